@@ -1,0 +1,32 @@
+-- First step of every installation and upgrade, by psql (install.sql) and by `pyworker migrate` alike.
+-- The caller has opened a transaction and set search_path to the schema (which may not exist yet).
+
+-- One at a time, and no time limit on this wait: twenty starting at once queue up here.
+select pg_advisory_xact_lock(hashtextextended('pyworker.migrate', 0));
+
+-- From here on rather fail and be repeated than make the queue wait behind somebody's long read.
+set local lock_timeout = '5s';
+set local client_min_messages = warning;
+
+do $$
+begin
+    if current_setting('server_version_num')::integer < 140000 then
+        raise exception 'pyworker needs PostgreSQL 14 or newer, this is %', current_setting('server_version')
+            using errcode = 'PW006';
+    end if;
+    if current_setting('server_encoding') <> 'UTF8' then
+        raise exception 'pyworker needs a database with encoding UTF8, this one has %', current_setting('server_encoding')
+            using errcode = 'PW006';
+    end if;
+    -- The schema to fill is the first name of the search_path.
+    execute format('create schema if not exists %I', (parse_ident(split_part(current_setting('search_path'), ',', 1)))[1]);
+end;
+$$;
+
+create table if not exists migrations (
+    version integer primary key,
+    name text not null,
+    breaking boolean not null,
+    checksum text,
+    applied_at timestamptz not null default clock_timestamp()
+);

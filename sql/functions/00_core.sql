@@ -1,0 +1,116 @@
+-- 00_core: what every other file uses.
+--
+-- Error codes (SQLSTATE), each with one exception class in Python:
+--   PW001 invalid argument      PW002 claim lost                    PW003 duplicate
+--   PW004 not found             PW005 not possible in this state    PW006 schema version
+--
+-- Lock order, kept by every function: worker, unique key, job key, sequence, queue, job by id. Batches sort first.
+-- A name with a leading underscore is private: callable by the owner only, changed without notice.
+
+-- Every function but a few names its search_path; those few have a body that was bound when it was created ("return …"),
+-- which no search_path can redirect, and which PostgreSQL can inline.
+create or replace function clock() returns timestamptz
+    language sql volatile parallel safe
+    return pg_catalog.clock_timestamp();
+comment on function clock() is
+    'The time that pyworker goes by: the database''s clock, never the caller''s. In an installation with a movable clock '
+    '(`pyworker migrate --movable-clock`) the setting pyworker.clock_offset, an interval, is added to it.';
+
+create or replace function schema_version() returns integer
+    language plpgsql stable security definer set search_path from current
+as $$
+begin
+    return (select max(m.version) from migrations m);
+end;
+$$;
+comment on function schema_version() is 'The newest migration of this installation.';
+
+create or replace function check_version(client_version integer) returns void
+    language plpgsql stable security definer set search_path from current
+as $$
+declare
+    v_breaking integer := (select max(m.version) from migrations m where m.breaking and m.version > client_version);
+begin
+    if schema_version() < client_version then
+        raise exception 'the database has schema version %, this pyworker needs %', schema_version(), client_version
+            using errcode = 'PW006', detail = 'older', hint = 'Run: pyworker migrate';
+    elsif v_breaking is not null then
+        raise exception 'the database has the breaking schema version %, this pyworker knows versions up to %', v_breaking, client_version
+            using errcode = 'PW006', detail = 'newer', hint = 'Upgrade pyworker: pip install -U pyworker';
+    end if;
+end;
+$$;
+comment on function check_version(integer) is
+    'Raises PW006 unless a client made for client_version may work with this installation: it must not be older, nor have had a '
+    'breaking migration since (Graphile Worker''s rule).';
+
+-- The public face of a row. Inlined wherever it is used.
+create or replace function _job_of(j live_jobs, deduplicated boolean default false) returns job
+    language sql stable
+    return row(
+        j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts, j.max_attempts,
+        j.last_error, j.created_at, j.updated_at, j.job_key, j.revision, j.flags,
+        case when j.state = 'running' then j.claimed_at end,
+        case when j.state = 'running' then j.worker_id::text end,
+        j.state, j.delivery, encode(j.unique_key, 'hex'), j.sequence_key, deduplicated, null::bigint,
+        j.run, j.reason, j.finished_at, j.result)::job;
+
+create or replace function _job_of(f finished_jobs) returns job
+    language sql stable
+    return _job_of(row(f.*)::live_jobs, false);
+
+-- The state of a job that may run from run_at on: what still waits for its time is `waiting` ('scheduled', or 'retryable'
+-- after a failure); what belongs to a named queue waits for its turn; the rest is for anybody to claim.
+create or replace function _state_at(run_at timestamptz, moment timestamptz, queue_name text, waiting text default 'scheduled')
+    returns text
+    language sql immutable
+    return case when run_at > moment then waiting when queue_name is not null then 'pending' else 'available' end;
+
+-- What the indexes are told of a state.
+create or replace function _ready_at(state text, run_at timestamptz) returns timestamptz
+    language sql immutable
+    return case when state in ('available', 'running') then run_at end;
+
+create or replace function _due_at(state text, run_at timestamptz) returns timestamptz
+    language sql immutable
+    return case when state in ('scheduled', 'retryable') then run_at end;
+
+create or replace function _parked(state text) returns text
+    language sql immutable
+    return case when state = 'pending' then 'queue' end;
+
+-- Does a worker wait for a notification (see claim_jobs)? By the real clock, not clock(): it is about workers that really sleep.
+create or replace function _somebody_waits() returns boolean
+    language sql volatile
+    return pg_sequence_last_value('armed_until'::regclass) > extract(epoch from clock_timestamp()) * 1000;
+
+-- NOTIFY only then: a NOTIFY in each commit takes a cluster-wide lock through the fsync. `set pyworker.notify = off` is for
+-- callers that PREPARE TRANSACTION, which no notifying transaction can; workers then find the job when they poll.
+create or replace function _wake_workers() returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    if _somebody_waits() and coalesce(current_setting('pyworker.notify', true), '') <> 'off' then
+        perform pg_notify(current_schema(), '');
+    end if;
+end;
+$$;
+
+-- A duration given in JSON: seconds, or PostgreSQL's interval text. Null if it is neither, negative or endless.
+create or replace function _interval_of(value jsonb) returns interval
+    language plpgsql immutable set search_path from current
+as $$
+declare
+    v_interval interval;
+begin
+    v_interval := case jsonb_typeof(value)
+        when 'number' then make_interval(secs => (value #>> '{}')::double precision)
+        when 'string' then (value #>> '{}')::interval
+    end;
+    -- Proves that a time plus this interval is still a time.
+    perform timestamptz '2100-01-01 00:00+00' + v_interval;
+    return case when v_interval >= interval '0' then v_interval end;
+exception when data_exception then
+    return null;
+end;
+$$;

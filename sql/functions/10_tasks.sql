@@ -1,0 +1,90 @@
+-- 10_tasks: defaults of a task, so that a bare SQL caller inherits what the task's author decided.
+
+-- What is wrong with a backoff policy; null if nothing is.
+create or replace function _backoff_refusal(backoff jsonb) returns text
+    language plpgsql immutable set search_path from current
+as $$
+declare
+    v_key text;
+    v_value jsonb;
+begin
+    if jsonb_typeof(backoff) = 'array' then
+        if backoff = '[]' then
+            return 'an array of delays must not be empty';
+        end if;
+        for v_value in select * from jsonb_array_elements(backoff) loop
+            if _interval_of(v_value) is null then
+                return format('%s is not a delay (seconds, or an interval such as "10 minutes")', v_value);
+            end if;
+        end loop;
+        return null;
+    end if;
+    if jsonb_typeof(backoff) <> 'object' then
+        return 'it must be an array of delays or an object';
+    end if;
+    for v_key, v_value in select * from jsonb_each(backoff) loop
+        case v_key
+            when 'strategy' then
+                if v_value not in ('"exponential"', '"linear"', '"constant"') then
+                    return format('strategy must be exponential, linear or constant, got %s', v_value);
+                end if;
+            when 'initial', 'max' then
+                if _interval_of(v_value) is null then
+                    return format('%s must be a delay (seconds, or an interval such as "10 minutes"), got %s', v_key, v_value);
+                end if;
+            when 'factor' then
+                if jsonb_typeof(v_value) <> 'number' or v_value::numeric not between 1 and 100 then
+                    return format('factor must be a number from 1 to 100, got %s', v_value);
+                end if;
+            when 'jitter' then
+                if jsonb_typeof(v_value) <> 'number' or v_value::numeric not between 0 and 1 then
+                    return format('jitter must be a number from 0 to 1, got %s', v_value);
+                end if;
+            else
+                return format('unknown member "%s" (known: strategy, initial, factor, max, jitter)', v_key);
+        end case;
+    end loop;
+    return null;
+end;
+$$;
+
+create or replace function define_task(
+    identifier text, max_attempts integer default null, priority integer default null, queue_name text default null,
+    unique_policy jsonb default null, sequence_policy jsonb default null, delivery text default null,
+    timeout interval default null, backoff jsonb default null, retention interval default null,
+    payload_schema jsonb default null) returns void
+    language plpgsql security definer set search_path from current
+as $$
+#variable_conflict use_variable
+declare
+    v_problem text := _job_refusal(identifier, null, queue_name, null, max_attempts, null, priority, null, null,
+                                   unique_policy, sequence_policy, null, delivery);
+begin
+    v_problem := coalesce(v_problem,
+        case when timeout <= interval '0' then format('timeout must be positive, got %s', timeout)
+             when retention < interval '0' then format('retention must not be negative, got %s', retention) end,
+        'backoff: ' || _backoff_refusal(backoff));
+    if v_problem is not null then
+        raise exception 'define_task: %', v_problem using errcode = 'PW001';
+    end if;
+    insert into tasks as t values (identifier, max_attempts, priority, nullif(queue_name, 'default'), unique_policy, sequence_policy,
+                                   delivery, timeout, backoff, retention, payload_schema, clock())
+    on conflict on constraint tasks_pkey do update
+    set (max_attempts, priority, queue_name, unique_policy, sequence_policy, delivery, timeout, backoff, retention,
+         payload_schema, updated_at)
+      = (excluded.max_attempts, excluded.priority, excluded.queue_name, excluded.unique_policy, excluded.sequence_policy,
+         excluded.delivery, excluded.timeout, excluded.backoff, excluded.retention, excluded.payload_schema, excluded.updated_at)
+    -- Workers say this at each start: an unchanged task is not written, and locks nobody out.
+    where (t.max_attempts, t.priority, t.queue_name, t.unique_policy, t.sequence_policy, t.delivery, t.timeout, t.backoff,
+           t.retention, t.payload_schema)
+       is distinct from
+          (excluded.max_attempts, excluded.priority, excluded.queue_name, excluded.unique_policy, excluded.sequence_policy,
+           excluded.delivery, excluded.timeout, excluded.backoff, excluded.retention, excluded.payload_schema);
+end;
+$$;
+comment on function define_task(text, integer, integer, text, jsonb, jsonb, text, interval, jsonb, interval, jsonb) is
+    'Sets the defaults of a task (River: options of the job type). An argument of add_job replaces the default whole. Each call '
+    'replaces the whole definition; null means the system''s default. timeout: how long a handler may run. backoff: delays after '
+    'failures, either an array ["10 s", "5 min"] whose last entry repeats, or {"strategy": "exponential" | "linear" | "constant", '
+    '"initial", "factor", "max", "jitter"}; without one, exp(attempts) seconds as in Graphile Worker. retention: how long completed and '
+    'cancelled jobs are kept, 0 deletes at once (discarded jobs follow the setting discarded_retention). Errors: PW001.';

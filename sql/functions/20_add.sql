@@ -1,0 +1,448 @@
+-- 20_add: a job comes in. add_job (one, three spellings of the payload), add_jobs (many, two spellings), remove_job.
+--
+-- An unkeyed job is one INSERT. A keyed one looks for its namesake first: _add_keyed.
+
+-- The limits of a payload, for one that may break them.
+create or replace function _payload_refusal(payload json) returns text
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_limit integer := (select s.max_payload_bytes from settings s);
+    v_brackets text;
+begin
+    if octet_length(payload::text) > v_limit then
+        return format('payload must not be larger than %s bytes, got %s', v_limit, octet_length(payload::text));
+    end if;
+    -- Nesting depth: drop strings, keep brackets, then peel off one level after the other.
+    v_brackets := translate(regexp_replace(
+        regexp_replace(payload::text, '"(\\.|[^"\\])*"', '', 'g'), '[^][{}]+', '', 'g'), '{}', '[]');
+    for i in 1..100 loop
+        exit when v_brackets = '';
+        v_brackets := replace(v_brackets, '[]', '');
+    end loop;
+    if v_brackets <> '' then
+        return 'payload must not be nested deeper than 100 levels';
+    end if;
+    return null;
+end;
+$$;
+
+-- What is wrong with the arguments; null if nothing is. One rule book for single and bulk adds; inlined, so it costs the
+-- comparisons and nothing else.
+create or replace function _job_refusal(
+    identifier text, payload json, queue_name text, run_at timestamptz, max_attempts integer, job_key text, priority integer,
+    flags text[], job_key_mode text, unique_policy jsonb, sequence_policy jsonb, meta jsonb, delivery text) returns text
+    language sql stable
+    return case
+        when identifier is null or identifier = '' or length(identifier) > 128
+            then format('identifier must be 1 to 128 characters long, got %L', left(identifier, 140))
+        when queue_name = '' or length(queue_name) > 128
+            then format('queue_name must be 1 to 128 characters long, got %L', left(queue_name, 140))
+        when job_key = '' or length(job_key) > 512
+            then format('job_key must be 1 to 512 characters long, got %L', left(job_key, 530))
+        when max_attempts < 1 or max_attempts > 32767
+            then format('max_attempts must be from 1 to 32767, got %s', max_attempts)
+        when priority < -32768 or priority > 32767
+            then format('priority must be from -32768 to 32767, got %s', priority)
+        when job_key_mode not in ('replace', 'preserve_run_at', 'unsafe_dedupe')
+            then format('job_key_mode must be replace, preserve_run_at or unsafe_dedupe, got %L', job_key_mode)
+        when not isfinite(run_at)
+            then format('run_at must be a finite time, got %s', run_at)
+        when array_position(flags, null) is not null
+            then format('flags must not contain null, got %s', flags)
+        when meta is not null and jsonb_typeof(meta) <> 'object'
+            then format('meta must be a JSON object, got %s', jsonb_typeof(meta))
+        when delivery not in ('at_least_once', 'at_most_once')
+            then format('delivery must be at_least_once or at_most_once, got %L', delivery)
+        when delivery = 'at_most_once'
+            then 'delivery at_most_once is not supported yet'
+        when unique_policy is not null
+            then 'unique_policy is not supported yet'
+        when sequence_policy is not null
+            then 'sequence_policy is not supported yet'
+        -- Only a payload that may break a limit is looked at more closely.
+        when octet_length(payload::text) > 1024
+             or octet_length(payload::text) - octet_length(translate(payload::text, '[{', '')) > 100
+            then _payload_refusal(payload)
+    end;
+
+-- JSON that came as text. The message holds the parser's word on the mistake, never the payload: it may be secret.
+create or replace function _json_of(value text, argument text) returns json
+    language plpgsql immutable set search_path from current
+as $$
+declare
+    v_detail text;
+begin
+    return value::json;
+exception when invalid_text_representation or statement_too_complex then
+    get stacked diagnostics v_detail = pg_exception_detail;
+    raise exception '% must be JSON: %', argument, coalesce(nullif(v_detail, ''), sqlerrm) using errcode = 'PW001';
+end;
+$$;
+
+create or replace function add_job(
+    identifier text, payload json default '{}', queue_name text default null, run_at timestamptz default null,
+    max_attempts integer default null, job_key text default null, priority integer default null, flags text[] default null,
+    job_key_mode text default 'replace', unique_policy jsonb default null, sequence_policy jsonb default null,
+    meta jsonb default null, delivery text default null) returns job
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_problem text := _job_refusal(
+        add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key,
+        add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy, add_job.sequence_policy, add_job.meta,
+        add_job.delivery);
+    v_now timestamptz := clock();
+    v_run_at timestamptz := coalesce(add_job.run_at, v_now);
+    v_row live_jobs;
+begin
+    if v_problem is not null then
+        raise exception 'add_job: %', v_problem using errcode = 'PW001';
+    end if;
+    if add_job.job_key is not null then
+        return _add_keyed(row(
+            add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key,
+            add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy, add_job.sequence_policy,
+            add_job.meta, add_job.delivery)::_job_request);
+    end if;
+    -- Few, large statements: PL/pgSQL pays for each one in each transaction.
+    insert into live_jobs as j (
+        state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
+        delivery, flags, meta, payload)
+    select p.state, _ready_at(p.state, v_run_at), _due_at(p.state, v_run_at), _parked(p.state), v_now,
+           coalesce(add_job.priority, t.priority, 0), coalesce(add_job.max_attempts, t.max_attempts, 25), v_run_at, v_now,
+           add_job.identifier, p.queue_name, coalesce(add_job.delivery, t.delivery, 'at_least_once'),
+           case when add_job.flags is not null then _flags_of(add_job.flags) end, add_job.meta, coalesce(add_job.payload, '{}')
+    from (select) as one
+    left join tasks t on t.identifier = add_job.identifier
+    cross join lateral (select nullif(coalesce(add_job.queue_name, t.queue_name), 'default') as queue_name) q
+    cross join lateral (select q.queue_name, _state_at(v_run_at, v_now, q.queue_name) as state) p
+    returning j.* into v_row;
+    if v_row.parked is not null then
+        insert into wakeups values ('queue:' || v_row.queue_name);
+    end if;
+    if _somebody_waits() then
+        perform _wake_workers();
+    end if;
+    return _job_of(v_row);
+end;
+$$;
+comment on function add_job(text, json, text, timestamptz, integer, text, integer, text[], text, jsonb, jsonb, jsonb, text) is
+    'Adds a job in the caller''s transaction and returns it; the job is seen by workers when that transaction commits. The first nine '
+    'arguments are Graphile Worker''s. identifier: the task, 1 to 128 characters. payload: JSON, {} by default, at most 1 MiB and 100 '
+    'levels deep. queue_name: jobs of a named queue run one after another; ''default'' means none. run_at: not before this time. '
+    'max_attempts: tries in all, 25 by default. job_key: a later add_job with the same key replaces this job; job_key_mode says how: '
+    '''replace'' (default), ''preserve_run_at'', ''unsafe_dedupe''; two JSON array payloads are merged. priority: smaller runs first, '
+    'default 0. flags: labels a worker may refuse (forbidden_flags). meta: a JSON object for the caller''s own use. What is not given '
+    'comes from define_task. Errors: PW001 names the argument and its value. Under REPEATABLE READ and SERIALIZABLE a keyed add that '
+    'meets a newer row raises 40001; it never returns null and never loses the job.';
+
+create or replace function add_job(
+    identifier text, payload jsonb, queue_name text default null, run_at timestamptz default null,
+    max_attempts integer default null, job_key text default null, priority integer default null, flags text[] default null,
+    job_key_mode text default 'replace', unique_policy jsonb default null, sequence_policy jsonb default null,
+    meta jsonb default null, delivery text default null) returns job
+    language sql volatile
+    return add_job(identifier, payload::json, queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode,
+                   unique_policy, sequence_policy, meta, delivery);
+comment on function add_job(text, jsonb, text, timestamptz, integer, text, integer, text[], text, jsonb, jsonb, jsonb, text) is
+    'add_job for a jsonb payload.';
+
+create or replace function add_job(
+    identifier text, payload text, queue_name text default null, run_at timestamptz default null,
+    max_attempts integer default null, job_key text default null, priority integer default null, flags text[] default null,
+    job_key_mode text default 'replace', unique_policy jsonb default null, sequence_policy jsonb default null,
+    meta jsonb default null, delivery text default null) returns job
+    language sql volatile
+    return add_job(identifier, _json_of(payload, 'add_job: payload'), queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode,
+                   unique_policy, sequence_policy, meta, delivery);
+comment on function add_job(text, text, text, timestamptz, integer, text, integer, text[], text, jsonb, jsonb, jsonb, text) is
+    'add_job for a payload given as text: what a plain literal in SQL resolves to. Errors: PW001 if it is not JSON.';
+
+create or replace function _flags_of(flags text[]) returns jsonb
+    language plpgsql immutable strict set search_path from current
+as $$
+begin
+    return (select jsonb_object_agg(f.flag, true) from unnest(flags) f(flag));
+end;
+$$;
+
+-- Two arrays become one, as text: exactly the elements that were added, none rewritten by a parser.
+create or replace function _merged_payload(older json, newer json) returns json
+    language plpgsql immutable set search_path from current
+as $$
+begin
+    if json_typeof(older) <> 'array' or json_typeof(newer) <> 'array' or json_array_length(older) = 0 then
+        return newer;
+    elsif json_array_length(newer) = 0 then
+        return older;
+    end if;
+    return (left(rtrim(older::text, E' \t\r\n'), -1) || ',' || substr(ltrim(newer::text, E' \t\r\n'), 2))::json;
+end;
+$$;
+
+-- A keyed add. Graphile Worker's algorithm, without its race (two snapshots, between which a worker may claim the row): here
+-- each step holds the lock that its decision rests on, and an add that meets neither a row to change nor a free key looks again.
+create or replace function _add_keyed(request _job_request, new_id bigint default null) returns job
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_run_at timestamptz := coalesce(request.run_at, v_now);
+    v_mode text := coalesce(request.job_key_mode, 'replace');
+    v_task tasks;
+    v_queue text;
+    v_state text;
+    v_old live_jobs;
+    v_row live_jobs;
+begin
+    select t.* into v_task from tasks t where t.identifier = request.identifier;
+    v_queue := nullif(coalesce(request.queue_name, v_task.queue_name), 'default');
+    loop
+        if v_mode = 'unsafe_dedupe' then
+            select j.* into v_old from live_jobs j where j.job_key = request.job_key;
+            if found then
+                return _job_of(v_old, true);
+            end if;
+        else
+            -- Waits for a claim, an add or a completion that has this row in hand.
+            select j.* into v_old from live_jobs j where j.job_key = request.job_key for update;
+        end if;
+        if not found then
+            null;
+        elsif v_old.state = 'running' then
+            -- Its run may end, but must be its last; the key is free for a job of its own.
+            update live_jobs j
+            set job_key = null, attempts = j.max_attempts, superseded = 'superseded', updated_at = v_now
+            where j.id = v_old.id;
+        else
+            -- preserve_run_at does not hold for a job that has failed before.
+            if v_mode = 'preserve_run_at' and v_old.attempts = 0 and v_old.state <> 'discarded' then
+                v_run_at := v_old.run_at;
+            end if;
+            v_old.payload := _merged_payload(v_old.payload, coalesce(request.payload, '{}'));
+            if octet_length(v_old.payload::text) > 1024 and _payload_refusal(v_old.payload) is not null then
+                raise exception 'add_job: merged %', _payload_refusal(v_old.payload) using errcode = 'PW001';
+            end if;
+            v_state := _state_at(v_run_at, v_now, v_queue);
+            update live_jobs j
+            set state = v_state, ready_at = _ready_at(v_state, v_run_at), due_at = _due_at(v_state, v_run_at),
+                parked = _parked(v_state), updated_at = v_now, task_identifier = request.identifier, payload = v_old.payload, queue_name = v_queue, run_at = v_run_at,
+                max_attempts = coalesce(request.max_attempts, v_task.max_attempts, 25), attempts = 0,
+                priority = coalesce(request.priority, v_task.priority, 0), flags = _flags_of(request.flags), meta = request.meta,
+                delivery = coalesce(request.delivery, v_task.delivery, 'at_least_once'), revision = j.revision + 1,
+                last_error = null, reason = null, finished_at = null, expires_at = null
+            where j.id = v_old.id
+            returning j.* into v_row;
+            if v_old.ready_at is not null then
+                perform _queue_slot_freed(v_old.queue_name);
+            end if;
+            exit;
+        end if;
+        v_state := _state_at(v_run_at, v_now, v_queue);
+        insert into live_jobs as j (
+            id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
+            job_key, delivery, flags, meta, payload)
+        values (
+            coalesce(new_id, nextval('job_ids')), v_state, _ready_at(v_state, v_run_at), _due_at(v_state, v_run_at), _parked(v_state),
+            v_now, coalesce(request.priority, v_task.priority, 0), coalesce(request.max_attempts, v_task.max_attempts, 25), v_run_at, v_now,
+            request.identifier, v_queue, request.job_key, coalesce(request.delivery, v_task.delivery, 'at_least_once'),
+            _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'))
+        on conflict (job_key) where job_key is not null do nothing
+        returning j.* into v_row;
+        exit when found;
+        -- Somebody else's add of this key has just committed: look again, it is to be changed now.
+    end loop;
+    if v_row.parked is not null then
+        insert into wakeups values ('queue:' || v_row.queue_name);
+    end if;
+    perform _wake_workers();
+    return _job_of(v_row);
+end;
+$$;
+
+create or replace function add_jobs(specs job_spec[], job_key_preserve_run_at boolean default false) returns setof job
+    language plpgsql security definer set search_path from current
+as $$
+begin
+    return query select * from _add_jobs(array(
+        select row(s.identifier, s.payload, s.queue_name, s.run_at, s.max_attempts, s.job_key, s.priority, s.flags,
+                   case when job_key_preserve_run_at then 'preserve_run_at' end, null, null, null, null)::_job_request
+        from unnest(specs) with ordinality s order by s.ordinality));
+end;
+$$;
+comment on function add_jobs(job_spec[], boolean) is
+    'Adds many jobs in one statement (Graphile Worker''s signature). The jobs come back in the order of specs. Specs with the same '
+    'job_key meet as consecutive add_job calls would. Existing rows are locked by id, keys in sorted order, so that concurrent '
+    'batches do not deadlock. A spec that is refused (PW001, naming its position) refuses the whole call.';
+
+create or replace function add_jobs(specs jsonb) returns setof job
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_known constant text[] := array[
+        'identifier', 'payload', 'queue_name', 'run_at', 'max_attempts', 'job_key', 'priority', 'flags', 'job_key_mode',
+        'unique_policy', 'sequence_policy', 'meta', 'delivery'];
+    v_requests _job_request[];
+    v_bad record;
+begin
+    if specs is null or jsonb_typeof(specs) <> 'array' then
+        raise exception 'add_jobs: specs must be a JSON array of objects, got %', coalesce(jsonb_typeof(specs), 'NULL')
+            using errcode = 'PW001';
+    end if;
+    select s.ordinality, jsonb_typeof(s.value) as kind, k.key into v_bad
+    from jsonb_array_elements(specs) with ordinality s
+    left join lateral jsonb_object_keys(case jsonb_typeof(s.value) when 'object' then s.value end) k(key) on k.key <> all (v_known)
+    where jsonb_typeof(s.value) <> 'object' or k.key is not null
+    limit 1;
+    if v_bad.kind = 'object' then
+        raise exception 'add_jobs: specs[%] has an unknown member "%" (known: %)', v_bad.ordinality, v_bad.key,
+            array_to_string(v_known, ', ') using errcode = 'PW001';
+    elsif v_bad.kind is not null then
+        raise exception 'add_jobs: specs[%] must be an object, got %', v_bad.ordinality, v_bad.kind using errcode = 'PW001';
+    end if;
+    begin
+        v_requests := array(
+            select row(r.*)::_job_request
+            from jsonb_array_elements(specs) with ordinality s, jsonb_populate_record(null::_job_request, s.value) r
+            order by s.ordinality);
+    exception when data_exception or invalid_text_representation or numeric_value_out_of_range then
+        -- An ill-typed member somewhere: find it, to name it.
+        perform _refuse_ill_typed(s.ordinality, m.key, m.value)
+        from jsonb_array_elements(specs) with ordinality s, jsonb_each(s.value) m;
+        raise;
+    end;
+    return query select * from _add_jobs(v_requests);
+end;
+$$;
+comment on function add_jobs(jsonb) is
+    'Adds many jobs from a JSON array of objects whose members are named like add_job''s arguments. Otherwise as the other add_jobs. '
+    'Errors: PW001 names the position, the member and its value.';
+
+create or replace function add_jobs(specs text) returns setof job
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_specs json := _json_of(specs, 'add_jobs: specs');
+begin
+    return query select * from add_jobs(v_specs::jsonb);
+exception when untranslatable_character then
+    raise exception 'add_jobs: specs must not contain \u0000 (add_job takes such a payload)' using errcode = 'PW001';
+end;
+$$;
+comment on function add_jobs(text) is 'add_jobs for specs given as text: what a plain literal in SQL resolves to.';
+
+create or replace function _refuse_ill_typed(position_in_specs bigint, member text, value jsonb) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    perform jsonb_populate_record(null::_job_request, jsonb_build_object(member, value));
+exception when data_exception or invalid_text_representation or numeric_value_out_of_range then
+    raise exception 'add_jobs: specs[%].% is not valid: %', position_in_specs, member, sqlerrm using errcode = 'PW001';
+end;
+$$;
+
+create or replace function _add_jobs(requests _job_request[]) returns setof job
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_bad record;
+    v_keyed boolean;
+    v_ids bigint[];
+    v_jobs job[];
+    v_item record;
+    v_job job;
+    v_position integer := 1;
+begin
+    select r.ordinality, p.problem, coalesce(r.job_key, '') <> '' as keyed into v_bad
+    from unnest(requests) with ordinality r
+    cross join lateral (select _job_refusal(
+        r.identifier, r.payload, r.queue_name, r.run_at, r.max_attempts, r.job_key, r.priority, r.flags, r.job_key_mode,
+        r.unique_policy, r.sequence_policy, r.meta, r.delivery) as problem) p
+    where p.problem is not null
+    order by r.ordinality limit 1;
+    if v_bad.problem is not null then
+        raise exception 'add_jobs: specs[%]: %', v_bad.ordinality, v_bad.problem using errcode = 'PW001';
+    end if;
+    select bool_or(r.job_key is not null) into v_keyed from unnest(requests) r;
+    if v_keyed then
+        -- A completion locks its jobs by id, so the rows that are there are locked by id first; then keys in their order.
+        perform from live_jobs j
+        where j.job_key = any (array(select r.job_key from unnest(requests) r where r.job_key_mode is distinct from 'unsafe_dedupe'))
+        order by j.id for update;
+        -- New jobs get their ids in spec order, though keyed ones go in by key; a row that will be changed in place burns none.
+        v_ids := array(
+            select case when not exists (select from live_jobs j where j.job_key = r.job_key and j.state <> 'running')
+                   then nextval('job_ids') end
+            from unnest(requests) with ordinality r order by r.ordinality);
+        for v_item in
+            select i.* from (
+                select unnest(requests) as request, unnest(v_ids) as id, generate_series(1, cardinality(requests)) as position) i
+            where (i.request).job_key is not null order by (i.request).job_key collate "C", i.position
+        loop
+            v_jobs[v_item.position] := _add_keyed(v_item.request, v_item.id);
+        end loop;
+    end if;
+    -- Ids rise in spec order, so sorting by id is sorting by position; joining back by position would be quadratic.
+    for v_job in
+        with request as materialized (
+            select r.*, coalesce(v_ids[r.ordinality], nextval('job_ids')) as id
+            from unnest(requests) with ordinality r where r.job_key is null order by r.ordinality),
+        added as (
+            insert into live_jobs as j (
+                id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier,
+                queue_name, delivery, flags, meta, payload)
+            select r.id, p.state, _ready_at(p.state, p.run_at), _due_at(p.state, p.run_at), _parked(p.state), v_now,
+                   coalesce(r.priority, t.priority, 0), coalesce(r.max_attempts, t.max_attempts, 25), p.run_at, v_now, r.identifier,
+                   p.queue_name, coalesce(r.delivery, t.delivery, 'at_least_once'),
+                   case when r.flags is not null then _flags_of(r.flags) end, r.meta, coalesce(r.payload, '{}')
+            from request r
+            left join tasks t on t.identifier = r.identifier
+            cross join lateral (select nullif(coalesce(r.queue_name, t.queue_name), 'default') as queue_name,
+                                       coalesce(r.run_at, v_now) as run_at) q
+            cross join lateral (select q.*, _state_at(q.run_at, v_now, q.queue_name) as state) p
+            returning j.*),
+        woken as (
+            insert into wakeups select distinct 'queue:' || a.queue_name from added a where a.parked is not null)
+        select f.* from added a, _job_of(a::live_jobs) f order by a.id
+    loop
+        while (v_jobs[v_position]).id is not null loop
+            return next v_jobs[v_position];
+            v_position := v_position + 1;
+        end loop;
+        return next v_job;
+        v_position := v_position + 1;
+    end loop;
+    return query select k.* from unnest(v_jobs[v_position:]) k where k.id is not null;
+    perform _wake_workers();
+end;
+$$;
+
+create or replace function remove_job(job_key text) returns job
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_row live_jobs;
+begin
+    loop
+        select j.* into v_row from live_jobs j where j.job_key = remove_job.job_key for update;
+        -- The row that we waited for may have passed its key on to a new job meanwhile: only a fresh look can tell.
+        exit when found or not exists (select from live_jobs j where j.job_key = remove_job.job_key);
+    end loop;
+    if v_row.id is null then
+        return null;
+    elsif v_row.state = 'running' then
+        update live_jobs j
+        set job_key = null, attempts = j.max_attempts, superseded = 'removed', updated_at = clock()
+        where j.id = v_row.id
+        returning j.* into v_row;
+    else
+        perform _forget_job(v_row);
+    end if;
+    return _job_of(v_row);
+end;
+$$;
+comment on function remove_job(text) is
+    'Removes the job with this key (Graphile Worker). A job that is not running is deleted and returned. A running one loses its key '
+    'and will not run again, whatever becomes of this run. Without such a job the result is a row of nulls.';

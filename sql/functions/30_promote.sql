@@ -1,0 +1,112 @@
+-- 30_promote: scheduled and retryable jobs fall due; pending ones get their turn.
+--
+-- Whatever may let a pending job start (an add, an end, a changed limit) writes a wake-up in its own transaction.
+-- A promoter takes the lane (an advisory lock of the transaction), deletes the lane's wake-ups that it can see, and only then,
+-- with a fresh snapshot, counts what is taken and fills the rest. So each change is seen by a promotion that begins after its
+-- commit; a promoter that finds the lane taken leaves the wake-up where it is. Nobody ever waits.
+
+-- The lane's lock; false if somebody else is at it, or if this transaction's snapshot is too old to judge.
+create or replace function _try_lane(lane text) returns boolean
+    language plpgsql set search_path from current
+as $$
+begin
+    return current_setting('transaction_isolation') = 'read committed'
+       and pg_try_advisory_xact_lock(hashtextextended(current_schema() || '/' || lane, 0));
+end;
+$$;
+
+-- Fills the free slots of a queue whose lane we hold: best priority first, then run_at, then id.
+create or replace function _fill_queue(queue_name text) returns integer
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+declare
+    -- Without a limit of its own a queue still keeps its waiting jobs out of the claim index, a window at a time.
+    v_window constant integer := 1000;
+    v_slots integer;
+    v_moved integer;
+begin
+    select case when q.paused then 0 else coalesce(q.concurrency, v_window) end into v_slots
+    from queues q where q.queue_name = _fill_queue.queue_name;
+    v_slots := coalesce(v_slots, 1);
+    v_slots := v_slots - (select count(*) from (
+        select from live_jobs j where j.queue_name = _fill_queue.queue_name and j.ready_at is not null limit v_slots) taken);
+    if v_slots <= 0 then
+        return 0;
+    end if;
+    -- A parked row that an open transaction has in hand is passed over: nobody waits for it here.
+    update live_jobs j set state = 'available', ready_at = j.run_at, parked = null, updated_at = clock()
+    where j.ctid = any (array(
+        select p.ctid from live_jobs p where p.queue_name = _fill_queue.queue_name and p.parked = 'queue'
+        order by p.queue_name, p.priority, p.run_at, p.id limit v_slots for update skip locked));
+    get diagnostics v_moved = row_count;
+    if v_moved < v_slots and exists (
+        select from live_jobs p where p.queue_name = _fill_queue.queue_name and p.parked = 'queue') then
+        insert into wakeups values ('queue:' || _fill_queue.queue_name);
+    end if;
+    return v_moved;
+end;
+$$;
+
+-- Called by whatever ends or moves a job that held a slot of a named queue; null is no queue.
+create or replace function _queue_slot_freed(queue_name text) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    if queue_name is null then
+        return;
+    elsif not _try_lane('queue:' || queue_name) then
+        insert into wakeups values ('queue:' || queue_name);
+        perform _wake_workers();
+    elsif _fill_queue(queue_name) > 0 then
+        perform _wake_workers();
+    end if;
+end;
+$$;
+
+create or replace function promote_jobs() returns integer
+    language plpgsql security definer set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_lane text;
+    v_promoted integer := 0;
+begin
+    if exists (select from live_jobs j where j.due_at <= v_now) then
+        with due as (
+            update live_jobs j
+            set state = _state_at(j.run_at, v_now, j.queue_name), updated_at = v_now, due_at = null,
+                ready_at = _ready_at(_state_at(j.run_at, v_now, j.queue_name), j.run_at),
+                parked = _parked(_state_at(j.run_at, v_now, j.queue_name))
+            where j.ctid = any (array(
+                select d.ctid from live_jobs d where d.due_at <= v_now order by d.due_at, d.id limit 1000 for update skip locked))
+            returning j.state, j.queue_name),
+        woken as (
+            insert into wakeups select distinct 'queue:' || d.queue_name from due d where d.state = 'pending')
+        select count(*) filter (where d.state = 'available') into v_promoted from due d;
+    end if;
+    if exists (select from wakeups) then
+        for v_lane in
+            -- Distinct lanes, one index probe each, however many wake-ups a lane has.
+            with recursive lanes as (
+                (select w.lane from wakeups w order by w.lane limit 1)
+                union all
+                select (select w.lane from wakeups w where w.lane > l.lane order by w.lane limit 1) from lanes l where l.lane is not null)
+            select l.lane from lanes l where l.lane is not null limit 100
+        loop
+            if _try_lane(v_lane) then
+                delete from wakeups w where w.lane = v_lane;
+                v_promoted := v_promoted + _fill_queue(substr(v_lane, length('queue:') + 1));
+            end if;
+        end loop;
+    end if;
+    if v_promoted > 0 then
+        perform _wake_workers();
+    end if;
+    return v_promoted;
+end;
+$$;
+comment on function promote_jobs() is
+    'Moves jobs on that wait no longer: scheduled and retryable ones whose time has come, pending ones whose queue has a free slot. '
+    'Returns how many became available. claim_jobs and maintain do this themselves; calling it more often does no harm.';

@@ -1,0 +1,87 @@
+-- 50_finish: running -> completed. Also the one place where a job leaves live_jobs for history: _close_jobs.
+
+-- Ends the given jobs as completed or cancelled. With `runs`, only those that still run under that run: the fence. Rows are
+-- locked in the order of their ids and matched by id and run, never by position, since an add may have moved them meanwhile.
+create or replace function _close_jobs(
+    job_ids bigint[], runs integer[], final_state text, results jsonb[] default null, close_reason text default null,
+    error text default null) returns bigint[]
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
+    set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_now timestamptz := clock();
+    v_retention interval;
+    v_closed bigint[];
+    v_dropped bigint[];
+    v_queues text[];
+    v_queue text;
+begin
+    select case final_state when 'completed' then s.completed_retention else s.cancelled_retention end into v_retention
+    from settings s;
+    with item as materialized (
+        select i.id, i.run, i.result from unnest(job_ids, runs, results) i(id, run, result) order by i.id),
+    ended as (
+        delete from live_jobs j using item i
+        where j.id = i.id and (runs is null or (j.run = i.run and j.state = 'running'))
+        returning j.*, i.result as new_result),
+    retained as materialized (
+        select e.*, coalesce(t.retention, v_retention) as retention
+        from ended e left join tasks t on t.identifier = e.task_identifier),
+    kept as (
+        insert into finished_jobs (
+            id, worker_id, run, attempts, state, claimed_at, updated_at, started_at, cancel_requested_at, superseded, priority,
+            max_attempts, revision, run_at, created_at, task_identifier, queue_name, job_key, delivery, flags, meta, unique_key,
+            sequence_key, sequence_head, continue_on_cancelled, continue_on_discarded, last_error, reason, finished_at, expires_at,
+            result, payload)
+        select r.id, r.worker_id, r.run, r.attempts, final_state, r.claimed_at, v_now, r.started_at, r.cancel_requested_at,
+               r.superseded, r.priority, r.max_attempts, r.revision, r.run_at, r.created_at, r.task_identifier, r.queue_name,
+               r.job_key, r.delivery, r.flags, r.meta, r.unique_key, r.sequence_key, r.sequence_head, r.continue_on_cancelled,
+               r.continue_on_discarded, coalesce(error, r.last_error), close_reason, v_now, v_now + r.retention, r.new_result, r.payload
+        from retained r where r.retention > interval '0')
+    select array_agg(r.id),
+           array_agg(r.id) filter (where r.retention = interval '0' and r.run > 1),
+           array_agg(distinct r.queue_name) filter (where r.queue_name is not null and r.ready_at is not null)
+    into v_closed, v_dropped, v_queues
+    from retained r;
+    if v_dropped is not null then
+        delete from errors e where e.job_id = any (v_dropped);
+    end if;
+    if v_queues is not null then
+        foreach v_queue in array v_queues loop
+            perform _queue_slot_freed(v_queue);
+        end loop;
+    end if;
+    return coalesce(v_closed, '{}');
+end;
+$$;
+
+create or replace function finish_jobs(job_ids bigint[], runs integer[], results jsonb[] default null) returns bigint[]
+    language plpgsql security definer set search_path from current
+as $$
+begin
+    if cardinality(job_ids) <> cardinality(runs) or cardinality(results) not in (0, cardinality(job_ids)) then
+        raise exception 'finish_jobs: job_ids, runs and results must be of one length, got %, % and %',
+            cardinality(job_ids), cardinality(runs), cardinality(results) using errcode = 'PW001';
+    end if;
+    return _close_jobs(job_ids, coalesce(runs, '{}'), 'completed', results);
+end;
+$$;
+comment on function finish_jobs(bigint[], integer[], jsonb[]) is
+    'Completes jobs and returns the ids that were accepted. A stale run (the job was handed on, cancelled or finished meanwhile) is left '
+    'out: the worker must drop its result. results: kept with the job in history (River: recorded output). Errors: PW001 when the '
+    'arrays differ in length.';
+
+create or replace function finish_job(job_id bigint, run integer) returns void
+    language plpgsql security definer set search_path from current
+as $$
+begin
+    if _close_jobs(array[job_id], array[run], 'completed') = '{}' then
+        raise exception 'finish_job: job % is not held by run % any more', coalesce(job_id::text, 'NULL'), coalesce(run::text, 'NULL')
+            using errcode = 'PW002', hint = 'The claim was lost: roll back, and drop the result.';
+    end if;
+end;
+$$;
+comment on function finish_job(bigint, integer) is
+    'Completes one job inside the handler''s own transaction, as its last statement before the commit: the job''s end and the handler''s '
+    'writes are one. Errors: PW002 on a stale run, so that a late worker''s writes roll back as well.';

@@ -1,0 +1,258 @@
+-- 80_admin: what people do to jobs. Graphile Worker's four, then ours.
+
+create or replace function get_job(id bigint) returns job
+    language plpgsql stable security definer set search_path from current
+as $$
+declare
+    v_job job;
+begin
+    select f.* into v_job from live_jobs j, _job_of(j) f where j.id = get_job.id;
+    if not found then
+        select g.* into v_job from finished_jobs f, _job_of(f) g where f.id = get_job.id;
+    end if;
+    return v_job;
+end;
+$$;
+comment on function get_job(bigint) is 'The job with this id, live or finished; a row of nulls if there is none.';
+
+-- Locks a live job for a verb on one id. Raises PW004 if there is no such job, returns null if it is in history.
+create or replace function _lock_job(verb text, job_id bigint) returns live_jobs
+    language plpgsql set search_path from current
+as $$
+declare
+    v_row live_jobs;
+begin
+    -- Twice: a job may come back from history between the two look-ups.
+    for i in 1..2 loop
+        select j.* into v_row from live_jobs j where j.id = job_id for update;
+        if found then
+            return v_row;
+        end if;
+        if exists (select from finished_jobs f where f.id = job_id) then
+            return null;
+        end if;
+    end loop;
+    raise exception '%: there is no job %', verb, coalesce(job_id::text, 'NULL') using errcode = 'PW004';
+end;
+$$;
+
+create or replace function cancel_job(job_id bigint, force boolean default false) returns job
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_row live_jobs := _lock_job('cancel_job', job_id);
+    v_now timestamptz := clock();
+begin
+    if v_row.id is null then
+        return get_job(job_id);
+    elsif v_row.state = 'discarded' then
+        return _job_of(v_row);
+    elsif v_row.state = 'running' and force is not true then
+        update live_jobs j set cancel_requested_at = coalesce(j.cancel_requested_at, v_now) where j.id = v_row.id returning j.* into v_row;
+        perform pg_notify(current_schema(), 'cancel');
+        return _job_of(v_row);
+    end if;
+    perform _close_jobs(array[v_row.id], null, 'cancelled', null, 'cancelled');
+    v_row.state := 'cancelled';
+    v_row.reason := 'cancelled';
+    v_row.finished_at := v_now;
+    v_row.updated_at := v_now;
+    return _job_of(v_row);
+end;
+$$;
+comment on function cancel_job(bigint, boolean) is
+    'Calls a job off. A waiting one is cancelled at once. A running one is asked to stop: it ends cancelled at its worker''s next word, '
+    'unless that word is success; with force it is cancelled at once and its worker''s word refused. A finished or discarded job is '
+    'returned as it is. Errors: PW004.';
+
+create or replace function retry_job(job_id bigint) returns job
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_row live_jobs := _lock_job('retry_job', job_id);
+    v_now timestamptz := clock();
+    v_state text;
+    v_holder live_jobs;
+begin
+    if v_row.state in ('available', 'pending') then
+        return _job_of(v_row);
+    elsif v_row.state = 'running' then
+        raise exception 'retry_job: job % is running', job_id
+            using errcode = 'PW005', hint = 'cancel_job(id, force => true) first, or wait for its end.';
+    elsif v_row.id is null then
+        -- Back from history; only one of several callers finds it there.
+        with past as (delete from finished_jobs f where f.id = retry_job.job_id returning f.*)
+        insert into live_jobs as j (
+            id, run, attempts, state, ready_at, parked, updated_at, priority, max_attempts, revision, run_at, created_at, task_identifier, queue_name,
+            job_key, delivery, flags, meta, unique_key, sequence_key, continue_on_cancelled, continue_on_discarded, last_error, payload)
+        select p.id, p.run, p.attempts, s.state, _ready_at(s.state, v_now), _parked(s.state), v_now, p.priority,
+               case when p.attempts >= p.max_attempts then least(p.attempts + 1, 32767) else p.max_attempts end, p.revision,
+               v_now, p.created_at, p.task_identifier, p.queue_name, p.job_key, p.delivery, p.flags, p.meta, p.unique_key,
+               p.sequence_key, p.continue_on_cancelled, p.continue_on_discarded, p.last_error, p.payload
+        from past p cross join lateral (select _state_at(v_now, v_now, p.queue_name) as state) s
+        on conflict (job_key) where job_key is not null do nothing
+        returning j.* into v_row;
+        if not found then
+            select h.* into v_holder from live_jobs h join finished_jobs f on f.job_key = h.job_key where f.id = retry_job.job_id;
+            raise exception 'retry_job: the key of job % is held by job % (%)', job_id, v_holder.id, v_holder.state
+                using errcode = 'PW003',
+                      detail = json_build_object('existing_job_id', v_holder.id, 'existing_job_state', v_holder.state)::text;
+        end if;
+    else
+        v_state := _state_at(v_now, v_now, v_row.queue_name);
+        update live_jobs j
+        set state = v_state, ready_at = _ready_at(v_state, v_now), due_at = null, parked = _parked(v_state), run_at = v_now, updated_at = v_now, finished_at = null, expires_at = null,
+            reason = null,
+            max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767) else j.max_attempts end
+        where j.id = v_row.id
+        returning j.* into v_row;
+    end if;
+    if v_row.parked is not null then
+        insert into wakeups values ('queue:' || v_row.queue_name);
+    end if;
+    perform _wake_workers();
+    return _job_of(v_row);
+end;
+$$;
+comment on function retry_job(bigint) is
+    'Lets a job run now: a discarded or finished one again, a scheduled or retryable one ahead of its time. last_error is kept; '
+    'max_attempts is raised by one where the attempts are used up (River: JobRetry). Errors: PW004; PW005 while it runs; PW003 when its '
+    'job_key is held by a newer job.';
+
+create or replace function retry_jobs(job_ids bigint[]) returns setof job
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_id bigint;
+begin
+    for v_id in select distinct i.id from unnest(job_ids) i(id) order by i.id loop
+        begin
+            return next retry_job(v_id);
+        exception when sqlstate 'PW003' or sqlstate 'PW004' or sqlstate 'PW005' then
+            null;
+        end;
+    end loop;
+end;
+$$;
+comment on function retry_jobs(bigint[]) is 'retry_job for many; those for which it is not possible are left out of the result.';
+
+create or replace function delete_job(job_id bigint) returns job
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_row live_jobs := _lock_job('delete_job', job_id);
+    v_job job;
+begin
+    if v_row.state = 'running' then
+        raise exception 'delete_job: job % is running', job_id
+            using errcode = 'PW005', hint = 'cancel_job(id, force => true) first, or wait for its end.';
+    elsif v_row.id is not null then
+        perform _forget_job(v_row);
+        return _job_of(v_row);
+    end if;
+    v_job := get_job(job_id);
+    delete from finished_jobs f where f.id = delete_job.job_id;
+    delete from errors e where e.job_id = delete_job.job_id;
+    return v_job;
+end;
+$$;
+comment on function delete_job(bigint) is
+    'Removes a job that is not running, history included, and returns what it was. Errors: PW004; PW005 while it runs.';
+
+create or replace function complete_jobs(job_ids bigint[]) returns setof job
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_row live_jobs;
+begin
+    for v_row in
+        select j.* from live_jobs j where j.id = any (complete_jobs.job_ids) and j.state <> 'running' order by j.id for update
+    loop
+        perform _close_jobs(array[v_row.id], null, 'completed', null, 'completed by hand');
+        v_row.state := 'completed';
+        v_row.reason := 'completed by hand';
+        v_row.finished_at := clock();
+        return next _job_of(v_row);
+    end loop;
+end;
+$$;
+comment on function complete_jobs(bigint[]) is
+    'Marks jobs that are not running as completed without running them (Graphile Worker). Running and unknown ones are left out.';
+
+create or replace function permanently_fail_jobs(job_ids bigint[], error_message text default null) returns setof job
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_row live_jobs;
+    v_error text := coalesce(error_message, 'Manually marked as failed');
+begin
+    for v_row in
+        select j.* from live_jobs j where j.id = any (permanently_fail_jobs.job_ids) and j.state <> 'running' order by j.id for update
+    loop
+        perform _note_error(v_row, v_error);
+        update live_jobs j set attempts = j.max_attempts where j.id = v_row.id;
+        perform _discard(v_row, v_error, 'failed by hand');
+        v_row.attempts := v_row.max_attempts;
+        v_row.state := 'discarded';
+        v_row.last_error := v_error;
+        v_row.reason := 'failed by hand';
+        v_row.finished_at := clock();
+        return next _job_of(v_row);
+    end loop;
+end;
+$$;
+comment on function permanently_fail_jobs(bigint[], text) is
+    'Discards jobs that are not running: attempts := max_attempts, last_error := error_message (Graphile Worker). The key is kept. '
+    'Running and unknown ones are left out.';
+
+create or replace function reschedule_jobs(
+    job_ids bigint[], run_at timestamptz default null, priority integer default null, attempts integer default null,
+    max_attempts integer default null) returns setof job
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_old live_jobs;
+    v_row live_jobs;
+    v_problem text := _job_refusal('-', null, null, run_at, max_attempts, null, priority, null, null, null, null, null, null);
+begin
+    if v_problem is null and attempts not between 0 and 32767 then
+        v_problem := format('attempts must be from 0 to 32767, got %s', attempts);
+    end if;
+    if v_problem is not null then
+        raise exception 'reschedule_jobs: %', v_problem using errcode = 'PW001';
+    end if;
+    for v_old in
+        select j.* from live_jobs j where j.id = any (reschedule_jobs.job_ids) and j.state <> 'running' order by j.id for update
+    loop
+        v_row := v_old;
+        v_row.run_at := coalesce(reschedule_jobs.run_at, v_old.run_at);
+        v_row.attempts := coalesce(reschedule_jobs.attempts, v_old.attempts);
+        v_row.max_attempts := coalesce(reschedule_jobs.max_attempts, v_old.max_attempts);
+        if v_old.state <> 'discarded' or v_row.attempts < v_row.max_attempts then
+            v_row.state := _state_at(v_row.run_at, v_now, v_old.queue_name, case when v_row.attempts > 0 then 'retryable' else 'scheduled' end);
+            v_row.finished_at := null;
+            v_row.expires_at := null;
+            v_row.reason := null;
+        end if;
+        update live_jobs j
+        set run_at = v_row.run_at, attempts = v_row.attempts, max_attempts = v_row.max_attempts, state = v_row.state,
+            ready_at = _ready_at(v_row.state, v_row.run_at), due_at = _due_at(v_row.state, v_row.run_at), parked = _parked(v_row.state),
+            finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,
+            priority = coalesce(reschedule_jobs.priority, j.priority), updated_at = v_now
+        where j.id = v_old.id
+        returning j.* into v_row;
+        if v_row.parked is not null then
+            insert into wakeups values ('queue:' || v_row.queue_name);
+        end if;
+        if v_old.ready_at is not null then
+            perform _queue_slot_freed(v_old.queue_name);
+        end if;
+        return next _job_of(v_row);
+    end loop;
+    perform _wake_workers();
+end;
+$$;
+comment on function reschedule_jobs(bigint[], timestamptz, integer, integer, integer) is
+    'Changes jobs that are not running (Graphile Worker); a null argument leaves its column. last_error is kept. A discarded job that '
+    'has attempts again waits for its run_at again. Running and unknown ones are left out. Errors: PW001.';

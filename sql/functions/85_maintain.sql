@@ -1,0 +1,137 @@
+-- 85_maintain: history's partitions, pruning, and the one call that does every periodic duty.
+
+-- A partition per day in which something may expire: for each retention in use today's and the next two. A day that already has
+-- rows in the default partition is left to it (they are pruned one by one).
+create or replace function _make_partitions() returns void
+    language plpgsql set search_path from current
+as $$
+declare
+    v_day timestamptz;
+    v_name text;
+begin
+    for v_day in
+        select distinct (date_trunc('day', (clock() + r.retention) at time zone 'UTC') + n * interval '1 day') at time zone 'UTC'
+        from (select s.completed_retention from settings s union select s.cancelled_retention from settings s
+              union select t.retention from tasks t) r(retention), generate_series(0, 2) n
+        where r.retention > interval '0' and r.retention <= interval '1 year'
+        order by 1
+    loop
+        v_name := 'finished_jobs_' || to_char(v_day at time zone 'UTC', 'YYYYMMDD');
+        continue when to_regclass(v_name) is not null or exists (
+            select from finished_jobs_default f
+            where f.expires_at >= v_day and f.expires_at < v_day + interval '24 hours');
+        begin
+            -- Attaching, unlike `create table … partition of`, does not lock out those who finish jobs.
+            execute format('create table %I (like finished_jobs including constraints)', v_name);
+            execute format('alter table finished_jobs attach partition %I for values from (%L) to (%L)',
+                           v_name, v_day, v_day + interval '24 hours');
+        exception when lock_not_available or check_violation then
+            null; -- busy, or the first such row has just come in: the next call tries again
+        end;
+    end loop;
+end;
+$$;
+
+-- Row by row, at most max_rows of each kind; then whole days.
+create or replace function _prune(max_rows integer) returns bigint
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_gone bigint[];
+    v_pruned bigint := 0;
+    v_partition text;
+    v_rows bigint;
+begin
+    with gone as (
+        delete from live_jobs j where j.id = any (array(
+            select d.id from live_jobs d where d.expires_at <= v_now order by d.expires_at limit max_rows for update skip locked))
+        returning j.id)
+    select array_agg(g.id) into v_gone from gone g;
+    v_pruned := v_pruned + coalesce(cardinality(v_gone), 0);
+    delete from errors e where e.job_id = any (v_gone);
+
+    for v_partition in
+        select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
+        where i.inhparent = 'finished_jobs'::regclass and c.relname ~ '^finished_jobs_[0-9]{8}$'
+          and ((substr(c.relname, 15)::date + 1)::timestamp at time zone 'UTC') <= v_now
+        order by 1
+    loop
+        begin
+            execute format('delete from errors e using %I f where e.job_id = f.id', v_partition);
+            execute format('select count(*) from %I', v_partition) into v_rows;
+            execute format('drop table %I', v_partition);
+            v_pruned := v_pruned + v_rows;
+        exception when lock_not_available then
+            null; -- somebody reads it: the next call tries again
+        end;
+    end loop;
+
+    with gone as (
+        delete from finished_jobs f
+        where (f.tableoid, f.ctid) in (select d.tableoid, d.ctid from finished_jobs d where d.expires_at <= v_now limit max_rows)
+        returning f.id)
+    select array_agg(g.id) into v_gone from gone g;
+    delete from errors e where e.job_id = any (v_gone);
+    return v_pruned + coalesce(cardinality(v_gone), 0);
+end;
+$$;
+
+create or replace function prune() returns bigint
+    language plpgsql security definer set search_path from current set lock_timeout = '200ms'
+as $$
+begin
+    return _prune(2147483647);
+end;
+$$;
+comment on function prune() is
+    'Removes every finished or discarded job whose retention is over, with its errors; returns how many. Whole days go by dropping their '
+    'partition. maintain() does the same in small bites.';
+
+create or replace function maintain() returns jsonb
+    language plpgsql security definer set search_path from current set lock_timeout = '200ms'
+as $$
+declare
+    v_result jsonb;
+begin
+    -- One at a time; a second one has nothing to do.
+    if not pg_try_advisory_xact_lock(hashtextextended(current_schema() || '/maintain', 0)) then
+        return null;
+    end if;
+    v_result := jsonb_build_object('promoted', promote_jobs(), 'rescued', _sweep_workers());
+    -- Last, as they take locks on history that are held to the end of the transaction.
+    perform _make_partitions();
+    return v_result || jsonb_build_object('pruned', _prune(1000));
+end;
+$$;
+comment on function maintain() is
+    'Every periodic duty in one call: promotes what is due, hands on the jobs of dead workers, makes and drops the daily partitions '
+    'of history, prunes. Workers call it themselves; without workers, pg_cron may. Returns counts, or null while another call is at it.';
+
+create or replace function configure(
+    completed_retention interval default null, cancelled_retention interval default null, discarded_retention interval default null,
+    max_payload_bytes integer default null, worker_ttl interval default null) returns void
+    language plpgsql security definer set search_path from current
+as $$
+begin
+    if least(completed_retention, cancelled_retention, discarded_retention) < interval '0' then
+        raise exception 'configure: a retention must not be negative, got %', least(completed_retention, cancelled_retention, discarded_retention)
+            using errcode = 'PW001';
+    elsif max_payload_bytes < 1024 then
+        raise exception 'configure: max_payload_bytes must be at least 1024, got %', max_payload_bytes using errcode = 'PW001';
+    elsif worker_ttl < interval '12 seconds' then
+        -- Workers beat every 4 seconds: two beats may be lost.
+        raise exception 'configure: worker_ttl must be at least 12 seconds, got %', worker_ttl using errcode = 'PW001';
+    end if;
+    update settings s
+    set completed_retention = coalesce(configure.completed_retention, s.completed_retention),
+        cancelled_retention = coalesce(configure.cancelled_retention, s.cancelled_retention),
+        discarded_retention = coalesce(configure.discarded_retention, s.discarded_retention),
+        max_payload_bytes = coalesce(configure.max_payload_bytes, s.max_payload_bytes),
+        worker_ttl = coalesce(configure.worker_ttl, s.worker_ttl);
+end;
+$$;
+comment on function configure(interval, interval, interval, integer, interval) is
+    'Changes settings of the installation; null leaves one as it is. Retentions (0 deletes at once) of completed (24 hours), cancelled '
+    '(24 hours) and discarded jobs (7 days), for jobs that end from now on; the largest payload (1 MiB); how long a silent worker is '
+    'believed to live (20 seconds). Errors: PW001.';

@@ -1,0 +1,60 @@
+-- Installs pyworker, or upgrades it to this version, from psql:
+--
+--     psql -v ON_ERROR_STOP=1 [-v schema=pyworker] [-v roles=yes] [-v clock=movable] -f sql/install.sql
+--
+-- The same steps as `pyworker migrate`, in the same order, in one transaction: repeated, concurrent and interrupted runs do
+-- no harm. This file is also the reading order of the whole system: a job's way, from top to bottom.
+\set ON_ERROR_STOP on
+\set QUIET on
+\if :{?schema}
+\else
+  \set schema pyworker
+\endif
+\if :{?roles}
+\else
+  \set roles no
+\endif
+\if :{?clock}
+\else
+  \set clock ''
+\endif
+\o /dev/null
+begin;
+set local search_path to :"schema", pg_temp;
+\ir begin.sql
+
+-- History: each file once, in order.
+select not exists (select from migrations where version = 1) as pending \gset
+\if :pending
+  \ir migrations/0001_init.sql
+  insert into migrations (version, name, breaking) values (1, '0001_init', false);
+\endif
+
+-- Current code: every file, every time.
+select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
+\if :movable
+  update settings set movable_clock = true;
+\endif
+\ir functions/00_core.sql
+\ir functions/10_tasks.sql
+\ir functions/20_add.sql
+\ir functions/30_promote.sql
+\ir functions/40_claim.sql
+\ir functions/50_finish.sql
+\ir functions/60_fail.sql
+\ir functions/70_workers.sql
+\ir functions/80_admin.sql
+\ir functions/85_maintain.sql
+\ir functions/90_views.sql
+select movable_clock as movable from settings \gset
+\if :movable
+  \ir optional/movable_clock.sql
+\endif
+\if :create_roles
+  \ir optional/roles.sql
+\endif
+\ir functions/99_grants.sql
+\ir end.sql
+commit;
+\o
+\echo pyworker is installed in schema :schema

@@ -1,0 +1,205 @@
+-- 0001: tables, types and sequences of the first release.
+-- breaking: no
+--
+-- A job is one row of live_jobs until it ends; then, unless it is discarded, it moves to finished_jobs.
+--
+-- Two rules for live_jobs. A claim must stay a HOT update: nothing that it changes (run, attempts, state, worker_id, claimed_at)
+-- may be named in an index or an index predicate; what the indexes need to know of the state is in ready_at, due_at and parked.
+-- And an INSERT of one row must stay cheap: a CHECK constraint (30 us a statement) or generated columns (18 us) cost more than
+-- the row itself (8 us), so the functions keep these columns true, by _ready_at, _due_at and _parked, and a test checks it.
+-- No foreign keys: they cost a row lock on the parent at each insert.
+
+-- The result of add_job and its kin. Its own type, not the table's, so that running callers survive a new column.
+create type job as (
+    id bigint,
+    task_identifier text,
+    queue_name text,
+    payload json,
+    meta jsonb,
+    priority smallint,
+    run_at timestamptz,
+    attempts smallint,
+    max_attempts smallint,
+    last_error text,
+    created_at timestamptz,
+    updated_at timestamptz,
+    key text,
+    revision integer,
+    flags jsonb,
+    locked_at timestamptz,
+    locked_by text,
+    state text,
+    delivery text,
+    unique_key text,
+    sequence_key text,
+    deduplicated boolean,
+    sequence_halted_by bigint,
+    run integer,
+    reason text,
+    finished_at timestamptz,
+    result jsonb
+);
+
+-- Graphile Worker's bulk argument: eight fields, same order, same names.
+create type job_spec as (
+    identifier text,
+    payload json,
+    queue_name text,
+    run_at timestamptz,
+    max_attempts smallint,
+    job_key text,
+    priority smallint,
+    flags text[]
+);
+
+-- All arguments of add_job as one value, for the bulk path (private).
+create type _job_request as (
+    identifier text,
+    payload json,
+    queue_name text,
+    run_at timestamptz,
+    max_attempts integer,
+    job_key text,
+    priority integer,
+    flags text[],
+    job_key_mode text,
+    unique_policy jsonb,
+    sequence_policy jsonb,
+    meta jsonb,
+    delivery text
+);
+
+create table settings (
+    only_row boolean primary key default true constraint settings_only_row check (only_row),
+    completed_retention interval not null default '24 hours',
+    cancelled_retention interval not null default '24 hours',
+    discarded_retention interval not null default '7 days',
+    max_payload_bytes integer not null default 1048576,
+    worker_ttl interval not null default '20 seconds',
+    movable_clock boolean not null default false
+);
+insert into settings default values;
+
+-- Defaults of a task, set by define_task; null means the system's default.
+create table tasks (
+    identifier text collate "C" primary key,
+    max_attempts smallint,
+    priority smallint,
+    queue_name text,
+    unique_policy jsonb,
+    sequence_policy jsonb,
+    delivery text,
+    timeout interval,
+    backoff jsonb,
+    retention interval,
+    payload_schema jsonb,
+    updated_at timestamptz not null default clock_timestamp()
+);
+
+-- Only queues that somebody configured. A name without a row is a serial queue; adding a job never writes here.
+create table queues (
+    queue_name text collate "C" primary key,
+    concurrency integer default 1 constraint queues_concurrency check (concurrency >= 1),
+    paused boolean not null default false,
+    updated_at timestamptz not null default clock_timestamp()
+);
+
+-- One row per start of a worker process; never reused, so a late word of a dead worker is always recognised.
+create table workers (
+    id bigint generated always as identity primary key,
+    info jsonb not null,
+    started_at timestamptz not null,
+    beat_at timestamptz not null,
+    expires_at timestamptz not null,
+    dead_at timestamptz
+) with (fillfactor = 50);
+
+create sequence job_ids;
+
+create table live_jobs (
+    id bigint primary key default nextval('job_ids'),
+    -- what the indexes know of the state
+    ready_at timestamptz,                           -- run_at while available or running: the claim's order
+    due_at timestamptz,                             -- run_at while scheduled or retryable
+    parked text collate "C",                        -- 'sequence' or 'queue' while pending: what it waits for
+    -- what a claim changes
+    worker_id bigint,                               -- not null exactly while running
+    run integer not null default 0,                 -- fencing token: counts claims, only grows
+    attempts smallint not null default 0,           -- retry budget used; may be given back
+    state text collate "C" not null,               -- scheduled, pending, available, running, retryable, discarded
+    claimed_at timestamptz,
+    updated_at timestamptz not null,
+    -- while it runs
+    started_at timestamptz,                         -- at_most_once: the durable mark before the handler
+    cancel_requested_at timestamptz,
+    superseded text collate "C",                    -- 'superseded' or 'removed': must not run again
+    -- what the caller asked for
+    priority smallint not null,
+    max_attempts smallint not null,
+    revision integer not null default 0,
+    run_at timestamptz not null,
+    created_at timestamptz not null,
+    task_identifier text collate "C" not null,
+    queue_name text collate "C",
+    job_key text collate "C",
+    delivery text collate "C" not null,
+    flags jsonb,
+    meta jsonb,
+    -- uniqueness and order
+    unique_key bytea,
+    sequence_key text collate "C",
+    sequence_head boolean,                          -- true from its promotion to its end
+    continue_on_cancelled boolean,
+    continue_on_discarded boolean,
+    -- how it went
+    last_error text,
+    reason text,
+    finished_at timestamptz,
+    expires_at timestamptz,                         -- when pruning may take it; here only while discarded
+    result jsonb,
+    payload json not null                           -- last: WAL logs only what changed before it
+) with (
+    -- A claim takes whole pages of rows at once, so half of each page is kept free for their new versions.
+    fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off
+);
+
+create index live_jobs_ready on live_jobs (priority, ready_at, id) where ready_at is not null;
+create index live_jobs_due on live_jobs (due_at, id) where due_at is not null;
+create unique index live_jobs_job_key on live_jobs (job_key) where job_key is not null;
+create index live_jobs_queue_parked on live_jobs (queue_name, priority, run_at, id) where parked = 'queue';
+create index live_jobs_queue_taken on live_jobs (queue_name) where ready_at is not null and queue_name is not null;
+create index live_jobs_sequence_parked on live_jobs (sequence_key, id) where parked = 'sequence';
+create unique index live_jobs_sequence_head on live_jobs (sequence_key) where sequence_head;
+create index live_jobs_unique_key on live_jobs (unique_key) where unique_key is not null;
+create index live_jobs_expires on live_jobs (expires_at) where expires_at is not null;
+
+-- The same columns. Partitioned by the day on which a row may be pruned, not the day on which it ended: a day's end then
+-- drops exactly what has expired, whatever retention each task has. maintain() makes and drops the daily partitions.
+create table finished_jobs (like live_jobs) partition by range (expires_at);
+create table finished_jobs_default partition of finished_jobs default;
+-- Ids grow with time, so a block range index finds one at a fraction of a B-tree's cost per insert.
+create index finished_jobs_id on finished_jobs using brin (id) with (pages_per_range = 16, autosummarize = on);
+create index finished_jobs_unique_key on finished_jobs (unique_key) where unique_key is not null;
+
+-- One row per failed attempt, pruned with its job.
+create table errors (
+    job_id bigint not null,
+    run integer not null,
+    at timestamptz not null,
+    worker text,
+    error text not null
+);
+create index errors_job on errors (job_id, run);
+
+-- "Something changed that may let a parked job of this queue or sequence start": written with the change, in the same
+-- transaction, and popped by whoever promotes next. That is why no promotion can be lost, and why adding a job never
+-- waits for the end of another.
+create table wakeups (
+    lane text collate "C" not null              -- 'queue:' || queue_name, 'sequence:' || sequence_key
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+create index wakeups_lane on wakeups (lane);
+
+-- A register, not a counter: its last_value is the time (epoch, ms) until which some worker waits for a notification.
+-- Reading it takes no snapshot, so it is right even inside an old REPEATABLE READ transaction, and leaves no dead rows.
+create sequence armed_until minvalue 0 start 0;
