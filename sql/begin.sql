@@ -1,5 +1,6 @@
 -- First step of every installation and upgrade, by psql (install.sql) and by `pyworker migrate` alike.
--- The caller has opened a transaction and set search_path to the schema (which may not exist yet).
+-- The caller has opened a transaction and named the schema, which may not exist yet, in the setting pyworker.schema.
+-- No later file names it: all of them create things in the search_path set here, and each function keeps that path.
 
 -- One at a time, and no time limit on this wait: twenty starting at once queue up here.
 select pg_advisory_xact_lock(hashtextextended('pyworker.migrate', 0));
@@ -18,8 +19,8 @@ begin
         raise exception 'pyworker needs a database with encoding UTF8, this one has %', current_setting('server_encoding')
             using errcode = 'PW006';
     end if;
-    -- The schema to fill is the first name of the search_path.
-    execute format('create schema if not exists %I', (parse_ident(split_part(current_setting('search_path'), ',', 1)))[1]);
+    execute format('create schema if not exists %I', current_setting('pyworker.schema'));
+    perform set_config('search_path', format('%I, pg_temp', current_setting('pyworker.schema')), true);
 end;
 $$;
 

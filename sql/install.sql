@@ -20,7 +20,7 @@
 \endif
 \o /dev/null
 begin;
-set local search_path to :"schema", pg_temp;
+select set_config('pyworker.schema', :'schema', true);
 \ir begin.sql
 
 -- History: each file once, in order.

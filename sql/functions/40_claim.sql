@@ -62,3 +62,16 @@ comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
     '(Graphile Worker). A claim that returns fewer than max_jobs has arranged for a NOTIFY on the channel named like the schema '
     'for at least 2.5 seconds: LISTEN there, and claim again by then. Errors: PW004 when the worker is unknown or was declared '
     'dead; PW001.';
+
+create or replace function seconds_until_due() returns double precision
+    language plpgsql security definer set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+begin
+    return (select greatest(extract(epoch from j.due_at - clock()), 0)
+            from live_jobs j where j.due_at is not null order by j.due_at, j.id limit 1);
+end;
+$$;
+comment on function seconds_until_due() is
+    'Seconds until the next scheduled or retryable job falls due (0 if one is overdue), null if there is none: a worker that found '
+    'nothing need not sleep longer than that.';

@@ -5,7 +5,7 @@ declare
     v_schema text := current_schema();
     v_producer constant text[] := '{add_job,add_jobs,remove_job,_json_of,clock,schema_version}';
     v_worker constant text[] := v_producer ||
-        '{define_task,register_worker,heartbeat,unregister_worker,claim_jobs,finish_jobs,finish_job,fail_jobs,snooze_job,release_jobs,
+        '{define_task,register_worker,heartbeat,unregister_worker,claim_jobs,seconds_until_due,finish_jobs,finish_job,fail_jobs,snooze_job,release_jobs,
           force_unlock_workers,promote_jobs,maintain,check_version,get_job}';
     v_admin constant text[] := v_worker ||
         '{job_errors,cancel_job,retry_job,retry_jobs,delete_job,complete_jobs,permanently_fail_jobs,reschedule_jobs,prune,configure}';
@@ -26,8 +26,8 @@ begin
     loop
         execute format('grant usage on schema %I to %I', v_schema, v_kind.role);
         for v_function in
-            select p.oid::regprocedure from pg_proc p
-            where p.pronamespace = v_schema::regnamespace and p.proname = any (v_kind.functions)
+            select p.oid::regprocedure from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+            where n.nspname = v_schema and p.proname = any (v_kind.functions)
         loop
             execute format('grant execute on function %s to %I', v_function, v_kind.role);
         end loop;

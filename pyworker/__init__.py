@@ -1,0 +1,50 @@
+"""A job queue that lives in PostgreSQL: its rules are SQL functions, its Python runner is thin.
+
+    from pyworker import task
+
+    @task
+    def send_email(payload):
+        ...
+
+Whatever is not listed in __all__ is private and changes without notice.
+"""
+
+from importlib.metadata import version as _version
+
+from ._client import add_job
+from ._sql import JobRow
+from .errors import (
+    ClaimLost,
+    Duplicate,
+    InvalidArgument,
+    NotFound,
+    PyworkerError,
+    SchemaVersionError,
+    TaskError,
+    WrongState,
+)
+from .job import AsyncJob, Cancel, Discard, Failed, Job, Snooze
+from .tasks import Task, task
+
+__all__ = [
+    "AsyncJob",
+    "Cancel",
+    "ClaimLost",
+    "Discard",
+    "Duplicate",
+    "Failed",
+    "InvalidArgument",
+    "Job",
+    "JobRow",
+    "NotFound",
+    "PyworkerError",
+    "SchemaVersionError",
+    "Snooze",
+    "Task",
+    "TaskError",
+    "WrongState",
+    "add_job",
+    "task",
+]
+
+__version__ = _version("pyworker")

@@ -1,0 +1,526 @@
+"""The child: a process that claims jobs, runs their handlers and reports how they went.
+
+    main thread     the turn: report what ended, claim what there is room for, in one round trip; wait; again
+    handler threads run sync handlers, started as they are needed, at most `concurrency`
+    loop thread     runs async handlers, started with the first one
+
+A job's way: _claim → self.ready → _start → _run_sync | _run_async → _ended → self.outcomes → _turn.
+
+The parent gives the order to start (one line of JSON on stdin, so that no password is seen in a process list), and later "stop" or
+"abort". When stdin ends the parent is dead, and so is this process at once: two generations must not run side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import random
+import selectors
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from queue import SimpleQueue
+from typing import Any, NoReturn, cast
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from . import _logging, _migrate, _sql, tasks
+from ._config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, EXIT_REGISTER_AGAIN, RunConfig
+from ._connect import Backoff, connect
+from .errors import ClaimLost, NotFound, SchemaVersionError, TaskError, sqlstate_of, translated
+from .job import AsyncJob, Cancel, Discard, Failed, Job, Snooze
+
+log = logging.getLogger("pyworker.worker")
+
+MAX_ERROR_TEXT = 32_000
+MAX_PREFETCH = 500
+TRY_AGAIN = ("40001", "40P01", "55P03", "57014")  # serialization failure, deadlock, lock or statement timeout
+LINGER = 0.01  # seconds that outcomes may wait for company while there is other work
+
+
+def main() -> NoReturn:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: even a frozen child must not outlive its parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    order = json.loads(sys.stdin.readline() or "null")
+    if order is None:
+        os._exit(0)
+    config = RunConfig(**order["config"])
+    _logging.set_up(config.log_format, config.log_level)
+    code = 1
+    try:
+        code = Child(config, order["worker_id"]).run()
+    except TaskError as error:
+        log.error("%s", error)
+        code = EXIT_CANNOT_START
+    except SchemaVersionError as error:
+        log.error("%s. %s", error, error.hint or "")
+        code = EXIT_DATABASE_NEWER if error.detail == "newer" else EXIT_DATABASE_OLDER
+    except psycopg.OperationalError as error:
+        log.error("%s", str(error).strip().split("\n")[0])
+    except Exception:
+        log.exception("the worker process failed")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # without waiting for handlers that were handed back
+
+
+class Connections:
+    """Connections for handlers: job.transaction() and job.add_job(). Opened on first use."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.schema = config.schema
+        self._config = config
+        self._sync: ConnectionPool[psycopg.Connection[Any]] | None = None
+        self._async: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None
+        self._lock = threading.Lock()
+
+    def database(self, conn: psycopg.Connection[Any]) -> _sql.Database:
+        return _sql.Database(conn, self.schema)
+
+    def sync_pool(self) -> ConnectionPool[psycopg.Connection[Any]]:
+        with self._lock:
+            if self._sync is None:
+                self._sync = ConnectionPool(
+                    self._config.dsn, min_size=0, max_size=self._config.concurrency, open=True, check=ConnectionPool.check_connection
+                )
+        return self._sync
+
+    async def async_pool(self) -> AsyncConnectionPool[psycopg.AsyncConnection[Any]]:
+        if self._async is None:
+            self._async = AsyncConnectionPool(
+                self._config.dsn, min_size=0, max_size=self._config.concurrency, open=False, check=AsyncConnectionPool.check_connection
+            )
+            await self._async.open()
+        return self._async
+
+    async def finish_job_async(self, conn: psycopg.AsyncConnection[Any], job_id: int, run: int) -> None:
+        with translated():
+            await conn.execute(cast("Any", _sql.finish_job_statement(self.schema)), [job_id, run])
+
+
+@dataclass(slots=True)
+class Claimed:
+    """A claimed job, before its payload is decoded."""
+
+    id: int
+    run: int
+    task_identifier: str
+    payload: str
+    attempts: int
+    max_attempts: int
+    priority: int
+    run_at: datetime
+    queue_name: str | None
+    key: str | None
+    flags: str | None
+    meta: str | None
+    created_at: datetime
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """What has ended and is not yet reported."""
+
+    finished: list[tuple[int, int, str | None]]
+    failed: list[dict[str, Any]]
+    snoozed: list[tuple[int, int, timedelta]]
+    released: list[tuple[int, int]]
+
+    def __len__(self) -> int:
+        return len(self.finished) + len(self.failed) + len(self.snoozed) + len(self.released)
+
+
+class Child:
+    def __init__(self, config: RunConfig, worker_id: int) -> None:
+        self.config = config
+        self.worker_id = worker_id
+        self.tasks: dict[str, tasks.Task[..., Any]] = {}
+        self.connections = Connections(config)
+        self.db: _sql.Database | None = None
+        # Guarded by `lock`: what is claimed and not begun, and how many handlers are at work.
+        self.lock = threading.Lock()
+        self.ready: deque[Claimed] = deque()
+        self.running: dict[int, Claimed] = {}
+        self.threads = 0
+        self.thread_jobs: SimpleQueue[Claimed] = SimpleQueue()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.spawned: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
+        # Filled by handlers, emptied by the turn. deque.append is atomic.
+        self.outcomes: deque[tuple[str, Any]] = deque()
+        self.asleep = False
+        self.wake_read, self.wake_write = os.pipe()
+        os.set_blocking(self.wake_read, False)
+        os.set_blocking(self.wake_write, False)
+        # Orders
+        self.stopping = False
+        self.aborting = False
+        self.recheck_version = False
+        # How the turn paces itself
+        self.dry = False  # the last claim came back short: nothing more to be had until something happens
+        self.claim_at = 0.0  # … or until this time
+        self.prefetch = 0
+
+    # -- orders from the parent -----------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        for line in sys.stdin:
+            if line.strip() == "stop":
+                self.stopping = True
+            elif line.strip() == "abort":
+                self.stopping = self.aborting = True
+            self._wake()
+        os._exit(1)  # the parent is dead
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self.wake_write, b"x")
+
+    # -- the turn -------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        threading.Thread(target=self._hear, daemon=True, name="orders").start()
+        self.tasks = tasks.load(self.config.tasks)
+        if unknown := [name for name in self.config.only_tasks if name not in self.tasks]:
+            raise TaskError(f"--task {unknown[0]}: no such task (known: {', '.join(sorted(self.tasks))})")
+        self._connect()
+        while True:
+            try:
+                if self._turn():
+                    return 0
+                self._wait()
+            except NotFound as error:
+                log.warning("%s", error)
+                return EXIT_REGISTER_AGAIN
+            except psycopg.OperationalError as error:
+                if self.db is not None and not self.db.conn.closed and sqlstate_of(error):
+                    raise
+                self._reconnect(error)
+
+    def _connect(self) -> None:
+        conn = connect(self.config.dsn)
+        db = _sql.Database(conn, self.config.schema)
+        db.check_version(_migrate.newest())
+        for task in self.tasks.values():
+            if task.options:
+                db.define_task(task.name, task.options)
+        conn.add_notify_handler(lambda note: self._heard(note.payload))
+        db.listen()
+        self.db = db
+        self.dry = False
+
+    def _reconnect(self, error: Exception) -> None:
+        backoff = Backoff()
+        log.warning("lost the database: %s", str(error).strip().split("\n")[0])
+        while True:
+            self.db = None
+            backoff.wait()
+            try:
+                self._connect()
+            except psycopg.OperationalError as again:
+                backoff.failed(again)
+            else:
+                log.info("the database is back")
+                return
+
+    def _heard(self, word: str) -> None:
+        if word == "migrate":
+            self.recheck_version = True
+        elif not word:
+            self.dry = False
+
+    def _turn(self) -> bool:
+        """One round trip, if there is a reason for one; true when this process has done its duty."""
+        assert self.db is not None  # noqa: S101
+        if self.recheck_version:
+            self.recheck_version = False
+            self.db.check_version(_migrate.newest())
+        if self.stopping:
+            self._hand_back()
+        outcomes = self._collect()
+        room = 0 if self.stopping else self._room(bool(outcomes))
+        if not outcomes and not room:
+            return self.stopping and not self.running and not self.outcomes
+        claimed = self._exchange(outcomes, room)
+        if room:
+            with self.lock:
+                self.ready.extend(Claimed(*row) for row in claimed)
+                self._start()
+            self._pace(room, len(claimed), len(outcomes))
+        idle = self.dry and not self.running and not self.ready and not self.outcomes
+        return idle and (self.config.once or self.stopping)
+
+    def _collect(self) -> Outcomes:
+        outcomes = Outcomes([], [], [], [])
+        while self.outcomes:
+            kind, value = self.outcomes.popleft()
+            getattr(outcomes, kind).append(value)
+        return outcomes
+
+    def _room(self, reporting: bool) -> int:
+        """How many jobs to claim now. With a report always: an end may have freed a queue, and the round trip is paid for."""
+        if self.dry and not reporting and time.monotonic() < self.claim_at:
+            return 0
+        in_hand = len(self.ready) + len(self.running)
+        room = self.config.concurrency + self.prefetch - in_hand
+        # Rather one large claim than many small ones, unless a handler would be idle.
+        return room if in_hand < self.config.concurrency or room > self.prefetch // 2 else 0
+
+    def _exchange(self, outcomes: Outcomes, room: int) -> list[tuple[Any, ...]]:
+        """Report and claim in one transaction and one round trip; then, if the claim came back short, ask until when to sleep."""
+        assert self.db is not None  # noqa: S101
+        db = self.db
+        try:
+            with db.conn.pipeline():
+                replies = [db.send(call) for call in self._reports(outcomes)]
+                claim = db.send(self._claim(room)) if room else None
+                due = db.send(db.seconds_until_due_call()) if room else None
+            for reply in replies:
+                reply.fetchall()
+            rows = claim.fetchall() if claim else []
+            if due and len(rows) < room:
+                self._sleep_until(due.fetchone())
+            return rows
+        except psycopg.Error as error:
+            if db.conn.closed or not sqlstate_of(error):
+                # Did it commit? Say everything again: what was accepted is left out the second time.
+                self._take_back(outcomes)
+                raise
+            with translated():
+                if sqlstate_of(error) in ("PW004",):
+                    raise
+            log.warning("a report was refused, going on one by one: %s", str(error).strip().split("\n")[0])
+            self._report_one_by_one(outcomes)
+            return []
+
+    def _claim(self, room: int) -> _sql.Call:
+        assert self.db is not None  # noqa: S101
+        names = self.config.only_tasks or sorted(self.tasks)
+        return self.db.claim_call(self.worker_id, room, names, self.config.queues or None, self.config.forbidden_flags or None)
+
+    def _reports(self, outcomes: Outcomes) -> list[_sql.Call]:
+        assert self.db is not None  # noqa: S101
+        calls: list[_sql.Call] = []
+        if outcomes.finished:
+            calls.append(self.db.finish_call(outcomes.finished))
+        if outcomes.failed:
+            calls.append(self.db.fail_call(outcomes.failed))
+        if outcomes.released:
+            calls.append(self.db.release_call(outcomes.released))
+        calls.extend(self.db.snooze_call(*snoozed) for snoozed in outcomes.snoozed)
+        return calls
+
+    def _report_one_by_one(self, outcomes: Outcomes) -> None:
+        """After a report was refused as a whole: the refusal is the matter of one job, the others are to be heard."""
+        assert self.db is not None  # noqa: S101
+        for kind in ("finished", "failed", "snoozed", "released"):
+            for item in getattr(outcomes, kind):
+                one = Outcomes([], [], [], [])
+                getattr(one, kind).append(item)
+                try:
+                    self.db.send(self._reports(one)[0]).fetchall()
+                except psycopg.Error as error:
+                    if self.db.conn.closed or sqlstate_of(error) in TRY_AGAIN:
+                        self._take_back(one)
+                        continue
+                    with contextlib.suppress(ClaimLost), translated():
+                        self._reporting_failed(kind, item, error)
+
+    def _reporting_failed(self, kind: str, item: Any, error: psycopg.Error) -> None:
+        assert self.db is not None  # noqa: S101
+        if sqlstate_of(error) == "PW002":
+            return  # the claim was lost: there is nothing to report any more
+        job_id, run = (item["id"], item["run"]) if kind == "failed" else item[:2]
+        log.error("job %s: its end could not be stored: %s", job_id, str(error).strip().split("\n")[0])
+        failure = {"id": job_id, "run": run, "error": f"the outcome ({kind}) could not be stored: {error}"}
+        self.db.send(self.db.fail_call([failure])).fetchall()
+
+    def _take_back(self, outcomes: Outcomes) -> None:
+        for kind in ("finished", "failed", "snoozed", "released"):
+            self.outcomes.extend((kind, item) for item in getattr(outcomes, kind))
+
+    def _sleep_until(self, due: tuple[Any, ...] | None) -> None:
+        # A notification ends the sleep early; the poll is for when none can come.
+        poll = self.config.poll_interval * random.uniform(0.8, 1.2)  # noqa: S311
+        if due and due[0] is not None:
+            poll = min(poll, max(due[0], 0.001))
+        self.dry = True
+        self.claim_at = time.monotonic() + poll
+
+    def _pace(self, asked: int, got: int, reported: int) -> None:
+        """Prefetch as much as was just used up in one turn, so that slow jobs are left to others and quick ones not waited for."""
+        if got < asked:
+            self.prefetch //= 2
+        elif reported >= self.prefetch // 2:
+            self.prefetch = min(MAX_PREFETCH, max(2 * self.prefetch, 2 * reported))
+        else:
+            self.prefetch = max(2 * reported, self.prefetch // 2)
+
+    def _hand_back(self) -> None:
+        """Stopping: what was not begun goes back at once; on abort also what is running, whose handlers end with this process."""
+        with self.lock:
+            for job in self.ready:
+                self.outcomes.append(("released", (job.id, job.run)))
+            self.ready.clear()
+            if self.aborting:
+                for job in self.running.values():
+                    self.outcomes.append(("released", (job.id, job.run)))
+                self.running.clear()
+
+    def _wait(self) -> None:
+        """Until a handler has ended, the database or the parent says something, or it is time to claim."""
+        assert self.db is not None  # noqa: S101
+        conn = self.db.conn
+        self.asleep = True
+        try:
+            timeout: float | None = None
+            if not self.stopping and self._room_when_due():
+                timeout = max(self.claim_at - time.monotonic(), 0) if self.dry else 0.0
+            if self.outcomes:
+                timeout = 0.0
+            with selectors.DefaultSelector() as selector:
+                selector.register(self.wake_read, selectors.EVENT_READ)
+                selector.register(conn.fileno(), selectors.EVENT_READ)
+                events = selector.select(timeout)
+        finally:
+            self.asleep = False
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_read, 4096)
+        if any(key.fd != self.wake_read for key, _ in events):
+            conn.pgconn.consume_input()
+            while note := conn.pgconn.notifies():
+                self._heard(note.extra.decode())
+            if conn.pgconn.status != psycopg.pq.ConnStatus.OK:
+                raise psycopg.OperationalError("the server closed the connection")
+        if self.outcomes and len(self.ready) > self.prefetch // 2:
+            time.sleep(LINGER)  # there is more to do, and reporting many costs little more than reporting one
+
+    def _room_when_due(self) -> bool:
+        return len(self.ready) + len(self.running) < self.config.concurrency
+
+    # -- handlers -------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Give free slots to ready jobs; called with the lock held."""
+        while self.ready and len(self.running) < self.config.concurrency:
+            job = self.ready.popleft()
+            self.running[job.id] = job
+            task = self.tasks.get(job.task_identifier)
+            if task is not None and task.is_async:
+                self._event_loop().call_soon_threadsafe(self._spawn, job)
+            else:
+                self.thread_jobs.put(job)
+                if self.threads < self.config.concurrency:
+                    self.threads += 1
+                    threading.Thread(target=self._handle, daemon=True, name=f"handler-{self.threads}").start()
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+            threading.Thread(target=self.loop.run_forever, daemon=True, name="event-loop").start()
+        return self.loop
+
+    def _handle(self) -> None:
+        while True:
+            job = self.thread_jobs.get()
+            self._ended(job, *self._run_sync(job))
+
+    def _spawn(self, job: Claimed) -> None:
+        assert self.loop is not None  # noqa: S101
+        task = self.loop.create_task(self._run_async(job))
+        self.spawned.add(task)
+        task.add_done_callback(self.spawned.discard)
+
+    def _run_sync(self, job: Claimed) -> tuple[str, Any]:
+        try:
+            task = self.tasks[job.task_identifier]
+            return self._outcome(job, task, task.invoke(self._job(job, Job)))
+        except BaseException as error:
+            return self._failure(job, error)
+
+    async def _run_async(self, job: Claimed) -> None:
+        try:
+            task = self.tasks[job.task_identifier]
+            outcome = self._outcome(job, task, await task.invoke(self._job(job, AsyncJob)))
+        except BaseException as error:
+            outcome = self._failure(job, error)
+        self._ended(job, *outcome)
+
+    def _job(self, job: Claimed, kind: type[Job] | type[AsyncJob]) -> Any:
+        return kind(
+            id=job.id,
+            run=job.run,
+            task_identifier=job.task_identifier,
+            payload=json.loads(job.payload),
+            attempts=job.attempts,
+            max_attempts=job.max_attempts,
+            priority=job.priority,
+            run_at=job.run_at,
+            queue_name=job.queue_name,
+            key=job.key,
+            flags=json.loads(job.flags) if job.flags else None,
+            meta=json.loads(job.meta) if job.meta else None,
+            created_at=job.created_at,
+            _connections=self.connections,
+        )
+
+    def _outcome(self, job: Claimed, task: tasks.Task[..., Any], value: Any) -> tuple[str, Any]:
+        if isinstance(value, Snooze | Cancel | Discard | Failed):
+            raise value
+        return "finished", (job.id, job.run, _sql.to_json(value) if task.result and value is not None else None)
+
+    def _failure(self, job: Claimed, error: BaseException) -> tuple[str, Any]:
+        if isinstance(error, Snooze):
+            return "snoozed", (job.id, job.run, error.delay)
+        failure: dict[str, Any] = {"id": job.id, "run": job.run}
+        match error:
+            case Cancel():
+                failure |= {"error": error.reason, "cancel": True}
+            case Discard():
+                failure |= {"error": error.reason, "discard": True}
+            case Failed():
+                failure |= {"error": error.reason, "payload": error.elements}
+            case _:
+                failure["error"] = _text_of(error)
+        try:
+            json.dumps(failure)
+        except (TypeError, ValueError):
+            failure = {"id": job.id, "run": job.run, "error": f"the elements of Failed are no JSON\n{_text_of(error)}"}
+        # The exception's class only: its message may quote the payload, which has no business in a log.
+        log.warning(
+            "job %s (%s) attempt %s of %s: %s", job.id, job.task_identifier, job.attempts, job.max_attempts, type(error).__name__,
+            extra={"job_id": job.id, "task": job.task_identifier, "attempt": job.attempts},
+        )  # fmt: skip
+        return "failed", failure
+
+    def _ended(self, job: Claimed, kind: str, value: Any) -> None:
+        with self.lock:
+            if self.running.pop(job.id, None) is None:
+                return  # handed back meanwhile
+            self.outcomes.append((kind, value))
+            self._start()
+        if self.asleep:
+            self._wake()
+
+
+def _text_of(error: BaseException) -> str:
+    """The traceback, from the handler on."""
+    frames = error.__traceback__
+    while frames and frames.tb_next and frames.tb_frame.f_code.co_filename in (__file__, tasks.__file__):
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    return text if len(text) <= MAX_ERROR_TEXT else text[: MAX_ERROR_TEXT // 2] + "\n…\n" + text[-MAX_ERROR_TEXT // 2 :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""add_job from Python, in the caller's own transaction, on whatever connection the caller has.
+
+psycopg connections and cursors (sync and async), psycopg2's, SQLAlchemy connections and sessions over either (sync and async),
+and Django's `connection`: told apart by what they can do, so that none of them is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, cast
+
+import psycopg
+
+from . import _sql
+from ._sql import JobRow
+from .errors import translated
+
+
+def default_schema() -> str:
+    return os.environ.get("PYWORKER_SCHEMA") or "pyworker"
+
+
+def add_job(conn: Any, identifier: str, payload: Any = None, *, schema: str | None = None, **options: Any) -> Any:
+    """Add a job in the caller's transaction; it is run when that transaction has committed.
+
+    conn: a connection, cursor or session of psycopg, psycopg2, SQLAlchemy or Django. With an asynchronous one the result must be
+    awaited. payload: any JSON value, or a dataclass, pydantic model or msgspec struct. options: add_job's SQL arguments
+    (queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode, meta, …). schema: where pyworker is installed,
+    by default $PYWORKER_SCHEMA or "pyworker". Returns the job as a JobRow. Raises InvalidArgument and its kin.
+    """
+    statement = _sql.add_job_statement(schema or default_schema())
+    parameters = _sql.add_job_parameters(identifier, payload, options)
+    if isinstance(conn, psycopg.AsyncConnection | psycopg.AsyncCursor):
+        return _add_async(cast("Any", conn), statement, parameters)
+    if hasattr(conn, "exec_driver_sql"):  # a SQLAlchemy connection
+        _require_psycopg_style(conn)
+        if hasattr(conn, "sync_connection"):
+            return _add_sqlalchemy_async(conn, statement, parameters)
+        with translated():
+            return _sql.job_row(tuple(conn.exec_driver_sql(statement, parameters).one()))
+    if hasattr(conn, "sync_session"):  # a SQLAlchemy AsyncSession
+        return _add_sqlalchemy_async(conn, statement, parameters)
+    if hasattr(conn, "get_bind") and hasattr(conn, "connection"):  # a SQLAlchemy Session
+        return add_job(conn.connection(), identifier, payload, schema=schema, **options)
+    with translated():
+        if hasattr(conn, "cursor"):  # a connection: psycopg's, psycopg2's or Django's
+            with conn.cursor() as cursor:
+                return _add_on_cursor(cursor, statement, parameters)
+        if hasattr(conn, "execute") and hasattr(conn, "fetchone"):
+            return _add_on_cursor(conn, statement, parameters)
+    raise TypeError(
+        f"add_job: conn must be a connection, cursor or session of psycopg, psycopg2, SQLAlchemy or Django, got {type(conn).__name__}"
+    )
+
+
+def _add_on_cursor(cursor: Any, statement: str, parameters: Mapping[str, Any]) -> JobRow | None:
+    cursor.execute(statement, parameters)
+    return _job_row(cursor.fetchone())
+
+
+def _job_row(row: Any) -> JobRow | None:
+    # A caller's row factory may have made a mapping of it.
+    return _sql.job_row(tuple(row.values()) if isinstance(row, Mapping) else row)
+
+
+async def _add_async(conn: Any, statement: str, parameters: Mapping[str, Any]) -> JobRow | None:
+    with translated():
+        if isinstance(conn, psycopg.AsyncCursor):
+            await conn.execute(cast("Any", statement), parameters)
+            return _job_row(await conn.fetchone())
+        async with conn.cursor() as cursor:
+            await cursor.execute(cast("Any", statement), parameters)
+            return _job_row(await cursor.fetchone())
+
+
+async def _add_sqlalchemy_async(conn: Any, statement: str, parameters: Mapping[str, Any]) -> JobRow | None:
+    if hasattr(conn, "sync_session"):
+        conn = await conn.connection()
+        _require_psycopg_style(conn)
+    with translated():
+        result = await conn.exec_driver_sql(statement, parameters)
+        return _sql.job_row(tuple(result.one()))
+
+
+def _require_psycopg_style(conn: Any) -> None:
+    dialect = getattr(conn, "dialect", None)
+    if getattr(dialect, "paramstyle", "pyformat") not in ("pyformat", "format"):
+        raise TypeError(
+            f"add_job: SQLAlchemy's driver {dialect.driver if dialect else '?'} is not supported; use psycopg or psycopg2, "
+            "or execute SELECT pyworker.add_job(…) yourself"
+        )

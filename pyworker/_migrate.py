@@ -1,0 +1,129 @@
+"""Install and upgrade the schema: the steps of sql/install.sql, from Python.
+
+One transaction: lock, pending migrations (each once), all functions (every time), grants, a word to running workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from . import _sql
+from ._files import directory
+from .errors import SchemaVersionError, translated
+
+
+@dataclass(frozen=True)
+class Migration:
+    version: int
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def breaking(self) -> bool:
+        return bool(re.search(rb"(?m)^-- breaking: yes\b", self.path.read_bytes()))
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+
+def migrations() -> list[Migration]:
+    """All migrations of this package, oldest first."""
+    paths = sorted((directory("sql") / "migrations").glob("*.sql"))
+    return [Migration(int(path.name[:4]), path) for path in paths]
+
+
+def code() -> list[Path]:
+    """The current code, in the order in which it is loaded."""
+    return sorted((directory("sql") / "functions").glob("*.sql"))
+
+
+def newest() -> int:
+    """The schema version that this package was made for."""
+    return migrations()[-1].version
+
+
+def _applied(conn: psycopg.Connection[Any], schema: str) -> dict[int, tuple[str, str | None]]:
+    if not conn.execute(_sql.HAS_MIGRATIONS, [schema]).fetchone():
+        return {}
+    rows = conn.execute(_sql.MIGRATIONS.format(schema=sql.Identifier(schema))).fetchall()
+    return {version: (name, checksum) for version, name, checksum in rows}
+
+
+def pending(conn: psycopg.Connection[Any], schema: str = "pyworker") -> list[Migration]:
+    """Migrations of this package that the database has not had. Changes nothing."""
+    applied = _applied(conn, schema)
+    return [migration for migration in migrations() if migration.version not in applied]
+
+
+def migrate(
+    conn: psycopg.Connection[Any], schema: str = "pyworker", *, movable_clock: bool = False, roles: bool = False
+) -> list[Migration]:
+    """Bring the schema to this package's version, in one transaction; returns the migrations that were applied.
+
+    Repeated, concurrent and interrupted calls do no harm. `movable_clock` is for tests: it lets the setting
+    pyworker.clock_offset move the queue's time. `roles` creates the four group roles. Raises SchemaVersionError when
+    a migration was edited after it had been applied, or when the database is newer and breaking.
+    """
+    sql_dir = directory("sql")
+    with translated(), conn.transaction():
+        conn.execute(_sql.SET_SCHEMA.format(schema=sql.Literal(schema)))
+        conn.execute((sql_dir / "begin.sql").read_bytes())
+        applied = _applied(conn, schema)
+        if newer := [v for v in applied if v > newest()]:
+            raise SchemaVersionError(
+                f"the database has schema version {max(newer)}, this pyworker has {newest()}; upgrade pyworker, do not downgrade the database"
+            )
+        done: list[Migration] = []
+        for migration in migrations():
+            if migration.version not in applied:
+                conn.execute(migration.path.read_bytes())
+                conn.execute(
+                    _sql.RECORD_MIGRATION,
+                    [migration.version, migration.name, migration.breaking, migration.checksum],
+                )
+                done.append(migration)
+            elif applied[migration.version][1] is None:  # installed by psql, which knows no checksums
+                conn.execute(_sql.FILL_CHECKSUM, [migration.checksum, migration.version])
+            elif applied[migration.version][1] != migration.checksum:
+                raise SchemaVersionError(f"{migration.path.name} is not the file that was applied to this database")
+        if movable_clock:
+            conn.execute(_sql.MAKE_CLOCK_MOVABLE)
+        for path in code():
+            if path.name.startswith("99"):
+                row = conn.execute(_sql.CLOCK_IS_MOVABLE).fetchone()
+                if row and row[0]:
+                    conn.execute((sql_dir / "optional" / "movable_clock.sql").read_bytes())
+                if roles:
+                    conn.execute((sql_dir / "optional" / "roles.sql").read_bytes())
+            conn.execute(path.read_bytes())
+        conn.execute((sql_dir / "end.sql").read_bytes())
+    return done
+
+
+def script(schema: str = "pyworker", from_version: int = 0) -> str:
+    """The same as one SQL script, for people who apply it themselves to a database at schema version `from_version`."""
+    sql_dir = directory("sql")
+    parts = [
+        f"-- pyworker: schema {schema}, from version {from_version} to {newest()}\n",
+        "begin;\n",
+        _sql.SET_SCHEMA.format(schema=sql.Literal(schema)).as_string(None) + ";\n",
+        (sql_dir / "begin.sql").read_text("utf-8"),
+    ]
+    for migration in migrations():
+        if migration.version > from_version:
+            parts.append(migration.path.read_text("utf-8"))
+            parts.append(_sql.record_migration_text(migration.version, migration.name, migration.breaking, migration.checksum))
+    parts += [path.read_text("utf-8") for path in code()]
+    parts += [(sql_dir / "end.sql").read_text("utf-8"), "commit;\n"]
+    return "\n".join(parts)

@@ -1,0 +1,256 @@
+"""The parent: a small synchronous process without user code, able to run as PID 1.
+
+It registers a worker for each child, beats for all of them, calls maintain(), passes signals on, hands a dead child's jobs on
+at once, and replaces it. Nothing that a handler does (a C call that holds the GIL for an hour, a segfault) can stop it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psycopg
+
+from . import _migrate, _sql
+from ._config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, EXIT_REGISTER_AGAIN, RunConfig
+from ._connect import Backoff, connect
+
+log = logging.getLogger("pyworker.parent")
+
+BEAT = 4.0  # seconds; the lease is settings.worker_ttl, 20 by default
+MAINTAIN = 15.0
+GRACE = 2.0  # seconds from "abort" to SIGKILL
+NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
+
+
+@dataclass
+class ChildProcess:
+    worker_id: int
+    process: subprocess.Popen[str]
+    started: float
+
+    def tell(self, word: str) -> None:
+        with suppress(OSError, ValueError):
+            assert self.process.stdin is not None  # noqa: S101
+            self.process.stdin.write(word + "\n")
+            self.process.stdin.flush()
+
+
+class Parent:
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.db: _sql.Database | None = None
+        self.children: dict[int, ChildProcess] = {}  # by pid
+        self.respawn_at: list[float] = []  # one entry for each child that is to be started again
+        self.respawn_delay = 0.1
+        self.signals = 0
+        self.kill_at: float | None = None
+        self.exit_code = 0
+        self.to_unregister: list[tuple[int, bool]] = []  # worker id, and whether it crashed
+        self.stop_maintaining = threading.Event()
+
+    # -- from start to end ----------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        self.db = self._connect()
+        wakeup, notice = socket.socketpair()
+        for end in (wakeup, notice):
+            end.setblocking(False)
+        signal.set_wakeup_fd(notice.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in NAMES:
+            signal.signal(number, self._signalled)
+        for _ in range(self.config.processes):
+            self._spawn()
+        log.info(
+            "pyworker %s started: %s process%s of %s handlers, schema %s",
+            self._version(), self.config.processes, "es" if self.config.processes > 1 else "", self.config.concurrency, self.config.schema,
+        )  # fmt: skip
+        threading.Thread(target=self._maintain, daemon=True, name="maintain").start()
+        next_beat = time.monotonic() + BEAT
+        while self.children or self.respawn_at or self.to_unregister:
+            now = time.monotonic()
+            deadlines = [next_beat, *self.respawn_at, *([self.kill_at] if self.kill_at else [])]
+            select.select([wakeup], [], [], max(min(deadlines) - now, 0))
+            with suppress(BlockingIOError):
+                wakeup.recv(4096)
+            self._reap()
+            now = time.monotonic()
+            if self.kill_at and now >= self.kill_at:
+                self._escalate()
+            if now >= next_beat:
+                next_beat = now + BEAT
+                self._beat()
+            self._unregister()
+            for due in [at for at in self.respawn_at if at <= now]:
+                self.respawn_at.remove(due)
+                if not self.signals:
+                    self._guarded(self._spawn, lambda: self.respawn_at.append(time.monotonic() + 1))
+        self.stop_maintaining.set()
+        log.info("stopped")
+        return self.exit_code
+
+    def _version(self) -> str:
+        from . import __version__
+
+        return __version__
+
+    # -- the database ---------------------------------------------------------------------------------------------
+
+    def _connect(self) -> _sql.Database:
+        db = _sql.Database(connect(self.config.dsn), self.config.schema)
+        db.check_version(_migrate.newest())
+        return db
+
+    def _guarded(self, action: Any, otherwise: Any = None) -> None:
+        """Do something with the database; if it is away, try to get it back now and then, and go on without it."""
+        try:
+            if self.db is None:
+                self.db = self._connect()
+                log.info("the database is back")
+            action()
+        except psycopg.OperationalError as error:
+            log.warning("database: %s", str(error).strip().split("\n")[0])
+            if self.db is not None:
+                self.db.conn.close()
+                self.db = None
+            if otherwise:
+                otherwise()
+
+    def _beat(self) -> None:
+        def beat() -> None:
+            assert self.db is not None  # noqa: S101
+            for pid, child in list(self.children.items()):
+                if not self.db.heartbeat(child.worker_id):
+                    log.warning("worker %s was declared dead; starting it anew", child.worker_id)
+                    os.kill(pid, signal.SIGKILL)
+
+        self._guarded(beat)
+
+    def _unregister(self) -> None:
+        def unregister() -> None:
+            assert self.db is not None  # noqa: S101
+            while self.to_unregister:
+                worker_id, crashed = self.to_unregister[0]
+                if crashed:
+                    self.db.force_unlock_workers([str(worker_id)])
+                self.db.unregister_worker(worker_id)
+                self.to_unregister.pop(0)
+
+        if self.to_unregister:
+            self._guarded(unregister, lambda: time.sleep(0.2))
+            if self.signals and self.db is None:
+                self.to_unregister.clear()  # leaving without it: the lease will run out
+
+    def _maintain(self) -> None:
+        """In a thread with its own connection: a long pruning must not hold up a beat."""
+        db: _sql.Database | None = None
+        backoff = Backoff()
+        while True:
+            try:
+                if db is None:
+                    db = self._connect()
+                db.maintain()
+                backoff = Backoff()
+            except psycopg.Error as error:
+                if db is not None:
+                    db.conn.close()
+                    db = None
+                backoff.failed(error)
+            if self.stop_maintaining.wait(MAINTAIN * random.uniform(0.8, 1.2) if db else backoff.delay):  # noqa: S311
+                return
+
+    # -- children -------------------------------------------------------------------------------------------------
+
+    def _spawn(self) -> None:
+        assert self.db is not None  # noqa: S101
+        worker_id = self.db.register_worker(
+            {"host": socket.gethostname(), "pid": os.getpid(), "version": self._version(), "tasks": self.config.tasks}
+        )
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "pyworker._child"], stdin=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": _python_path()}
+        )
+        child = ChildProcess(worker_id, process, time.monotonic())
+        self.children[process.pid] = child
+        child.tell(json.dumps({"config": asdict(self.config), "worker_id": worker_id}))
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)  # of orphans too, when this is PID 1
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if child := self.children.pop(pid, None):
+                child.process.returncode = os.waitstatus_to_exitcode(status)
+                self._ended(child, child.process.returncode)
+
+    def _ended(self, child: ChildProcess, code: int) -> None:
+        with suppress(OSError):
+            child.process.stdin and child.process.stdin.close()
+        crashed = code not in (0, EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER, EXIT_REGISTER_AGAIN)
+        # A child that we killed ourselves while stopping did not crash: its jobs go back with their attempt.
+        self.to_unregister.append((child.worker_id, crashed and not self.signals))
+        if code in (EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER):
+            self.exit_code = 1 if code == EXIT_CANNOT_START else code
+            self._stop("a worker process cannot go on")
+        elif self.signals or (code == 0 and self.config.once):
+            pass
+        else:
+            log.warning("worker process %s ended with %s; starting another", child.process.pid, _exit_text(code))
+            lived = time.monotonic() - child.started
+            self.respawn_delay = 0.1 if lived > 60 else min(self.respawn_delay * 2, 5.0)
+            self.respawn_at.append(time.monotonic() + self.respawn_delay)
+
+    # -- signals --------------------------------------------------------------------------------------------------
+
+    def _signalled(self, number: int, _frame: object) -> None:
+        if self.signals == 0:
+            self._stop(NAMES[signal.Signals(number)])
+        else:
+            self.kill_at = time.monotonic()
+            self.signals += 1
+
+    def _stop(self, why: str) -> None:
+        if self.signals:
+            return
+        self.signals = 1
+        self.respawn_at.clear()
+        self.kill_at = time.monotonic() + self.config.shutdown_timeout
+        log.info("stopping (%s): running jobs have %g seconds, the rest is handed back", why, self.config.shutdown_timeout)
+        for child in self.children.values():
+            child.tell("stop")
+
+    def _escalate(self) -> None:
+        """Time is up, or a second signal came: hand back what runs, now; kill whoever does not."""
+        if self.signals < 3:
+            self.signals = 3
+            self.kill_at = time.monotonic() + GRACE
+            for child in self.children.values():
+                child.tell("abort")
+        else:
+            self.kill_at = None
+            for pid in self.children:
+                os.kill(pid, signal.SIGKILL)
+
+
+def _python_path() -> str:
+    """The children find what the parent finds: the current directory first, as `python -m` would."""
+    return os.pathsep.join(dict.fromkeys([os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+
+
+def _exit_text(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"

@@ -1,0 +1,329 @@
+"""All SQL that pyworker sends, and nothing else. One short method per SQL function; columns are always listed.
+
+Rules live in the database: this module carries arguments there and rows back, and decides nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+import psycopg
+from psycopg import sql
+
+from .errors import translated
+
+# -- migrations -------------------------------------------------------------------------------------------------------
+
+SET_SCHEMA = sql.SQL("select set_config('pyworker.schema', {schema}, true)")
+HAS_MIGRATIONS = b"select true from pg_tables where schemaname = %s and tablename = 'migrations'"
+MIGRATIONS = sql.SQL("select version, name, checksum from {schema}.migrations order by version")
+RECORD_MIGRATION = b"insert into migrations (version, name, breaking, checksum) values (%s, %s, %s, %s)"
+FILL_CHECKSUM = b"update migrations set checksum = %s where version = %s"
+MAKE_CLOCK_MOVABLE = b"update settings set movable_clock = true"
+CLOCK_IS_MOVABLE = b"select movable_clock from settings"
+
+
+def record_migration_text(version: int, name: str, breaking: bool, checksum: str) -> str:
+    values = sql.SQL(", ").join(sql.Literal(value) for value in (version, name, breaking, checksum))
+    return sql.SQL("insert into migrations (version, name, breaking, checksum) values ({});\n").format(values).as_string(None)
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job as the database tells it: the result of add_job and its kin. Field names are the SQL type's."""
+
+    id: int
+    task_identifier: str
+    queue_name: str | None
+    payload: Any
+    meta: dict[str, Any] | None
+    priority: int
+    run_at: datetime
+    attempts: int
+    max_attempts: int
+    last_error: str | None
+    created_at: datetime
+    updated_at: datetime
+    key: str | None
+    revision: int
+    flags: dict[str, bool] | None
+    locked_at: datetime | None
+    locked_by: str | None
+    state: str
+    delivery: str
+    unique_key: str | None
+    sequence_key: str | None
+    deduplicated: bool
+    sequence_halted_by: int | None
+    run: int
+    reason: str | None
+    finished_at: datetime | None
+    result: Any
+
+
+_JSON_FIELDS = ("payload", "meta", "flags", "result")
+_NAMES = [field.name for field in dataclasses.fields(JobRow)]
+# JSON travels as text: decoding is done per job, so one that cannot be decoded harms no other.
+_JOB = ", ".join(f"j.{name}::text" if name in _JSON_FIELDS else f"j.{name}" for name in _NAMES)
+
+# The argument names of add_job, each with the type it is cast to.
+_ADD_ARGUMENTS = {
+    "identifier": "text",
+    "payload": "json",
+    "queue_name": "text",
+    "run_at": "timestamptz",
+    "max_attempts": "integer",
+    "job_key": "text",
+    "priority": "integer",
+    "flags": "text[]",
+    "job_key_mode": "text",
+    "unique_policy": "jsonb",
+    "sequence_policy": "jsonb",
+    "meta": "jsonb",
+    "delivery": "text",
+}
+_DEFINE_ARGUMENTS = {
+    "identifier": "text",
+    "max_attempts": "integer",
+    "priority": "integer",
+    "queue_name": "text",
+    "unique_policy": "jsonb",
+    "sequence_policy": "jsonb",
+    "delivery": "text",
+    "timeout": "interval",
+    "backoff": "jsonb",
+    "retention": "interval",
+}
+TASK_OPTIONS = _DEFINE_ARGUMENTS.keys() - {"identifier"}
+_CLAIMED = (
+    "id, run, task_identifier, payload::text, attempts, max_attempts, priority, run_at, queue_name, key, flags::text, meta::text, "
+    "created_at"
+)
+
+
+def _call(schema: str, function: str, arguments: Mapping[str, str]) -> str:
+    given = ", ".join(f"{name} => %({name})s::{kind}" for name, kind in arguments.items())
+    return f"{_quoted(schema)}.{function}({given})"
+
+
+def _quoted(schema: str) -> str:
+    return '"' + schema.replace('"', '""') + '"'
+
+
+Call = tuple[str, list[Any]]
+
+
+def finish_job_statement(schema: str) -> str:
+    return f"select {_quoted(schema)}.finish_job(%s, %s)"
+
+
+def add_job_statement(schema: str) -> str:
+    """For any driver whose parameters are written %(name)s: psycopg, psycopg2, and those above them."""
+    return f"select {_JOB} from {_call(schema, 'add_job', _ADD_ARGUMENTS)} j"  # noqa: S608
+
+
+def add_job_parameters(identifier: str, payload: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = options.keys() - _ADD_ARGUMENTS.keys()
+    if unknown:
+        raise TypeError(f"add_job has no argument {sorted(unknown)[0]!r} (known: {', '.join(_ADD_ARGUMENTS)})")
+    parameters: dict[str, Any] = dict.fromkeys(_ADD_ARGUMENTS)
+    parameters.update(options)
+    parameters["identifier"] = identifier
+    parameters["payload"] = None if payload is None else to_json(payload)
+    for name in ("unique_policy", "sequence_policy", "meta"):
+        if parameters[name] is not None:
+            parameters[name] = json.dumps(parameters[name])
+    if parameters["flags"] is not None:
+        parameters["flags"] = list(parameters["flags"])
+    return parameters
+
+
+def to_json(value: Any) -> str:
+    """JSON text of a payload or result: plain JSON values, dataclasses, pydantic models, msgspec structs."""
+    return json.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if hasattr(value, "model_dump"):  # pydantic
+        return value.model_dump(mode="json")
+    if hasattr(value, "__struct_fields__"):  # msgspec
+        import msgspec
+
+        return msgspec.to_builtins(value)
+    raise TypeError(f"a value of type {type(value).__name__} cannot be stored as JSON")
+
+
+def job_row(row: Sequence[Any] | None) -> JobRow | None:
+    if row is None or row[0] is None:
+        return None
+    values = [_decoded(v) if name in _JSON_FIELDS else v for name, v in zip(_NAMES, row, strict=True)]
+    return JobRow(*values)
+
+
+def _decoded(text: str | None) -> Any:
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:  # JSON that Python cannot hold, such as a number of more than 4,300 digits
+        return text
+
+
+class Database:
+    """The SQL functions of one schema, over one psycopg connection."""
+
+    def __init__(self, conn: psycopg.Connection[Any], schema: str = "pyworker") -> None:
+        self.conn = conn
+        self.schema = schema
+        self._s = _quoted(schema)
+
+    def _rows(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        with translated():
+            return self.conn.execute(cast("Any", statement), parameters).fetchall()
+
+    def _value(self, call: str, *parameters: Any) -> Any:
+        return self._rows(f"select {self._s}.{call}", parameters)[0][0]
+
+    def _jobs(self, source: str, *parameters: Any) -> list[JobRow]:
+        rows = self._rows(f"select {_JOB} from {self._s}.{source} j", parameters)  # noqa: S608
+        return [job for row in rows if (job := job_row(row))]
+
+    # 20_add
+
+    def add_job(self, identifier: str, payload: Any = None, **options: Any) -> JobRow:
+        row = self._rows(add_job_statement(self.schema), add_job_parameters(identifier, payload, options))[0]
+        return cast("JobRow", job_row(row))
+
+    def remove_job(self, job_key: str) -> JobRow | None:
+        return next(iter(self._jobs("remove_job(%s)", job_key)), None)
+
+    # 10_tasks
+
+    def define_task(self, identifier: str, options: Mapping[str, Any]) -> None:
+        parameters: dict[str, Any] = dict.fromkeys(_DEFINE_ARGUMENTS)
+        parameters.update(options, identifier=identifier)
+        for name in ("unique_policy", "sequence_policy", "backoff"):
+            if parameters[name] is not None:
+                parameters[name] = json.dumps(parameters[name])
+        self._rows(f"select {_call(self.schema, 'define_task', _DEFINE_ARGUMENTS)}", parameters)
+
+    # 40_claim, 50_finish, 60_fail: a worker's turn sends several of these in one round trip
+
+    def send(self, call: Call) -> psycopg.Cursor[Any]:
+        return self.conn.execute(cast("Any", call[0]), call[1])
+
+    def claim_call(
+        self,
+        worker_id: int,
+        max_jobs: int,
+        tasks: Sequence[str] | None,
+        queues: Sequence[str] | None,
+        forbidden_flags: Sequence[str] | None,
+    ) -> Call:
+        return (
+            f"select {_CLAIMED} from {self._s}.claim_jobs(%s, %s, %s::text[], %s::text[], %s::text[])",  # noqa: S608
+            [worker_id, max_jobs, *(None if v is None else list(v) for v in (tasks, queues, forbidden_flags))],
+        )
+
+    def finish_call(self, jobs: Iterable[tuple[int, int, str | None]]) -> Call:
+        """Each job: id, run, and its result as JSON text or None."""
+        ids, runs, results = (list(column) for column in zip(*jobs, strict=True))
+        kept = results if any(result is not None for result in results) else None
+        return f"select {self._s}.finish_jobs(%s::bigint[], %s::integer[], %s::jsonb[])", [ids, runs, kept]
+
+    def fail_call(self, failures: Sequence[Mapping[str, Any]]) -> Call:
+        # jsonb cannot hold NUL; nor does anybody read it in an error.
+        return f"select {self._s}.fail_jobs(%s::jsonb)", [json.dumps(failures).replace("\\u0000", "\\ufffd")]
+
+    def snooze_call(self, job_id: int, run: int, delay: timedelta) -> Call:
+        return f"select {self._s}.snooze_job(%s, %s, %s)", [job_id, run, delay]
+
+    def release_call(self, jobs: Iterable[tuple[int, int]]) -> Call:
+        ids, runs = (list(column) for column in zip(*jobs, strict=True))
+        return f"select {self._s}.release_jobs(%s::bigint[], %s::integer[])", [ids, runs]
+
+    def seconds_until_due_call(self) -> Call:
+        return f"select {self._s}.seconds_until_due()", []
+
+    def finish_job(self, job_id: int, run: int) -> None:
+        with translated():
+            self.conn.execute(cast("Any", finish_job_statement(self.schema)), [job_id, run])
+
+    # 70_workers
+
+    def register_worker(self, info: Mapping[str, Any]) -> int:
+        return self._value("register_worker(%s::jsonb)", json.dumps(info))
+
+    def heartbeat(self, worker_id: int) -> bool:
+        return self._value("heartbeat(%s)", worker_id)
+
+    def unregister_worker(self, worker_id: int) -> None:
+        self._value("unregister_worker(%s)", worker_id)
+
+    def force_unlock_workers(self, worker_ids: Sequence[str]) -> None:
+        self._value("force_unlock_workers(%s)", list(worker_ids))
+
+    def listen(self) -> None:
+        self.conn.execute(cast("Any", f"listen {self._s}"))
+
+    # 80_admin, 85_maintain, 90_views
+
+    def get_job(self, job_id: int) -> JobRow | None:
+        return next(iter(self._jobs("get_job(%s)", job_id)), None)
+
+    def job_errors(self, job_id: int) -> list[tuple[Any, ...]]:
+        return self._rows(f"select run, at, worker, error from {self._s}.job_errors(%s)", [job_id])  # noqa: S608
+
+    def retry_job(self, job_id: int) -> JobRow:
+        return self._jobs("retry_job(%s)", job_id)[0]
+
+    def cancel_job(self, job_id: int, force: bool) -> JobRow:
+        return self._jobs("cancel_job(%s, %s)", job_id, force)[0]
+
+    def delete_job(self, job_id: int) -> JobRow:
+        return self._jobs("delete_job(%s)", job_id)[0]
+
+    def maintain(self) -> dict[str, int] | None:
+        return self._value("maintain()")
+
+    def check_version(self, client_version: int) -> None:
+        with translated():
+            try:
+                self._value("check_version(%s)", client_version)
+            except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction) as error:
+                from .errors import SchemaVersionError
+
+                own = SchemaVersionError(f"there is no pyworker in schema {self.schema!r} of this database, or a very old one")
+                own.detail, own.hint = "older", "Run: pyworker migrate"
+                raise own from error
+
+    def list_jobs(
+        self, *, states: Sequence[str], tasks: Sequence[str], queues: Sequence[str], key: str | None, limit: int
+    ) -> list[dict[str, Any]]:
+        """Newest first, live and finished; empty filters match all."""
+        columns = "id, task_identifier, queue_name, state, priority, run_at, attempts, max_attempts, key, last_error, finished_at"
+        parts = " union all ".join(
+            f"(select {columns} from {self._s}.{view}"  # noqa: S608
+            " where (cardinality(%(states)s::text[]) = 0 or state = any (%(states)s))"
+            " and (cardinality(%(tasks)s::text[]) = 0 or task_identifier = any (%(tasks)s))"
+            " and (cardinality(%(queues)s::text[]) = 0 or coalesce(queue_name, 'default') = any (%(queues)s))"
+            " and (%(key)s::text is null or key = %(key)s) order by id desc limit %(limit)s)"
+            for view in ("jobs", "history")
+        )
+        rows = self._rows(
+            f"select {columns} from ({parts}) j order by id desc limit %(limit)s",  # noqa: S608
+            {"states": list(states), "tasks": list(tasks), "queues": list(queues), "key": key, "limit": limit},
+        )
+        return [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
+
+    def queue_stats(self) -> list[dict[str, Any]]:
+        columns = "queue_name, concurrency, paused, available, running, pending, scheduled, retryable, discarded, oldest_waiting"
+        rows = self._rows(f"select {columns} from {self._s}.queue_stats order by queue_name")  # noqa: S608
+        return [dict(zip(columns.split(", "), row, strict=True)) for row in rows]

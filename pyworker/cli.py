@@ -1,0 +1,387 @@
+"""The `pyworker` command. Each command is a few lines around one SQL function; see `pyworker COMMAND --help`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+import psycopg
+from rich.console import Console
+from rich.table import Table
+
+from . import _migrate, _sql
+from ._config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, RunConfig
+from ._connect import connect
+from ._embedded import NoPostgres, kept_server
+from .errors import PyworkerError, SchemaVersionError, sqlstate_of
+
+STATES = ["scheduled", "pending", "available", "running", "retryable", "completed", "cancelled", "discarded"]
+STYLES = {"completed": "green", "running": "cyan", "retryable": "yellow", "discarded": "red", "cancelled": "magenta"}
+
+
+class Problem(click.ClickException):
+    """One line that names the cause, and the way out."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"pyworker: {self.message}", file=file or sys.stderr)
+
+
+class Group(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SchemaVersionError as error:
+            code = EXIT_DATABASE_NEWER if error.detail == "newer" else EXIT_DATABASE_OLDER
+            raise Problem(_with_hint(error), code) from error
+        except PyworkerError as error:
+            raise Problem(_with_hint(error)) from error
+        except NoPostgres as error:
+            raise Problem(str(error)) from error
+        except psycopg.Error as error:
+            raise Problem(_explained(error)) from error
+        except BrokenPipeError:
+            sys.stderr.close()  # `pyworker jobs | head` is no error
+            ctx.exit(0)
+
+
+def _with_hint(error: PyworkerError) -> str:
+    return f"{error}. {error.hint}" if error.hint else str(error)
+
+
+def _explained(error: psycopg.Error) -> str:
+    first = str(error).strip().split("\n")[0]
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return f"{first}. Ask the owner of the schema: GRANT <schema>_admin (or _producer, _worker, _reader) TO your role"
+    if isinstance(error, psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction | psycopg.errors.UndefinedTable):
+        return f"{first}. Is pyworker installed here? Run: pyworker migrate (or name its schema with --schema)"
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        return f"{first}: somebody holds a lock on pyworker's tables for long. Nothing was changed; try again"
+    if sqlstate_of(error) is None:
+        return f"cannot reach the database: {first}. Name one with --dsn, DATABASE_URL or PGHOST, PGDATABASE …"
+    return first
+
+
+@contextlib.contextmanager
+def _resolved(dsn: str) -> Iterator[str]:
+    """`demo` stands for the database that `pyworker demo` left behind."""
+    if dsn != "demo":
+        yield dsn
+    else:
+        with kept_server("demo") as server:
+            yield server.url()
+
+
+@contextlib.contextmanager
+def _database(dsn: str, schema: str) -> Iterator[_sql.Database]:
+    with _resolved(dsn) as url, connect(url) as conn:
+        yield _sql.Database(conn, schema)
+
+
+def common(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say where the queue is."""
+
+    @click.option("--dsn", default="", envvar="DATABASE_URL", help="Database: a postgresql:// URL or libpq's key=value. Default: the PG* variables.")
+    @click.option("--schema", default="pyworker", envvar="PYWORKER_SCHEMA", show_default=True, help="Schema that pyworker is installed in.")
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return command(*args, **kwargs)
+
+    return wrapped
+
+
+as_json = click.option("--json", "machine", is_flag=True, help="Print JSON, for machines.")
+
+
+@click.group(cls=Group, context_settings={"auto_envvar_prefix": "PYWORKER", "help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pyworker")
+def main() -> None:
+    """A job queue that lives in PostgreSQL.
+
+    Any SQL client adds jobs, SELECT pyworker.add_job('send_email', '{"to": "a@b.c"}'), and `pyworker run` works them off.
+    """
+
+
+# -- install ----------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@common
+@click.option("--dry-run", is_flag=True, help="List the migrations that would be applied, and change nothing.")
+@click.option("--sql", "print_sql", is_flag=True, help="Print the SQL script instead of running it; needs no database.")
+@click.option("--from", "from_version", default=0, metavar="N", help="With --sql: the database has schema version N already.")
+@click.option("--roles", is_flag=True, help="Create the roles SCHEMA_producer, _worker, _reader and _admin (needs CREATEROLE).")
+@click.option("--movable-clock", is_flag=True, help="For tests: let the setting pyworker.clock_offset move the queue's time.")
+def migrate(dsn: str, schema: str, dry_run: bool, print_sql: bool, from_version: int, roles: bool, movable_clock: bool) -> None:
+    """Install pyworker, or upgrade it to this version.
+
+    One transaction; repeated, concurrent and interrupted runs do no harm, and running workers go on.
+    """
+    if print_sql:
+        click.echo(_migrate.script(schema, from_version))
+        return
+    with _resolved(dsn) as url, connect(url) as conn:
+        if dry_run:
+            pending = _migrate.pending(conn, schema)
+            for migration in pending:
+                click.echo(f"would apply {migration.name}{' (breaking)' if migration.breaking else ''}")
+            click.echo(f"{len(pending)} migrations to apply; functions and views are always brought up to date")
+            return
+        done = _migrate.migrate(conn, schema, roles=roles, movable_clock=movable_clock)
+        for migration in done:
+            click.echo(f"applied {migration.name}")
+        click.echo(f"schema {schema} is at version {_migrate.newest()}")
+
+
+# -- run --------------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("modules", nargs=-1, required=True)
+@common
+@click.option("--concurrency", "-c", default=10, show_default=True, type=click.IntRange(1, 1000), help="Handlers at once in each process.")
+@click.option("--processes", "-p", default=1, show_default=True, type=click.IntRange(1, 256), help="Processes that run handlers.")
+@click.option("--queue", "queues", multiple=True, help="Only jobs of this queue ('default': of none). Can be repeated.")
+@click.option("--task", "tasks", multiple=True, help="Only this task. Can be repeated.")
+@click.option("--forbid-flag", "forbidden_flags", multiple=True, help="Not jobs with this flag. Can be repeated.")
+@click.option("--once", is_flag=True, help="Run what can run now, then exit.")
+@click.option("--shutdown-timeout", default=25.0, show_default=True, type=click.FloatRange(0), help="Seconds that running jobs get after SIGTERM.")
+@click.option("--poll-interval", default=2.0, show_default=True, type=click.FloatRange(0.05), help="Seconds between looks when no notification comes.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False), default="INFO", show_default=True)
+def run(
+    modules: tuple[str, ...], dsn: str, schema: str, concurrency: int, processes: int, queues: tuple[str, ...], tasks: tuple[str, ...],
+    forbidden_flags: tuple[str, ...], once: bool, shutdown_timeout: float, poll_interval: float, log_format: str, log_level: str,
+) -> None:  # fmt: skip
+    """Run the jobs whose tasks MODULES define (packages with all their submodules).
+
+    SIGTERM or Ctrl-C: no new job is claimed, running ones get the shutdown timeout, the rest is handed back at once; a second
+    signal hands everything back. Exit codes: 0 done, 1 error, 2 wrong usage, 56 the database is older than this pyworker
+    (run `pyworker migrate`), 57 it is newer and incompatible (upgrade pyworker).
+    """
+    from ._logging import set_up
+    from ._parent import Parent
+
+    set_up(log_format, log_level.upper())
+    with _resolved(dsn) as url:
+        config = RunConfig(
+            dsn=url, schema=schema, tasks=list(modules), concurrency=concurrency, processes=processes, queues=list(queues),
+            only_tasks=list(tasks), forbidden_flags=list(forbidden_flags), once=once, shutdown_timeout=shutdown_timeout,
+            poll_interval=poll_interval, log_format=log_format, log_level=log_level.upper(),
+        )  # fmt: skip
+        code = Parent(config).run()
+    raise SystemExit(code)
+
+
+@main.command()
+@click.option("--users", default=25, show_default=True, type=click.IntRange(3, 10_000), help="How many users sign up.")
+def demo(users: int) -> None:
+    """See it work: a database, an application, a worker and real mail, all on this machine.
+
+    Starts a private PostgreSQL, installs pyworker, runs the example application of `examples/welcome`. Its database is kept:
+    use it with --dsn demo.
+    """
+    from ._demo import Demo
+
+    Demo(users, Console()).run()
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("task")
+@click.argument("payload", default="{}")
+@common
+@click.option("--queue", "queue_name", help="Jobs of one queue run one after another.")
+@click.option("--run-at", help="Not before this time, as PostgreSQL reads it: '2026-12-24 18:00', 'tomorrow'.")
+@click.option("--max-attempts", type=int)
+@click.option("--key", "job_key", help="Replace the waiting job of this key.")
+@click.option("--key-mode", "job_key_mode", type=click.Choice(["replace", "preserve_run_at", "unsafe_dedupe"]))
+@click.option("--priority", type=int, help="Smaller runs first.")
+@click.option("--flag", "flags", multiple=True)
+@click.option("--meta", help="A JSON object.")
+@as_json
+def add(task: str, payload: str, dsn: str, schema: str, machine: bool, flags: tuple[str, ...], meta: str | None, **options: Any) -> None:
+    """Add a job of TASK with PAYLOAD, a JSON text ("-" reads it from standard input)."""
+    value = _parsed("PAYLOAD", sys.stdin.read() if payload == "-" else payload)
+    options |= {"flags": flags or None, "meta": None if meta is None else _parsed("--meta", meta)}
+    with _database(dsn, schema) as db:
+        job = db.add_job(task, value, **options)
+    if machine:
+        _print_json(dataclasses.asdict(job))
+    else:
+        click.echo(f"job {job.id} {job.state}" + (f", due {_time(job.run_at)}" if job.state == "scheduled" else ""))
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(f"{name} is not JSON: {error}") from error
+
+
+@main.command()
+@click.argument("job_id", type=int, required=False)
+@common
+@click.option("--state", "states", multiple=True, type=click.Choice(STATES))
+@click.option("--task", "tasks", multiple=True)
+@click.option("--queue", "queues", multiple=True)
+@click.option("--key")
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1))
+@as_json
+def jobs(
+    job_id: int | None, dsn: str, schema: str, states: Sequence[str], tasks: Sequence[str], queues: Sequence[str], key: str | None,
+    limit: int, machine: bool,
+) -> None:  # fmt: skip
+    """List jobs, newest first, finished ones included; or show one with the errors of its attempts."""
+    with _database(dsn, schema) as db:
+        if job_id is not None:
+            _show_job(db, job_id, machine)
+            return
+        rows = db.list_jobs(states=states, tasks=tasks, queues=queues, key=key, limit=limit)
+    if machine:
+        _print_json(rows)
+        return
+    shown = [
+        {
+            "id": row["id"], "task": row["task_identifier"], "state": row["state"], "queue": row["queue_name"], "key": row["key"],
+            "attempts": f"{row['attempts']}/{row['max_attempts']}", "run at": row["run_at"], "last error": row["last_error"],
+        }
+        for row in rows
+    ]  # fmt: skip
+    _print_table(shown, "no jobs" + (" match" if states or tasks or queues or key else " yet: pyworker add TASK adds one"))
+
+
+def _show_job(db: _sql.Database, job_id: int, machine: bool) -> None:
+    job = db.get_job(job_id)
+    if job is None:
+        raise Problem(f"there is no job {job_id} (finished jobs are kept for their retention)")
+    errors = [dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in db.job_errors(job_id)]
+    if machine:
+        _print_json({**dataclasses.asdict(job), "errors": errors})
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in dataclasses.asdict(job).items():
+        if value is not None and not (name in ("last_error", "deduplicated")):
+            text = json.dumps(value, ensure_ascii=False) if name in ("payload", "meta", "flags", "result") else _text(value)
+            table.add_row(name, text, style=STYLES.get(job.state) if name == "state" else None)
+    console.print(table)
+    for error in errors:
+        console.print(f"\nattempt (run {error['run']}) failed {_time(error['at'])} on worker {error['worker']}:", style="yellow")
+        console.print(error["error"].rstrip(), markup=False)
+
+
+@main.command()
+@click.argument("job_ids", type=int, nargs=-1, required=True)
+@common
+@as_json
+def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> None:
+    """Run jobs now: discarded and finished ones again, scheduled and retryable ones ahead of their time."""
+    with _database(dsn, schema) as db:
+        _report([db.retry_job(job_id) for job_id in job_ids], machine)
+
+
+@main.command()
+@click.argument("job_ids", type=int, nargs=-1, required=True)
+@common
+@click.option("--force", is_flag=True, help="End a running job at once; its worker's word on it is refused.")
+@as_json
+def cancel(job_ids: tuple[int, ...], dsn: str, schema: str, force: bool, machine: bool) -> None:
+    """Call jobs off. A running one is asked to stop, unless --force."""
+    with _database(dsn, schema) as db:
+        _report([db.cancel_job(job_id, force) for job_id in job_ids], machine)
+
+
+@main.command()
+@click.argument("job_ids", type=int, nargs=-1)
+@common
+@click.option("--key", "keys", multiple=True, help="Remove the job that holds this key. Can be repeated.")
+@as_json
+def remove(job_ids: tuple[int, ...], dsn: str, schema: str, keys: tuple[str, ...], machine: bool) -> None:
+    """Remove jobs for good, by id (history included) or by key."""
+    if not job_ids and not keys:
+        raise click.UsageError("name at least one job id, or --key")
+    with _database(dsn, schema) as db:
+        removed = [db.delete_job(job_id) for job_id in job_ids]
+        for key in keys:
+            job = db.remove_job(key)
+            if job is None:
+                raise Problem(f"no job holds the key {key!r}")
+            removed.append(job)
+    if machine:
+        _print_json([dataclasses.asdict(job) for job in removed])
+        return
+    for job in removed:
+        running = job.state == "running"
+        click.echo(f"job {job.id} is running; this run is its last" if running else f"job {job.id} removed (was {job.state})")
+
+
+@main.command()
+@common
+@as_json
+def queues(dsn: str, schema: str, machine: bool) -> None:
+    """Show the queues that have jobs, with their counts per state."""
+    with _database(dsn, schema) as db:
+        rows = db.queue_stats()
+    if machine:
+        _print_json(rows)
+        return
+    for row in rows:
+        row["concurrency"] = "no limit" if row["concurrency"] is None else str(row["concurrency"])
+        row["paused"] = "yes" if row["paused"] else "no"
+    _print_table(rows, "no queue has jobs")
+
+
+# -- output -----------------------------------------------------------------------------------------------------------
+
+
+def _report(jobs: Sequence[_sql.JobRow], machine: bool) -> None:
+    if machine:
+        _print_json([dataclasses.asdict(job) for job in jobs])
+        return
+    for job in jobs:
+        asked = job.state == "running"
+        click.echo(f"job {job.id} is running and was asked to stop" if asked else f"job {job.id} {job.state}")
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=lambda v: v.isoformat() if isinstance(v, datetime) else str(v)))
+
+
+def _print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
+    if not rows:
+        click.echo(nothing)
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    texts = [[_text(value) for value in row.values()] for row in rows]
+    for at, name in enumerate(rows[0]):
+        number = all(isinstance(row[name], int) for row in rows)
+        # Only the last column gives way when the terminal is narrow.
+        width = None if at == len(rows[0]) - 1 else max(len(text[at]) for text in texts)
+        table.add_column(name.replace("_", " "), justify="right" if number else "left", min_width=width, overflow="ellipsis", no_wrap=True)
+    for row, text in zip(rows, texts, strict=True):
+        table.add_row(*text, style=STYLES.get(str(row.get("state"))))
+    Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, datetime):
+        return _time(value)
+    lines = str(value).strip().split("\n") if value is not None else [""]
+    return lines[-1].replace("[", "\\[")  # of a traceback, its last line says what happened
+
+
+def _time(value: datetime) -> str:
+    return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")

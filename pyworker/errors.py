@@ -1,0 +1,108 @@
+"""What can go wrong, as exceptions.
+
+    PyworkerError
+    ├── InvalidArgument      PW001  an argument was refused; the message names it and its value
+    ├── ClaimLost            PW002  the job was handed on, cancelled or finished under another run
+    ├── Duplicate            PW003  a unique key or a job key is held by another job
+    ├── NotFound             PW004  there is no such job or worker
+    ├── WrongState           PW005  not possible in the job's present state
+    ├── SchemaVersionError   PW006  database and package do not fit together
+    └── TaskError                   a task cannot be used: bad signature, two of one name, nothing to import
+
+The SQL functions raise SQLSTATEs; `translated` turns them into these classes, whatever driver they came through.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class PyworkerError(Exception):
+    """The root of all exceptions that pyworker raises on purpose."""
+
+    sqlstate: str | None = None
+    hint: str | None = None
+    detail: str | None = None
+
+
+class InvalidArgument(PyworkerError):
+    """PW001: an argument was refused; the message names it and its value."""
+
+    sqlstate = "PW001"
+
+
+class ClaimLost(PyworkerError):
+    """PW002: the job is no longer held by this run. Roll back, and drop the result."""
+
+    sqlstate = "PW002"
+
+
+class Duplicate(PyworkerError):
+    """PW003: the key is held by another job, see `existing_job_id` and `existing_job_state`."""
+
+    sqlstate = "PW003"
+
+    @property
+    def existing_job_id(self) -> int | None:
+        return json.loads(self.detail or "{}").get("existing_job_id")
+
+    @property
+    def existing_job_state(self) -> str | None:
+        return json.loads(self.detail or "{}").get("existing_job_state")
+
+
+class NotFound(PyworkerError):
+    """PW004: there is no such job or worker."""
+
+    sqlstate = "PW004"
+
+
+class WrongState(PyworkerError):
+    """PW005: not possible in the job's present state."""
+
+    sqlstate = "PW005"
+
+
+class SchemaVersionError(PyworkerError):
+    """PW006: database and package do not fit together; `detail` is "older" or "newer", seen from the package."""
+
+    sqlstate = "PW006"
+
+
+class TaskError(PyworkerError):
+    """A task cannot be used: a bad signature, two tasks of one name, a module that cannot be imported."""
+
+
+BY_SQLSTATE: dict[str, type[PyworkerError]] = {
+    str(cls.sqlstate): cls
+    for cls in (InvalidArgument, ClaimLost, Duplicate, NotFound, WrongState, SchemaVersionError)
+}
+
+
+def sqlstate_of(error: BaseException) -> str | None:
+    """The SQLSTATE of a driver's exception: psycopg's, psycopg2's, or either wrapped by SQLAlchemy or Django."""
+    for candidate in (error, getattr(error, "orig", None), error.__cause__):
+        code = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
+        if isinstance(code, str):
+            return code
+    return None
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Re-raise a database error that carries one of our SQLSTATEs as its class; others pass."""
+    try:
+        yield
+    except Exception as error:
+        cls = BY_SQLSTATE.get(sqlstate_of(error) or "")
+        if cls is None or isinstance(error, PyworkerError):
+            raise
+        source: Any = next((e for e in (error, getattr(error, "orig", None), error.__cause__) if hasattr(e, "diag")), None)
+        diag = getattr(source, "diag", None)
+        own = cls(getattr(diag, "message_primary", None) or str(error))
+        own.detail = getattr(diag, "message_detail", None)
+        own.hint = getattr(diag, "message_hint", None)
+        raise own from error

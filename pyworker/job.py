@@ -1,0 +1,144 @@
+"""What a handler is given, and what it may answer.
+
+A handler that returns has finished its job. It may instead raise (or return) one of the outcomes below; any other exception
+is a failed attempt, to be retried after the task's backoff.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from . import _client
+from ._sql import JobRow
+
+if TYPE_CHECKING:
+    from ._child import Connections
+
+
+class Outcome(Exception):  # noqa: N818 - it is an answer, not an error
+    """The root of the answers below."""
+
+
+class Snooze(Outcome):
+    """Put the job off by `delay` (a timedelta, or seconds); this attempt does not count. (River: snooze)"""
+
+    def __init__(self, delay: timedelta | float) -> None:
+        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        if self.delay < timedelta(0):
+            raise ValueError(f"Snooze: delay must not be negative, got {delay!r}")
+        super().__init__(f"snoozed for {self.delay}")
+
+
+class Cancel(Outcome):
+    """Call the job off for good: it ends cancelled, with `reason` as its last error. (River: JobCancel)"""
+
+    def __init__(self, reason: str = "cancelled by its handler") -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class Discard(Outcome):
+    """Give up without further attempts: it ends discarded, a decision for people. (Oban: discard)"""
+
+    def __init__(self, reason: str = "discarded by its handler") -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class Failed(Outcome):
+    """Of a batch (a payload that is an array), these elements failed: only they are tried again. (Graphile Worker: batch jobs)"""
+
+    def __init__(self, elements: Sequence[Any], reason: str | None = None) -> None:
+        self.elements = list(elements)
+        self.reason = reason or f"{len(self.elements)} elements of the batch failed"
+        super().__init__(self.reason)
+
+
+@dataclass(slots=True)
+class _JobFields:
+    id: int
+    run: int
+    task_identifier: str
+    payload: Any = field(repr=False)
+    attempts: int
+    max_attempts: int
+    priority: int
+    run_at: datetime
+    queue_name: str | None
+    key: str | None
+    flags: dict[str, bool] | None
+    meta: dict[str, Any] | None = field(repr=False)
+    created_at: datetime
+    _connections: Connections = field(repr=False)
+    _in_transaction: Any = field(default=None, repr=False)
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger whose records carry job_id, run and task."""
+        logger = logging.getLogger(f"pyworker.task.{self.task_identifier}")
+        return logging.LoggerAdapter(logger, {"job_id": self.id, "run": self.run, "task": self.task_identifier})
+
+
+class Job(_JobFields):
+    """The job at hand, for a handler that asks for it: a parameter named `job`, or annotated `Job`.
+
+    id, run (the fencing token: it grows with each claim, hand it to whatever must refuse a late writer), task_identifier,
+    payload, attempts (this one included), max_attempts, priority, run_at, queue_name, key, flags, meta, created_at, logger.
+    """
+
+    __slots__ = ()
+
+    @contextmanager
+    def transaction(self) -> Iterator[psycopg.Connection[Any]]:
+        """A connection in a transaction that ends with the job's own end: its writes and the job's completion are one commit.
+
+        When the claim was lost meanwhile (the worker was taken for dead and the job handed on), ClaimLost is raised
+        instead of the commit and everything rolls back. Effects in this database thus happen once.
+        """
+        with self._connections.sync_pool().connection() as conn, conn.transaction():
+            self._in_transaction = conn
+            try:
+                yield conn
+                self._connections.database(conn).finish_job(self.id, self.run)
+            finally:
+                self._in_transaction = None
+
+    def add_job(self, identifier: str, payload: Any = None, **options: Any) -> JobRow:
+        """Add another job: in `transaction()` if that is open, otherwise at once. Arguments as pyworker.add_job."""
+        if self._in_transaction is not None:
+            return _client.add_job(self._in_transaction, identifier, payload, schema=self._connections.schema, **options)
+        with self._connections.sync_pool().connection() as conn:
+            return _client.add_job(conn, identifier, payload, schema=self._connections.schema, **options)
+
+
+class AsyncJob(_JobFields):
+    """`Job` as an async handler gets it: `async with job.transaction()`, `await job.add_job(…)`."""
+
+    __slots__ = ()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        """As Job.transaction, with an asynchronous connection."""
+        pool = await self._connections.async_pool()
+        async with pool.connection() as conn, conn.transaction():
+            self._in_transaction = conn
+            try:
+                yield conn
+                await self._connections.finish_job_async(conn, self.id, self.run)
+            finally:
+                self._in_transaction = None
+
+    async def add_job(self, identifier: str, payload: Any = None, **options: Any) -> JobRow:
+        """As Job.add_job."""
+        if self._in_transaction is not None:
+            return await _client.add_job(self._in_transaction, identifier, payload, schema=self._connections.schema, **options)
+        pool = await self._connections.async_pool()
+        async with pool.connection() as conn:
+            return await _client.add_job(conn, identifier, payload, schema=self._connections.schema, **options)

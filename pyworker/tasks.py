@@ -1,0 +1,187 @@
+"""The @task decorator: a name for a function, its defaults, and how it is to be called."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import types
+import typing
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+
+from . import _client, _sql
+from .errors import TaskError
+from .job import AsyncJob, Job
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_registry: dict[str, Task[..., Any]] = {}
+
+
+class Task(Generic[P, R]):
+    """A handler with its name and defaults. Calling it calls the plain function, as in a unit test."""
+
+    def __init__(self, function: Callable[P, R], name: str, options: dict[str, Any], result: bool) -> None:
+        self.function = function
+        self.name = name
+        self.options = options
+        self.result = result
+        self.is_async = inspect.iscoroutinefunction(function)
+        functools.update_wrapper(cast("Any", self), function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<task {self.name} ({self.function.__module__}.{self.function.__qualname__})>"
+
+    def add(self, conn: Any, payload: Any = None, **options: Any) -> Any:
+        """Add a job of this task in the caller's transaction: pyworker.add_job(conn, this task's name, …)."""
+        return _client.add_job(conn, self.name, payload, **options)
+
+    @functools.cached_property
+    def invoke(self) -> Callable[[Any], Any]:
+        """The function as the worker calls it, with a job: payload converted, and the job passed, where it asks for them."""
+        try:
+            parameters = list(inspect.signature(self.function).parameters.values())
+            annotations = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
+            bare = types.SimpleNamespace(__annotations__=annotations)  # the return type is nobody's business
+            hints = typing.get_type_hints(bare, globalns=getattr(self.function, "__globals__", {}))
+        except Exception as error:
+            raise TaskError(f"{self!r}: its annotations cannot be resolved: {error}") from error
+        takes_payload, job_name = False, None
+        for parameter in parameters:
+            if parameter.name == "job" or hints.get(parameter.name) in (Job, AsyncJob):
+                job_name = parameter.name
+            elif not takes_payload and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                takes_payload = True
+                if parameter is not parameters[0]:
+                    raise TaskError(f"{self!r}: the payload must be its first parameter")
+            elif parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise TaskError(f"{self!r}: parameter {parameter.name!r} has nothing to fill it; a handler takes payload and job")
+        convert = self._converter(hints.get(parameters[0].name)) if takes_payload else None
+        function = cast("Callable[..., Any]", self.function)
+
+        def invoke(job: Any) -> Any:
+            args = () if not takes_payload else (job.payload if convert is None else convert(job.payload),)
+            return function(*args, **({job_name: job} if job_name else {}))
+
+        return invoke
+
+    def _converter(self, hint: Any) -> Callable[[Any], Any] | None:
+        """How to make the annotated type of a JSON value, and check it; None for plain JSON types."""
+        origin = typing.get_origin(hint) or hint
+        arguments = typing.get_args(hint)
+        if origin in (list, tuple) and arguments and self._is_record(arguments[0]):
+            pass  # a batch of records
+        elif not self._is_record(hint):
+            return None
+        record = arguments[0] if arguments else hint
+        if hasattr(record, "model_validate") or not _importable("msgspec"):
+            if not _importable("pydantic"):
+                raise TaskError(f"{self!r}: to convert payloads to {hint!r}, pip install 'pyworker[types]'")
+            from pydantic import TypeAdapter, ValidationError
+
+            adapter = TypeAdapter(hint)
+
+            def by_pydantic(payload: Any) -> Any:
+                try:
+                    return adapter.validate_python(payload)
+                except ValidationError as error:
+                    # Without the input: a payload is not to be seen in errors and logs.
+                    problems = "; ".join(
+                        f"{e['msg']} - at `{'.'.join(str(part) for part in e['loc'])}`" for e in error.errors(include_input=False)
+                    )
+                    raise ValueError(f"the payload does not fit {hint!r}: {problems}") from None
+
+            return by_pydantic
+        import msgspec
+
+        def by_msgspec(payload: Any) -> Any:
+            try:
+                return msgspec.convert(payload, hint)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"the payload does not fit {hint!r}: {error}") from None
+
+        return by_msgspec
+
+    @staticmethod
+    def _is_record(hint: Any) -> bool:
+        return isinstance(hint, type) and (
+            dataclasses.is_dataclass(hint)
+            or typing.is_typeddict(hint)
+            or hasattr(hint, "__struct_fields__")
+            or hasattr(hint, "model_validate")
+        )
+
+
+def _importable(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+@overload
+def task(function: Callable[P, R], /) -> Task[P, R]: ...
+@overload
+def task(
+    *,
+    name: str | None = ...,
+    max_attempts: int | None = ...,
+    priority: int | None = ...,
+    queue_name: str | None = ...,
+    unique_policy: dict[str, Any] | None = ...,
+    sequence_policy: dict[str, Any] | None = ...,
+    delivery: str | None = ...,
+    timeout: timedelta | float | None = ...,
+    backoff: list[Any] | dict[str, Any] | None = ...,
+    retention: timedelta | float | None = ...,
+    result: bool = ...,
+) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+def task(function: Any = None, /, *, name: str | None = None, result: bool = False, **options: Any) -> Any:
+    """Make a function, sync or async, the handler of the jobs of its name.
+
+    name: the identifier in add_job, by default the function's name. result: keep what it returns with the finished job.
+    The rest are the defaults of define_task, written to the database when a worker starts, so that a bare
+    SELECT add_job(…) inherits them; timeout and retention are timedeltas or seconds. A task that gives none leaves the
+    database's definition alone.
+    """
+    unknown = options.keys() - _sql.TASK_OPTIONS
+    if unknown:
+        raise TypeError(f"task has no option {sorted(unknown)[0]!r} (known: name, result, {', '.join(sorted(_sql.TASK_OPTIONS))})")
+    for key in ("timeout", "retention"):
+        if isinstance(options.get(key), int | float):
+            options[key] = timedelta(seconds=options[key])
+
+    def decorate(function: Callable[P, R]) -> Task[P, R]:
+        made = Task(function, name or function.__name__, {k: v for k, v in options.items() if v is not None}, result)
+        other = _registry.get(made.name)
+        if other and (other.function.__module__, other.function.__qualname__) != (function.__module__, function.__qualname__):
+            raise TaskError(f"two tasks are named {made.name!r}: {other!r} and {made!r}; give one of them name=…")
+        _registry[made.name] = made
+        return made
+
+    return decorate if function is None else decorate(function)
+
+
+def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:
+    """Import the modules, packages with all their submodules, and return every task that is then known."""
+    for name in modules:
+        try:
+            module = importlib.import_module(name)
+            for found in pkgutil.walk_packages(getattr(module, "__path__", []), name + "."):
+                if not found.name.endswith("__main__"):
+                    importlib.import_module(found.name)
+        except ModuleNotFoundError as error:
+            if error.name and (name == error.name or name.startswith(error.name + ".")):
+                raise TaskError(f"there is no module {name!r} to load tasks from (looked in the current directory and in Python's path)") from error
+            raise
+    if not _registry:
+        raise TaskError(f"no function with @task was found in {', '.join(modules)}")
+    for known in _registry.values():
+        known.invoke  # noqa: B018 - signatures are checked now, not with the first job
+    return dict(_registry)

@@ -1,0 +1,41 @@
+-- What must hold whatever happened. Each row returned is a violation; every test ends with this file.
+-- I2: at most one job per job_key, I3: at most one job of a sequence past pending (both by unique indexes too),
+-- I13: a queue never has more than its concurrency in flight; and the columns that the indexes go by tell the truth.
+select 'state' as invariant, j.id::text as subject, to_jsonb(j) - 'payload' as found
+from live_jobs j
+where j.state not in ('scheduled', 'pending', 'available', 'running', 'retryable', 'discarded')
+   or (j.state in ('available', 'running')) <> (j.ready_at is not null)
+   or (j.state in ('scheduled', 'retryable')) <> (j.due_at is not null)
+   or (j.state = 'pending') <> (j.parked is not null)
+   or (j.state = 'running') <> (j.worker_id is not null)
+   or (j.state = 'discarded') <> (j.expires_at is not null)
+   or (j.state = 'discarded') <> (j.finished_at is not null)
+   or (j.state = 'running') <> (j.claimed_at is not null)
+   or coalesce(j.ready_at, j.due_at, j.run_at) <> j.run_at
+   or (j.superseded is not null and (j.state <> 'running' or j.job_key is not null))
+   or j.attempts < 0 or j.run < j.attempts and j.reason is null and j.last_error is distinct from 'Manually marked as failed'
+      and j.attempts <> j.max_attempts
+union all
+select 'history', f.id::text, to_jsonb(f) - 'payload'
+from finished_jobs f
+where f.state not in ('completed', 'cancelled') or f.finished_at is null or f.expires_at is null
+   or f.ready_at is not null or f.due_at is not null or f.parked is not null
+union all
+select 'one place', j.id::text, null from live_jobs j join finished_jobs f on f.id = j.id
+union all
+select 'I2', j.job_key, to_jsonb(count(*)) from live_jobs j where j.job_key is not null group by j.job_key having count(*) > 1
+union all
+select 'I3', j.sequence_key, to_jsonb(count(*)) from live_jobs j where j.sequence_head group by j.sequence_key having count(*) > 1
+union all
+select 'I13', j.queue_name, to_jsonb(count(*))
+from live_jobs j left join queues q on q.queue_name = j.queue_name
+where j.queue_name is not null and j.ready_at is not null and (q.queue_name is null or q.concurrency is not null)
+group by j.queue_name, q.concurrency having count(*) > coalesce(q.concurrency, 1)
+union all
+-- Nobody is stranded: a parked job of a queue with a free slot has a wake-up waiting for it.
+select 'stranded', p.queue_name, to_jsonb(count(*))
+from live_jobs p left join queues q on q.queue_name = p.queue_name
+where p.parked = 'queue' and not coalesce(q.paused, false)
+  and not exists (select from wakeups w where w.lane = 'queue:' || p.queue_name)
+  and (select count(*) from live_jobs j where j.queue_name = p.queue_name and j.ready_at is not null) < coalesce(q.concurrency, 1)
+group by p.queue_name;
