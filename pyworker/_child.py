@@ -516,7 +516,7 @@ class Child:
 def _text_of(error: BaseException) -> str:
     """The traceback, from the handler on."""
     frames = error.__traceback__
-    while frames and frames.tb_next and frames.tb_frame.f_code.co_filename in (__file__, tasks.__file__):
+    while frames and frames.tb_frame.f_code.co_filename in (__file__, tasks.__file__):
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames))
     return text if len(text) <= MAX_ERROR_TEXT else text[: MAX_ERROR_TEXT // 2] + "\n…\n" + text[-MAX_ERROR_TEXT // 2 :]

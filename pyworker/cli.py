@@ -60,7 +60,7 @@ def _with_hint(error: PyworkerError) -> str:
 
 
 def _explained(error: psycopg.Error) -> str:
-    first = str(error).strip().split("\n")[0]
+    first = str(error).strip().split("\n")[0].removeprefix("connection is bad: ").removeprefix("connection failed: ")
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return f"{first}. Ask the owner of the schema: GRANT <schema>_admin (or _producer, _worker, _reader) TO your role"
     if isinstance(error, psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction | psycopg.errors.UndefinedTable):
