@@ -68,10 +68,20 @@ class Parent:
         wakeup, notice = socket.socketpair()
         for end in (wakeup, notice):
             end.setblocking(False)
+        before = {number: signal.getsignal(number) for number in (signal.SIGCHLD, *NAMES)}
         signal.set_wakeup_fd(notice.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in NAMES:
             signal.signal(number, self._signalled)
+        try:
+            self._work(wakeup)
+        finally:
+            signal.set_wakeup_fd(-1)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self.exit_code
+
+    def _work(self, wakeup: socket.socket) -> None:
         for _ in range(self.config.processes):
             self._spawn()
         log.info(
@@ -100,7 +110,6 @@ class Parent:
                     self._guarded(self._spawn, lambda: self.respawn_at.append(time.monotonic() + 1))
         self.stop_maintaining.set()
         log.info("stopped")
-        return self.exit_code
 
     def _version(self) -> str:
         from . import __version__

@@ -323,6 +323,11 @@ class Database:
         )
         return [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
 
+    def counts(self) -> dict[str, int]:
+        """How many jobs there are in each state, live and finished."""
+        union = f"select state from {self._s}.jobs union all select state from {self._s}.history"  # noqa: S608
+        return dict(self._rows(f"select state, count(*) from ({union}) j group by state"))  # type: ignore[arg-type]  # noqa: S608
+
     def queue_stats(self) -> list[dict[str, Any]]:
         columns = "queue_name, concurrency, paused, available, running, pending, scheduled, retryable, discarded, oldest_waiting"
         rows = self._rows(f"select {columns} from {self._s}.queue_stats order by queue_name")  # noqa: S608

@@ -67,7 +67,7 @@ def _explained(error: psycopg.Error) -> str:
         return f"{first}. Is pyworker installed here? Run: pyworker migrate (or name its schema with --schema)"
     if isinstance(error, psycopg.errors.LockNotAvailable):
         return f"{first}: somebody holds a lock on pyworker's tables for long. Nothing was changed; try again"
-    if sqlstate_of(error) is None:
+    if isinstance(error, psycopg.OperationalError) and sqlstate_of(error) is None:
         return f"cannot reach the database: {first}. Name one with --dsn, DATABASE_URL or PGHOST, PGDATABASE …"
     return first
 

@@ -1,0 +1,1 @@
+update users set city = %(city)s where id <= 3
