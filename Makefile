@@ -1,0 +1,26 @@
+# The README's commands by short names. They work without make, too.
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint schema torture fresh
+
+install = python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q -e
+
+help: ## show this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 14
+
+demo: ## start a PostgreSQL and run jobs on it
+	$(install) '.[demo]' && .venv/bin/pyworker demo
+
+test: ## run all tests, but for the long ones
+	$(install) '.[test]' && .venv/bin/pytest
+
+lint: ## check style and types
+	$(install) '.[dev]' && .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/pyright
+
+schema: ## write sql/schema.sql anew, from what the migrations make
+	$(install) '.[test]' && PYWORKER_WRITE_SCHEMA=1 .venv/bin/pytest tests/house -k schema
+
+torture: ## run the long tests: crashes, races, load
+	$(install) '.[test]' && .venv/bin/pytest -m torture
+
+fresh: ## try the README's commands on a bare Debian (needs root and debootstrap)
+	.ci/fresh-machine.sh
