@@ -166,6 +166,7 @@ class Child:
         self.stopping = False
         self.aborting = False
         self.recheck_version = False
+        self.exit_code = 0
         # How the turn paces itself
         self.dry = False  # the last claim came back short: nothing more to be had until something happens
         self.claim_at = 0.0  # … or until this time
@@ -197,7 +198,7 @@ class Child:
         while True:
             try:
                 if self._turn():
-                    return 0
+                    return self.exit_code
                 self._wait()
             except NotFound as error:
                 log.warning("%s", error)
@@ -216,8 +217,18 @@ class Child:
                 db.define_task(task.name, task.options)
         conn.add_notify_handler(lambda note: self._heard(note.payload))
         db.listen()
+        self._reconcile(db)
         self.db = db
         self.dry = False
+
+    def _reconcile(self, db: _sql.Database) -> None:
+        """Drop what is no longer ours, hand back what we were given without hearing of it."""
+        with self.lock:
+            unreported = [(value["id"], value["run"]) if kind == "failed" else value[:2] for kind, value in self.outcomes]
+            known = [(job.id, job.run) for job in (*self.ready, *self.running.values())] + unreported
+        held = set(db.reconcile(self.worker_id, known))
+        with self.lock:
+            self.ready = deque(job for job in self.ready if job.id in held)
 
     def _reconnect(self, error: Exception) -> None:
         backoff = Backoff()
@@ -244,7 +255,11 @@ class Child:
         assert self.db is not None  # noqa: S101
         if self.recheck_version:
             self.recheck_version = False
-            self.db.check_version(_migrate.newest())
+            try:
+                self.db.check_version(_migrate.newest())
+            except SchemaVersionError as error:
+                log.error("%s. %s", error, error.hint or "")
+                self.stopping, self.exit_code = True, EXIT_DATABASE_NEWER
         if self.stopping:
             self._hand_back()
         outcomes = self._collect()

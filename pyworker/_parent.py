@@ -65,6 +65,7 @@ class Parent:
 
     def run(self) -> int:
         self.db = self._connect()
+        self.db.check_version(_migrate.newest())  # later on the children look
         wakeup, notice = socket.socketpair()
         for end in (wakeup, notice):
             end.setblocking(False)
@@ -119,9 +120,7 @@ class Parent:
     # -- the database ---------------------------------------------------------------------------------------------
 
     def _connect(self) -> _sql.Database:
-        db = _sql.Database(connect(self.config.dsn), self.config.schema)
-        db.check_version(_migrate.newest())
-        return db
+        return _sql.Database(connect(self.config.dsn), self.config.schema)
 
     def _guarded(self, action: Any, otherwise: Any = None) -> None:
         """Do something with the database; if it is away, try to get it back now and then, and go on without it."""

@@ -264,6 +264,10 @@ class Database:
     def heartbeat(self, worker_id: int) -> bool:
         return self._value("heartbeat(%s)", worker_id)
 
+    def reconcile(self, worker_id: int, jobs: Sequence[tuple[int, int]]) -> list[int]:
+        ids, runs = ([job[at] for job in jobs] for at in (0, 1))
+        return self._value("reconcile(%s, %s::bigint[], %s::integer[])", worker_id, ids, runs)
+
     def unregister_worker(self, worker_id: int) -> None:
         self._value("unregister_worker(%s)", worker_id)
 

@@ -53,6 +53,34 @@ $$;
 comment on function unregister_worker(bigint) is
     'Ends a worker in good order: whatever it still holds is handed back with its attempt, and can be claimed at once.';
 
+create or replace function reconcile(worker_id bigint, job_ids bigint[], runs integer[]) returns bigint[]
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_job live_jobs;
+    v_held bigint[] := array[]::bigint[];
+begin
+    if not exists (select from workers w where w.id = reconcile.worker_id and w.dead_at is null) then
+        raise exception 'reconcile: worker % is unknown or was declared dead', coalesce(worker_id::text, 'NULL') using errcode = 'PW004';
+    end if;
+    for v_job in
+        select j.* from live_jobs j where j.worker_id = reconcile.worker_id and j.state = 'running' and j.ready_at is not null
+        order by j.id for update
+    loop
+        if exists (select from unnest(job_ids, runs) k(id, run) where k.id = v_job.id and k.run = v_job.run) then
+            v_held := v_held || v_job.id;
+        else
+            perform _put_back(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
+        end if;
+    end loop;
+    return v_held;
+end;
+$$;
+comment on function reconcile(bigint, bigint[], integer[]) is
+    'After a lost connection worker and database compare what they know: the worker names the jobs it has in hand, the ids it really '
+    'still holds come back, and what it holds without knowing (a claim whose answer never arrived) is handed back with its attempt. '
+    'Errors: PW004 as claim_jobs.';
+
 -- Takes the jobs of a worker that is no more. Their attempt counts: it may well have been the job that killed it.
 create or replace function _abandon_jobs(worker_ids bigint[], error text) returns integer
     language plpgsql set search_path from current
