@@ -92,14 +92,22 @@ class Connections:
         with self._lock:
             if self._sync is None:
                 self._sync = ConnectionPool(
-                    self._config.dsn, min_size=0, max_size=self._config.concurrency, open=True, check=ConnectionPool.check_connection
+                    self._config.dsn,
+                    min_size=0,
+                    max_size=self._config.concurrency,
+                    open=True,
+                    check=ConnectionPool.check_connection,
                 )
         return self._sync
 
     async def async_pool(self) -> AsyncConnectionPool[psycopg.AsyncConnection[Any]]:
         if self._async is None:
             self._async = AsyncConnectionPool(
-                self._config.dsn, min_size=0, max_size=self._config.concurrency, open=False, check=AsyncConnectionPool.check_connection
+                self._config.dsn,
+                min_size=0,
+                max_size=self._config.concurrency,
+                open=False,
+                check=AsyncConnectionPool.check_connection,
             )
             await self._async.open()
         return self._async
@@ -224,7 +232,9 @@ class Child:
     def _reconcile(self, db: _sql.Database) -> None:
         """Drop what is no longer ours, hand back what we were given without hearing of it."""
         with self.lock:
-            unreported = [(value["id"], value["run"]) if kind == "failed" else value[:2] for kind, value in self.outcomes]
+            unreported = [
+                (value["id"], value["run"]) if kind == "failed" else value[:2] for kind, value in self.outcomes
+            ]
             known = [(job.id, job.run) for job in (*self.ready, *self.running.values())] + unreported
         held = set(db.reconcile(self.worker_id, known))
         with self.lock:
@@ -321,7 +331,9 @@ class Child:
     def _claim(self, room: int) -> _sql.Call:
         assert self.db is not None  # noqa: S101
         names = self.config.only_tasks or sorted(self.tasks)
-        return self.db.claim_call(self.worker_id, room, names, self.config.queues or None, self.config.forbidden_flags or None)
+        return self.db.claim_call(
+            self.worker_id, room, names, self.config.queues or None, self.config.forbidden_flags or None
+        )
 
     def _reports(self, outcomes: Outcomes) -> list[_sql.Call]:
         assert self.db is not None  # noqa: S101

@@ -50,7 +50,7 @@ class MailServer:
 
         self._controller: Any = OnAnyPort(self, hostname="127.0.0.1", port=0)
 
-    async def handle_DATA(self, _server: object, _session: object, envelope: Any) -> str:  # noqa: N802
+    async def handle_DATA(self, _server: object, _session: object, envelope: Any) -> str:
         if not self.refused:
             self.refused += 1
             return "451 busy, try again later"
@@ -110,17 +110,23 @@ class Demo:
         self._say(f"{self.users} users signed up: insert into users …")
         for city in CITIES:
             conn.execute((self.application / "move.sql").read_bytes(), {"city": city})
-        self._say(f"3 of them moved {len(CITIES)} times: update users set city = …")
+        self._say(f"3 of them moved {len(CITIES)} times: update users set city = …")  # noqa: S608
 
     def _watch(self, db: _sql.Database, worker: subprocess.Popen[bytes], log: str) -> None:
         expected = self.users + 3
         done, changed = 0, time.monotonic()
-        columns = (TextColumn("  sending mail"), BarColumn(40), TextColumn("{task.completed} of {task.total} jobs done{task.fields[note]}"))
+        columns = (
+            TextColumn("  sending mail"),
+            BarColumn(40),
+            TextColumn("{task.completed} of {task.total} jobs done{task.fields[note]}"),
+        )
         with Progress(*columns, console=self.console, transient=True) as progress:
             bar = progress.add_task("", total=expected, note="")
             while done < expected:
                 if worker.poll() is not None or time.monotonic() - changed > PATIENCE:
-                    raise click.ClickException(f"the worker did not get its work done:\n{Path(log).read_text()[-2000:]}")
+                    raise click.ClickException(
+                        f"the worker did not get its work done:\n{Path(log).read_text()[-2000:]}"
+                    )
                 counts = db.counts()
                 if counts.get("completed", 0) != done:
                     done, changed = counts.get("completed", 0), time.monotonic()
@@ -130,17 +136,36 @@ class Demo:
         self._say("every job is done")
 
     def _summarize(self, db: _sql.Database, mail: MailServer, seconds: float) -> None:
-        failed = next((job for job in db.list_jobs(states=[], tasks=[], queues=[], key=None, limit=10_000) if job["attempts"] > 1), None)
+        failed = next(
+            (
+                job
+                for job in db.list_jobs(states=[], tasks=[], queues=[], key=None, limit=10_000)
+                if job["attempts"] > 1
+            ),
+            None,
+        )
         counts = db.counts()
         changes = 3 * len(CITIES)
-        table = Table(title=f"\nWhat happened in {seconds:.1f} seconds", title_justify="left", title_style="bold", box=None, show_header=False)
+        table = Table(
+            title=f"\nWhat happened in {seconds:.1f} seconds",
+            title_justify="left",
+            title_style="bold",
+            box=None,
+            show_header=False,
+        )
         table.add_column(justify="right", style="bold")
         table.add_column()
         table.add_row(str(self.users + changes), "jobs added by triggers, each in the transaction that it belongs to")
         table.add_row(f"{changes} → 3", "profile changes with a job_key: those of one user became one mail")
         table.add_row(str(counts.get("completed", 0)), "jobs run")
-        table.add_row(str(mail.refused), "failed at first, as the mail server was made to say “busy”, and was tried again a second later")
-        table.add_row(str(len(mail.received)), f"mails received by the SMTP server, {len(mail.received) - len(set(mail.received)) - 3} of them twice")
+        table.add_row(
+            str(mail.refused),
+            "failed at first, as the mail server was made to say “busy”, and was tried again a second later",
+        )
+        table.add_row(
+            str(len(mail.received)),
+            f"mails received by the SMTP server, {len(mail.received) - len(set(mail.received)) - 3} of them twice",
+        )
         self.console.print(table, highlight=False)
         me = "pyworker" if sys.argv[0].endswith("__main__.py") else _short(sys.argv[0])
         payload = shlex.quote(json.dumps({"email": "ada@example.org", "name": "Ada"}))
@@ -148,7 +173,8 @@ class Demo:
         for line in (
             f"{me} jobs --dsn demo",
             f"{me} jobs --dsn demo {failed['id'] if failed else 1}        # the one that failed at first, with its error",
-            f"{me} add --dsn demo send_welcome {payload} && PYTHONPATH={_short(self.application.parent)} {me} run --dsn demo --once welcome.tasks",
+            f"{me} add --dsn demo send_welcome {payload} && "
+            f"PYTHONPATH={_short(self.application.parent)} {me} run --dsn demo --once welcome.tasks",
         ):
             self.console.print(f"  {line}", highlight=False, soft_wrap=True)
 

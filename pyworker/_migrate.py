@@ -82,7 +82,8 @@ def migrate(
         applied = _applied(conn, schema)
         if newer := [v for v in applied if v > newest()]:
             raise SchemaVersionError(
-                f"the database has schema version {max(newer)}, this pyworker has {newest()}; upgrade pyworker, do not downgrade the database"
+                f"the database has schema version {max(newer)}, this pyworker has {newest()}; "
+                "upgrade pyworker, a database is never downgraded"
             )
         done: list[Migration] = []
         for migration in migrations():
@@ -123,7 +124,9 @@ def script(schema: str = "pyworker", from_version: int = 0) -> str:
     for migration in migrations():
         if migration.version > from_version:
             parts.append(migration.path.read_text("utf-8"))
-            parts.append(_sql.record_migration_text(migration.version, migration.name, migration.breaking, migration.checksum))
+            parts.append(
+                _sql.record_migration_text(migration.version, migration.name, migration.breaking, migration.checksum)
+            )
     parts += [path.read_text("utf-8") for path in code()]
     parts += [(sql_dir / "end.sql").read_text("utf-8"), "commit;\n"]
     return "\n".join(parts)

@@ -71,7 +71,7 @@ class Parent:
             end.setblocking(False)
         before = {number: signal.getsignal(number) for number in (signal.SIGCHLD, *NAMES)}
         signal.set_wakeup_fd(notice.fileno())
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _nothing)
         for number in NAMES:
             signal.signal(number, self._signalled)
         try:
@@ -187,8 +187,11 @@ class Parent:
         worker_id = self.db.register_worker(
             {"host": socket.gethostname(), "pid": os.getpid(), "version": self._version(), "tasks": self.config.tasks}
         )
-        process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "pyworker._child"], stdin=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": _python_path()}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pyworker._child"],
+            stdin=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": _python_path()},
         )
         child = ChildProcess(worker_id, process, time.monotonic())
         self.children[process.pid] = child
@@ -208,7 +211,8 @@ class Parent:
 
     def _ended(self, child: ChildProcess, code: int) -> None:
         with suppress(OSError):
-            child.process.stdin and child.process.stdin.close()
+            assert child.process.stdin is not None  # noqa: S101
+            child.process.stdin.close()
         crashed = code not in (0, EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER, EXIT_REGISTER_AGAIN)
         # A child that we killed ourselves while stopping did not crash: its jobs go back with their attempt.
         self.to_unregister.append((child.worker_id, crashed and not self.signals))
@@ -238,7 +242,9 @@ class Parent:
         self.signals = 1
         self.respawn_at.clear()
         self.kill_at = time.monotonic() + self.config.shutdown_timeout
-        log.info("stopping (%s): running jobs have %g seconds, the rest is handed back", why, self.config.shutdown_timeout)
+        log.info(
+            "stopping (%s): running jobs have %g seconds, the rest is handed back", why, self.config.shutdown_timeout
+        )
         for child in self.children.values():
             child.tell("stop")
 
@@ -255,9 +261,15 @@ class Parent:
                 os.kill(pid, signal.SIGKILL)
 
 
+def _nothing(_number: int, _frame: object) -> None:
+    """A handler, so that the signal wakes select."""
+
+
 def _python_path() -> str:
     """The children find what the parent finds: the current directory first, as `python -m` would."""
-    return os.pathsep.join(dict.fromkeys([os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+    return os.pathsep.join(
+        dict.fromkeys([os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+    )
 
 
 def _exit_text(code: int) -> str:

@@ -29,7 +29,11 @@ CLOCK_IS_MOVABLE = b"select movable_clock from settings"
 
 def record_migration_text(version: int, name: str, breaking: bool, checksum: str) -> str:
     values = sql.SQL(", ").join(sql.Literal(value) for value in (version, name, breaking, checksum))
-    return sql.SQL("insert into migrations (version, name, breaking, checksum) values ({});\n").format(values).as_string(None)
+    return (
+        sql.SQL("insert into migrations (version, name, breaking, checksum) values ({});\n")
+        .format(values)
+        .as_string(None)
+    )
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
@@ -153,8 +157,8 @@ def to_json(value: Any) -> str:
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
-    if hasattr(value, "model_dump"):  # pydantic
-        return value.model_dump(mode="json")
+    if dump := getattr(value, "model_dump", None):  # pydantic
+        return dump(mode="json")
     if hasattr(value, "__struct_fields__"):  # msgspec
         import msgspec
 
@@ -304,7 +308,9 @@ class Database:
             except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction) as error:
                 from .errors import SchemaVersionError
 
-                own = SchemaVersionError(f"there is no pyworker in schema {self.schema!r} of this database, or a very old one")
+                own = SchemaVersionError(
+                    f"there is no pyworker in schema {self.schema!r} of this database, or a very old one"
+                )
                 own.detail, own.hint = "older", "Run: pyworker migrate"
                 raise own from error
 

@@ -31,7 +31,7 @@ class Problem(click.ClickException):
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # pyright: ignore[reportAttributeAccessIssue] - click declares it for the class
 
     def show(self, file: Any = None) -> None:
         click.echo(f"pyworker: {self.message}", file=file or sys.stderr)
@@ -62,8 +62,12 @@ def _with_hint(error: PyworkerError) -> str:
 def _explained(error: psycopg.Error) -> str:
     first = str(error).strip().split("\n")[0].removeprefix("connection is bad: ").removeprefix("connection failed: ")
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return f"{first}. Ask the owner of the schema: GRANT <schema>_admin (or _producer, _worker, _reader) TO your role"
-    if isinstance(error, psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction | psycopg.errors.UndefinedTable):
+        return (
+            f"{first}. Ask the owner of the schema: GRANT <schema>_admin (or _producer, _worker, _reader) TO your role"
+        )
+    if isinstance(
+        error, psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction | psycopg.errors.UndefinedTable
+    ):
         return f"{first}. Is pyworker installed here? Run: pyworker migrate (or name its schema with --schema)"
     if isinstance(error, psycopg.errors.LockNotAvailable):
         return f"{first}: somebody holds a lock on pyworker's tables for long. Nothing was changed; try again"
@@ -91,8 +95,19 @@ def _database(dsn: str, schema: str) -> Iterator[_sql.Database]:
 def common(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say where the queue is."""
 
-    @click.option("--dsn", default="", envvar="DATABASE_URL", help="Database: a postgresql:// URL or libpq's key=value. Default: the PG* variables.")
-    @click.option("--schema", default="pyworker", envvar="PYWORKER_SCHEMA", show_default=True, help="Schema that pyworker is installed in.")
+    @click.option(
+        "--dsn",
+        default="",
+        envvar="DATABASE_URL",
+        help="Database: a postgresql:// URL or libpq's key=value. Default: the PG* variables.",
+    )
+    @click.option(
+        "--schema",
+        default="pyworker",
+        envvar="PYWORKER_SCHEMA",
+        show_default=True,
+        help="Schema that pyworker is installed in.",
+    )
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return command(*args, **kwargs)
@@ -119,10 +134,18 @@ def main() -> None:
 @common
 @click.option("--dry-run", is_flag=True, help="List the migrations that would be applied, and change nothing.")
 @click.option("--sql", "print_sql", is_flag=True, help="Print the SQL script instead of running it; needs no database.")
-@click.option("--from", "from_version", default=0, metavar="N", help="With --sql: the database has schema version N already.")
-@click.option("--roles", is_flag=True, help="Create the roles SCHEMA_producer, _worker, _reader and _admin (needs CREATEROLE).")
-@click.option("--movable-clock", is_flag=True, help="For tests: let the setting pyworker.clock_offset move the queue's time.")
-def migrate(dsn: str, schema: str, dry_run: bool, print_sql: bool, from_version: int, roles: bool, movable_clock: bool) -> None:
+@click.option(
+    "--from", "from_version", default=0, metavar="N", help="With --sql: the database has schema version N already."
+)
+@click.option(
+    "--roles", is_flag=True, help="Create the roles SCHEMA_producer, _worker, _reader and _admin (needs CREATEROLE)."
+)
+@click.option(
+    "--movable-clock", is_flag=True, help="For tests: let the setting pyworker.clock_offset move the queue's time."
+)
+def migrate(
+    dsn: str, schema: str, dry_run: bool, print_sql: bool, from_version: int, roles: bool, movable_clock: bool
+) -> None:
     """Install pyworker, or upgrade it to this version.
 
     One transaction; repeated, concurrent and interrupted runs do no harm, and running workers go on.
@@ -149,16 +172,42 @@ def migrate(dsn: str, schema: str, dry_run: bool, print_sql: bool, from_version:
 @main.command()
 @click.argument("modules", nargs=-1, required=True)
 @common
-@click.option("--concurrency", "-c", default=10, show_default=True, type=click.IntRange(1, 1000), help="Handlers at once in each process.")
-@click.option("--processes", "-p", default=1, show_default=True, type=click.IntRange(1, 256), help="Processes that run handlers.")
+@click.option(
+    "--concurrency",
+    "-c",
+    default=10,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="Handlers at once in each process.",
+)
+@click.option(
+    "--processes", "-p", default=1, show_default=True, type=click.IntRange(1, 256), help="Processes that run handlers."
+)
 @click.option("--queue", "queues", multiple=True, help="Only jobs of this queue ('default': of none). Can be repeated.")
 @click.option("--task", "tasks", multiple=True, help="Only this task. Can be repeated.")
 @click.option("--forbid-flag", "forbidden_flags", multiple=True, help="Not jobs with this flag. Can be repeated.")
 @click.option("--once", is_flag=True, help="Run what can run now, then exit.")
-@click.option("--shutdown-timeout", default=25.0, show_default=True, type=click.FloatRange(0), help="Seconds that running jobs get after SIGTERM.")
-@click.option("--poll-interval", default=2.0, show_default=True, type=click.FloatRange(0.05), help="Seconds between looks when no notification comes.")
+@click.option(
+    "--shutdown-timeout",
+    default=25.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds that running jobs get after SIGTERM.",
+)
+@click.option(
+    "--poll-interval",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(0.05),
+    help="Seconds between looks when no notification comes.",
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False), default="INFO", show_default=True)
+@click.option(
+    "--log-level",
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
+    default="INFO",
+    show_default=True,
+)
 def run(
     modules: tuple[str, ...], dsn: str, schema: str, concurrency: int, processes: int, queues: tuple[str, ...], tasks: tuple[str, ...],
     forbidden_flags: tuple[str, ...], once: bool, shutdown_timeout: float, poll_interval: float, log_format: str, log_level: str,
@@ -212,7 +261,16 @@ def demo(users: int) -> None:
 @click.option("--flag", "flags", multiple=True)
 @click.option("--meta", help="A JSON object.")
 @as_json
-def add(task: str, payload: str, dsn: str, schema: str, machine: bool, flags: tuple[str, ...], meta: str | None, **options: Any) -> None:
+def add(
+    task: str,
+    payload: str,
+    dsn: str,
+    schema: str,
+    machine: bool,
+    flags: tuple[str, ...],
+    meta: str | None,
+    **options: Any,
+) -> None:
     """Add a job of TASK with PAYLOAD, a JSON text ("-" reads it from standard input)."""
     value = _parsed("PAYLOAD", sys.stdin.read() if payload == "-" else payload)
     options |= {"flags": flags or None, "meta": None if meta is None else _parsed("--meta", meta)}
@@ -260,7 +318,9 @@ def jobs(
         }
         for row in rows
     ]  # fmt: skip
-    _print_table(shown, "no jobs" + (" match" if states or tasks or queues or key else " yet: pyworker add TASK adds one"))
+    _print_table(
+        shown, "no jobs" + (" match" if states or tasks or queues or key else " yet: pyworker add TASK adds one")
+    )
 
 
 def _show_job(db: _sql.Database, job_id: int, machine: bool) -> None:
@@ -274,12 +334,18 @@ def _show_job(db: _sql.Database, job_id: int, machine: bool) -> None:
     console = Console(soft_wrap=True, highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in dataclasses.asdict(job).items():
-        if value is not None and not (name in ("last_error", "deduplicated")):
-            text = json.dumps(value, ensure_ascii=False) if name in ("payload", "meta", "flags", "result") else _text(value)
+        if value is not None and name not in ("last_error", "deduplicated"):
+            text = (
+                json.dumps(value, ensure_ascii=False)
+                if name in ("payload", "meta", "flags", "result")
+                else _text(value)
+            )
             table.add_row(name, text, style=STYLES.get(job.state) if name == "state" else None)
     console.print(table)
     for error in errors:
-        console.print(f"\nattempt (run {error['run']}) failed {_time(error['at'])} on worker {error['worker']}:", style="yellow")
+        console.print(
+            f"\nattempt (run {error['run']}) failed {_time(error['at'])} on worker {error['worker']}:", style="yellow"
+        )
         console.print(error["error"].rstrip(), markup=False)
 
 
@@ -325,7 +391,9 @@ def remove(job_ids: tuple[int, ...], dsn: str, schema: str, keys: tuple[str, ...
         return
     for job in removed:
         running = job.state == "running"
-        click.echo(f"job {job.id} is running; this run is its last" if running else f"job {job.id} removed (was {job.state})")
+        click.echo(
+            f"job {job.id} is running; this run is its last" if running else f"job {job.id} removed (was {job.state})"
+        )
 
 
 @main.command()
@@ -357,7 +425,11 @@ def _report(jobs: Sequence[_sql.JobRow], machine: bool) -> None:
 
 
 def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=lambda v: v.isoformat() if isinstance(v, datetime) else str(v)))
+    click.echo(
+        json.dumps(
+            value, indent=2, ensure_ascii=False, default=lambda v: v.isoformat() if isinstance(v, datetime) else str(v)
+        )
+    )
 
 
 def _print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
@@ -370,7 +442,13 @@ def _print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
         number = all(isinstance(row[name], int) for row in rows)
         # Only the last column gives way when the terminal is narrow.
         width = None if at == len(rows[0]) - 1 else max(len(text[at]) for text in texts)
-        table.add_column(name.replace("_", " "), justify="right" if number else "left", min_width=width, overflow="ellipsis", no_wrap=True)
+        table.add_column(
+            name.replace("_", " "),
+            justify="right" if number else "left",
+            min_width=width,
+            overflow="ellipsis",
+            no_wrap=True,
+        )
     for row, text in zip(rows, texts, strict=True):
         table.add_row(*text, style=STYLES.get(str(row.get("state"))))
     Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)

@@ -77,8 +77,7 @@ class TaskError(PyworkerError):
 
 
 BY_SQLSTATE: dict[str, type[PyworkerError]] = {
-    str(cls.sqlstate): cls
-    for cls in (InvalidArgument, ClaimLost, Duplicate, NotFound, WrongState, SchemaVersionError)
+    str(cls.sqlstate): cls for cls in (InvalidArgument, ClaimLost, Duplicate, NotFound, WrongState, SchemaVersionError)
 }
 
 
@@ -100,7 +99,9 @@ def translated() -> Iterator[None]:
         cls = BY_SQLSTATE.get(sqlstate_of(error) or "")
         if cls is None or isinstance(error, PyworkerError):
             raise
-        source: Any = next((e for e in (error, getattr(error, "orig", None), error.__cause__) if hasattr(e, "diag")), None)
+        source: Any = next(
+            (e for e in (error, getattr(error, "orig", None), error.__cause__) if hasattr(e, "diag")), None
+        )
         diag = getattr(source, "diag", None)
         own = cls(getattr(diag, "message_primary", None) or str(error))
         own.detail = getattr(diag, "message_detail", None)

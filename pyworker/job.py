@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ._child import Connections
 
 
-class Outcome(Exception):  # noqa: N818 - it is an answer, not an error
+class Outcome(Exception):
     """The root of the answers below."""
 
 
@@ -113,7 +113,9 @@ class Job(_JobFields):
     def add_job(self, identifier: str, payload: Any = None, **options: Any) -> JobRow:
         """Add another job: in `transaction()` if that is open, otherwise at once. Arguments as pyworker.add_job."""
         if self._in_transaction is not None:
-            return _client.add_job(self._in_transaction, identifier, payload, schema=self._connections.schema, **options)
+            return _client.add_job(
+                self._in_transaction, identifier, payload, schema=self._connections.schema, **options
+            )
         with self._connections.sync_pool().connection() as conn:
             return _client.add_job(conn, identifier, payload, schema=self._connections.schema, **options)
 
@@ -138,7 +140,9 @@ class AsyncJob(_JobFields):
     async def add_job(self, identifier: str, payload: Any = None, **options: Any) -> JobRow:
         """As Job.add_job."""
         if self._in_transaction is not None:
-            return await _client.add_job(self._in_transaction, identifier, payload, schema=self._connections.schema, **options)
+            return await _client.add_job(
+                self._in_transaction, identifier, payload, schema=self._connections.schema, **options
+            )
         pool = await self._connections.async_pool()
         async with pool.connection() as conn:
             return await _client.add_job(conn, identifier, payload, schema=self._connections.schema, **options)

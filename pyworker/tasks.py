@@ -63,8 +63,13 @@ class Task(Generic[P, R]):
                 takes_payload = True
                 if parameter is not parameters[0]:
                     raise TaskError(f"{self!r}: the payload must be its first parameter")
-            elif parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                raise TaskError(f"{self!r}: parameter {parameter.name!r} has nothing to fill it; a handler takes payload and job")
+            elif parameter.default is parameter.empty and parameter.kind not in (
+                parameter.VAR_POSITIONAL,
+                parameter.VAR_KEYWORD,
+            ):
+                raise TaskError(
+                    f"{self!r}: parameter {parameter.name!r} has nothing to fill it; a handler takes payload and job"
+                )
         convert = self._converter(hints.get(parameters[0].name)) if takes_payload else None
         function = cast("Callable[..., Any]", self.function)
 
@@ -96,7 +101,8 @@ class Task(Generic[P, R]):
                 except ValidationError as error:
                     # Without the input: a payload is not to be seen in errors and logs.
                     problems = "; ".join(
-                        f"{e['msg']} - at `{'.'.join(str(part) for part in e['loc'])}`" for e in error.errors(include_input=False)
+                        f"{e['msg']} - at `{'.'.join(str(part) for part in e['loc'])}`"
+                        for e in error.errors(include_input=False)
                     )
                     raise ValueError(f"the payload does not fit {hint!r}: {problems}") from None
 
@@ -152,7 +158,9 @@ def task(function: Any = None, /, *, name: str | None = None, result: bool = Fal
     """
     unknown = options.keys() - _sql.TASK_OPTIONS
     if unknown:
-        raise TypeError(f"task has no option {sorted(unknown)[0]!r} (known: name, result, {', '.join(sorted(_sql.TASK_OPTIONS))})")
+        raise TypeError(
+            f"task has no option {sorted(unknown)[0]!r} (known: name, result, {', '.join(sorted(_sql.TASK_OPTIONS))})"
+        )
     for key in ("timeout", "retention"):
         if isinstance(options.get(key), int | float):
             options[key] = timedelta(seconds=options[key])
@@ -160,7 +168,10 @@ def task(function: Any = None, /, *, name: str | None = None, result: bool = Fal
     def decorate(function: Callable[P, R]) -> Task[P, R]:
         made = Task(function, name or function.__name__, {k: v for k, v in options.items() if v is not None}, result)
         other = _registry.get(made.name)
-        if other and (other.function.__module__, other.function.__qualname__) != (function.__module__, function.__qualname__):
+        if other and (other.function.__module__, other.function.__qualname__) != (
+            function.__module__,
+            function.__qualname__,
+        ):
             raise TaskError(f"two tasks are named {made.name!r}: {other!r} and {made!r}; give one of them name=…")
         _registry[made.name] = made
         return made
@@ -178,7 +189,9 @@ def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:
                     importlib.import_module(found.name)
         except ModuleNotFoundError as error:
             if error.name and (name == error.name or name.startswith(error.name + ".")):
-                raise TaskError(f"there is no module {name!r} to load tasks from (looked in the current directory and in Python's path)") from error
+                raise TaskError(
+                    f"there is no module {name!r} to load tasks from (looked in the current directory and in Python's path)"
+                ) from error
             raise
     if not _registry:
         raise TaskError(f"no function with @task was found in {', '.join(modules)}")
