@@ -61,7 +61,7 @@ def _add_on_cursor(cursor: Any, statement: str, parameters: Mapping[str, Any]) -
 
 def _job_row(row: Any) -> JobRow | None:
     # A caller's row factory may have made a mapping of it.
-    return _sql.job_row(tuple(row.values()) if isinstance(row, Mapping) else row)
+    return _sql.job_row(tuple(cast("Mapping[str, Any]", row).values()) if isinstance(row, Mapping) else row)
 
 
 async def _add_async(conn: Any, statement: str, parameters: Mapping[str, Any]) -> JobRow | None:

@@ -16,12 +16,12 @@ EXIT_REGISTER_AGAIN = 75
 class RunConfig:
     dsn: str
     schema: str = "pyworker"
-    tasks: list[str] = field(default_factory=list)  # modules
+    tasks: list[str] = field(default_factory=list[str])  # modules
     concurrency: int = 10
     processes: int = 1
-    queues: list[str] = field(default_factory=list)  # empty: all
-    only_tasks: list[str] = field(default_factory=list)  # empty: every task that was loaded
-    forbidden_flags: list[str] = field(default_factory=list)
+    queues: list[str] = field(default_factory=list[str])  # empty: all
+    only_tasks: list[str] = field(default_factory=list[str])  # empty: every task that was loaded
+    forbidden_flags: list[str] = field(default_factory=list[str])
     once: bool = False
     shutdown_timeout: float = 25.0  # of the 30 seconds that Kubernetes grants
     poll_interval: float = 2.0

@@ -26,7 +26,7 @@ _DEFAULTS = {
 
 def connect(dsn: str) -> psycopg.Connection[Any]:
     """An autocommit connection at READ COMMITTED, which the protocol's statements are written for."""
-    given = {key: value for key, value in conninfo_to_dict(dsn).items() if value is not None}
+    given: dict[str, Any] = {key: value for key, value in conninfo_to_dict(dsn).items() if value is not None}
     conn = psycopg.connect(make_conninfo(**{**_DEFAULTS, **given}), autocommit=True)
     conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     conn.execute("set default_transaction_isolation = 'read committed'")

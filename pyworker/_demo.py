@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import psycopg
@@ -45,7 +45,8 @@ class MailServer:
 
         class OnAnyPort(Controller):
             def _trigger_server(self) -> None:  # it would connect to port 0
-                self.port = self.server.sockets[0].getsockname()[1]
+                server: Any = self.server
+                self.port: int = server.sockets[0].getsockname()[1]
                 super()._trigger_server()
 
         self._controller: Any = OnAnyPort(self, hostname="127.0.0.1", port=0)
@@ -77,7 +78,7 @@ class Demo:
 
     def run(self) -> None:
         began = time.monotonic()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server below is stopped in good order
+        signal.signal(signal.SIGTERM, _leave)  # so that the server below is stopped in good order
         with MailServer() as mail, kept_server("demo", fresh=True) as server, connect(server.url()) as conn:
             self._say(f"PostgreSQL {server.version} is up, on a private socket")
             _migrate.migrate(conn)
@@ -177,6 +178,10 @@ class Demo:
             f"PYTHONPATH={_short(self.application.parent)} {me} run --dsn demo --once welcome.tasks",
         ):
             self.console.print(f"  {line}", highlight=False, soft_wrap=True)
+
+
+def _leave(_number: int, _frame: object) -> NoReturn:
+    sys.exit(143)
 
 
 def _short(path: str | Path) -> str:

@@ -119,12 +119,10 @@ class Task(Generic[P, R]):
 
     @staticmethod
     def _is_record(hint: Any) -> bool:
-        return isinstance(hint, type) and (
-            dataclasses.is_dataclass(hint)
-            or typing.is_typeddict(hint)
-            or hasattr(hint, "__struct_fields__")
-            or hasattr(hint, "model_validate")
-        )
+        if not inspect.isclass(hint):
+            return False
+        marks = ("__struct_fields__", "model_validate")  # of msgspec and of pydantic
+        return dataclasses.is_dataclass(hint) or typing.is_typeddict(hint) or any(hasattr(hint, mark) for mark in marks)
 
 
 def _importable(name: str) -> bool:
