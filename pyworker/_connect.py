@@ -10,6 +10,8 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from . import _sql
+
 log = logging.getLogger("pyworker.worker")
 
 # Half-open connections are found in seconds, not hours; whatever the user says in the DSN wins.
@@ -28,8 +30,9 @@ def connect(dsn: str) -> psycopg.Connection[Any]:
     """An autocommit connection at READ COMMITTED, which the protocol's statements are written for."""
     given: dict[str, Any] = {key: value for key, value in conninfo_to_dict(dsn).items() if value is not None}
     conn = psycopg.connect(make_conninfo(**{**_DEFAULTS, **given}), autocommit=True)
-    conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-    conn.execute("set default_transaction_isolation = 'read committed'")
+    # Only where it is needed: behind a transaction pooler a SET would leak to other clients.
+    if conn.execute(_sql.SHOW_ISOLATION).fetchone() != ("read committed",):
+        conn.execute(_sql.READ_COMMITTED)
     return conn
 
 

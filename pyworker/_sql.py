@@ -16,6 +16,11 @@ from psycopg import sql
 
 from .errors import translated
 
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+SHOW_ISOLATION = b"show default_transaction_isolation"
+READ_COMMITTED = b"set default_transaction_isolation = 'read committed'"
+
 # -- migrations -------------------------------------------------------------------------------------------------------
 
 SET_SCHEMA = sql.SQL("select set_config('pyworker.schema', {schema}, true)")

@@ -19,7 +19,10 @@ begin
         raise exception 'pyworker needs a database with encoding UTF8, this one has %', current_setting('server_encoding')
             using errcode = 'PW006';
     end if;
-    execute format('create schema if not exists %I', current_setting('pyworker.schema'));
+    -- Asked first: `create schema if not exists` wants the right to create schemas even for one that is there.
+    if not exists (select from pg_namespace n where n.nspname = current_setting('pyworker.schema')) then
+        execute format('create schema %I', current_setting('pyworker.schema'));
+    end if;
     perform set_config('search_path', format('%I, pg_temp', current_setting('pyworker.schema')), true);
 end;
 $$;
