@@ -37,6 +37,8 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \endif
 \ir functions/00_core.sql
 \ir functions/10_tasks.sql
+\ir functions/12_canonical.sql
+\ir functions/15_unique.sql
 \ir functions/20_add.sql
 \ir functions/30_promote.sql
 \ir functions/40_claim.sql

@@ -63,11 +63,11 @@ begin
     v_problem := coalesce(v_problem,
         case when timeout <= interval '0' then format('timeout must be positive, got %s', timeout)
              when retention < interval '0' then format('retention must not be negative, got %s', retention) end,
-        'backoff: ' || _backoff_refusal(backoff));
+        'backoff: ' || _backoff_refusal(backoff), 'unique_policy: ' || _unique_policy_refusal(nullif(unique_policy, 'null')));
     if v_problem is not null then
         raise exception 'define_task: %', v_problem using errcode = 'PW001';
     end if;
-    insert into tasks as t values (identifier, max_attempts, priority, nullif(queue_name, 'default'), unique_policy, sequence_policy,
+    insert into tasks as t values (identifier, max_attempts, priority, nullif(queue_name, 'default'), nullif(unique_policy, 'null'), sequence_policy,
                                    delivery, timeout, backoff, retention, payload_schema, clock())
     on conflict on constraint tasks_pkey do update
     set (max_attempts, priority, queue_name, unique_policy, sequence_policy, delivery, timeout, backoff, retention,

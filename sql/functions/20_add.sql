@@ -56,8 +56,6 @@ create or replace function _job_refusal(
             then format('delivery must be at_least_once or at_most_once, got %L', delivery)
         when delivery = 'at_most_once'
             then 'delivery at_most_once is not supported yet'
-        when unique_policy is not null
-            then 'unique_policy is not supported yet'
         when sequence_policy is not null
             then 'sequence_policy is not supported yet'
         -- Only a payload that may break a limit is looked at more closely.
@@ -99,8 +97,8 @@ begin
     if v_problem is not null then
         raise exception 'add_job: %', v_problem using errcode = 'PW001';
     end if;
-    if add_job.job_key is not null then
-        return _add_keyed(row(
+    if add_job.job_key is not null or add_job.unique_policy is not null then
+        return _add_special(row(
             add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key,
             add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy, add_job.sequence_policy,
             add_job.meta, add_job.delivery)::_job_request);
@@ -117,7 +115,14 @@ begin
     left join tasks t on t.identifier = add_job.identifier
     cross join lateral (select nullif(coalesce(add_job.queue_name, t.queue_name), 'default') as queue_name) q
     cross join lateral (select q.queue_name, _state_at(v_run_at, v_now, q.queue_name) as state) p
+    where t.unique_policy is null
     returning j.* into v_row;
+    if not found then
+        -- The task's own policy; only now known of, so that other adds need not ask for it.
+        return _add_special(row(
+            add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, null, add_job.priority,
+            add_job.flags, null, null, add_job.sequence_policy, add_job.meta, add_job.delivery)::_job_request);
+    end if;
     if v_row.parked is not null then
         insert into wakeups values ('queue:' || v_row.queue_name);
     end if;
@@ -181,6 +186,57 @@ begin
 end;
 $$;
 
+-- A new row for a job with a job key or a unique key; a row of nulls if its job key is held.
+create or replace function _insert_job(
+    request _job_request, new_id bigint, unique_key bytea default null, unique_recheck text[] default null) returns live_jobs
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_run_at timestamptz := coalesce(request.run_at, v_now);
+    v_row live_jobs;
+begin
+    insert into live_jobs as j (
+        id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
+        job_key, delivery, flags, meta, payload, unique_key, unique_recheck)
+    select coalesce(new_id, nextval('job_ids')), p.state, _ready_at(p.state, v_run_at), _due_at(p.state, v_run_at), _parked(p.state),
+           v_now, coalesce(request.priority, t.priority, 0), coalesce(request.max_attempts, t.max_attempts, 25), v_run_at, v_now,
+           request.identifier, p.queue_name, request.job_key, coalesce(request.delivery, t.delivery, 'at_least_once'),
+           _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'), _insert_job.unique_key, _insert_job.unique_recheck
+    from (select) as one
+    left join tasks t on t.identifier = request.identifier
+    cross join lateral (select nullif(coalesce(request.queue_name, t.queue_name), 'default') as queue_name) q
+    cross join lateral (select q.queue_name, _state_at(v_run_at, v_now, q.queue_name) as state) p
+    on conflict (job_key) where job_key is not null do nothing
+    returning j.* into v_row;
+    if v_row.parked is not null then
+        insert into wakeups values ('queue:' || v_row.queue_name);
+    end if;
+    if v_row.id is not null then
+        perform _wake_workers();
+    end if;
+    return v_row;
+end;
+$$;
+
+-- A job with a key of one kind or the other, its policy taken from its task where it brings none.
+create or replace function _add_special(request _job_request, new_id bigint default null, label text default 'add_job') returns job
+    language plpgsql set search_path from current
+as $$
+declare
+    v_task tasks;
+begin
+    select t.* into v_task from tasks t where t.identifier = request.identifier;
+    request.unique_policy := coalesce(nullif(request.unique_policy, 'null'), v_task.unique_policy);
+    if request.unique_policy is null then
+        return _add_keyed(request, new_id);
+    end if;
+    return _add_unique(
+        request, _uniqueness_of(request, request.unique_policy, coalesce(request.queue_name, v_task.queue_name), clock(), label),
+        new_id, label);
+end;
+$$;
+
 -- A keyed add. Graphile Worker's algorithm, without its race (two snapshots, between which a worker may claim the row): here
 -- each step holds the lock that its decision rests on, and an add that meets neither a row to change nor a free key looks again.
 create or replace function _add_keyed(request _job_request, new_id bigint default null) returns job
@@ -239,18 +295,10 @@ begin
             end if;
             exit;
         end if;
-        v_state := _state_at(v_run_at, v_now, v_queue);
-        insert into live_jobs as j (
-            id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
-            job_key, delivery, flags, meta, payload)
-        values (
-            coalesce(new_id, nextval('job_ids')), v_state, _ready_at(v_state, v_run_at), _due_at(v_state, v_run_at), _parked(v_state),
-            v_now, coalesce(request.priority, v_task.priority, 0), coalesce(request.max_attempts, v_task.max_attempts, 25), v_run_at, v_now,
-            request.identifier, v_queue, request.job_key, coalesce(request.delivery, v_task.delivery, 'at_least_once'),
-            _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'))
-        on conflict (job_key) where job_key is not null do nothing
-        returning j.* into v_row;
-        exit when found;
+        v_row := _insert_job(request, new_id);
+        if v_row.id is not null then
+            return _job_of(v_row);
+        end if;
         -- Somebody else's add of this key has just committed: look again, it is to be changed now.
     end loop;
     if v_row.parked is not null then

@@ -72,15 +72,31 @@ declare
     v_now timestamptz := clock();
     v_lane text;
     v_promoted integer := 0;
+    v_key bytea;
+    v_job live_jobs;
 begin
     if exists (select from live_jobs j where j.due_at <= v_now) then
+        -- River's rule for a retry that did not hold its unique key while it waited: of those that want it now one survives. One at a
+        -- time, with the key's row held, so that each sees what became of the one before; a key in use is left for the next call.
+        for v_job in
+            select d.* from live_jobs d where d.due_at <= v_now and d.state = 'retryable' and d.unique_recheck is not null
+            order by d.due_at, d.id limit 100 for update skip locked
+        loop
+            select k.unique_key into v_key from unique_keys k where k.unique_key = v_job.unique_key for update skip locked;
+            if found and not _gave_way(v_job) then
+                perform _put_back(v_job, v_job.run_at, v_job.attempts, 'retryable');
+                v_promoted := v_promoted + 1;
+            end if;
+        end loop;
         with due as (
             update live_jobs j
             set state = _state_at(j.run_at, v_now, j.queue_name), updated_at = v_now, due_at = null,
                 ready_at = _ready_at(_state_at(j.run_at, v_now, j.queue_name), j.run_at),
                 parked = _parked(_state_at(j.run_at, v_now, j.queue_name))
             where j.ctid = any (array(
-                select d.ctid from live_jobs d where d.due_at <= v_now order by d.due_at, d.id limit 1000 for update skip locked))
+                select d.ctid from live_jobs d
+                where d.due_at <= v_now and (d.unique_recheck is null or d.state = 'scheduled')
+                order by d.due_at, d.id limit 1000 for update skip locked))
             returning j.state, j.queue_name),
         woken as (
             insert into wakeups select distinct 'queue:' || d.queue_name from due d where d.state = 'pending')

@@ -14,6 +14,7 @@ declare
     v_retention interval;
     v_closed bigint[];
     v_dropped bigint[];
+    v_keys bytea[];
     v_queues text[];
     v_queue text;
 begin
@@ -32,20 +33,25 @@ begin
         insert into finished_jobs (
             id, worker_id, run, attempts, state, claimed_at, updated_at, started_at, cancel_requested_at, superseded, priority,
             max_attempts, revision, run_at, created_at, task_identifier, queue_name, job_key, delivery, flags, meta, unique_key,
-            sequence_key, sequence_head, continue_on_cancelled, continue_on_discarded, last_error, reason, finished_at, expires_at,
+            unique_recheck, sequence_key, sequence_head, continue_on_cancelled, continue_on_discarded, last_error, reason, finished_at, expires_at,
             result, payload)
         select r.id, r.worker_id, r.run, r.attempts, final_state, r.claimed_at, v_now, r.started_at, r.cancel_requested_at,
                r.superseded, r.priority, r.max_attempts, r.revision, r.run_at, r.created_at, r.task_identifier, r.queue_name,
-               r.job_key, r.delivery, r.flags, r.meta, r.unique_key, r.sequence_key, r.sequence_head, r.continue_on_cancelled,
+               r.job_key, r.delivery, r.flags, r.meta, r.unique_key, r.unique_recheck, r.sequence_key, r.sequence_head, r.continue_on_cancelled,
                r.continue_on_discarded, coalesce(error, r.last_error), close_reason, v_now, v_now + r.retention, r.new_result, r.payload
         from retained r where r.retention > interval '0')
     select array_agg(r.id),
            array_agg(r.id) filter (where r.retention = interval '0' and r.run > 1),
+           array_agg(r.unique_key) filter (where r.retention = interval '0' and r.unique_key is not null),
            array_agg(distinct r.queue_name) filter (where r.queue_name is not null and r.ready_at is not null)
-    into v_closed, v_dropped, v_queues
+    into v_closed, v_dropped, v_keys, v_queues
     from retained r;
     if v_dropped is not null then
         delete from errors e where e.job_id = any (v_dropped);
+    end if;
+    -- Not of a job that is being replaced: its successor has the key.
+    if v_keys is not null and close_reason is distinct from 'replaced' then
+        perform _release_unique_keys(v_keys);
     end if;
     if v_queues is not null then
         foreach v_queue in array v_queues loop

@@ -98,6 +98,7 @@ as $$
 begin
     delete from live_jobs j where j.id = job.id;
     delete from errors e where e.job_id = job.id;
+    perform _release_unique_keys(array[job.unique_key]);
     if job.ready_at is not null then
         perform _queue_slot_freed(job.queue_name);
     end if;

@@ -65,38 +65,61 @@ comment on function cancel_job(bigint, boolean) is
     'unless that word is success; with force it is cancelled at once and its worker''s word refused. A finished or discarded job is '
     'returned as it is. Errors: PW004.';
 
+create or replace function _refuse_held_key(kind text, job_id bigint, holder live_jobs) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    raise exception 'retry_job: the % of job % is held by job % (%)', kind, job_id, holder.id, holder.state
+        using errcode = 'PW003', detail = json_build_object(
+            'existing_job_id', holder.id, 'existing_job_state', holder.state, 'unique_key', encode(holder.unique_key, 'hex'))::text;
+end;
+$$;
+
 create or replace function retry_job(job_id bigint) returns job
     language plpgsql security definer set search_path from current
 as $$
 declare
-    v_row live_jobs := _lock_job('retry_job', job_id);
+    v_row live_jobs;
     v_now timestamptz := clock();
     v_state text;
+    -- A job's unique key never changes, so it can be looked up before the job is locked: keys come before jobs.
+    v_unique_key bytea := decode((get_job(job_id)).unique_key, 'hex');
     v_holder live_jobs;
 begin
+    if v_unique_key is not null then
+        perform _hold_unique_key(v_unique_key);
+    end if;
+    v_row := _lock_job('retry_job', job_id);
     if v_row.state in ('available', 'pending') then
         return _job_of(v_row);
     elsif v_row.state = 'running' then
         raise exception 'retry_job: job % is running', job_id
             using errcode = 'PW005', hint = 'cancel_job(id, force => true) first, or wait for its end.';
-    elsif v_row.id is null then
+    end if;
+    if v_unique_key is not null and (v_row.id is null or v_row.state in ('discarded', 'retryable')) then
+        select h.* into v_holder from live_jobs h
+        where h.unique_key = v_unique_key and h.id <> job_id and h.state <> 'discarded'
+          and (h.state <> 'retryable' or h.unique_recheck is null) limit 1;
+        if found then
+            perform _refuse_held_key('unique key', job_id, v_holder);
+        end if;
+    end if;
+    if v_row.id is null then
         -- Back from history; only one of several callers finds it there.
         with past as (delete from finished_jobs f where f.id = retry_job.job_id returning f.*)
         insert into live_jobs as j (
             id, run, attempts, state, ready_at, parked, updated_at, priority, max_attempts, revision, run_at, created_at, task_identifier, queue_name,
-            job_key, delivery, flags, meta, unique_key, sequence_key, continue_on_cancelled, continue_on_discarded, last_error, payload)
+            job_key, delivery, flags, meta, unique_key, unique_recheck, sequence_key, continue_on_cancelled, continue_on_discarded, last_error, payload)
         select p.id, p.run, p.attempts, s.state, _ready_at(s.state, v_now), _parked(s.state), v_now, p.priority,
                case when p.attempts >= p.max_attempts then least(p.attempts + 1, 32767) else p.max_attempts end, p.revision,
-               v_now, p.created_at, p.task_identifier, p.queue_name, p.job_key, p.delivery, p.flags, p.meta, p.unique_key,
+               v_now, p.created_at, p.task_identifier, p.queue_name, p.job_key, p.delivery, p.flags, p.meta, p.unique_key, p.unique_recheck,
                p.sequence_key, p.continue_on_cancelled, p.continue_on_discarded, p.last_error, p.payload
         from past p cross join lateral (select _state_at(v_now, v_now, p.queue_name) as state) s
         on conflict (job_key) where job_key is not null do nothing
         returning j.* into v_row;
         if not found then
             select h.* into v_holder from live_jobs h join finished_jobs f on f.job_key = h.job_key where f.id = retry_job.job_id;
-            raise exception 'retry_job: the key of job % is held by job % (%)', job_id, v_holder.id, v_holder.state
-                using errcode = 'PW003',
-                      detail = json_build_object('existing_job_id', v_holder.id, 'existing_job_state', v_holder.state)::text;
+            perform _refuse_held_key('key', job_id, v_holder);
         end if;
     else
         v_state := _state_at(v_now, v_now, v_row.queue_name);
@@ -153,6 +176,7 @@ begin
     v_job := get_job(job_id);
     delete from finished_jobs f where f.id = delete_job.job_id;
     delete from errors e where e.job_id = delete_job.job_id;
+    perform _release_unique_keys(array[decode(v_job.unique_key, 'hex')]);
     return v_job;
 end;
 $$;

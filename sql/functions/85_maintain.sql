@@ -39,6 +39,7 @@ as $$
 declare
     v_now timestamptz := clock();
     v_gone bigint[];
+    v_keys bytea[];
     v_pruned bigint := 0;
     v_partition text;
     v_rows bigint;
@@ -46,8 +47,9 @@ begin
     with gone as (
         delete from live_jobs j where j.id = any (array(
             select d.id from live_jobs d where d.expires_at <= v_now order by d.expires_at limit max_rows for update skip locked))
-        returning j.id)
-    select array_agg(g.id) into v_gone from gone g;
+        returning j.id, j.unique_key)
+    select array_agg(g.id), array_agg(g.unique_key) filter (where g.unique_key is not null) into v_gone, v_keys from gone g;
+    perform _release_unique_keys(v_keys);
     v_pruned := v_pruned + coalesce(cardinality(v_gone), 0);
     delete from errors e where e.job_id = any (v_gone);
 
@@ -59,9 +61,11 @@ begin
     loop
         begin
             execute format('delete from errors e using %I f where e.job_id = f.id', v_partition);
-            execute format('select count(*) from %I', v_partition) into v_rows;
+            execute format('select count(*), array_agg(f.unique_key) filter (where f.unique_key is not null) from %I f', v_partition)
+            into v_rows, v_keys;
             execute format('drop table %I', v_partition);
             v_pruned := v_pruned + v_rows;
+            perform _release_unique_keys(v_keys);
         exception when lock_not_available then
             null; -- somebody reads it: the next call tries again
         end;
@@ -70,8 +74,9 @@ begin
     with gone as (
         delete from finished_jobs f
         where (f.tableoid, f.ctid) in (select d.tableoid, d.ctid from finished_jobs d where d.expires_at <= v_now limit max_rows)
-        returning f.id)
-    select array_agg(g.id) into v_gone from gone g;
+        returning f.id, f.unique_key)
+    select array_agg(g.id), array_agg(g.unique_key) filter (where g.unique_key is not null) into v_gone, v_keys from gone g;
+    perform _release_unique_keys(v_keys);
     delete from errors e where e.job_id = any (v_gone);
     return v_pruned + coalesce(cardinality(v_gone), 0);
 end;
@@ -99,6 +104,10 @@ begin
         return null;
     end if;
     v_result := jsonb_build_object('promoted', promote_jobs(), 'rescued', _sweep_workers());
+    -- Keys whose release was passed over, or whose add rolled back after a release: a few of them, from anywhere.
+    perform _release_unique_keys(array(
+        select k.unique_key from unique_keys k where k.unique_key > sha256(convert_to(random()::text, 'UTF8'))
+        order by k.unique_key limit 200));
     -- Last, as they take locks on history that are held to the end of the transaction.
     perform _make_partitions();
     return v_result || jsonb_build_object('pruned', _prune(1000));

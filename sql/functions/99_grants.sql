@@ -3,7 +3,7 @@
 do $$
 declare
     v_schema text := current_schema();
-    v_producer constant text[] := '{add_job,add_jobs,remove_job,_json_of,clock,schema_version}';
+    v_producer constant text[] := '{add_job,add_jobs,remove_job,unique_opts,conformance,_json_of,clock,schema_version}';
     v_worker constant text[] := v_producer ||
         '{define_task,register_worker,heartbeat,unregister_worker,claim_jobs,seconds_until_due,finish_jobs,finish_job,fail_jobs,snooze_job,release_jobs,
           force_unlock_workers,reconcile,promote_jobs,maintain,check_version,get_job}';

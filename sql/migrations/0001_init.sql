@@ -69,6 +69,15 @@ create type _job_request as (
     delivery text
 );
 
+-- What a unique_policy means for one job (private).
+create type _uniqueness as (
+    key bytea,
+    states text[],
+    period interval,
+    on_conflict text,
+    recheck boolean
+);
+
 create table settings (
     only_row boolean primary key default true constraint settings_only_row check (only_row),
     completed_retention interval not null default '24 hours',
@@ -147,6 +156,7 @@ create table live_jobs (
     meta jsonb,
     -- uniqueness and order
     unique_key bytea,
+    unique_recheck text[],                          -- states to look for when a retry falls due (River policies without retryable)
     sequence_key text collate "C",
     sequence_head boolean,                          -- true from its promotion to its end
     continue_on_cancelled boolean,
@@ -181,6 +191,12 @@ create table finished_jobs_default partition of finished_jobs default;
 -- Ids grow with time, so a block range index finds one at a fraction of a B-tree's cost per insert.
 create index finished_jobs_id on finished_jobs using brin (id) with (pages_per_range = 16, autosummarize = on);
 create index finished_jobs_unique_key on finished_jobs (unique_key) where unique_key is not null;
+
+-- One row per unique key that some job has. Its constraint is what makes uniqueness strong: see functions/15_unique.sql.
+create table unique_keys (
+    unique_key bytea primary key,
+    adds integer not null default 1
+) with (fillfactor = 70);
 
 -- One row per failed attempt, pruned with its job.
 create table errors (

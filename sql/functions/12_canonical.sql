@@ -1,0 +1,102 @@
+-- 12_canonical: one text for each JSON value, whoever wrote it: RFC 8785 (JCS), after Unicode normalization (NFC) of every
+-- string and key, as the Open Job Spec demands. Unique keys are made of it.
+
+-- A number as ECMAScript prints the nearest double. float8's own text differs in three ways: PostgreSQL does not always find the
+-- shortest digits (1e23 prints as 9.999999999999999e+22), changes to exponents elsewhere, and pads them.
+-- An integer that would be rounded is refused: 9007199254740993 must not become the key of 9007199254740992.
+create or replace function _canonical_number(n numeric) returns text
+    language plpgsql immutable strict parallel safe set search_path from current set extra_float_digits = 1
+as $$
+declare
+    v_double double precision;
+    v_text text;
+    v_at integer;
+    v_exponent integer;
+    v_digits text;
+    v_rounded numeric;
+begin
+    if n = trunc(n) and abs(n) <= 9007199254740992 then
+        return trim_scale(n)::text;
+    elsif abs(n) >= 1.797693134862315807e308 then
+        raise exception 'number % is too large', left(n::text, 40) using errcode = 'PW001';
+    elsif abs(n) < 1e-300 and abs(n) * 2::numeric ^ 1075 <= 1 then
+        return '0'; -- nearer to 0 than to the smallest double, whose conversion would be an error
+    end if;
+    v_double := abs(n);
+    v_text := v_double::text;
+    v_at := position('e' in v_text);
+    if v_at > 0 then
+        v_exponent := substr(v_text, v_at + 1)::integer;
+        v_digits := replace(left(v_text, v_at - 1), '.', '');
+        -- Only there can fewer digits mean the same double: at most two roundings to try.
+        if length(v_digits) >= 16 and v_double > 9007199254740992 and v_double < 1e40 then
+            for v_count in 15 .. length(v_digits) - 1 loop
+                v_rounded := round(v_text::numeric, v_count - 1 - v_exponent);
+                if v_rounded::double precision = v_double then
+                    v_exponent := length(trim_scale(v_rounded)::text) - 1;
+                    v_digits := rtrim(trim_scale(v_rounded)::text, '0');
+                    exit;
+                end if;
+            end loop;
+        end if;
+        v_text := case
+            when v_exponent >= 21 or v_exponent < -6 then
+                left(v_digits, 1) || case when length(v_digits) > 1 then '.' || substr(v_digits, 2) else '' end
+                || case when v_exponent < 0 then 'e-' else 'e+' end || abs(v_exponent)
+            when v_exponent < 0 then '0.' || repeat('0', -v_exponent - 1) || v_digits
+            when length(v_digits) <= v_exponent + 1 then rpad(v_digits, v_exponent + 1, '0')
+            else left(v_digits, v_exponent + 1) || '.' || substr(v_digits, v_exponent + 2)
+        end;
+    end if;
+    if n = trunc(n) and v_text::numeric <> abs(n) then
+        raise exception 'integer % cannot be told from its neighbours by a JSON reader; write it as a string', left(n::text, 40)
+            using errcode = 'PW001';
+    end if;
+    return case when n < 0 then '-' else '' end || v_text;
+end;
+$$;
+
+-- Keys sort by UTF-16 units. That is the order of the code points, but for U+E000–U+FFFF, which come after all that need surrogates:
+-- those are put behind U+10FFFF, the last code point, which itself is kept before them.
+create or replace function _utf16_order(key text) returns text
+    language sql immutable strict parallel safe
+    return case when octet_length(key) = length(key) then key
+                else regexp_replace(replace(key, U&'\+10FFFF', U&'\+10FFFF\0001'), '([\uE000-\uFFFF])', U&'\+10FFFF' || '\1', 'g') end;
+
+create or replace function _canonical(value jsonb) returns text
+    language plpgsql immutable strict parallel safe set search_path from current
+as $$
+declare
+    v_text text;
+    v_twins boolean;
+begin
+    case jsonb_typeof(value)
+        when 'object' then
+            select '{' || coalesce(string_agg(
+                       to_json(m.key)::text || ':' || case m.kind
+                           when 'string' then to_json(normalize(m.value #>> '{}'))::text
+                           when 'number' then case when m.value::text ~ '^(0|-?[1-9][0-9]{0,14})$' then m.value::text
+                                                   else _canonical_number(m.value::numeric) end
+                           when 'object' then _canonical(m.value)
+                           when 'array' then _canonical(m.value)
+                           else m.value::text end,
+                       ',' order by _utf16_order(m.key) collate "C"), '') || '}',
+                   count(*) > count(distinct m.key)
+            into v_text, v_twins
+            from (select normalize(e.key) as key, e.value, jsonb_typeof(e.value) as kind from jsonb_each(value) e) m;
+            if v_twins then
+                raise exception 'two members have the same name after Unicode normalization' using errcode = 'PW001';
+            end if;
+            return v_text;
+        when 'array' then
+            return '[' || coalesce((select string_agg(_canonical(e.value), ',' order by e.ordinality)
+                                    from jsonb_array_elements(value) with ordinality e), '') || ']';
+        when 'string' then
+            return to_json(normalize(value #>> '{}'))::text;
+        when 'number' then
+            return _canonical_number(value::numeric);
+        else
+            return value::text;
+    end case;
+end;
+$$;
