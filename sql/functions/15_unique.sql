@@ -155,7 +155,6 @@ declare
     v_queue text := coalesce(_uniqueness_of.queue_name, 'default');
     v_payload jsonb;
     v_dimensions jsonb;
-    v_states text[];
     v_unique _uniqueness;
 begin
     if v_problem is null and request.job_key is not null then

@@ -48,6 +48,8 @@ create or replace function _job_refusal(
             then format('job_key_mode must be replace, preserve_run_at or unsafe_dedupe, got %L', job_key_mode)
         when not isfinite(run_at)
             then format('run_at must be a finite time, got %s', run_at)
+        when array_ndims(flags) > 1
+            then format('flags must be a plain list, got %s', flags)
         when array_position(flags, null) is not null
             then format('flags must not contain null, got %s', flags)
         when meta is not null and jsonb_typeof(meta) <> 'object'
@@ -371,11 +373,15 @@ create or replace function add_jobs(specs text) returns setof job
     language plpgsql security definer set search_path from current
 as $$
 declare
-    v_specs json := _json_of(specs, 'add_jobs: specs');
+    v_specs jsonb;
 begin
-    return query select * from add_jobs(v_specs::jsonb);
-exception when untranslatable_character then
-    raise exception 'add_jobs: specs must not contain \u0000 (add_job takes such a payload)' using errcode = 'PW001';
+    begin
+        v_specs := _json_of(specs, 'add_jobs: specs')::jsonb;
+    -- jsonb holds less than JSON may: no NUL, no half of a surrogate pair, no number beyond numeric.
+    exception when data_exception then
+        raise exception 'add_jobs: specs must be JSON that jsonb can hold: % (add_job takes any payload)', sqlerrm using errcode = 'PW001';
+    end;
+    return query select * from add_jobs(v_specs);
 end;
 $$;
 comment on function add_jobs(text) is 'add_jobs for specs given as text: what a plain literal in SQL resolves to.';
@@ -390,16 +396,79 @@ exception when data_exception or invalid_text_representation or numeric_value_ou
 end;
 $$;
 
+-- Of a bulk add the jobs with a job key or a unique key, at their positions; and ids for the others, as ids rise in spec order.
+-- All locks are taken before the first job is added, in the order that everybody keeps: unique keys, then the rows that are there
+-- by id (as a completion takes them); job keys that are new follow in their order.
+create or replace function _add_specials(requests _job_request[], out jobs job[], out ids bigint[])
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_uniques _uniqueness[];
+    v_item record;
+begin
+    for v_item in
+        select i.request, i.position, t.queue_name, coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) as policy
+        from (select unnest(requests) as request, generate_series(1, cardinality(requests)) as position) i
+        left join tasks t on t.identifier = (i.request).identifier
+        where coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) is not null
+    loop
+        v_uniques[v_item.position] := _uniqueness_of(
+            v_item.request, v_item.policy, coalesce((v_item.request).queue_name, v_item.queue_name), v_now,
+            format('add_jobs: specs[%s]', v_item.position));
+    end loop;
+    perform _hold_unique_key(k.key) from (
+        select distinct u.key from unnest(v_uniques) u
+        where u.key is not null
+          and (u.on_conflict in ('replace', 'replace_except_schedule') or (_duplicate_of(u::_uniqueness, v_now)).id is null)
+        order by u.key offset 0) k;
+    perform from live_jobs j
+    where j.id in (
+        select k.id from live_jobs k join unnest(requests) r on r.job_key = k.job_key
+        where r.job_key_mode is distinct from 'unsafe_dedupe'
+        union all
+        select k.id from live_jobs k join unnest(v_uniques) u on u.key = k.unique_key
+        where u.on_conflict in ('replace', 'replace_except_schedule'))
+    order by j.id for update;
+    -- No id is burnt for a row that will be changed in place, or for a duplicate.
+    ids := array(
+        select case when i.nth = 1
+                         and not exists (select from live_jobs j where j.job_key = i.job_key
+                                         and (j.state <> 'running' or i.job_key_mode = 'unsafe_dedupe'))
+                         and ((i.uniqueness).key is null or (i.uniqueness).on_conflict in ('replace', 'replace_except_schedule')
+                              or (_duplicate_of(i.uniqueness, v_now)).id is null)
+               then nextval('job_ids') end
+        from (select r.ordinality, r.job_key, r.job_key_mode, v_uniques[r.ordinality] as uniqueness,
+                     case when r.job_key is null and (v_uniques[r.ordinality]).key is null then 1
+                          else row_number() over (partition by r.job_key, (v_uniques[r.ordinality]).key order by r.ordinality) end as nth
+              from unnest(requests) with ordinality r) i
+        order by i.ordinality);
+    for v_item in
+        select i.*, v_uniques[i.position] as uniqueness
+        from (select unnest(requests) as request, unnest(ids) as id, generate_series(1, cardinality(requests)) as position) i
+        where (v_uniques[i.position]).key is not null order by (v_uniques[i.position]).key, i.position
+    loop
+        jobs[v_item.position] := _add_unique(
+            v_item.request, v_item.uniqueness, v_item.id, format('add_jobs: specs[%s]', v_item.position));
+    end loop;
+    for v_item in
+        select i.*
+        from (select unnest(requests) as request, unnest(ids) as id, generate_series(1, cardinality(requests)) as position) i
+        where (i.request).job_key is not null order by (i.request).job_key collate "C", i.position
+    loop
+        jobs[v_item.position] := _add_keyed(v_item.request, v_item.id);
+    end loop;
+end;
+$$;
+
 create or replace function _add_jobs(requests _job_request[]) returns setof job
     language plpgsql set search_path from current
 as $$
 declare
     v_now timestamptz := clock();
     v_bad record;
-    v_keyed boolean;
-    v_ids bigint[];
     v_jobs job[];
-    v_item record;
+    v_ids bigint[];
     v_job job;
     v_position integer := 1;
 begin
@@ -413,30 +482,16 @@ begin
     if v_bad.problem is not null then
         raise exception 'add_jobs: specs[%]: %', v_bad.ordinality, v_bad.problem using errcode = 'PW001';
     end if;
-    select bool_or(r.job_key is not null) into v_keyed from unnest(requests) r;
-    if v_keyed then
-        -- A completion locks its jobs by id, so the rows that are there are locked by id first; then keys in their order.
-        perform from live_jobs j
-        where j.job_key = any (array(select r.job_key from unnest(requests) r where r.job_key_mode is distinct from 'unsafe_dedupe'))
-        order by j.id for update;
-        -- New jobs get their ids in spec order, though keyed ones go in by key; a row that will be changed in place burns none.
-        v_ids := array(
-            select case when not exists (select from live_jobs j where j.job_key = r.job_key and j.state <> 'running')
-                   then nextval('job_ids') end
-            from unnest(requests) with ordinality r order by r.ordinality);
-        for v_item in
-            select i.* from (
-                select unnest(requests) as request, unnest(v_ids) as id, generate_series(1, cardinality(requests)) as position) i
-            where (i.request).job_key is not null order by (i.request).job_key collate "C", i.position
-        loop
-            v_jobs[v_item.position] := _add_keyed(v_item.request, v_item.id);
-        end loop;
+    if exists (
+        select from unnest(requests) r left join tasks t on t.identifier = r.identifier
+        where r.job_key is not null or coalesce(r.unique_policy, t.unique_policy) is not null) then
+        select a.jobs, a.ids into v_jobs, v_ids from _add_specials(requests) a;
     end if;
     -- Ids rise in spec order, so sorting by id is sorting by position; joining back by position would be quadratic.
     for v_job in
         with request as materialized (
             select r.*, coalesce(v_ids[r.ordinality], nextval('job_ids')) as id
-            from unnest(requests) with ordinality r where r.job_key is null order by r.ordinality),
+            from unnest(requests) with ordinality r where (v_jobs[r.ordinality]).id is null order by r.ordinality),
         added as (
             insert into live_jobs as j (
                 id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier,

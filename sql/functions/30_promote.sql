@@ -72,7 +72,6 @@ declare
     v_now timestamptz := clock();
     v_lane text;
     v_promoted integer := 0;
-    v_key bytea;
     v_job live_jobs;
 begin
     if exists (select from live_jobs j where j.due_at <= v_now) then
@@ -82,7 +81,7 @@ begin
             select d.* from live_jobs d where d.due_at <= v_now and d.state = 'retryable' and d.unique_recheck is not null
             order by d.due_at, d.id limit 100 for update skip locked
         loop
-            select k.unique_key into v_key from unique_keys k where k.unique_key = v_job.unique_key for update skip locked;
+            perform from unique_keys k where k.unique_key = v_job.unique_key for update skip locked;
             if found and not _gave_way(v_job) then
                 perform _put_back(v_job, v_job.run_at, v_job.attempts, 'retryable');
                 v_promoted := v_promoted + 1;

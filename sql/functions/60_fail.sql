@@ -128,7 +128,7 @@ begin
         continue when not found;
         perform _note_error(v_job, v_failure.error);
         if v_failure.cancel then
-            perform _close_jobs(array[v_job.id], null, 'cancelled', null, v_failure.error, v_failure.error);
+            perform _close_jobs(array[v_job.id], null, 'cancelled', null, coalesce(v_job.superseded, v_failure.error), v_failure.error);
         elsif v_failure.discard or v_job.attempts >= v_job.max_attempts then
             perform _discard(v_job, v_failure.error, case when v_failure.discard then 'discarded by its handler' else 'out of attempts' end,
                              v_failure.payload);
