@@ -59,44 +59,72 @@ $$;
 -- Keys sort by UTF-16 units. That is the order of the code points, but for U+E000–U+FFFF, which come after all that need surrogates:
 -- those are put behind U+10FFFF, the last code point, which itself is kept before them.
 create or replace function _utf16_order(key text) returns text
-    language sql immutable strict parallel safe
+    language sql immutable
     return case when octet_length(key) = length(key) then key
                 else regexp_replace(replace(key, U&'\+10FFFF', U&'\+10FFFF\0001'), '([\uE000-\uFFFF])', U&'\+10FFFF' || '\1', 'g') end;
 
+-- Loops instead of queries: starting one costs more than canonicalizing a small object.
 create or replace function _canonical(value jsonb) returns text
     language plpgsql immutable strict parallel safe set search_path from current
 as $$
 declare
+    v_kind text := jsonb_typeof(value);
+    v_members jsonb;
+    v_member jsonb;
+    v_key text;
+    v_keys text[] := array[]::text[];
+    v_texts text[] := array[]::text[];
     v_text text;
-    v_twins boolean;
+    v_at integer;
+    v_count integer;
 begin
-    case jsonb_typeof(value)
-        when 'object' then
-            select '{' || coalesce(string_agg(
-                       to_json(m.key)::text || ':' || case m.kind
-                           when 'string' then to_json(normalize(m.value #>> '{}'))::text
-                           when 'number' then case when m.value::text ~ '^(0|-?[1-9][0-9]{0,14})$' then m.value::text
-                                                   else _canonical_number(m.value::numeric) end
-                           when 'object' then _canonical(m.value)
-                           when 'array' then _canonical(m.value)
-                           else m.value::text end,
-                       ',' order by _utf16_order(m.key) collate "C"), '') || '}',
-                   count(*) > count(distinct m.key)
-            into v_text, v_twins
-            from (select normalize(e.key) as key, e.value, jsonb_typeof(e.value) as kind from jsonb_each(value) e) m;
-            if v_twins then
-                raise exception 'two members have the same name after Unicode normalization' using errcode = 'PW001';
+    if v_kind = 'object' then
+        v_members := jsonb_path_query_array(value, '$.keyvalue()');
+    elsif v_kind = 'array' then
+        v_members := value;
+    elsif v_kind = 'string' then
+        return to_json(normalize(value #>> '{}'))::text;
+    elsif v_kind = 'number' then
+        return _canonical_number(value::numeric);
+    else
+        return value::text;
+    end if;
+    v_count := jsonb_array_length(v_members);
+    for i in 0 .. v_count - 1 loop
+        v_member := v_members -> i;
+        if v_kind = 'object' then
+            v_key := normalize(v_member ->> 'key');
+            v_member := v_member -> 'value';
+        end if;
+        v_text := v_member::text;
+        -- Obviously canonical: small integers and decimals, plain ASCII strings, true, false, null.
+        if v_text !~ '^(0|-?[1-9][0-9]{0,14}|-?(0|[1-9][0-9]{0,7})\.[0-9]{0,4}[1-9]|"[ !#-[\]-~]*"|[tfn].*)$' then
+            v_text := _canonical(v_member);
+        end if;
+        v_at := i;
+        if v_kind = 'object' then
+            v_text := to_json(v_key)::text || ':' || v_text;
+            v_key := _utf16_order(v_key);
+            while v_count <= 12 and v_at > 0 and v_keys[v_at] collate "C" > v_key loop
+                v_keys[v_at + 1] := v_keys[v_at];
+                v_texts[v_at + 1] := v_texts[v_at];
+                v_at := v_at - 1;
+            end loop;
+            if v_at > 0 and v_keys[v_at] = v_key then
+                raise exception 'two members are named "%" after Unicode normalization', v_key using errcode = 'PW001';
             end if;
-            return v_text;
-        when 'array' then
-            return '[' || coalesce((select string_agg(_canonical(e.value), ',' order by e.ordinality)
-                                    from jsonb_array_elements(value) with ordinality e), '') || ']';
-        when 'string' then
-            return to_json(normalize(value #>> '{}'))::text;
-        when 'number' then
-            return _canonical_number(value::numeric);
-        else
-            return value::text;
-    end case;
+            v_keys[v_at + 1] := v_key;
+        end if;
+        v_texts[v_at + 1] := v_text;
+    end loop;
+    if v_kind = 'array' then
+        return '[' || array_to_string(v_texts, ',') || ']';
+    elsif v_count > 12 then
+        if (select count(*) > count(distinct k.key) from unnest(v_keys) k(key)) then
+            raise exception 'two members have the same name after Unicode normalization' using errcode = 'PW001';
+        end if;
+        v_texts := array(select m.text from unnest(v_keys, v_texts) m(key, text) order by m.key collate "C");
+    end if;
+    return '{' || array_to_string(v_texts, ',') || '}';
 end;
 $$;

@@ -7,22 +7,48 @@
 -- found no duplicate writes its key's row in unique_keys, then looks again. A second add of the same key waits there until the first
 -- has ended (or gets 40001 under REPEATABLE READ and SERIALIZABLE) and then sees its job. A plain duplicate writes and locks nothing.
 
--- A list of distinct strings, or what is wrong with it.
+-- Policies are read at every add, so what reads them runs no queries: starting one costs more than all the rest.
+
+-- What is wrong with a list of distinct strings; null if nothing is.
 create or replace function _names_refusal(member text, value jsonb, known text[] default null) returns text
     language plpgsql immutable set search_path from current
 as $$
+declare
+    v_names text[] := array[]::text[];
+    v_name text;
 begin
-    if jsonb_typeof(value) <> 'array' or exists (select from jsonb_array_elements(value) e where jsonb_typeof(e.value) <> 'string') then
+    if jsonb_typeof(value) <> 'array' then
         return format('%s must be an array of strings, got %s', member, value);
-    elsif (select count(*) > count(distinct normalize(e.value)) from jsonb_array_elements_text(value) e) then
-        return format('%s must not name anything twice, got %s', member, value);
     end if;
-    return (select format('%s must name only %s, got "%s"', member, array_to_string(known, ', '), e.value)
-            from jsonb_array_elements_text(value) e where e.value <> all (known) limit 1);
+    for i in 0 .. jsonb_array_length(value) - 1 loop
+        v_name := normalize(value ->> i);
+        if jsonb_typeof(value -> i) <> 'string' then
+            return format('%s must be an array of strings, got %s', member, value);
+        elsif v_name = any (v_names) then
+            return format('%s must not name anything twice, got %s', member, value);
+        elsif v_name <> all (known) then
+            return format('%s must name only %s, got "%s"', member, array_to_string(known, ', '), v_name);
+        end if;
+        v_names := v_names || v_name;
+    end loop;
+    return null;
 end;
 $$;
 
--- 'active' is the Open Job Spec's word for running.
+create or replace function _texts_of(value jsonb) returns text[]
+    language plpgsql immutable strict set search_path from current
+as $$
+declare
+    v_texts text[] := array[]::text[];
+begin
+    for i in 0 .. jsonb_array_length(value) - 1 loop
+        v_texts := v_texts || (value ->> i);
+    end loop;
+    return v_texts;
+end;
+$$;
+
+-- The states of a policy; 'active' is the Open Job Spec's word for running.
 create or replace function _states_refusal(member text, value jsonb) returns text
     language plpgsql immutable set search_path from current
 as $$
@@ -42,65 +68,73 @@ as $$
 declare
     v_ojs constant text[] := array['keys', 'args_keys', 'meta_keys', 'period', 'states'];
     v_river constant text[] := array['by_args', 'by_period', 'by_queue', 'by_state', 'exclude_kind'];
-    v_required constant text[] := array['available', 'pending', 'running', 'scheduled'];
-    v_problem text;
-    v_key text;
-    v_value jsonb;
-    v_missing text;
+    v_rest jsonb;
 begin
     if jsonb_typeof(policy) <> 'object' then
         return format('it must be a JSON object, got %s', jsonb_typeof(policy));
-    elsif policy ?| v_ojs and policy ?| v_river then
-        return format('members of the Open Job Spec (%s) and of River (%s) cannot be mixed',
-                      array_to_string(v_ojs, ', '), array_to_string(v_river, ', '));
     end if;
-    for v_key, v_value in select * from jsonb_each(policy) loop
-        if v_key <> all (v_ojs || v_river || array['on_conflict']) then
-            return format('unknown member "%s" (known: %s)', v_key, array_to_string(v_ojs || v_river || array['on_conflict'], ', '));
-        elsif v_value = 'null' and v_key in ('args_keys', 'meta_keys', 'period') then
-            continue;
-        end if;
-        v_problem := case v_key
-            when 'on_conflict' then
-                case when v_value not in ('"reject"', '"replace"', '"replace_except_schedule"', '"ignore"')
-                     then format('on_conflict must be reject, replace, replace_except_schedule or ignore, got %s', v_value) end
-            when 'keys' then _names_refusal(v_key, v_value, array['type', 'queue', 'args', 'meta'])
-            when 'args_keys' then _names_refusal(v_key, v_value)
-            when 'meta_keys' then _names_refusal(v_key, v_value)
-            when 'states' then _states_refusal(v_key, v_value)
-            when 'by_state' then _states_refusal(v_key, v_value)
-            when 'period' then
-                case when jsonb_typeof(v_value) <> 'string' or _iso_duration(v_value #>> '{}') is null
-                     then format('period must be an ISO 8601 duration such as "PT1H", got %s', v_value) end
-            when 'by_period' then
-                case when _interval_of(v_value) is null or extract(epoch from _interval_of(v_value)) < 1
-                          or extract(year from _interval_of(v_value)) <> 0 or extract(month from _interval_of(v_value)) <> 0
-                     then format('by_period must be at least 1 second and hold no months or years, got %s', v_value) end
-            when 'by_args' then
-                case when jsonb_typeof(v_value) = 'boolean' then null
-                     when v_value = '[]' then 'by_args must name at least one member of the payload, got []'
-                     else _names_refusal(v_key, v_value) end
-            else -- by_queue, exclude_kind
-                case when jsonb_typeof(v_value) <> 'boolean' then format('%s must be true or false, got %s', v_key, v_value) end
-        end;
-        if v_problem is not null then
-            return v_problem;
-        end if;
-    end loop;
-    if policy -> 'keys' ? 'meta' and coalesce(nullif(policy -> 'meta_keys', 'null'), '[]') = '[]' then
-        return 'keys names meta, so meta_keys must name which members of meta';
-    elsif policy ? 'by_state' then
-        select string_agg(r.state, ', ' order by r.state) into v_missing
-        from unnest(v_required) r(state) where not (policy -> 'by_state' ? r.state or (r.state = 'running' and policy -> 'by_state' ? 'active'));
-        if v_missing is not null then
-            return format('by_state must contain all required states, missing: %s', v_missing);
+    v_rest := policy - v_ojs - v_river - 'on_conflict';
+    return case
+        when v_rest <> '{}' then
+            format('unknown member %s (known: %s)', jsonb_path_query_first(v_rest, '$.keyvalue().key'),
+                   array_to_string(v_ojs || v_river || array['on_conflict'], ', '))
+        when policy ?| v_ojs and policy ?| v_river then
+            format('members of the Open Job Spec (%s) and of River (%s) cannot be mixed',
+                   array_to_string(v_ojs, ', '), array_to_string(v_river, ', '))
+        when policy -> 'on_conflict' not in ('"reject"', '"replace"', '"replace_except_schedule"', '"ignore"') then
+            format('on_conflict must be reject, replace, replace_except_schedule or ignore, got %s', policy -> 'on_conflict')
+        when policy ?| v_river then _river_policy_refusal(policy)
+        else coalesce(
+            case when policy ? 'keys' then _names_refusal('keys', policy -> 'keys', array['type', 'queue', 'args', 'meta']) end,
+            case when policy -> 'args_keys' <> 'null' then _names_refusal('args_keys', policy -> 'args_keys') end,
+            case when policy -> 'meta_keys' <> 'null' then _names_refusal('meta_keys', policy -> 'meta_keys') end,
+            case when policy ? 'states' then _states_refusal('states', policy -> 'states') end,
+            case when policy -> 'period' <> 'null'
+                      and (jsonb_typeof(policy -> 'period') <> 'string' or _iso_duration(policy ->> 'period') is null)
+                 then format('period must be an ISO 8601 duration such as "PT1H", got %s', policy -> 'period') end,
+            case when policy -> 'keys' ? 'meta' and coalesce(nullif(policy -> 'meta_keys', 'null'), '[]') = '[]'
+                 then 'keys names meta, so meta_keys must name which members of meta' end)
+    end;
+end;
+$$;
+
+create or replace function _river_policy_refusal(policy jsonb) returns text
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_by_args jsonb := policy -> 'by_args';
+    v_by_state jsonb := policy -> 'by_state';
+    v_period interval;
+    v_problem text;
+begin
+    if jsonb_typeof(v_by_args) <> 'boolean' then
+        v_problem := case when v_by_args = '[]' then 'by_args must name at least one member of the payload, got []'
+                          else _names_refusal('by_args', v_by_args) end;
+    end if;
+    if v_problem is null and policy ? 'by_period' then
+        v_period := _interval_of(policy -> 'by_period');
+        if v_period is null or extract(epoch from v_period) < 1 or extract(year from v_period) <> 0 or extract(month from v_period) <> 0 then
+            v_problem := format('by_period must be at least 1 second and hold no months or years, got %s', policy -> 'by_period');
         end if;
     end if;
-    if policy ?| v_river and not policy ?| array['by_period', 'by_state'] and not (policy -> 'by_queue') is not distinct from 'true'
-       and coalesce(policy -> 'by_args', 'false') = 'false' then
-        return format('it names nothing that a job should be unique by: %s', policy);
+    if v_problem is null and v_by_state is not null then
+        v_problem := _states_refusal('by_state', v_by_state);
+        if v_problem is null and not (v_by_state ?& array['available', 'pending', 'scheduled'] and v_by_state ?| array['running', 'active']) then
+            v_problem := 'by_state must contain all required states, missing: ' || concat_ws(', ',
+                case when not v_by_state ? 'available' then 'available' end, case when not v_by_state ? 'pending' then 'pending' end,
+                case when not v_by_state ?| array['running', 'active'] then 'running' end,
+                case when not v_by_state ? 'scheduled' then 'scheduled' end);
+        end if;
     end if;
-    return null;
+    return coalesce(
+        v_problem,
+        case when jsonb_typeof(policy -> 'by_queue') <> 'boolean'
+             then format('by_queue must be true or false, got %s', policy -> 'by_queue') end,
+        case when jsonb_typeof(policy -> 'exclude_kind') <> 'boolean'
+             then format('exclude_kind must be true or false, got %s', policy -> 'exclude_kind') end,
+        case when coalesce(v_by_args, 'false') = 'false' and coalesce(policy -> 'by_queue', 'false') = 'false'
+                  and not policy ?| array['by_period', 'by_state']
+             then format('it names nothing that a job should be unique by: %s', policy) end);
 end;
 $$;
 
@@ -154,7 +188,8 @@ declare
     v_ojs boolean := not policy ?| array['by_args', 'by_period', 'by_queue', 'by_state', 'exclude_kind'];
     v_queue text := coalesce(_uniqueness_of.queue_name, 'default');
     v_payload jsonb;
-    v_dimensions jsonb;
+    v_names text[];
+    v_key text; -- the canonical object of the dimensions, its members in order
     v_unique _uniqueness;
 begin
     if v_problem is null and request.job_key is not null then
@@ -165,84 +200,99 @@ begin
     end if;
     begin
         v_payload := coalesce(request.payload, '{}')::jsonb;
-    exception when untranslatable_character then
-        raise exception '%: unique_policy: a payload with \u0000 cannot be compared', label using errcode = 'PW001';
-    end;
-    if v_ojs then
-        if jsonb_typeof(policy -> 'args_keys') = 'array' then
-            select k.name into v_problem from jsonb_array_elements_text(policy -> 'args_keys') k(name)
-            where jsonb_typeof(v_payload) <> 'object' or not v_payload ? k.name limit 1;
-            if found then
-                raise exception '%: unique_policy: args_keys names "%", which the payload does not have', label, v_problem using errcode = 'PW001';
+        v_unique.on_conflict := coalesce(policy ->> 'on_conflict', case when v_ojs then 'reject' else 'ignore' end);
+        if v_ojs then
+            if jsonb_typeof(policy -> 'args_keys') = 'array' then
+                v_names := _texts_of(policy -> 'args_keys');
+                if not v_payload ?& v_names or jsonb_typeof(v_payload) <> 'object' and cardinality(v_names) > 0 then
+                    raise exception 'args_keys must name members that the payload has, got %', policy -> 'args_keys' using errcode = 'PW001';
+                end if;
+                v_payload := _members(v_payload, v_names);
             end if;
-            v_payload := _members(v_payload, policy -> 'args_keys');
+            v_key := case when policy -> 'keys' ? 'args' then '"args":' || _canonical(v_payload) || ',' else '' end
+                || case when policy -> 'keys' ? 'meta'
+                        then '"meta":' || _canonical(_members(coalesce(request.meta, '{}'), _texts_of(policy -> 'meta_keys'))) || ','
+                        else '' end
+                || case when policy -> 'keys' ? 'queue' then '"queue":' || to_json(normalize(v_queue)) || ',' else '' end
+                || '"type":' || to_json(normalize(request.identifier));
+            v_unique.states := coalesce(
+                _texts_of(policy -> 'states'), array['available', 'running', 'scheduled', 'retryable', 'pending']);
+            if policy ->> 'period' is not null then
+                v_unique.period := _iso_duration(policy ->> 'period');
+            end if;
+        else
+            if jsonb_typeof(policy -> 'by_args') = 'array' and jsonb_typeof(v_payload) = 'object' then
+                v_payload := _members(v_payload, _texts_of(policy -> 'by_args'));
+            end if;
+            -- "kind", never "type": no River key is ever an Open Job Spec key.
+            v_key := concat_ws(',',
+                case when policy -> 'by_args' <> 'false' then '"args":' || _canonical(v_payload) end,
+                case when policy -> 'exclude_kind' is distinct from 'true' then '"kind":' || to_json(normalize(request.identifier)) end,
+                case when policy ? 'by_period' then '"period":' || to_json(to_char(date_bin(
+                    _interval_of(policy -> 'by_period'), coalesce(request.run_at, now), '0001-01-01 00:00+00') at time zone 'UTC',
+                    'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) end,
+                case when policy -> 'by_queue' = 'true' then '"queue":' || to_json(normalize(v_queue)) end);
+            v_unique.states := coalesce(
+                _texts_of(policy -> 'by_state'), array['available', 'completed', 'pending', 'retryable', 'running', 'scheduled']);
         end if;
-        v_dimensions := jsonb_build_object('type', request.identifier)
-            || case when policy -> 'keys' ? 'queue' then jsonb_build_object('queue', v_queue) else '{}' end
-            || case when policy -> 'keys' ? 'args' then jsonb_build_object('args', v_payload) else '{}' end
-            || case when policy -> 'keys' ? 'meta'
-                    then jsonb_build_object('meta', _members(coalesce(request.meta, '{}'), policy -> 'meta_keys')) else '{}' end;
-        v_unique.states := coalesce(array(select * from jsonb_array_elements_text(policy -> 'states')), '{}');
-        if not policy ? 'states' then
-            v_unique.states := array['available', 'running', 'scheduled', 'retryable', 'pending'];
-        end if;
-        v_unique.period := _iso_duration(policy ->> 'period');
-        v_unique.on_conflict := coalesce(policy ->> 'on_conflict', 'reject');
-    else
-        if jsonb_typeof(policy -> 'by_args') = 'array' and jsonb_typeof(v_payload) = 'object' then
-            v_payload := _members(v_payload, policy -> 'by_args');
-        end if;
-        -- "kind", never "type": no River key is ever an Open Job Spec key.
-        v_dimensions := case when policy -> 'exclude_kind' = 'true' then '{}' else jsonb_build_object('kind', request.identifier) end
-            || case when coalesce(policy -> 'by_args', 'false') <> 'false' then jsonb_build_object('args', v_payload) else '{}' end
-            || case when policy ? 'by_period' then jsonb_build_object('period', to_char(date_bin(
-                   _interval_of(policy -> 'by_period'), coalesce(request.run_at, now), '0001-01-01 00:00+00') at time zone 'UTC',
-                   'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) else '{}' end
-            || case when policy -> 'by_queue' = 'true' then jsonb_build_object('queue', v_queue) else '{}' end;
-        v_unique.states := coalesce(array(select * from jsonb_array_elements_text(policy -> 'by_state')), '{}');
-        if not policy ? 'by_state' then
-            v_unique.states := array['available', 'completed', 'pending', 'retryable', 'running', 'scheduled'];
-        end if;
-        v_unique.on_conflict := coalesce(policy ->> 'on_conflict', 'ignore');
-    end if;
-    v_unique.states := array_replace(v_unique.states, 'active', 'running');
-    -- River's job that waits for a retry without holding its key has to ask again when the wait is over.
-    v_unique.recheck := not v_ojs and 'retryable' <> all (v_unique.states);
-    begin
-        v_unique.key := sha256(convert_to(_canonical(v_dimensions), 'UTF8'));
-    exception when sqlstate 'PW001' then
-        raise exception '%: unique_policy: the payload cannot be compared: %', label, sqlerrm using errcode = 'PW001';
+        v_unique.states := array_replace(v_unique.states, 'active', 'running');
+        -- River's job that waits for a retry without holding its key has to ask again when the wait is over.
+        v_unique.recheck := not v_ojs and 'retryable' <> all (v_unique.states);
+        v_unique.key := sha256(convert_to('{' || v_key || '}', 'UTF8'));
+    exception
+        when sqlstate 'PW001' then
+            raise exception '%: unique_policy: %', label, sqlerrm using errcode = 'PW001';
+        when untranslatable_character then
+            raise exception '%: unique_policy: a payload with \u0000 cannot be compared', label using errcode = 'PW001';
     end;
     return v_unique;
 end;
 $$;
 
 -- The named members of an object; one that is missing is left out.
-create or replace function _members(object jsonb, names jsonb) returns jsonb
+create or replace function _members(object jsonb, names text[]) returns jsonb
     language plpgsql immutable set search_path from current
 as $$
+declare
+    v_members jsonb := jsonb '{}';
+    v_name text;
 begin
-    return coalesce((select jsonb_object_agg(n.name, object -> n.name) from jsonb_array_elements_text(names) n(name) where object ? n.name), '{}');
+    foreach v_name in array names loop
+        if object ? v_name then
+            v_members := v_members || jsonb_build_object(v_name, object -> v_name);
+        end if;
+    end loop;
+    return v_members;
 end;
 $$;
+
+-- A period slides from the creation of the job that is there. Counted in UTC: a day has 24 hours, whatever the session's time zone.
+create or replace function _in_period(created_at timestamptz, period interval, moment timestamptz) returns boolean
+    language sql immutable
+    return period is null or ((created_at at time zone 'UTC') + period) at time zone 'UTC' > moment;
 
 -- The newest duplicate, one that has not ended before one that has; a row of nulls if there is none. One statement, so that a job on
 -- its way from live to finished is seen in one of the two places.
 create or replace function _duplicate_of(uniqueness _uniqueness, now timestamptz) returns live_jobs
-    language plpgsql stable set search_path from current
+    language plpgsql stable set search_path from current set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_row live_jobs;
 begin
-    select d.* into v_row
-    from (select j.* from live_jobs j where j.unique_key = uniqueness.key
-          union all
-          select f.* from finished_jobs f
-          where f.unique_key = uniqueness.key and uniqueness.states && array['completed', 'cancelled']) d
-    where d.state = any (uniqueness.states)
-      and (uniqueness.period is null
-           or ((d.created_at at time zone 'UTC') + uniqueness.period) at time zone 'UTC' > _duplicate_of.now)
-    order by d.state in ('completed', 'cancelled', 'discarded'), d.created_at desc, d.id desc limit 1;
+    -- History has a partition for each day: it is opened only for those who ask for jobs that have ended.
+    if uniqueness.states && array['completed', 'cancelled'] then
+        select d.* into v_row
+        from (select j.* from live_jobs j where j.unique_key = uniqueness.key
+              union all
+              select f.* from finished_jobs f where f.unique_key = uniqueness.key) d
+        where d.state = any (uniqueness.states) and _in_period(d.created_at, uniqueness.period, _duplicate_of.now)
+        order by d.state in ('completed', 'cancelled', 'discarded'), d.created_at desc, d.id desc limit 1;
+    else
+        select j.* into v_row from live_jobs j
+        where j.unique_key = uniqueness.key and j.state = any (uniqueness.states)
+          and _in_period(j.created_at, uniqueness.period, _duplicate_of.now)
+        order by j.state = 'discarded', j.created_at desc, j.id desc limit 1;
+    end if;
     return v_row;
 end;
 $$;
@@ -283,7 +333,7 @@ begin
         for v_replaced in
             select j.* from live_jobs j
             where j.unique_key = uniqueness.key and j.state = any (uniqueness.states) and j.state <> 'discarded'
-              and (uniqueness.period is null or ((j.created_at at time zone 'UTC') + uniqueness.period) at time zone 'UTC' > v_now)
+              and _in_period(j.created_at, uniqueness.period, v_now)
             order by j.id for update
         loop
             if uniqueness.on_conflict = 'replace_except_schedule' and v_replaced.state = 'scheduled' then
