@@ -27,6 +27,11 @@ select 'I2', j.job_key, to_jsonb(count(*)) from live_jobs j where j.job_key is n
 union all
 select 'I3', j.sequence_key, to_jsonb(count(*)) from live_jobs j where j.sequence_head group by j.sequence_key having count(*) > 1
 union all
+-- Uniqueness is as strong as its ledger: a job with a unique key has its key's row there.
+select 'ledger', j.id::text, null
+from (select l.id, l.unique_key from live_jobs l union all select f.id, f.unique_key from finished_jobs f) j
+where j.unique_key is not null and not exists (select from unique_keys k where k.unique_key = j.unique_key)
+union all
 select 'I13', j.queue_name, to_jsonb(count(*))
 from live_jobs j left join queues q on q.queue_name = j.queue_name
 where j.queue_name is not null and j.ready_at is not null and (q.queue_name is null or q.concurrency is not null)

@@ -165,7 +165,7 @@ declare
     v_policy jsonb := jsonb_strip_nulls(jsonb_build_object(
         'by_args', by_args, 'by_period', by_period, 'by_queue', by_queue, 'by_state', by_state, 'exclude_kind', exclude_kind,
         'on_conflict', on_conflict));
-    v_problem text := _unique_policy_refusal(v_policy);
+    v_problem text := coalesce(_unique_policy_refusal(v_policy), _river_policy_refusal(v_policy)); -- even if it names no member of River's
 begin
     if v_problem is not null then
         raise exception 'unique_opts: %', v_problem using errcode = 'PW001';
@@ -199,7 +199,10 @@ begin
         raise exception '%: unique_policy: %', label, v_problem using errcode = 'PW001';
     end if;
     begin
-        v_payload := coalesce(request.payload, '{}')::jsonb;
+        -- Only looked at where it counts: jsonb does not hold all that a payload may.
+        if policy -> 'keys' ? 'args' or jsonb_typeof(policy -> 'args_keys') = 'array' or policy -> 'by_args' <> 'false' then
+            v_payload := coalesce(request.payload, '{}')::jsonb;
+        end if;
         v_unique.on_conflict := coalesce(policy ->> 'on_conflict', case when v_ojs then 'reject' else 'ignore' end);
         if v_ojs then
             if jsonb_typeof(policy -> 'args_keys') = 'array' then
@@ -242,8 +245,10 @@ begin
     exception
         when sqlstate 'PW001' then
             raise exception '%: unique_policy: %', label, sqlerrm using errcode = 'PW001';
-        when untranslatable_character then
-            raise exception '%: unique_policy: a payload with \u0000 cannot be compared', label using errcode = 'PW001';
+        when data_exception or statement_too_complex then
+            get stacked diagnostics v_problem = pg_exception_detail;
+            raise exception '%: unique_policy: the job cannot be compared with others: %', label, coalesce(nullif(v_problem, ''), sqlerrm)
+                using errcode = 'PW001';
     end;
     return v_unique;
 end;
@@ -306,27 +311,39 @@ begin
 end;
 $$;
 
-create or replace function _add_unique(request _job_request, uniqueness _uniqueness, new_id bigint, label text) returns job
+create or replace function _add_unique(request _job_request, uniqueness _uniqueness, label text) returns job
     language plpgsql set search_path from current
 as $$
 declare
     v_now timestamptz := clock();
     v_duplicate live_jobs := _duplicate_of(uniqueness, v_now);
-    v_replaced live_jobs;
-    v_row live_jobs;
 begin
     if v_duplicate.id is null or uniqueness.on_conflict in ('replace', 'replace_except_schedule') then
         perform _hold_unique_key(uniqueness.key);
         v_duplicate := _duplicate_of(uniqueness, v_now);
     end if;
-    if v_duplicate.id is null then
+    return _add_against(v_duplicate, request, uniqueness, null, label);
+end;
+$$;
+
+-- What an add comes to against its duplicate, if there is one. Unless it is ignored or rejected for it, the key is held.
+create or replace function _add_against(
+    duplicate live_jobs, request _job_request, uniqueness _uniqueness, new_id bigint, label text) returns job
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_replaced live_jobs;
+    v_row live_jobs;
+begin
+    if duplicate.id is null then
         null;
     elsif uniqueness.on_conflict = 'ignore' then
-        return _job_of(v_duplicate, true);
+        return _job_of(duplicate, true);
     elsif uniqueness.on_conflict = 'reject' then
-        raise exception '%: job % (%) has the same unique key', label, v_duplicate.id, v_duplicate.state
+        raise exception '%: job % (%) has the same unique key', label, duplicate.id, duplicate.state
             using errcode = 'PW003', detail = json_build_object(
-                'existing_job_id', v_duplicate.id, 'existing_job_state', v_duplicate.state,
+                'existing_job_id', duplicate.id, 'existing_job_state', duplicate.state,
                 'unique_key', encode(uniqueness.key, 'hex'))::text;
     else
         -- Waits for whoever has such a job in hand; one that has ended meanwhile is left as it is.

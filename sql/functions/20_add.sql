@@ -222,7 +222,7 @@ end;
 $$;
 
 -- A job with a key of one kind or the other, its policy taken from its task where it brings none.
-create or replace function _add_special(request _job_request, new_id bigint default null, label text default 'add_job') returns job
+create or replace function _add_special(request _job_request) returns job
     language plpgsql set search_path from current
 as $$
 declare
@@ -231,11 +231,11 @@ begin
     select t.* into v_task from tasks t where t.identifier = request.identifier;
     request.unique_policy := coalesce(nullif(request.unique_policy, 'null'), v_task.unique_policy);
     if request.unique_policy is null then
-        return _add_keyed(request, new_id);
+        return _add_keyed(request);
     end if;
     return _add_unique(
-        request, _uniqueness_of(request, request.unique_policy, coalesce(request.queue_name, v_task.queue_name), clock(), label),
-        new_id, label);
+        request, _uniqueness_of(request, request.unique_policy, coalesce(request.queue_name, v_task.queue_name), clock(), 'add_job'),
+        'add_job');
 end;
 $$;
 
@@ -405,7 +405,9 @@ as $$
 declare
     v_now timestamptz := clock();
     v_uniques _uniqueness[];
+    v_found live_jobs[]; -- the duplicate that was there before the call; stays one for this call, even if it ends while the call waits
     v_item record;
+    v_duplicate live_jobs;
 begin
     for v_item in
         select i.request, i.position, t.queue_name, coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) as policy
@@ -416,12 +418,13 @@ begin
         v_uniques[v_item.position] := _uniqueness_of(
             v_item.request, v_item.policy, coalesce((v_item.request).queue_name, v_item.queue_name), v_now,
             format('add_jobs: specs[%s]', v_item.position));
+        if (v_uniques[v_item.position]).on_conflict in ('ignore', 'reject') then
+            v_found[v_item.position] := _duplicate_of(v_uniques[v_item.position], v_now);
+        end if;
     end loop;
     perform _hold_unique_key(k.key) from (
-        select distinct u.key from unnest(v_uniques) u
-        where u.key is not null
-          and (u.on_conflict in ('replace', 'replace_except_schedule') or (_duplicate_of(u::_uniqueness, v_now)).id is null)
-        order by u.key offset 0) k;
+        select distinct u.key from unnest(v_uniques) with ordinality u
+        where u.key is not null and (v_found[u.ordinality]).id is null order by u.key offset 0) k;
     perform from live_jobs j
     where j.id in (
         select k.id from live_jobs k join unnest(requests) r on r.job_key = k.job_key
@@ -430,13 +433,15 @@ begin
         select k.id from live_jobs k join unnest(v_uniques) u on u.key = k.unique_key
         where u.on_conflict in ('replace', 'replace_except_schedule'))
     order by j.id for update;
-    -- No id is burnt for a row that will be changed in place, or for a duplicate.
+    -- No id is burnt for a row that will be changed in place, or for a duplicate, be it of a job of the same call.
     ids := array(
-        select case when i.nth = 1
+        select case when (i.uniqueness).on_conflict in ('replace', 'replace_except_schedule')
+                      or (i.nth = 1 or not (i.uniqueness).states @> array['available', 'pending', 'scheduled']
+                          or (i.uniqueness).period = interval '0')
                          and not exists (select from live_jobs j where j.job_key = i.job_key
                                          and (j.state <> 'running' or i.job_key_mode = 'unsafe_dedupe'))
-                         and ((i.uniqueness).key is null or (i.uniqueness).on_conflict in ('replace', 'replace_except_schedule')
-                              or (_duplicate_of(i.uniqueness, v_now)).id is null)
+                         and (v_found[i.ordinality]).id is null
+                         and ((i.uniqueness).key is null or (_duplicate_of(i.uniqueness, v_now)).id is null)
                then nextval('job_ids') end
         from (select r.ordinality, r.job_key, r.job_key_mode, v_uniques[r.ordinality] as uniqueness,
                      case when r.job_key is null and (v_uniques[r.ordinality]).key is null then 1
@@ -444,12 +449,17 @@ begin
               from unnest(requests) with ordinality r) i
         order by i.ordinality);
     for v_item in
-        select i.*, v_uniques[i.position] as uniqueness
+        select i.*, v_uniques[i.position] as uniqueness,
+               bool_or((v_found[i.position]).id is null) over (partition by (v_uniques[i.position]).key) as held
         from (select unnest(requests) as request, unnest(ids) as id, generate_series(1, cardinality(requests)) as position) i
         where (v_uniques[i.position]).key is not null order by (v_uniques[i.position]).key, i.position
     loop
-        jobs[v_item.position] := _add_unique(
-            v_item.request, v_item.uniqueness, v_item.id, format('add_jobs: specs[%s]', v_item.position));
+        v_duplicate := v_found[v_item.position];
+        if v_item.held then
+            v_duplicate := _duplicate_of(v_item.uniqueness, v_now);
+        end if;
+        jobs[v_item.position] := _add_against(
+            v_duplicate, v_item.request, v_item.uniqueness, v_item.id, format('add_jobs: specs[%s]', v_item.position));
     end loop;
     for v_item in
         select i.*
