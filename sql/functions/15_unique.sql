@@ -385,14 +385,15 @@ begin
 end;
 $$;
 
--- Keys whose last job is gone need no row any more. Whoever holds one is about to need it: passed over.
+-- Keys whose last job is gone need no row any more. Whoever holds one is about to need it: passed over. So are all of them in a
+-- transaction whose snapshot is too old to judge: maintain() finds them later.
 create or replace function _release_unique_keys(keys bytea[]) returns void
     language plpgsql set search_path from current
 as $$
 declare
     v_free bytea[];
 begin
-    if cardinality(keys) is null or cardinality(keys) = 0 then
+    if coalesce(cardinality(keys), 0) = 0 or current_setting('transaction_isolation') <> 'read committed' then
         return;
     end if;
     v_free := array(

@@ -148,6 +148,10 @@ as $$
 declare
     v_id bigint;
 begin
+    -- Keys before jobs, in order.
+    perform _hold_unique_key(k.key) from (
+        select distinct decode((get_job(i.id)).unique_key, 'hex') as key from unnest(job_ids) i(id) order by 1 offset 0) k
+    where k.key is not null;
     for v_id in select distinct i.id from unnest(job_ids) i(id) order by i.id loop
         begin
             return next retry_job(v_id);

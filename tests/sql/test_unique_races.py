@@ -1,0 +1,442 @@
+"""Unique adds against each other and against everything else that happens to a job, at every isolation level."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+LEVELS = ["read committed", "repeatable read", "serializable"]
+REJECT, IGNORE, REPLACE = ({"keys": ["args"], "on_conflict": c} for c in ("reject", "ignore", "replace"))
+NEVER = {"keys": ["args"], "states": []}
+OPEN = "('scheduled', 'pending', 'available', 'running', 'retryable')"
+
+
+def spec(policy: Any, n: int = 1) -> dict[str, Any]:
+    return {"identifier": "t", "payload": {"n": n}, "unique_policy": policy}
+
+
+def add(api: Any, policy: Any, n: int = 1) -> Any:
+    """api may be an actor's `later`, too."""
+    return api.add_job("t", {"n": n}, unique_policy=policy)
+
+
+def outcome(future: Any) -> Any:
+    """The job that came of it, or the SQLSTATE."""
+    try:
+        return future.result(20)[0]
+    except psycopg.Error as error:
+        return error.sqlstate
+
+
+def live(api: Any) -> list[int]:
+    return [row.id for row in api.rows(f"select id from pyworker.jobs where state in {OPEN} order by id")]
+
+
+def keys_in_order(api: Any, many: int) -> list[int]:
+    """Payload numbers, in the order of the keys they give."""
+    jobs = [add(api, NEVER, n) for n in range(many)]
+    for job in jobs:
+        api.delete_job(job.id)
+    return [job.payload["n"] for job in sorted(jobs, key=lambda job: job.unique_key)]
+
+
+# Two adds
+
+
+@pytest.mark.parametrize("policy", [REJECT, IGNORE, REPLACE], ids=lambda p: p["on_conflict"])
+@pytest.mark.parametrize("end", ["commit", "rollback", "kill"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_second_add_waits_for_the_first_and_then_knows(api: Any, actor: Any, level: str, end: str, policy: Any) -> None:
+    one, two = actor(), actor()
+    one.begin(level)
+    first = add(one, policy)
+    two.begin(level)
+    second = add(two.later, policy)
+    two.blocked(second)
+    getattr(one, end)()
+    result = outcome(second)
+    if end != "commit":
+        assert (result.deduplicated, result.state) == (False, "available")
+        two.commit()
+        assert live(api) == [result.id]
+        return
+    if level != "read committed":
+        assert result == "40001"
+        two.rollback()
+        # Tried again, as 40001 asks for.
+        if policy is REJECT:
+            with two.refusal("PW003"):
+                add(two, policy)
+            return
+        result = add(two, policy)
+    elif policy is REJECT:
+        assert result == "PW003"
+        assert json.loads(second.exception().diag.message_detail)["existing_job_id"] == first.id
+        assert live(api) == [first.id]
+        return
+    else:
+        two.commit()
+    assert (result.id == first.id, result.deduplicated) == ((True, True) if policy is IGNORE else (False, False))
+    assert live(api) == [result.id]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "kill"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_bulk_add_waits_for_a_single_one_and_the_other_way_round(api: Any, actor: Any, level: str, end: str) -> None:
+    for bulk_first in (True, False):
+        one, two = actor(), actor()
+        one.begin(level)
+        n = 10 + bulk_first
+        specs = [spec(IGNORE, n + 20), spec(IGNORE, n), spec(IGNORE, n)]
+        first = one.add_jobs(specs)[1] if bulk_first else add(one, IGNORE, n)
+        two.begin(level)
+        future = add(two.later, IGNORE, n) if bulk_first else two.later.add_jobs(specs)
+        two.blocked(future)
+        getattr(one, end)()
+        if end == "commit" and level != "read committed":
+            assert outcome(future) == "40001"
+            continue
+        result = future.result(20)[0 if bulk_first else 1]
+        assert (result.id == first.id, result.deduplicated) == ((True, True) if end == "commit" else (False, False))
+        two.commit()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_add_in_a_savepoint_that_was_rolled_back_leaves_the_key_free(api: Any, actor: Any, level: str) -> None:
+    one = actor()
+    one.begin(level)
+    one.rows("savepoint s")
+    add(one, REJECT)
+    one.rows("rollback to s")
+    job = add(api, REJECT)
+    assert live(api) == [job.id]
+    one.rollback()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_skip_in_an_open_transaction_is_in_nobodys_way(api: Any, actor: Any, worker: int, level: str) -> None:
+    version = "select ctid::text, xmin::text, xmax::text from pyworker.live_jobs"
+    job = add(api, IGNORE)
+    before = api.rows(version)
+    one, two = actor(), actor()
+    for each in (one, two):
+        each.begin(level)
+        assert add(each, IGNORE).id == job.id
+    with two.refusal("PW003"):
+        add(two, REJECT)
+    assert (api.rows(version), add(api, IGNORE).id) == (before, job.id)
+    claimed = api.claim(worker)
+    assert api.finish_jobs([claimed.id], [claimed.run]) == [job.id]
+    assert add(api, REJECT).id == job.id + 1  # none of the skips took an id
+    one.commit()
+
+
+# An add against what else happens to the job
+
+
+ENDS: dict[str, tuple[Callable[[Any, Any], Any], str | None]] = {
+    "finish": (lambda api, job: api.finish_jobs([job.id], [job.run]), "completed"),
+    "discard": (lambda api, job: api.fail(job, discard=True), "discarded"),
+    "fail": (lambda api, job: api.fail(job), "cancelled"),
+    "snooze": (lambda api, job: api.snooze_job(job.id, job.run, "1 hour"), "cancelled"),
+    "release": (lambda api, job: api.release_jobs([job.id], [job.run]), "cancelled"),
+    "cancel": (lambda api, job: api.cancel_job(job.id, True), "cancelled"),
+}
+
+
+ENDINGS = [("read committed", True), ("repeatable read", True), ("serializable", True), ("read committed", False)]
+
+
+@pytest.mark.parametrize(("level", "commits"), ENDINGS)
+@pytest.mark.parametrize("end", ENDS)
+def test_an_add_during_a_jobs_end_is_refused_or_replaces_whatever_is_left(
+    api: Any, actor: Any, worker: int, end: str, level: str, commits: bool
+) -> None:
+    add(api, REJECT)
+    old = api.claim(worker)
+    one, two = actor(), actor()
+    one.begin()
+    act, final = ENDS[end]
+    act(one, old)
+    # Until that is committed the job is there: a plain add knows at once.
+    with api.refusal("PW003", f"job {old.id} .running"):
+        add(api, REJECT)
+    two.begin(level)
+    new = add(two.later, REPLACE)
+    two.blocked(new)
+    one.commit() if commits else one.rollback()
+    result = outcome(new)
+    if commits and level != "read committed":
+        assert result == "40001"
+        two.rollback()
+        return
+    two.commit()
+    assert live(api) == [result.id]
+    assert api.get_job(old.id).state == (final if commits else "cancelled")
+
+
+@pytest.mark.parametrize(("level", "commits"), ENDINGS)
+@pytest.mark.parametrize(("verb", "state"), [("delete_job", "completed"), ("prune", "completed"), ("prune", "discarded"), ("maintain", "discarded")])
+def test_an_add_while_the_keys_last_job_is_removed_is_not_lost(
+    api: Any, actor: Any, job_in: Any, clock: Any, verb: str, state: str, level: str, commits: bool
+) -> None:
+    old = job_in(state, payload={"n": 1}, unique_policy=REJECT)
+    one, two = actor(), actor()
+    clock.advance(days=8)
+    one.begin()
+    one.delete_job(old.id) if verb == "delete_job" else getattr(one, verb)()
+    two.begin(level)
+    future = add(two.later, REJECT)
+    two.blocked(future)
+    one.commit() if commits else one.rollback()
+    job = outcome(future)
+    two.commit()
+    with api.refusal("PW003", str(job.id)):
+        add(api, REJECT)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("verb", ["delete_job", "prune", "maintain", "finish_jobs"])
+def test_what_removes_a_job_waits_for_no_add_and_leaves_it_its_key(
+    api: Any, actor: Any, job_in: Any, clock: Any, worker: int, verb: str, level: str
+) -> None:
+    api.configure(completed_retention="0")
+    old = job_in("running" if verb == "finish_jobs" else "discarded", payload={"n": 1}, unique_policy=NEVER)
+    clock.advance(days=8)
+    one, two = actor(), actor()
+    two.begin(level)
+    one.begin()
+    add(one, {**REJECT, "states": ["scheduled", "available"]})
+    if verb == "delete_job":
+        assert two.delete_job(old.id).id == old.id
+    elif verb == "finish_jobs":
+        assert two.finish_jobs([old.id], [old.run]) == [old.id]
+    else:
+        getattr(two, verb)()
+    one.commit()
+    two.commit()
+    with api.refusal("PW003"):
+        add(api, REJECT)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_end_is_never_refused_for_an_add_that_was_committed_meanwhile(api: Any, actor: Any, worker: int, level: str) -> None:
+    """A handler's own transaction, with a retention of 0: the release of the key is not worth a 40001."""
+    api.configure(completed_retention="0")
+    add(api, NEVER)
+    old = api.claim(worker)
+    one = actor()
+    one.begin(level)
+    new = add(api, NEVER)
+    one.finish_job(old.id, old.run)
+    one.commit()
+    assert live(api) == [new.id]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("state", ["completed", "cancelled", "discarded"])
+def test_a_retry_and_an_add_of_one_key_take_turns(api: Any, actor: Any, job_in: Any, state: str, end: str) -> None:
+    old = job_in(state, payload={"n": 1}, unique_policy=REJECT)
+    for retry_first in (True, False):
+        one, two = actor(), actor()
+        one.begin()
+        one.retry_job(old.id) if retry_first else add(one, REJECT)
+        two.begin()
+        future = add(two.later, REJECT) if retry_first else two.later.retry_job(old.id)
+        two.blocked(future)
+        getattr(one, end)()
+        result = outcome(future)
+        assert (result == "PW003") if end == "commit" else (result.state == "available")
+        two.rollback()
+        assert len(live(api)) == (end == "commit")
+        if end == "commit" and retry_first:
+            return
+
+
+# No deadlocks
+
+
+def test_a_bulk_add_whose_duplicate_ends_while_it_waits_cannot_deadlock(api: Any, actor: Any, worker: int) -> None:
+    low, high = keys_in_order(api, 2)
+    add(api, IGNORE, low)
+    job = api.claim(worker)
+    blocker, one, two = actor(), actor(), actor()
+    blocker.begin()
+    add(blocker, IGNORE, high)
+    first = one.later.add_jobs([spec(IGNORE, high), spec(IGNORE, low), {"identifier": "t"}])
+    one.blocked(first)
+    api.finish_jobs([job.id], [job.run])
+    second = two.later.add_jobs([spec(IGNORE, high), spec(IGNORE, low)])
+    two.blocked(second)
+    blocker.rollback()
+    [a, b, plain], [c, d] = first.result(20), second.result(20)
+    assert (b.id, d.deduplicated, a.id == c.id) == (job.id, False, True)
+    assert a.id < plain.id
+    assert live(api) == sorted([a.id, d.id, plain.id])
+
+
+def test_retry_jobs_takes_the_keys_in_the_order_of_bulk_adds(api: Any, actor: Any, job_in: Any) -> None:
+    low, high = keys_in_order(api, 2)
+    done = [job_in("completed", payload={"n": n}, unique_policy=IGNORE) for n in (high, low)]
+    blocker, one, two = actor(), actor(), actor()
+    blocker.begin()
+    add(blocker, IGNORE, low)
+    first = one.later.add_jobs([spec(IGNORE, low), spec(IGNORE, high)])
+    one.blocked(first)
+    second = two.later.retry_jobs([job.id for job in done])
+    two.blocked(second)
+    blocker.rollback()
+    added, retried = first.result(20), second.result(20)
+    assert len([job for job in added if not job.deduplicated]) + len(retried) == 2
+    assert len(live(api)) == 2
+
+
+# Swarms
+
+
+def swarm(dsn: str, sessions: int, work: Callable[[psycopg.Connection[Any], random.Random, int], None]) -> None:
+    """work(conn, rng, n) at once in that many sessions."""
+
+    def run(n: int) -> None:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute("set lock_timeout = '15s'")
+            work(conn, random.Random(n), n)
+
+    with ThreadPoolExecutor(sessions) as pool:
+        for future in [pool.submit(run, n) for n in range(sessions)]:
+            future.result()
+
+
+def race(dsn: str, api: Any, level: str, sessions: int, rounds: int) -> Counter[str]:
+    """Each round, all sessions add the same key, and half of them roll back or are killed."""
+    barrier = threading.Barrier(sessions, timeout=60)
+    log: list[tuple[int, str, str, int | None]] = []  # round, policy, outcome, job
+
+    def work(_: psycopg.Connection[Any], rng: random.Random, n: int) -> None:
+        conn = psycopg.connect(dsn)
+        watch = psycopg.connect(dsn, autocommit=True)
+        for turn in range(rounds):
+            policy = rng.choice([REJECT, IGNORE, REPLACE])
+            fate = rng.choice(["commit", "commit", "commit", "rollback", "rollback", "kill"])
+            conn.execute(f"begin isolation level {level}" if conn.autocommit else f"set transaction isolation level {level}")
+            conn.execute("select 1 from pg_class limit 1")  # the snapshot is older than the others' adds
+            barrier.wait()
+            job_id = None
+            try:
+                row = conn.execute(
+                    "select id, deduplicated from pyworker.add_job('t', %s, unique_policy => %s)", [Jsonb({"n": turn}), Jsonb(policy)]
+                ).fetchone()
+                assert row
+                job_id, deduplicated = row
+                what = "skipped" if deduplicated else "added"
+                if fate == "kill":
+                    watch.execute("select pg_terminate_backend(%s, 10000)", [conn.info.backend_pid])
+                else:
+                    conn.commit() if fate == "commit" else conn.rollback()
+                what += "" if fate == "commit" else f", {fate}"
+            except psycopg.Error as error:
+                assert error.sqlstate in ("PW003", "40001"), error
+                what = error.sqlstate
+                conn.rollback()
+            if conn.closed or fate == "kill":
+                conn.close()
+                conn = psycopg.connect(dsn)
+            log.append((turn, policy["on_conflict"], what, job_id))
+        conn.close()
+        watch.close()
+
+    swarm(dsn, sessions, work)
+    rows = api.rows("select (payload ->> 'n')::int as n, id, state from pyworker.live_jobs union all "
+                    "select (payload ->> 'n')::int, id, state from pyworker.finished_jobs")  # fmt: skip
+    for turn in range(rounds):
+        added = {job for t, _, what, job in log if (t, what) == (turn, "added")}
+        assert {row.id for row in rows if row.n == turn} == added  # what committed is there, what did not is not
+        assert [row.state for row in rows if row.n == turn].count("available") == bool(added), (turn, log)
+        seen = {job for t, _, what, job in log if (t, what) == (turn, "skipped")}
+        assert seen <= added
+        if not added:  # nobody gave way to a job that never came
+            whats = [what for t, _, what, _ in log if t == turn]
+            assert all(what.startswith("added, ") for what in whats), whats
+    return Counter(what for _, _, what, _ in log)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_however_many_add_at_once_and_however_they_end_one_live_job_comes_of_it(
+    api: Any, dsn: str, level: str, record_property: Any
+) -> None:
+    record_property("outcomes", dict(race(dsn, api, level, sessions=7, rounds=40)))
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("level", LEVELS)
+def test_one_live_job_comes_of_it_for_a_long_time(api: Any, dsn: str, level: str, record_property: Any) -> None:
+    outcomes = race(dsn, api, level, sessions=8, rounds=1500)
+    record_property("outcomes", dict(outcomes))
+    print(level, dict(outcomes))
+
+
+def turmoil(dsn: str, api: Any, worker: int, sessions: int, steps: int) -> Counter[str]:
+    """Everything at once on three keys: never two live jobs of a key, and nobody deadlocks."""
+    counts: Counter[str] = Counter()
+    doubled = f"select unique_key from pyworker.live_jobs where state in {OPEN} group by unique_key having count(*) > 1"
+
+    def work(conn: psycopg.Connection[Any], rng: random.Random, n: int) -> None:
+        for _ in range(steps):
+            ids = [row[0] for row in conn.execute("select id from pyworker.jobs union all select id from pyworker.history limit 40")]
+            some = rng.sample(ids, min(len(ids), 3))
+            verb = rng.choice(["add", "add", "bulk", "bulk", "work", "work", "cancel_job", "retry_jobs", "retry_job", "delete_job", "prune"])
+            try:
+                if verb == "add":
+                    conn.execute("begin isolation level " + rng.choice(LEVELS))
+                    for _ in range(rng.choice([1, 1, 2])):
+                        conn.execute("savepoint s")
+                        try:
+                            args = [Jsonb({"n": n % 3}), Jsonb(rng.choice([REJECT, IGNORE, REPLACE]))]
+                            conn.execute("select pyworker.add_job('t', %s, unique_policy => %s)", args)
+                        except psycopg.errors.RaiseException:
+                            conn.execute("rollback to s")
+                    conn.execute(rng.choice(["commit", "commit", "rollback"]))
+                elif verb == "bulk":
+                    specs = [spec(rng.choice([IGNORE, REPLACE]), rng.randrange(3)) for _ in range(4)]
+                    conn.execute("select pyworker.add_jobs(%s::jsonb)", [Jsonb(specs)])
+                elif verb == "work":
+                    with conn.transaction():
+                        jobs = conn.execute("select id, run from pyworker.claim_jobs(%s, 3)", [worker]).fetchall()
+                    if rng.random() < 0.7:
+                        conn.execute("select pyworker.finish_jobs(%s, %s)", [[j[0] for j in jobs], [j[1] for j in jobs]])
+                    else:
+                        failures = [{"id": j[0], "run": j[1], "error": "e", "discard": rng.random() < 0.5} for j in jobs]
+                        conn.execute("select pyworker.fail_jobs(%s)", [Jsonb(failures)])
+                elif verb == "retry_jobs":
+                    conn.execute("select pyworker.retry_jobs(%s::bigint[])", [some])
+                elif verb == "prune":
+                    conn.execute("select pyworker.maintain()")
+                elif some:
+                    conn.execute(f"select pyworker.{verb}(%s)", some[:1])
+                counts[verb] += 1
+            except psycopg.Error as error:
+                conn.rollback()
+                assert error.sqlstate in ("PW003", "PW004", "PW005", "40001"), (verb, error)
+                counts[str(error.sqlstate)] += 1
+            assert conn.execute(doubled).fetchall() == []
+
+    swarm(dsn, sessions, work)
+    return counts
+
+
+def test_in_all_turmoil_no_key_has_two_live_jobs_and_nobody_deadlocks(api: Any, dsn: str, worker: int) -> None:
+    turmoil(dsn, api, worker, sessions=6, steps=60)
+
+
+@pytest.mark.torture
+def test_in_long_turmoil_no_key_has_two_live_jobs_and_nobody_deadlocks(api: Any, dsn: str, worker: int) -> None:
+    print(dict(turmoil(dsn, api, worker, sessions=8, steps=3000)))
