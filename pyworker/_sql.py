@@ -14,7 +14,7 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 
-from .errors import translated
+from .errors import InvalidArgument, translated
 
 # -- sessions ---------------------------------------------------------------------------------------------------------
 
@@ -156,7 +156,10 @@ def add_job_parameters(identifier: str, payload: Any, options: Mapping[str, Any]
 
 def to_json(value: Any) -> str:
     """JSON text of a payload or result: plain JSON values, dataclasses, pydantic models, msgspec structs."""
-    return json.dumps(value, default=_plain)
+    try:
+        return json.dumps(value, default=_plain, allow_nan=False)
+    except ValueError as error:  # before the database sees it, which would abort the caller's transaction
+        raise InvalidArgument(f"a payload or result must be JSON: {error}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -183,6 +186,10 @@ def _decoded(text: str | None) -> Any:
         return None if text is None else json.loads(text)
     except ValueError:  # JSON that Python cannot hold, such as a number of more than 4,300 digits
         return text
+
+
+def _printable(text: str) -> str:
+    return text.replace("\0", "\ufffd").encode("utf-8", "backslashreplace").decode()
 
 
 class Database:
@@ -248,8 +255,9 @@ class Database:
         return f"select {self._s}.finish_jobs(%s::bigint[], %s::integer[], %s::jsonb[])", [ids, runs, kept]
 
     def fail_call(self, failures: Sequence[Mapping[str, Any]]) -> Call:
-        # jsonb cannot hold NUL; nor does anybody read it in an error.
-        return f"select {self._s}.fail_jobs(%s::jsonb)", [json.dumps(failures).replace("\\u0000", "\\ufffd")]
+        # jsonb can hold neither NUL nor half a surrogate pair; an error does without, a payload is never altered.
+        cleaned = [{**failure, "error": _printable(str(failure["error"]))} for failure in failures]
+        return f"select {self._s}.fail_jobs(%s::jsonb)", [json.dumps(cleaned)]
 
     def snooze_call(self, job_id: int, run: int, delay: timedelta) -> Call:
         return f"select {self._s}.snooze_job(%s, %s, %s)", [job_id, run, delay]

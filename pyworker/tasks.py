@@ -185,12 +185,15 @@ def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:
             for found in pkgutil.walk_packages(getattr(module, "__path__", []), name + "."):
                 if not found.name.endswith("__main__"):
                     importlib.import_module(found.name)
-        except ModuleNotFoundError as error:
-            if error.name and (name == error.name or name.startswith(error.name + ".")):
+        except TaskError:
+            raise
+        except (Exception, SystemExit) as error:
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing and (name == missing or name.startswith(missing + ".")):
                 raise TaskError(
                     f"there is no module {name!r} to load tasks from (looked in the current directory and in Python's path)"
-                ) from error
-            raise
+                ) from None
+            raise TaskError(f"module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not _registry:
         raise TaskError(f"no function with @task was found in {', '.join(modules)}")
     for known in _registry.values():
