@@ -109,7 +109,7 @@ begin
     end;
     -- Proves that a time plus this interval is still a time.
     perform timestamptz '2100-01-01 00:00+00' + v_interval;
-    return case when v_interval >= interval '0' then v_interval end;
+    return case when v_interval >= interval '0' and isfinite(v_interval) then v_interval end;
 exception when data_exception then
     return null;
 end;

@@ -67,19 +67,24 @@ begin
     if v_problem is not null then
         raise exception 'define_task: %', v_problem using errcode = 'PW001';
     end if;
+    -- Workers say this at each start: an unchanged task is neither written nor locked.
+    if exists (
+        select from tasks t
+        where t.identifier = define_task.identifier
+          and (t.max_attempts, t.priority, t.queue_name, t.unique_policy, t.sequence_policy, t.delivery, t.timeout, t.backoff,
+               t.retention, t.payload_schema)
+              is not distinct from
+              (max_attempts, priority, nullif(queue_name, 'default'), unique_policy, sequence_policy, delivery, timeout, backoff,
+               retention, payload_schema)) then
+        return;
+    end if;
     insert into tasks as t values (identifier, max_attempts, priority, nullif(queue_name, 'default'), unique_policy, sequence_policy,
                                    delivery, timeout, backoff, retention, payload_schema, clock())
     on conflict on constraint tasks_pkey do update
     set (max_attempts, priority, queue_name, unique_policy, sequence_policy, delivery, timeout, backoff, retention,
          payload_schema, updated_at)
       = (excluded.max_attempts, excluded.priority, excluded.queue_name, excluded.unique_policy, excluded.sequence_policy,
-         excluded.delivery, excluded.timeout, excluded.backoff, excluded.retention, excluded.payload_schema, excluded.updated_at)
-    -- Workers say this at each start: an unchanged task is not written, and locks nobody out.
-    where (t.max_attempts, t.priority, t.queue_name, t.unique_policy, t.sequence_policy, t.delivery, t.timeout, t.backoff,
-           t.retention, t.payload_schema)
-       is distinct from
-          (excluded.max_attempts, excluded.priority, excluded.queue_name, excluded.unique_policy, excluded.sequence_policy,
-           excluded.delivery, excluded.timeout, excluded.backoff, excluded.retention, excluded.payload_schema);
+         excluded.delivery, excluded.timeout, excluded.backoff, excluded.retention, excluded.payload_schema, excluded.updated_at);
 end;
 $$;
 comment on function define_task(text, integer, integer, text, jsonb, jsonb, text, interval, jsonb, interval, jsonb) is

@@ -48,6 +48,8 @@ create or replace function _job_refusal(
             then format('job_key_mode must be replace, preserve_run_at or unsafe_dedupe, got %L', job_key_mode)
         when not isfinite(run_at)
             then format('run_at must be a finite time, got %s', run_at)
+        when array_ndims(flags) > 1
+            then format('flags must be a plain list, got %s', flags)
         when array_position(flags, null) is not null
             then format('flags must not contain null, got %s', flags)
         when meta is not null and jsonb_typeof(meta) <> 'object'
@@ -323,11 +325,15 @@ create or replace function add_jobs(specs text) returns setof job
     language plpgsql security definer set search_path from current
 as $$
 declare
-    v_specs json := _json_of(specs, 'add_jobs: specs');
+    v_specs jsonb;
 begin
-    return query select * from add_jobs(v_specs::jsonb);
-exception when untranslatable_character then
-    raise exception 'add_jobs: specs must not contain \u0000 (add_job takes such a payload)' using errcode = 'PW001';
+    begin
+        v_specs := _json_of(specs, 'add_jobs: specs')::jsonb;
+    -- jsonb holds less than JSON may: no NUL, no half of a surrogate pair, no number beyond numeric.
+    exception when data_exception then
+        raise exception 'add_jobs: specs must be JSON that jsonb can hold: % (add_job takes any payload)', sqlerrm using errcode = 'PW001';
+    end;
+    return query select * from add_jobs(v_specs);
 end;
 $$;
 comment on function add_jobs(text) is 'add_jobs for specs given as text: what a plain literal in SQL resolves to.';
@@ -373,7 +379,10 @@ begin
         order by j.id for update;
         -- New jobs get their ids in spec order, though keyed ones go in by key; a row that will be changed in place burns none.
         v_ids := array(
-            select case when not exists (select from live_jobs j where j.job_key = r.job_key and j.state <> 'running')
+            select case when r.job_key is null or (
+                                 row_number() over (partition by r.job_key order by r.ordinality) = 1
+                                 and not exists (select from live_jobs j where j.job_key = r.job_key
+                                                 and (j.state <> 'running' or r.job_key_mode = 'unsafe_dedupe')))
                    then nextval('job_ids') end
             from unnest(requests) with ordinality r order by r.ordinality);
         for v_item in

@@ -127,7 +127,7 @@ begin
         continue when not found;
         perform _note_error(v_job, v_failure.error);
         if v_failure.cancel then
-            perform _close_jobs(array[v_job.id], null, 'cancelled', null, v_failure.error, v_failure.error);
+            perform _close_jobs(array[v_job.id], null, 'cancelled', null, coalesce(v_job.superseded, v_failure.error), v_failure.error);
         elsif v_failure.discard or v_job.attempts >= v_job.max_attempts then
             perform _discard(v_job, v_failure.error, case when v_failure.discard then 'discarded by its handler' else 'out of attempts' end,
                              v_failure.payload);
@@ -156,20 +156,24 @@ create or replace function _failure_of(
     language plpgsql immutable set search_path from current
 as $$
 declare
+    -- A member that is null is one that is missing.
     v_delay jsonb := nullif(item -> 'delay', 'null');
+    v_discard jsonb := coalesce(nullif(item -> 'discard', 'null'), 'false');
+    v_cancel jsonb := coalesce(nullif(item -> 'cancel', 'null'), 'false');
 begin
     if jsonb_typeof(item) <> 'object' or jsonb_typeof(item -> 'id') <> 'number' or jsonb_typeof(item -> 'run') <> 'number'
-       or jsonb_typeof(coalesce(item -> 'discard', 'false')) <> 'boolean' or jsonb_typeof(coalesce(item -> 'cancel', 'false')) <> 'boolean'
+       or jsonb_typeof(v_discard) <> 'boolean' or jsonb_typeof(v_cancel) <> 'boolean'
        or (v_delay is not null and _interval_of(v_delay) is null) then
         return;
     end if;
     error := coalesce(nullif(item ->> 'error', ''), 'failed without a message');
-    payload := item -> 'payload';
-    discard := coalesce((item -> 'discard')::boolean, false);
-    cancel := coalesce((item -> 'cancel')::boolean, false);
+    payload := nullif(item -> 'payload', 'null');
+    discard := v_discard::boolean;
+    cancel := v_cancel::boolean;
     delay := _interval_of(v_delay);
-    run := (item -> 'run')::integer;
-    id := (item -> 'id')::bigint;
+    -- By way of text: a cast from jsonb would round 1.4 to somebody else's id.
+    run := (item ->> 'run')::integer;
+    id := (item ->> 'id')::bigint;
 exception when data_exception then
     id := null;
 end;
@@ -181,8 +185,8 @@ as $$
 declare
     v_job live_jobs;
 begin
-    if delay is null or delay < interval '0' then
-        raise exception 'snooze_job: delay must not be negative, got %', coalesce(delay::text, 'NULL') using errcode = 'PW001';
+    if delay is null or delay < interval '0' or not isfinite(delay) then
+        raise exception 'snooze_job: delay must be finite and not negative, got %', coalesce(delay::text, 'NULL') using errcode = 'PW001';
     end if;
     select j.* into v_job from live_jobs j where j.id = job_id and j.run = snooze_job.run and j.state = 'running' for update;
     if not found then
