@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import inspect
 import json
 import logging
 import os
@@ -518,6 +519,8 @@ class Child:
     def _outcome(self, job: Claimed, task: tasks.Task[..., Any], value: Any) -> tuple[str, Any]:
         if isinstance(value, Snooze | Cancel | Discard | Failed):
             raise value
+        if inspect.isawaitable(value):  # and has not done a thing yet
+            raise TypeError(f"{task!r} returned {type(value).__name__} to be awaited; make it an async function")
         return "finished", (job.id, job.run, _sql.to_json(value) if task.result and value is not None else None)
 
     def _failure(self, job: Claimed, error: BaseException) -> tuple[str, Any]:

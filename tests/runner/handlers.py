@@ -187,3 +187,8 @@ def leave_an_orphan(payload, job):
 @task
 def log_a_line(payload, job):
     job.logger.info("two\nlines")
+
+
+@task(backoff=["1 hour"])
+def not_awaited(payload):
+    return asyncio.sleep(0)

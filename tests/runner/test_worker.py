@@ -120,6 +120,12 @@ def test_a_payload_that_python_cannot_decode_fails_only_its_own_job(served: Any,
     assert "digits" in served.value("select last_error from pyworker.jobs where id = %s", job_id)
 
 
+def test_a_handler_that_was_never_awaited_has_not_succeeded(served: Any) -> None:
+    job_id = served.add("not_awaited")
+    served.until_state("retryable", job_id)
+    assert "make it an async function" in served.job(job_id).last_error
+
+
 def test_a_job_without_a_task_here_is_left_for_other_workers(served: Any) -> None:
     stranger, known = served.add("stranger", priority=-9), served.add("note")
     served.until_state("completed", known)
