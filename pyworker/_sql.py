@@ -148,8 +148,10 @@ def add_job_parameters(identifier: str, payload: Any, options: Mapping[str, Any]
     parameters["payload"] = None if payload is None else to_json(payload)
     for name in ("unique_policy", "sequence_policy", "meta"):
         if parameters[name] is not None:
-            parameters[name] = json.dumps(parameters[name])
+            parameters[name] = to_json(parameters[name])
     if parameters["flags"] is not None:
+        if isinstance(parameters["flags"], str):
+            raise InvalidArgument(f"flags must be a list of strings, got {parameters['flags']!r}")
         parameters["flags"] = list(parameters["flags"])
     return parameters
 
@@ -159,7 +161,7 @@ def to_json(value: Any) -> str:
     try:
         return json.dumps(value, default=_plain, allow_nan=False)
     except ValueError as error:  # before the database sees it, which would abort the caller's transaction
-        raise InvalidArgument(f"a payload or result must be JSON: {error}") from None
+        raise InvalidArgument(f"what is stored must be JSON: {error}") from None
 
 
 def _plain(value: Any) -> Any:
