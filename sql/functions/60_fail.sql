@@ -228,7 +228,7 @@ create or replace function job_errors(job_id bigint) returns table (run integer,
     language plpgsql stable security definer set search_path from current
 as $$
 begin
-    return query select e.run, e.at, e.worker, e.error from errors e where e.job_id = job_errors.job_id order by e.run;
+    return query select e.run, e.at, e.worker, e.error from errors e where e.job_id = job_errors.job_id order by e.run, e.at;
 end;
 $$;
 comment on function job_errors(bigint) is 'The errors of all attempts of a job, live or finished, oldest first.';

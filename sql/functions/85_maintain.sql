@@ -69,7 +69,7 @@ begin
 
     with gone as (
         delete from finished_jobs f
-        where (f.tableoid, f.ctid) in (select d.tableoid, d.ctid from finished_jobs d where d.expires_at <= v_now limit max_rows)
+        where (f.tableoid, f.ctid) in (select d.tableoid, d.ctid from finished_jobs d where d.expires_at <= v_now limit max_rows for update skip locked)
         returning f.id)
     select array_agg(g.id) into v_gone from gone g;
     delete from errors e where e.job_id = any (v_gone);

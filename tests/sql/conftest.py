@@ -147,9 +147,10 @@ def job_in(api: Api, worker: int, clock: Any) -> Callable[..., Any]:
             claimed = api.claim(worker, identifier)
             assert claimed.id == job.id
             if state in ("retryable", "due"):
-                api.fail(claimed)
+                api.fail(claimed, delay="30 min")
             if state == "due":
                 clock.advance(hours=1)
+                api.heartbeat(worker)
                 api.promote_jobs()
             if state == "discarded":
                 api.fail(claimed, discard=True)
