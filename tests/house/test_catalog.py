@@ -53,7 +53,10 @@ def test_ids_are_bigint_and_no_table_has_a_foreign_key(db):
         where n.nspname = 'pyworker' and c.relkind in ('r', 'p') and (a.attname = 'id' or a.attname like '%\\_id')
           and a.atttypid <> 'bigint'::regtype
     """) == []  # fmt: skip
-    assert names(db, "select conname from pg_constraint where contype = 'f' and connamespace = 'pyworker'::regnamespace") == []
+    assert (
+        names(db, "select conname from pg_constraint where contype = 'f' and connamespace = 'pyworker'::regnamespace")
+        == []
+    )
 
 
 def test_live_and_finished_jobs_have_the_same_columns(db):

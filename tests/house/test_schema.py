@@ -51,7 +51,10 @@ def described(db):
     db.execute("set search_path = pyworker")
     parts = [HEADER]
     parts += [f"create type {name} as (\n{fields}\n);\n" for name, fields in db.execute(TYPES)]
-    parts += [f"create sequence {n} as {kind} minvalue {low} start {start};\n" for n, kind, low, start in db.execute(SEQUENCES)]
+    parts += [
+        f"create sequence {n} as {kind} minvalue {low} start {start};\n"
+        for n, kind, low, start in db.execute(SEQUENCES)
+    ]
     for oid, name, kind, partitioned, options in db.execute(TABLES).fetchall():
         lines = [column(*row) for row in db.execute(COLUMNS, [oid])]
         if kind == "v":

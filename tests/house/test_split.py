@@ -57,8 +57,12 @@ def test_migrations_are_numbered_without_gaps():
 
 def test_psql_and_python_load_the_same_files_in_the_same_order():
     included = re.findall(r"(?m)^ *\\ir (\S+)$", (SQL / "install.sql").read_text("utf-8"))
-    assert [name for name in included if name.startswith("migrations/")] == [f"migrations/{path.name}" for path in MIGRATIONS]
-    assert [name for name in included if name.startswith("functions/")] == [f"functions/{path.name}" for path in FUNCTIONS]
+    assert [name for name in included if name.startswith("migrations/")] == [
+        f"migrations/{path.name}" for path in MIGRATIONS
+    ]
+    assert [name for name in included if name.startswith("functions/")] == [
+        f"functions/{path.name}" for path in FUNCTIONS
+    ]
     assert [included[0], included[-1]] == ["begin.sql", "end.sql"]
     assert [migration.path.name for migration in _migrate.migrations()] == [path.name for path in MIGRATIONS]
     assert [path.name for path in _migrate.code()] == [path.name for path in FUNCTIONS]
