@@ -23,12 +23,15 @@ READ_COMMITTED = b"set default_transaction_isolation = 'read committed'"
 
 # -- migrations -------------------------------------------------------------------------------------------------------
 
-SET_SCHEMA = sql.SQL("select set_config('pyworker.schema', {schema}, true)")
+BEGIN = "begin isolation level read committed;\n"
+SET_SCHEMA = sql.SQL(
+    "select set_config('pyworker.schema', {schema}, true), set_config('pyworker.newest', {newest}::text, true)"
+)
 HAS_MIGRATIONS = b"select true from pg_tables where schemaname = %s and tablename = 'migrations'"
 MIGRATIONS = sql.SQL("select version, name, checksum from {schema}.migrations order by version")
 RECORD_MIGRATION = b"insert into migrations (version, name, breaking, checksum) values (%s, %s, %s, %s)"
 FILL_CHECKSUM = b"update migrations set checksum = %s where version = %s"
-MAKE_CLOCK_MOVABLE = b"update settings set movable_clock = true"
+MAKE_CLOCK_MOVABLE = b"update settings set movable_clock = true;\n"
 CLOCK_IS_MOVABLE = b"select movable_clock from settings"
 
 
@@ -156,8 +159,14 @@ def add_job_parameters(identifier: str, payload: Any, options: Mapping[str, Any]
     return parameters
 
 
+class JsonText(str):
+    """JSON that is sent as it is."""
+
+
 def to_json(value: Any) -> str:
     """JSON text of a payload or result: plain JSON values, dataclasses, pydantic models, msgspec structs."""
+    if isinstance(value, JsonText):
+        return value
     try:
         return json.dumps(value, default=_plain, allow_nan=False)
     except ValueError as error:  # before the database sees it, which would abort the caller's transaction
@@ -336,7 +345,7 @@ class Database:
         columns = "id, task_identifier, queue_name, state, priority, run_at, attempts, max_attempts, key, last_error, finished_at"
         parts = " union all ".join(
             f"(select {columns} from {self._s}.{view}"  # noqa: S608
-            " where (cardinality(%(states)s::text[]) = 0 or state = any (%(states)s))"
+            " where (cardinality(%(states)s::text[]) = 0 or state = any (array_replace(%(states)s, 'active', 'running')))"
             " and (cardinality(%(tasks)s::text[]) = 0 or task_identifier = any (%(tasks)s))"
             " and (cardinality(%(queues)s::text[]) = 0 or coalesce(queue_name, 'default') = any (%(queues)s))"
             " and (%(key)s::text is null or key = %(key)s) order by id desc limit %(limit)s)"

@@ -267,7 +267,7 @@ def test_an_option_may_come_from_the_environment(queue: Any) -> None:
     mine, other = queue.add("note", queue_name="a"), queue.add("note")
     flagged = queue.add("note", queue_name="b", flags=["x"])
     queue.run_once(
-        PYWORKER_RUN_QUEUES="a b", PYWORKER_RUN_FORBIDDEN_FLAGS="x", PYWORKER_RUN_TASKS="note", PYWORKER_RUN_CONCURRENCY="1",
+        PYWORKER_RUN_QUEUE="a b", PYWORKER_RUN_FORBID_FLAG="x", PYWORKER_RUN_TASK="note", PYWORKER_RUN_CONCURRENCY="1",
         PYWORKER_RUN_LOG_LEVEL="warning",
     )  # fmt: skip
     assert queue.states(mine, other, flagged) == ["completed", "available", "available"]
