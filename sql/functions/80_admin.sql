@@ -162,6 +162,9 @@ begin
     end if;
     v_job := get_job(job_id);
     delete from finished_jobs f where f.id = delete_job.job_id;
+    if not found then
+        return delete_job(job_id); -- it has just come back from history, or gone
+    end if;
     delete from errors e where e.job_id = delete_job.job_id;
     return v_job;
 end;

@@ -63,7 +63,7 @@ begin
             execute format('drop table %I', v_partition);
             v_pruned := v_pruned + v_rows;
         exception when lock_not_available then
-            null; -- somebody reads it: the next call tries again
+            exit; -- somebody reads history, and everybody who finishes a job queues up behind us: the next call tries again
         end;
     end loop;
 

@@ -23,6 +23,7 @@ def heard(api: Any, actor: Any) -> Callable[[], list[str]]:
             words.append(notification.payload)
         raise AssertionError("not even our own word came")
 
+    heard()
     return heard
 
 
