@@ -17,7 +17,7 @@ lint: ## check style and types
 	$(install) '.[dev]' && .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/pyright
 
 schema: ## write sql/schema.sql anew, from what the migrations make
-	$(install) '.[test]' && PYWORKER_WRITE_SCHEMA=1 .venv/bin/pytest tests/house -k schema
+	$(install) '.[test]' && PYWORKER_WRITE_SCHEMA=1 .venv/bin/pytest tests/house/test_schema.py
 
 torture: ## run the long tests: crashes, races, load
 	$(install) '.[test]' && .venv/bin/pytest -m torture

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import inspect
 import json
 import logging
 import os
@@ -29,7 +30,7 @@ from collections import deque
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from queue import SimpleQueue
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TextIO, cast
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
@@ -37,7 +38,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from . import _logging, _migrate, _sql, tasks
 from ._config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, EXIT_REGISTER_AGAIN, RunConfig
 from ._connect import Backoff, connect
-from .errors import ClaimLost, NotFound, SchemaVersionError, TaskError, sqlstate_of, translated
+from .errors import ClaimLost, InvalidArgument, NotFound, SchemaVersionError, TaskError, sqlstate_of, translated
 from .job import AsyncJob, Cancel, Discard, Failed, Job, Snooze
 
 log = logging.getLogger("pyworker.worker")
@@ -52,20 +53,27 @@ def main() -> NoReturn:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: even a frozen child must not outlive its parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    order = json.loads(sys.stdin.readline() or "null")
+    # Programs that handlers start inherit stdin: they get an empty one, our orders come by a copy that is not inherited.
+    orders = os.fdopen(os.dup(0))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    order = json.loads(orders.readline() or "null")
     if order is None:
         os._exit(0)
     config = RunConfig(**order["config"])
     _logging.set_up(config.log_format, config.log_level)
     code = 1
     try:
-        code = Child(config, order["worker_id"]).run()
+        code = Child(config, order["worker_id"], orders).run()
     except TaskError as error:
-        log.error("%s", error)
+        log.error("%s", error, exc_info=error.__cause__)
         code = EXIT_CANNOT_START
     except SchemaVersionError as error:
         log.error("%s. %s", error, error.hint or "")
         code = EXIT_DATABASE_NEWER if error.detail == "newer" else EXIT_DATABASE_OLDER
+    except NotFound as error:
+        log.warning("%s", error)
+        code = EXIT_REGISTER_AGAIN
     except psycopg.OperationalError as error:
         log.error("%s", str(error).strip().split("\n")[0])
     except Exception:
@@ -150,9 +158,10 @@ class Outcomes:
 
 
 class Child:
-    def __init__(self, config: RunConfig, worker_id: int) -> None:
+    def __init__(self, config: RunConfig, worker_id: int, orders: TextIO) -> None:
         self.config = config
         self.worker_id = worker_id
+        self.orders = orders
         self.tasks: dict[str, tasks.Task[..., Any]] = {}
         self.connections = Connections(config)
         self.db: _sql.Database | None = None
@@ -178,12 +187,13 @@ class Child:
         # How the turn paces itself
         self.dry = False  # the last claim came back short: nothing more to be had until something happens
         self.claim_at = 0.0  # … or until this time
+        self.called = False  # since the last claim was sent
         self.prefetch = 0
 
     # -- orders from the parent -----------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        for line in sys.stdin:
+        for line in self.orders:
             if line.strip() == "stop":
                 self.stopping = True
             elif line.strip() == "abort":
@@ -208,9 +218,6 @@ class Child:
                 if self._turn():
                     return self.exit_code
                 self._wait()
-            except NotFound as error:
-                log.warning("%s", error)
-                return EXIT_REGISTER_AGAIN
             except psycopg.OperationalError as error:
                 if self.db is not None and not self.db.conn.closed and sqlstate_of(error):
                     raise
@@ -222,7 +229,10 @@ class Child:
         db.check_version(_migrate.newest())
         for task in self.tasks.values():
             if task.options:
-                db.define_task(task.name, task.options)
+                try:
+                    db.define_task(task.name, task.options)
+                except InvalidArgument as error:
+                    raise TaskError(f"{task!r}: {error}") from None
         conn.add_notify_handler(lambda note: self._heard(note.payload))
         db.listen()
         self._reconcile(db)
@@ -258,7 +268,7 @@ class Child:
         if word == "migrate":
             self.recheck_version = True
         elif not word:
-            self.dry = False
+            self.dry, self.called = False, True
 
     def _turn(self) -> bool:
         """One round trip, if there is a reason for one; true when this process has done its duty."""
@@ -275,15 +285,18 @@ class Child:
         outcomes = self._collect()
         room = 0 if self.stopping else self._room(bool(outcomes))
         if not outcomes and not room:
-            return self.stopping and not self.running and not self.outcomes
+            return self.stopping and self._empty_handed()
         claimed = self._exchange(outcomes, room)
         if room:
             with self.lock:
                 self.ready.extend(Claimed(*row) for row in claimed)
                 self._start()
             self._pace(room, len(claimed), len(outcomes))
-        idle = self.dry and not self.running and not self.ready and not self.outcomes
-        return idle and (self.config.once or self.stopping)
+        return (self.stopping or (self.config.once and self.dry)) and self._empty_handed()
+
+    def _empty_handed(self) -> bool:
+        with self.lock:  # an end goes from `running` to `outcomes`
+            return not (self.ready or self.running or self.outcomes)
 
     def _collect(self) -> Outcomes:
         outcomes = Outcomes([], [], [], [])
@@ -305,6 +318,7 @@ class Child:
         """Report and claim in one transaction and one round trip; then, if the claim came back short, ask until when to sleep."""
         assert self.db is not None  # noqa: S101
         db = self.db
+        self.called = False
         try:
             with db.conn.pipeline():
                 replies = [db.send(call) for call in self._reports(outcomes)]
@@ -381,7 +395,8 @@ class Child:
         poll = self.config.poll_interval * random.uniform(0.8, 1.2)  # noqa: S311
         if due and due[0] is not None:
             poll = min(poll, max(due[0], 0.001))
-        self.dry = True
+        # A job added after the claim looked has its notification arrive with the claim's answer.
+        self.dry = not self.called
         self.claim_at = time.monotonic() + poll
 
     def _pace(self, asked: int, got: int, reported: int) -> None:
@@ -504,6 +519,8 @@ class Child:
     def _outcome(self, job: Claimed, task: tasks.Task[..., Any], value: Any) -> tuple[str, Any]:
         if isinstance(value, Snooze | Cancel | Discard | Failed):
             raise value
+        if inspect.isawaitable(value):  # and has not done a thing yet
+            raise TypeError(f"{task!r} returned {type(value).__name__} to be awaited; make it an async function")
         return "finished", (job.id, job.run, _sql.to_json(value) if task.result and value is not None else None)
 
     def _failure(self, job: Claimed, error: BaseException) -> tuple[str, Any]:
@@ -516,13 +533,12 @@ class Child:
             case Discard():
                 failure |= {"error": error.reason, "discard": True}
             case Failed():
-                failure |= {"error": error.reason, "payload": error.elements}
+                try:
+                    failure |= {"error": error.reason, "payload": json.loads(_sql.to_json(error.elements))}
+                except (TypeError, InvalidArgument) as problem:
+                    failure["error"] = f"the elements of Failed cannot be stored: {problem}\n{_text_of(error)}"
             case _:
                 failure["error"] = _text_of(error)
-        try:
-            json.dumps(failure)
-        except (TypeError, ValueError):
-            failure = {"id": job.id, "run": job.run, "error": f"the elements of Failed are no JSON\n{_text_of(error)}"}
         # The exception's class only: its message may quote the payload, which has no business in a log.
         log.warning(
             "job %s (%s) attempt %s of %s: %s", job.id, job.task_identifier, job.attempts, job.max_attempts, type(error).__name__,

@@ -6,11 +6,13 @@ and Django's `connection`: told apart by what they can do, so that none of them 
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, cast
 
 import psycopg
+from psycopg.rows import tuple_row
 
 from . import _sql
 from ._sql import JobRow
@@ -31,24 +33,30 @@ def add_job(conn: Any, identifier: str, payload: Any = None, *, schema: str | No
     """
     statement = _sql.add_job_statement(schema or default_schema())
     parameters = _sql.add_job_parameters(identifier, payload, options)
-    if isinstance(conn, psycopg.AsyncConnection | psycopg.AsyncCursor):
+    if isinstance(conn, psycopg.Cursor | psycopg.AsyncCursor):
+        conn = cast("Any", conn).connection  # whoever reads from the cursor goes on doing so
+    if isinstance(conn, psycopg.AsyncConnection):
         return _add_async(cast("Any", conn), statement, parameters)
+    if isinstance(conn, psycopg.Connection):
+        with translated(), psycopg.Cursor[Any](cast("Any", conn), row_factory=tuple_row) as cursor:
+            return _add_on_cursor(cursor, statement, parameters)
     if hasattr(conn, "exec_driver_sql"):  # a SQLAlchemy connection
         _require_psycopg_style(conn)
         if hasattr(conn, "sync_connection"):
-            return _add_sqlalchemy_async(conn, statement, parameters)
+            return _add_on_sqlalchemy_async(conn, statement, parameters)
         with translated():
             return _sql.job_row(tuple(conn.exec_driver_sql(statement, parameters).one()))
-    if hasattr(conn, "sync_session"):  # a SQLAlchemy AsyncSession
-        return _add_sqlalchemy_async(conn, statement, parameters)
-    if hasattr(conn, "get_bind") and hasattr(conn, "connection"):  # a SQLAlchemy Session
-        return add_job(conn.connection(), identifier, payload, schema=schema, **options)
+    if hasattr(conn, "get_bind") and hasattr(conn, "connection"):  # a SQLAlchemy session, of whatever kind
+        connection = conn.connection()
+        if inspect.isawaitable(connection):
+            return _add_on_awaited(connection, statement, parameters)
+        return add_job(connection, identifier, payload, schema=schema, **options)
     with translated():
-        if hasattr(conn, "cursor"):  # a connection: psycopg's, psycopg2's or Django's
+        if hasattr(conn, "execute") and hasattr(conn, "fetchone"):  # a cursor: psycopg2's or Django's
+            return _add_on_cursor(conn, statement, parameters)
+        if hasattr(conn, "cursor"):  # a connection of theirs
             with conn.cursor() as cursor:
                 return _add_on_cursor(cursor, statement, parameters)
-        if hasattr(conn, "execute") and hasattr(conn, "fetchone"):
-            return _add_on_cursor(conn, statement, parameters)
     raise TypeError(
         f"add_job: conn must be a connection, cursor or session of psycopg, psycopg2, SQLAlchemy or Django, got {type(conn).__name__}"
     )
@@ -56,28 +64,25 @@ def add_job(conn: Any, identifier: str, payload: Any = None, *, schema: str | No
 
 def _add_on_cursor(cursor: Any, statement: str, parameters: Mapping[str, Any]) -> JobRow | None:
     cursor.execute(statement, parameters)
-    return _job_row(cursor.fetchone())
-
-
-def _job_row(row: Any) -> JobRow | None:
-    # A caller's row factory may have made a mapping of it.
+    row = cursor.fetchone()
+    # psycopg2's RealDictCursor makes a mapping of it.
     return _sql.job_row(tuple(cast("Mapping[str, Any]", row).values()) if isinstance(row, Mapping) else row)
 
 
 async def _add_async(conn: Any, statement: str, parameters: Mapping[str, Any]) -> JobRow | None:
     with translated():
-        if isinstance(conn, psycopg.AsyncCursor):
-            await conn.execute(cast("Any", statement), parameters)
-            return _job_row(await conn.fetchone())
-        async with conn.cursor() as cursor:
+        async with psycopg.AsyncCursor[Any](conn, row_factory=tuple_row) as cursor:
             await cursor.execute(cast("Any", statement), parameters)
-            return _job_row(await cursor.fetchone())
+            return _sql.job_row(await cursor.fetchone())
 
 
-async def _add_sqlalchemy_async(conn: Any, statement: str, parameters: Mapping[str, Any]) -> JobRow | None:
-    if hasattr(conn, "sync_session"):
-        conn = await conn.connection()
-        _require_psycopg_style(conn)
+async def _add_on_awaited(connection: Awaitable[Any], statement: str, parameters: Mapping[str, Any]) -> JobRow | None:
+    conn = await connection
+    _require_psycopg_style(conn)
+    return await _add_on_sqlalchemy_async(conn, statement, parameters)
+
+
+async def _add_on_sqlalchemy_async(conn: Any, statement: str, parameters: Mapping[str, Any]) -> JobRow | None:
     with translated():
         result = await conn.exec_driver_sql(statement, parameters)
         return _sql.job_row(tuple(result.one()))
@@ -85,7 +90,7 @@ async def _add_sqlalchemy_async(conn: Any, statement: str, parameters: Mapping[s
 
 def _require_psycopg_style(conn: Any) -> None:
     dialect = getattr(conn, "dialect", None)
-    if getattr(dialect, "paramstyle", "pyformat") not in ("pyformat", "format"):
+    if getattr(dialect, "paramstyle", "pyformat") != "pyformat":
         raise TypeError(
             f"add_job: SQLAlchemy's driver {dialect.driver if dialect else '?'} is not supported; use psycopg or psycopg2, "
             "or execute SELECT pyworker.add_job(…) yourself"

@@ -34,4 +34,4 @@ def set_up(log_format: str, level: str) -> None:
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s[%(process)d] %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+    logging.getLogger("psycopg").setLevel(logging.ERROR)  # we tell of lost connections ourselves

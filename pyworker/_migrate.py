@@ -77,14 +77,9 @@ def migrate(
     """
     sql_dir = directory("sql")
     with translated(), conn.transaction():
-        conn.execute(_sql.SET_SCHEMA.format(schema=sql.Literal(schema)))
+        conn.execute(_sql.SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())))
         conn.execute((sql_dir / "begin.sql").read_bytes())
         applied = _applied(conn, schema)
-        if newer := [v for v in applied if v > newest()]:
-            raise SchemaVersionError(
-                f"the database has schema version {max(newer)}, this pyworker has {newest()}; "
-                "upgrade pyworker, a database is never downgraded"
-            )
         done: list[Migration] = []
         for migration in migrations():
             if migration.version not in applied:
@@ -112,13 +107,15 @@ def migrate(
     return done
 
 
-def script(schema: str = "pyworker", from_version: int = 0) -> str:
+def script(
+    schema: str = "pyworker", from_version: int = 0, *, movable_clock: bool = False, roles: bool = False
+) -> str:
     """The same as one SQL script, for people who apply it themselves to a database at schema version `from_version`."""
     sql_dir = directory("sql")
     parts = [
-        f"-- pyworker: schema {schema}, from version {from_version} to {newest()}\n",
-        "begin;\n",
-        _sql.SET_SCHEMA.format(schema=sql.Literal(schema)).as_string(None) + ";\n",
+        f"-- pyworker, from version {from_version} to {newest()}\n",
+        _sql.BEGIN,
+        _sql.SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())).as_string(None) + ";\n",
         (sql_dir / "begin.sql").read_text("utf-8"),
     ]
     for migration in migrations():
@@ -127,6 +124,12 @@ def script(schema: str = "pyworker", from_version: int = 0) -> str:
             parts.append(
                 _sql.record_migration_text(migration.version, migration.name, migration.breaking, migration.checksum)
             )
-    parts += [path.read_text("utf-8") for path in code()]
+    if movable_clock:
+        parts.append(_sql.MAKE_CLOCK_MOVABLE.decode())
+    for path in code():
+        if path.name.startswith("99"):
+            optional = [name for name, wanted in (("movable_clock", movable_clock), ("roles", roles)) if wanted]
+            parts += [(sql_dir / "optional" / f"{name}.sql").read_text("utf-8") for name in optional]
+        parts.append(path.read_text("utf-8"))
     parts += [(sql_dir / "end.sql").read_text("utf-8"), "commit;\n"]
     return "\n".join(parts)

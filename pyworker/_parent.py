@@ -196,6 +196,8 @@ class Parent:
         child = ChildProcess(worker_id, process, time.monotonic())
         self.children[process.pid] = child
         child.tell(json.dumps({"config": asdict(self.config), "worker_id": worker_id}))
+        if self.signals:  # one came while it was being started
+            child.tell("stop")
 
     def _reap(self) -> None:
         while True:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 
-from .errors import translated
+from .errors import InvalidArgument, translated
 
 # -- sessions ---------------------------------------------------------------------------------------------------------
 
@@ -23,12 +23,15 @@ READ_COMMITTED = b"set default_transaction_isolation = 'read committed'"
 
 # -- migrations -------------------------------------------------------------------------------------------------------
 
-SET_SCHEMA = sql.SQL("select set_config('pyworker.schema', {schema}, true)")
+BEGIN = "begin isolation level read committed;\n"
+SET_SCHEMA = sql.SQL(
+    "select set_config('pyworker.schema', {schema}, true), set_config('pyworker.newest', {newest}::text, true)"
+)
 HAS_MIGRATIONS = b"select true from pg_tables where schemaname = %s and tablename = 'migrations'"
 MIGRATIONS = sql.SQL("select version, name, checksum from {schema}.migrations order by version")
 RECORD_MIGRATION = b"insert into migrations (version, name, breaking, checksum) values (%s, %s, %s, %s)"
 FILL_CHECKSUM = b"update migrations set checksum = %s where version = %s"
-MAKE_CLOCK_MOVABLE = b"update settings set movable_clock = true"
+MAKE_CLOCK_MOVABLE = b"update settings set movable_clock = true;\n"
 CLOCK_IS_MOVABLE = b"select movable_clock from settings"
 
 
@@ -148,15 +151,26 @@ def add_job_parameters(identifier: str, payload: Any, options: Mapping[str, Any]
     parameters["payload"] = None if payload is None else to_json(payload)
     for name in ("unique_policy", "sequence_policy", "meta"):
         if parameters[name] is not None:
-            parameters[name] = json.dumps(parameters[name])
+            parameters[name] = to_json(parameters[name])
     if parameters["flags"] is not None:
+        if isinstance(parameters["flags"], str):
+            raise InvalidArgument(f"flags must be a list of strings, got {parameters['flags']!r}")
         parameters["flags"] = list(parameters["flags"])
     return parameters
 
 
+class JsonText(str):
+    """JSON that is sent as it is."""
+
+
 def to_json(value: Any) -> str:
     """JSON text of a payload or result: plain JSON values, dataclasses, pydantic models, msgspec structs."""
-    return json.dumps(value, default=_plain)
+    if isinstance(value, JsonText):
+        return value
+    try:
+        return json.dumps(value, default=_plain, allow_nan=False)
+    except ValueError as error:  # before the database sees it, which would abort the caller's transaction
+        raise InvalidArgument(f"what is stored must be JSON: {error}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -183,6 +197,10 @@ def _decoded(text: str | None) -> Any:
         return None if text is None else json.loads(text)
     except ValueError:  # JSON that Python cannot hold, such as a number of more than 4,300 digits
         return text
+
+
+def _printable(text: str) -> str:
+    return text.replace("\0", "\ufffd").encode("utf-8", "backslashreplace").decode()
 
 
 class Database:
@@ -248,8 +266,9 @@ class Database:
         return f"select {self._s}.finish_jobs(%s::bigint[], %s::integer[], %s::jsonb[])", [ids, runs, kept]
 
     def fail_call(self, failures: Sequence[Mapping[str, Any]]) -> Call:
-        # jsonb cannot hold NUL; nor does anybody read it in an error.
-        return f"select {self._s}.fail_jobs(%s::jsonb)", [json.dumps(failures).replace("\\u0000", "\\ufffd")]
+        # jsonb can hold neither NUL nor half a surrogate pair; an error does without, a payload is never altered.
+        cleaned = [{**failure, "error": _printable(str(failure["error"]))} for failure in failures]
+        return f"select {self._s}.fail_jobs(%s::jsonb)", [json.dumps(cleaned)]
 
     def snooze_call(self, job_id: int, run: int, delay: timedelta) -> Call:
         return f"select {self._s}.snooze_job(%s, %s, %s)", [job_id, run, delay]
@@ -326,7 +345,7 @@ class Database:
         columns = "id, task_identifier, queue_name, state, priority, run_at, attempts, max_attempts, key, last_error, finished_at"
         parts = " union all ".join(
             f"(select {columns} from {self._s}.{view}"  # noqa: S608
-            " where (cardinality(%(states)s::text[]) = 0 or state = any (%(states)s))"
+            " where (cardinality(%(states)s::text[]) = 0 or state = any (array_replace(%(states)s, 'active', 'running')))"
             " and (cardinality(%(tasks)s::text[]) = 0 or task_identifier = any (%(tasks)s))"
             " and (cardinality(%(queues)s::text[]) = 0 or coalesce(queue_name, 'default') = any (%(queues)s))"
             " and (%(key)s::text is null or key = %(key)s) order by id desc limit %(limit)s)"

@@ -15,6 +15,7 @@ import click
 import psycopg
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from . import _migrate, _sql
 from ._config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, RunConfig
@@ -42,14 +43,16 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except SchemaVersionError as error:
-            code = EXIT_DATABASE_NEWER if error.detail == "newer" else EXIT_DATABASE_OLDER
-            raise Problem(_with_hint(error), code) from error
+            codes = {"older": EXIT_DATABASE_OLDER, "newer": EXIT_DATABASE_NEWER}
+            raise Problem(_with_hint(error), codes.get(error.detail or "", 1)) from error
         except PyworkerError as error:
             raise Problem(_with_hint(error)) from error
         except NoPostgres as error:
             raise Problem(str(error)) from error
         except psycopg.Error as error:
             raise Problem(_explained(error)) from error
+        except UnicodeEncodeError as error:
+            raise Problem(f"an argument is not UTF-8: {error.object!a}") from error
         except BrokenPipeError:
             sys.stderr.close()  # `pyworker jobs | head` is no error
             ctx.exit(0)
@@ -88,7 +91,8 @@ def _resolved(dsn: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _database(dsn: str, schema: str) -> Iterator[_sql.Database]:
-    with _resolved(dsn) as url, connect(url) as conn:
+    """All that a command does, or nothing of it."""
+    with _resolved(dsn) as url, connect(url) as conn, conn.transaction():
         yield _sql.Database(conn, schema)
 
 
@@ -118,7 +122,7 @@ def common(command: Callable[..., Any]) -> Callable[..., Any]:
 as_json = click.option("--json", "machine", is_flag=True, help="Print JSON, for machines.")
 
 
-@click.group(cls=Group, context_settings={"auto_envvar_prefix": "PYWORKER", "help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pyworker")
 def main() -> None:
     """A job queue that lives in PostgreSQL.
@@ -151,7 +155,7 @@ def migrate(
     One transaction; repeated, concurrent and interrupted runs do no harm, and running workers go on.
     """
     if print_sql:
-        click.echo(_migrate.script(schema, from_version))
+        click.echo(_migrate.script(schema, from_version, roles=roles, movable_clock=movable_clock))
         return
     with _resolved(dsn) as url, connect(url) as conn:
         if dry_run:
@@ -282,17 +286,23 @@ def add(
         click.echo(f"job {job.id} {job.state}" + (f", due {_time(job.run_at)}" if job.state == "scheduled" else ""))
 
 
-def _parsed(name: str, text: str) -> Any:
+def _parsed(name: str, text: str) -> _sql.JsonText:
+    """Checked only: what the database gets is letter by letter what the caller wrote."""
     try:
-        return json.loads(text)
+        json.loads(text, parse_int=str, parse_constant=_refuse)
     except ValueError as error:
         raise click.UsageError(f"{name} is not JSON: {error}") from error
+    return _sql.JsonText(text)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is none of its numbers")
 
 
 @main.command()
 @click.argument("job_id", type=int, required=False)
 @common
-@click.option("--state", "states", multiple=True, type=click.Choice(STATES))
+@click.option("--state", "states", multiple=True, type=click.Choice([*STATES, "active"]))
 @click.option("--task", "tasks", multiple=True)
 @click.option("--queue", "queues", multiple=True)
 @click.option("--key")
@@ -335,11 +345,8 @@ def _show_job(db: _sql.Database, job_id: int, machine: bool) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in dataclasses.asdict(job).items():
         if value is not None and name not in ("last_error", "deduplicated"):
-            text = (
-                json.dumps(value, ensure_ascii=False)
-                if name in ("payload", "meta", "flags", "result")
-                else _text(value)
-            )
+            is_json = name in ("payload", "meta", "flags", "result")
+            text = Text(json.dumps(value, ensure_ascii=False)) if is_json else _text(value)
             table.add_row(name, text, style=STYLES.get(job.state) if name == "state" else None)
     console.print(table)
     for error in errors:
@@ -425,11 +432,20 @@ def _report(jobs: Sequence[_sql.JobRow], machine: bool) -> None:
 
 
 def _print_json(value: Any) -> None:
-    click.echo(
-        json.dumps(
-            value, indent=2, ensure_ascii=False, default=lambda v: v.isoformat() if isinstance(v, datetime) else str(v)
+    def dump(ensure_ascii: bool) -> str:
+        return json.dumps(
+            value,
+            indent=2,
+            ensure_ascii=ensure_ascii,
+            default=lambda v: v.isoformat() if isinstance(v, datetime) else str(v),
         )
-    )
+
+    try:
+        text = dump(ensure_ascii=False)
+        text.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:  # half a surrogate pair, or a narrow terminal
+        text = dump(ensure_ascii=True)
+    click.echo(text)
 
 
 def _print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
@@ -438,10 +454,11 @@ def _print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     texts = [[_text(value) for value in row.values()] for row in rows]
+    widths = [max(text[at].cell_len for text in texts) for at in range(len(rows[0]))]
     for at, name in enumerate(rows[0]):
         number = all(isinstance(row[name], int) for row in rows)
         # Only the last column gives way when the terminal is narrow.
-        width = None if at == len(rows[0]) - 1 else max(len(text[at]) for text in texts)
+        width = None if at == len(rows[0]) - 1 else widths[at]
         table.add_column(
             name.replace("_", " "),
             justify="right" if number else "left",
@@ -451,15 +468,24 @@ def _print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
         )
     for row, text in zip(rows, texts, strict=True):
         table.add_row(*text, style=STYLES.get(str(row.get("state"))))
-    Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
+    Console(highlight=False, width=None if sys.stdout.isatty() else max(200, sum(widths[:-1]) + 100)).print(table)
 
 
-def _text(value: Any) -> str:
+def _text(value: Any) -> Text:
     if isinstance(value, datetime):
-        return _time(value)
+        return Text(_time(value))
     lines = str(value).strip().split("\n") if value is not None else [""]
-    return lines[-1].replace("[", "\\[")  # of a traceback, its last line says what happened
+    return Text(lines[-1])  # of a traceback, its last line says what happened
 
 
 def _time(value: datetime) -> str:
     return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+for _name, _command in main.commands.items():
+    for _option in _command.params:
+        if isinstance(_option, click.Option):
+            _option.envvar = _option.envvar or f"PYWORKER_{_name}_{max(_option.opts, key=len)[2:]}".upper().replace(
+                "-", "_"
+            )
+            _option.show_envvar = True

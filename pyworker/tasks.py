@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -52,7 +51,7 @@ class Task(Generic[P, R]):
             parameters = list(inspect.signature(self.function).parameters.values())
             annotations = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
             bare = types.SimpleNamespace(__annotations__=annotations)  # the return type is nobody's business
-            hints = typing.get_type_hints(bare, globalns=getattr(self.function, "__globals__", {}))
+            hints = typing.get_type_hints(bare, globalns=getattr(inspect.unwrap(self.function), "__globals__", {}))
         except Exception as error:
             raise TaskError(f"{self!r}: its annotations cannot be resolved: {error}") from error
         takes_payload, job_name = False, None
@@ -70,7 +69,14 @@ class Task(Generic[P, R]):
                 raise TaskError(
                     f"{self!r}: parameter {parameter.name!r} has nothing to fill it; a handler takes payload and job"
                 )
-        convert = self._converter(hints.get(parameters[0].name)) if takes_payload else None
+        if inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function):
+            raise TaskError(f"{self!r}: a handler that yields would not be run to its end")
+        try:
+            convert = self._converter(hints.get(parameters[0].name)) if takes_payload else None
+        except TaskError:
+            raise
+        except Exception as error:
+            raise TaskError(f"{self!r}: payloads cannot be converted to its annotation: {error}") from error
         function = cast("Callable[..., Any]", self.function)
 
         def invoke(job: Any) -> Any:
@@ -81,14 +87,10 @@ class Task(Generic[P, R]):
 
     def _converter(self, hint: Any) -> Callable[[Any], Any] | None:
         """How to make the annotated type of a JSON value, and check it; None for plain JSON types."""
-        origin = typing.get_origin(hint) or hint
-        arguments = typing.get_args(hint)
-        if origin in (list, tuple) and arguments and self._is_record(arguments[0]):
-            pass  # a batch of records
-        elif not self._is_record(hint):
+        records = _records(hint, set())
+        if not records:
             return None
-        record = arguments[0] if arguments else hint
-        if hasattr(record, "model_validate") or not _importable("msgspec"):
+        if any(hasattr(record, "__pydantic_validator__") for record in records) or not _importable("msgspec"):
             if not _importable("pydantic"):
                 raise TaskError(f"{self!r}: to convert payloads to {hint!r}, pip install 'pyworker[types]'")
             from pydantic import TypeAdapter, ValidationError
@@ -109,6 +111,8 @@ class Task(Generic[P, R]):
             return by_pydantic
         import msgspec
 
+        msgspec.json.Decoder(hint)  # looks at the type, now
+
         def by_msgspec(payload: Any) -> Any:
             try:
                 return msgspec.convert(payload, hint)
@@ -117,12 +121,18 @@ class Task(Generic[P, R]):
 
         return by_msgspec
 
-    @staticmethod
-    def _is_record(hint: Any) -> bool:
-        if not inspect.isclass(hint):
-            return False
-        marks = ("__struct_fields__", "model_validate")  # of msgspec and of pydantic
-        return dataclasses.is_dataclass(hint) or typing.is_typeddict(hint) or any(hasattr(hint, mark) for mark in marks)
+
+def _records(hint: Any, found: set[Any]) -> set[Any]:
+    """The classes with fields that a type is made of: dataclasses, TypedDicts, msgspec structs, pydantic models."""
+    for argument in typing.get_args(hint):
+        _records(argument, found)
+    if inspect.isclass(hint) and hint not in found:
+        marks = ("__dataclass_fields__", "__struct_fields__", "__pydantic_validator__")
+        if typing.is_typeddict(hint) or any(hasattr(hint, mark) for mark in marks):
+            found.add(hint)
+            for field in typing.get_type_hints(hint).values():
+                _records(field, found)
+    return found
 
 
 def _importable(name: str) -> bool:
@@ -185,12 +195,15 @@ def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:
             for found in pkgutil.walk_packages(getattr(module, "__path__", []), name + "."):
                 if not found.name.endswith("__main__"):
                     importlib.import_module(found.name)
-        except ModuleNotFoundError as error:
-            if error.name and (name == error.name or name.startswith(error.name + ".")):
+        except TaskError:
+            raise
+        except (Exception, SystemExit) as error:
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing and (name == missing or name.startswith(missing + ".")):
                 raise TaskError(
                     f"there is no module {name!r} to load tasks from (looked in the current directory and in Python's path)"
-                ) from error
-            raise
+                ) from None
+            raise TaskError(f"module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not _registry:
         raise TaskError(f"no function with @task was found in {', '.join(modules)}")
     for known in _registry.values():

@@ -1,5 +1,6 @@
 -- First step of every installation and upgrade, by psql (install.sql) and by `pyworker migrate` alike.
--- The caller has opened a transaction and named the schema, which may not exist yet, in the setting pyworker.schema.
+-- The caller has opened a transaction (READ COMMITTED: what an installation before this one did must be seen after the wait
+-- for it) and named the schema, which may not exist yet, in the setting pyworker.schema, its newest migration in pyworker.newest.
 -- No later file names it: all of them create things in the search_path set here, and each function keeps that path.
 
 -- One at a time, and no time limit on this wait: twenty starting at once queue up here.
@@ -34,3 +35,15 @@ create table if not exists migrations (
     checksum text,
     applied_at timestamptz not null default clock_timestamp()
 );
+
+-- Old code does not fit new tables.
+do $$
+declare
+    v_version integer := (select max(m.version) from migrations m);
+begin
+    if v_version > current_setting('pyworker.newest')::integer then
+        raise exception 'the database has schema version %, this pyworker has %', v_version, current_setting('pyworker.newest')
+            using errcode = 'PW006', detail = 'newer', hint = 'Upgrade pyworker; a database is never downgraded.';
+    end if;
+end;
+$$;

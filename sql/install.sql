@@ -19,8 +19,8 @@
   \set clock ''
 \endif
 \o /dev/null
-begin;
-select set_config('pyworker.schema', :'schema', true);
+begin isolation level read committed;
+select set_config('pyworker.schema', :'schema', true), set_config('pyworker.newest', '1', true);
 \ir begin.sql
 
 -- History: each file once, in order.

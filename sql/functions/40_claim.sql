@@ -28,8 +28,8 @@ begin
         raise exception 'claim_jobs: worker % is unknown or was declared dead', coalesce(worker_id::text, 'NULL')
             using errcode = 'PW004', hint = 'Call register_worker again; jobs of the old registration are handed on.';
     end if;
-    perform promote_jobs();
     loop
+        perform promote_jobs();
         return query
             with ready as materialized (
                 select j.ctid from live_jobs j
@@ -40,7 +40,8 @@ begin
                 order by j.priority, j.ready_at, j.id
                 limit v_wanted for update skip locked)
             update live_jobs j
-            set state = 'running', worker_id = claim_jobs.worker_id, run = j.run + 1, attempts = j.attempts + 1, claimed_at = v_now
+            set state = 'running', worker_id = claim_jobs.worker_id, run = j.run + 1, claimed_at = v_now,
+                attempts = least(j.attempts + 1, 32767) -- one worn out job must not break everybody's claims
             from ready where j.ctid = ready.ctid
             returning j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts, j.priority, j.run_at, j.queue_name,
                       j.job_key, j.flags, j.meta, j.delivery, j.sequence_key, j.created_at, j.revision;

@@ -41,7 +41,9 @@ begin
                r.continue_on_discarded, coalesce(error, r.last_error), close_reason, v_now, v_now + r.retention, r.new_result, r.payload
         from retained r where r.retention > interval '0')
     select array_agg(r.id),
-           array_agg(r.id) filter (where r.retention = interval '0' and r.run > 1),
+           -- Only these may have rows in errors: an error is a job's last_error until an add with its key clears it.
+           array_agg(r.id) filter (where r.retention = interval '0' and (
+               r.run > 1 or r.revision > 0 or coalesce(error, r.last_error) is not null)),
            array_agg(r.unique_key) filter (where r.retention = interval '0' and r.unique_key is not null),
            array_agg(distinct r.queue_name) filter (where r.queue_name is not null and r.ready_at is not null)
     into v_closed, v_dropped, v_keys, v_queues

@@ -157,20 +157,24 @@ create or replace function _failure_of(
     language plpgsql immutable set search_path from current
 as $$
 declare
+    -- A member that is null is one that is missing.
     v_delay jsonb := nullif(item -> 'delay', 'null');
+    v_discard jsonb := coalesce(nullif(item -> 'discard', 'null'), 'false');
+    v_cancel jsonb := coalesce(nullif(item -> 'cancel', 'null'), 'false');
 begin
     if jsonb_typeof(item) <> 'object' or jsonb_typeof(item -> 'id') <> 'number' or jsonb_typeof(item -> 'run') <> 'number'
-       or jsonb_typeof(coalesce(item -> 'discard', 'false')) <> 'boolean' or jsonb_typeof(coalesce(item -> 'cancel', 'false')) <> 'boolean'
+       or jsonb_typeof(v_discard) <> 'boolean' or jsonb_typeof(v_cancel) <> 'boolean'
        or (v_delay is not null and _interval_of(v_delay) is null) then
         return;
     end if;
     error := coalesce(nullif(item ->> 'error', ''), 'failed without a message');
-    payload := item -> 'payload';
-    discard := coalesce((item -> 'discard')::boolean, false);
-    cancel := coalesce((item -> 'cancel')::boolean, false);
+    payload := nullif(item -> 'payload', 'null');
+    discard := v_discard::boolean;
+    cancel := v_cancel::boolean;
     delay := _interval_of(v_delay);
-    run := (item -> 'run')::integer;
-    id := (item -> 'id')::bigint;
+    -- By way of text: a cast from jsonb would round 1.4 to somebody else's id.
+    run := (item ->> 'run')::integer;
+    id := (item ->> 'id')::bigint;
 exception when data_exception then
     id := null;
 end;
@@ -182,8 +186,8 @@ as $$
 declare
     v_job live_jobs;
 begin
-    if delay is null or delay < interval '0' then
-        raise exception 'snooze_job: delay must not be negative, got %', coalesce(delay::text, 'NULL') using errcode = 'PW001';
+    if delay is null or delay < interval '0' or not isfinite(delay) then
+        raise exception 'snooze_job: delay must be finite and not negative, got %', coalesce(delay::text, 'NULL') using errcode = 'PW001';
     end if;
     select j.* into v_job from live_jobs j where j.id = job_id and j.run = snooze_job.run and j.state = 'running' for update;
     if not found then
@@ -225,7 +229,7 @@ create or replace function job_errors(job_id bigint) returns table (run integer,
     language plpgsql stable security definer set search_path from current
 as $$
 begin
-    return query select e.run, e.at, e.worker, e.error from errors e where e.job_id = job_errors.job_id order by e.run;
+    return query select e.run, e.at, e.worker, e.error from errors e where e.job_id = job_errors.job_id order by e.run, e.at;
 end;
 $$;
 comment on function job_errors(bigint) is 'The errors of all attempts of a job, live or finished, oldest first.';

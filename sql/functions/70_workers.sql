@@ -109,9 +109,12 @@ $$;
 create or replace function force_unlock_workers(worker_ids text[]) returns void
     language plpgsql security definer set search_path from current
 as $$
+declare
+    v_ids bigint[] := array(select w.id::bigint from unnest(worker_ids) w(id) where w.id ~ '^[0-9]{1,18}$');
 begin
-    perform _abandon_jobs(
-        array(select w.id::bigint from unnest(worker_ids) w(id) where w.id ~ '^[0-9]{1,18}$'), 'worker was unlocked by force');
+    -- A sweep passes over a row that somebody has in hand and comes again; this must not.
+    perform from live_jobs j where j.worker_id = any (v_ids) and j.state = 'running' and j.ready_at is not null order by j.id for update;
+    perform _abandon_jobs(v_ids, 'worker was unlocked by force');
 end;
 $$;
 comment on function force_unlock_workers(text[]) is

@@ -84,6 +84,7 @@ declare
     v_state text;
     -- A job's unique key never changes, so it can be looked up before the job is locked: keys come before jobs.
     v_unique_key bytea := decode((get_job(job_id)).unique_key, 'hex');
+    v_past finished_jobs;
     v_holder live_jobs;
 begin
     if v_unique_key is not null then
@@ -105,22 +106,31 @@ begin
         end if;
     end if;
     if v_row.id is null then
-        -- Back from history; only one of several callers finds it there.
-        with past as (delete from finished_jobs f where f.id = retry_job.job_id returning f.*)
-        insert into live_jobs as j (
-            id, run, attempts, state, ready_at, parked, updated_at, priority, max_attempts, revision, run_at, created_at, task_identifier, queue_name,
-            job_key, delivery, flags, meta, unique_key, unique_recheck, sequence_key, continue_on_cancelled, continue_on_discarded, last_error, payload)
-        select p.id, p.run, p.attempts, s.state, _ready_at(s.state, v_now), _parked(s.state), v_now, p.priority,
-               case when p.attempts >= p.max_attempts then least(p.attempts + 1, 32767) else p.max_attempts end, p.revision,
-               v_now, p.created_at, p.task_identifier, p.queue_name, p.job_key, p.delivery, p.flags, p.meta, p.unique_key, p.unique_recheck,
-               p.sequence_key, p.continue_on_cancelled, p.continue_on_discarded, p.last_error, p.payload
-        from past p cross join lateral (select _state_at(v_now, v_now, p.queue_name) as state) s
-        on conflict (job_key) where job_key is not null do nothing
-        returning j.* into v_row;
+        -- Back from history; only one of several callers finds it there, the others find it back already.
+        delete from finished_jobs f where f.id = retry_job.job_id returning f.* into v_past;
         if not found then
-            select h.* into v_holder from live_jobs h join finished_jobs f on f.job_key = h.job_key where f.id = retry_job.job_id;
-            perform _refuse_held_key('key', job_id, v_holder);
+            return retry_job(job_id);
         end if;
+        v_state := _state_at(v_now, v_now, v_past.queue_name);
+        loop
+            insert into live_jobs as j (
+                id, run, attempts, state, ready_at, parked, updated_at, priority, max_attempts, revision, run_at, created_at,
+                task_identifier, queue_name, job_key, delivery, flags, meta, unique_key, sequence_key, continue_on_cancelled,
+                continue_on_discarded, last_error, payload, unique_recheck)
+            values (
+                v_past.id, v_past.run, v_past.attempts, v_state, _ready_at(v_state, v_now), _parked(v_state), v_now, v_past.priority,
+                case when v_past.attempts >= v_past.max_attempts then least(v_past.attempts + 1, 32767) else v_past.max_attempts end,
+                v_past.revision, v_now, v_past.created_at, v_past.task_identifier, v_past.queue_name, v_past.job_key, v_past.delivery,
+                v_past.flags, v_past.meta, v_past.unique_key, v_past.sequence_key, v_past.continue_on_cancelled,
+                v_past.continue_on_discarded, v_past.last_error, v_past.payload, v_past.unique_recheck)
+            on conflict (job_key) where job_key is not null do nothing
+            returning j.* into v_row;
+            exit when found;
+            select h.* into v_holder from live_jobs h where h.job_key = v_past.job_key;
+            if found then
+                perform _refuse_held_key('key', job_id, v_holder);
+            end if;
+        end loop;
     else
         v_state := _state_at(v_now, v_now, v_row.queue_name);
         update live_jobs j
@@ -179,6 +189,9 @@ begin
     end if;
     v_job := get_job(job_id);
     delete from finished_jobs f where f.id = delete_job.job_id;
+    if not found then
+        return delete_job(job_id); -- it has just come back from history, or gone
+    end if;
     delete from errors e where e.job_id = delete_job.job_id;
     perform _release_unique_keys(array[decode(v_job.unique_key, 'hex')]);
     return v_job;
@@ -243,6 +256,7 @@ declare
     v_old live_jobs;
     v_row live_jobs;
     v_problem text := _job_refusal('-', null, null, run_at, max_attempts, null, priority, null, null, null, null, null, null);
+    v_retention interval := (select s.discarded_retention from settings s);
 begin
     if v_problem is null and attempts not between 0 and 32767 then
         v_problem := format('attempts must be from 0 to 32767, got %s', attempts);
@@ -257,11 +271,16 @@ begin
         v_row.run_at := coalesce(reschedule_jobs.run_at, v_old.run_at);
         v_row.attempts := coalesce(reschedule_jobs.attempts, v_old.attempts);
         v_row.max_attempts := coalesce(reschedule_jobs.max_attempts, v_old.max_attempts);
-        if v_old.state <> 'discarded' or v_row.attempts < v_row.max_attempts then
+        if v_row.attempts < v_row.max_attempts then
             v_row.state := _state_at(v_row.run_at, v_now, v_old.queue_name, case when v_row.attempts > 0 then 'retryable' else 'scheduled' end);
             v_row.finished_at := null;
             v_row.expires_at := null;
             v_row.reason := null;
+        elsif v_old.state <> 'discarded' then
+            v_row.state := 'discarded';
+            v_row.finished_at := v_now;
+            v_row.expires_at := v_now + v_retention;
+            v_row.reason := 'out of attempts';
         end if;
         update live_jobs j
         set run_at = v_row.run_at, attempts = v_row.attempts, max_attempts = v_row.max_attempts, state = v_row.state,
@@ -283,4 +302,4 @@ end;
 $$;
 comment on function reschedule_jobs(bigint[], timestamptz, integer, integer, integer) is
     'Changes jobs that are not running (Graphile Worker); a null argument leaves its column. last_error is kept. A discarded job that '
-    'has attempts again waits for its run_at again. Running and unknown ones are left out. Errors: PW001.';
+    'has attempts again waits for its run_at again; one that has none left is discarded. Running and unknown ones are left out. Errors: PW001.';

@@ -67,13 +67,13 @@ begin
             v_pruned := v_pruned + v_rows;
             perform _release_unique_keys(v_keys);
         exception when lock_not_available then
-            null; -- somebody reads it: the next call tries again
+            exit; -- somebody reads history, and everybody who finishes a job queues up behind us: the next call tries again
         end;
     end loop;
 
     with gone as (
         delete from finished_jobs f
-        where (f.tableoid, f.ctid) in (select d.tableoid, d.ctid from finished_jobs d where d.expires_at <= v_now limit max_rows)
+        where (f.tableoid, f.ctid) in (select d.tableoid, d.ctid from finished_jobs d where d.expires_at <= v_now limit max_rows for update skip locked)
         returning f.id, f.unique_key)
     select array_agg(g.id), array_agg(g.unique_key) filter (where g.unique_key is not null) into v_gone, v_keys from gone g;
     perform _release_unique_keys(v_keys);

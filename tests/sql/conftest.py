@@ -101,6 +101,63 @@ class Later:
         return lambda *args, **named: self._session.start(*statement(function, args, named))
 
 
+CLEAN = """
+    set search_path = pyworker, pg_temp;
+    delete from live_jobs; delete from finished_jobs; delete from errors; delete from wakeups; delete from workers;
+    delete from tasks; delete from queues; delete from unique_keys; delete from settings;
+    insert into settings (movable_clock) values (true);
+    select setval('job_ids', 1, false), setval('armed_until', 0, false), setval('workers_id_seq', 1, false);
+    reset all
+"""
+
+
+@pytest.fixture(scope="session")
+def _kept(_shared: Any) -> Iterator[dict[str, Any]]:
+    """Connections stay from test to test: a new one spends 20 ms on compiling our functions, as a worker's does once."""
+    kept: dict[str, Any] = {"db": None, "sessions": []}
+    yield kept
+    for connection in [kept["db"], *kept["sessions"]]:
+        if connection:
+            connection.close()
+
+
+@pytest.fixture
+def db(dsn: str, _kept: dict[str, Any], invariants: Callable[[Any], None]) -> Iterator[psycopg.Connection[Any]]:
+    if not _kept["db"] or _kept["db"].closed:
+        _kept["db"] = psycopg.connect(dsn, autocommit=True)
+    conn = _kept["db"]
+    conn.execute(CLEAN)
+    yield conn
+    conn.rollback()
+    invariants(conn)
+
+
+@pytest.fixture
+def _sessions(_kept: dict[str, Any]) -> Iterator[list[Any]]:
+    used: list[Any] = []
+    yield used
+    for session in used:
+        try:
+            assert session.conn.info.transaction_status != psycopg.pq.TransactionStatus.ACTIVE
+            session.run("rollback")
+            session.run("reset all; unlisten *")
+            _kept["sessions"].append(session)
+        except (AssertionError, psycopg.OperationalError):  # still at it, or killed
+            session.close()
+
+
+@pytest.fixture
+def session(session: Callable[[], Any], clock: Any, _sessions: list[Any], _kept: dict[str, Any]) -> Callable[[], Any]:
+    def new() -> Any:
+        if not _kept["sessions"]:
+            return session()
+        _sessions.append(_kept["sessions"].pop())
+        clock.advance()
+        return _sessions[-1]
+
+    return new
+
+
 @pytest.fixture
 def api(db: psycopg.Connection[Any]) -> Api:
     return Api(db)
@@ -147,9 +204,10 @@ def job_in(api: Api, worker: int, clock: Any) -> Callable[..., Any]:
             claimed = api.claim(worker, identifier)
             assert claimed.id == job.id
             if state in ("retryable", "due"):
-                api.fail(claimed)
+                api.fail(claimed, delay="30 min")
             if state == "due":
                 clock.advance(hours=1)
+                api.heartbeat(worker)
                 api.promote_jobs()
             if state == "discarded":
                 api.fail(claimed, discard=True)

@@ -1,0 +1,238 @@
+"""Real workers for the tests in this directory: `pyworker run handlers`, and a look at what becomes of their jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import namedtuple_row
+from pytest_postgresql.janitor import DatabaseJanitor
+
+HERE = Path(__file__).parent
+DEADLINE = 30.0  # seconds for whatever is awaited; no test measures time
+GATES = 77  # the class of the advisory locks at which handlers wait
+
+# What the handlers tell of themselves. The trigger's sequence keeps the order.
+TABLE = """
+    create table if not exists public.seen (
+        at bigserial primary key, job_id bigint, run integer, task text, attempts integer, pid integer, told json);
+    truncate public.seen restart identity"""
+
+
+@contextmanager
+def ends_of(pids: list[int]) -> Iterator[None]:
+    """After the block: wait until all these processes are gone."""
+    handles = []
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            handles.append(os.pidfd_open(pid))  # before the deed: the number may be used again after it
+    try:
+        yield
+        for handle in handles:
+            assert select.select([handle], [], [], DEADLINE)[0], "a process outlived its time"
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+class Queue:
+    """One database with pyworker in it, and the workers that a test starts there."""
+
+    def __init__(self, dsn: str, tmp_path: Path, schema: str = "pyworker") -> None:
+        self.dsn, self.schema = dsn, schema
+        self.conn = psycopg.connect(dsn, autocommit=True, row_factory=namedtuple_row)
+        self.conn.execute(TABLE)
+        self._directory = tmp_path
+        self._gate = psycopg.connect(dsn, autocommit=True)
+        self.workers: list[Worker] = []
+
+    def rows(self, sql: str, *params: Any) -> list[Any]:
+        cursor = self.conn.execute(sql.replace("pyworker.", f'"{self.schema}".'), params)  # type: ignore[arg-type]
+        return cursor.fetchall() if cursor.description else []
+
+    def value(self, sql: str, *params: Any) -> Any:
+        return self.rows(sql, *params)[0][0]
+
+    def add(self, identifier: str, payload: Any = None, **options: Any) -> int:
+        """Add a job as any SQL client would; returns its id."""
+        named = "".join(f", {name} => %s" for name in options)
+        sql = f"select (pyworker.add_job(%s, %s::json{named})).id"
+        return self.value(sql, identifier, json.dumps({} if payload is None else payload), *options.values())
+
+    def job(self, job_id: int) -> Any:
+        return self.rows("select * from pyworker.get_job(%s)", job_id)[0]
+
+    def states(self, *job_ids: int) -> list[str]:
+        return [self.job(job_id).state for job_id in job_ids]
+
+    def seen(self, *job_ids: int) -> list[Any]:
+        """What handlers told, in order: of these jobs, or of all."""
+        return self.rows("select * from public.seen where %s = '{}' or job_id = any (%s) order by at", list(job_ids), list(job_ids))
+
+    def until(self, sql: str, *params: Any) -> Any:
+        """Ask until the answer is true, and return it; give up when a worker has ended badly, or at the deadline."""
+        for _ in range(int(DEADLINE * 100)):
+            if answer := self.value(sql, *params):
+                return answer
+            self.conn.execute("select pg_sleep(0.01)")
+        raise AssertionError(f"never came true: {sql} {params}\n{self.report()}")
+
+    def until_state(self, state: str, *job_ids: int) -> None:
+        self.until("select bool_and((pyworker.get_job(i)).state = %s) from unnest(%s) i", state, list(job_ids))
+
+    def close_gate(self, *numbers: int) -> None:
+        """Handlers with {"gate": number} will wait …"""
+        for number in numbers:
+            self._gate.execute("select pg_advisory_lock(%s, %s)", [GATES, number])
+
+    def open_gate(self, *numbers: int) -> None:
+        """… until now."""
+        for number in numbers:
+            self._gate.execute("select pg_advisory_unlock(%s, %s)", [GATES, number])
+
+    def until_waiting(self, number: int, handlers: int = 1) -> None:
+        """Until so many handlers stand at this gate."""
+        waiting = "locktype = 'advisory' and not granted and classid = %s and objid = %s"
+        here = "database = (select oid from pg_database where datname = current_database())"
+        self.until(f"select count(*) >= %s from pg_locks where {waiting} and {here}", handlers, GATES, number)
+
+    ends_of = staticmethod(ends_of)
+
+    def start(self, *options: str, modules: str = "handlers", within: Sequence[str] = (), **environment: str) -> Worker:
+        log = self._directory / f"worker-{len(self.workers)}.log"
+        command = [*within, sys.executable, "-m", "pyworker", "run", *modules.split(), *options]
+        self.workers.append(Worker(self, log, command, environment))
+        return self.workers[-1]
+
+    def run_once(self, *options: str, modules: str = "handlers", **environment: str) -> Worker:
+        """Run what there is to run, and expect no trouble."""
+        worker = self.start("--once", *options, modules=modules, **environment)
+        assert worker.wait() == 0, worker.log
+        return worker
+
+    def report(self) -> str:
+        jobs = self.rows("select id, task_identifier, state, attempts, run, locked_by, last_error from pyworker.jobs order by id limit 20")
+        return "\n".join([*map(str, jobs), *(worker.log for worker in self.workers)])
+
+    def close(self) -> None:
+        self._gate.close()
+        for worker in self.workers:
+            worker.end()
+        self.conn.close()
+
+
+class Worker:
+    """`pyworker run` as a process of its own, its log in a file."""
+
+    def __init__(self, queue: Queue, log: Path, command: list[str], environment: dict[str, str]) -> None:
+        self._log = log
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "PYWORKER_RUN"))}
+        env |= {"DATABASE_URL": queue.dsn, "PYWORKER_SCHEMA": queue.schema, "PYTHONPATH": str(HERE)} | environment
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(command, cwd=log.parent, env=env, stderr=output, stdin=subprocess.DEVNULL)
+        self._queue = queue
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def until_ready(self, processes: int = 1) -> Worker:
+        """Until its children have looked for jobs and found none: from now on a new job is a surprise."""
+        idle = "state = 'idle' and query ~ 'seconds_until_due' and datname = current_database() and pid <> pg_backend_pid()"
+        self._queue.until(f"select count(*) >= %s from pg_stat_activity where {idle}", processes)
+        return self
+
+    def until_log(self, word: str) -> None:
+        """Until the log has this word."""
+        for _ in range(int(DEADLINE * 100)):
+            if word in self.log:
+                return
+            self._queue.conn.execute("select pg_sleep(0.01)")
+        raise AssertionError(f"not in the log: {word}\n{self._queue.report()}")
+
+    def children(self) -> list[int]:
+        found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.pid)], capture_output=True, text=True).stdout
+        return [int(pid) for pid in found.split()]
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        try:
+            return self.process.wait(DEADLINE)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the worker did not end\n{self._queue.report()}") from None
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.signal()
+        return self.wait()
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            children = self.children()
+            self.process.kill()
+            self.process.wait()
+            with ends_of(children):
+                pass
+
+
+@pytest.fixture
+def queue(db: psycopg.Connection[Any], dsn: str, tmp_path: Path) -> Iterator[Queue]:
+    """The shared database, clean, for workers of this test's own."""
+    made = Queue(dsn, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fresh_queue(fresh_dsn: str, tmp_path: Path) -> Iterator[Queue]:
+    """A database of this test's own, for one that changes the installation."""
+    made = Queue(fresh_dsn, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def served(pg_template: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
+    """A database with one worker that is always there, for tests that only add jobs and look at what becomes of them."""
+    t = pg_template
+    with DatabaseJanitor(
+        user=t.user, host=t.host, port=t.port, password=t.password, dbname=f"{t.dbname}_served",
+        template_dbname=t.template_dbname, maintenance_dbname=t.maintenance_dbname,
+    ):  # fmt: skip
+        dsn = psycopg.conninfo.make_conninfo(
+            host=t.host, port=t.port, user=t.user, password=t.password, dbname=f"{t.dbname}_served"
+        )
+        made = Queue(dsn, tmp_path_factory.mktemp("served"))
+        made.start("--concurrency", "5")
+        yield made
+        assert made.workers[0].stop() == 0
+        made.close()
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """pyworker as a command: cli("jobs", "--json", DATABASE_URL=…). Of the environment only PATH is passed on."""
+
+    def call(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "pyworker", *arguments], cwd=tmp_path, input=stdin, capture_output=True, text=True,
+            env={"PATH": os.environ["PATH"], **environment}, timeout=DEADLINE,
+        )  # fmt: skip
+
+    return call

@@ -1,0 +1,194 @@
+"""Tasks that the tests have workers run. What they see of themselves they write into the table `seen`."""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from datetime import timedelta
+
+import psycopg
+
+from pyworker import AsyncJob, Cancel, Discard, Failed, Job, Snooze, task
+
+
+class Canary(Exception):
+    pass
+
+
+ANSWERS = {
+    "snooze": lambda _: Snooze(timedelta(hours=1)),
+    "cancel": lambda word: Cancel(word),
+    "discard": lambda word: Discard(word),
+    "failed": lambda elements: Failed(elements, "some"),
+    "error": lambda word: Canary(word),
+    "exit": lambda word: SystemExit(word),
+}
+
+
+def tell(job, what=None):
+    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
+        conn.execute(
+            "insert into public.seen (job_id, run, task, attempts, pid, told) values (%s, %s, %s, %s, %s, %s)",
+            [job.id, job.run, job.task_identifier, job.attempts, os.getpid(), json.dumps(what)],
+        )
+        if isinstance(job.payload, dict) and "gate" in job.payload:
+            conn.execute("select pg_advisory_lock_shared(77, %s)", [job.payload["gate"]])
+
+
+def answer(payload):
+    """{"raise": ["cancel", "why"]}, {"return": ["snooze", null]}, {"value": anything}."""
+    if "raise" in payload:
+        kind, argument = payload["raise"]
+        raise ANSWERS[kind](argument)
+    if "return" in payload:
+        kind, argument = payload["return"]
+        return ANSWERS[kind](argument)
+    return payload.get("value")
+
+
+@task(result=True, backoff=["1 hour"])
+def act(payload, job):
+    tell(job, payload)
+    return answer(payload)
+
+
+@task(result=True, backoff=["1 hour"])
+async def act_async(payload, job):
+    await asyncio.to_thread(tell, job, payload)
+    return answer(payload)
+
+
+@task
+def note(payload, job: Job):
+    tell(job, payload)
+
+
+@task
+def silent(payload):
+    return "not kept: result is not asked for"
+
+
+@task(name="batch", backoff=["1 hour"])
+def a_batch(payload: list, job):
+    tell(job, payload)
+    bad = [element for element in payload if isinstance(element, int) and element % 2]
+    if bad:
+        raise Failed(bad)
+
+
+@task(backoff=["1 hour"])
+def write(payload, job):
+    """Writes to a table of the application in the transaction that ends the job."""
+    with job.transaction() as conn:
+        conn.execute("insert into public.seen (job_id, run) values (%s, %s)", [job.id, job.run])
+        if "then" in payload:
+            job.add_job(*payload["then"])
+        if "gate" in payload:
+            tell_outside(payload["gate"])
+        if "raise" in payload:
+            answer(payload)
+
+
+@task(backoff=["1 hour"])
+async def write_async(payload, job: AsyncJob):
+    async with job.transaction() as conn:
+        await conn.execute("insert into public.seen (job_id, run) values (%s, %s)", [job.id, job.run])
+        if "then" in payload:
+            await job.add_job(*payload["then"])
+        if "gate" in payload:
+            await asyncio.to_thread(tell_outside, payload["gate"])
+        if "raise" in payload:
+            answer(payload)
+
+
+def tell_outside(gate):
+    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
+        conn.execute("select pg_advisory_lock_shared(77, %s)", [gate])
+
+
+@task
+def follow(payload, job):
+    """Adds its successor until the count is down."""
+    tell(job, payload)
+    if payload["left"]:
+        job.add_job("follow", {"left": payload["left"] - 1}, queue_name=job.queue_name)
+
+
+@task
+async def follow_async(payload, job):
+    await asyncio.to_thread(tell, job, payload)
+    if payload["left"]:
+        await job.add_job("follow_async", {"left": payload["left"] - 1}, queue_name=job.queue_name)
+
+
+@task
+def die(payload, job):
+    """Takes its whole process along, the first time."""
+    tell(job, payload)
+    if job.attempts == 1 or "always" in payload:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task
+def read_stdin(payload, job):
+    tell(job, subprocess.run(["cat"], capture_output=True, text=True).stdout)
+
+
+@task(max_attempts=3, priority=-5, queue_name="letters", backoff=["1 hour"], retention=timedelta(days=30))
+def with_defaults(payload):
+    pass
+
+
+@dataclass
+class Letter:
+    to: str
+    bad: bool
+
+
+@task(backoff=["1 hour"])
+def letters(payload: list[Letter]):
+    raise Failed([letter for letter in payload if letter.bad])
+
+
+@task(result=True, backoff=["1 hour"])
+def nonsense(payload):
+    return float("nan") if payload["value"] else {1, 2}
+
+
+@task(backoff=[0.5])
+def twice(payload, job):
+    tell(job, payload)
+    if job.run == 1:
+        if "snooze" in payload:
+            raise Snooze(payload["snooze"])
+        raise Canary
+
+
+@task
+def hold_the_interpreter(payload, job):
+    """No other thread of this process gets a turn any more."""
+    tell(job)
+    ctypes.PyDLL(None).pause()
+
+
+@task
+def leave_an_orphan(payload, job):
+    script = "cat <&3 3>&- & echo $!"
+    read, write = os.pipe()
+    subprocess.run(["sh", "-c", script], pass_fds=[read], stdout=subprocess.DEVNULL, preexec_fn=lambda: os.dup2(read, 3))
+    os.close(read)
+    os.close(write)
+    tell(job, {"parent": os.getppid(), "orphan": 1})
+
+
+@task
+def log_a_line(payload, job):
+    job.logger.info("two\nlines")
+
+
+@task(backoff=["1 hour"])
+def not_awaited(payload):
+    return asyncio.sleep(0)

@@ -1,0 +1,473 @@
+"""add_job and add_jobs: what callers may write, what they get, what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+A = '{"a":1}'
+
+
+@pytest.mark.parametrize(
+    ("call", "payload"),
+    [
+        (f"'t', '{A}'", A),
+        (f"'t', '{A}'::text", A),
+        (f"'t', '{A}'::json", A),
+        (f"'t', '{A}'::jsonb", '{"a": 1}'),
+        ("'t', jsonb_build_object('a', 1)", '{"a": 1}'),
+        ("'t', json_build_object('a', 1)", '{"a" : 1}'),
+        ("'t', to_json((select x from (select 1 as a) x))", A),
+        ("'t', to_jsonb((select x from (select 1 as a) x))", '{"a": 1}'),
+        (f"identifier => 't', payload => '{A}'", A),
+        (f"identifier => 't', payload => '{A}'::jsonb, job_key => 'k'", '{"a": 1}'),
+        (f"'t', '{A}', 'q', now(), 3, 'k', 1, array['f'], 'replace'", A),
+        (f"'t', '{A}'::json, null, null, null, null, null, null, null, null, null, null, null", A),
+        ("'t'", "{}"),
+        ("identifier := 't'", "{}"),
+        ("'t', job_key := 'k'", "{}"),
+        ("'t', null", "{}"),
+        ("'t', null::json", "{}"),
+        ("'t', null::jsonb", "{}"),
+        ("'t', null::text", "{}"),
+        ("'t', null, null, null, null, null, null, null, null, null, null, null, null", "{}"),
+        ("'t', 'null'", "null"),
+        ("'t', 'null'::jsonb, job_key := 'k'", "null"),
+        ("'t', '[]'", "[]"),
+        ("'t', '42'", "42"),
+        ("'t', '\"text\"'", '"text"'),
+        ("'t', ' { \"b\" : 1e2, \"a\":  [ ] } '", ' { "b" : 1e2, "a":  [ ] } '),
+        ("'t', '{\"a\": \"\\u0000\"}'", '{"a": "\\u0000"}'),
+        ("'t', '{\"a\":1e5000}'", '{"a":1e5000}'),
+        ("'t', '{\"a\":\"\\ud800\"}'", '{"a":"\\ud800"}'),
+        ("'t', '{\"ü\":\"\N{SNOWMAN}\N{PILE OF POO}\"}'", '{"ü":"\N{SNOWMAN}\N{PILE OF POO}"}'),
+    ],
+)
+def test_every_spelling_of_a_call_resolves_and_keeps_the_payload(
+    api: Any, worker: int, call: str, payload: str
+) -> None:
+    job_id = api.value(f"select (pyworker.add_job({call})).id")
+    assert api.payload(job_id) == payload
+    assert api.rows("select id, payload::text from pyworker.claim_jobs(%s)", [worker]) == [(job_id, payload)]
+
+
+def test_a_bare_add_gets_the_documented_defaults(api: Any) -> None:
+    before = api.at()
+    job = api.add_job("t")
+    assert (job.task_identifier, job.payload, job.queue_name, job.priority, job.attempts, job.max_attempts, job.state) == (
+        "t", {}, None, 0, 0, 25, "available",
+    )  # fmt: skip
+    assert before <= job.run_at == job.created_at == job.updated_at <= api.at()
+    assert (job.key, job.flags, job.meta, job.last_error, job.locked_at, job.locked_by) == (None,) * 6
+    assert (job.revision, job.run, job.delivery, job.deduplicated) == (0, 0, "at_least_once", False)
+    assert api.get_job(job.id) == job
+
+
+def test_every_argument_is_kept_and_returned(api: Any) -> None:
+    at = api.at("1 hour")
+    given = {
+        "queue_name": "q", "run_at": at, "max_attempts": 7, "job_key": "k", "priority": -3,
+        "flags": ["b", "a", "b"], "meta": {"tenant": 5}, "delivery": "at_least_once",
+    }  # fmt: skip
+    job = api.add_job("t", A, **given)
+    (bulk,) = api.add_jobs(
+        [{**given, "identifier": "t", "payload": {"a": 1}, "run_at": at.isoformat(), "job_key": "k2"}]
+    )
+    for got in (job, bulk):
+        assert got.payload == {"a": 1}
+        assert (got.queue_name, got.run_at, got.max_attempts, got.priority) == ("q", at, 7, -3)
+        assert (got.flags, got.meta, got.state) == ({"a": True, "b": True}, {"tenant": 5}, "scheduled")
+    assert (job.key, bulk.key) == ("k", "k2")
+
+
+def test_an_empty_list_of_flags_is_no_flags(api: Any) -> None:
+    assert api.add_job("t", flags=[]).flags is None
+    assert api.add_job("t", flags=[], job_key="k").flags is None
+
+
+@pytest.mark.parametrize("named", [{}, {"job_key": "k"}])
+def test_queue_default_is_no_queue(api: Any, named: dict[str, Any]) -> None:
+    api.define_task("t", queue_name="q")
+    job = api.add_job("t", queue_name="default", **named)
+    assert (job.queue_name, job.state) == (None, "available")
+    (job,) = api.add_jobs([{"identifier": "t", "queue_name": "default", **named}])
+    assert (job.queue_name, job.state) == (None, "available")
+
+
+def test_limits_themselves_are_accepted(api: Any) -> None:
+    at_the_limit = [
+        {"identifier": "é" * 128}, {"queue_name": "é" * 128}, {"job_key": "é" * 512}, {"max_attempts": 1},
+        {"max_attempts": 32767}, {"priority": 32767}, {"priority": -32768},
+    ]  # fmt: skip
+    specs = [{"identifier": "t", **change} for change in at_the_limit]
+    for spec in specs:
+        api.add_job(**{**spec, "job_key": None} if "job_key" not in spec else spec)
+    assert len(api.add_jobs(specs)) == len(specs)
+
+
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"identifier": None}, ("identifier", "NULL")),
+    ({"identifier": ""}, ("identifier", "''")),
+    ({"identifier": "x" * 129}, ("identifier", "x{129}")),
+    ({"queue_name": ""}, ("queue_name", "''")),
+    ({"queue_name": "x" * 129}, ("queue_name", "x{129}")),
+    ({"job_key": ""}, ("job_key", "''")),
+    ({"job_key": "x" * 513}, ("job_key", "x{513}")),
+    ({"max_attempts": 0}, ("max_attempts", "0")),
+    ({"max_attempts": 32768}, ("max_attempts", "32768")),
+    ({"priority": 32768}, ("priority", "32768")),
+    ({"priority": -32769}, ("priority", "-32769")),
+    ({"job_key_mode": "update"}, ("job_key_mode", "update")),
+    ({"job_key_mode": "update", "job_key": "k"}, ("job_key_mode", "update")),
+    ({"flags": ["a", None]}, ("flags", "NULL")),
+    ({"delivery": "sometimes"}, ("delivery", "sometimes")),
+    ({"run_at": "infinity"}, ("run_at", "infinity")),
+    ({"run_at": "-infinity"}, ("run_at", "-infinity")),
+    ({"payload": {"a": "x" * 1048576}}, ("payload", "1048576 bytes")),
+    ({"payload": json.loads("[" * 101 + "]" * 101)}, ("payload", "100 levels")),
+]
+IDS = [f"{'+'.join(change)}-{words[1][:12]}" for change, words in REFUSED]
+
+
+def nothing_was_added(api: Any) -> bool:
+    return api.value("select count(*) from pyworker.jobs") == 0
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED, ids=IDS)
+def test_a_bad_argument_is_refused_by_name_and_value(api: Any, change: dict[str, Any], words: tuple[str, ...]) -> None:
+    with api.refusal("PW001", "^add_job: ", *words):
+        spec = {"identifier": "t", **change}
+        if "payload" in spec:
+            spec["payload"] = Jsonb(spec["payload"])
+        api.add_job(**spec)
+    assert nothing_was_added(api)
+
+
+@pytest.mark.parametrize("spelling", ["jsonb", "literal"])
+@pytest.mark.parametrize(("change", "words"), REFUSED, ids=IDS)
+def test_a_bad_spec_is_refused_with_its_position(
+    api: Any, change: dict[str, Any], words: tuple[str, ...], spelling: str
+) -> None:
+    specs: Any = [{"identifier": "t"}, {"identifier": "t", **change}, {"identifier": ""}]
+    with api.refusal("PW001", r"^add_jobs: specs\[2\]", *words):
+        api.add_jobs(specs if spelling == "jsonb" else json.dumps(specs))
+    assert nothing_was_added(api)
+
+
+SPEC = "array[('t',null,null,null,null,null,null,null), ({})]::pyworker.job_spec[]"
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ("null,null,null,null,null,null,null,null", ("identifier", "NULL")),
+        ("'',null,null,null,null,null,null,null", ("identifier", "''")),
+        ("'t',null,'',null,null,null,null,null", ("queue_name", "''")),
+        ("'t',null,null,null,null,'',null,null", ("job_key", "''")),
+        ("'t',null,null,null,0,null,null,null", ("max_attempts", "0")),
+        ("'t',null,null,null,null,null,null,array['a',null]", ("flags", "NULL")),
+        ("'t',null,null,'infinity',null,null,null,null", ("run_at", "infinity")),
+        ("'t',to_json(repeat('x', 1048576)),null,null,null,null,null,null", ("payload", "1048576 bytes")),
+        ("'t',(repeat('[', 101) || repeat(']', 101))::json,null,null,null,null,null,null", ("payload", "100 levels")),
+    ],
+)
+def test_a_bad_job_spec_is_refused_with_its_position(api: Any, bad: str, words: tuple[str, ...]) -> None:
+    with api.refusal("PW001", r"^add_jobs: specs\[2\]", *words):
+        api.rows(f"select * from pyworker.add_jobs({SPEC.format(bad)})")
+    assert nothing_was_added(api)
+
+
+@pytest.mark.parametrize(
+    ("specs", "words"),
+    [
+        ("null", ("array", "null")),
+        ("{}", ("array", "object")),
+        ('"t"', ("array", "string")),
+        ('[{"identifier":"t"}, 5]', (r"specs\[2\]", "object", "number")),
+        ('[{"identifier":"t"}, null]', (r"specs\[2\]", "object", "null")),
+        ('[{"identifier":"t"}, {"identifier":"t","prio":1}]', (r"specs\[2\]", "unknown", "prio")),
+        ('[{"identifier":"t"}, {}]', (r"specs\[2\]", "identifier", "NULL")),
+        ('[{"identifier":"t","priority":"high"}]', (r"specs\[1\]", "priority", "high")),
+        ('[{"identifier":"t","priority":1.5}]', (r"specs\[1\]", "priority", "1.5")),
+        ('[{"identifier":"t","priority":99999999999}]', (r"specs\[1\]", "priority", "99999999999")),
+        ('[{"identifier":"t"},{"identifier":"t","run_at":"soon"}]', (r"specs\[2\]", "run_at", "soon")),
+        ('[{"identifier":"t","flags":"a"}]', (r"specs\[1\]", "flags")),
+        ('[{"identifier":"t","flags":[["a"],["b"]]}]', (r"specs\[1\]", "flags")),
+        ('[{"identifier":"t","meta":[]}]', (r"specs\[1\]", "meta", "array")),
+        ("no json", ("specs", "JSON")),
+        ("", ("specs", "JSON")),
+        ("[" * 100000, ("specs", "JSON")),
+        ('[{"identifier":"t","payload":"\\u0000"}]', ("specs", "jsonb")),
+        ('[{"identifier":"t","payload":"\\ud800"}]', ("specs", "JSON")),
+        ('[{"identifier":"t","payload":1e400000}]', ("specs", "JSON")),
+    ],
+    ids=lambda v: v[:30] if isinstance(v, str) else "",
+)
+def test_ill_formed_specs_are_refused(api: Any, specs: str, words: tuple[str, ...]) -> None:
+    with api.refusal("PW001", "add_jobs: ", *words):
+        api.add_jobs(specs)
+    assert nothing_was_added(api)
+
+
+@pytest.mark.parametrize("payload", ["", "no json", "{'a':1}", '{"a":1', "[1,]", "NaN", '"\x01"', "[" * 100000])
+def test_a_payload_that_is_no_json_is_refused(api: Any, payload: str) -> None:
+    with api.refusal("PW001", "^add_job: payload must be JSON"):
+        api.add_job("t", payload)
+    assert nothing_was_added(api)
+
+
+def test_meta_must_be_an_object(api: Any) -> None:
+    for meta in ("[]", "1", '"a"', "null"):
+        with api.refusal("PW001", "meta"):
+            api.add_job("t", meta=meta)
+
+
+def test_flags_must_be_a_plain_list(api: Any) -> None:
+    with api.refusal("PW001", "flags"):
+        api.add_job("t", flags=[["a"], ["b"]])
+
+
+@pytest.mark.parametrize("later", ["unique_policy", "sequence_policy"])
+def test_what_is_not_supported_yet_is_refused_not_ignored(api: Any, later: str) -> None:
+    with api.refusal("PW001", later):
+        api.add_job("t", **{later: "{}"})
+    with api.refusal("PW001", r"specs\[1\]", later):
+        api.add_jobs([{"identifier": "t", later: {}}])
+    with api.refusal("PW001", later):
+        api.define_task("t", **{later: "{}"})
+    with api.refusal("PW001", "at_most_once"):
+        api.add_job("t", delivery="at_most_once")
+
+
+@pytest.mark.parametrize("named", [{}, {"job_key": "k"}])
+@pytest.mark.parametrize("limit", [2000, None])
+def test_the_size_limit_counts_bytes_and_is_exact(api: Any, limit: int | None, named: dict[str, Any]) -> None:
+    if limit:
+        api.configure(max_payload_bytes=limit)
+    size = limit or 1048576
+    payload = '"' + "é" * (size // 2 - 1) + '"'
+    assert len(payload.encode()) == size
+    assert api.add_job("t", payload, **named).id
+    with api.refusal("PW001", "payload", f"{size} bytes, got {size + 1}"):
+        api.add_job("t", payload + " ", **named)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "[" * 100 + "]" * 100,
+        '{"a":' * 100 + "1" + "}" * 100,
+        ('[{"a":' * 50 + "1" + "}]" * 50),
+        "[" + ",".join(["[]"] * 5000) + "]",
+        '["' + "[" * 300 + '"]',
+        '["\\"' + "[{" * 300 + '"]',
+        '["\\\\", "' + "[{" * 300 + '\\\\\\""]',
+        '{"' + "[" * 200 + '": 1}',
+    ],
+    ids=["arrays", "objects", "both", "wide", "in a string", "after a quote", "after backslashes", "in a key"],
+)
+def test_only_real_nesting_counts_up_to_100_levels(api: Any, payload: str) -> None:
+    assert api.payload(api.add_job("t", payload).id) == payload
+
+
+@pytest.mark.parametrize(
+    "payload", ["[" * 101 + "]" * 101, '{"a":' * 101 + "1" + "}" * 101, "[" * 1500 + '"]"' + "]" * 1500]
+)
+def test_deeper_nesting_is_refused(api: Any, payload: str) -> None:
+    with api.refusal("PW001", "payload", "100 levels"):
+        api.add_job("t", payload)
+
+
+def test_a_task_gives_its_defaults_to_bare_adds_and_each_argument_replaces_one(api: Any) -> None:
+    api.define_task("t", max_attempts=3, priority=-5, queue_name="q")
+    for job in (api.add_job("t"), api.add_job("t", job_key="k"), *api.add_jobs([{"identifier": "t"}])):
+        assert (job.max_attempts, job.priority, job.queue_name, job.state) == (3, -5, "q", "pending")
+    given = {"max_attempts": 9, "priority": 0, "queue_name": "other"}
+    for job in (
+        api.add_job("t", **given), api.add_job("t", job_key="k", **given), *api.add_jobs([{"identifier": "t", **given}]),
+    ):  # fmt: skip
+        assert (job.max_attempts, job.priority, job.queue_name) == (9, 0, "other")
+    assert api.add_job("another").max_attempts == 25
+
+
+def test_defining_a_task_again_replaces_all_of_it(api: Any) -> None:
+    api.define_task("t", max_attempts=3, priority=-5, queue_name="q")
+    api.define_task("t", priority=2)
+    job = api.add_job("t")
+    assert (job.max_attempts, job.priority, job.queue_name) == (25, 2, None)
+
+
+def test_defining_a_task_unchanged_waits_for_nobody(api: Any, actor: Any) -> None:
+    api.define_task("t", priority=2, backoff='["1 s"]')
+    other = actor()
+    other.begin()
+    other.rows("select from pyworker.tasks for update")
+    api.define_task("t", priority=2, backoff='["1 s"]')
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"identifier": ""}, ("identifier", "''")),
+        ({"max_attempts": 0}, ("max_attempts", "0")),
+        ({"priority": 40000}, ("priority", "40000")),
+        ({"queue_name": ""}, ("queue_name", "''")),
+        ({"delivery": "x"}, ("delivery", "x")),
+        ({"timeout": "0 s"}, ("timeout", "00:00:00")),
+        ({"timeout": "-1 s"}, ("timeout", "-00:00:01")),
+        ({"retention": "-1 s"}, ("retention", "-00:00:01")),
+        ({"backoff": "[]"}, ("backoff", "empty")),
+        ({"backoff": '["soon"]'}, ("backoff", "soon")),
+        ({"backoff": "[-1]"}, ("backoff", "-1")),
+        ({"backoff": '["infinity"]'}, ("backoff", "infinity")),
+        ({"backoff": "[null]"}, ("backoff", "null")),
+        ({"backoff": "5"}, ("backoff", "array")),
+        ({"backoff": {"strategy": "random"}}, ("backoff", "strategy", "random")),
+        ({"backoff": {"strategy": None}}, ("backoff", "strategy", "null")),
+        ({"backoff": {"initial": "x"}}, ("backoff", "initial", "x")),
+        ({"backoff": {"max": -1}}, ("backoff", "max", "-1")),
+        ({"backoff": {"factor": 0}}, ("backoff", "factor", "0")),
+        ({"backoff": {"factor": "2"}}, ("backoff", "factor", "2")),
+        ({"backoff": {"jitter": 1.1}}, ("backoff", "jitter", "1.1")),
+        ({"backoff": {"base": 1}}, ("backoff", "base")),
+    ],
+    ids=str,
+)
+def test_a_bad_task_definition_is_refused(api: Any, change: dict[str, Any], words: tuple[str, ...]) -> None:
+    with api.refusal("PW001", "^define_task: ", *words):
+        api.define_task(**{"identifier": "t", **change})
+    assert api.value("select count(*) from pyworker.tasks") == 0
+
+
+def test_a_rolled_back_add_leaves_nothing(api: Any, actor: Any, worker: int) -> None:
+    a = actor()
+    a.begin()
+    a.add_job("t", job_key="k", queue_name="q")
+    a.add_jobs([{"identifier": "t"}, {"identifier": "t", "job_key": "k", "payload": [1]}])
+    a.rollback()
+    assert nothing_was_added(api)
+    assert api.claim_jobs(worker, 10) == []
+    assert api.value("select count(*) from pyworker.wakeups") == 0
+
+
+def test_bulk_rows_come_back_in_the_order_of_the_specs_with_rising_ids(api: Any) -> None:
+    tasks = [f"task {(i * 7) % 33}" for i in range(200)]
+    for name in tasks[:33]:
+        api.define_task(name, priority=1)
+    api.rows("analyze pyworker.tasks; analyze pyworker.live_jobs")
+    specs = [
+        {"identifier": name, "payload": [i], "job_key": f"k{(i * 13) % 200}" if i % 3 == 0 else None}
+        for i, name in enumerate(tasks)
+    ]
+    jobs = api.add_jobs(specs)
+    assert [(job.task_identifier, job.payload) for job in jobs] == [(s["identifier"], s["payload"]) for s in specs]
+    assert [job.id for job in jobs] == list(range(1, 201))
+
+
+@pytest.mark.parametrize(
+    ("keys", "ids"),
+    [
+        ("kp", [1, 2]),
+        ("pk", [1, 2]),
+        ("ppkkpp", [1, 2, 3, 3, 4, 5]),
+        ("kkk", [1, 1, 1]),
+        ("pkl", [1, 2, 3]),
+        ("lpk", [1, 2, 3]),
+    ],
+)
+def test_keyed_and_plain_specs_mix_in_any_order(api: Any, keys: str, ids: list[int]) -> None:
+    specs = [{"identifier": "t", "payload": [i], **({} if k == "p" else {"job_key": k})} for i, k in enumerate(keys)]
+    jobs = api.add_jobs(specs)
+    assert [job.id for job in jobs] == ids
+    assert [job.payload[-1] for job in jobs] == list(range(len(keys)))
+    assert api.add_job("t").id == max(ids) + 1
+
+
+def test_namesakes_in_one_call_meet_in_spec_order(api: Any) -> None:
+    jobs = api.add_jobs(
+        [
+            {"identifier": "first", "job_key": "k", "payload": [1], "priority": 5},
+            {"identifier": "plain"},
+            {"identifier": "second", "job_key": "k", "payload": [2]},
+            {"identifier": "third", "job_key": "k", "payload": {"a": 3}},
+            {"identifier": "kept", "job_key": "k", "payload": {"a": 4}, "job_key_mode": "unsafe_dedupe"},
+        ]
+    )
+    assert [job.task_identifier for job in jobs] == ["first", "plain", "second", "third", "third"]
+    assert [job.payload for job in jobs] == [[1], {}, [1, 2], {"a": 3}, {"a": 3}]
+    assert [job.revision for job in jobs] == [0, 0, 1, 2, 2]
+    assert [job.deduplicated for job in jobs] == [False, False, False, False, True]
+    assert len({job.id for job in jobs}) == 2
+    assert api.get_job(jobs[0].id).priority == 0
+
+
+def test_the_bulk_flag_of_graphile_worker_preserves_run_at(api: Any) -> None:
+    at = api.at("1 hour")
+    api.add_job("t", run_at=at, job_key="k")
+    spec = "array[('t','[1]',null,null,null,'k',null,null)]::pyworker.job_spec[]"
+    assert api.value(f"select run_at from pyworker.add_jobs({spec}, true)") == at
+    assert api.value(f"select run_at from pyworker.add_jobs({spec}, job_key_preserve_run_at => false)") < at
+
+
+@pytest.mark.parametrize("empty", ["'{}'::pyworker.job_spec[]", "null::pyworker.job_spec[]", "'[]'::jsonb", "'[]'"])
+def test_no_specs_are_no_jobs(api: Any, empty: str) -> None:
+    assert api.rows(f"select * from pyworker.add_jobs({empty})") == []
+
+
+def test_a_null_member_of_a_spec_is_a_default(api: Any) -> None:
+    names = "payload queue_name run_at max_attempts job_key priority flags job_key_mode unique_policy sequence_policy meta delivery"
+    (job,) = api.add_jobs([{"identifier": "t", **dict.fromkeys(names.split())}])
+    assert (job.payload, job.priority, job.max_attempts, job.state) == ({}, 0, 25, "available")
+
+
+def test_keyed_updates_burn_no_ids(api: Any) -> None:
+    first = api.add_job("t", job_key="k").id
+    api.rows("select count(pyworker.add_job('t', job_key => 'k')) from generate_series(1, 500)")
+    for mode in ("replace", "preserve_run_at", "unsafe_dedupe"):
+        api.add_jobs([{"identifier": "t", "job_key": "k", "job_key_mode": mode}] * 100)
+        api.add_job("t", job_key="k", job_key_mode=mode)
+    assert api.add_job("t").id == first + 1
+
+
+def test_deduplicating_against_a_running_job_burns_no_ids(api: Any, job_in: Any) -> None:
+    running = job_in("running", job_key="k")
+    (job,) = api.add_jobs([{"identifier": "t", "job_key": "k", "job_key_mode": "unsafe_dedupe"}])
+    assert job.id == running.id
+    assert api.add_job("t").id == running.id + 1
+
+
+def test_a_trigger_can_add_a_job_for_each_row(api: Any, fresh: psycopg.Connection[Any]) -> None:
+    api = type(api)(fresh)
+    api.rows("""
+        create table public.orders (id integer, note text);
+        create function public.order_placed() returns trigger language plpgsql as $$
+        begin
+            perform pyworker.add_job('order_placed', to_json(new), job_key := 'order ' || new.id);
+            return new;
+        end $$;
+        create trigger order_placed after insert on public.orders for each row execute function public.order_placed();
+        insert into public.orders values (1, 'a'), (2, E'b"\\n');
+    """)
+    jobs = api.rows("select (pyworker.get_job(id)).payload from pyworker.jobs order by id")
+    assert jobs == [({"id": 1, "note": "a"},), ({"id": 2, "note": 'b"\n'},)]
+
+
+def test_a_transaction_that_adds_jobs_can_be_prepared_with_notifications_off(api: Any, actor: Any, worker: int) -> None:
+    api.claim_jobs(worker)  # now somebody waits, so an add would notify
+    a = actor()
+    a.begin()
+    a.add_job("t")
+    with pytest.raises(psycopg.errors.FeatureNotSupported):
+        a.rows("prepare transaction 'noisy'")
+    a.rows("set pyworker.notify = off")
+    a.begin()
+    a.add_job("t", job_key="k", queue_name="q")
+    a.add_jobs([{"identifier": "t"}, {"identifier": "t", "job_key": "k"}])
+    a.rows("prepare transaction 'quiet'")
+    assert nothing_was_added(api)
+    api.rows("commit prepared 'quiet'")
+    assert len(api.claim_jobs(worker, 10)) == 2

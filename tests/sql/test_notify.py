@@ -1,0 +1,150 @@
+"""NOTIFY: only when a worker waits, at commit, and then for everything that gives it something to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def heard(api: Any, actor: Any) -> Callable[[], list[str]]:
+    """heard() gives what was notified since the last call: all that was committed before this one's own word."""
+    ear = actor()
+    ear.rows("listen pyworker")
+
+    def heard() -> list[str]:
+        api.rows("select pg_notify('pyworker', 'end of hearing')")
+        words = []
+        for notification in ear.conn.notifies(timeout=10):
+            if notification.payload == "end of hearing":
+                return words
+            words.append(notification.payload)
+        raise AssertionError("not even our own word came")
+
+    heard()
+    return heard
+
+
+def wait(api: Any, worker: int) -> None:
+    """A claim that comes back short: this worker will wait for a notification."""
+    assert len(api.claim_jobs(worker, 1000)) < 1000
+
+
+EVENTS: dict[str, Callable[[Any, Any], Any]] = {
+    "add_job": lambda api, job_in: api.add_job("t"),
+    "add_job, keyed": lambda api, job_in: api.add_job("t", job_key="k"),
+    "add_job, queued": lambda api, job_in: api.add_job("t", queue_name="q"),
+    "add_job, later": lambda api, job_in: api.add_job("t", run_at=api.at("1 hour")),
+    "add_jobs": lambda api, job_in: api.add_jobs([{"identifier": "t"}, {"identifier": "t", "job_key": "k"}]),
+}
+ON_A_JOB: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "keyed update": ("scheduled", lambda api, job: api.add_job("t", job_key="k")),
+    "retry_job": ("discarded", lambda api, job: api.retry_job(job.id)),
+    "retry_job, history": ("completed", lambda api, job: api.retry_job(job.id)),
+    "reschedule_jobs": ("scheduled", lambda api, job: api.reschedule_jobs([job.id], api.at())),
+    "fail_jobs": ("running", lambda api, job: api.fail(job)),
+    "snooze_job": ("running", lambda api, job: api.snooze_job(job.id, job.run, "1 s")),
+    "release_jobs": ("running", lambda api, job: api.release_jobs([job.id], [job.run])),
+    "unregister": ("running", lambda api, job: api.unregister_worker(int(job.locked_by))),
+    "force unlock": ("running", lambda api, job: api.force_unlock_workers([job.locked_by])),
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_nobody_is_notified_while_nobody_waits(api: Any, heard: Any, event: str) -> None:
+    EVENTS[event](api, None)
+    assert heard() == []
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_an_add_wakes_a_worker_that_waits(api: Any, worker: int, heard: Any, event: str) -> None:
+    wait(api, worker)
+    EVENTS[event](api, None)
+    assert heard() == [""]
+
+
+@pytest.mark.parametrize("event", ON_A_JOB)
+def test_whatever_gives_a_waiting_worker_something_to_do_wakes_it(
+    api: Any, job_in: Any, heard: Any, event: str
+) -> None:
+    state, verb = ON_A_JOB[event]
+    job = job_in(state, job_key="k")
+    heard()
+    wait(api, api.register_worker())
+    verb(api, job)
+    assert set(heard()) == {""}
+
+
+@pytest.mark.parametrize("verb", ["finish_jobs", "fail_jobs", "cancel_job", "delete_job", "remove_job"])
+def test_the_next_of_a_queue_wakes_a_worker_that_waits(api: Any, worker: int, heard: Any, verb: str) -> None:
+    head = api.add_job("t", queue_name="q", job_key="k")
+    api.add_job("t", queue_name="q")
+    if verb in ("finish_jobs", "fail_jobs"):
+        job = api.claim(worker)
+        wait(api, worker)
+        api.finish_jobs([job.id], [job.run]) if verb == "finish_jobs" else api.fail(job, discard=True)
+    else:
+        api.promote_jobs()
+        assert api.claim_jobs(worker, 5, task_identifiers=[]) == []
+        {"cancel_job": api.cancel_job, "delete_job": api.delete_job}.get(verb, lambda _: api.remove_job("k"))(head.id)
+    assert set(heard()) == {""}
+
+
+def test_a_claim_that_got_all_it_asked_for_asks_for_no_notification(api: Any, worker: int, heard: Any) -> None:
+    api.add_job("t")
+    assert api.claim(worker)
+    api.add_job("t")
+    assert heard() == []
+
+
+def test_a_notification_comes_with_the_commit_and_once(api: Any, actor: Any, worker: int, heard: Any) -> None:
+    wait(api, worker)
+    a = actor()
+    for end in (a.rollback, a.commit):
+        a.begin()
+        for _ in range(3):
+            a.add_job("t")
+        a.add_jobs([{"identifier": "t", "job_key": "k"}] * 3)
+        assert heard() == []
+        end()
+        assert heard() == ([""] if end == a.commit else [])
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+def test_an_old_snapshot_does_not_hide_that_somebody_waits(
+    api: Any, actor: Any, worker: int, heard: Any, isolation: str
+) -> None:
+    a = actor()
+    a.begin(isolation)
+    wait(api, worker)
+    a.add_job("t")
+    a.commit()
+    assert heard() == [""]
+
+
+def test_a_wait_that_is_long_over_counts_no_more(api: Any, worker: int, heard: Any) -> None:
+    wait(api, worker)
+    api.rows("select setval('pyworker.armed_until', (extract(epoch from clock_timestamp()) * 1000)::bigint - 1)")
+    api.add_job("t")
+    assert heard() == []
+
+
+def test_notifications_can_be_switched_off_for_a_session(api: Any, actor: Any, worker: int, heard: Any) -> None:
+    wait(api, worker)
+    a = actor()
+    a.rows("set pyworker.notify = off")
+    a.add_job("t")
+    a.add_jobs([{"identifier": "t", "job_key": "k"}])
+    assert heard() == []
+    a.rows("reset pyworker.notify")
+    a.add_job("t")
+    assert heard() == [""]
+
+
+def test_a_worker_is_told_at_once_when_its_job_is_called_off(api: Any, job_in: Any, heard: Any) -> None:
+    job = job_in("running")
+    heard()
+    api.cancel_job(job.id)
+    assert heard() == ["cancel"]

@@ -1,0 +1,570 @@
+"""Two or three sessions, stepped one statement at a time. The server itself says that a session waits; nothing sleeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+LEVELS = ["read committed", "repeatable read", "serializable"]
+
+
+def the(future: Any) -> Any:
+    """The one row that a call gives."""
+    (row,) = future.result(20)
+    return row
+
+
+@pytest.fixture
+def claimed(api: Any, worker: int) -> Any:
+    """A job that runs, with key k."""
+    api.add_job("t", "[1]", job_key="k")
+    return api.claim(worker)
+
+
+# A keyed add meets a claim: graphile/worker#580 ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["add_job", "add_jobs"])
+@pytest.mark.parametrize("mode", ["replace", "preserve_run_at"])
+def test_an_add_that_meets_a_claim_under_way_gives_a_row_and_loses_nothing(
+    api: Any, actor: Any, worker: int, mode: str, by: str
+) -> None:
+    """Graphile Worker returns null here, and the request is lost."""
+    old = api.add_job("t", "[1]", job_key="k")
+    w, a = actor(), actor()
+    w.begin()
+    assert w.claim(worker).id == old.id
+    spec = {"identifier": "t", "payload": "[2]", "job_key": "k", "job_key_mode": mode}
+    add = a.later.add_job(**spec) if by == "add_job" else a.later.add_jobs([{**spec, "payload": [2]}])
+    a.blocked(add)
+    w.commit()
+    new = the(add)
+    assert (new.id > old.id, new.payload, new.key, new.state) == (True, [2], "k", "available")
+    assert (api.get_job(old.id).key, api.get_job(old.id).state) == (None, "running")
+    assert api.finish_jobs([old.id], [1]) == [old.id]
+    assert api.claim(worker).payload == [2]
+
+
+def test_an_add_that_meets_a_claim_rolled_back_changes_the_job_in_place(api: Any, actor: Any, worker: int) -> None:
+    old = api.add_job("t", "[1]", job_key="k")
+    w, a = actor(), actor()
+    w.begin()
+    w.claim(worker)
+    add = a.later.add_job("t", "[2]", job_key="k")
+    a.blocked(add)
+    w.rollback()
+    assert (the(add).id, the(add).payload) == (old.id, [1, 2])
+
+
+@pytest.mark.parametrize("level", LEVELS[1:])
+def test_in_an_old_snapshot_such_an_add_fails_as_a_serialization_failure_and_works_when_repeated(
+    api: Any, actor: Any, worker: int, level: str
+) -> None:
+    old = api.add_job("t", "[1]", job_key="k")
+    w, a = actor(), actor()
+    w.begin()
+    w.claim(worker)
+    a.begin(level)
+    add = a.later.add_job("t", "[2]", job_key="k")
+    a.blocked(add)
+    w.commit()
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        add.result(20)
+    a.rollback()
+    a.begin(level)
+    assert a.add_job("t", "[2]", job_key="k").id > old.id
+    a.commit()
+
+
+CHANGES: dict[str, Callable[[Any, int], Any]] = {
+    "claimed": lambda api, worker: api.claim(worker),
+    "claimed and finished": lambda api, worker: api.finish_job(api.claim(worker).id, 1),
+    "claimed and superseded": lambda api, worker: (api.claim(worker), api.add_job("t", "[5]", job_key="k")),
+    "replaced": lambda api, worker: api.add_job("t", "[5]", job_key="k"),
+    "removed": lambda api, worker: api.remove_job("k"),
+    "removed and added": lambda api, worker: (api.remove_job("k"), api.add_job("t", "[5]", job_key="k")),
+}
+
+
+@pytest.mark.parametrize("mode", ["replace", "preserve_run_at", "unsafe_dedupe"])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("before", [True, False], ids=["key held", "key free"])
+def test_an_add_behind_its_snapshot_gives_a_row_or_40001_never_null(
+    api: Any, actor: Any, worker: int, level: str, mode: str, before: bool
+) -> None:
+    for change in CHANGES if before else ["replaced"]:
+        if before:
+            api.add_job("t", "[1]", job_key="k")
+        a = actor()
+        a.begin(level)
+        CHANGES[change](api, worker)
+        try:
+            assert a.add_job("t", "[2]", job_key="k", job_key_mode=mode).id, change
+            assert a.add_jobs([{"identifier": "t", "job_key": "k", "job_key_mode": mode}])[0].id, change
+            a.commit()
+        except psycopg.errors.SerializationFailure:
+            assert level != "read committed", change
+            a.rollback()
+        api.rows("delete from pyworker.live_jobs; delete from pyworker.finished_jobs")
+
+
+# Adds that meet ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "kill"])
+@pytest.mark.parametrize("mode", ["replace", "unsafe_dedupe"])
+@pytest.mark.parametrize("existing", [None, "waiting", "running"])
+def test_two_adds_of_one_key_follow_each_other(
+    api: Any, actor: Any, worker: int, existing: str | None, mode: str, end: str
+) -> None:
+    old = api.add_job("t", "[0]", job_key="k") if existing else None
+    if existing == "running":
+        api.claim(worker)
+    a, b = actor(), actor()
+    a.begin()
+    first = a.add_job("t", "[1]", job_key="k")
+    add = b.later.add_job("t", "[2]", job_key="k", job_key_mode=mode)
+    if existing and mode == "unsafe_dedupe":
+        assert the(add).id == old.id  # it need not wait: there is a job with this key, whatever becomes of it
+        a.rollback()
+        return
+    b.blocked(add)
+    getattr(a, end)()
+    second = the(add)
+    if end == "commit":
+        assert second.id == first.id
+        assert second.payload == (first.payload if mode == "unsafe_dedupe" else [*first.payload, 2])
+    else:
+        assert second.payload == ([0, 2] if existing == "waiting" else [2])
+        assert second.id == (old.id if existing == "waiting" else second.id)
+    assert api.value("select count(*) from pyworker.jobs where key = 'k'") == 1
+
+
+@pytest.mark.parametrize("existing", ["", "ab", "abcd"], ids=["new keys", "some keys exist", "all keys exist"])
+@pytest.mark.parametrize("running", [False, True])
+def test_two_batches_with_opposite_orders_of_keys_do_not_deadlock(
+    api: Any, actor: Any, worker: int, existing: str, running: bool
+) -> None:
+    for key in existing[::-1]:
+        api.add_job("t", "[0]", job_key=key)
+    if running:
+        api.claim_jobs(worker, 10)
+    a, b, c = actor(), actor(), actor()
+    c.begin()
+    c.add_job("t", "[9]", job_key="c")  # so that both batches really begin before either ends
+
+    def batch(who: int, keys: str) -> list[dict[str, Any]]:
+        return [{"identifier": "t", "job_key": key, "payload": [who]} for key in keys]
+
+    first = a.later.add_jobs(batch(1, "abcd"))
+    a.blocked(first)
+    second = b.later.add_jobs(batch(2, "dcba"))
+    b.blocked(second)
+    c.commit()
+    assert len(first.result(20)) == len(second.result(20)) == 4
+    jobs = api.rows("select key, (pyworker.get_job(id)).payload from pyworker.jobs where key is not null order by key")
+    own = [] if running else [0]
+    for key, payload in jobs:
+        assert sorted(payload) == sorted([1, 2] + own * (key in existing) + [9] * (key == "c"))
+    assert len(jobs) == 4
+
+
+def test_adds_never_wait_for_a_claim_or_a_completion_of_other_jobs(api: Any, actor: Any, worker: int) -> None:
+    done, taken = api.add_job("t", queue_name="q", job_key="a"), api.add_job("t", job_key="b")
+    api.claim(worker)
+    w, v = actor(), actor()
+    w.begin()
+    assert w.claim(worker).id == taken.id
+    v.begin()
+    v.finish_job(done.id, 1)
+    api.add_job("t")
+    api.add_job("t", queue_name="q")
+    api.add_job("t", job_key="c", queue_name="q")
+    api.add_jobs([{"identifier": "t", "queue_name": "q"}, {"identifier": "t", "job_key": "d"}])
+    api.define_task("t", priority=1)
+    w.commit()
+    v.commit()
+    assert len(api.claim_jobs(worker, 10)) == 3
+
+
+# A keyed add or a removal meets the end of a run ---------------------------------------------------------------------
+
+ENDS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "finish_jobs": (lambda call, job: call.finish_jobs([job.id], [job.run]), "completed"),
+    "finish_job": (lambda call, job: call.finish_job(job.id, job.run), "completed"),
+    "fail_jobs": (lambda call, job: call.fail_jobs([{"id": job.id, "run": job.run, "error": "boom"}]), "cancelled"),
+    "discard": (lambda call, job: call.fail_jobs([{"id": job.id, "run": job.run, "discard": True}]), "cancelled"),
+    "snooze_job": (lambda call, job: call.snooze_job(job.id, job.run, "1 s"), "cancelled"),
+    "release_jobs": (lambda call, job: call.release_jobs([job.id], [job.run]), "cancelled"),
+    "unregister_worker": (lambda call, job: call.unregister_worker(1), "cancelled"),
+}
+OTHERWISE = {"finish_jobs": "completed", "finish_job": "completed", "fail_jobs": "retryable", "discard": "discarded",
+             "snooze_job": "scheduled", "release_jobs": "available", "unregister_worker": "available"}  # fmt: skip
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+@pytest.mark.parametrize("other", ["add_job", "add_jobs", "remove_job"])
+@pytest.mark.parametrize("end", ENDS)
+def test_the_end_of_a_run_waits_for_an_open_change_of_its_key_and_is_then_accepted(
+    api: Any, actor: Any, claimed: Any, end: str, other: str, outcome: str
+) -> None:
+    a, w = actor(), actor()
+    a.begin()
+    if other == "add_job":
+        a.add_job("t", "[2]", job_key="k")
+    elif other == "add_jobs":
+        a.add_jobs([{"identifier": "t", "payload": [2], "job_key": "k"}])
+    else:
+        a.remove_job("k")
+    word, superseded = ENDS[end]
+    ending = word(w.later, claimed)
+    w.blocked(ending)
+    getattr(a, outcome)()
+    (accepted,) = the(ending)
+    assert accepted in ([claimed.id], "", None)
+    job = api.get_job(claimed.id)
+    if outcome == "commit":
+        assert (job.state, job.key) == (superseded, None)
+        assert [row.key for row in api.rows("select key from pyworker.jobs")] == (
+            ["k"] if other != "remove_job" else []
+        )
+    else:
+        assert (job.state, job.key) == (OTHERWISE[end], "k")
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+@pytest.mark.parametrize("end", ["finish_jobs", "fail_jobs", "discard", "release_jobs"])
+def test_an_add_waits_for_an_open_end_of_its_namesakes_run(
+    api: Any, actor: Any, claimed: Any, end: str, outcome: str
+) -> None:
+    w, a = actor(), actor()
+    w.begin()
+    ENDS[end][0](w, claimed)
+    add = a.later.add_job("t", "[2]", job_key="k")
+    a.blocked(add)
+    getattr(w, outcome)()
+    job = the(add)
+    old = api.get_job(claimed.id)
+    assert (job.key, job.state) == ("k", "available")
+    if outcome != "commit":
+        assert (job.payload, old.state, old.key) == ([2], "running", None)
+    elif end == "finish_jobs":
+        assert (job.payload, old.state) == ([2], "completed")
+    else:
+        assert (job.id, job.payload, job.attempts) == (old.id, [1, 2], 0)
+
+
+def test_remove_job_finds_the_job_that_an_open_add_made_beside_a_running_one(
+    api: Any, actor: Any, claimed: Any
+) -> None:
+    """Graphile Worker returns null here, and the new job survives."""
+    a, r = actor(), actor()
+    a.begin()
+    new = a.add_job("t", "[2]", job_key="k")
+    removal = r.later.remove_job("k")
+    r.blocked(removal)
+    a.commit()
+    assert the(removal).id == new.id
+    assert api.get_job(new.id).id is None
+    assert api.get_job(claimed.id).state == "running"
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_remove_job_waits_for_an_open_claim(api: Any, actor: Any, worker: int, outcome: str) -> None:
+    job = api.add_job("t", job_key="k")
+    w, r = actor(), actor()
+    w.begin()
+    w.claim(worker)
+    removal = r.later.remove_job("k")
+    r.blocked(removal)
+    getattr(w, outcome)()
+    assert the(removal).id == job.id
+    assert api.get_job(job.id).state == ("running" if outcome == "commit" else None)
+    assert api.remove_job("k").id is None
+
+
+@pytest.mark.parametrize("first", ["add", "remove"])
+def test_an_add_and_a_removal_of_one_key_follow_each_other(api: Any, actor: Any, first: str) -> None:
+    old = api.add_job("t", "[1]", job_key="k")
+    a, b = actor(), actor()
+    a.begin()
+    if first == "add":
+        a.add_job("t", "[2]", job_key="k")
+        removal = b.later.remove_job("k")
+        b.blocked(removal)
+        a.commit()
+        assert the(removal).payload == [1, 2]
+        assert api.rows("select from pyworker.jobs") == []
+    else:
+        a.remove_job("k")
+        add = b.later.add_job("t", "[2]", job_key="k")
+        b.blocked(add)
+        a.commit()
+        assert (the(add).id > old.id, the(add).payload) == (True, [2])
+
+
+@pytest.mark.parametrize("first", ["add_jobs", "finish_jobs"])
+def test_a_batch_of_adds_and_a_batch_of_completions_do_not_deadlock(
+    api: Any, actor: Any, worker: int, first: str
+) -> None:
+    for key in "cab":
+        api.add_job("t", "[1]", job_key=key)
+    jobs = api.claim_jobs(worker, 3)
+    batch = [{"identifier": "t", "payload": [2], "job_key": key} for key in "abc"]
+    gate, a, w = actor(), actor(), actor()
+    gate.begin()
+    gate.add_job("t", job_key="a")  # the job in the middle: whoever locks in another order has the others already
+    calls = {
+        "add_jobs": (a, lambda: a.later.add_jobs(batch)),
+        "finish_jobs": (w, lambda: w.later.finish_jobs([job.id for job in jobs[::-1]], [job.run for job in jobs])),
+    }
+    futures = {}
+    for name in sorted(calls, key=first.__ne__):
+        who, call = calls[name]
+        futures[name] = call()
+        who.blocked(futures[name])
+    gate.commit()
+    assert len(futures["add_jobs"].result(20)) == 3
+    assert sorted(the(futures["finish_jobs"])[0]) == sorted(job.id for job in jobs)
+    assert len(api.claim_jobs(worker, 10)) == 3
+
+
+# Claims --------------------------------------------------------------------------------------------------------------
+
+
+def test_two_claims_at_once_take_different_jobs_and_wait_for_nothing(api: Any, actor: Any) -> None:
+    jobs = api.add_jobs([{"identifier": "t"}] * 10)
+    a, b = actor(), actor()
+    a.begin()
+    b.begin()
+    first = a.claim_jobs(api.register_worker(), 4)
+    second = b.claim_jobs(api.register_worker(), 4)
+    a.commit()
+    third = api.claim_jobs(api.register_worker(), 4)
+    b.rollback()
+    fourth = api.claim_jobs(api.register_worker(), 10)
+    assert [[job.id for job in claim] for claim in (first, second, third, fourth)] == [
+        [job.id for job in jobs[slice(*part)]] for part in ((0, 4), (4, 8), (8, 10), (4, 8))
+    ]
+
+
+@pytest.mark.parametrize("change", ["cancel_job", "reschedule_jobs", "delete_job", "permanently_fail_jobs"])
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_a_claim_passes_over_a_job_that_somebody_is_changing(
+    api: Any, actor: Any, worker: int, change: str, outcome: str
+) -> None:
+    first, second = api.add_job("t"), api.add_job("t")
+    a = actor()
+    a.begin()
+    getattr(a, change)(first.id if change in ("cancel_job", "delete_job") else [first.id])
+    assert api.claim(worker).id == second.id
+    getattr(a, outcome)()
+    taken = outcome == "rollback" or change == "reschedule_jobs"
+    assert (api.claim(worker) is not None) == taken
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_cancelling_a_job_waits_for_an_open_claim_and_sees_what_became_of_it(
+    api: Any, actor: Any, worker: int, outcome: str
+) -> None:
+    job = api.add_job("t")
+    w, a = actor(), actor()
+    w.begin()
+    w.claim(worker)
+    cancel = a.later.cancel_job(job.id)
+    a.blocked(cancel)
+    getattr(w, outcome)()
+    assert the(cancel).state == ("running" if outcome == "commit" else "cancelled")
+    if outcome == "commit":
+        api.fail_jobs([{"id": job.id, "run": 1}])
+        assert api.get_job(job.id).state == "cancelled"
+
+
+# The end of a run meets others' decisions ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("first", ["cancel", "finish"])
+def test_cancel_and_finish_follow_each_other(api: Any, actor: Any, claimed: Any, first: str, force: bool) -> None:
+    a, b = actor(), actor()
+    a.begin()
+    if first == "cancel":
+        a.cancel_job(claimed.id, force)
+        other = b.later.finish_jobs([claimed.id], [claimed.run])
+    else:
+        a.finish_jobs([claimed.id], [claimed.run])
+        other = b.later.cancel_job(claimed.id, force)
+    b.blocked(other)
+    a.commit()
+    if first == "cancel":
+        assert the(other)[0] == ([] if force else [claimed.id])
+    else:
+        assert the(other).state == "completed"
+    assert api.get_job(claimed.id).state == ("cancelled" if first == "cancel" and force else "completed")
+
+
+def test_a_sweep_passes_over_a_job_that_is_just_being_finished(api: Any, actor: Any, claimed: Any, clock: Any) -> None:
+    w = actor()
+    w.begin()
+    w.finish_job(claimed.id, claimed.run)
+    clock.advance(minutes=5)
+    assert api.maintain()["rescued"] == 0
+    w.commit()
+    assert api.maintain()["rescued"] == 0
+    assert api.get_job(claimed.id).state == "completed"
+
+
+def test_a_worker_that_finishes_while_it_is_swept_is_refused(api: Any, actor: Any, claimed: Any, clock: Any) -> None:
+    s, w = actor(), actor()
+    clock.advance(minutes=5)
+    s.begin()
+    assert s.maintain()["rescued"] == 1
+    finish = w.later.finish_jobs([claimed.id], [claimed.run])
+    w.blocked(finish)
+    s.commit()
+    assert the(finish)[0] == []
+    assert api.get_job(claimed.id).state == "available"
+
+
+def test_a_heartbeat_that_meets_the_sweep_learns_of_it(api: Any, actor: Any, worker: int, clock: Any) -> None:
+    s, w = actor(), actor()
+    clock.advance(minutes=5)
+    s.begin()
+    s.maintain()
+    beat = w.later.heartbeat(worker)
+    w.blocked(beat)
+    s.commit()
+    assert the(beat)[0] is False
+
+
+def test_force_unlock_waits_for_whoever_has_the_job_in_hand(api: Any, actor: Any, claimed: Any) -> None:
+    a, f = actor(), actor()
+    a.begin()
+    a.add_job("t", "[2]", job_key="k")
+    unlock = f.later.force_unlock_workers(["1"])
+    f.blocked(unlock)
+    a.commit()
+    the(unlock)
+    assert api.get_job(claimed.id).state == "cancelled"
+
+
+@pytest.mark.parametrize("state", ["completed", "cancelled", "discarded", "scheduled"])
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_a_job_retried_twice_at_once_is_there_once(api: Any, actor: Any, job_in: Any, state: str, outcome: str) -> None:
+    job = job_in(state, job_key="k")
+    a, b = actor(), actor()
+    a.begin()
+    a.retry_job(job.id)
+    second = b.later.retry_job(job.id)
+    b.blocked(second)
+    getattr(a, outcome)()
+    assert (the(second).id, the(second).state) == (job.id, "available")
+    assert len(api.claim_jobs(api.register_worker(), 5, ["t"])) == 1
+
+
+def test_retry_and_an_add_of_the_same_key_follow_each_other(api: Any, actor: Any, job_in: Any) -> None:
+    old = job_in("completed", payload="[1]", job_key="k")
+    a, b = actor(), actor()
+    a.begin()
+    new = a.add_job("t", "[2]", job_key="k")
+    retry = b.later.retry_job(old.id)
+    b.blocked(retry)
+    a.commit()
+    with api.refusal("PW003", "retry_job", str(new.id)):
+        retry.result(20)
+    api.remove_job("k")
+    a.begin()
+    a.retry_job(old.id)
+    add = b.later.add_job("t", "[3]", job_key="k")
+    b.blocked(add)
+    a.commit()
+    assert (the(add).id, the(add).payload) == (old.id, [1, 3])
+
+
+def test_deleting_a_finished_job_meets_its_retry(api: Any, actor: Any, job_in: Any) -> None:
+    job = job_in("completed")
+    a, b = actor(), actor()
+    a.begin()
+    a.retry_job(job.id)
+    deletion = b.later.delete_job(job.id)
+    b.blocked(deletion)
+    a.commit()
+    assert the(deletion).id == job.id
+    assert api.get_job(job.id).id is None
+
+
+# Queue lanes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_completion_in_an_open_transaction_blocks_nobody_of_its_queue_and_strands_no_job(
+    api: Any, actor: Any, worker: int, level: str, outcome: str
+) -> None:
+    first = api.add_job("t", queue_name="q")
+    api.claim(worker)
+    handler, other = actor(), actor()
+    handler.begin(level)
+    handler.finish_job(first.id, 1)
+    jobs = [
+        api.add_job("t", queue_name="q"),
+        api.add_job("t", queue_name="q", job_key="k"),
+        *api.add_jobs([{"identifier": "t", "queue_name": "q"}]),
+    ]
+    other.begin()
+    other.add_job("t", queue_name="q", job_key="other")
+    assert api.claim_jobs(worker, 10) == []
+    assert api.maintain()
+    api.remove_job("k")
+    getattr(handler, outcome)()
+    other.rollback()
+    if outcome != "commit":
+        assert api.claim_jobs(worker, 10) == []
+        api.finish_job(first.id, 1)
+    seen = []
+    while claimed := api.claim_jobs(worker, 10):
+        seen += [job.id for job in claimed]
+        assert len(claimed) == 1
+        api.finish_job(claimed[0].id, claimed[0].run)
+    assert seen == [jobs[0].id, jobs[2].id]
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+@pytest.mark.parametrize("first", ["add", "finish"])
+def test_an_add_that_meets_the_end_of_its_predecessor_is_not_forgotten(
+    api: Any, actor: Any, worker: int, first: str, outcome: str
+) -> None:
+    old = api.add_job("t", queue_name="q")
+    api.claim(worker)
+    a, w = actor(), actor()
+    a.begin()
+    w.begin()
+    new = None
+    for step in (first, {"add": "finish", "finish": "add"}[first]):
+        if step == "add":
+            new = a.add_job("t", queue_name="q")
+        else:
+            w.finish_job(old.id, 1)
+    for who in (a, w) if first == "add" else (w, a):
+        getattr(who, outcome if who is w else "commit")()
+    if outcome == "rollback":
+        assert api.claim_jobs(worker, 5) == []
+        api.finish_job(old.id, 1)
+    assert [job.id for job in api.claim_jobs(worker, 5)] == [new.id]
+
+
+def test_two_promoters_at_once_never_fill_one_slot_twice(api: Any, actor: Any, worker: int) -> None:
+    api.add_jobs([{"identifier": "t", "queue_name": name} for name in "aabbcc"])
+    a, b = actor(), actor()
+    a.begin()
+    b.begin()
+    mine, theirs = a.claim_jobs(worker, 2), b.claim_jobs(worker, 10)
+    assert len(mine) == 2
+    assert theirs == [], "the lanes are taken; what they promoted is not yet to be seen"
+    a.commit()
+    b.commit()
+    rest = api.claim_jobs(worker, 10)
+    assert sorted(job.queue_name for job in mine + rest) == ["a", "b", "c"]
