@@ -264,6 +264,7 @@ def demo(users: int) -> None:
 @click.option("--priority", type=int, help="Smaller runs first.")
 @click.option("--flag", "flags", multiple=True)
 @click.option("--meta", help="A JSON object.")
+@click.option("--unique", help="A unique_policy, a JSON object: add the job only if there is no other like it.")
 @as_json
 def add(
     task: str,
@@ -273,17 +274,21 @@ def add(
     machine: bool,
     flags: tuple[str, ...],
     meta: str | None,
+    unique: str | None,
     **options: Any,
 ) -> None:
     """Add a job of TASK with PAYLOAD, a JSON text ("-" reads it from standard input)."""
     value = _parsed("PAYLOAD", sys.stdin.read() if payload == "-" else payload)
     options |= {"flags": flags or None, "meta": None if meta is None else _parsed("--meta", meta)}
+    options["unique_policy"] = None if unique is None else _parsed("--unique", unique)
     with _database(dsn, schema) as db:
         job = db.add_job(task, value, **options)
     if machine:
         _print_json(dataclasses.asdict(job))
     else:
-        click.echo(f"job {job.id} {job.state}" + (f", due {_time(job.run_at)}" if job.state == "scheduled" else ""))
+        there = " (was there already)" if job.deduplicated else ""
+        due = f", due {_time(job.run_at)}" if job.state == "scheduled" else ""
+        click.echo(f"job {job.id} {job.state}{there}{due}")
 
 
 def _parsed(name: str, text: str) -> _sql.JsonText:

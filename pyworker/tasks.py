@@ -148,7 +148,7 @@ def task(
     max_attempts: int | None = ...,
     priority: int | None = ...,
     queue_name: str | None = ...,
-    unique_policy: dict[str, Any] | None = ...,
+    unique: dict[str, Any] | None = ...,
     sequence_policy: dict[str, Any] | None = ...,
     delivery: str | None = ...,
     timeout: timedelta | float | None = ...,
@@ -156,19 +156,29 @@ def task(
     retention: timedelta | float | None = ...,
     result: bool = ...,
 ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
-def task(function: Any = None, /, *, name: str | None = None, result: bool = False, **options: Any) -> Any:
+def task(
+    function: Any = None,
+    /,
+    *,
+    name: str | None = None,
+    result: bool = False,
+    unique: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """Make a function, sync or async, the handler of the jobs of its name.
 
     name: the identifier in add_job, by default the function's name. result: keep what it returns with the finished job.
+    unique: the unique_policy of its jobs, in River's or the Open Job Spec's terms (docs/unique-jobs.md).
     The rest are the defaults of define_task, written to the database when a worker starts, so that a bare
     SELECT add_job(…) inherits them; timeout and retention are timedeltas or seconds. A task that gives none leaves the
     database's definition alone.
     """
     unknown = options.keys() - _sql.TASK_OPTIONS
     if unknown:
-        raise TypeError(
-            f"task has no option {sorted(unknown)[0]!r} (known: name, result, {', '.join(sorted(_sql.TASK_OPTIONS))})"
-        )
+        known = ", ".join(["name", "result", "unique", *sorted(_sql.TASK_OPTIONS - {"unique_policy"})])
+        raise TypeError(f"task has no option {sorted(unknown)[0]!r} (known: {known})")
+    if unique is not None:
+        options["unique_policy"] = unique
     for key in ("timeout", "retention"):
         if isinstance(options.get(key), int | float):
             options[key] = timedelta(seconds=options[key])

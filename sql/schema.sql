@@ -16,6 +16,14 @@ create type _job_request as (
     delivery text
 );
 
+create type _uniqueness as (
+    key bytea,
+    states text[],
+    period interval,
+    on_conflict text,
+    recheck boolean
+);
+
 create type job as (
     id bigint,
     task_identifier text,
@@ -97,6 +105,7 @@ create table finished_jobs (
     flags jsonb,
     meta jsonb,
     unique_key bytea,
+    unique_recheck text[],
     sequence_key text collate "C",
     sequence_head boolean,
     continue_on_cancelled boolean,
@@ -138,6 +147,7 @@ create table finished_jobs_default (
     flags jsonb,
     meta jsonb,
     unique_key bytea,
+    unique_recheck text[],
     sequence_key text collate "C",
     sequence_head boolean,
     continue_on_cancelled boolean,
@@ -179,6 +189,7 @@ create table live_jobs (
     flags jsonb,
     meta jsonb,
     unique_key bytea,
+    unique_recheck text[],
     sequence_key text collate "C",
     sequence_head boolean,
     continue_on_cancelled boolean,
@@ -247,6 +258,12 @@ create table tasks (
     updated_at timestamp with time zone default clock_timestamp() not null,
     constraint tasks_pkey PRIMARY KEY (identifier)
 );
+
+create table unique_keys (
+    unique_key bytea not null,
+    adds integer default 1 not null,
+    constraint unique_keys_pkey PRIMARY KEY (unique_key)
+) with (fillfactor=70);
 
 create table wakeups (
     lane text collate "C" not null

@@ -103,12 +103,8 @@ begin
     end if;
     if exists (select from wakeups) then
         for v_lane in
-            -- Distinct lanes, one index probe each, however many wake-ups a lane has.
-            with recursive lanes as (
-                (select w.lane from wakeups w order by w.lane limit 1)
-                union all
-                select (select w.lane from wakeups w where w.lane > l.lane order by w.lane limit 1) from lanes l where l.lane is not null)
-            select l.lane from lanes l where l.lane is not null limit 100
+            -- The oldest first, so that busy lanes keep none waiting for ever.
+            select w.lane from (select o.lane, o.id from wakeups o order by o.id limit 100) w group by w.lane order by min(w.id)
         loop
             if _try_lane(v_lane) then
                 delete from wakeups w where w.lane = v_lane;

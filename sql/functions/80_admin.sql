@@ -70,8 +70,8 @@ create or replace function _refuse_held_key(kind text, job_id bigint, holder liv
 as $$
 begin
     raise exception 'retry_job: the % of job % is held by job % (%)', kind, job_id, holder.id, holder.state
-        using errcode = 'PW003', detail = json_build_object(
-            'existing_job_id', holder.id, 'existing_job_state', holder.state, 'unique_key', encode(holder.unique_key, 'hex'))::text;
+        using errcode = 'PW003', detail = json_strip_nulls(json_build_object(
+            'existing_job_id', holder.id, 'existing_job_state', holder.state, 'unique_key', encode(holder.unique_key, 'hex')))::text;
 end;
 $$;
 

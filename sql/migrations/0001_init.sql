@@ -212,7 +212,8 @@ create index errors_job on errors (job_id, run);
 -- transaction, and popped by whoever promotes next. That is why no promotion can be lost, and why adding a job never
 -- waits for the end of another.
 create table wakeups (
-    lane text collate "C" not null              -- 'queue:' || queue_name, 'sequence:' || sequence_key
+    lane text collate "C" not null,             -- 'queue:' || queue_name, 'sequence:' || sequence_key
+    id bigint generated always as identity primary key -- the oldest are looked at first, so that no lane starves
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 create index wakeups_lane on wakeups (lane);
 

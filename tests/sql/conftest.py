@@ -106,7 +106,7 @@ CLEAN = """
     delete from live_jobs; delete from finished_jobs; delete from errors; delete from wakeups; delete from workers;
     delete from tasks; delete from queues; delete from unique_keys; delete from settings;
     insert into settings (movable_clock) values (true);
-    select setval('job_ids', 1, false), setval('armed_until', 0, false), setval('workers_id_seq', 1, false);
+    select setval('job_ids', 1, false), setval('armed_until', 0, false), setval('workers_id_seq', 1, false), setval('wakeups_id_seq', 1, false);
     reset all
 """
 

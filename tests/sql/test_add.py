@@ -231,7 +231,7 @@ def test_flags_must_be_a_plain_list(api: Any) -> None:
         api.add_job("t", flags=[["a"], ["b"]])
 
 
-@pytest.mark.parametrize("later", ["unique_policy", "sequence_policy"])
+@pytest.mark.parametrize("later", ["sequence_policy"])
 def test_what_is_not_supported_yet_is_refused_not_ignored(api: Any, later: str) -> None:
     with api.refusal("PW001", later):
         api.add_job("t", **{later: "{}"})
