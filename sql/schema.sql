@@ -69,6 +69,8 @@ create sequence armed_until as bigint minvalue 0 start 0;
 
 create sequence job_ids as bigint minvalue 1 start 1;
 
+create sequence wakeups_id_seq as bigint minvalue 1 start 1;
+
 create table errors (
     job_id bigint not null,
     run integer not null,
@@ -266,7 +268,9 @@ create table unique_keys (
 ) with (fillfactor=70);
 
 create table wakeups (
-    lane text collate "C" not null
+    lane text collate "C" not null,
+    id bigint generated always as identity not null,
+    constraint wakeups_pkey PRIMARY KEY (id)
 ) with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000, autovacuum_vacuum_cost_delay=0);
 
 CREATE INDEX wakeups_lane ON wakeups USING btree (lane);

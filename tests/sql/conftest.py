@@ -151,9 +151,10 @@ def session(session: Callable[[], Any], clock: Any, _sessions: list[Any], _kept:
     def new() -> Any:
         if not _kept["sessions"]:
             return session()
-        _sessions.append(_kept["sessions"].pop())
-        clock.advance()
-        return _sessions[-1]
+        again = _kept["sessions"].pop()
+        _sessions.append(again)
+        again.run("select set_config('pyworker.clock_offset', %s, false)", [f"{clock.offset.total_seconds()} seconds"])
+        return again
 
     return new
 
