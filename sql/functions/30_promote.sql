@@ -72,34 +72,35 @@ declare
     v_now timestamptz := clock();
     v_lane text;
     v_promoted integer := 0;
+    v_due tid[];
     v_job live_jobs;
 begin
     if exists (select from live_jobs j where j.due_at <= v_now) then
-        -- River's rule for a retry that did not hold its unique key while it waited: of those that want it now one survives. One at a
-        -- time, with the key's row held, so that each sees what became of the one before; a key in use is left for the next call.
-        for v_job in
-            select d.* from live_jobs d where d.due_at <= v_now and d.state = 'retryable' and d.unique_recheck is not null
-            order by d.due_at, d.id limit 100 for update skip locked
-        loop
-            perform from unique_keys k where k.unique_key = v_job.unique_key for update skip locked;
-            if found and not _gave_way(v_job) then
-                perform _put_back(v_job, v_job.run_at, v_job.attempts, 'retryable');
-                v_promoted := v_promoted + 1;
-            end if;
-        end loop;
+        v_due := array(
+            select d.ctid from live_jobs d where d.due_at <= v_now order by d.due_at, d.id limit 1000 for update skip locked);
         with due as (
             update live_jobs j
             set state = _state_at(j.run_at, v_now, j.queue_name), updated_at = v_now, due_at = null,
                 ready_at = _ready_at(_state_at(j.run_at, v_now, j.queue_name), j.run_at),
                 parked = _parked(_state_at(j.run_at, v_now, j.queue_name))
-            where j.ctid = any (array(
-                select d.ctid from live_jobs d
-                where d.due_at <= v_now and (d.unique_recheck is null or d.state = 'scheduled')
-                order by d.due_at, d.id limit 1000 for update skip locked))
+            where j.ctid = any (v_due) and (j.unique_recheck is null or j.state = 'scheduled')
             returning j.state, j.queue_name),
         woken as (
             insert into wakeups select distinct 'queue:' || d.queue_name from due d where d.state = 'pending')
         select count(*) filter (where d.state = 'available') into v_promoted from due d;
+        -- River's rule for a retry that did not hold its unique key while it waited: of those that want it now one survives. One at a
+        -- time, with the key's row held, so that each sees what became of the one before; a key in use is left for the next call.
+        for v_job in
+            select d.* from live_jobs d
+            cross join lateral (select from unique_keys k where k.unique_key = d.unique_key for update skip locked) held
+            where d.ctid = any (v_due) and d.state = 'retryable' and d.unique_recheck is not null
+            order by d.due_at, d.id
+        loop
+            if not _gave_way(v_job) then
+                perform _put_back(v_job, v_job.run_at, v_job.attempts, 'retryable');
+                v_promoted := v_promoted + (select count(*) from live_jobs j where j.id = v_job.id and j.state = 'available');
+            end if;
+        end loop;
     end if;
     if exists (select from wakeups) then
         for v_lane in

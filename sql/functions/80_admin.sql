@@ -75,6 +75,20 @@ begin
 end;
 $$;
 
+-- Who else has the unique key of a job that would like it back; a row of nulls if nobody has. The key's row is held.
+create or replace function _unique_holder(job_id bigint, unique_key bytea) returns live_jobs
+    language plpgsql set search_path from current
+as $$
+declare
+    v_holder live_jobs;
+begin
+    select h.* into v_holder from live_jobs h
+    where h.unique_key = _unique_holder.unique_key and h.id <> job_id and h.state <> 'discarded'
+      and (h.state <> 'retryable' or h.unique_recheck is null) limit 1;
+    return v_holder;
+end;
+$$;
+
 create or replace function retry_job(job_id bigint) returns job
     language plpgsql security definer set search_path from current
 as $$
@@ -98,10 +112,8 @@ begin
             using errcode = 'PW005', hint = 'cancel_job(id, force => true) first, or wait for its end.';
     end if;
     if v_unique_key is not null and (v_row.id is null or v_row.state in ('discarded', 'retryable')) then
-        select h.* into v_holder from live_jobs h
-        where h.unique_key = v_unique_key and h.id <> job_id and h.state <> 'discarded'
-          and (h.state <> 'retryable' or h.unique_recheck is null) limit 1;
-        if found then
+        v_holder := _unique_holder(job_id, v_unique_key);
+        if v_holder.id is not null then
             perform _refuse_held_key('unique key', job_id, v_holder);
         end if;
     end if;
@@ -264,6 +276,11 @@ begin
     if v_problem is not null then
         raise exception 'reschedule_jobs: %', v_problem using errcode = 'PW001';
     end if;
+    -- Those that do not have their unique key now may take it back; keys before jobs, in order.
+    perform _hold_unique_key(k.unique_key) from (
+        select distinct j.unique_key from live_jobs j
+        where j.id = any (reschedule_jobs.job_ids) and j.unique_key is not null
+          and (j.state = 'discarded' or (j.state = 'retryable' and j.unique_recheck is not null)) order by 1 offset 0) k;
     for v_old in
         select j.* from live_jobs j where j.id = any (reschedule_jobs.job_ids) and j.state <> 'running' order by j.id for update
     loop
@@ -282,6 +299,9 @@ begin
             v_row.expires_at := v_now + v_retention;
             v_row.reason := 'out of attempts';
         end if;
+        continue when v_old.unique_key is not null and (v_old.state = 'discarded' or (v_old.state = 'retryable' and v_old.unique_recheck is not null))
+                      and v_row.state <> 'discarded' and (v_row.state <> 'retryable' or v_old.unique_recheck is null)
+                      and (_unique_holder(v_old.id, v_old.unique_key)).id is not null;
         update live_jobs j
         set run_at = v_row.run_at, attempts = v_row.attempts, max_attempts = v_row.max_attempts, state = v_row.state,
             ready_at = _ready_at(v_row.state, v_row.run_at), due_at = _due_at(v_row.state, v_row.run_at), parked = _parked(v_row.state),
@@ -302,4 +322,5 @@ end;
 $$;
 comment on function reschedule_jobs(bigint[], timestamptz, integer, integer, integer) is
     'Changes jobs that are not running (Graphile Worker); a null argument leaves its column. last_error is kept. A discarded job that '
-    'has attempts again waits for its run_at again; one that has none left is discarded. Running and unknown ones are left out. Errors: PW001.';
+    'has attempts again waits for its run_at again; one that has none left is discarded. Left out are running and unknown ones, and '
+    'those whose unique key another job has taken. Errors: PW001.';
