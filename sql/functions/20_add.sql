@@ -186,7 +186,7 @@ $$;
 -- A keyed add. Graphile Worker's algorithm, without its race (two snapshots, between which a worker may claim the row): here
 -- each step holds the lock that its decision rests on, and an add that meets neither a row to change nor a free key looks again.
 create or replace function _add_keyed(request _job_request, new_id bigint default null) returns job
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off
 as $$
 declare
     v_now timestamptz := clock();
@@ -349,7 +349,7 @@ end;
 $$;
 
 create or replace function _add_jobs(requests _job_request[]) returns setof job
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off
 as $$
 declare
     v_now timestamptz := clock();
@@ -376,7 +376,7 @@ begin
         -- A completion locks its jobs by id, so the rows that are there are locked by id first; then keys in their order.
         perform from live_jobs j
         where j.job_key = any (array(select r.job_key from unnest(requests) r where r.job_key_mode is distinct from 'unsafe_dedupe'))
-        order by j.id for update;
+        order by j.id + 0 for update; -- + 0: never by a walk along all ids
         -- New jobs get their ids in spec order, though keyed ones go in by key; a row that will be changed in place burns none.
         v_ids := array(
             select case when r.job_key is null or (
@@ -429,7 +429,7 @@ end;
 $$;
 
 create or replace function remove_job(job_key text) returns job
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off
 as $$
 declare
     v_row live_jobs;
