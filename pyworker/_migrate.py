@@ -107,9 +107,7 @@ def migrate(
     return done
 
 
-def script(
-    schema: str = "pyworker", from_version: int = 0, *, movable_clock: bool = False, roles: bool = False
-) -> str:
+def script(schema: str = "pyworker", from_version: int = 0, *, movable_clock: bool = False, roles: bool = False) -> str:
     """The same as one SQL script, for people who apply it themselves to a database at schema version `from_version`."""
     sql_dir = directory("sql")
     parts = [
