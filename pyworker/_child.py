@@ -46,6 +46,7 @@ log = logging.getLogger("pyworker.worker")
 MAX_ERROR_TEXT = 32_000
 MAX_PREFETCH = 500
 TRY_AGAIN = ("40001", "40P01", "55P03", "57014")  # serialization failure, deadlock, lock or statement timeout
+MARK_LASTS = 2.0  # seconds: claim_jobs promises 2.5, see there
 LINGER = 0.01  # seconds that outcomes may wait for company while there is other work
 
 
@@ -391,8 +392,9 @@ class Child:
             self.outcomes.extend((kind, item) for item in getattr(outcomes, kind))
 
     def _sleep_until(self, due: tuple[Any, ...] | None) -> None:
-        # A notification ends the sleep early; the poll is for when none can come.
-        poll = self.config.poll_interval * random.uniform(0.8, 1.2)  # noqa: S311
+        # A notification ends the sleep early; the poll is for when none can come. It renews the mark by which those who add
+        # jobs know that somebody waits to be notified: only on that condition may a worker sleep at all.
+        poll = min(self.config.poll_interval, MARK_LASTS) * random.uniform(0.8, 1.2)  # noqa: S311
         if due and due[0] is not None:
             poll = min(poll, max(due[0], 0.001))
         # A job added after the claim looked has its notification arrive with the claim's answer.

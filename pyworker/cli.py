@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import click
 import psycopg
@@ -24,6 +25,7 @@ from ._embedded import NoPostgres, kept_server
 from .errors import PyworkerError, SchemaVersionError, sqlstate_of
 
 STATES = ["scheduled", "pending", "available", "running", "retryable", "completed", "cancelled", "discarded"]
+JOB_ID = click.IntRange(1, 2**63 - 1)
 STYLES = {"completed": "green", "running": "cyan", "retryable": "yellow", "discarded": "red", "cancelled": "magenta"}
 
 
@@ -65,9 +67,13 @@ def _with_hint(error: PyworkerError) -> str:
 def _explained(error: psycopg.Error) -> str:
     first = str(error).strip().split("\n")[0].removeprefix("connection is bad: ").removeprefix("connection failed: ")
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return (
-            f"{first}. Ask the owner of the schema: GRANT <schema>_admin (or _producer, _worker, _reader) TO your role"
-        )
+        ways_out = {
+            "for database": "Its owner can GRANT CREATE ON DATABASE … TO your role",
+            "create role": "Let a role with CREATEROLE run it, or go without --roles",
+            "owner of": "Upgrade as the role that installed it",
+        }
+        otherwise = "Ask the owner of the schema: GRANT <schema>_admin (or _producer, _worker, _reader) TO your role"
+        return f"{first}. {next((way for words, way in ways_out.items() if words in first), otherwise)}"
     if isinstance(
         error, psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction | psycopg.errors.UndefinedTable
     ):
@@ -129,6 +135,8 @@ def main() -> None:
 
     Any SQL client adds jobs, SELECT pyworker.add_job('send_email', '{"to": "a@b.c"}'), and `pyworker run` works them off.
     """
+    with contextlib.suppress(AttributeError):  # where somebody has put another stream in its place
+        cast("io.TextIOWrapper[Any]", sys.stdout).reconfigure(errors="backslashreplace")
 
 
 # -- install ----------------------------------------------------------------------------------------------------------
@@ -203,7 +211,7 @@ def migrate(
     default=2.0,
     show_default=True,
     type=click.FloatRange(0.05),
-    help="Seconds between looks when no notification comes.",
+    help="Seconds between looks when no notification comes; 2 at most.",
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option(
@@ -305,7 +313,7 @@ def _refuse(constant: str) -> None:
 
 
 @main.command()
-@click.argument("job_id", type=int, required=False)
+@click.argument("job_id", type=JOB_ID, required=False)
 @common
 @click.option("--state", "states", multiple=True, type=click.Choice([*STATES, "active"]))
 @click.option("--task", "tasks", multiple=True)
@@ -362,7 +370,7 @@ def _show_job(db: _sql.Database, job_id: int, machine: bool) -> None:
 
 
 @main.command()
-@click.argument("job_ids", type=int, nargs=-1, required=True)
+@click.argument("job_ids", type=JOB_ID, nargs=-1, required=True)
 @common
 @as_json
 def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> None:
@@ -372,7 +380,7 @@ def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> Non
 
 
 @main.command()
-@click.argument("job_ids", type=int, nargs=-1, required=True)
+@click.argument("job_ids", type=JOB_ID, nargs=-1, required=True)
 @common
 @click.option("--force", is_flag=True, help="End a running job at once; its worker's word on it is refused.")
 @as_json
@@ -383,7 +391,7 @@ def cancel(job_ids: tuple[int, ...], dsn: str, schema: str, force: bool, machine
 
 
 @main.command()
-@click.argument("job_ids", type=int, nargs=-1)
+@click.argument("job_ids", type=JOB_ID, nargs=-1)
 @common
 @click.option("--key", "keys", multiple=True, help="Remove the job that holds this key. Can be repeated.")
 @as_json
@@ -459,7 +467,7 @@ def _print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     texts = [[_text(value) for value in row.values()] for row in rows]
-    widths = [max(text[at].cell_len for text in texts) for at in range(len(rows[0]))]
+    widths = [max(len(name), *(text[at].cell_len for text in texts)) for at, name in enumerate(rows[0])]
     for at, name in enumerate(rows[0]):
         number = all(isinstance(row[name], int) for row in rows)
         # Only the last column gives way when the terminal is narrow.
@@ -473,7 +481,9 @@ def _print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
         )
     for row, text in zip(rows, texts, strict=True):
         table.add_row(*text, style=STYLES.get(str(row.get("state"))))
-    Console(highlight=False, width=None if sys.stdout.isatty() else max(200, sum(widths[:-1]) + 100)).print(table)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    console.width = max(console.width, sum(width + 1 for width in widths[:-1]) + 20)
+    console.print(table)
 
 
 def _text(value: Any) -> Text:

@@ -279,7 +279,7 @@ create or replace function _in_period(created_at timestamptz, period interval, m
 -- The newest duplicate, one that has not ended before one that has; a row of nulls if there is none. One statement, so that a job on
 -- its way from live to finished is seen in one of the two places.
 create or replace function _duplicate_of(uniqueness _uniqueness, now timestamptz) returns live_jobs
-    language plpgsql stable set search_path from current set plan_cache_mode = force_generic_plan
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_row live_jobs;
@@ -312,7 +312,7 @@ end;
 $$;
 
 create or replace function _add_unique(request _job_request, uniqueness _uniqueness, label text) returns job
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
@@ -329,7 +329,7 @@ $$;
 -- What an add comes to against its duplicate, if there is one. Unless it is ignored or rejected for it, the key is held.
 create or replace function _add_against(
     duplicate live_jobs, request _job_request, uniqueness _uniqueness, new_id bigint, label text) returns job
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
@@ -370,7 +370,7 @@ $$;
 -- A retryable job of such a River policy falls due: does another one hold the key? True if this one had to give way. The key's row makes
 -- promoters and adds take turns; one that is being added just now is waited for at the next promotion, not here.
 create or replace function _gave_way(job live_jobs) returns boolean
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     if not exists (
@@ -388,7 +388,7 @@ $$;
 -- Keys whose last job is gone need no row any more. Whoever holds one is about to need it: passed over. So are all of them in a
 -- transaction whose snapshot is too old to judge: maintain() finds them later.
 create or replace function _release_unique_keys(keys bytea[]) returns void
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_free bytea[];

@@ -242,7 +242,7 @@ $$;
 -- A keyed add. Graphile Worker's algorithm, without its race (two snapshots, between which a worker may claim the row): here
 -- each step holds the lock that its decision rests on, and an add that meets neither a row to change nor a free key looks again.
 create or replace function _add_keyed(request _job_request, new_id bigint default null) returns job
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
@@ -400,7 +400,7 @@ $$;
 -- All locks are taken before the first job is added, in the order that everybody keeps: unique keys, then the rows that are there
 -- by id (as a completion takes them); job keys that are new follow in their order.
 create or replace function _add_specials(requests _job_request[], out jobs job[], out ids bigint[])
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
@@ -426,13 +426,14 @@ begin
         select distinct u.key from unnest(v_uniques) with ordinality u
         where u.key is not null and (v_found[u.ordinality]).id is null order by u.key offset 0) k;
     perform from live_jobs j
-    where j.id in (
-        select k.id from live_jobs k join unnest(requests) r on r.job_key = k.job_key
-        where r.job_key_mode is distinct from 'unsafe_dedupe'
+    where j.id = any (array(
+        select k.id from live_jobs k
+        where k.job_key = any (array(select r.job_key from unnest(requests) r where r.job_key_mode is distinct from 'unsafe_dedupe'))
         union all
-        select k.id from live_jobs k join unnest(v_uniques) u on u.key = k.unique_key
-        where u.on_conflict in ('replace', 'replace_except_schedule'))
-    order by j.id for update;
+        select k.id from live_jobs k
+        where k.unique_key = any (array(
+            select u.key from unnest(v_uniques) u where u.on_conflict in ('replace', 'replace_except_schedule')))))
+    order by j.id + 0 for update; -- + 0: never by a walk along all ids
     -- No id is burnt for a row that will be changed in place, or for a duplicate, be it of a job of the same call.
     ids := array(
         select case when (i.uniqueness).on_conflict in ('replace', 'replace_except_schedule')
@@ -472,7 +473,7 @@ end;
 $$;
 
 create or replace function _add_jobs(requests _job_request[]) returns setof job
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
@@ -533,7 +534,7 @@ end;
 $$;
 
 create or replace function remove_job(job_key text) returns job
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_row live_jobs;

@@ -23,8 +23,10 @@ begin
     with item as materialized (
         select i.id, i.run, i.result from unnest(job_ids, runs, results) i(id, run, result) order by i.id),
     ended as (
+        -- Not j.id = i.id: a session that planned this while the table was empty would walk the whole index, for a merge that
+        -- is switched off. A range can only be looked up.
         delete from live_jobs j using item i
-        where j.id = i.id and (runs is null or (j.run = i.run and j.state = 'running'))
+        where j.id between i.id and i.id and (runs is null or (j.run = i.run and j.state = 'running'))
         returning j.*, i.result as new_result),
     retained as materialized (
         select e.*, coalesce(t.retention, v_retention) as retention

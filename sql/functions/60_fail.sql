@@ -45,7 +45,7 @@ $$;
 create or replace function _put_back(
     job live_jobs, run_at timestamptz, attempts integer, waiting text, error text default null, payload json default null)
     returns void
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
@@ -68,7 +68,7 @@ $$;
 
 -- Out of attempts, or given up: stays in live_jobs with its key, as a decision is due.
 create or replace function _discard(job live_jobs, error text, discard_reason text, payload json default null) returns void
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
@@ -93,7 +93,7 @@ $$;
 
 -- Without a trace.
 create or replace function _forget_job(job live_jobs) returns void
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     delete from live_jobs j where j.id = job.id;
@@ -106,7 +106,7 @@ end;
 $$;
 
 create or replace function fail_jobs(failures jsonb) returns bigint[]
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_failure record;
@@ -181,7 +181,7 @@ end;
 $$;
 
 create or replace function snooze_job(job_id bigint, run integer, delay interval) returns void
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_job live_jobs;
@@ -201,7 +201,7 @@ comment on function snooze_job(bigint, integer, interval) is
     'Puts a running job off by delay and gives the attempt back (River: snooze). Errors: PW002 on a stale run, PW001.';
 
 create or replace function release_jobs(job_ids bigint[], runs integer[]) returns bigint[]
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_item record;
@@ -226,7 +226,7 @@ comment on function release_jobs(bigint[], integer[]) is
     'accepted; a stale run is left out. Errors: PW001.';
 
 create or replace function job_errors(job_id bigint) returns table (run integer, at timestamptz, worker text, error text)
-    language plpgsql stable security definer set search_path from current
+    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     return query select e.run, e.at, e.worker, e.error from errors e where e.job_id = job_errors.job_id order by e.run, e.at;

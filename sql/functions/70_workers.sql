@@ -35,7 +35,7 @@ comment on function heartbeat(bigint) is
     'Prolongs a worker''s lease. False: it was declared dead (or never lived) and its jobs were handed on; stop them and register again.';
 
 create or replace function unregister_worker(worker_id bigint) returns void
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_job live_jobs;
@@ -43,7 +43,7 @@ begin
     update workers w set dead_at = clock() where w.id = unregister_worker.worker_id;
     for v_job in
         select j.* from live_jobs j where j.worker_id = unregister_worker.worker_id and j.state = 'running' and j.ready_at is not null
-        order by j.id for update
+        order by j.id + 0 for update -- + 0: never by a walk along all ids
     loop
         perform _put_back(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
     end loop;
@@ -54,7 +54,7 @@ comment on function unregister_worker(bigint) is
     'Ends a worker in good order: whatever it still holds is handed back with its attempt, and can be claimed at once.';
 
 create or replace function reconcile(worker_id bigint, job_ids bigint[], runs integer[]) returns bigint[]
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_job live_jobs;
@@ -65,7 +65,7 @@ begin
     end if;
     for v_job in
         select j.* from live_jobs j where j.worker_id = reconcile.worker_id and j.state = 'running' and j.ready_at is not null
-        order by j.id for update
+        order by j.id + 0 for update
     loop
         if exists (select from unnest(job_ids, runs) k(id, run) where k.id = v_job.id and k.run = v_job.run) then
             v_held := v_held || v_job.id;
@@ -83,7 +83,7 @@ comment on function reconcile(bigint, bigint[], integer[]) is
 
 -- Takes the jobs of a worker that is no more. Their attempt counts: it may well have been the job that killed it.
 create or replace function _abandon_jobs(worker_ids bigint[], error text) returns integer
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_job live_jobs;
@@ -92,7 +92,7 @@ begin
     for v_job in
         select j.* from live_jobs j
         where j.worker_id = any (_abandon_jobs.worker_ids) and j.state = 'running' and j.ready_at is not null
-        order by j.id for update skip locked
+        order by j.id + 0 for update skip locked
     loop
         perform _note_error(v_job, error);
         if v_job.attempts >= v_job.max_attempts then
@@ -107,13 +107,13 @@ end;
 $$;
 
 create or replace function force_unlock_workers(worker_ids text[]) returns void
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_ids bigint[] := array(select w.id::bigint from unnest(worker_ids) w(id) where w.id ~ '^[0-9]{1,18}$');
 begin
     -- A sweep passes over a row that somebody has in hand and comes again; this must not.
-    perform from live_jobs j where j.worker_id = any (v_ids) and j.state = 'running' and j.ready_at is not null order by j.id for update;
+    perform from live_jobs j where j.worker_id = any (v_ids) and j.state = 'running' and j.ready_at is not null order by j.id + 0 for update;
     perform _abandon_jobs(v_ids, 'worker was unlocked by force');
 end;
 $$;
@@ -123,7 +123,7 @@ comment on function force_unlock_workers(text[]) is
 
 -- Workers whose lease has run out are dead; so is every worker that a running job names and that is not there.
 create or replace function _sweep_workers() returns integer
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();

@@ -1,7 +1,7 @@
 -- 80_admin: what people do to jobs. Graphile Worker's four, then ours.
 
 create or replace function get_job(id bigint) returns job
-    language plpgsql stable security definer set search_path from current
+    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_job job;
@@ -17,7 +17,7 @@ comment on function get_job(bigint) is 'The job with this id, live or finished; 
 
 -- Locks a live job for a verb on one id. Raises PW004 if there is no such job, returns null if it is in history.
 create or replace function _lock_job(verb text, job_id bigint) returns live_jobs
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_row live_jobs;
@@ -37,7 +37,7 @@ end;
 $$;
 
 create or replace function cancel_job(job_id bigint, force boolean default false) returns job
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_row live_jobs := _lock_job('cancel_job', job_id);
@@ -90,7 +90,7 @@ end;
 $$;
 
 create or replace function retry_job(job_id bigint) returns job
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_row live_jobs;
@@ -186,7 +186,7 @@ $$;
 comment on function retry_jobs(bigint[]) is 'retry_job for many; those for which it is not possible are left out of the result.';
 
 create or replace function delete_job(job_id bigint) returns job
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_row live_jobs := _lock_job('delete_job', job_id);
@@ -213,7 +213,7 @@ comment on function delete_job(bigint) is
     'Removes a job that is not running, history included, and returns what it was. Errors: PW004; PW005 while it runs.';
 
 create or replace function complete_jobs(job_ids bigint[]) returns setof job
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_row live_jobs;
@@ -233,7 +233,7 @@ comment on function complete_jobs(bigint[]) is
     'Marks jobs that are not running as completed without running them (Graphile Worker). Running and unknown ones are left out.';
 
 create or replace function permanently_fail_jobs(job_ids bigint[], error_message text default null) returns setof job
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_row live_jobs;
@@ -261,7 +261,7 @@ comment on function permanently_fail_jobs(bigint[], text) is
 create or replace function reschedule_jobs(
     job_ids bigint[], run_at timestamptz default null, priority integer default null, attempts integer default null,
     max_attempts integer default null) returns setof job
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();

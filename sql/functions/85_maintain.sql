@@ -34,7 +34,7 @@ $$;
 
 -- Row by row, at most max_rows of each kind; then whole days.
 create or replace function _prune(max_rows integer) returns bigint
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();

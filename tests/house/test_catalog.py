@@ -94,3 +94,11 @@ def test_plpgsql_check_finds_nothing(plpgsql_check):
         where n.nspname = 'pyworker' and l.lanname = 'plpgsql'
     """).fetchall()  # fmt: skip
     assert found == []
+
+
+def test_no_pinned_plan_is_compiled(db):
+    """A forbidden plan node counts as so dear that JIT compilation would start, for milliseconds, in each session."""
+    assert names(db, """
+        select p.oid::regprocedure::text from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+        where n.nspname = 'pyworker' and p.proconfig @> array['enable_seqscan=off'] and not p.proconfig @> array['jit=off']
+    """) == []  # fmt: skip

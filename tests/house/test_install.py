@@ -100,6 +100,16 @@ def test_the_printed_script_installs_the_same(psql, dump, dsn):
     assert dump() == by_script
 
 
+def test_the_printed_script_heeds_the_options(psql, dump, dsn):
+    assert (
+        psql("-v", "ON_ERROR_STOP=1", text=migrate(dsn, "--sql", "--roles", "--movable-clock").stdout).returncode == 0
+    )
+    by_script = dump()
+    uninstall(psql)
+    migrate(dsn, "--roles", "--movable-clock")
+    assert dump() == by_script
+
+
 def test_a_script_from_the_newest_version_holds_no_migration():
     assert "create table live_jobs" not in _migrate.script("pyworker", _migrate.newest())
 
@@ -120,6 +130,16 @@ def test_twenty_at_once_install_it_once(dsn, dump):
     with ThreadPoolExecutor(20) as pool:
         assert sorted(pool.map(install, range(20))) == [0] * 19 + [len(_migrate.migrations())]
     assert dump().count("CREATE TABLE pyworker.live_jobs ") == 1
+
+
+def test_a_default_isolation_level_does_not_matter(fresh, dsn, psql):
+    """What another installation did must be seen after the wait for it."""
+    name = fresh.info.dbname
+    fresh.execute(f'alter database "{name}" set default_transaction_isolation = serializable')
+    with ThreadPoolExecutor(4) as pool:
+        installs = [pool.submit(psql, "-f", SQL / "install.sql") for _ in range(3)]
+        installs.append(pool.submit(cli, "migrate", dsn=dsn))
+        assert [(done.result().returncode, done.result().stderr) for done in installs] == [(0, "")] * 4
 
 
 def test_an_interrupted_installation_leaves_nothing_behind(fresh, dsn):
@@ -187,6 +207,16 @@ def test_a_migration_that_was_edited_after_it_was_applied_is_refused(fresh, dsn)
     fresh.execute("update pyworker.migrations set checksum = 'other'")
     with pytest.raises(SchemaVersionError, match=r"0001_init\.sql is not the file that was applied"):
         _migrate.migrate(fresh)
+
+
+def test_psql_does_not_downgrade_a_database_either(fresh, psql, dsn):
+    migrate(dsn)
+    fresh.execute("insert into pyworker.migrations (version, name, breaking) values (9999, 'later', false)")
+    fresh.execute("drop view pyworker.queue_stats")  # which old code would bring back
+    for done in (psql("-f", SQL / "install.sql"), psql("-v", "ON_ERROR_STOP=1", text=_migrate.script("pyworker", 1))):
+        assert done.returncode == 3
+        assert "the database has schema version 9999" in done.stderr
+    assert fresh.execute("select to_regclass('pyworker.queue_stats')").fetchone() == (None,)
 
 
 def test_a_newer_database_is_never_downgraded(fresh, dsn):

@@ -15,8 +15,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 from psycopg.rows import namedtuple_row
 from pytest_postgresql.janitor import DatabaseJanitor
+
+from pyworker.cli import main
 
 HERE = Path(__file__).parent
 DEADLINE = 30.0  # seconds for whatever is awaited; no test measures time
@@ -55,6 +58,7 @@ class Queue:
         self._directory = tmp_path
         self._gate = psycopg.connect(dsn, autocommit=True)
         self.workers: list[Worker] = []
+        self._looks: int | None = None
 
     def rows(self, sql: str, *params: Any) -> list[Any]:
         cursor = self.conn.execute(sql.replace("pyworker.", f'"{self.schema}".'), params)  # type: ignore[arg-type]
@@ -77,15 +81,39 @@ class Queue:
 
     def seen(self, *job_ids: int) -> list[Any]:
         """What handlers told, in order: of these jobs, or of all."""
-        return self.rows("select * from public.seen where %s = '{}' or job_id = any (%s) order by at", list(job_ids), list(job_ids))
+        return self.rows(
+            "select * from public.seen where %s = '{}' or job_id = any (%s) order by at", list(job_ids), list(job_ids)
+        )
 
     def until(self, sql: str, *params: Any) -> Any:
-        """Ask until the answer is true, and return it; give up when a worker has ended badly, or at the deadline."""
-        for _ in range(int(DEADLINE * 100)):
-            if answer := self.value(sql, *params):
-                return answer
+        """Ask until the answer is true, and return it; give up at the deadline."""
+        answer: Any = None
+
+        def ask() -> bool:
+            nonlocal answer
+            rows = self.rows(sql, *params)
+            answer = rows[0][0] if rows else None
+            return bool(answer)
+
+        self.until_so(f"{sql} {params}", ask)
+        return answer
+
+    def until_so(self, what: str, condition: Callable[[], bool]) -> None:
+        """The same for what the database cannot tell."""
+        looks = self._looks if self._looks is not None else int(DEADLINE * 100)
+        while not condition():
+            looks -= 1
+            assert looks > 0, f"never came true: {what}\n{self.report()}"
             self.conn.execute("select pg_sleep(0.01)")
-        raise AssertionError(f"never came true: {sql} {params}\n{self.report()}")
+        if self._looks is not None:
+            self._looks = looks
+
+    @contextmanager
+    def in_one_deadline(self) -> Iterator[None]:
+        """All that is awaited in the block has to come true within one deadline: what polling would take longer for."""
+        self._looks = int(DEADLINE * 100)
+        yield
+        self._looks = None
 
     def until_state(self, state: str, *job_ids: int) -> None:
         self.until("select bool_and((pyworker.get_job(i)).state = %s) from unnest(%s) i", state, list(job_ids))
@@ -108,6 +136,12 @@ class Queue:
 
     ends_of = staticmethod(ends_of)
 
+    @staticmethod
+    def ps(column: str, parent: int) -> list[str]:
+        """A column of ps, for the children of a process."""
+        command = ["ps", "-o", f"{column}=", "--ppid", str(parent)]
+        return subprocess.run(command, capture_output=True, text=True).stdout.split()
+
     def start(self, *options: str, modules: str = "handlers", within: Sequence[str] = (), **environment: str) -> Worker:
         log = self._directory / f"worker-{len(self.workers)}.log"
         command = [*within, sys.executable, "-m", "pyworker", "run", *modules.split(), *options]
@@ -121,7 +155,9 @@ class Queue:
         return worker
 
     def report(self) -> str:
-        jobs = self.rows("select id, task_identifier, state, attempts, run, locked_by, last_error from pyworker.jobs order by id limit 20")
+        jobs = self.rows(
+            "select id, task_identifier, state, attempts, run, locked_by, last_error from pyworker.jobs order by id limit 20"
+        )
         return "\n".join([*map(str, jobs), *(worker.log for worker in self.workers)])
 
     def close(self) -> None:
@@ -158,15 +194,10 @@ class Worker:
 
     def until_log(self, word: str) -> None:
         """Until the log has this word."""
-        for _ in range(int(DEADLINE * 100)):
-            if word in self.log:
-                return
-            self._queue.conn.execute("select pg_sleep(0.01)")
-        raise AssertionError(f"not in the log: {word}\n{self._queue.report()}")
+        self._queue.until_so(f"{word!r} is in the log", lambda: word in self.log)
 
     def children(self) -> list[int]:
-        found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.pid)], capture_output=True, text=True).stdout
-        return [int(pid) for pid in found.split()]
+        return [int(pid) for pid in self._queue.ps("pid", self.pid)]
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
@@ -226,8 +257,23 @@ def served(pg_template: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """pyworker as a command: cli("jobs", "--json", DATABASE_URL=…). Of the environment only PATH is passed on."""
+def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """pyworker as a command, in this process: cli("jobs", "--json", DATABASE_URL=…). No other variable of its is set."""
+    ours = [name for name in os.environ if name.startswith(("PG", "PYWORKER")) or name == "DATABASE_URL"]
+
+    def call(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        runner = CliRunner(env={**dict.fromkeys(ours), **environment})
+        done = runner.invoke(main, arguments, input=stdin, prog_name="pyworker")
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
+
+    return call
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The same as a process of its own."""
 
     def call(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

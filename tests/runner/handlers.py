@@ -158,10 +158,10 @@ def nonsense(payload):
     return float("nan") if payload["value"] else {1, 2}
 
 
-@task(backoff=[0.5])
-def twice(payload, job):
-    tell(job, payload)
-    if job.run == 1:
+@task(backoff=[0.05])
+def again(payload, job):
+    """Until it has run so often."""
+    if job.run < payload["runs"]:
         if "snooze" in payload:
             raise Snooze(payload["snooze"])
         raise Canary
@@ -176,12 +176,11 @@ def hold_the_interpreter(payload, job):
 
 @task
 def leave_an_orphan(payload, job):
-    script = "cat <&3 3>&- & echo $!"
     read, write = os.pipe()
-    subprocess.run(["sh", "-c", script], pass_fds=[read], stdout=subprocess.DEVNULL, preexec_fn=lambda: os.dup2(read, 3))
+    subprocess.run(["sh", "-c", f"cat <&{read} &"], pass_fds=[read])
     os.close(read)
-    os.close(write)
-    tell(job, {"parent": os.getppid(), "orphan": 1})
+    os.close(write)  # and with that cat ends, long after its parent
+    tell(job, {"parent": os.getppid()})
 
 
 @task

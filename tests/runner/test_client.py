@@ -205,7 +205,9 @@ def test_a_job_is_part_of_the_callers_transaction(db: Any, dsn: str, kind: str) 
 @pytest.mark.parametrize("kind", SYNC)
 def test_a_refusal_is_an_exception_of_ours(db: Any, dsn: str, kind: str) -> None:
     with SYNC[kind](dsn) as (conn, _, rollback):
-        with pytest.raises(pyworker.InvalidArgument, match=r"^add_job: max_attempts must be from 1 to 32767, got 0$") as caught:
+        with pytest.raises(
+            pyworker.InvalidArgument, match=r"^add_job: max_attempts must be from 1 to 32767, got 0$"
+        ) as caught:
             pyworker.add_job(conn, "t", max_attempts=0)
         assert caught.value.sqlstate == "PW001"
         assert caught.value.__cause__ is not None
@@ -219,7 +221,9 @@ def test_on_an_asynchronous_connection_the_call_is_awaited(db: Any, dsn: str, ki
         async with ASYNC[kind](dsn) as (conn, commit, rollback):
             await pyworker.add_job(conn, "t", {"a": 1})
             await rollback()
-            with pytest.raises(pyworker.InvalidArgument, match=r"^add_job: identifier must be 1 to 128 characters long, got ''$"):
+            with pytest.raises(
+                pyworker.InvalidArgument, match=r"^add_job: identifier must be 1 to 128 characters long, got ''$"
+            ):
                 await pyworker.add_job(conn, "")
             await rollback()
             job = await pyworker.add_job(conn, "t", {"a": 2})
@@ -234,7 +238,11 @@ def test_on_an_asynchronous_connection_the_call_is_awaited(db: Any, dsn: str, ki
 def test_a_cursor_that_is_being_read_can_be_read_on(db: Any, dsn: str) -> None:
     with psycopg.connect(dsn) as conn, conn.cursor() as cursor:
         cursor.execute("select n from generate_series(1, 3) n")
-        assert [(row[0], pyworker.add_job(cursor, "t").task_identifier) for row in cursor] == [(1, "t"), (2, "t"), (3, "t")]
+        assert [(row[0], pyworker.add_job(cursor, "t").task_identifier) for row in cursor] == [
+            (1, "t"),
+            (2, "t"),
+            (3, "t"),
+        ]
 
 
 class Model(pydantic.BaseModel):
@@ -316,14 +324,17 @@ def test_what_the_database_refuses_says_why(conn: Any, payload: Any, options: di
 
 @pytest.mark.parametrize("wrong", [None, "postgresql:///", 7], ids=repr)
 def test_what_is_no_connection_is_refused(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="conn must be a connection, cursor or session of psycopg, .*, got "):
+    with pytest.raises(TypeError, match=r"conn must be a connection, cursor or session of psycopg, .*, got "):
         pyworker.add_job(wrong, "t")
 
 
 def test_a_sqlalchemy_driver_with_other_parameters_is_refused_by_name() -> None:
     sqlalchemy = pytest.importorskip("sqlalchemy")
     engine = sqlalchemy.create_engine("sqlite://")
-    with engine.connect() as conn, pytest.raises(TypeError, match="SQLAlchemy's driver pysqlite is not supported; use psycopg"):
+    with (
+        engine.connect() as conn,
+        pytest.raises(TypeError, match="SQLAlchemy's driver pysqlite is not supported; use psycopg"),
+    ):
         pyworker.add_job(conn, "t")
     engine.dispose()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import types
 from datetime import timedelta
-from typing import Any, Optional, TypedDict
+from typing import Any, TypedDict, Union
 
 import msgspec
 import pydantic
@@ -90,7 +91,9 @@ def test_options_are_kept_for_the_database_and_seconds_become_intervals() -> Non
 
 @pytest.mark.parametrize("decorate", [lambda: task(retries=3), lambda: task(job_key="k"), lambda: task(run_at=None)])
 def test_an_unknown_option_is_refused_with_those_there_are(decorate: Any) -> None:
-    with pytest.raises(TypeError, match=r"task has no option '(retries|job_key|run_at)' \(known: name, result, backoff, "):
+    with pytest.raises(
+        TypeError, match=r"task has no option '(retries|job_key|run_at)' \(known: name, result, backoff, "
+    ):
         decorate()
 
 
@@ -205,7 +208,7 @@ def test_an_annotation_that_no_payload_can_become_is_refused(hint: Any) -> None:
         (list[Model], [{"to": "a"}], [Model(to="a")]),
         (Data | None, {"to": "a"}, Data("a")),
         (Data | None, None, None),
-        (Optional[Model], {"to": "a"}, Model(to="a")),
+        (Union[Model, None], {"to": "a"}, Model(to="a")),  # noqa: UP007
         (dict[str, Data], {"x": {"to": "a"}}, {"x": Data("a")}),
         (Tree, {"leaves": [{"leaves": []}]}, Tree([Tree([])])),
         (dict, {"to": 1}, {"to": 1}),
@@ -244,3 +247,28 @@ def test_validators_of_pydantic_dataclasses_are_heard() -> None:
 
     with pytest.raises(ValueError, match=r"less than 100 - at `copies`"):
         invoke(handler, {"to": "a", "copies": 100})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1", "no function with @task was found in mine"),
+        ("1 +", "module 'mine' cannot be imported: SyntaxError: "),
+        ("raise SystemExit(3)", "module 'mine' cannot be imported: SystemExit: 3"),
+        ("import mine.inner", "there is no module 'mine'|module 'mine' cannot be imported"),
+        ("from pyworker import task\n@task\ndef f(a, b): pass", "parameter 'b' has nothing to fill it"),
+        (
+            "from pyworker import task\n@task(name='f')\ndef a(): pass\n@task(name='f')\ndef b(): pass",
+            "^two tasks are named 'f': <task f .mine.a.> and <task f .mine.b.>; give one of them name=…$",
+        ),
+    ],
+)
+def test_a_module_that_cannot_be_used_says_why(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    with pytest.raises(TaskError, match=words):
+        tasks.load(["mine"])
+    sys.modules.pop("mine", None)

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from typing import Any
 
 import psycopg
@@ -151,7 +150,9 @@ def test_writes_in_the_jobs_transaction_are_committed_with_its_end(served: Any, 
     job_id = served.add(f"write{kind}", {"then": ["note", {"n": 1}]})
     served.until_state("completed", job_id)
     assert len(served.seen(job_id)) == 1
-    follower = served.value("select max(id) from (select id from pyworker.jobs union all select id from pyworker.history) j")
+    follower = served.value(
+        "select max(id) from (select id from pyworker.jobs union all select id from pyworker.history) j"
+    )
     assert follower > job_id
     served.until_state("completed", follower)
 
@@ -240,13 +241,9 @@ def test_once_drains_queues_and_jobs_that_jobs_add_and_then_ends(queue: Any) -> 
 @pytest.mark.parametrize(
     ("options", "run"),
     [
-        (["--queue", "a"], "a"),
-        (["--queue", "default"], "-t"),
         (["--queue", "a", "--queue", "default"], "a-t"),
-        (["--task", "act"], "t"),
         (["--task", "act", "--task", "note", "--queue", "default"], "-t"),
-        (["--forbid-flag", "heavy"], "-at"),
-        (["--forbid-flag", "heavy", "--forbid-flag", "x", "--queue", "a"], "a"),
+        (["--forbid-flag", "heavy", "--forbid-flag", "x"], "-at"),
     ],
     ids=" ".join,
 )
@@ -297,51 +294,60 @@ def test_no_more_handlers_than_allowed_run_at_once(queue: Any) -> None:
     assert worker.stop() == 0
 
 
-@pytest.mark.parametrize("way", ["committed", "bulk", "trigger", "retried", "rescheduled", "unlocked", "queue"])
-def test_an_idle_worker_is_woken_by_a_notification(queue: Any, way: str) -> None:
-    """With a poll interval longer than the deadline nothing else can wake it."""
-    if way == "unlocked":
-        held = queue.add("note")
-        other = queue.value("select pyworker.register_worker()")
-        queue.rows("select * from pyworker.claim_jobs(%s)", other)
-    worker = queue.start("--poll-interval", "3600").until_ready()
-    if way == "committed":
-        job_id = queue.add("note")
-    elif way == "queue":
-        job_id = queue.add("note", queue_name="q")
-    elif way == "bulk":
-        job_id = queue.value("""select max(id) from pyworker.add_jobs('[{"identifier": "note"}, {"identifier": "note"}]')""")
-    elif way == "trigger":
-        queue.rows(
-            "create function pg_temp.add() returns trigger language plpgsql as "
-            "$$begin perform pyworker.add_job('note', to_json(new)); return new; end$$"
-        )
-        queue.rows("create temp table users (name text)")
-        queue.rows("create trigger add after insert on users for each row execute function pg_temp.add()")
-        queue.rows("insert into users values ('ada')")
-        job_id = queue.value("select id from pyworker.jobs union select id from pyworker.history")
-    elif way == "unlocked":
-        queue.value("select pyworker.force_unlock_workers(%s)", [str(other)])
-        job_id = held
-    else:
-        job_id = queue.add("note", run_at="2100-01-01")
-        queue.rows(f"select pyworker.{'retry_job(%s)' if way == 'retried' else 'reschedule_jobs(array[%s], now())'}", job_id)
-    queue.until_state("completed", job_id)
+def test_whatever_makes_a_job_available_wakes_an_idle_worker(queue: Any) -> None:
+    """Thirty times, which by polling every two seconds would take longer than the deadline."""
+    other = queue.value("select pyworker.register_worker()")
+    held = queue.add("note")
+    queue.rows("select * from pyworker.claim_jobs(%s)", other)
+    worker = queue.start()
+    queue.rows(
+        """
+        create function pg_temp.add() returns trigger language plpgsql as
+            $$begin perform pyworker.add_job('note', to_json(new), job_key => 'by trigger'); return new; end$$;
+        create temp table users (name text);
+        create trigger add after insert on users for each row execute function pg_temp.add()"""
+    )
+    ways = [
+        "select (pyworker.add_job('note')).id",
+        "select (pyworker.add_job('note', queue_name => 'q')).id",
+        """select max(id) from pyworker.add_jobs('[{"identifier": "note"}, {"identifier": "note"}]')""",
+        "with u as (insert into users values ('ada') returning 1) select currval('pyworker.job_ids') from u",
+        "select (pyworker.retry_job((pyworker.add_job('note', run_at => '2100-01-01')).id)).id",
+        "select id from pyworker.reschedule_jobs(array[(pyworker.add_job('note', run_at => '2100-01-01')).id], now())",
+    ]
+    with queue.in_one_deadline():
+        worker.until_ready()
+        queue.value("select null from pyworker.force_unlock_workers(array[%s])", str(other))
+        queue.until_state("completed", held)
+        for number in range(30):
+            worker.until_ready()
+            queue.until_state("completed", queue.value(ways[number % len(ways)]))
     assert worker.stop() == 0
 
 
 def test_a_job_that_is_added_while_a_claim_is_under_way_is_not_overlooked(fresh_queue: Any) -> None:
-    """Its notification arrives together with the answer that there is nothing to do."""
+    """Its notification arrives together with the answer that there is nothing to do. Twenty times: see above."""
     fresh_queue.rows(
         "create or replace function pyworker.seconds_until_due() returns double precision language plpgsql as "
-        "$$begin perform pg_advisory_lock_shared(77, 1); return null; end$$"
+        "$$begin perform pg_advisory_xact_lock_shared(77, 1); return null; end$$"
     )
-    fresh_queue.close_gate(1)
-    worker = fresh_queue.start("--poll-interval", "3600")
-    fresh_queue.until_waiting(1)  # it has claimed, got nothing, and not heard of that yet
-    job_id = fresh_queue.add("note")
-    fresh_queue.open_gate(1)
-    fresh_queue.until_state("completed", job_id)
+    worker = fresh_queue.start()
+    with fresh_queue.in_one_deadline():
+        for _ in range(20):
+            worker.until_ready()
+            fresh_queue.close_gate(1)
+            fresh_queue.rows("notify pyworker")  # a false alarm, so that it looks
+            fresh_queue.until_waiting(1)  # it has found nothing, and not heard of that yet
+            job_id = fresh_queue.add("note")
+            fresh_queue.open_gate(1)
+            fresh_queue.until_state("completed", job_id)
+    assert worker.stop() == 0
+
+
+def test_a_long_poll_interval_does_not_let_notifications_lapse(queue: Any) -> None:
+    worker = queue.start("--poll-interval", "3600").until_ready()
+    queue.value("select setval('pyworker.armed_until', 0)")  # as if the mark had run out
+    queue.until_state("completed", queue.add("note"))
     assert worker.stop() == 0
 
 
@@ -357,16 +363,17 @@ def test_without_notifications_polling_finds_the_job(queue: Any) -> None:
     assert worker.stop() == 0
 
 
-@pytest.mark.parametrize("how", ["scheduled", "snoozed", "retried"])
-def test_a_job_starts_when_it_falls_due_without_polling(queue: Any, how: str) -> None:
-    worker = queue.start("--poll-interval", "3600", modules="handlers").until_ready()
-    if how == "scheduled":
-        job_id = queue.value("select (pyworker.add_job('note', run_at => now() + interval '0.2 s')).id")
-    elif how == "snoozed":
-        job_id = queue.add("twice", {"snooze": 0.2})
-    else:
-        job_id = queue.add("twice", {"error": True})
-    queue.until_state("completed", job_id)
+def test_jobs_start_when_they_fall_due_not_when_somebody_polls(queue: Any) -> None:
+    """Thirty times: see above."""
+    worker = queue.start().until_ready()
+    with queue.in_one_deadline():
+        jobs = [
+            queue.value("select (pyworker.add_job('note', run_at => now() + interval '0.2 s')).id"),
+            queue.add("again", {"snooze": 0.05, "runs": 30}),
+            queue.add("again", {"error": True, "runs": 30}, max_attempts=100),
+        ]
+        queue.until_state("completed", *jobs)
+    assert [queue.job(job_id).attempts for job_id in jobs] == [1, 1, 30]
     assert worker.stop() == 0
 
 
@@ -402,7 +409,9 @@ def test_a_second_signal_or_the_timeout_hands_back_what_runs(queue: Any, why: st
         worker.until_log("stopping")
         worker.signal()
     assert worker.wait() == 0
-    assert [(job.state, job.attempts, job.run, job.last_error) for job in map(queue.job, jobs)] == [("available", 0, 1, None)] * 2
+    assert [(job.state, job.attempts, job.run, job.last_error) for job in map(queue.job, jobs)] == [
+        ("available", 0, 1, None)
+    ] * 2
 
 
 def test_a_handler_that_does_not_let_go_is_killed_and_its_job_handed_back(queue: Any) -> None:
@@ -419,7 +428,9 @@ def test_a_worker_that_is_told_to_stop_while_it_starts_stops(queue: Any, session
     other.run("lock table pyworker.workers")
     job_id = queue.add("note")
     worker = queue.start("--shutdown-timeout", "3600")
-    queue.until("select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock' and query ~ 'register_worker'")
+    queue.until(
+        "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock' and query ~ 'register_worker'"
+    )
     worker.signal()
     worker.until_log("stopping")
     other.run("rollback")
@@ -435,11 +446,8 @@ def test_a_worker_can_be_the_first_process_of_a_container(queue: Any) -> None:
     outer = queue.start(within=enter)
     queue.until_state("completed", job_id)
     (first,) = outer.children()
-    told = queue.seen(job_id)[0].told
-    assert (told["parent"], told["orphan"]) == (1, 1)  # as it is numbered in there
-    zombies = subprocess.run(["ps", "-o", "stat=", "--ppid", str(first)], capture_output=True, text=True).stdout
-    while "Z" in zombies:
-        zombies = subprocess.run(["ps", "-o", "stat=", "--ppid", str(first)], capture_output=True, text=True).stdout
+    assert queue.seen(job_id)[0].told == {"parent": 1}  # as it is numbered in there
+    queue.until_so("its orphans are reaped", lambda: not any("Z" in stat for stat in queue.ps("stat", first)))
     os.kill(first, signal.SIGTERM)
     assert outer.wait() == 0
 
@@ -474,7 +482,9 @@ def test_a_job_that_kills_every_worker_is_discarded_when_its_attempts_are_used_u
     assert worker.stop() == 0
 
 
-def test_children_do_not_outlive_a_killed_parent_and_their_jobs_are_handed_on_after_the_lease(queue: Any, clock: Any, db: Any) -> None:
+def test_children_do_not_outlive_a_killed_parent_and_their_jobs_are_handed_on_after_the_lease(
+    queue: Any, clock: Any, db: Any
+) -> None:
     queue.close_gate(1)
     jobs = [queue.add(task, {"gate": 1}) for task in ("note", "act_async")]
     frozen = queue.add("hold_the_interpreter")
@@ -564,22 +574,13 @@ def test_an_upgrade_that_is_not_breaking_disturbs_no_worker(fresh_queue: Any) ->
     assert worker.stop() == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "code", "words"),
-    [
-        ("insert into pyworker.migrations values (999, 'x', true)", 57, "Upgrade pyworker: pip install -U pyworker"),
-        ("update pyworker.migrations set version = version - 1", 56, "Run: pyworker migrate"),
-        ("drop schema pyworker cascade", 56, "there is no pyworker in schema 'pyworker' of this database"),
-        ("drop schema pyworker cascade; create schema pyworker", 56, "Run: pyworker migrate"),
-    ],
-    ids=["breakingly newer", "older", "no schema", "an empty schema"],
-)
-def test_a_worker_that_does_not_fit_the_database_says_so_and_exits(fresh_queue: Any, change: str, code: int, words: str) -> None:
-    fresh_queue.rows(change)
+def test_a_worker_that_does_not_fit_the_database_says_so_in_one_line(fresh_queue: Any) -> None:
+    fresh_queue.rows("drop schema pyworker cascade; create schema pyworker")
     worker = fresh_queue.start()
-    assert worker.wait() == code
-    assert words in worker.log
-    assert len(worker.log.splitlines()) == 1
+    assert worker.wait() == 56
+    assert worker.log == (
+        "pyworker: there is no pyworker in schema 'pyworker' of this database, or a very old one. Run: pyworker migrate\n"
+    )
 
 
 def test_a_worker_of_an_older_version_goes_on_with_a_newer_database_that_is_not_breaking(fresh_queue: Any) -> None:
@@ -596,23 +597,22 @@ def test_a_worker_of_an_older_version_goes_on_with_a_newer_database_that_is_not_
     ("module", "options", "words"),
     [
         (None, [], ["there is no module 'mine'"]),
-        ("x = 1", [], ["no function with @task was found in mine"]),
         ("import nothing_like_it", [], ["module 'mine' cannot be imported", "No module named 'nothing_like_it'"]),
-        ("1 +", [], ["cannot be imported: SyntaxError"]),
-        ("raise SystemExit(3)", [], ["cannot be imported: SystemExit"]),
-        ("from pyworker import task\n@task\ndef f(a, b): pass", [], ["<task f (mine.f)>: parameter 'b' has nothing to fill it"]),
-        ("from pyworker import task\n@task(max_attempts=0)\ndef f(): pass", [], ["<task f", "max_attempts must be from 1 to 32767, got 0"]),
+        (
+            "from pyworker import task\n@task(max_attempts=0)\ndef f(): pass",
+            [],
+            ["<task f (mine.f)>: define_task: max_attempts must be from 1 to 32767, got 0"],
+        ),
         ("from pyworker import task\n@task\ndef f(): pass", ["--task", "g"], ["--task g: no such task (known: f)"]),
     ],
-    ids=["no module", "no task", "missing import", "syntax", "exit", "signature", "refused default", "--task"],
+    ids=["no module", "missing import", "refused default", "--task"],
 )
-@pytest.mark.parametrize("processes", ["2"])
 def test_a_worker_that_cannot_load_its_tasks_says_why_and_exits(
-    queue: Any, tmp_path: Any, module: str | None, options: list[str], words: list[str], processes: str
+    queue: Any, tmp_path: Any, module: str | None, options: list[str], words: list[str]
 ) -> None:
     if module is not None:
         (tmp_path / "mine.py").write_text(module)
-    worker = queue.start("--processes", processes, *options, modules="mine")
+    worker = queue.start("--processes", "2", *options, modules="mine")
     assert worker.wait() == 1
     for word in words:
         assert word in worker.log

@@ -1,0 +1,107 @@
+"""The rules of pyworker/: one module with SQL, rules only in the database, a public face that is written down, short modules."""
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pyworker
+from pyworker.cli import STATES
+
+PACKAGE = Path(pyworker.__file__).parent
+MODULES = sorted(PACKAGE.glob("*.py"))
+STATEMENT = re.compile(
+    r"""(?isx)^\s*(
+        select\s.+\sfrom\s | select\s+[\w.]+\( | insert\s+into\s | update\s+\S+\s+set\s | delete\s+from\s
+        | with\s+\w+\s+as\s*\( | truncate\s
+        | (create|alter|drop)\s+(or\s+replace\s+)?(table|schema|function|view|index|role|type|database)\s
+        | set\s+(local\s+)?\w+\s*= | show\s+\w+$ | begin\b.*; | (listen|notify)\s+\w+$ | (un)?lock\s+table\s )"""
+)
+by_name = pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+
+
+def strings(path):
+    """Every string of a module but its docstrings; an f-string as one text, with a word in place of each expression."""
+    tree = ast.parse(path.read_text("utf-8"))
+    skipped = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            skipped.add(node.value)  # a docstring
+        if isinstance(node, ast.JoinedStr):
+            skipped.update(ast.walk(node))
+            yield node, "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node not in skipped and isinstance(node.value, str | bytes):
+            yield node, node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+
+
+@by_name
+def test_sql_is_in_one_module_only(path):
+    if path.stem != "_sql":
+        assert [text for _, text in strings(path) if STATEMENT.match(text)] == []
+
+
+@by_name
+def test_python_knows_states_only_to_show_them(path):
+    if path.stem not in ("cli", "_demo"):
+        assert [(node.lineno, text) for node, text in strings(path) if text in STATES] == []
+
+
+@by_name
+def test_a_module_is_short_enough_to_be_read_at_once(path):
+    assert len(path.read_text("utf-8").splitlines()) <= 600
+
+
+@by_name
+def test_a_module_says_what_it_is_for(path):
+    if path.stem != "__main__":
+        assert ast.get_docstring(ast.parse(path.read_text("utf-8")))
+
+
+def test_public_is_what_all_says_and_no_more():
+    names = {name for name, value in vars(pyworker).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    assert names == set(pyworker.__all__)
+    assert list(pyworker.__all__) == sorted(pyworker.__all__)
+
+
+@pytest.mark.parametrize("name", pyworker.__all__)
+def test_what_is_public_is_described(name):
+    value = getattr(pyworker, name)
+    assert inspect.getdoc(value)
+    assert value.__doc__ is not None, "not inherited"
+
+
+def test_every_error_has_its_own_code():
+    codes = {
+        value: value.sqlstate
+        for value in map(pyworker.__getattribute__, pyworker.__all__)
+        if isinstance(value, type) and issubclass(value, pyworker.PyworkerError) and value.sqlstate
+    }
+    assert set(codes) == set(importlib.import_module("pyworker.errors").BY_SQLSTATE.values())
+    assert len(set(codes.values())) == len(codes)
+
+
+def test_to_import_it_needs_nothing_that_only_some_users_have():
+    """Nor does a producer pay for the command line."""
+    heavy = ["msgspec", "pydantic", "sqlalchemy", "django", "aiosmtpd", "click", "rich", "psycopg_pool", "psycopg2"]
+    code = f"import sys, pyworker; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_no_file_names_a_machine_or_a_person():
+    root = PACKAGE.parent
+    files = [
+        path
+        for top in ("pyworker", "sql", "tests", "examples", "docs")
+        for path in (root / top).rglob("*")
+        if path.is_file()
+    ]
+    files = [path for path in files if path.suffix in (".py", ".sql", ".md") and path != Path(__file__)]
+    pattern = re.compile(r"/(home|root|Users|work)/\w")
+    assert [str(path) for path in files if pattern.search(path.read_text("utf-8"))] == []

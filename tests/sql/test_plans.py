@@ -1,0 +1,200 @@
+"""Hot calls touch what they return and little more, whatever the statistics say; a claim is a HOT update."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+MANY = 5_000
+
+
+@pytest.fixture
+def watched(api: Any, actor: Any) -> Iterator[Callable[..., list[dict[str, Any]]]]:
+    """watched(call) runs the call and gives the plan of every statement that it ran, with what each node really did."""
+    a = actor()
+    try:
+        a.rows("load 'auto_explain'")
+    except psycopg.Error:
+        pytest.skip("this server has no auto_explain")
+    for name, value in {
+        "log_min_duration": "0", "log_nested_statements": "on", "log_analyze": "on", "log_timing": "off",
+        "log_format": "json", "log_level": "notice", "log_parameter_max_length": "0",
+    }.items():  # fmt: skip
+        try:
+            a.rows(f"set auto_explain.{name} = {value}")
+        except psycopg.Error:
+            assert name == "log_parameter_max_length"  # PostgreSQL 16 and later
+    plans: list[dict[str, Any]] = []
+
+    def note(diagnostic: Any) -> None:
+        if "plan:" in diagnostic.message_primary:
+            plans.append(json.loads(diagnostic.message_primary.split("plan:", 1)[1]))
+
+    a.conn.add_notice_handler(note)
+
+    def watched(call: Callable[[Any], Any]) -> list[dict[str, Any]]:
+        plans.clear()
+        watched.result = call(a)  # type: ignore[attr-defined]
+        return list(plans)
+
+    yield watched
+    a.conn.remove_notice_handler(note)
+    a.conn.close()  # auto_explain cannot be unloaded
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+def touched(plans: list[dict[str, Any]]) -> dict[str, float]:
+    """Rows of live_jobs that were looked at, by the way they were found."""
+    rows: dict[str, float] = {}
+    for plan in plans:
+        for node in nodes(plan["Plan"]):
+            if node.get("Relation Name") == "live_jobs" and "Scan" in node["Node Type"]:
+                way = node.get("Index Name", node["Node Type"])
+                seen = (
+                    node["Actual Rows"]
+                    + node.get("Rows Removed by Filter", 0)
+                    + node.get("Rows Removed by Index Recheck", 0)
+                )
+                rows[way] = rows.get(way, 0) + seen * node["Actual Loops"]
+    return rows
+
+
+def fill(api: Any, count: int = MANY, run_at: str = "0", queue: str | None = None, key: str | None = None) -> None:
+    api.rows(
+        "select count(*) from (select pyworker.add_jobs(jsonb_agg(jsonb_build_object("
+        "  'identifier', 't', 'run_at', pyworker.clock() + %s::interval, 'queue_name', %s::text, 'priority', i %% 3,"
+        "  'job_key', %s::text || i))) from generate_series(1, %s) i) jobs",
+        [run_at, queue, key, count],
+    )
+
+
+def pairs(held: list[Any]) -> tuple[list[int], list[int]]:
+    return [job.id for job in held], [job.run for job in held]
+
+
+def failures(held: list[Any]) -> list[dict[str, Any]]:
+    return [{"id": job.id, "run": job.run} for job in held]
+
+
+# How many rows a call may look at, with MANY beside that are none of its business. `held`: 100 jobs claimed before.
+Calls = dict[str, tuple[Callable[[Any, list[Any]], Any], float]]
+CALLS: dict[str, tuple[dict[str, Any], Calls]] = {
+    "available": ({"key": "k"}, {
+        "claim_jobs": (lambda a, held: a.claim_jobs(1, 100), 300),
+        "finish_job": (lambda a, held: a.finish_job(held[0].id, held[0].run), 2),
+        "snooze_job": (lambda a, held: a.snooze_job(held[1].id, held[1].run, "1 hour"), 4),
+        "finish_jobs": (lambda a, held: a.finish_jobs(*pairs(held[10:40])), 60),
+        "fail_jobs": (lambda a, held: a.fail_jobs(failures(held[40:70])), 130),
+        "release_jobs": (lambda a, held: a.release_jobs(*pairs(held[70:])), 130),
+        "add_job": (lambda a, held: a.add_job("t"), 0),
+        "add_job, keyed": (lambda a, held: a.add_job("t", job_key="k77"), 4),
+        "add_jobs, keyed": (
+            lambda a, held: a.add_jobs([{"identifier": "t", "job_key": f"k{i}"} for i in range(100, 130)]), 250),
+        "remove_job": (lambda a, held: a.remove_job("k78"), 4),
+        "cancel_job": (lambda a, held: a.cancel_job(MANY), 4),
+        "get_job": (lambda a, held: a.get_job(MANY - 1), 2),
+    }),
+    "parked": ({"queue": "q"}, {
+        "claim_jobs": (lambda a, held: a.claim_jobs(1, 100), 10),
+        "finish_job": (lambda a, held: a.finish_job(held[0].id, held[0].run), 10),
+        "add_job": (lambda a, held: a.add_job("t", queue_name="q"), 0),
+        "promote_jobs": (lambda a, held: a.promote_jobs(), 10),
+    }),
+    "scheduled": ({"run_at": "1 day"}, {
+        "claim_jobs": (lambda a, held: a.claim_jobs(1, 100), 5),
+        "promote_jobs": (lambda a, held: a.promote_jobs(), 5),
+        "seconds_until_due": (lambda a, held: a.seconds_until_due(), 2),
+        "reconcile": (lambda a, held: a.reconcile(1, [], []), 5),
+        "force_unlock_workers": (lambda a, held: a.force_unlock_workers(["1"]), 5),
+        "maintain": (lambda a, held: a.maintain(), 5),
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("statistics", ["of an empty table", "of a full table", "of a table once full"])
+@pytest.mark.parametrize("others", CALLS)
+def test_a_hot_call_touches_little_more_than_it_returns(
+    api: Any, worker: int, watched: Any, others: str, statistics: str
+) -> None:
+    load, calls = CALLS[others]
+    api.rows("truncate pyworker.live_jobs")
+    if statistics == "of a table once full":
+        fill(api, **load)
+    api.rows("analyze pyworker.live_jobs; delete from pyworker.live_jobs; delete from pyworker.wakeups")
+    held: list[Any] = [type("Job", (), {"id": 0, "run": 0})] * 100
+    for _ in range(6):  # a plan may be kept from here on
+        for call, _ in calls.values():
+            with contextlib.suppress(psycopg.ProgrammingError):
+                watched(lambda a, call=call: call(a, held))
+    # By delete: truncate and analyze make every session plan anew.
+    api.rows(
+        "delete from pyworker.live_jobs; delete from pyworker.wakeups; select setval('pyworker.job_ids', 1, false)"
+    )
+    fill(api, **load)
+    if statistics == "of a full table":
+        api.rows("analyze pyworker.live_jobs")
+    if others != "scheduled":
+        held = api.claim_jobs(worker, 100)
+    found = {}
+    for name, (call, limit) in calls.items():
+        rows = touched(watched(lambda a, call=call: call(a, held)))
+        if "Seq Scan" in rows or sum(rows.values()) > limit:
+            found[name] = rows
+    assert found == {}
+
+
+@pytest.mark.parametrize("statistics", ["of an empty table", "of a full table"])
+@pytest.mark.parametrize("limit", [1, 100, 2000])
+def test_a_claim_walks_the_index_in_order_and_sorts_nothing(
+    api: Any, worker: int, watched: Any, statistics: str, limit: int
+) -> None:
+    api.rows("truncate pyworker.live_jobs; analyze pyworker.live_jobs")
+    watched(lambda a: a.claim_jobs(worker, limit))
+    fill(api)
+    if statistics == "of a full table":
+        api.rows("analyze pyworker.live_jobs")
+    expected = api.rows("select id from pyworker.jobs order by priority, run_at, id limit %s", [limit])
+    (plan,) = [p for p in watched(lambda a: a.claim_jobs(worker, limit)) if "ready as materialized" in p["Query Text"]]
+    assert [(job.id,) for job in watched.result] == expected
+    kinds = [(node["Node Type"], node.get("Index Name")) for node in nodes(plan["Plan"])]
+    assert ("Index Scan", "live_jobs_ready") in kinds
+    assert {kind for kind, _ in kinds} <= {
+        "ModifyTable",
+        "Nested Loop",
+        "CTE Scan",
+        "Tid Scan",
+        "Limit",
+        "LockRows",
+        "Index Scan",
+    }
+    assert sum(touched([plan]).values()) == 2 * limit
+
+
+@pytest.mark.parametrize("batch", [1, 20])
+def test_a_claim_is_a_hot_update(api: Any, actor: Any, worker: int, batch: int) -> None:
+    api.rows("truncate pyworker.live_jobs")
+    fill(api, 200)
+    a = actor()
+
+    def counts() -> Any:
+        (row,) = a.rows(
+            "select coalesce(sum(n_tup_upd), 0) as updates, coalesce(sum(n_tup_hot_upd), 0) as hot"
+            " from pg_stat_xact_user_tables where relname = 'live_jobs'"
+        )
+        return row
+
+    a.begin()
+    before = counts()
+    for _ in range(60 // batch):
+        assert len(a.claim_jobs(worker, batch)) == batch
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [60, 60]
