@@ -13,6 +13,7 @@ FUNCTIONS = {
     "clock": {""},
     "complete_jobs": {"job_ids"},
     "configure": {"completed_retention cancelled_retention discarded_retention max_payload_bytes worker_ttl"},
+    "conformance": {""},
     "define_task": {DEFINE},
     "delete_job": {"job_id"},
     "fail_jobs": {"failures"},
@@ -36,6 +37,7 @@ FUNCTIONS = {
     "schema_version": {""},
     "seconds_until_due": {""},
     "snooze_job": {"job_id run delay"},
+    "unique_opts": {"by_args by_period by_queue by_state exclude_kind on_conflict"},
     "unregister_worker": {"worker_id"},
 }
 # New columns of a type or view go last: these are the beginning.
