@@ -284,7 +284,7 @@ scalars = st.none() | st.booleans() | finite | st.integers(1 - 2**53, 2**53 - 1)
 documents = st.recursive(scalars, lambda v: st.lists(v, max_size=5) | st.dictionaries(strings.map(nfc), v, max_size=15), max_leaves=25)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=st.lists(documents, min_size=1, max_size=8))
 def test_any_document_has_the_same_canonical_text_everywhere_and_it_is_a_fixed_point(api: Any, values: list[Any]) -> None:
     ours = canonical(api, [json.dumps(v) for v in values])
