@@ -15,7 +15,7 @@ begin
     end if;
     -- Nesting depth: drop strings, keep brackets, then peel off one level after the other.
     v_brackets := translate(regexp_replace(
-        regexp_replace(payload::text, '"(\\.|[^"\\])*"', '', 'g'), '[^][{}]+', '', 'g'), '{}', '[]');
+        regexp_replace(payload::text, E'"(\\\\.|[^"\\\\])*"', '', 'g'), '[^][{}]+', '', 'g'), '{}', '[]');
     for i in 1..100 loop
         exit when v_brackets = '';
         v_brackets := replace(v_brackets, '[]', '');

@@ -23,8 +23,10 @@ begin
         begin
             -- Attaching, unlike `create table … partition of`, does not lock out those who finish jobs.
             execute format('create table %I (like finished_jobs including constraints)', v_name);
-            execute format('alter table finished_jobs attach partition %I for values from (%L) to (%L)',
-                           v_name, v_day, v_day + interval '24 hours');
+            -- Written out in UTC: the caller's DateStyle may name its time zone by letters that mean another one.
+            execute format('alter table finished_jobs attach partition %I for values from (%L) to (%L)', v_name,
+                           to_char(v_day at time zone 'UTC', 'YYYY-MM-DD "00:00+00"'),
+                           to_char(v_day at time zone 'UTC' + interval '1 day', 'YYYY-MM-DD "00:00+00"'));
         exception when lock_not_available or check_violation then
             null; -- busy, or the first such row has just come in: the next call tries again
         end;

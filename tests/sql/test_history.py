@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -179,6 +179,23 @@ def test_a_day_that_nobody_made_ahead_is_kept_in_the_default_partition(own: Any,
     advance(hours=24)
     assert own.maintain()["pruned"] == 2
     assert not is_there(own, job)
+
+
+@pytest.mark.parametrize("style", ["SQL, DMY", "Postgres, MDY", "ISO, YMD"])
+def test_days_are_days_of_utc_however_the_caller_writes_dates(own: Any, advance: Any, style: str) -> None:
+    """In Kolkata the first two write IST for the time zone, which PostgreSQL reads as Israel's."""
+    advance(days=10)
+    own.rows("set timezone = 'Asia/Kolkata'")
+    own.rows("select set_config('datestyle', %s, false)", [style])
+    own.value("select pyworker.maintain()::text")
+    own.rows("reset datestyle; set timezone = 'UTC'")
+    bounds = own.rows(
+        "select relname, pg_get_expr(relpartbound, oid) as bounds from pg_class where relname ~ '^finished_jobs_[0-9]+$'"
+    )
+    assert len(bounds) == 3
+    for name, text in bounds:
+        start = datetime.strptime(name[-8:], "%Y%m%d")
+        assert text == f"FOR VALUES FROM ('{start}+00') TO ('{start + timedelta(days=1)}+00')"
 
 
 def test_a_retention_beyond_a_year_needs_no_days_of_its_own(own: Any, advance: Any) -> None:
