@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-PRODUCER = {"add_job", "add_jobs", "remove_job", "_json_of", "clock", "schema_version"}
+PRODUCER = {"add_job", "add_jobs", "remove_job", "unique_opts", "conformance", "_json_of", "clock", "schema_version"}
 WORKER = PRODUCER | {
     "define_task", "register_worker", "heartbeat", "unregister_worker", "claim_jobs", "seconds_until_due", "finish_jobs",
     "finish_job", "fail_jobs", "snooze_job", "release_jobs", "force_unlock_workers", "reconcile", "promote_jobs", "maintain",
