@@ -185,7 +185,8 @@ $$;
 
 -- A keyed add. Graphile Worker's algorithm, without its race (two snapshots, between which a worker may claim the row): here
 -- each step holds the lock that its decision rests on, and an add that meets neither a row to change nor a free key looks again.
-create or replace function _add_keyed(request _job_request, new_id bigint default null) returns job
+-- With `waits` false: null where it would have to wait for a row that it has not locked already.
+create or replace function _add_keyed(request _job_request, new_id bigint default null, waits boolean default true) returns job
     language plpgsql set search_path from current set enable_seqscan = off
 as $$
 declare
@@ -206,9 +207,14 @@ begin
             if found then
                 return _job_of(v_old, true);
             end if;
-        else
-            -- Waits for a claim, an add or a completion that has this row in hand.
+        elsif waits then
+            -- For a claim, an add or a completion that has this row in hand.
             select j.* into v_old from live_jobs j where j.job_key = request.job_key for update;
+        else
+            select j.* into v_old from live_jobs j where j.job_key = request.job_key for update skip locked;
+            if not found and exists (select from live_jobs j where j.job_key = request.job_key) then
+                return null;
+            end if;
         end if;
         if not found then
             null;
@@ -355,6 +361,7 @@ declare
     v_now timestamptz := clock();
     v_bad record;
     v_keyed boolean;
+    v_again boolean;
     v_ids bigint[];
     v_jobs job[];
     v_item record;
@@ -372,27 +379,41 @@ begin
         raise exception 'add_jobs: specs[%]: %', v_bad.ordinality, v_bad.problem using errcode = 'PW001';
     end if;
     select bool_or(r.job_key is not null) into v_keyed from unnest(requests) r;
-    if v_keyed then
-        -- A completion locks its jobs by id, so the rows that are there are locked by id first; then keys in their order.
-        perform from live_jobs j
-        where j.job_key = any (array(select r.job_key from unnest(requests) r where r.job_key_mode is distinct from 'unsafe_dedupe'))
-        order by j.id + 0 for update; -- + 0: never by a walk along all ids
-        -- New jobs get their ids in spec order, though keyed ones go in by key; a row that will be changed in place burns none.
-        v_ids := array(
-            select case when r.job_key is null or (
-                                 row_number() over (partition by r.job_key order by r.ordinality) = 1
-                                 and not exists (select from live_jobs j where j.job_key = r.job_key
-                                                 and (j.state <> 'running' or r.job_key_mode = 'unsafe_dedupe')))
-                   then nextval('job_ids') end
-            from unnest(requests) with ordinality r order by r.ordinality);
-        for v_item in
-            select i.* from (
-                select unnest(requests) as request, unnest(v_ids) as id, generate_series(1, cardinality(requests)) as position) i
-            where (i.request).job_key is not null order by (i.request).job_key collate "C", i.position
-        loop
-            v_jobs[v_item.position] := _add_keyed(v_item.request, v_item.id);
-        end loop;
-    end if;
+    -- Two orders of locking: a completion locks its jobs by id, adds meet at new keys. So the rows that are there are locked first,
+    -- by id; then keys in their order. A row that has come in between must not be waited for: all is let go, to begin again.
+    while v_keyed loop
+        v_again := false;
+        begin
+            perform from live_jobs j
+            where j.job_key = any (array(select r.job_key from unnest(requests) r where r.job_key_mode is distinct from 'unsafe_dedupe'))
+            order by j.id + 0 for update; -- + 0: never by a walk along all ids
+            -- New jobs get their ids in spec order, though keyed ones go in by key; a row that will be changed in place burns none.
+            v_ids := coalesce(v_ids, array(
+                select case when r.job_key is null or (
+                                     row_number() over (partition by r.job_key order by r.ordinality) = 1
+                                     and not exists (select from live_jobs j where j.job_key = r.job_key
+                                                     and (j.state <> 'running' or r.job_key_mode = 'unsafe_dedupe')))
+                       then nextval('job_ids') end
+                from unnest(requests) with ordinality r order by r.ordinality));
+            for v_item in
+                select i.* from (
+                    select unnest(requests) as request, unnest(v_ids) as id, generate_series(1, cardinality(requests)) as position) i
+                where (i.request).job_key is not null order by (i.request).job_key collate "C", i.position
+            loop
+                v_job := _add_keyed(v_item.request, v_item.id, false);
+                if v_job.id is null then
+                    v_again := true;
+                    raise deadlock_detected;
+                end if;
+                v_jobs[v_item.position] := v_job;
+            end loop;
+            exit;
+        exception when deadlock_detected then
+            if not v_again then
+                raise;
+            end if;
+        end;
+    end loop;
     -- Ids rise in spec order, so sorting by id is sorting by position; joining back by position would be quadratic.
     for v_job in
         with request as materialized (
