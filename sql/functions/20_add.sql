@@ -241,7 +241,8 @@ $$;
 
 -- A keyed add. Graphile Worker's algorithm, without its race (two snapshots, between which a worker may claim the row): here
 -- each step holds the lock that its decision rests on, and an add that meets neither a row to change nor a free key looks again.
-create or replace function _add_keyed(request _job_request, new_id bigint default null) returns job
+-- With `waits` false: null where it would have to wait for a row that it has not locked already.
+create or replace function _add_keyed(request _job_request, new_id bigint default null, waits boolean default true) returns job
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -262,9 +263,14 @@ begin
             if found then
                 return _job_of(v_old, true);
             end if;
-        else
-            -- Waits for a claim, an add or a completion that has this row in hand.
+        elsif waits then
+            -- For a claim, an add or a completion that has this row in hand.
             select j.* into v_old from live_jobs j where j.job_key = request.job_key for update;
+        else
+            select j.* into v_old from live_jobs j where j.job_key = request.job_key for update skip locked;
+            if not found and exists (select from live_jobs j where j.job_key = request.job_key) then
+                return null;
+            end if;
         end if;
         if not found then
             null;
@@ -398,7 +404,8 @@ $$;
 
 -- Of a bulk add the jobs with a job key or a unique key, at their positions; and ids for the others, as ids rise in spec order.
 -- All locks are taken before the first job is added, in the order that everybody keeps: unique keys, then the rows that are there
--- by id (as a completion takes them); job keys that are new follow in their order.
+-- by id (as a completion takes them); job keys that are new follow in their order. A row that has come in between must not be waited
+-- for: all is let go, to begin again.
 create or replace function _add_specials(requests _job_request[], out jobs job[], out ids bigint[])
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -408,66 +415,83 @@ declare
     v_found live_jobs[]; -- the duplicate that was there before the call; stays one for this call, even if it ends while the call waits
     v_item record;
     v_duplicate live_jobs;
+    v_job job;
+    v_again boolean;
 begin
-    for v_item in
-        select i.request, i.position, t.queue_name, coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) as policy
-        from (select unnest(requests) as request, generate_series(1, cardinality(requests)) as position) i
-        left join tasks t on t.identifier = (i.request).identifier
-        where coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) is not null
     loop
-        v_uniques[v_item.position] := _uniqueness_of(
-            v_item.request, v_item.policy, coalesce((v_item.request).queue_name, v_item.queue_name), v_now,
-            format('add_jobs: specs[%s]', v_item.position));
-        if (v_uniques[v_item.position]).on_conflict in ('ignore', 'reject') then
-            v_found[v_item.position] := _duplicate_of(v_uniques[v_item.position], v_now);
-        end if;
-    end loop;
-    perform _hold_unique_key(k.key) from (
-        select distinct u.key from unnest(v_uniques) with ordinality u
-        where u.key is not null and (v_found[u.ordinality]).id is null order by u.key offset 0) k;
-    perform from live_jobs j
-    where j.id = any (array(
-        select k.id from live_jobs k
-        where k.job_key = any (array(select r.job_key from unnest(requests) r where r.job_key_mode is distinct from 'unsafe_dedupe'))
-        union all
-        select k.id from live_jobs k
-        where k.unique_key = any (array(
-            select u.key from unnest(v_uniques) u where u.on_conflict in ('replace', 'replace_except_schedule')))))
-    order by j.id + 0 for update; -- + 0: never by a walk along all ids
-    -- No id is burnt for a row that will be changed in place, or for a duplicate, be it of a job of the same call.
-    ids := array(
-        select case when (i.uniqueness).on_conflict in ('replace', 'replace_except_schedule')
-                      or (i.nth = 1 or not (i.uniqueness).states @> array['available', 'pending', 'scheduled']
-                          or (i.uniqueness).period = interval '0')
-                         and not exists (select from live_jobs j where j.job_key = i.job_key
-                                         and (j.state <> 'running' or i.job_key_mode = 'unsafe_dedupe'))
-                         and (v_found[i.ordinality]).id is null
-                         and ((i.uniqueness).key is null or (_duplicate_of(i.uniqueness, v_now)).id is null)
-               then nextval('job_ids') end
-        from (select r.ordinality, r.job_key, r.job_key_mode, v_uniques[r.ordinality] as uniqueness,
-                     case when r.job_key is null and (v_uniques[r.ordinality]).key is null then 1
-                          else row_number() over (partition by r.job_key, (v_uniques[r.ordinality]).key order by r.ordinality) end as nth
-              from unnest(requests) with ordinality r) i
-        order by i.ordinality);
-    for v_item in
-        select i.*, v_uniques[i.position] as uniqueness,
-               bool_or((v_found[i.position]).id is null) over (partition by (v_uniques[i.position]).key) as held
-        from (select unnest(requests) as request, unnest(ids) as id, generate_series(1, cardinality(requests)) as position) i
-        where (v_uniques[i.position]).key is not null order by (v_uniques[i.position]).key, i.position
-    loop
-        v_duplicate := v_found[v_item.position];
-        if v_item.held then
-            v_duplicate := _duplicate_of(v_item.uniqueness, v_now);
-        end if;
-        jobs[v_item.position] := _add_against(
-            v_duplicate, v_item.request, v_item.uniqueness, v_item.id, format('add_jobs: specs[%s]', v_item.position));
-    end loop;
-    for v_item in
-        select i.*
-        from (select unnest(requests) as request, unnest(ids) as id, generate_series(1, cardinality(requests)) as position) i
-        where (i.request).job_key is not null order by (i.request).job_key collate "C", i.position
-    loop
-        jobs[v_item.position] := _add_keyed(v_item.request, v_item.id);
+        v_again := false;
+        begin
+            for v_item in
+                select i.request, i.position, t.queue_name, coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) as policy
+                from (select unnest(requests) as request, generate_series(1, cardinality(requests)) as position) i
+                left join tasks t on t.identifier = (i.request).identifier
+                where coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) is not null
+            loop
+                v_uniques[v_item.position] := _uniqueness_of(
+                    v_item.request, v_item.policy, coalesce((v_item.request).queue_name, v_item.queue_name), v_now,
+                    format('add_jobs: specs[%s]', v_item.position));
+                if (v_uniques[v_item.position]).on_conflict in ('ignore', 'reject') then
+                    v_found[v_item.position] := _duplicate_of(v_uniques[v_item.position], v_now);
+                end if;
+            end loop;
+            perform _hold_unique_key(k.key) from (
+                select distinct u.key from unnest(v_uniques) with ordinality u
+                where u.key is not null and (v_found[u.ordinality]).id is null order by u.key offset 0) k;
+            perform from live_jobs j
+            where j.id = any (array(
+                select k.id from live_jobs k
+                where k.job_key = any (array(select r.job_key from unnest(requests) r where r.job_key_mode is distinct from 'unsafe_dedupe'))
+                union all
+                select k.id from live_jobs k
+                where k.unique_key = any (array(
+                    select u.key from unnest(v_uniques) u where u.on_conflict in ('replace', 'replace_except_schedule')))))
+            order by j.id + 0 for update; -- + 0: never by a walk along all ids
+            -- No id is burnt for a row that will be changed in place, or for a duplicate, be it of a job of the same call.
+            ids := coalesce(ids, array(
+                select case when (i.uniqueness).on_conflict in ('replace', 'replace_except_schedule')
+                              or (i.nth = 1 or not (i.uniqueness).states @> array['available', 'pending', 'scheduled']
+                                  or (i.uniqueness).period = interval '0')
+                                 and not exists (select from live_jobs j where j.job_key = i.job_key
+                                                 and (j.state <> 'running' or i.job_key_mode = 'unsafe_dedupe'))
+                                 and (v_found[i.ordinality]).id is null
+                                 and ((i.uniqueness).key is null or (_duplicate_of(i.uniqueness, v_now)).id is null)
+                       then nextval('job_ids') end
+                from (select r.ordinality, r.job_key, r.job_key_mode, v_uniques[r.ordinality] as uniqueness,
+                             case when r.job_key is null and (v_uniques[r.ordinality]).key is null then 1
+                                  else row_number() over (partition by r.job_key, (v_uniques[r.ordinality]).key order by r.ordinality) end as nth
+                      from unnest(requests) with ordinality r) i
+                order by i.ordinality));
+            for v_item in
+                select i.*, v_uniques[i.position] as uniqueness,
+                       bool_or((v_found[i.position]).id is null) over (partition by (v_uniques[i.position]).key) as held
+                from (select unnest(requests) as request, unnest(ids) as id, generate_series(1, cardinality(requests)) as position) i
+                where (v_uniques[i.position]).key is not null order by (v_uniques[i.position]).key, i.position
+            loop
+                v_duplicate := v_found[v_item.position];
+                if v_item.held then
+                    v_duplicate := _duplicate_of(v_item.uniqueness, v_now);
+                end if;
+                jobs[v_item.position] := _add_against(
+                    v_duplicate, v_item.request, v_item.uniqueness, v_item.id, format('add_jobs: specs[%s]', v_item.position));
+            end loop;
+            for v_item in
+                select i.*
+                from (select unnest(requests) as request, unnest(ids) as id, generate_series(1, cardinality(requests)) as position) i
+                where (i.request).job_key is not null order by (i.request).job_key collate "C", i.position
+            loop
+                v_job := _add_keyed(v_item.request, v_item.id, false);
+                if v_job.id is null then
+                    v_again := true;
+                    raise deadlock_detected;
+                end if;
+                jobs[v_item.position] := v_job;
+            end loop;
+            exit;
+        exception when deadlock_detected then
+            if not v_again then
+                raise;
+            end if;
+        end;
     end loop;
 end;
 $$;

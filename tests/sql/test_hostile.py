@@ -211,6 +211,7 @@ def test_a_workers_own_objects_and_search_path_fool_no_claim(hostile: Any, own: 
 
 def test_an_admins_own_objects_and_search_path_fool_no_verb(hostile: Any, own: Any) -> None:
     own.add_jobs([{"identifier": "t"}] * 6)
+    later = own.at("1 hour")
     api = hostile("pyworker_admin")
     assert api.cancel_job(1).state == "cancelled"
     assert api.retry_job(1).state == "available"

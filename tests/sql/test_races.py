@@ -172,6 +172,22 @@ def test_two_batches_with_opposite_orders_of_keys_do_not_deadlock(
     assert len(jobs) == 4
 
 
+def test_a_job_that_comes_in_between_two_batches_does_not_make_them_deadlock(api: Any, actor: Any) -> None:
+    gate, a, b = actor(), actor(), actor()
+    gate.begin()
+    gate.add_job("t", "[0]", job_key="aa")
+    second = b.later.add_jobs([{"identifier": "t", "job_key": key, "payload": [2]} for key in ("a", "aa", "b")])
+    b.blocked(second)  # it has added a, has seen no b, and waits at aa
+    api.add_job("t", "[0]", job_key="b")
+    first = a.later.add_jobs([{"identifier": "t", "job_key": key, "payload": [1]} for key in ("a", "b")])
+    a.blocked(first)  # it has b in hand, and waits at a
+    gate.commit()
+    assert len(first.result(20)) == 2
+    assert len(second.result(20)) == 3
+    jobs = api.rows("select key, (pyworker.get_job(id)).payload from pyworker.jobs order by key")
+    assert [(key, sorted(payload)) for key, payload in jobs] == [("a", [1, 2]), ("aa", [0, 2]), ("b", [0, 1, 2])]
+
+
 def test_adds_never_wait_for_a_claim_or_a_completion_of_other_jobs(api: Any, actor: Any, worker: int) -> None:
     done, taken = api.add_job("t", queue_name="q", job_key="a"), api.add_job("t", job_key="b")
     api.claim(worker)
