@@ -170,6 +170,8 @@ class Parent:
             try:
                 if db is None:
                     db = self._connect()
+                for child in list(self.children.values()):
+                    db.heartbeat(child.worker_id)  # after an outage ours are not to be the first that are taken for dead
                 db.maintain()
                 backoff = Backoff()
             except psycopg.Error as error:

@@ -22,6 +22,9 @@ begin
             where f.expires_at >= v_day and f.expires_at < v_day + interval '24 hours');
         begin
             -- Attaching, unlike `create table … partition of`, does not lock out those who finish jobs.
+            -- Until whoever is finishing a job has ended: it may have chosen the default partition for its row already, which would
+            -- no longer take it. New ones wait for us, a moment.
+            lock table only finished_jobs in share row exclusive mode;
             execute format('create table %I (like finished_jobs including constraints)', v_name);
             -- Written out in UTC: the caller's DateStyle may name its time zone by letters that mean another one.
             execute format('alter table finished_jobs attach partition %I for values from (%L) to (%L)', v_name,
@@ -105,14 +108,15 @@ begin
     if not pg_try_advisory_xact_lock(hashtextextended(current_schema() || '/maintain', 0)) then
         return null;
     end if;
-    v_result := jsonb_build_object('promoted', promote_jobs(), 'rescued', _sweep_workers());
+    perform _make_partitions();
+    v_result := jsonb_build_object('pruned', _prune(1000));
     -- Keys whose release was passed over, or whose add rolled back after a release: a few of them, from anywhere.
     perform _release_unique_keys(array(
         select k.unique_key from unique_keys k where k.unique_key > sha256(convert_to(random()::text, 'UTF8'))
         order by k.unique_key limit 200));
-    -- Last, as they take locks on history that are held to the end of the transaction.
-    perform _make_partitions();
-    return v_result || jsonb_build_object('pruned', _prune(1000));
+    -- Last: the lanes that these take are held to the end of the transaction, and whoever finishes a job meanwhile finds them taken.
+    v_result := v_result || jsonb_build_object('rescued', _sweep_workers());
+    return v_result || jsonb_build_object('promoted', promote_jobs());
 end;
 $$;
 comment on function maintain() is
