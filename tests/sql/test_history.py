@@ -260,3 +260,21 @@ def test_maintenance_takes_small_bites(api: Any, worker: int, clock: Any) -> Non
     api.rows("select pyworker.permanently_fail_jobs(array(select id from pyworker.jobs))")
     clock.advance(hours=1)
     assert [api.maintain()["pruned"] for _ in range(3)] == [1000, 500, 0]
+
+
+def test_a_job_that_is_being_finished_while_its_days_partition_is_made_is_finished(
+    api: Any, actor: Any, worker: int, clock: Any
+) -> None:
+    clock.advance(days=4000)  # to where no partition is
+    api.heartbeat(worker)
+    job = api.add_job("t", job_key="k")
+    claimed = api.claim(worker)
+    adder, finisher = actor(), actor()
+    adder.begin()
+    adder.add_job("t", job_key="k")
+    future = finisher.later.finish_jobs([job.id], [claimed.run])
+    finisher.blocked(future)
+    api.maintain()
+    adder.commit()
+    future.result(20)
+    assert api.get_job(job.id).state == "completed"
