@@ -10,8 +10,8 @@ import pytest
 from psycopg.types.json import Jsonb
 
 ALL = ["scheduled", "pending", "available", "running", "retryable", "discarded", "completed", "cancelled"]
-REQUIRED = {"scheduled", "pending", "available", "running"}  # River's
-LIVE = {*REQUIRED, "retryable"}
+REQUIRED = ["scheduled", "pending", "available", "running"]  # River's
+LIVE = [*REQUIRED, "retryable"]
 OJS = {"keys": ["type", "args"]}
 RIVER = {"by_args": True}
 A = {"a": 1}
