@@ -18,7 +18,7 @@ EXAMPLES = int(os.environ.get("PYWORKER_MODEL_EXAMPLES", "60"))
 STEPS = int(os.environ.get("PYWORKER_MODEL_STEPS", "30"))
 
 REQUIRED = ["scheduled", "pending", "available", "running"]
-LIVE = {*REQUIRED, "retryable"}
+LIVE = [*REQUIRED, "retryable"]
 ALL = [*REQUIRED, "retryable", "discarded", "completed", "cancelled"]
 ENDED = {"discarded", "completed", "cancelled"}
 PERIOD = 2.5  # hours; the clock moves by whole ones, so that nothing is ever due or over at the very instant
