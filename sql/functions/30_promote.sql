@@ -71,6 +71,7 @@ as $$
 declare
     v_now timestamptz := clock();
     v_lane text;
+    v_lanes text[];
     v_promoted integer := 0;
     v_due tid[];
     v_job live_jobs;
@@ -103,10 +104,25 @@ begin
         end loop;
     end if;
     if exists (select from wakeups) then
-        for v_lane in
-            -- The oldest first, so that busy lanes keep none waiting for ever.
-            select w.lane from (select o.lane, o.id from wakeups o order by o.id limit 100) w group by w.lane order by min(w.id)
-        loop
+        -- The oldest first, so that busy lanes keep none waiting for ever.
+        v_lanes := array(select w.lane from wakeups w order by w.id limit 100);
+        if cardinality(v_lanes) = 100 then
+            -- They may all belong to a lane that an open transaction holds: as many other lanes from somewhere on, and round again.
+            v_lanes := v_lanes || array(
+                with recursive lanes as (
+                    (select w.lane, w.lane as first, 1 as n from wakeups w
+                     where w.id >= (select min(a.id) + floor(random() * (max(a.id) - min(a.id) + 1))::bigint from wakeups a)
+                     order by w.id limit 1)
+                    union all
+                    select r.lane, l.first, l.n + 1
+                    from lanes l
+                    cross join lateral (select coalesce(
+                        (select w.lane from wakeups w where w.lane > l.lane order by w.lane limit 1),
+                        (select w.lane from wakeups w order by w.lane limit 1)) as lane) r
+                    where l.n < 100 and r.lane <> l.first)
+                select l.lane from lanes l);
+        end if;
+        for v_lane in select u.lane from unnest(v_lanes) with ordinality u(lane, n) group by u.lane order by min(u.n) loop
             if _try_lane(v_lane) then
                 delete from wakeups w where w.lane = v_lane;
                 v_promoted := v_promoted + _fill_queue(substr(v_lane, length('queue:') + 1));

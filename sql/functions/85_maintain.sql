@@ -103,6 +103,7 @@ create or replace function maintain() returns jsonb
 as $$
 declare
     v_result jsonb;
+    v_somewhere constant bytea := sha256(convert_to(random()::text, 'UTF8'));
 begin
     -- One at a time; a second one has nothing to do.
     if not pg_try_advisory_xact_lock(hashtextextended(current_schema() || '/maintain', 0)) then
@@ -111,9 +112,9 @@ begin
     perform _make_partitions();
     v_result := jsonb_build_object('pruned', _prune(1000));
     -- Keys whose release was passed over, or whose add rolled back after a release: a few of them, from anywhere.
-    perform _release_unique_keys(array(
-        select k.unique_key from unique_keys k where k.unique_key > sha256(convert_to(random()::text, 'UTF8'))
-        order by k.unique_key limit 200));
+    perform _release_unique_keys(
+        array(select k.unique_key from unique_keys k where k.unique_key > v_somewhere order by k.unique_key limit 100)
+        || array(select k.unique_key from unique_keys k where k.unique_key <= v_somewhere order by k.unique_key limit 100));
     -- Last: the lanes that these take are held to the end of the transaction, and whoever finishes a job meanwhile finds them taken.
     v_result := v_result || jsonb_build_object('rescued', _sweep_workers());
     return v_result || jsonb_build_object('promoted', promote_jobs());

@@ -101,12 +101,25 @@ class Later:
         return lambda *args, **named: self._session.start(*statement(function, args, named))
 
 
+# By delete, not truncate: a tenth of the time, and plans are kept, as they are between a worker's calls.
 CLEAN = """
-    set search_path = pyworker, pg_temp;
-    delete from live_jobs; delete from finished_jobs; delete from errors; delete from wakeups; delete from workers;
-    delete from tasks; delete from queues; delete from unique_keys; delete from settings;
-    insert into settings (movable_clock) values (true);
-    select setval('job_ids', 1, false), setval('armed_until', 0, false), setval('workers_id_seq', 1, false), setval('wakeups_id_seq', 1, false);
+    do $$
+    declare
+        v record;
+    begin
+        for v in
+            select c.oid::regclass as name, s.seqstart from pg_class c left join pg_sequence s on s.seqrelid = c.oid
+            where c.relnamespace = 'pyworker'::regnamespace and c.relkind in ('r', 'p', 'S') and not c.relispartition
+              and c.relname <> 'migrations'
+        loop
+            if v.seqstart is not null then
+                perform setval(v.name, v.seqstart, false);
+            else
+                execute format('delete from %s', v.name);
+            end if;
+        end loop;
+        insert into pyworker.settings (movable_clock) values (true);
+    end $$;
     reset all
 """
 

@@ -218,10 +218,7 @@ def test_an_admins_own_objects_and_search_path_fool_no_verb(hostile: Any, own: A
     assert api.delete_job(2).id == 2
     assert [job.state for job in api.complete_jobs([3])] == ["completed"]
     assert [job.state for job in api.permanently_fail_jobs([4])] == ["discarded"]
-    assert [
-        job.state
-        for job in api.reschedule_jobs([5], own.value("select pg_catalog.now() + '1 hour'::pg_catalog.interval"))
-    ] == ["scheduled"]
+    assert [job.state for job in api.reschedule_jobs([5], later)] == ["scheduled"]
     assert len(api.job_errors(4)) == 1
     assert [job.id for job in api.retry_jobs([4])] == [4]
     api.configure(completed_retention="1 hour")

@@ -211,6 +211,24 @@ def test_no_queue_starves_behind_busy_ones(api: Any, worker: int) -> None:
     assert api.get_job(last.id).state == "running"
 
 
+def test_a_completion_in_an_open_transaction_holds_up_no_other_queue(api: Any, actor: Any, worker: int) -> None:
+    """Its lane is taken until then, however many jobs are added to it meanwhile."""
+    first = api.add_job("t", queue_name="q")
+    api.claim(worker)
+    handler = actor()
+    handler.begin()
+    handler.finish_job(first.id, 1)
+    for _ in range(300):
+        api.add_job("t", queue_name="q")
+    others = [api.add_job("t", queue_name=name) for name in ("a", "z")]
+    claimed: list[int] = []
+    for _ in range(100):
+        claimed += ids(api.claim_jobs(worker, 10))
+    assert sorted(claimed) == ids(others)
+    handler.commit()
+    assert len(api.claim_jobs(worker, 10)) == 1
+
+
 def test_queue_stats_tell_what_waits_where(api: Any, worker: int, three: list[Any]) -> None:
     api.add_job("t")
     api.add_job("t", queue_name="q", run_at=api.at("1 hour"))

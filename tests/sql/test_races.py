@@ -367,6 +367,38 @@ def test_two_claims_at_once_take_different_jobs_and_wait_for_nothing(api: Any, a
     ]
 
 
+@pytest.mark.parametrize("end", ["unregister", "lease"])
+def test_a_claim_that_commits_after_its_workers_end_is_handed_on(
+    api: Any, actor: Any, worker: int, clock: Any, end: str
+) -> None:
+    job = api.add_job("t")
+    w = actor()
+    w.begin()
+    w.claim(worker)
+    if end == "unregister":
+        api.unregister_worker(worker)
+    else:
+        clock.advance(minutes=5)
+        assert api.maintain()["rescued"] == 0
+    w.commit()
+    assert api.get_job(job.id).state == "running"
+    assert api.maintain()["rescued"] == 1
+    assert api.claim(api.register_worker()).id == job.id
+
+
+@pytest.mark.parametrize("level", LEVELS[1:])
+def test_a_claim_with_a_snapshot_of_its_own_leaves_queued_jobs_to_others(
+    api: Any, actor: Any, worker: int, level: str
+) -> None:
+    """It cannot know whether the queue is still free."""
+    queued, plain = api.add_job("t", queue_name="q"), api.add_job("t")
+    w = actor()
+    w.begin(level)
+    assert [job.id for job in w.claim_jobs(worker, 5)] == [plain.id]
+    w.commit()
+    assert [job.id for job in api.claim_jobs(worker, 5)] == [queued.id]
+
+
 @pytest.mark.parametrize("change", ["cancel_job", "reschedule_jobs", "delete_job", "permanently_fail_jobs"])
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
 def test_a_claim_passes_over_a_job_that_somebody_is_changing(
