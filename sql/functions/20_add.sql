@@ -415,7 +415,7 @@ create or replace function _add_specials(requests _job_request[], out jobs job[]
 as $$
 declare
     v_now timestamptz := clock();
-    v_uniques _uniqueness[];
+    v_uniques _uniqueness[] := array_fill(null::_uniqueness, array[cardinality(requests)]); -- by position
     v_found live_jobs[]; -- the duplicate that was there before the call; stays one for this call, even if it ends while the call waits
     v_item record;
     v_duplicate live_jobs;

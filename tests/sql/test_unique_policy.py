@@ -662,3 +662,16 @@ def test_a_duplicate_writes_nothing_locks_nothing_and_burns_no_id(api: Any, acto
     assert (claimed.id, api.finish_jobs([claimed.id], [claimed.run])) == (first.id, [first.id])
     assert add(api, {**OJS, "on_conflict": "ignore"}).id == first.id + 1
     other.rollback()
+
+
+def test_in_a_mixed_batch_every_fresh_key_gets_its_row(api: Any) -> None:
+    policy = {"by_args": True}
+    api.add_job("t", Jsonb({"n": 1}), unique_policy=Jsonb(policy))
+    api.add_jobs(
+        [
+            {"identifier": "plain"},
+            {"identifier": "t", "payload": {"n": 1}, "unique_policy": policy},
+            {"identifier": "t", "payload": {"n": 2}, "unique_policy": policy},
+        ]
+    )
+    assert api.value("select count(*) from pyworker.unique_keys") == 2
