@@ -138,9 +138,17 @@ class Queue:
 
     @staticmethod
     def ps(column: str, parent: int) -> list[str]:
-        """A column of ps, for the children of a process."""
-        command = ["ps", "-o", f"{column}=", "--ppid", str(parent)]
-        return subprocess.run(command, capture_output=True, text=True).stdout.split()
+        """pid or state of the children of a process; bare machines have no ps."""
+        found: list[str] = []
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                text = status.read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            state, ppid = text.rpartition(")")[2].split()[:2]
+            if int(ppid) == parent:
+                found.append(status.parent.name if column == "pid" else state)
+        return found
 
     def start(self, *options: str, modules: str = "handlers", within: Sequence[str] = (), **environment: str) -> Worker:
         log = self._directory / f"worker-{len(self.workers)}.log"
