@@ -39,6 +39,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/10_tasks.sql
 \ir functions/12_canonical.sql
 \ir functions/15_unique.sql
+\ir functions/17_sequence.sql
 \ir functions/20_add.sql
 \ir functions/30_promote.sql
 \ir functions/40_claim.sql
@@ -46,6 +47,8 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/60_fail.sql
 \ir functions/70_workers.sql
 \ir functions/80_admin.sql
+\ir functions/82_queues.sql
+\ir functions/83_explain.sql
 \ir functions/85_maintain.sql
 \ir functions/90_views.sql
 select movable_clock as movable from settings \gset

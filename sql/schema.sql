@@ -16,6 +16,12 @@ create type _job_request as (
     delivery text
 );
 
+create type _sequencing as (
+    key text,
+    continue_on_cancelled boolean,
+    continue_on_discarded boolean
+);
+
 create type _uniqueness as (
     key bytea,
     states text[],
@@ -212,7 +218,7 @@ CREATE INDEX live_jobs_queue_parked ON live_jobs USING btree (queue_name, priori
 CREATE INDEX live_jobs_queue_taken ON live_jobs USING btree (queue_name) WHERE ((ready_at IS NOT NULL) AND (queue_name IS NOT NULL));
 CREATE INDEX live_jobs_ready ON live_jobs USING btree (priority, ready_at, id) WHERE (ready_at IS NOT NULL);
 CREATE UNIQUE INDEX live_jobs_sequence_head ON live_jobs USING btree (sequence_key) WHERE sequence_head;
-CREATE INDEX live_jobs_sequence_parked ON live_jobs USING btree (sequence_key, id) WHERE (parked = 'sequence'::text);
+CREATE INDEX live_jobs_sequence_parked ON live_jobs USING btree (sequence_key, parked, id) WHERE (parked <> 'queue'::text);
 CREATE INDEX live_jobs_unique_key ON live_jobs USING btree (unique_key) WHERE (unique_key IS NOT NULL);
 
 create table migrations (
@@ -228,9 +234,19 @@ create table queues (
     queue_name text collate "C" not null,
     concurrency integer default 1,
     paused boolean default false not null,
-    updated_at timestamp with time zone default clock_timestamp() not null,
+    updated_at timestamp with time zone,
     constraint queues_concurrency CHECK ((concurrency >= 1)),
     constraint queues_pkey PRIMARY KEY (queue_name)
+);
+
+CREATE INDEX queues_family ON queues USING btree (length(queue_name)) WHERE ("right"(queue_name, 1) = '*'::text);
+
+create table sequence_halts (
+    sequence_key text collate "C" not null,
+    job_id bigint not null,
+    reason text collate "C" not null,
+    at timestamp with time zone not null,
+    constraint sequence_halts_pkey PRIMARY KEY (sequence_key, job_id)
 );
 
 create table settings (
@@ -353,3 +369,11 @@ create table workers (
 --    retryable bigint
 --    discarded bigint
 --    oldest_waiting timestamp with time zone
+
+-- view sequences
+--    sequence_key text collate "C"
+--    running bigint
+--    waiting bigint
+--    halted_by bigint
+--    reason text collate "C"
+--    since timestamp with time zone

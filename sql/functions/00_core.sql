@@ -44,6 +44,16 @@ comment on function check_version(integer) is
     'Raises PW006 unless a client made for client_version may work with this installation: it must not be older, nor have had a '
     'breaking migration since (Graphile Worker''s rule).';
 
+-- The job at which a sequence halts before it comes to this one.
+create or replace function _halted_by(sequence_key text, job_id bigint) returns bigint
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    return (select h.job_id from sequence_halts h
+            where h.sequence_key = _halted_by.sequence_key and h.job_id < _halted_by.job_id order by h.job_id limit 1);
+end;
+$$;
+
 -- The public face of a row. Inlined wherever it is used.
 create or replace function _job_of(j live_jobs, deduplicated boolean default false) returns job
     language sql stable
@@ -52,19 +62,25 @@ create or replace function _job_of(j live_jobs, deduplicated boolean default fal
         j.last_error, j.created_at, j.updated_at, j.job_key, j.revision, j.flags,
         case when j.state = 'running' then j.claimed_at end,
         case when j.state = 'running' then j.worker_id::text end,
-        j.state, j.delivery, encode(j.unique_key, 'hex'), j.sequence_key, deduplicated, null::bigint,
+        j.state, j.delivery, encode(j.unique_key, 'hex'), j.sequence_key, deduplicated,
+        case when j.sequence_key is not null and j.state = 'pending' then _halted_by(j.sequence_key, j.id) end,
         j.run, j.reason, j.finished_at, j.result)::job;
 
 create or replace function _job_of(f finished_jobs) returns job
     language sql stable
     return _job_of(row(f.*)::live_jobs, false);
 
--- The state of a job that may run from run_at on: what still waits for its time is `waiting` ('scheduled', or 'retryable'
--- after a failure); what belongs to a named queue waits for its turn; the rest is for anybody to claim.
-create or replace function _state_at(run_at timestamptz, moment timestamptz, queue_name text, waiting text default 'scheduled')
-    returns text
+-- The state of a job that may run from run_at on. One that is not at the head of its sequence is `held`, whatever its time; then
+-- what still waits for its time is `waiting` ('scheduled', or 'retryable' after a failure); what belongs to a named queue waits for
+-- its turn; the rest is for anybody to claim.
+create or replace function _state_at(
+    run_at timestamptz, moment timestamptz, queue_name text, held boolean, waiting text default 'scheduled') returns text
     language sql immutable
-    return case when run_at > moment then waiting when queue_name is not null then 'pending' else 'available' end;
+    return case when held then 'pending' when run_at > moment then waiting when queue_name is not null then 'pending' else 'available' end;
+
+create or replace function _held(sequence_key text, sequence_head boolean) returns boolean
+    language sql immutable
+    return sequence_key is not null and sequence_head is not true;
 
 -- What the indexes are told of a state.
 create or replace function _ready_at(state text, run_at timestamptz) returns timestamptz
@@ -75,9 +91,14 @@ create or replace function _due_at(state text, run_at timestamptz) returns times
     language sql immutable
     return case when state in ('scheduled', 'retryable') then run_at end;
 
-create or replace function _parked(state text) returns text
+create or replace function _parked(state text, held boolean) returns text
     language sql immutable
-    return case when state = 'pending' then 'queue' end;
+    return case when state <> 'pending' then null when held then 'sequence' else 'queue' end;
+
+-- What promote_jobs is to look at when this job is parked.
+create or replace function _lane_of(parked text, queue_name text, sequence_key text) returns text
+    language sql immutable
+    return case when parked = 'queue' then 'queue:' || queue_name else 'sequence:' || sequence_key end;
 
 -- Does a worker wait for a notification (see claim_jobs)? By the real clock, not clock(): it is about workers that really sleep.
 create or replace function _somebody_waits() returns boolean

@@ -239,8 +239,9 @@ begin
                 _texts_of(policy -> 'by_state'), array['available', 'completed', 'pending', 'retryable', 'running', 'scheduled']);
         end if;
         v_unique.states := array_replace(v_unique.states, 'active', 'running');
-        -- River's job that waits for a retry without holding its key has to ask again when the wait is over.
-        v_unique.recheck := not v_ojs and 'retryable' <> all (v_unique.states);
+        -- River's job that waited for a retry has to ask again when the wait is over: it may not have held its key, or another one
+        -- may have come in whose policy does not mind one that waits.
+        v_unique.recheck := not v_ojs;
         v_unique.key := sha256(convert_to('{' || v_key || '}', 'UTF8'));
     exception
         when sqlstate 'PW001' then
@@ -362,7 +363,7 @@ begin
             end if;
         end loop;
     end if;
-    v_row := _insert_job(request, new_id, uniqueness.key, case when uniqueness.recheck then uniqueness.states end);
+    v_row := _insert_job(request, new_id, label, uniqueness.key, case when uniqueness.recheck then uniqueness.states end);
     return _job_of(v_row);
 end;
 $$;

@@ -62,8 +62,8 @@ create or replace function _job_refusal(
             then format('delivery must be at_least_once or at_most_once, got %L', delivery)
         when delivery = 'at_most_once'
             then 'delivery at_most_once is not supported yet'
-        when sequence_policy is not null
-            then 'sequence_policy is not supported yet'
+        when nullif(sequence_policy, 'null') is not null and _sequence_policy_refusal(sequence_policy) is not null
+            then 'sequence_policy: ' || _sequence_policy_refusal(sequence_policy)
         -- Only a payload that may break a limit is looked at more closely.
         when octet_length(payload::text) > 1024
              or octet_length(payload::text) - octet_length(translate(payload::text, '[{', '')) > 100
@@ -103,7 +103,7 @@ begin
     if v_problem is not null then
         raise exception 'add_job: %', v_problem using errcode = 'PW001';
     end if;
-    if add_job.job_key is not null or add_job.unique_policy is not null then
+    if add_job.job_key is not null or add_job.unique_policy is not null or add_job.sequence_policy is not null then
         return _add_special(row(
             add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key,
             add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy, add_job.sequence_policy,
@@ -113,18 +113,18 @@ begin
     insert into live_jobs as j (
         state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
         delivery, flags, meta, payload)
-    select p.state, _ready_at(p.state, v_run_at), _due_at(p.state, v_run_at), _parked(p.state), v_now,
+    select p.state, _ready_at(p.state, v_run_at), _due_at(p.state, v_run_at), _parked(p.state, false), v_now,
            coalesce(add_job.priority, t.priority, 0), coalesce(add_job.max_attempts, t.max_attempts, 25), v_run_at, v_now,
            add_job.identifier, p.queue_name, coalesce(add_job.delivery, t.delivery, 'at_least_once'),
            case when add_job.flags is not null then _flags_of(add_job.flags) end, add_job.meta, coalesce(add_job.payload, '{}')
     from (select) as one
     left join tasks t on t.identifier = add_job.identifier
     cross join lateral (select nullif(coalesce(add_job.queue_name, t.queue_name), 'default') as queue_name) q
-    cross join lateral (select q.queue_name, _state_at(v_run_at, v_now, q.queue_name) as state) p
-    where t.unique_policy is null
+    cross join lateral (select q.queue_name, _state_at(v_run_at, v_now, q.queue_name, false) as state) p
+    where t.unique_policy is null and t.sequence_policy is null
     returning j.* into v_row;
     if not found then
-        -- The task's own policy; only now known of, so that other adds need not ask for it.
+        -- The task's own policies; only now known of, so that other adds need not ask for them.
         return _add_special(row(
             add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, null, add_job.priority,
             add_job.flags, null, null, add_job.sequence_policy, add_job.meta, add_job.delivery)::_job_request);
@@ -194,7 +194,8 @@ $$;
 
 -- A new row for a job with a job key or a unique key; a row of nulls if its job key is held.
 create or replace function _insert_job(
-    request _job_request, new_id bigint, unique_key bytea default null, unique_recheck text[] default null) returns live_jobs
+    request _job_request, new_id bigint, label text, unique_key bytea default null, unique_recheck text[] default null)
+    returns live_jobs
     language plpgsql set search_path from current
 as $$
 declare
@@ -204,19 +205,24 @@ declare
 begin
     insert into live_jobs as j (
         id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
-        job_key, delivery, flags, meta, payload, unique_key, unique_recheck)
-    select coalesce(new_id, nextval('job_ids')), p.state, _ready_at(p.state, v_run_at), _due_at(p.state, v_run_at), _parked(p.state),
+        job_key, delivery, flags, meta, payload, unique_key, unique_recheck, sequence_key, continue_on_cancelled, continue_on_discarded)
+    select coalesce(new_id, nextval('job_ids')), p.state, _ready_at(p.state, v_run_at), _due_at(p.state, v_run_at),
+           _parked(p.state, (s.sequence).key is not null),
            v_now, coalesce(request.priority, t.priority, 0), coalesce(request.max_attempts, t.max_attempts, 25), v_run_at, v_now,
            request.identifier, p.queue_name, request.job_key, coalesce(request.delivery, t.delivery, 'at_least_once'),
-           _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'), _insert_job.unique_key, _insert_job.unique_recheck
+           _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'), _insert_job.unique_key, _insert_job.unique_recheck,
+           (s.sequence).key, (s.sequence).continue_on_cancelled, (s.sequence).continue_on_discarded
     from (select) as one
     left join tasks t on t.identifier = request.identifier
     cross join lateral (select nullif(coalesce(request.queue_name, t.queue_name), 'default') as queue_name) q
-    cross join lateral (select q.queue_name, _state_at(v_run_at, v_now, q.queue_name) as state) p
+    cross join lateral (
+        select case when coalesce(request.sequence_policy, t.sequence_policy) is not null then _sequence_of(
+            request, coalesce(nullif(request.sequence_policy, 'null'), t.sequence_policy), q.queue_name, label) end as sequence offset 0) s
+    cross join lateral (select q.queue_name, _state_at(v_run_at, v_now, q.queue_name, (s.sequence).key is not null) as state) p
     on conflict (job_key) where job_key is not null do nothing
     returning j.* into v_row;
     if v_row.parked is not null then
-        insert into wakeups values ('queue:' || v_row.queue_name);
+        insert into wakeups values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
     if v_row.id is not null then
         perform _wake_workers();
@@ -225,7 +231,7 @@ begin
 end;
 $$;
 
--- A job with a key of one kind or the other, its policy taken from its task where it brings none.
+-- A job with a key of one kind or another, its policies taken from its task where it brings none.
 create or replace function _add_special(request _job_request) returns job
     language plpgsql set search_path from current
 as $$
@@ -234,8 +240,10 @@ declare
 begin
     select t.* into v_task from tasks t where t.identifier = request.identifier;
     request.unique_policy := coalesce(nullif(request.unique_policy, 'null'), v_task.unique_policy);
-    if request.unique_policy is null then
-        return _add_keyed(request);
+    if request.unique_policy is null and request.job_key is not null then
+        return _add_keyed(request, 'add_job');
+    elsif request.unique_policy is null then
+        return _job_of(_insert_job(request, null, 'add_job'));
     end if;
     return _add_unique(
         request, _uniqueness_of(request, request.unique_policy, coalesce(request.queue_name, v_task.queue_name), clock(), 'add_job'),
@@ -246,7 +254,8 @@ $$;
 -- A keyed add. Graphile Worker's algorithm, without its race (two snapshots, between which a worker may claim the row): here
 -- each step holds the lock that its decision rests on, and an add that meets neither a row to change nor a free key looks again.
 -- With `waits` false: null where it would have to wait for a row that it has not locked already.
-create or replace function _add_keyed(request _job_request, new_id bigint default null, waits boolean default true) returns job
+create or replace function _add_keyed(request _job_request, label text, new_id bigint default null, waits boolean default true)
+    returns job
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -256,6 +265,8 @@ declare
     v_task tasks;
     v_queue text;
     v_state text;
+    v_sequence _sequencing;
+    v_head boolean; -- its place in its sequence is kept
     v_old live_jobs;
     v_row live_jobs;
 begin
@@ -290,31 +301,37 @@ begin
             end if;
             v_old.payload := _merged_payload(v_old.payload, coalesce(request.payload, '{}'));
             if octet_length(v_old.payload::text) > 1024 and _payload_refusal(v_old.payload) is not null then
-                raise exception 'add_job: merged %', _payload_refusal(v_old.payload) using errcode = 'PW001';
+                raise exception '%: merged %', label, _payload_refusal(v_old.payload) using errcode = 'PW001';
             end if;
-            v_state := _state_at(v_run_at, v_now, v_queue);
+            v_sequence := _sequence_of(request, coalesce(nullif(request.sequence_policy, 'null'), v_task.sequence_policy), v_queue, label);
+            v_head := v_old.sequence_head and v_old.sequence_key is not distinct from v_sequence.key;
+            v_state := _state_at(v_run_at, v_now, v_queue, _held(v_sequence.key, v_head));
             update live_jobs j
-            set state = v_state, ready_at = _ready_at(v_state, v_run_at), due_at = _due_at(v_state, v_run_at),
-                parked = _parked(v_state), updated_at = v_now, task_identifier = request.identifier, payload = v_old.payload, queue_name = v_queue, run_at = v_run_at,
+            set sequence_key = v_sequence.key, sequence_head = v_head, continue_on_cancelled = v_sequence.continue_on_cancelled,
+                continue_on_discarded = v_sequence.continue_on_discarded,
+                state = v_state, ready_at = _ready_at(v_state, v_run_at), due_at = _due_at(v_state, v_run_at),
+                parked = _parked(v_state, _held(v_sequence.key, v_head)), updated_at = v_now, task_identifier = request.identifier, payload = v_old.payload, queue_name = v_queue, run_at = v_run_at,
                 max_attempts = coalesce(request.max_attempts, v_task.max_attempts, 25), attempts = 0,
                 priority = coalesce(request.priority, v_task.priority, 0), flags = _flags_of(request.flags), meta = request.meta,
                 delivery = coalesce(request.delivery, v_task.delivery, 'at_least_once'), revision = j.revision + 1,
                 last_error = null, reason = null, finished_at = null, expires_at = null
             where j.id = v_old.id
             returning j.* into v_row;
-            if v_old.ready_at is not null then
-                perform _queue_slot_freed(v_old.queue_name);
+            if v_old.state = 'discarded' and v_old.sequence_key is not null then
+                perform _unhalt_sequence(v_old.sequence_key, v_old.id);
             end if;
+            v_old.sequence_head := v_old.sequence_head and v_head is not true;
+            perform _gone_from_turn(v_old);
             exit;
         end if;
-        v_row := _insert_job(request, new_id);
+        v_row := _insert_job(request, new_id, label);
         if v_row.id is not null then
             return _job_of(v_row);
         end if;
         -- Somebody else's add of this key has just committed: look again, it is to be changed now.
     end loop;
     if v_row.parked is not null then
-        insert into wakeups values ('queue:' || v_row.queue_name);
+        insert into wakeups values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
     perform _wake_workers();
     return _job_of(v_row);
@@ -483,7 +500,7 @@ begin
                 from (select unnest(requests) as request, unnest(ids) as id, generate_series(1, cardinality(requests)) as position) i
                 where (i.request).job_key is not null order by (i.request).job_key collate "C", i.position
             loop
-                v_job := _add_keyed(v_item.request, v_item.id, false);
+                v_job := _add_keyed(v_item.request, format('add_jobs: specs[%s]', v_item.position), v_item.id, false);
                 if v_job.id is null then
                     v_again := true;
                     raise deadlock_detected;
@@ -529,24 +546,33 @@ begin
     -- Ids rise in spec order, so sorting by id is sorting by position; joining back by position would be quadratic.
     for v_job in
         with request as materialized (
-            select r.*, coalesce(v_ids[r.ordinality], nextval('job_ids')) as id
-            from unnest(requests) with ordinality r where (v_jobs[r.ordinality]).id is null order by r.ordinality),
+            select r.*, coalesce(v_ids[r.ordinality], nextval('job_ids')) as id, t.priority as task_priority,
+                   t.max_attempts as task_max_attempts, t.delivery as task_delivery, q.queue_name as queue,
+                   case when coalesce(r.sequence_policy, t.sequence_policy) is not null then _sequence_of(
+                       (r.identifier, r.payload, r.queue_name, r.run_at, r.max_attempts, r.job_key, r.priority, r.flags, r.job_key_mode,
+                        r.unique_policy, r.sequence_policy, r.meta, r.delivery)::_job_request,
+                       coalesce(nullif(r.sequence_policy, 'null'), t.sequence_policy), q.queue_name,
+                       format('add_jobs: specs[%s]', r.ordinality)) end as sequence
+            from unnest(requests) with ordinality r
+            left join tasks t on t.identifier = r.identifier
+            cross join lateral (select nullif(coalesce(r.queue_name, t.queue_name), 'default') as queue_name) q
+            where (v_jobs[r.ordinality]).id is null order by r.ordinality),
         added as (
             insert into live_jobs as j (
                 id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier,
-                queue_name, delivery, flags, meta, payload)
-            select r.id, p.state, _ready_at(p.state, p.run_at), _due_at(p.state, p.run_at), _parked(p.state), v_now,
-                   coalesce(r.priority, t.priority, 0), coalesce(r.max_attempts, t.max_attempts, 25), p.run_at, v_now, r.identifier,
-                   p.queue_name, coalesce(r.delivery, t.delivery, 'at_least_once'),
-                   case when r.flags is not null then _flags_of(r.flags) end, r.meta, coalesce(r.payload, '{}')
+                queue_name, delivery, flags, meta, payload, sequence_key, continue_on_cancelled, continue_on_discarded)
+            select r.id, p.state, _ready_at(p.state, p.run_at), _due_at(p.state, p.run_at), _parked(p.state, (r.sequence).key is not null),
+                   v_now, coalesce(r.priority, r.task_priority, 0), coalesce(r.max_attempts, r.task_max_attempts, 25), p.run_at, v_now,
+                   r.identifier, r.queue, coalesce(r.delivery, r.task_delivery, 'at_least_once'),
+                   case when r.flags is not null then _flags_of(r.flags) end, r.meta, coalesce(r.payload, '{}'),
+                   (r.sequence).key, (r.sequence).continue_on_cancelled, (r.sequence).continue_on_discarded
             from request r
-            left join tasks t on t.identifier = r.identifier
-            cross join lateral (select nullif(coalesce(r.queue_name, t.queue_name), 'default') as queue_name,
-                                       coalesce(r.run_at, v_now) as run_at) q
-            cross join lateral (select q.*, _state_at(q.run_at, v_now, q.queue_name) as state) p
+            cross join lateral (select coalesce(r.run_at, v_now) as run_at) q
+            cross join lateral (select q.run_at, _state_at(q.run_at, v_now, r.queue, (r.sequence).key is not null) as state) p
             returning j.*),
         woken as (
-            insert into wakeups select distinct 'queue:' || a.queue_name from added a where a.parked is not null)
+            insert into wakeups
+            select distinct _lane_of(a.parked, a.queue_name, a.sequence_key) from added a where a.parked is not null)
         select f.* from added a, _job_of(a::live_jobs) f order by a.id
     loop
         while (v_jobs[v_position]).id is not null loop

@@ -15,23 +15,49 @@ begin
 end;
 $$;
 
--- Fills the free slots of a queue whose lane we hold: best priority first, then run_at, then id.
+-- What set_queue and pause_queue said of this name: of the name itself, else of the longest family ('customer:*') that it
+-- belongs to, else a queue is serial.
+create or replace function _queue_of(queue_name text) returns queues
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_queue queues;
+begin
+    select * into v_queue from (
+        (select q.* from queues q where q.queue_name = _queue_of.queue_name)
+        union all
+        (select q.* from queues q where right(q.queue_name, 1) = '*' and starts_with(_queue_of.queue_name, left(q.queue_name, -1))
+         order by length(q.queue_name) desc limit 1)) found limit 1;
+    if not found then
+        v_queue := (_queue_of.queue_name, 1, false, null);
+    end if;
+    return v_queue;
+end;
+$$;
+
+-- Fills the free slots of a queue whose lane we hold: best priority first, then run_at, then id. Where more were let go than may be (it
+-- was paused meanwhile, or its limit lowered), those that nobody has claimed are called back, the last first.
 create or replace function _fill_queue(queue_name text) returns integer
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
     -- Without a limit of its own a queue still keeps its waiting jobs out of the claim index, a window at a time.
     v_window constant integer := 1000;
-    v_slots integer;
+    v_queue queues := _queue_of(queue_name);
+    v_slots integer := case when v_queue.paused then 0 else coalesce(v_queue.concurrency, v_window) end;
     v_moved integer;
 begin
-    select case when q.paused then 0 else coalesce(q.concurrency, v_window) end into v_slots
-    from queues q where q.queue_name = _fill_queue.queue_name;
-    v_slots := coalesce(v_slots, 1);
     v_slots := v_slots - (select count(*) from (
-        select from live_jobs j where j.queue_name = _fill_queue.queue_name and j.ready_at is not null limit v_slots) taken);
-    if v_slots <= 0 then
+        select from live_jobs j where j.queue_name = _fill_queue.queue_name and j.ready_at is not null limit v_slots + v_window) taken);
+    if v_slots < 0 then
+        update live_jobs j set state = 'pending', ready_at = null, parked = 'queue', updated_at = clock()
+        where j.ctid = any (array(
+            select p.ctid from live_jobs p
+            where p.queue_name = _fill_queue.queue_name and p.ready_at is not null and p.state = 'available'
+            order by p.priority desc, p.run_at desc, p.id desc limit -v_slots for update skip locked));
+        return 0;
+    elsif v_slots = 0 then
         return 0;
     end if;
     -- A parked row that an open transaction has in hand is passed over: nobody waits for it here.
@@ -64,6 +90,86 @@ begin
 end;
 $$;
 
+-- Whose turn is it? Makes the first waiting job of each sequence its head. Only for who may say that there is none: a session that has
+-- just ended the head (it had that row in hand), or one that holds the sequence's lane and has seen no head. The first one is the
+-- lowest id, after the one that retry_job has put first. It is never overtaken: if somebody has it in hand, a wake-up says to come again.
+create or replace function _advance_sequences(keys text[]) returns integer
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off set enable_mergejoin = off
+    set jit = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_now timestamptz := clock();
+    v_available integer;
+    v_wakeups integer;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        -- A snapshot that may be too old to judge.
+        insert into wakeups select 'sequence:' || k.key from unnest(keys) k(key);
+        perform _wake_workers();
+        return 0;
+    end if;
+    with first as materialized (
+        select k.key, f.tid
+        from unnest(keys) k(key)
+        cross join lateral (
+            select j.ctid as tid, j.parked, j.id from live_jobs j where j.sequence_key = k.key and j.parked <> 'queue'
+            order by j.sequence_key, j.parked, j.id limit 1) f
+        where f.parked = 'next' or not exists (select from sequence_halts h where h.sequence_key = k.key and h.job_id < f.id)),
+    free as materialized (
+        select j.ctid as tid from live_jobs j where j.ctid = any (array(select f.tid from first f)) for update skip locked),
+    moved as (
+        update live_jobs j
+        set sequence_head = true, state = _state_at(j.run_at, v_now, j.queue_name, false), updated_at = v_now,
+            ready_at = _ready_at(_state_at(j.run_at, v_now, j.queue_name, false), j.run_at),
+            due_at = _due_at(_state_at(j.run_at, v_now, j.queue_name, false), j.run_at),
+            parked = _parked(_state_at(j.run_at, v_now, j.queue_name, false), false)
+        from free f where j.ctid = f.tid
+        returning j.sequence_key, j.state, j.queue_name),
+    woken as (
+        insert into wakeups (lane)
+        select 'sequence:' || f.key from first f where not exists (select from moved m where m.sequence_key = f.key)
+        union
+        select 'queue:' || m.queue_name from moved m where m.state = 'pending'
+        returning lane)
+    select (select count(*) filter (where m.state = 'available') from moved m), (select count(*) from woken) into v_available, v_wakeups;
+    if v_available + v_wakeups > 0 then
+        perform _wake_workers();
+    end if;
+    return v_available;
+end;
+$$;
+
+-- Sequences with wake-ups. One without a head is idle: its first job gets its turn. One with a head needs nothing, as whoever ends
+-- that job looks for the next, and sees what this session sees; unless he is at it already, and has looked before. Whether he is, the
+-- head's row tells: nobody has it in hand if its xmax is 0, or if it can be locked.
+create or replace function _settle_sequences(keys text[]) returns integer
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off set enable_mergejoin = off
+    set jit = off
+as $$
+declare
+    v_idle text[];
+    v_busy text[];
+begin
+    with head as materialized (
+        select k.key, h.tid, h.touched
+        from unnest(keys) k(key)
+        left join lateral (
+            select j.ctid as tid, j.xmax::text <> '0' as touched from live_jobs j
+            where j.sequence_key = k.key and j.sequence_head limit 1) h on true),
+    free as materialized (
+        select j.sequence_key from live_jobs j where j.ctid = any (array(select h.tid from head h where h.touched))
+        for share skip locked)
+    select array_agg(h.key) filter (where h.tid is null),
+           array_agg(h.key) filter (where h.touched and not exists (select from free f where f.sequence_key = h.key))
+    into v_idle, v_busy
+    from head h;
+    insert into wakeups select 'sequence:' || k.key from unnest(v_busy) k(key);
+    return case when v_idle is null then 0 else _advance_sequences(v_idle) end;
+end;
+$$;
+
 create or replace function promote_jobs() returns integer
     language plpgsql security definer set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
@@ -72,6 +178,7 @@ declare
     v_now timestamptz := clock();
     v_lane text;
     v_lanes text[];
+    v_keys text[];
     v_promoted integer := 0;
     v_due tid[];
     v_job live_jobs;
@@ -81,9 +188,9 @@ begin
             select d.ctid from live_jobs d where d.due_at <= v_now order by d.due_at, d.id limit 1000 for update skip locked);
         with due as (
             update live_jobs j
-            set state = _state_at(j.run_at, v_now, j.queue_name), updated_at = v_now, due_at = null,
-                ready_at = _ready_at(_state_at(j.run_at, v_now, j.queue_name), j.run_at),
-                parked = _parked(_state_at(j.run_at, v_now, j.queue_name))
+            set state = _state_at(j.run_at, v_now, j.queue_name, false), updated_at = v_now, due_at = null,
+                ready_at = _ready_at(_state_at(j.run_at, v_now, j.queue_name, false), j.run_at),
+                parked = _parked(_state_at(j.run_at, v_now, j.queue_name, false), false)
             where j.ctid = any (v_due) and (j.unique_recheck is null or j.state = 'scheduled')
             returning j.state, j.queue_name),
         woken as (
@@ -122,11 +229,16 @@ begin
                     where l.n < 100 and r.lane <> l.first)
                 select l.lane from lanes l);
         end if;
-        for v_lane in select u.lane from unnest(v_lanes) with ordinality u(lane, n) group by u.lane order by min(u.n) loop
-            if _try_lane(v_lane) then
-                delete from wakeups w where w.lane = v_lane;
-                v_promoted := v_promoted + _fill_queue(substr(v_lane, length('queue:') + 1));
-            end if;
+        v_lanes := array(
+            select l.lane from (select u.lane from unnest(v_lanes) with ordinality u(lane, n) group by u.lane order by min(u.n) offset 0) l
+            where _try_lane(l.lane));
+        delete from wakeups w where w.lane = any (v_lanes);
+        v_keys := array(select substr(l.lane, length('sequence:') + 1) from unnest(v_lanes) l(lane) where starts_with(l.lane, 'sequence:'));
+        if v_keys <> '{}' then
+            v_promoted := v_promoted + _settle_sequences(v_keys);
+        end if;
+        for v_lane in select l.lane from unnest(v_lanes) l(lane) where starts_with(l.lane, 'queue:') loop
+            v_promoted := v_promoted + _fill_queue(substr(v_lane, length('queue:') + 1));
         end loop;
     end if;
     if v_promoted > 0 then

@@ -17,6 +17,7 @@ declare
     v_keys bytea[];
     v_queues text[];
     v_queue text;
+    v_sequences text[];
 begin
     select case final_state when 'completed' then s.completed_retention else s.cancelled_retention end into v_retention
     from settings s;
@@ -35,20 +36,28 @@ begin
         insert into finished_jobs (
             id, worker_id, run, attempts, state, claimed_at, updated_at, started_at, cancel_requested_at, superseded, priority,
             max_attempts, revision, run_at, created_at, task_identifier, queue_name, job_key, delivery, flags, meta, unique_key,
-            unique_recheck, sequence_key, sequence_head, continue_on_cancelled, continue_on_discarded, last_error, reason, finished_at, expires_at,
+            unique_recheck, sequence_key, continue_on_cancelled, continue_on_discarded, last_error, reason, finished_at, expires_at,
             result, payload)
         select r.id, r.worker_id, r.run, r.attempts, final_state, r.claimed_at, v_now, r.started_at, r.cancel_requested_at,
                r.superseded, r.priority, r.max_attempts, r.revision, r.run_at, r.created_at, r.task_identifier, r.queue_name,
-               r.job_key, r.delivery, r.flags, r.meta, r.unique_key, r.unique_recheck, r.sequence_key, r.sequence_head, r.continue_on_cancelled,
+               r.job_key, r.delivery, r.flags, r.meta, r.unique_key, r.unique_recheck, r.sequence_key, r.continue_on_cancelled,
                r.continue_on_discarded, coalesce(error, r.last_error), close_reason, v_now, v_now + r.retention, r.new_result, r.payload
-        from retained r where r.retention > interval '0')
+        from retained r where r.retention > interval '0'),
+    halted as (
+        -- Of a job that gives way to another one the sequence takes no notice.
+        insert into sequence_halts
+        select r.sequence_key, r.id, 'cancelled', v_now from retained r
+        where final_state = 'cancelled' and r.sequence_key is not null and not r.continue_on_cancelled
+          and coalesce(close_reason, '') <> all ('{superseded,removed,replaced}')
+        on conflict do nothing)
     select array_agg(r.id),
            -- Only these may have rows in errors: an error is a job's last_error until an add with its key clears it.
            array_agg(r.id) filter (where r.retention = interval '0' and (
                r.run > 1 or r.revision > 0 or coalesce(error, r.last_error) is not null)),
            array_agg(r.unique_key) filter (where r.retention = interval '0' and r.unique_key is not null),
-           array_agg(distinct r.queue_name) filter (where r.queue_name is not null and r.ready_at is not null)
-    into v_closed, v_dropped, v_keys, v_queues
+           array_agg(distinct r.queue_name) filter (where r.queue_name is not null and r.ready_at is not null),
+           array_agg(distinct r.sequence_key) filter (where r.sequence_head)
+    into v_closed, v_dropped, v_keys, v_queues, v_sequences
     from retained r;
     if v_dropped is not null then
         delete from errors e where e.job_id = any (v_dropped);
@@ -56,6 +65,9 @@ begin
     -- Not of a job that is being replaced: its successor has the key.
     if v_keys is not null and close_reason is distinct from 'replaced' then
         perform _release_unique_keys(v_keys);
+    end if;
+    if v_sequences is not null then
+        perform _advance_sequences(v_sequences);
     end if;
     if v_queues is not null then
         foreach v_queue in array v_queues loop

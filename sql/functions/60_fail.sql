@@ -49,7 +49,8 @@ create or replace function _put_back(
 as $$
 declare
     v_now timestamptz := clock();
-    v_state text := _state_at(_put_back.run_at, v_now, job.queue_name, waiting);
+    v_held boolean := _held(job.sequence_key, job.sequence_head);
+    v_state text := _state_at(_put_back.run_at, v_now, job.queue_name, v_held, waiting);
 begin
     if job.superseded is not null or job.cancel_requested_at is not null then
         perform _close_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'),
@@ -58,8 +59,8 @@ begin
     end if;
     update live_jobs j
     set state = v_state, ready_at = _ready_at(v_state, _put_back.run_at), due_at = _due_at(v_state, _put_back.run_at),
-        parked = _parked(v_state), run_at = _put_back.run_at, updated_at = v_now, attempts = _put_back.attempts, worker_id = null, claimed_at = null, started_at = null,
-        last_error = coalesce(error, j.last_error), payload = coalesce(_put_back.payload, j.payload)
+        parked = _parked(v_state, v_held), run_at = _put_back.run_at, updated_at = v_now, attempts = _put_back.attempts,
+        worker_id = null, claimed_at = null, started_at = null, last_error = coalesce(error, j.last_error), payload = coalesce(_put_back.payload, j.payload)
     where j.id = job.id;
     perform _queue_slot_freed(job.queue_name);
     perform _wake_workers();
@@ -76,32 +77,48 @@ declare
 begin
     if job.superseded is not null or job.cancel_requested_at is not null then
         perform _close_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'), error);
-    elsif v_retention = interval '0' then
-        perform _forget_job(job);
+        return;
+    end if;
+    perform _halt_sequence(job, 'discarded');
+    if v_retention = interval '0' then
+        perform _forget_job(job, false);
     else
         update live_jobs j
         set state = 'discarded', ready_at = null, due_at = null, parked = null, updated_at = v_now, worker_id = null, claimed_at = null, finished_at = v_now,
             expires_at = v_now + v_retention, last_error = coalesce(error, j.last_error), reason = discard_reason,
-            payload = coalesce(_discard.payload, j.payload)
+            payload = coalesce(_discard.payload, j.payload), sequence_head = null
         where j.id = job.id;
-        if job.ready_at is not null then
-            perform _queue_slot_freed(job.queue_name);
-        end if;
+        perform _gone_from_turn(job);
     end if;
 end;
 $$;
 
--- Without a trace.
-create or replace function _forget_job(job live_jobs) returns void
+-- A job that has just left, or was moved: whoever waits for its place in its queue and in its sequence gets it.
+create or replace function _gone_from_turn(job live_jobs) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    if job.sequence_head then
+        perform _advance_sequences(array[job.sequence_key]);
+    end if;
+    if job.ready_at is not null then
+        perform _queue_slot_freed(job.queue_name);
+    end if;
+end;
+$$;
+
+-- Without a trace; unless it halted its sequence just now, that goes on.
+create or replace function _forget_job(job live_jobs, unhalt boolean default true) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     delete from live_jobs j where j.id = job.id;
     delete from errors e where e.job_id = job.id;
     perform _release_unique_keys(array[job.unique_key]);
-    if job.ready_at is not null then
-        perform _queue_slot_freed(job.queue_name);
+    if unhalt and job.sequence_key is not null then
+        perform _unhalt_sequence(job.sequence_key, job.id);
     end if;
+    perform _gone_from_turn(job);
 end;
 $$;
 

@@ -20,6 +20,21 @@ comment on function register_worker(jsonb) is
     'Begins a worker: returns an id, new at each start and never used again, to claim with. info is for people (host, pid, version). The '
     'worker must call heartbeat more often than every 20 seconds (settings.worker_ttl). Errors: PW001.';
 
+create or replace function describe_worker(worker_id bigint, info jsonb) returns void
+    language plpgsql security definer set search_path from current
+as $$
+begin
+    if info is null or jsonb_typeof(info) <> 'object' then
+        raise exception 'describe_worker: info must be a JSON object, got %', coalesce(jsonb_typeof(info), 'NULL') using errcode = 'PW001';
+    end if;
+    update workers w set info = w.info || describe_worker.info where w.id = describe_worker.worker_id and w.dead_at is null;
+end;
+$$;
+comment on function describe_worker(bigint, jsonb) is
+    'Adds to what a worker has said of itself. Three members tell explain_job which jobs it claims: task_identifiers, queue_names '
+    '(''default'' for jobs without a queue), forbidden_flags, arrays as claim_jobs takes them; without them it is taken to claim any. '
+    'Errors: PW001.';
+
 create or replace function heartbeat(worker_id bigint) returns boolean
     language plpgsql security definer set search_path from current
 as $$

@@ -75,6 +75,12 @@ begin
 end;
 $$;
 
+-- Does a live job not hold its unique key just now? A discarded one does not, nor does one that waits for a retry under a policy of
+-- River's that leaves `retryable` out.
+create or replace function _gave_key_back(job live_jobs) returns boolean
+    language sql immutable
+    return (job).state = 'discarded' or ((job).state = 'retryable' and 'retryable' <> all ((job).unique_recheck)) is true;
+
 -- Who else has the unique key of a job that would like it back; a row of nulls if nobody has. The key's row is held.
 create or replace function _unique_holder(job_id bigint, unique_key bytea) returns live_jobs
     language plpgsql set search_path from current
@@ -83,8 +89,7 @@ declare
     v_holder live_jobs;
 begin
     select h.* into v_holder from live_jobs h
-    where h.unique_key = _unique_holder.unique_key and h.id <> job_id and h.state <> 'discarded'
-      and (h.state <> 'retryable' or h.unique_recheck is null) limit 1;
+    where h.unique_key = _unique_holder.unique_key and h.id <> job_id and not _gave_key_back(h) limit 1;
     return v_holder;
 end;
 $$;
@@ -105,13 +110,22 @@ begin
         perform _hold_unique_key(v_unique_key);
     end if;
     v_row := _lock_job('retry_job', job_id);
-    if v_row.state in ('available', 'pending') then
+    if v_row.state = 'available' or v_row.parked = 'queue' then
+        return _job_of(v_row);
+    elsif v_row.state = 'pending' then
+        -- It waits in its sequence. If that is halted before it, it is to go on with this job (River); what lies between runs after it.
+        delete from sequence_halts h where h.sequence_key = v_row.sequence_key and h.job_id < v_row.id;
+        update live_jobs j set run_at = least(j.run_at, v_now), parked = case when found then 'next' else j.parked end, updated_at = v_now
+        where j.id = v_row.id
+        returning j.* into v_row;
+        insert into wakeups values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+        perform _wake_workers();
         return _job_of(v_row);
     elsif v_row.state = 'running' then
         raise exception 'retry_job: job % is running', job_id
             using errcode = 'PW005', hint = 'cancel_job(id, force => true) first, or wait for its end.';
     end if;
-    if v_unique_key is not null and (v_row.id is null or v_row.state in ('discarded', 'retryable')) then
+    if v_unique_key is not null and (v_row.id is null or _gave_key_back(v_row)) then
         v_holder := _unique_holder(job_id, v_unique_key);
         if v_holder.id is not null then
             perform _refuse_held_key('unique key', job_id, v_holder);
@@ -123,14 +137,15 @@ begin
         if not found then
             return retry_job(job_id);
         end if;
-        v_state := _state_at(v_now, v_now, v_past.queue_name);
+        v_state := _state_at(v_now, v_now, v_past.queue_name, v_past.sequence_key is not null);
         loop
             insert into live_jobs as j (
                 id, run, attempts, state, ready_at, parked, updated_at, priority, max_attempts, revision, run_at, created_at,
                 task_identifier, queue_name, job_key, delivery, flags, meta, unique_key, sequence_key, continue_on_cancelled,
                 continue_on_discarded, last_error, payload, unique_recheck)
             values (
-                v_past.id, v_past.run, v_past.attempts, v_state, _ready_at(v_state, v_now), _parked(v_state), v_now, v_past.priority,
+                v_past.id, v_past.run, v_past.attempts, v_state, _ready_at(v_state, v_now),
+                _parked(v_state, v_past.sequence_key is not null), v_now, v_past.priority,
                 case when v_past.attempts >= v_past.max_attempts then least(v_past.attempts + 1, 32767) else v_past.max_attempts end,
                 v_past.revision, v_now, v_past.created_at, v_past.task_identifier, v_past.queue_name, v_past.job_key, v_past.delivery,
                 v_past.flags, v_past.meta, v_past.unique_key, v_past.sequence_key, v_past.continue_on_cancelled,
@@ -144,16 +159,20 @@ begin
             end if;
         end loop;
     else
-        v_state := _state_at(v_now, v_now, v_row.queue_name);
+        v_state := _state_at(v_now, v_now, v_row.queue_name, _held(v_row.sequence_key, v_row.sequence_head));
         update live_jobs j
-        set state = v_state, ready_at = _ready_at(v_state, v_now), due_at = null, parked = _parked(v_state), run_at = v_now, updated_at = v_now, finished_at = null, expires_at = null,
-            reason = null,
+        set state = v_state, ready_at = _ready_at(v_state, v_now), due_at = null,
+            parked = _parked(v_state, _held(j.sequence_key, j.sequence_head)), run_at = v_now, updated_at = v_now, finished_at = null,
+            expires_at = null, reason = null,
             max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767) else j.max_attempts end
         where j.id = v_row.id
         returning j.* into v_row;
     end if;
+    if v_row.sequence_key is not null then
+        perform _unhalt_sequence(v_row.sequence_key, v_row.id);
+    end if;
     if v_row.parked is not null then
-        insert into wakeups values ('queue:' || v_row.queue_name);
+        insert into wakeups values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
     perform _wake_workers();
     return _job_of(v_row);
@@ -161,8 +180,9 @@ end;
 $$;
 comment on function retry_job(bigint) is
     'Lets a job run now: a discarded or finished one again, a scheduled or retryable one ahead of its time. last_error is kept; '
-    'max_attempts is raised by one where the attempts are used up (River: JobRetry). Errors: PW004; PW005 while it runs; PW003 when its '
-    'job_key is held by a newer job.';
+    'max_attempts is raised by one where the attempts are used up (River: JobRetry). In a sequence a job that is retried takes its '
+    'turn by its id; the one that halted the sequence thereby resumes it, and a waiting one behind the halt skips what halted it. '
+    'Errors: PW004; PW005 while it runs; PW003 when its job_key or unique key is held by another job.';
 
 create or replace function retry_jobs(job_ids bigint[]) returns setof job
     language plpgsql security definer set search_path from current
@@ -206,6 +226,9 @@ begin
     end if;
     delete from errors e where e.job_id = delete_job.job_id;
     perform _release_unique_keys(array[decode(v_job.unique_key, 'hex')]);
+    if v_job.sequence_key is not null then
+        perform _unhalt_sequence(v_job.sequence_key, job_id);
+    end if;
     return v_job;
 end;
 $$;
@@ -280,7 +303,7 @@ begin
     perform _hold_unique_key(k.unique_key) from (
         select distinct j.unique_key from live_jobs j
         where j.id = any (reschedule_jobs.job_ids) and j.unique_key is not null
-          and (j.state = 'discarded' or (j.state = 'retryable' and j.unique_recheck is not null)) order by 1 offset 0) k;
+          and _gave_key_back(j) order by 1 offset 0) k;
     for v_old in
         select j.* from live_jobs j where j.id = any (reschedule_jobs.job_ids) and j.state <> 'running' order by j.id for update
     loop
@@ -289,32 +312,39 @@ begin
         v_row.attempts := coalesce(reschedule_jobs.attempts, v_old.attempts);
         v_row.max_attempts := coalesce(reschedule_jobs.max_attempts, v_old.max_attempts);
         if v_row.attempts < v_row.max_attempts then
-            v_row.state := _state_at(v_row.run_at, v_now, v_old.queue_name, case when v_row.attempts > 0 then 'retryable' else 'scheduled' end);
+            v_row.state := _state_at(v_row.run_at, v_now, v_old.queue_name, _held(v_old.sequence_key, v_old.sequence_head),
+                                     case when v_row.attempts > 0 then 'retryable' else 'scheduled' end);
             v_row.finished_at := null;
             v_row.expires_at := null;
             v_row.reason := null;
         elsif v_old.state <> 'discarded' then
             v_row.state := 'discarded';
+            v_row.sequence_head := null;
             v_row.finished_at := v_now;
             v_row.expires_at := v_now + v_retention;
             v_row.reason := 'out of attempts';
         end if;
-        continue when v_old.unique_key is not null and (v_old.state = 'discarded' or (v_old.state = 'retryable' and v_old.unique_recheck is not null))
-                      and v_row.state <> 'discarded' and (v_row.state <> 'retryable' or v_old.unique_recheck is null)
+        continue when v_old.unique_key is not null and _gave_key_back(v_old) and not _gave_key_back(v_row)
                       and (_unique_holder(v_old.id, v_old.unique_key)).id is not null;
         update live_jobs j
         set run_at = v_row.run_at, attempts = v_row.attempts, max_attempts = v_row.max_attempts, state = v_row.state,
-            ready_at = _ready_at(v_row.state, v_row.run_at), due_at = _due_at(v_row.state, v_row.run_at), parked = _parked(v_row.state),
-            finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,
+            ready_at = _ready_at(v_row.state, v_row.run_at), due_at = _due_at(v_row.state, v_row.run_at),
+            parked = case when j.parked = 'next' and v_row.state = 'pending' then 'next'
+                          else _parked(v_row.state, _held(j.sequence_key, j.sequence_head)) end,
+            sequence_head = v_row.sequence_head, finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,
             priority = coalesce(reschedule_jobs.priority, j.priority), updated_at = v_now
         where j.id = v_old.id
         returning j.* into v_row;
         if v_row.parked is not null then
-            insert into wakeups values ('queue:' || v_row.queue_name);
+            insert into wakeups values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
         end if;
-        if v_old.ready_at is not null then
-            perform _queue_slot_freed(v_old.queue_name);
+        if v_row.sequence_key is not null and v_row.state = 'discarded' then
+            perform _halt_sequence(v_row, 'discarded');
+        elsif v_row.sequence_key is not null then
+            perform _unhalt_sequence(v_row.sequence_key, v_row.id);
         end if;
+        v_old.sequence_head := v_old.sequence_head and v_row.sequence_head is not true;
+        perform _gone_from_turn(v_old);
         return next _job_of(v_row);
     end loop;
     perform _wake_workers();

@@ -51,8 +51,12 @@ declare
 begin
     with gone as (
         delete from live_jobs j where j.id = any (array(
-            select d.id from live_jobs d where d.expires_at <= v_now order by d.expires_at limit max_rows for update skip locked))
-        returning j.id, j.unique_key)
+            select d.id from live_jobs d
+            where d.expires_at <= v_now and (d.sequence_key is null or not _holds_up(d.sequence_key, d.id))
+            order by d.expires_at limit max_rows for update skip locked))
+        returning j.id, j.unique_key, j.sequence_key),
+    unhalted as (
+        delete from sequence_halts h using gone g where h.sequence_key = g.sequence_key and h.job_id = g.id)
     select array_agg(g.id), array_agg(g.unique_key) filter (where g.unique_key is not null) into v_gone, v_keys from gone g;
     perform _release_unique_keys(v_keys);
     v_pruned := v_pruned + coalesce(cardinality(v_gone), 0);
@@ -65,6 +69,11 @@ begin
         order by 1
     loop
         begin
+            -- What a sequence halts at stays as long as somebody waits behind it.
+            execute format('update finished_jobs f set expires_at = $1 from %I p, sequence_halts h '
+                           'where h.job_id = p.id and _holds_up(h.sequence_key, h.job_id) and f.id = p.id and f.tableoid = %L::regclass',
+                           v_partition, v_partition) using v_now + interval '1 day';
+            execute format('delete from sequence_halts h using %I f where h.job_id = f.id', v_partition);
             execute format('delete from errors e using %I f where e.job_id = f.id', v_partition);
             execute format('select count(*), array_agg(f.unique_key) filter (where f.unique_key is not null) from %I f', v_partition)
             into v_rows, v_keys;
@@ -78,11 +87,18 @@ begin
 
     with gone as (
         delete from finished_jobs f
-        where (f.tableoid, f.ctid) in (select d.tableoid, d.ctid from finished_jobs d where d.expires_at <= v_now limit max_rows for update skip locked)
-        returning f.id, f.unique_key)
+        where (f.tableoid, f.ctid) in (
+            select d.tableoid, d.ctid from finished_jobs d
+            where d.expires_at <= v_now and (d.sequence_key is null or not _holds_up(d.sequence_key, d.id))
+            limit max_rows for update skip locked)
+        returning f.id, f.unique_key, f.sequence_key),
+    unhalted as (
+        delete from sequence_halts h using gone g where h.sequence_key = g.sequence_key and h.job_id = g.id)
     select array_agg(g.id), array_agg(g.unique_key) filter (where g.unique_key is not null) into v_gone, v_keys from gone g;
     perform _release_unique_keys(v_keys);
     delete from errors e where e.job_id = any (v_gone);
+    -- Halts by jobs of which nothing was kept.
+    delete from sequence_halts h where h.at < v_now - interval '30 days' and not _holds_up(h.sequence_key, h.job_id);
     return v_pruned + coalesce(cardinality(v_gone), 0);
 end;
 $$;

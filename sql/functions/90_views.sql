@@ -20,17 +20,44 @@ comment on view history is
 
 create or replace view queue_stats as
 select q.queue_name, case when s.queue_name is null and q.queue_name <> 'default' then 1 else s.concurrency end as concurrency,
-       coalesce(s.paused, false) as paused,
-       count(*) filter (where q.state = 'available') as available, count(*) filter (where q.state = 'running') as running,
-       count(*) filter (where q.state = 'pending') as pending, count(*) filter (where q.state = 'scheduled') as scheduled,
-       count(*) filter (where q.state = 'retryable') as retryable, count(*) filter (where q.state = 'discarded') as discarded,
-       min(q.run_at) filter (where q.state in ('available', 'pending')) as oldest_waiting
-from (select coalesce(j.queue_name, 'default') as queue_name, j.state, j.run_at from live_jobs j) q
-left join queues s on s.queue_name = q.queue_name
-group by q.queue_name, s.queue_name, s.concurrency, s.paused;
+       coalesce(s.paused, false) as paused, q.available, q.running, q.pending, q.scheduled, q.retryable, q.discarded, q.oldest_waiting
+from (
+    select coalesce(j.queue_name, 'default') as queue_name,
+           count(*) filter (where j.state = 'available') as available, count(*) filter (where j.state = 'running') as running,
+           count(*) filter (where j.state = 'pending') as pending, count(*) filter (where j.state = 'scheduled') as scheduled,
+           count(*) filter (where j.state = 'retryable') as retryable, count(*) filter (where j.state = 'discarded') as discarded,
+           min(j.run_at) filter (where j.state in ('available', 'pending')) as oldest_waiting
+    from live_jobs j group by 1
+    union all
+    select k.queue_name, 0, 0, 0, 0, 0, 0, null from queues k
+    where not exists (select from live_jobs j where j.queue_name = k.queue_name)) q
+left join lateral (
+    select k.* from queues k
+    where q.queue_name <> 'default'
+      and (k.queue_name = q.queue_name or right(k.queue_name, 1) = '*' and starts_with(q.queue_name, left(k.queue_name, -1)))
+    order by k.queue_name = q.queue_name desc, length(k.queue_name) desc limit 1) s on true;
 comment on view queue_stats is
-    'One row per queue that has jobs; ''default'' stands for jobs without a queue. concurrency null means no limit. It counts every '
-    'live job: look at it, do not poll it.';
+    'One row per queue that has jobs or was set; ''default'' stands for jobs without a queue. concurrency null means no limit. It counts '
+    'every live job: look at it, do not poll it.';
+
+create or replace view sequences as
+select s.sequence_key, s.running, s.waiting, h.job_id as halted_by, h.reason, h.at as since
+from (select u.sequence_key, max(u.id) filter (where u.sequence_head) as head, min(u.id) filter (where u.parked = 'next') as next,
+             max(u.id) filter (where u.sequence_head and u.state <> 'pending') as running,
+             count(*) filter (where u.state = 'pending') as waiting, min(u.id) filter (where u.parked = 'sequence') as first
+      from (select j.sequence_key, j.id, j.sequence_head, j.parked, j.state from live_jobs j
+            where j.sequence_key is not null and (j.sequence_head or j.parked <> 'queue')
+            union all
+            select h.sequence_key, null, null, null, null from sequence_halts h) u
+      group by u.sequence_key) s
+left join lateral (
+    select h.* from sequence_halts h
+    where h.sequence_key = s.sequence_key and s.head is null and s.next is null and (s.first is null or h.job_id < s.first)
+    order by h.job_id limit 1) h on true;
+comment on view sequences is
+    'One row per sequence that has jobs to run or is halted. running: the job past pending, if there is one; waiting: how many wait behind it; '
+    'halted_by, reason (cancelled or discarded) and since: the job at which it stands, see resume_sequence. It looks at every live job of '
+    'a sequence: look at it, do not poll it.';
 
 create or replace view live_workers as
 select w.id, w.info, w.started_at, w.beat_at, w.expires_at from workers w where w.dead_at is null;

@@ -5,12 +5,13 @@ declare
     v_schema text := current_schema();
     v_producer constant text[] := '{add_job,add_jobs,remove_job,unique_opts,conformance,_json_of,clock,schema_version}';
     v_worker constant text[] := v_producer ||
-        '{define_task,register_worker,heartbeat,unregister_worker,claim_jobs,seconds_until_due,finish_jobs,finish_job,fail_jobs,snooze_job,release_jobs,
+        '{define_task,register_worker,describe_worker,heartbeat,unregister_worker,claim_jobs,seconds_until_due,finish_jobs,finish_job,fail_jobs,snooze_job,release_jobs,
           force_unlock_workers,reconcile,promote_jobs,maintain,check_version,get_job}';
     v_admin constant text[] := v_worker ||
-        '{job_errors,cancel_job,retry_job,retry_jobs,delete_job,complete_jobs,permanently_fail_jobs,reschedule_jobs,prune,configure}';
+        '{job_errors,cancel_job,retry_job,retry_jobs,delete_job,complete_jobs,permanently_fail_jobs,reschedule_jobs,prune,configure,
+          resume_sequence,set_queue,pause_queue,resume_queue,explain_job}';
     v_reader constant text[] := '{clock,schema_version}';
-    v_views constant text := format('%1$I.jobs, %1$I.history, %1$I.queue_stats, %1$I.live_workers', v_schema);
+    v_views constant text := format('%1$I.jobs, %1$I.history, %1$I.queue_stats, %1$I.sequences, %1$I.live_workers', v_schema);
     v_kind record;
     v_function regprocedure;
 begin

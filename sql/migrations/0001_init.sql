@@ -78,6 +78,13 @@ create type _uniqueness as (
     recheck boolean
 );
 
+-- What a sequence_policy means for one job (private).
+create type _sequencing as (
+    key text,
+    continue_on_cancelled boolean,
+    continue_on_discarded boolean
+);
+
 create table settings (
     only_row boolean primary key default true constraint settings_only_row check (only_row),
     completed_retention interval not null default '24 hours',
@@ -105,13 +112,15 @@ create table tasks (
     updated_at timestamptz not null default clock_timestamp()
 );
 
--- Only queues that somebody configured. A name without a row is a serial queue; adding a job never writes here.
+-- Only queues that somebody configured. A name without a row is a serial queue; adding a job never writes here. A name that ends
+-- in '*' stands for all that begin like it.
 create table queues (
     queue_name text collate "C" primary key,
     concurrency integer default 1 constraint queues_concurrency check (concurrency >= 1),
     paused boolean not null default false,
-    updated_at timestamptz not null default clock_timestamp()
+    updated_at timestamptz
 );
+create index queues_family on queues (length(queue_name)) where right(queue_name, 1) = '*';
 
 -- One row per start of a worker process; never reused, so a late word of a dead worker is always recognised.
 create table workers (
@@ -130,7 +139,7 @@ create table live_jobs (
     -- what the indexes know of the state
     ready_at timestamptz,                           -- run_at while available or running: the claim's order
     due_at timestamptz,                             -- run_at while scheduled or retryable
-    parked text collate "C",                        -- 'sequence' or 'queue' while pending: what it waits for
+    parked text collate "C",                        -- while pending, what for: 'queue', 'sequence', or 'next' in its sequence
     -- what a claim changes
     worker_id bigint,                               -- not null exactly while running
     run integer not null default 0,                 -- fencing token: counts claims, only grows
@@ -156,7 +165,7 @@ create table live_jobs (
     meta jsonb,
     -- uniqueness and order
     unique_key bytea,
-    unique_recheck text[],                          -- states to look for when a retry falls due (River policies without retryable)
+    unique_recheck text[],                          -- states to look for when a retry falls due (River policies)
     sequence_key text collate "C",
     sequence_head boolean,                          -- true from its promotion to its end
     continue_on_cancelled boolean,
@@ -179,7 +188,7 @@ create index live_jobs_due on live_jobs (due_at, id) where due_at is not null;
 create unique index live_jobs_job_key on live_jobs (job_key) where job_key is not null;
 create index live_jobs_queue_parked on live_jobs (queue_name, priority, run_at, id) where parked = 'queue';
 create index live_jobs_queue_taken on live_jobs (queue_name) where ready_at is not null and queue_name is not null;
-create index live_jobs_sequence_parked on live_jobs (sequence_key, id) where parked = 'sequence';
+create index live_jobs_sequence_parked on live_jobs (sequence_key, parked, id) where parked <> 'queue';
 create unique index live_jobs_sequence_head on live_jobs (sequence_key) where sequence_head;
 create index live_jobs_unique_key on live_jobs (unique_key) where unique_key is not null;
 create index live_jobs_expires on live_jobs (expires_at) where expires_at is not null;
@@ -197,6 +206,16 @@ create table unique_keys (
     unique_key bytea primary key,
     adds integer not null default 1
 ) with (fillfactor = 70);
+
+-- Where a sequence must not go on: after this job, which was cancelled or discarded. A row of its own, so that a halt outlives
+-- whatever becomes of the job.
+create table sequence_halts (
+    sequence_key text collate "C" not null,
+    job_id bigint not null,
+    reason text collate "C" not null,           -- 'cancelled' or 'discarded'
+    at timestamptz not null,
+    primary key (sequence_key, job_id)
+);
 
 -- One row per failed attempt, pruned with its job.
 create table errors (

@@ -15,6 +15,8 @@ FUNCTIONS = {
     "configure": {"completed_retention cancelled_retention discarded_retention max_payload_bytes worker_ttl"},
     "conformance": {""},
     "define_task": {DEFINE},
+    "describe_worker": {"worker_id info"},
+    "explain_job": {"job_id"},
     "delete_job": {"job_id"},
     "fail_jobs": {"failures"},
     "finish_job": {"job_id run"},
@@ -24,6 +26,7 @@ FUNCTIONS = {
     "heartbeat": {"worker_id"},
     "job_errors": {"job_id"},
     "maintain": {""},
+    "pause_queue": {"queue_name"},
     "permanently_fail_jobs": {"job_ids error_message"},
     "promote_jobs": {""},
     "prune": {""},
@@ -32,10 +35,13 @@ FUNCTIONS = {
     "release_jobs": {"job_ids runs"},
     "remove_job": {"job_key"},
     "reschedule_jobs": {"job_ids run_at priority attempts max_attempts"},
+    "resume_queue": {"queue_name"},
+    "resume_sequence": {"sequence_key"},
     "retry_job": {"job_id"},
     "retry_jobs": {"job_ids"},
     "schema_version": {""},
     "seconds_until_due": {""},
+    "set_queue": {"queue_name concurrency"},
     "snooze_job": {"job_id run delay"},
     "unique_opts": {"by_args by_period by_queue by_state exclude_kind on_conflict"},
     "unregister_worker": {"worker_id"},
@@ -49,6 +55,7 @@ COLUMNS = {
     "jobs": "id queue_name task_identifier priority run_at attempts max_attempts last_error created_at updated_at key locked_at locked_by "
     "revision flags state delivery unique_key sequence_key meta",
     "queue_stats": "queue_name concurrency paused available running pending scheduled retryable discarded oldest_waiting",
+    "sequences": "sequence_key running waiting halted_by reason since",
     "live_workers": "id info started_at beat_at expires_at",
 }
 COLUMNS["history"] = COLUMNS["jobs"]

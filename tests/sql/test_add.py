@@ -231,14 +231,7 @@ def test_flags_must_be_a_plain_list(api: Any) -> None:
         api.add_job("t", flags=[["a"], ["b"]])
 
 
-@pytest.mark.parametrize("later", ["sequence_policy"])
-def test_what_is_not_supported_yet_is_refused_not_ignored(api: Any, later: str) -> None:
-    with api.refusal("PW001", later):
-        api.add_job("t", **{later: "{}"})
-    with api.refusal("PW001", r"specs\[1\]", later):
-        api.add_jobs([{"identifier": "t", later: {}}])
-    with api.refusal("PW001", later):
-        api.define_task("t", **{later: "{}"})
+def test_what_is_not_supported_yet_is_refused_not_ignored(api: Any) -> None:
     with api.refusal("PW001", "at_most_once"):
         api.add_job("t", delivery="at_most_once")
 

@@ -12,14 +12,14 @@ PRODUCER = {"add_job", "add_jobs", "remove_job", "unique_opts", "conformance", "
 WORKER = PRODUCER | {
     "define_task", "register_worker", "heartbeat", "unregister_worker", "claim_jobs", "seconds_until_due", "finish_jobs",
     "finish_job", "fail_jobs", "snooze_job", "release_jobs", "force_unlock_workers", "reconcile", "promote_jobs", "maintain",
-    "check_version", "get_job",
+    "check_version", "get_job", "describe_worker",
 }  # fmt: skip
 ADMIN = WORKER | {
     "job_errors", "cancel_job", "retry_job", "retry_jobs", "delete_job", "complete_jobs", "permanently_fail_jobs",
-    "reschedule_jobs", "prune", "configure",
+    "reschedule_jobs", "prune", "configure", "set_queue", "pause_queue", "resume_queue", "resume_sequence", "explain_job",
 }  # fmt: skip
 READER = {"clock", "schema_version"}
-VIEWS = {"jobs", "history", "queue_stats", "live_workers"}
+VIEWS = {"jobs", "history", "queue_stats", "sequences", "live_workers"}
 
 # The whole matrix: what is not named here nobody but the owner may do. "public" stands for a role with no grant at all.
 MATRIX: dict[str, tuple[set[str], set[str]]] = {
@@ -83,6 +83,7 @@ def test_no_reader_sees_a_payload_or_a_result(own: Any) -> None:
     worker = own.register_worker()
     for key in "abc":
         own.add_job("t", f'{{"password": "{SECRET}"}}', job_key=key)
+    own.add_job("u", f'{{"password": "{SECRET}"}}', sequence_policy={"by_args": True})
     done, failed = own.claim_jobs(worker, 2)
     own.rows("select pyworker.finish_jobs(array[%s], array[1], array['\"xyzzy\"'::jsonb])", [done.id])
     own.fail(failed, payload=[SECRET])

@@ -419,6 +419,7 @@ def turmoil(dsn: str, api: Any, worker: int, sessions: int, steps: int) -> Count
                     "retry_job",
                     "delete_job",
                     "prune",
+                    "worker dies",
                 ]
             )
             try:
@@ -451,6 +452,8 @@ def turmoil(dsn: str, api: Any, worker: int, sessions: int, steps: int) -> Count
                     conn.execute("select pyworker.retry_jobs(%s::bigint[])", [some])
                 elif verb == "prune":
                     conn.execute("select pyworker.maintain()")
+                elif verb == "worker dies":
+                    conn.execute("select pyworker.force_unlock_workers(array[%s::text])", [worker])
                 elif some:
                     conn.execute(f"select pyworker.{verb}(%s)", some[:1])
                 counts[verb] += 1

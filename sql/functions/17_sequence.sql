@@ -1,0 +1,114 @@
+-- 17_sequence: sequence_policy (River Pro): which sequence a job belongs to, and what halts one. Who is next: 30_promote.
+--
+-- Of each sequence at most one job is past `pending`, its head (a unique index holds that); the others wait, in the order of their ids.
+
+-- What is wrong with a policy; null if nothing is.
+create or replace function _sequence_policy_refusal(policy jsonb) returns text
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_known constant text[] := array['key', 'by_args', 'by_queue', 'exclude_kind', 'continue_on_cancelled', 'continue_on_discarded'];
+    v_switch text;
+begin
+    if jsonb_typeof(policy) <> 'object' then
+        return format('it must be a JSON object, got %s', jsonb_typeof(policy));
+    elsif policy - v_known <> '{}' then
+        return format('unknown member %s (known: %s)', jsonb_path_query_first(policy - v_known, '$.keyvalue().key'),
+                      array_to_string(v_known, ', '));
+    elsif policy ? 'key' and policy ?| array['by_args', 'by_queue', 'exclude_kind'] then
+        return 'key names the sequence by itself: it cannot be combined with by_args, by_queue or exclude_kind';
+    elsif policy ? 'key' and (jsonb_typeof(policy -> 'key') <> 'string' or length(policy ->> 'key') not between 1 and 512) then
+        return format('key must be a string of 1 to 512 characters, got %s', left((policy -> 'key')::text, 530));
+    end if;
+    foreach v_switch in array v_known[3:] loop
+        if jsonb_typeof(policy -> v_switch) <> 'boolean' then
+            return format('%s must be true or false, got %s', v_switch, policy -> v_switch);
+        end if;
+    end loop;
+    return case
+        when policy -> 'by_args' = '[]' then 'by_args must name at least one member of the payload, got []'
+        when jsonb_typeof(policy -> 'by_args') <> 'boolean' then _names_refusal('by_args', policy -> 'by_args') end;
+end;
+$$;
+
+-- The sequence of one job. A computed key is the canonical JSON of what the policy names, so that people can read it; the whole payload
+-- (it may be secret) and what is too long for an index go in as a hash.
+create or replace function _sequence_of(request _job_request, policy jsonb, queue_name text, label text) returns _sequencing
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_sequence _sequencing;
+    v_by_args jsonb := policy -> 'by_args';
+    v_args text;
+    v_problem text;
+begin
+    if coalesce(policy, 'null') = 'null' then
+        return null;
+    end if;
+    v_sequence.key := policy ->> 'key';
+    v_sequence.continue_on_cancelled := coalesce((policy -> 'continue_on_cancelled')::boolean, false);
+    v_sequence.continue_on_discarded := coalesce((policy -> 'continue_on_discarded')::boolean, false);
+    if v_sequence.key is not null then
+        return v_sequence;
+    end if;
+    if v_by_args <> 'false' then
+        if jsonb_typeof(v_by_args) = 'array' and json_typeof(request.payload) = 'object' then
+            v_args := _canonical(_members(request.payload::jsonb, _texts_of(v_by_args)));
+        else
+            v_by_args := 'true';
+            v_args := _canonical(coalesce(request.payload, '{}')::jsonb);
+        end if;
+        if v_by_args = 'true' or length(v_args) > 256 then
+            v_args := '"sha256:' || encode(sha256(convert_to(v_args, 'UTF8')), 'hex') || '"';
+        end if;
+    end if;
+    v_sequence.key := '{' || concat_ws(',',
+        '"args":' || v_args,
+        case when policy -> 'exclude_kind' is distinct from 'true' then '"kind":' || to_json(request.identifier) end,
+        case when policy -> 'by_queue' = 'true' then '"queue":' || to_json(coalesce(_sequence_of.queue_name, 'default')) end) || '}';
+    return v_sequence;
+exception
+    when sqlstate 'PW001' then
+        raise exception '%: sequence_policy: %', label, sqlerrm using errcode = 'PW001';
+    when data_exception or statement_too_complex then
+        get stacked diagnostics v_problem = pg_exception_detail;
+        raise exception '%: sequence_policy: the payload cannot be compared with others: %', label, coalesce(nullif(v_problem, ''), sqlerrm)
+            using errcode = 'PW001';
+end;
+$$;
+
+-- A job of a sequence was called off or discarded: nothing after it may run, unless it said so itself.
+create or replace function _halt_sequence(job live_jobs, halt_reason text) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    if job.sequence_key is not null
+       and not (case halt_reason when 'cancelled' then job.continue_on_cancelled else job.continue_on_discarded end) then
+        insert into sequence_halts values (job.sequence_key, job.id, halt_reason, clock()) on conflict do nothing;
+    end if;
+end;
+$$;
+
+-- The job at which a sequence halted is there again, or gone for good: whoever waits behind it may go on.
+create or replace function _unhalt_sequence(sequence_key text, job_id bigint) returns void
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    delete from sequence_halts h where h.sequence_key = _unhalt_sequence.sequence_key and h.job_id = _unhalt_sequence.job_id;
+    if found then
+        insert into wakeups values ('sequence:' || sequence_key);
+        perform _wake_workers();
+    end if;
+end;
+$$;
+
+-- Does anybody wait behind this job, at which the sequence halts?
+create or replace function _holds_up(sequence_key text, job_id bigint) returns boolean
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    return exists (select from sequence_halts h where h.sequence_key = _holds_up.sequence_key and h.job_id = _holds_up.job_id)
+       and exists (select from live_jobs j
+                   where j.sequence_key = _holds_up.sequence_key and j.parked <> 'queue' and j.id > _holds_up.job_id);
+end;
+$$;

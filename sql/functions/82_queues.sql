@@ -1,0 +1,125 @@
+-- 82_queues: what people do to queues and sequences. A change is data; promote_jobs acts on it, with the next claim.
+
+create or replace function _queue_refusal(queue_name text, family boolean) returns text
+    language plpgsql immutable set search_path from current
+as $$
+begin
+    return case
+        when queue_name is null or queue_name = '' or length(queue_name) > 128
+            then format('queue_name must be 1 to 128 characters long, got %s', coalesce(quote_literal(left(queue_name, 140)), 'NULL'))
+        when queue_name = 'default'
+            then 'queue_name ''default'' stands for jobs without a queue, which nothing limits or pauses; give them a queue_name'
+        when right(queue_name, 1) = '*' and not family
+            then format('queue_name must name one queue, not a family, got %L', queue_name) end;
+end;
+$$;
+
+create or replace function set_queue(queue_name text, concurrency integer default null) returns void
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_problem text := _queue_refusal(set_queue.queue_name, true);
+begin
+    if v_problem is null and set_queue.concurrency < 1 then
+        v_problem := format('concurrency must be at least 1, or null for no limit, got %s (to stop a queue: pause_queue)', set_queue.concurrency);
+    end if;
+    if v_problem is not null then
+        raise exception 'set_queue: %', v_problem using errcode = 'PW001';
+    end if;
+    insert into queues as q (queue_name, concurrency, updated_at) values (set_queue.queue_name, set_queue.concurrency, clock())
+    on conflict (queue_name) do update set concurrency = excluded.concurrency, updated_at = excluded.updated_at;
+    perform _queue_changed(set_queue.queue_name);
+end;
+$$;
+comment on function set_queue(text, integer) is
+    'Sets how many jobs of a queue may run at once; null means no limit (a label that workers can choose by, as in River and the Open Job '
+    'Spec). A queue that was never set runs one job after the other. A name that ends in ''*'' sets all queues that begin like it '
+    '(''customer:*'': so many at once per customer); a queue set by its own name goes by that, else the longest such name counts. Jobs '
+    'beyond a lowered limit that run already run on. Errors: PW001.';
+
+create or replace function pause_queue(queue_name text) returns void
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_problem text := _queue_refusal(pause_queue.queue_name, false);
+begin
+    if v_problem is not null then
+        raise exception 'pause_queue: %', v_problem using errcode = 'PW001';
+    end if;
+    insert into queues as q (queue_name, concurrency, paused, updated_at)
+    values (pause_queue.queue_name, (_queue_of(pause_queue.queue_name)).concurrency, true, clock())
+    on conflict (queue_name) do update set paused = true, updated_at = excluded.updated_at;
+    -- What was let go already, and is not claimed; what others let go at this moment is called back by the next promotion.
+    update live_jobs j set state = 'pending', ready_at = null, parked = 'queue', updated_at = clock()
+    where j.ctid = any (array(
+        select p.ctid from live_jobs p
+        where p.queue_name = pause_queue.queue_name and p.ready_at is not null and p.state = 'available' for update skip locked));
+    perform _queue_changed(pause_queue.queue_name);
+end;
+$$;
+comment on function pause_queue(text) is
+    'Lets no further job of this queue start, until resume_queue. Running jobs run on; adding goes on. It costs the same whatever waits. '
+    'Errors: PW001 (also for ''default'': jobs without a queue cannot be paused).';
+
+create or replace function resume_queue(queue_name text) returns void
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_problem text := _queue_refusal(resume_queue.queue_name, false);
+begin
+    if v_problem is not null then
+        raise exception 'resume_queue: %', v_problem using errcode = 'PW001';
+    end if;
+    update queues q set paused = false, updated_at = clock() where q.queue_name = resume_queue.queue_name and q.paused;
+    if found then
+        perform _queue_changed(resume_queue.queue_name);
+    end if;
+end;
+$$;
+comment on function resume_queue(text) is 'Lets the jobs of a paused queue start again; no more than its limit at once. Errors: PW001.';
+
+-- Has all queues of this name, or of this family, looked at.
+create or replace function _queue_changed(queue_name text) returns void
+    language plpgsql set search_path from current set enable_seqscan = off set enable_bitmapscan = off set jit = off
+as $$
+declare
+    v_prefix text := left(queue_name, -1);
+begin
+    if right(queue_name, 1) <> '*' then
+        insert into wakeups values ('queue:' || queue_name);
+    else
+        -- From name to name, not from job to job.
+        insert into wakeups
+        with recursive name as (
+            (select j.queue_name from live_jobs j where j.parked = 'queue' and j.queue_name >= v_prefix order by j.queue_name limit 1)
+            union all
+            select (select j.queue_name from live_jobs j where j.parked = 'queue' and j.queue_name > n.queue_name order by j.queue_name limit 1)
+            from name n where starts_with(n.queue_name, v_prefix))
+        select 'queue:' || n.queue_name from name n where starts_with(n.queue_name, v_prefix);
+    end if;
+    perform _wake_workers();
+end;
+$$;
+
+create or replace function resume_sequence(sequence_key text) returns boolean
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_first bigint := (select min(j.id) from live_jobs j where j.sequence_key = resume_sequence.sequence_key and j.parked <> 'queue');
+begin
+    delete from sequence_halts h
+    where h.sequence_key = resume_sequence.sequence_key and (v_first is null or h.job_id < v_first);
+    if not found then
+        return false;
+    end if;
+    insert into wakeups values ('sequence:' || sequence_key);
+    perform _wake_workers();
+    return true;
+end;
+$$;
+comment on function resume_sequence(text) is
+    'Lets a halted sequence go on with its next waiting job; the job that halted it stays as it ended. sequence_key: as the view '
+    'sequences shows it. Returns false if the sequence was not halted. To run the halting job itself again: retry_job.';

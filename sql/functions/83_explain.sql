@@ -1,0 +1,192 @@
+-- 83_explain: why is this job not running?
+
+create or replace function _to_call(call text) returns text
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return format('select * from %I.%s', current_schema(), call);
+end;
+$$;
+
+create or replace function explain_job(job_id bigint) returns table ("position" integer, reason text, detail text, remedy text)
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_job live_jobs;
+    v_past job;
+    v_queue queues;
+    v_head live_jobs;
+    v_halt sequence_halts;
+    v_worker workers;
+    v_ahead bigint;
+    v_taken bigint[];
+    v_idle constant text := 'start a worker: pyworker run; it promotes the job with its next claim';
+begin
+    position := 0;
+    select j.* into v_job from live_jobs j where j.id = explain_job.job_id;
+    if not found then
+        v_past := get_job(job_id);
+        if v_past.id is null then
+            raise exception 'explain_job: there is no job %', coalesce(job_id::text, 'NULL')
+                using errcode = 'PW004', hint = 'Finished jobs are kept for their retention; or the transaction that adds it has not committed.';
+        end if;
+        return query values (1, v_past.state,
+            format('%s at %s%s', v_past.state, v_past.finished_at, ': ' || v_past.reason), _to_call(format('retry_job(%s)', job_id)) || ' runs it again');
+        return;
+    elsif v_job.state = 'discarded' then
+        return query values (1, 'discarded',
+            format('%s at %s, after %s of %s attempts%s', v_job.reason, v_job.finished_at, v_job.attempts, v_job.max_attempts,
+                   ': ' || _last_line(v_job.last_error)), _to_call(format('retry_job(%s)', job_id)) || ' runs it again');
+        return;
+    elsif v_job.state = 'running' then
+        select w.* into v_worker from workers w where w.id = v_job.worker_id and w.dead_at is null;
+        if v_job.cancel_requested_at is not null then
+            position := position + 1;
+            return query values (position, 'cancel requested', format('at %s; its worker has not ended it yet', v_job.cancel_requested_at),
+                                 _to_call(format('cancel_job(%s, force => true)', job_id)) || ' ends it at once');
+        end if;
+        position := position + 1;
+        return query values (position, 'running',
+            format('since %s on worker %s%s, attempt %s of %s', v_job.claimed_at, v_job.worker_id,
+                   case when v_worker.id is null then ', which is dead'
+                        when v_worker.expires_at < v_now then format(', which has been silent since %s', v_worker.beat_at) else '' end,
+                   v_job.attempts, v_job.max_attempts),
+            case when v_worker.id is null or v_worker.expires_at < v_now then 'any worker hands it on; without one: ' || _to_call('maintain()') end);
+        return;
+    end if;
+
+    -- First its sequence.
+    if v_job.parked in ('sequence', 'next') then
+        select count(*) into v_ahead from live_jobs j
+        where j.sequence_key = v_job.sequence_key and j.parked <> 'queue' and (j.parked, j.id) < (v_job.parked, v_job.id);
+        select j.* into v_head from live_jobs j where j.sequence_key = v_job.sequence_key and j.sequence_head;
+        select h.* into v_halt from sequence_halts h
+        where h.sequence_key = v_job.sequence_key and h.job_id < v_job.id and v_job.parked = 'sequence' order by h.job_id limit 1;
+        position := position + 1;
+        if v_halt.job_id is not null then
+            return query values (position, 'sequence halted',
+                format('sequence %s is halted by job %s, %s at %s%s', v_job.sequence_key, v_halt.job_id, v_halt.reason, v_halt.at,
+                       case when v_ahead > 0 then format('; %s jobs wait before this one', v_ahead) else '' end),
+                format('%s runs that job again; %s goes on without it; %s goes on with this job', _to_call(format('retry_job(%s)', v_halt.job_id)),
+                       _to_call(format('resume_sequence(%L)', v_job.sequence_key)), _to_call(format('retry_job(%s)', job_id))));
+            position := position + 1;
+        end if;
+        if v_head.id is not null then
+            return query values (position, 'sequence',
+                format('waits for job %s (%s%s) in sequence %s, %s jobs wait before this one', v_head.id, v_head.state,
+                       case when v_head.due_at is not null then format(' until %s', v_head.due_at) else '' end, v_job.sequence_key, v_ahead),
+                _to_call(format('explain_job(%s)', v_head.id)));
+        elsif v_ahead > 0 then
+            return query values (position, 'sequence', format('%s jobs wait before this one in sequence %s', v_ahead, v_job.sequence_key),
+                                 'they run first, in the order of their ids');
+        elsif v_halt.job_id is null then
+            return query values (position, 'promotion', format('its turn in sequence %s has come', v_job.sequence_key), v_idle);
+        else
+            position := position - 1;
+        end if;
+    end if;
+    -- Then its time.
+    if v_job.run_at > v_now then
+        position := position + 1;
+        return query values (position, case when v_job.state = 'retryable' then 'waits for its retry' else 'not due' end,
+            format('not before %s%s', v_job.run_at, case when v_job.state = 'retryable' then
+                format('; attempt %s of %s failed: %s', v_job.attempts, v_job.max_attempts, _last_line(v_job.last_error)) else '' end),
+            _to_call(format('retry_job(%s)', job_id)) || ' lets it run now');
+    elsif v_job.due_at is not null then
+        position := position + 1;
+        return query values (position, 'promotion', format('it has been due since %s', v_job.due_at), v_idle);
+    end if;
+    -- Then its queue.
+    if v_job.queue_name is not null and v_job.state <> 'available' then
+        v_queue := _queue_of(v_job.queue_name);
+        v_taken := array(select t.id from live_jobs t where t.queue_name = v_job.queue_name and t.ready_at is not null limit 1001);
+        if v_queue.paused then
+            position := position + 1;
+            return query values (position, 'queue paused', format('queue %s is paused', v_job.queue_name),
+                                 _to_call(format('resume_queue(%L)', v_job.queue_name)));
+        elsif cardinality(v_taken) >= coalesce(v_queue.concurrency, 1000) then
+            position := position + 1;
+            return query values (position, 'queue full',
+                format('queue %s runs %s at once, now: job %s', v_job.queue_name, coalesce(v_queue.concurrency::text, 'any number'),
+                       array_to_string(v_taken[:5], ', ') || case when cardinality(v_taken) > 5 then ', …' else '' end),
+                _to_call(format('set_queue(%L, %s)', v_job.queue_name, coalesce(v_queue.concurrency, 1000) + 1)) || ' lets more run at once');
+        elsif v_job.parked = 'queue' then
+            select count(*) into v_ahead from (
+                select from live_jobs p
+                where p.queue_name = v_job.queue_name and p.parked = 'queue'
+                  and (p.priority, p.run_at, p.id) < (v_job.priority, v_job.run_at, v_job.id) limit 1000) ahead;
+            position := position + 1;
+            return query values (position, 'promotion',
+                format('queue %s has room, %s jobs are before this one', v_job.queue_name, v_ahead), v_idle);
+        end if;
+    end if;
+    -- Last, somebody to do it.
+    return query select explain_job.position + row_number() over ()::integer, w.reason, w.detail, w.remedy from _explain_workers(v_job) w;
+end;
+$$;
+comment on function explain_job(bigint) is
+    'Why a job is not running: one row per reason, in the order in which they have to go away, each with what changes it. Reasons: not due, '
+    'waits for its retry, sequence, sequence halted, queue paused, queue full, promotion (nobody has claimed since it could go on), no '
+    'worker, no worker takes it, waits for a worker; and running, cancel requested, completed, cancelled, discarded. Errors: PW004.';
+
+create or replace function _last_line(message text) returns text
+    language plpgsql immutable set search_path from current
+as $$
+begin
+    return (regexp_match(rtrim(message, E' \n\r\t'), '[^\n]*$'))[1];
+end;
+$$;
+
+-- Is there a worker that would claim this job, if it were available?
+create or replace function _explain_workers(job live_jobs, out reason text, out detail text, out remedy text) returns setof record
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_queue text := coalesce(job.queue_name, 'default');
+    v_workers workers[] := array(select w from workers w where w.dead_at is null and w.expires_at >= v_now order by w.id);
+    v_able bigint[];
+    v_ahead bigint;
+begin
+    if v_workers = '{}' then
+        select 'no worker', 'no worker is alive', 'start one: pyworker run MODULE' into reason, detail, remedy;
+        return next;
+        return;
+    end if;
+    v_able := array(
+        select w.id from unnest(v_workers) w
+        where coalesce(w.info -> 'task_identifiers' ? job.task_identifier, true) and coalesce(w.info -> 'queue_names' ? v_queue, true)
+          and not coalesce(job.flags ?| _texts_of(w.info -> 'forbidden_flags'), false) order by w.id);
+    if v_able = '{}' then
+        reason := 'no worker takes it';
+        if not exists (select from unnest(v_workers) w where coalesce(w.info -> 'task_identifiers' ? job.task_identifier, true)) then
+            detail := format('none of the %s live workers knows the task %s', cardinality(v_workers), job.task_identifier);
+            remedy := 'start a worker with the module that defines it, or correct the name';
+        elsif not exists (select from unnest(v_workers) w where coalesce(w.info -> 'queue_names' ? v_queue, true)) then
+            detail := format('none of the %s live workers serves the queue %s', cardinality(v_workers), v_queue);
+            remedy := format('start a worker without --queue, or with --queue %s', v_queue);
+        elsif not exists (
+            select from unnest(v_workers) w where not coalesce(job.flags ?| _texts_of(w.info -> 'forbidden_flags'), false)) then
+            detail := format('each of the %s live workers forbids one of its flags: %s', cardinality(v_workers),
+                             (select string_agg(f.flag, ', ' order by f.flag) from jsonb_object_keys(job.flags) f(flag)));
+            remedy := 'start a worker without that --forbid-flag';
+        else
+            detail := format('no worker has it all: the task %s, the queue %s and no flag of the job forbidden', job.task_identifier, v_queue);
+            remedy := 'start a worker without --task, --queue and --forbid-flag';
+        end if;
+        return next;
+    elsif job.state = 'available' then
+        select count(*) into v_ahead from (
+            select from live_jobs j
+            where j.ready_at is not null and j.state = 'available' and (j.priority, j.ready_at, j.id) < (job.priority, job.ready_at, job.id)
+            limit 10000) ahead;
+        reason := 'waits for a worker';
+        detail := format('%s%s available jobs come first; %s of %s live workers take it', v_ahead, case when v_ahead = 10000 then ' or more' else '' end,
+                         cardinality(v_able), cardinality(v_workers));
+        remedy := case when v_ahead > 0 then 'more workers, or a smaller priority: ' || _to_call('reschedule_jobs(array[' || job.id || '], priority => -1)')
+                       else 'it is next: if it stays, the workers are busy or cannot reach the database' end;
+        return next;
+    end if;
+end;
+$$;
