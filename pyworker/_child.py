@@ -142,6 +142,7 @@ class Claimed:
     key: str | None
     flags: str | None
     meta: str | None
+    sequence_key: str | None
     created_at: datetime
 
 
@@ -234,6 +235,8 @@ class Child:
                     db.define_task(task.name, task.options)
                 except InvalidArgument as error:
                     raise TaskError(f"{task!r}: {error}") from None
+        only = {"queue_names": self.config.queues, "forbidden_flags": self.config.forbidden_flags}
+        db.describe_worker(self.worker_id, {"task_identifiers": self._names(), **{k: v for k, v in only.items() if v}})
         conn.add_notify_handler(lambda note: self._heard(note.payload))
         db.listen()
         self._reconcile(db)
@@ -316,13 +319,18 @@ class Child:
         return room if in_hand < self.config.concurrency or room > self.prefetch // 2 else 0
 
     def _exchange(self, outcomes: Outcomes, room: int) -> list[tuple[Any, ...]]:
-        """Report and claim in one transaction and one round trip; then, if the claim came back short, ask until when to sleep."""
+        """Report and claim in one round trip; then, if the claim came back short, ask until when to sleep."""
         assert self.db is not None  # noqa: S101
         db = self.db
         self.called = False
         try:
-            with db.conn.pipeline():
-                replies = [db.send(call) for call in self._reports(outcomes)]
+            with db.conn.pipeline() as pipeline:
+                replies: list[psycopg.Cursor[Any]] = []
+                for call in self._reports(outcomes):
+                    # Each kind in a transaction of its own: each takes its jobs in the order of their ids, all together would not.
+                    if replies:
+                        pipeline.sync()
+                    replies.append(db.send(call))
                 claim = db.send(self._claim(room)) if room else None
                 due = db.send(db.seconds_until_due_call()) if room else None
             for reply in replies:
@@ -343,11 +351,13 @@ class Child:
             self._report_one_by_one(outcomes)
             return []
 
+    def _names(self) -> list[str]:
+        return self.config.only_tasks or sorted(self.tasks)
+
     def _claim(self, room: int) -> _sql.Call:
         assert self.db is not None  # noqa: S101
-        names = self.config.only_tasks or sorted(self.tasks)
         return self.db.claim_call(
-            self.worker_id, room, names, self.config.queues or None, self.config.forbidden_flags or None
+            self.worker_id, room, self._names(), self.config.queues or None, self.config.forbidden_flags or None
         )
 
     def _reports(self, outcomes: Outcomes) -> list[_sql.Call]:
@@ -514,6 +524,7 @@ class Child:
             key=job.key,
             flags=json.loads(job.flags) if job.flags else None,
             meta=json.loads(job.meta) if job.meta else None,
+            sequence_key=job.sequence_key,
             created_at=job.created_at,
             _connections=self.connections,
         )

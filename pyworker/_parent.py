@@ -171,7 +171,9 @@ class Parent:
                 if db is None:
                     db = self._connect()
                 for child in list(self.children.values()):
-                    db.heartbeat(child.worker_id)  # after an outage ours are not to be the first that are taken for dead
+                    db.heartbeat(
+                        child.worker_id
+                    )  # after an outage ours are not to be the first that are taken for dead
                 db.maintain()
                 backoff = Backoff()
             except psycopg.Error as error:
@@ -187,7 +189,7 @@ class Parent:
     def _spawn(self) -> None:
         assert self.db is not None  # noqa: S101
         worker_id = self.db.register_worker(
-            {"host": socket.gethostname(), "pid": os.getpid(), "version": self._version(), "tasks": self.config.tasks}
+            {"host": socket.gethostname(), "pid": os.getpid(), "version": self._version(), "modules": self.config.tasks}
         )
         process = subprocess.Popen(
             [sys.executable, "-m", "pyworker._child"],

@@ -116,7 +116,7 @@ _DEFINE_ARGUMENTS = {
 TASK_OPTIONS = _DEFINE_ARGUMENTS.keys() - {"identifier"}
 _CLAIMED = (
     "id, run, task_identifier, payload::text, attempts, max_attempts, priority, run_at, queue_name, key, flags::text, meta::text, "
-    "created_at"
+    "sequence_key, created_at"
 )
 
 
@@ -289,6 +289,9 @@ class Database:
     def register_worker(self, info: Mapping[str, Any]) -> int:
         return self._value("register_worker(%s::jsonb)", json.dumps(info))
 
+    def describe_worker(self, worker_id: int, info: Mapping[str, Any]) -> None:
+        self._value("describe_worker(%s, %s::jsonb)", worker_id, json.dumps(info))
+
     def heartbeat(self, worker_id: int) -> bool:
         return self._value("heartbeat(%s)", worker_id)
 
@@ -362,7 +365,37 @@ class Database:
         union = f"select state from {self._s}.jobs union all select state from {self._s}.history"  # noqa: S608
         return dict(self._rows(f"select state, count(*) from ({union}) j group by state"))  # type: ignore[arg-type]  # noqa: S608
 
-    def queue_stats(self) -> list[dict[str, Any]]:
-        columns = "queue_name, concurrency, paused, available, running, pending, scheduled, retryable, discarded, oldest_waiting"
-        rows = self._rows(f"select {columns} from {self._s}.queue_stats order by queue_name")  # noqa: S608
+    def _dicts(self, columns: str, source: str, *parameters: Any) -> list[dict[str, Any]]:
+        rows = self._rows(f"select {columns} from {self._s}.{source}", parameters)  # noqa: S608
         return [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
+
+    def queue_stats(self) -> list[dict[str, Any]]:
+        return self._dicts(
+            "queue_name, concurrency, paused, available, running, pending, scheduled, retryable, discarded, oldest_waiting",
+            "queue_stats order by queue_name",
+        )
+
+    # 82_queues, 83_explain
+
+    def set_queue(self, queue_name: str, concurrency: int | None) -> None:
+        self._value("set_queue(%s, %s::integer)", queue_name, concurrency)
+
+    def pause_queue(self, queue_name: str) -> None:
+        self._value("pause_queue(%s)", queue_name)
+
+    def resume_queue(self, queue_name: str) -> None:
+        self._value("resume_queue(%s)", queue_name)
+
+    def sequences(self, limit: int) -> list[dict[str, Any]]:
+        """Halted ones first, then those where most wait."""
+        return self._dicts(
+            "sequence_key, running, waiting, halted_by, reason, since",
+            "sequences order by halted_by is null, waiting desc, sequence_key limit %s",
+            limit,
+        )
+
+    def resume_sequence(self, sequence_key: str) -> bool:
+        return self._value("resume_sequence(%s)", sequence_key)
+
+    def explain_job(self, job_id: int) -> list[dict[str, Any]]:
+        return self._dicts("reason, detail, remedy", "explain_job(%s) order by position", job_id)

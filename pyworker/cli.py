@@ -273,6 +273,7 @@ def demo(users: int) -> None:
 @click.option("--flag", "flags", multiple=True)
 @click.option("--meta", help="A JSON object.")
 @click.option("--unique", help="A unique_policy, a JSON object: add the job only if there is no other like it.")
+@click.option("--sequence", help="A sequence_policy, a JSON object: one job after the other, in order, for each key.")
 @as_json
 def add(
     task: str,
@@ -283,12 +284,14 @@ def add(
     flags: tuple[str, ...],
     meta: str | None,
     unique: str | None,
+    sequence: str | None,
     **options: Any,
 ) -> None:
     """Add a job of TASK with PAYLOAD, a JSON text ("-" reads it from standard input)."""
     value = _parsed("PAYLOAD", sys.stdin.read() if payload == "-" else payload)
     options |= {"flags": flags or None, "meta": None if meta is None else _parsed("--meta", meta)}
     options["unique_policy"] = None if unique is None else _parsed("--unique", unique)
+    options["sequence_policy"] = None if sequence is None else _parsed("--sequence", sequence)
     with _database(dsn, schema) as db:
         job = db.add_job(task, value, **options)
     if machine:
@@ -296,7 +299,8 @@ def add(
     else:
         there = " (was there already)" if job.deduplicated else ""
         due = f", due {_time(job.run_at)}" if job.state == "scheduled" else ""
-        click.echo(f"job {job.id} {job.state}{there}{due}")
+        halted = f", its sequence is halted by job {job.sequence_halted_by}" if job.sequence_halted_by else ""
+        click.echo(f"job {job.id} {job.state}{there}{due}{halted}")
 
 
 def _parsed(name: str, text: str) -> _sql.JsonText:
@@ -417,10 +421,34 @@ def remove(job_ids: tuple[int, ...], dsn: str, schema: str, keys: tuple[str, ...
 
 
 @main.command()
+@click.argument("job_id", type=JOB_ID)
 @common
 @as_json
-def queues(dsn: str, schema: str, machine: bool) -> None:
-    """Show the queues that have jobs, with their counts per state."""
+def explain(job_id: int, dsn: str, schema: str, machine: bool) -> None:
+    """Say why a job is not running, and what would change it."""
+    with _database(dsn, schema) as db:
+        rows = db.explain_job(job_id)
+    if machine:
+        _print_json(rows)
+        return
+    for n, row in enumerate(rows, 1):
+        click.echo(f"{n}. {click.style(row['reason'], bold=True)}: {row['detail']}")
+        if row["remedy"]:
+            click.echo(f"   → {row['remedy']}")
+
+
+# -- queues and sequences ---------------------------------------------------------------------------------------------
+
+
+@main.group(invoke_without_command=True)
+@common
+@as_json
+@click.pass_context
+def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
+    """Show the queues that have jobs or limits, with their counts per state; or change one."""
+    ctx.obj = (dsn, schema)
+    if ctx.invoked_subcommand:
+        return
     with _database(dsn, schema) as db:
         rows = db.queue_stats()
     if machine:
@@ -430,6 +458,85 @@ def queues(dsn: str, schema: str, machine: bool) -> None:
         row["concurrency"] = "no limit" if row["concurrency"] is None else str(row["concurrency"])
         row["paused"] = "yes" if row["paused"] else "no"
     _print_table(rows, "no queue has jobs")
+    if any(row["paused"] == "yes" for row in rows):
+        click.echo("\nTo let a paused queue go on: pyworker queues resume QUEUE")
+
+
+@queues.command("set")
+@click.argument("queue")
+@click.argument("concurrency", type=click.IntRange(1), required=False)
+@click.option("--no-limit", is_flag=True, help="Any number at once.")
+@click.pass_obj
+def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_limit: bool) -> None:
+    """Let CONCURRENCY jobs of QUEUE run at once. 'customer:*' stands for all queues that begin like it."""
+    if (concurrency is None) != no_limit:
+        raise click.UsageError("name a number, or --no-limit")
+    with _database(*where) as db:
+        db.set_queue(queue, concurrency)
+    click.echo(f"queue {queue}: {'no limit' if no_limit else f'{concurrency} at once'}")
+
+
+@queues.command("pause")
+@click.argument("queue")
+@click.pass_obj
+def pause_queue(where: tuple[str, str], queue: str) -> None:
+    """Let no further job of QUEUE start. Running ones run on, and adding goes on."""
+    with _database(*where) as db:
+        db.pause_queue(queue)
+    click.echo(f"queue {queue} is paused")
+
+
+@queues.command("resume")
+@click.argument("queue")
+@click.pass_obj
+def resume_queue(where: tuple[str, str], queue: str) -> None:
+    """Let a paused QUEUE go on."""
+    with _database(*where) as db:
+        db.resume_queue(queue)
+    click.echo(f"queue {queue} goes on")
+
+
+@main.group(invoke_without_command=True)
+@common
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1))
+@as_json
+@click.pass_context
+def sequences(ctx: click.Context, dsn: str, schema: str, limit: int, machine: bool) -> None:
+    """Show the sequences that have jobs to run, halted ones first; or resume one."""
+    ctx.obj = (dsn, schema)
+    if ctx.invoked_subcommand:
+        return
+    with _database(dsn, schema) as db:
+        rows = db.sequences(limit)
+    if machine:
+        _print_json(rows)
+        return
+    halted = next((row["halted_by"] for row in rows if row["halted_by"]), None)
+    shown = [
+        {
+            "running": row["running"], "waiting": row["waiting"], "halted by": row["halted_by"], "reason": row["reason"],
+            "since": row["since"], "sequence": row["sequence_key"],
+        }
+        for row in rows
+    ]  # fmt: skip
+    _print_table(shown, "no sequence has jobs to run")
+    if halted:
+        click.echo(
+            f"\nTo go on with a halted sequence: pyworker retry {halted} (the job that halted it),"
+            " or pyworker sequences resume SEQUENCE (without it)"
+        )
+
+
+@sequences.command("resume")
+@click.argument("sequence")
+@click.pass_obj
+def resume_sequence(where: tuple[str, str], sequence: str) -> None:
+    """Let a halted SEQUENCE go on with its next job; the one that halted it stays as it is."""
+    with _database(*where) as db:
+        resumed = db.resume_sequence(sequence)
+    if not resumed:
+        raise Problem(f"sequence {sequence} is not halted (pyworker sequences lists them)")
+    click.echo(f"sequence {sequence} goes on")
 
 
 # -- output -----------------------------------------------------------------------------------------------------------
@@ -497,10 +604,16 @@ def _time(value: datetime) -> str:
     return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-for _name, _command in main.commands.items():
-    for _option in _command.params:
-        if isinstance(_option, click.Option):
-            _option.envvar = _option.envvar or f"PYWORKER_{_name}_{max(_option.opts, key=len)[2:]}".upper().replace(
-                "-", "_"
-            )
-            _option.show_envvar = True
+def _name_variables(group: click.Group, prefix: str) -> None:
+    """Each option can be set by a variable: --max-attempts of `add` by PYWORKER_ADD_MAX_ATTEMPTS."""
+    for name, command in group.commands.items():
+        for option in command.params:
+            if isinstance(option, click.Option):
+                own = f"{prefix}_{name}_{max(option.opts, key=len)[2:]}".upper().replace("-", "_")
+                option.envvar = option.envvar or own
+                option.show_envvar = True
+        if isinstance(command, click.Group):
+            _name_variables(command, f"{prefix}_{name}")
+
+
+_name_variables(main, "PYWORKER")

@@ -75,6 +75,7 @@ class _JobFields:
     key: str | None
     flags: dict[str, bool] | None
     meta: dict[str, Any] | None = field(repr=False)
+    sequence_key: str | None
     created_at: datetime
     _connections: Connections = field(repr=False)
     _in_transaction: Any = field(default=None, repr=False)
@@ -90,7 +91,8 @@ class Job(_JobFields):
     """The job at hand, for a handler that asks for it: a parameter named `job`, or annotated `Job`.
 
     id, run (the fencing token: it grows with each claim, hand it to whatever must refuse a late writer), task_identifier,
-    payload, attempts (this one included), max_attempts, priority, run_at, queue_name, key, flags, meta, created_at, logger.
+    payload, attempts (this one included), max_attempts, priority, run_at, queue_name, key, flags, meta, sequence_key, created_at,
+    logger.
     """
 
     __slots__ = ()

@@ -149,7 +149,7 @@ def task(
     priority: int | None = ...,
     queue_name: str | None = ...,
     unique: dict[str, Any] | None = ...,
-    sequence_policy: dict[str, Any] | None = ...,
+    sequence: dict[str, Any] | None = ...,
     delivery: str | None = ...,
     timeout: timedelta | float | None = ...,
     backoff: list[Any] | dict[str, Any] | None = ...,
@@ -163,22 +163,23 @@ def task(
     name: str | None = None,
     result: bool = False,
     unique: dict[str, Any] | None = None,
+    sequence: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
     """Make a function, sync or async, the handler of the jobs of its name.
 
     name: the identifier in add_job, by default the function's name. result: keep what it returns with the finished job.
-    unique: the unique_policy of its jobs, in River's or the Open Job Spec's terms (docs/unique-jobs.md).
+    unique: the unique_policy of its jobs, in River's or the Open Job Spec's terms (docs/unique-jobs.md). sequence: their
+    sequence_policy, such as {"by_args": ["customer_id"]}: one at a time, in order, per customer (docs/sequences-and-queues.md).
     The rest are the defaults of define_task, written to the database when a worker starts, so that a bare
     SELECT add_job(…) inherits them; timeout and retention are timedeltas or seconds. A task that gives none leaves the
     database's definition alone.
     """
-    unknown = options.keys() - _sql.TASK_OPTIONS
-    if unknown:
-        known = ", ".join(["name", "result", "unique", *sorted(_sql.TASK_OPTIONS - {"unique_policy"})])
+    plain = _sql.TASK_OPTIONS - {"unique_policy", "sequence_policy"}
+    if unknown := options.keys() - plain:
+        known = ", ".join(["name", "result", "unique", "sequence", *sorted(plain)])
         raise TypeError(f"task has no option {sorted(unknown)[0]!r} (known: {known})")
-    if unique is not None:
-        options["unique_policy"] = unique
+    options |= {"unique_policy": unique, "sequence_policy": sequence}
     for key in ("timeout", "retention"):
         if isinstance(options.get(key), int | float):
             options[key] = timedelta(seconds=options[key])

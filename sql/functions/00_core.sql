@@ -46,11 +46,11 @@ comment on function check_version(integer) is
 
 -- The job at which a sequence halts before it comes to this one.
 create or replace function _halted_by(sequence_key text, job_id bigint) returns bigint
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable set search_path from current
 as $$
 begin
     return (select h.job_id from sequence_halts h
-            where h.sequence_key = _halted_by.sequence_key and h.job_id < _halted_by.job_id order by h.job_id limit 1);
+            where h.sequence_key = _halted_by.sequence_key and h.job_id < _halted_by.job_id order by h.sequence_key, h.job_id limit 1);
 end;
 $$;
 

@@ -10,7 +10,9 @@ declare
     v_known constant text[] := array['key', 'by_args', 'by_queue', 'exclude_kind', 'continue_on_cancelled', 'continue_on_discarded'];
     v_switch text;
 begin
-    if jsonb_typeof(policy) <> 'object' then
+    if policy = 'null' then
+        return null; -- as if it were not given
+    elsif jsonb_typeof(policy) <> 'object' then
         return format('it must be a JSON object, got %s', jsonb_typeof(policy));
     elsif policy - v_known <> '{}' then
         return format('unknown member %s (known: %s)', jsonb_path_query_first(policy - v_known, '$.keyvalue().key'),

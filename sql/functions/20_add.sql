@@ -62,7 +62,7 @@ create or replace function _job_refusal(
             then format('delivery must be at_least_once or at_most_once, got %L', delivery)
         when delivery = 'at_most_once'
             then 'delivery at_most_once is not supported yet'
-        when nullif(sequence_policy, 'null') is not null and _sequence_policy_refusal(sequence_policy) is not null
+        when sequence_policy is not null and _sequence_policy_refusal(sequence_policy) <> ''
             then 'sequence_policy: ' || _sequence_policy_refusal(sequence_policy)
         -- Only a payload that may break a limit is looked at more closely.
         when octet_length(payload::text) > 1024

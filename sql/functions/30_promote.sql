@@ -128,9 +128,9 @@ begin
         returning j.sequence_key, j.state, j.queue_name),
     woken as (
         insert into wakeups (lane)
-        select 'sequence:' || f.key from first f where not exists (select from moved m where m.sequence_key = f.key)
-        union
-        select 'queue:' || m.queue_name from moved m where m.state = 'pending'
+        (select 'sequence:' || f.key from first f except select 'sequence:' || m.sequence_key from moved m)
+        union all
+        select distinct 'queue:' || m.queue_name from moved m where m.state = 'pending'
         returning lane)
     select (select count(*) filter (where m.state = 'available') from moved m), (select count(*) from woken) into v_available, v_wakeups;
     if v_available + v_wakeups > 0 then

@@ -70,9 +70,14 @@ begin
         perform _advance_sequences(v_sequences);
     end if;
     if v_queues is not null then
-        foreach v_queue in array v_queues loop
+        -- Each lane is a lock, and PostgreSQL has room for some 6,000: the rest of a large batch is left to the next promotions.
+        foreach v_queue in array v_queues[:100] loop
             perform _queue_slot_freed(v_queue);
         end loop;
+        if cardinality(v_queues) > 100 then
+            insert into wakeups select 'queue:' || q.name from unnest(v_queues[101:]) q(name);
+            perform _wake_workers();
+        end if;
     end if;
     return coalesce(v_closed, '{}');
 end;

@@ -191,3 +191,34 @@ def log_a_line(payload, job):
 @task(backoff=["1 hour"])
 def not_awaited(payload):
     return asyncio.sleep(0)
+
+
+def say(job, what):
+    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
+        conn.execute(
+            "insert into public.seen (job_id, run, task, told) values (%s, %s, %s, %s)",
+            [job.id, job.run, job.sequence_key, json.dumps(what)],
+        )
+
+
+@task(sequence={"by_args": ["customer"]}, backoff=[0.05])
+def in_turn(payload, job):
+    """Says when it begins and ends; `fate` names what happens in its first runs."""
+    say(job, "begin")
+    if job.run <= len(payload.get("fate", "")):
+        match payload["fate"][job.run - 1]:
+            case "e":
+                say(job, "end")
+                raise Canary
+            case "s":
+                say(job, "end")
+                raise Snooze(0.05)
+            case "k":
+                os.kill(os.getpid(), signal.SIGKILL)
+    say(job, "end")
+
+
+@task(sequence={"by_args": ["customer"]})
+async def in_turn_async(payload, job):
+    await asyncio.to_thread(say, job, "begin")
+    await asyncio.to_thread(say, job, "end")
