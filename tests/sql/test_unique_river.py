@@ -328,3 +328,40 @@ def test_whoever_comes_first_gets_the_key(api: Any, worker: int, clock: Any, ord
             api.retry_jobs([old[1].id])
         live = api.rows("select id from pyworker.jobs where state in ('available', 'running', 'scheduled', 'pending')")
         assert len(live) == 1
+
+
+def test_of_mixed_policies_of_one_key_one_job_survives_when_the_backoffs_end(api: Any, worker: int, clock: Any) -> None:
+    """The strict one waits for its retry and counts as a duplicate of its like; the loose one does not mind it."""
+    strict = waiting(api, worker, policy=RIVER)
+    loose = waiting(api, worker)
+    assert add(api, RIVER).id in (strict.id, loose.id)
+    clock.advance(hours=1)
+    api.heartbeat(worker)
+    (survivor,) = api.claim_jobs(worker, 10)
+    assert sorted(states(api, strict, loose)) == ["discarded", "running"]
+    gave_way(api, strict if survivor.id == loose.id else loose)
+
+
+def test_a_strict_retry_gives_way_to_a_loose_job_that_lives(api: Any, worker: int, clock: Any) -> None:
+    strict = waiting(api, worker, policy=RIVER)
+    loose = add(api)
+    clock.advance(hours=1)
+    api.heartbeat(worker)
+    assert [job.id for job in api.claim_jobs(worker, 10)] == [loose.id]
+    gave_way(api, strict)
+
+
+def test_a_retry_without_a_rival_comes_back_whatever_its_policy(api: Any, worker: int, clock: Any) -> None:
+    strict = waiting(api, worker, policy=RIVER)
+    clock.advance(hours=1)
+    api.heartbeat(worker)
+    assert [job.id for job in api.claim_jobs(worker, 10)] == [strict.id]
+
+
+def test_a_retry_that_holds_its_key_may_be_hurried_beside_a_legal_twin(api: Any, worker: int) -> None:
+    """By the Open Job Spec its own backoff would not ask either; retry_job only shortens it."""
+    job = add(api, OJS)
+    api.fail(api.claim(worker, "t"))
+    twin = add(api, {**OJS, "states": ["available"]})
+    assert api.retry_job(job.id).state == "available"
+    assert states(api, job, twin) == ["available", "available"]
