@@ -8,8 +8,7 @@ import functools
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import click
@@ -22,11 +21,11 @@ from . import _migrate, _sql
 from ._config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, RunConfig
 from ._connect import connect
 from ._embedded import NoPostgres, kept_server
+from ._output import STYLES, print_json, print_table, report, text_of, time_of
 from .errors import PyworkerError, SchemaVersionError, sqlstate_of
 
 STATES = ["scheduled", "pending", "available", "running", "retryable", "completed", "cancelled", "discarded"]
 JOB_ID = click.IntRange(1, 2**63 - 1)
-STYLES = {"completed": "green", "running": "cyan", "retryable": "yellow", "discarded": "red", "cancelled": "magenta"}
 
 
 class Problem(click.ClickException):
@@ -295,10 +294,10 @@ def add(
     with _database(dsn, schema) as db:
         job = db.add_job(task, value, **options)
     if machine:
-        _print_json(dataclasses.asdict(job))
+        print_json(dataclasses.asdict(job))
     else:
         there = " (was there already)" if job.deduplicated else ""
-        due = f", due {_time(job.run_at)}" if job.state == "scheduled" else ""
+        due = f", due {time_of(job.run_at)}" if job.state == "scheduled" else ""
         halted = f", its sequence is halted by job {job.sequence_halted_by}" if job.sequence_halted_by else ""
         click.echo(f"job {job.id} {job.state}{there}{due}{halted}")
 
@@ -336,7 +335,7 @@ def jobs(
             return
         rows = db.list_jobs(states=states, tasks=tasks, queues=queues, key=key, limit=limit)
     if machine:
-        _print_json(rows)
+        print_json(rows)
         return
     shown = [
         {
@@ -345,7 +344,7 @@ def jobs(
         }
         for row in rows
     ]  # fmt: skip
-    _print_table(
+    print_table(
         shown, "no jobs" + (" match" if states or tasks or queues or key else " yet: pyworker add TASK adds one")
     )
 
@@ -356,19 +355,19 @@ def _show_job(db: _sql.Database, job_id: int, machine: bool) -> None:
         raise Problem(f"there is no job {job_id} (finished jobs are kept for their retention)")
     errors = [dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in db.job_errors(job_id)]
     if machine:
-        _print_json({**dataclasses.asdict(job), "errors": errors})
+        print_json({**dataclasses.asdict(job), "errors": errors})
         return
     console = Console(soft_wrap=True, highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in dataclasses.asdict(job).items():
         if value is not None and name not in ("last_error", "deduplicated"):
             is_json = name in ("payload", "meta", "flags", "result")
-            text = Text(json.dumps(value, ensure_ascii=False)) if is_json else _text(value)
+            text = Text(json.dumps(value, ensure_ascii=False)) if is_json else text_of(value)
             table.add_row(name, text, style=STYLES.get(job.state) if name == "state" else None)
     console.print(table)
     for error in errors:
         console.print(
-            f"\nattempt (run {error['run']}) failed {_time(error['at'])} on worker {error['worker']}:", style="yellow"
+            f"\nattempt (run {error['run']}) failed {time_of(error['at'])} on worker {error['worker']}:", style="yellow"
         )
         console.print(error["error"].rstrip(), markup=False)
 
@@ -380,7 +379,7 @@ def _show_job(db: _sql.Database, job_id: int, machine: bool) -> None:
 def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> None:
     """Run jobs now: discarded and finished ones again, scheduled and retryable ones ahead of their time."""
     with _database(dsn, schema) as db:
-        _report([db.retry_job(job_id) for job_id in job_ids], machine)
+        report([db.retry_job(job_id) for job_id in job_ids], machine)
 
 
 @main.command()
@@ -391,7 +390,7 @@ def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> Non
 def cancel(job_ids: tuple[int, ...], dsn: str, schema: str, force: bool, machine: bool) -> None:
     """Call jobs off. A running one is asked to stop, unless --force."""
     with _database(dsn, schema) as db:
-        _report([db.cancel_job(job_id, force) for job_id in job_ids], machine)
+        report([db.cancel_job(job_id, force) for job_id in job_ids], machine)
 
 
 @main.command()
@@ -411,7 +410,7 @@ def remove(job_ids: tuple[int, ...], dsn: str, schema: str, keys: tuple[str, ...
                 raise Problem(f"no job holds the key {key!r}")
             removed.append(job)
     if machine:
-        _print_json([dataclasses.asdict(job) for job in removed])
+        print_json([dataclasses.asdict(job) for job in removed])
         return
     for job in removed:
         running = job.state == "running"
@@ -429,7 +428,7 @@ def explain(job_id: int, dsn: str, schema: str, machine: bool) -> None:
     with _database(dsn, schema) as db:
         rows = db.explain_job(job_id)
     if machine:
-        _print_json(rows)
+        print_json(rows)
         return
     for n, row in enumerate(rows, 1):
         click.echo(f"{n}. {click.style(row['reason'], bold=True)}: {row['detail']}")
@@ -452,12 +451,12 @@ def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
     with _database(dsn, schema) as db:
         rows = db.queue_stats()
     if machine:
-        _print_json(rows)
+        print_json(rows)
         return
     for row in rows:
         row["concurrency"] = "no limit" if row["concurrency"] is None else str(row["concurrency"])
         row["paused"] = "yes" if row["paused"] else "no"
-    _print_table(rows, "no queue has jobs")
+    print_table(rows, "no queue has jobs")
     if any(row["paused"] == "yes" for row in rows):
         click.echo("\nTo let a paused queue go on: pyworker queues resume QUEUE")
 
@@ -509,7 +508,7 @@ def sequences(ctx: click.Context, dsn: str, schema: str, limit: int, machine: bo
     with _database(dsn, schema) as db:
         rows = db.sequences(limit)
     if machine:
-        _print_json(rows)
+        print_json(rows)
         return
     halted = next((row["halted_by"] for row in rows if row["halted_by"]), None)
     shown = [
@@ -519,7 +518,7 @@ def sequences(ctx: click.Context, dsn: str, schema: str, limit: int, machine: bo
         }
         for row in rows
     ]  # fmt: skip
-    _print_table(shown, "no sequence has jobs to run")
+    print_table(shown, "no sequence has jobs to run")
     if halted:
         click.echo(
             f"\nTo go on with a halted sequence: pyworker retry {halted} (the job that halted it),"
@@ -537,71 +536,6 @@ def resume_sequence(where: tuple[str, str], sequence: str) -> None:
     if not resumed:
         raise Problem(f"sequence {sequence} is not halted (pyworker sequences lists them)")
     click.echo(f"sequence {sequence} goes on")
-
-
-# -- output -----------------------------------------------------------------------------------------------------------
-
-
-def _report(jobs: Sequence[_sql.JobRow], machine: bool) -> None:
-    if machine:
-        _print_json([dataclasses.asdict(job) for job in jobs])
-        return
-    for job in jobs:
-        asked = job.state == "running"
-        click.echo(f"job {job.id} is running and was asked to stop" if asked else f"job {job.id} {job.state}")
-
-
-def _print_json(value: Any) -> None:
-    def dump(ensure_ascii: bool) -> str:
-        return json.dumps(
-            value,
-            indent=2,
-            ensure_ascii=ensure_ascii,
-            default=lambda v: v.isoformat() if isinstance(v, datetime) else str(v),
-        )
-
-    try:
-        text = dump(ensure_ascii=False)
-        text.encode(sys.stdout.encoding)
-    except UnicodeEncodeError:  # half a surrogate pair, or a narrow terminal
-        text = dump(ensure_ascii=True)
-    click.echo(text)
-
-
-def _print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
-    if not rows:
-        click.echo(nothing)
-        return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    texts = [[_text(value) for value in row.values()] for row in rows]
-    widths = [max(len(name), *(text[at].cell_len for text in texts)) for at, name in enumerate(rows[0])]
-    for at, name in enumerate(rows[0]):
-        number = all(isinstance(row[name], int) for row in rows)
-        # Only the last column gives way when the terminal is narrow.
-        width = None if at == len(rows[0]) - 1 else widths[at]
-        table.add_column(
-            name.replace("_", " "),
-            justify="right" if number else "left",
-            min_width=width,
-            overflow="ellipsis",
-            no_wrap=True,
-        )
-    for row, text in zip(rows, texts, strict=True):
-        table.add_row(*text, style=STYLES.get(str(row.get("state"))))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    console.width = max(console.width, sum(width + 1 for width in widths[:-1]) + 20)
-    console.print(table)
-
-
-def _text(value: Any) -> Text:
-    if isinstance(value, datetime):
-        return Text(_time(value))
-    lines = str(value).strip().split("\n") if value is not None else [""]
-    return Text(lines[-1])  # of a traceback, its last line says what happened
-
-
-def _time(value: datetime) -> str:
-    return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _name_variables(group: click.Group, prefix: str) -> None:

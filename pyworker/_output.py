@@ -1,0 +1,81 @@
+"""What commands print: tables for people, JSON for machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ._sql import JobRow
+
+STYLES = {"completed": "green", "running": "cyan", "retryable": "yellow", "discarded": "red", "cancelled": "magenta"}
+
+
+def report(jobs: Sequence[JobRow], machine: bool) -> None:
+    if machine:
+        print_json([dataclasses.asdict(job) for job in jobs])
+        return
+    for job in jobs:
+        asked = job.state == "running"
+        click.echo(f"job {job.id} is running and was asked to stop" if asked else f"job {job.id} {job.state}")
+
+
+def print_json(value: Any) -> None:
+    def dump(ensure_ascii: bool) -> str:
+        return json.dumps(
+            value,
+            indent=2,
+            ensure_ascii=ensure_ascii,
+            default=lambda v: v.isoformat() if isinstance(v, datetime) else str(v),
+        )
+
+    try:
+        text = dump(ensure_ascii=False)
+        text.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:  # half a surrogate pair, or a narrow terminal
+        text = dump(ensure_ascii=True)
+    click.echo(text)
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
+    if not rows:
+        click.echo(nothing)
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    texts = [[text_of(value) for value in row.values()] for row in rows]
+    widths = [max(len(name), *(text[at].cell_len for text in texts)) for at, name in enumerate(rows[0])]
+    for at, name in enumerate(rows[0]):
+        number = all(isinstance(row[name], int) for row in rows)
+        # Only the last column gives way when the terminal is narrow.
+        width = None if at == len(rows[0]) - 1 else widths[at]
+        table.add_column(
+            name.replace("_", " "),
+            justify="right" if number else "left",
+            min_width=width,
+            overflow="ellipsis",
+            no_wrap=True,
+        )
+    for row, text in zip(rows, texts, strict=True):
+        table.add_row(*text, style=STYLES.get(str(row.get("state"))))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    console.width = max(console.width, sum(width + 1 for width in widths[:-1]) + 20)
+    console.print(table)
+
+
+def text_of(value: Any) -> Text:
+    if isinstance(value, datetime):
+        return Text(time_of(value))
+    lines = str(value).strip().split("\n") if value is not None else [""]
+    return Text(lines[-1])  # of a traceback, its last line says what happened
+
+
+def time_of(value: datetime) -> str:
+    return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
