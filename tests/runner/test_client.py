@@ -312,7 +312,11 @@ def test_what_python_can_refuse_costs_no_transaction(
         ({}, {"meta": []}, "add_job: meta must be a JSON object, got array"),
         ({}, {"priority": 99999}, "add_job: priority must be from -32768 to 32767, got 99999"),
         ({}, {"job_key_mode": "x"}, "add_job: job_key_mode must be replace, preserve_run_at or unsafe_dedupe, got 'x'"),
-        ({}, {"sequence_policy": {}}, "not supported yet"),
+        (
+            {},
+            {"sequence_policy": {"key": 7}},
+            "add_job: sequence_policy: key must be a string of 1 to 512 characters, got 7",
+        ),
         ("x" * (1 << 20), {}, "payload must not be larger than 1048576 bytes"),
     ],
     ids=lambda value: None,

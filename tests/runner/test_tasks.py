@@ -92,7 +92,8 @@ def test_options_are_kept_for_the_database_and_seconds_become_intervals() -> Non
 @pytest.mark.parametrize("decorate", [lambda: task(retries=3), lambda: task(job_key="k"), lambda: task(run_at=None)])
 def test_an_unknown_option_is_refused_with_those_there_are(decorate: Any) -> None:
     with pytest.raises(
-        TypeError, match=r"task has no option '(retries|job_key|run_at)' \(known: name, result, unique, backoff, "
+        TypeError,
+        match=r"task has no option '(retries|job_key|run_at)' \(known: name, result, unique, sequence, backoff, ",
     ):
         decorate()
 
