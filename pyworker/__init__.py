@@ -23,7 +23,7 @@ from .errors import (
     TaskError,
     WrongState,
 )
-from .job import AsyncJob, Cancel, Discard, Failed, Job, Snooze
+from .job import AsyncJob, Cancel, Discard, Failed, Job, NotStarted, Snooze
 from .tasks import Task, task
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Job",
     "JobRow",
     "NotFound",
+    "NotStarted",
     "PyworkerError",
     "SchemaVersionError",
     "Snooze",

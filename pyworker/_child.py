@@ -27,19 +27,19 @@ import threading
 import time
 import traceback
 from collections import deque
-from dataclasses import dataclass
-from datetime import datetime, timedelta
 from queue import SimpleQueue
-from typing import Any, NoReturn, TextIO, cast
+from typing import Any, NoReturn, TextIO
 
 import psycopg
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from . import _logging, _migrate, _sql, tasks
 from ._config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, EXIT_REGISTER_AGAIN, RunConfig
-from ._connect import Backoff, connect
+from ._connect import Backoff, connect, is_pooled
+from ._connections import Connections
+from ._slots import Slots
+from ._turn import Claimed, Outcomes
 from .errors import ClaimLost, InvalidArgument, NotFound, SchemaVersionError, TaskError, sqlstate_of, translated
-from .job import AsyncJob, Cancel, Discard, Failed, Job, Snooze
+from .job import AsyncJob, Cancel, Discard, Failed, Job, NotStarted, Snooze
 
 log = logging.getLogger("pyworker.worker")
 
@@ -48,6 +48,8 @@ MAX_PREFETCH = 500
 TRY_AGAIN = ("40001", "40P01", "55P03", "57014")  # serialization failure, deadlock, lock or statement timeout
 MARK_LASTS = 2.0  # seconds: claim_jobs promises 2.5, see there
 LINGER = 0.01  # seconds that outcomes may wait for company while there is other work
+ASK = 10.0  # seconds between questions whether running jobs were called off; a notification comes sooner
+CANCEL_GRACE = 5.0  # seconds that a handler has to stop when it is called off, before its process is ended
 
 
 def main() -> NoReturn:
@@ -65,7 +67,7 @@ def main() -> NoReturn:
     _logging.set_up(config.log_format, config.log_level)
     code = 1
     try:
-        code = Child(config, order["worker_id"], orders).run()
+        code = Child(config, order["worker_id"], orders, Slots(order["slots"], config.concurrency)).run()
     except TaskError as error:
         log.error("%s", error, exc_info=error.__cause__)
         code = EXIT_CANNOT_START
@@ -84,84 +86,12 @@ def main() -> NoReturn:
     os._exit(code)  # without waiting for handlers that were handed back
 
 
-class Connections:
-    """Connections for handlers: job.transaction() and job.add_job(). Opened on first use."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self.schema = config.schema
-        self._config = config
-        self._sync: ConnectionPool[psycopg.Connection[Any]] | None = None
-        self._async: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None
-        self._lock = threading.Lock()
-
-    def database(self, conn: psycopg.Connection[Any]) -> _sql.Database:
-        return _sql.Database(conn, self.schema)
-
-    def sync_pool(self) -> ConnectionPool[psycopg.Connection[Any]]:
-        with self._lock:
-            if self._sync is None:
-                self._sync = ConnectionPool(
-                    self._config.dsn,
-                    min_size=0,
-                    max_size=self._config.concurrency,
-                    open=True,
-                    check=ConnectionPool.check_connection,
-                )
-        return self._sync
-
-    async def async_pool(self) -> AsyncConnectionPool[psycopg.AsyncConnection[Any]]:
-        if self._async is None:
-            self._async = AsyncConnectionPool(
-                self._config.dsn,
-                min_size=0,
-                max_size=self._config.concurrency,
-                open=False,
-                check=AsyncConnectionPool.check_connection,
-            )
-            await self._async.open()
-        return self._async
-
-    async def finish_job_async(self, conn: psycopg.AsyncConnection[Any], job_id: int, run: int) -> None:
-        with translated():
-            await conn.execute(cast("Any", _sql.finish_job_statement(self.schema)), [job_id, run])
-
-
-@dataclass(slots=True)
-class Claimed:
-    """A claimed job, before its payload is decoded."""
-
-    id: int
-    run: int
-    task_identifier: str
-    payload: str
-    attempts: int
-    max_attempts: int
-    priority: int
-    run_at: datetime
-    queue_name: str | None
-    key: str | None
-    flags: str | None
-    meta: str | None
-    sequence_key: str | None
-    created_at: datetime
-
-
-@dataclass(slots=True)
-class Outcomes:
-    """What has ended and is not yet reported."""
-
-    finished: list[tuple[int, int, str | None]]
-    failed: list[dict[str, Any]]
-    snoozed: list[tuple[int, int, timedelta]]
-    released: list[tuple[int, int]]
-
-    def __len__(self) -> int:
-        return len(self.finished) + len(self.failed) + len(self.snoozed) + len(self.released)
-
-
 class Child:
-    def __init__(self, config: RunConfig, worker_id: int, orders: TextIO) -> None:
+    def __init__(self, config: RunConfig, worker_id: int, orders: TextIO, slots: Slots) -> None:
         self.config = config
+        self.slots = slots
+        self.free_slots = list(range(config.concurrency))
+        self.timeouts: dict[str, float] = {}  # by task, in seconds
         self.worker_id = worker_id
         self.orders = orders
         self.tasks: dict[str, tasks.Task[..., Any]] = {}
@@ -171,6 +101,7 @@ class Child:
         self.lock = threading.Lock()
         self.ready: deque[Claimed] = deque()
         self.running: dict[int, Claimed] = {}
+        self.alone = False  # what runs may have ended a process before: nothing runs beside it
         self.threads = 0
         self.thread_jobs: SimpleQueue[Claimed] = SimpleQueue()
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -185,6 +116,7 @@ class Child:
         self.stopping = False
         self.aborting = False
         self.recheck_version = False
+        self.ask_at = 0.0  # when to ask the database whether what runs was called off
         self.exit_code = 0
         # How the turn paces itself
         self.dry = False  # the last claim came back short: nothing more to be had until something happens
@@ -235,10 +167,17 @@ class Child:
                     db.define_task(task.name, task.options)
                 except InvalidArgument as error:
                     raise TaskError(f"{task!r}: {error}") from None
+        self.timeouts = db.task_timeouts(list(self.tasks))
         only = {"queue_names": self.config.queues, "forbidden_flags": self.config.forbidden_flags}
         db.describe_worker(self.worker_id, {"task_identifiers": self._names(), **{k: v for k, v in only.items() if v}})
-        conn.add_notify_handler(lambda note: self._heard(note.payload))
-        db.listen()
+        self.connections.pooled = is_pooled(conn)
+        if self.connections.pooled:
+            log.warning(
+                "there is a transaction pooler in between: no notifications come through it, jobs are found by polling"
+            )
+        else:
+            conn.add_notify_handler(lambda note: self._heard(note.payload))
+            db.listen()
         self._reconcile(db)
         self.db = db
         self.dry = False
@@ -271,6 +210,8 @@ class Child:
     def _heard(self, word: str) -> None:
         if word == "migrate":
             self.recheck_version = True
+        elif word == "cancel":
+            self.ask_at = 0.0
         elif not word:
             self.dry, self.called = False, True
 
@@ -286,6 +227,9 @@ class Child:
                 self.stopping, self.exit_code = True, EXIT_DATABASE_NEWER
         if self.stopping:
             self._hand_back()
+        if time.monotonic() >= self.ask_at:
+            self.ask_at = time.monotonic() + ASK
+            self._ask_for_cancels()
         outcomes = self._collect()
         room = 0 if self.stopping else self._room(bool(outcomes))
         if not outcomes and not room:
@@ -440,6 +384,9 @@ class Child:
             timeout: float | None = None
             if not self.stopping and self._room_when_due():
                 timeout = max(self.claim_at - time.monotonic(), 0) if self.dry else 0.0
+            if self.running:
+                until = max(self.ask_at - time.monotonic(), 0)
+                timeout = until if timeout is None else min(timeout, until)
             if self.outcomes:
                 timeout = 0.0
             with selectors.DefaultSelector() as selector:
@@ -462,13 +409,37 @@ class Child:
     def _room_when_due(self) -> bool:
         return len(self.ready) + len(self.running) < self.config.concurrency
 
+    def _ask_for_cancels(self) -> None:
+        assert self.db is not None  # noqa: S101
+        with self.lock:
+            mine = [*self.running.values(), *self.ready]
+        if not mine:
+            return
+        gone = set(self.db.called_off([(job.id, job.run) for job in mine]))
+        with self.lock:
+            for job in [job for job in self.ready if job.id in gone]:
+                self.ready.remove(job)
+                self.outcomes.append(("released", (job.id, job.run)))  # ends cancelled there, if it is still ours
+            for job in [job for job in self.running.values() if job.id in gone]:
+                if isinstance(job.handler, Job):
+                    job.handler._called_off = True  # pyright: ignore[reportPrivateUsage] - its reader is the handler
+                elif job.handler is not None:
+                    self._event_loop().call_soon_threadsafe(job.handler.cancel)
+                self.slots.set(job.slot, job.id, job.run, time.monotonic() + CANCEL_GRACE)
+
     # -- handlers -------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         """Give free slots to ready jobs; called with the lock held."""
-        while self.ready and len(self.running) < self.config.concurrency:
+        while self.ready and len(self.running) < self.config.concurrency and not self.alone:
+            if self.ready[0].crashes and self.running:
+                return
             job = self.ready.popleft()
+            self.alone = job.crashes > 0
             self.running[job.id] = job
+            job.slot = self.free_slots.pop()
+            limit = self.timeouts.get(job.task_identifier)
+            self.slots.set(job.slot, job.id, job.run, time.monotonic() + limit if limit else 0.0)
             task = self.tasks.get(job.task_identifier)
             if task is not None and task.is_async:
                 self._event_loop().call_soon_threadsafe(self._spawn, job)
@@ -491,22 +462,35 @@ class Child:
 
     def _spawn(self, job: Claimed) -> None:
         assert self.loop is not None  # noqa: S101
-        task = self.loop.create_task(self._run_async(job))
+        task = job.handler = self.loop.create_task(self._run_async(job))
         self.spawned.add(task)
         task.add_done_callback(self.spawned.discard)
 
     def _run_sync(self, job: Claimed) -> tuple[str, Any]:
         try:
             task = self.tasks[job.task_identifier]
-            return self._outcome(job, task, task.invoke(self._job(job, Job)))
+            job.handler = made = self._job(job, Job)
+            if job.delivery == "at_most_once" and not self.connections.start_job(job.id, job.run):
+                return "released", (job.id, job.run)
+            return self._outcome(job, task, task.invoke(made))
         except BaseException as error:
             return self._failure(job, error)
 
     async def _run_async(self, job: Claimed) -> None:
+        limit, scope = None, None
         try:
             task = self.tasks[job.task_identifier]
-            outcome = self._outcome(job, task, await task.invoke(self._job(job, AsyncJob)))
+            made = self._job(job, AsyncJob)
+            limit = self.timeouts.get(job.task_identifier)
+            if limit:  # the parent has more patience with what can be cancelled
+                self.slots.set(job.slot, job.id, job.run, time.monotonic() + limit + CANCEL_GRACE)
+            async with asyncio.timeout(limit) as scope:
+                if job.delivery == "at_most_once" and not await self.connections.start_job_async(job.id, job.run):
+                    return self._ended(job, "released", (job.id, job.run))
+                outcome = self._outcome(job, task, await task.invoke(made))
         except BaseException as error:
+            if isinstance(error, TimeoutError) and scope is not None and scope.expired():
+                error = TimeoutError(f"timed out after {limit:g} s")
             outcome = self._failure(job, error)
         self._ended(job, *outcome)
 
@@ -530,7 +514,7 @@ class Child:
         )
 
     def _outcome(self, job: Claimed, task: tasks.Task[..., Any], value: Any) -> tuple[str, Any]:
-        if isinstance(value, Snooze | Cancel | Discard | Failed):
+        if isinstance(value, Snooze | Cancel | Discard | Failed | NotStarted):
             raise value
         if inspect.isawaitable(value):  # and has not done a thing yet
             raise TypeError(f"{task!r} returned {type(value).__name__} to be awaited; make it an async function")
@@ -541,10 +525,14 @@ class Child:
             return "snoozed", (job.id, job.run, error.delay)
         failure: dict[str, Any] = {"id": job.id, "run": job.run}
         match error:
+            case asyncio.CancelledError():
+                failure["error"] = "called off"
             case Cancel():
                 failure |= {"error": error.reason, "cancel": True}
             case Discard():
                 failure |= {"error": error.reason, "discard": True}
+            case NotStarted():
+                failure |= {"error": error.reason, "not_started": True}
             case Failed():
                 try:
                     failure |= {"error": error.reason, "payload": json.loads(_sql.to_json(error.elements))}
@@ -561,6 +549,9 @@ class Child:
 
     def _ended(self, job: Claimed, kind: str, value: Any) -> None:
         with self.lock:
+            self.slots.clear(job.slot)
+            self.free_slots.append(job.slot)
+            self.alone = False
             if self.running.pop(job.id, None) is None:
                 return  # handed back meanwhile
             self.outcomes.append((kind, value))

@@ -25,5 +25,6 @@ class RunConfig:
     once: bool = False
     shutdown_timeout: float = 25.0  # of the 30 seconds that Kubernetes grants
     poll_interval: float = 2.0
+    max_memory: int | None = None  # bytes that a child may hold; beyond, it is replaced
     log_format: str = "text"
     log_level: str = "INFO"

@@ -33,7 +33,14 @@ def connect(dsn: str) -> psycopg.Connection[Any]:
     # Only where it is needed: behind a transaction pooler a SET would leak to other clients.
     if conn.execute(_sql.SHOW_ISOLATION).fetchone() != ("read committed",):
         conn.execute(_sql.READ_COMMITTED)
+    if is_pooled(conn):
+        conn.prepare_threshold = None  # a prepared statement stays with one of the pooler's connections
     return conn
+
+
+def is_pooled(conn: psycopg.Connection[Any]) -> bool:
+    """Is there a transaction pooler (PgBouncer) in between? Then the process that answers is not the one we were introduced to."""
+    return conn.execute(_sql.BACKEND_PID).fetchone() != (conn.info.backend_pid,)
 
 
 class Backoff:

@@ -17,7 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,12 +26,18 @@ import psycopg
 
 from . import _migrate, _sql
 from ._config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, EXIT_REGISTER_AGAIN, RunConfig
-from ._connect import Backoff, connect
+from ._connect import Backoff, connect, is_pooled
+from ._slots import Slots
 
 log = logging.getLogger("pyworker.parent")
 
 BEAT = 4.0  # seconds; the lease is settings.worker_ttl, 20 by default
+SWEEP = 1.0
 MAINTAIN = 15.0
+WATCH = 0.25  # seconds between looks at the children's deadlines and memory
+PATIENCE = 5.0  # seconds that the database has to answer a beat
+MEMORY = "it holds too much memory"
+PAGE = os.sysconf("SC_PAGE_SIZE")
 GRACE = 2.0  # seconds from "abort" to SIGKILL
 NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
 
@@ -40,12 +47,27 @@ class ChildProcess:
     worker_id: int
     process: subprocess.Popen[str]
     started: float
+    slots: Slots
+    culprit: tuple[int, int] | None = None  # the job for which it was killed
+    killed: str = ""  # why we killed it
+    leaving: bool = False  # told to end, because of its memory
 
     def tell(self, word: str) -> None:
         with suppress(OSError, ValueError):
             assert self.process.stdin is not None  # noqa: S101
             self.process.stdin.write(word + "\n")
             self.process.stdin.flush()
+
+
+@dataclass
+class Ended:
+    """A child that is no more, until the database knows."""
+
+    worker_id: int
+    crashed: bool
+    running: list[tuple[int, int]]  # what may have ended it
+    failure: dict[str, Any] | None  # of the one job for which it was killed
+    why: str
 
 
 class Parent:
@@ -58,7 +80,10 @@ class Parent:
         self.signals = 0
         self.kill_at: float | None = None
         self.exit_code = 0
-        self.to_unregister: list[tuple[int, bool]] = []  # worker id, and whether it crashed
+        self.to_unregister: list[Ended] = []
+        self.acknowledged = _boottime()  # when the last beat began that the database has answered
+        self.fence = 15.0  # seconds without one after which our handlers must end: others may take their jobs soon
+        self.pooled = False
         self.stop_maintaining = threading.Event()
 
     # -- from start to end ----------------------------------------------------------------------------------------
@@ -66,6 +91,7 @@ class Parent:
     def run(self) -> int:
         self.db = self._connect()
         self.db.check_version(_migrate.newest())  # later on the children look
+        self.fence = self.db.worker_ttl().total_seconds() * 0.75
         wakeup, notice = socket.socketpair()
         for end in (wakeup, notice):
             end.setblocking(False)
@@ -93,12 +119,13 @@ class Parent:
         next_beat = time.monotonic() + BEAT
         while self.children or self.respawn_at or self.to_unregister:
             now = time.monotonic()
-            deadlines = [next_beat, *self.respawn_at, *([self.kill_at] if self.kill_at else [])]
+            deadlines = [next_beat, now + WATCH, *self.respawn_at, *([self.kill_at] if self.kill_at else [])]
             select.select([wakeup], [], [], max(min(deadlines) - now, 0))
             with suppress(BlockingIOError):
                 wakeup.recv(4096)
             self._reap()
             now = time.monotonic()
+            self._watch(now)
             if self.kill_at and now >= self.kill_at:
                 self._escalate()
             if now >= next_beat:
@@ -120,7 +147,12 @@ class Parent:
     # -- the database ---------------------------------------------------------------------------------------------
 
     def _connect(self) -> _sql.Database:
-        return _sql.Database(connect(self.config.dsn), self.config.schema)
+        db = _sql.Database(connect(self.config.dsn), self.config.schema)
+        self.pooled = is_pooled(db.conn)
+        if not self.pooled:
+            for child in self.children.values():
+                db.hold_worker_lock(child.worker_id)
+        return db
 
     def _guarded(self, action: Any, otherwise: Any = None) -> None:
         """Do something with the database; if it is away, try to get it back now and then, and go on without it."""
@@ -140,21 +172,25 @@ class Parent:
     def _beat(self) -> None:
         def beat() -> None:
             assert self.db is not None  # noqa: S101
-            for pid, child in list(self.children.items()):
+            began = _boottime()
+            for child in list(self.children.values()):
                 if not self.db.heartbeat(child.worker_id):
-                    log.warning("worker %s was declared dead; starting it anew", child.worker_id)
-                    os.kill(pid, signal.SIGKILL)
+                    self._kill(child, "it was declared dead")
+            self.acknowledged = began
 
-        self._guarded(beat)
+        with _watchdog(self.db):
+            self._guarded(beat)
 
     def _unregister(self) -> None:
         def unregister() -> None:
             assert self.db is not None  # noqa: S101
             while self.to_unregister:
-                worker_id, crashed = self.to_unregister[0]
-                if crashed:
-                    self.db.force_unlock_workers([str(worker_id)])
-                self.db.unregister_worker(worker_id)
+                ended = self.to_unregister[0]
+                if ended.failure:
+                    self.db.fail_job(ended.failure)
+                if ended.crashed:
+                    self.db.worker_died(ended.worker_id, ended.running, ended.why)
+                self.db.unregister_worker(ended.worker_id)
                 self.to_unregister.pop(0)
 
         if self.to_unregister:
@@ -166,40 +202,47 @@ class Parent:
         """In a thread with its own connection: a long pruning must not hold up a beat."""
         db: _sql.Database | None = None
         backoff = Backoff()
+        maintain_at = 0.0
         while True:
             try:
                 if db is None:
-                    db = self._connect()
-                for child in list(self.children.values()):
-                    db.heartbeat(
-                        child.worker_id
-                    )  # after an outage ours are not to be the first that are taken for dead
-                db.maintain()
+                    db = _sql.Database(connect(self.config.dsn), self.config.schema)
+                if time.monotonic() >= maintain_at:
+                    maintain_at = time.monotonic() + MAINTAIN * random.uniform(0.8, 1.2)  # noqa: S311
+                    db.maintain()
+                else:
+                    db.sweep_workers()
                 backoff = Backoff()
             except psycopg.Error as error:
                 if db is not None:
                     db.conn.close()
                     db = None
                 backoff.failed(error)
-            if self.stop_maintaining.wait(MAINTAIN * random.uniform(0.8, 1.2) if db else backoff.delay):  # noqa: S311
+            if self.stop_maintaining.wait(SWEEP * random.uniform(0.8, 1.2) if db else backoff.delay):  # noqa: S311
                 return
 
     # -- children -------------------------------------------------------------------------------------------------
 
     def _spawn(self) -> None:
         assert self.db is not None  # noqa: S101
+        began = _boottime()
         worker_id = self.db.register_worker(
             {"host": socket.gethostname(), "pid": os.getpid(), "version": self._version(), "modules": self.config.tasks}
         )
+        self.acknowledged = began
+        if not self.pooled:
+            self.db.hold_worker_lock(worker_id)
+        slots = Slots.create(self.config.concurrency)
         process = subprocess.Popen(
             [sys.executable, "-m", "pyworker._child"],
             stdin=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": _python_path()},
+            pass_fds=[slots.fd],
         )
-        child = ChildProcess(worker_id, process, time.monotonic())
+        child = ChildProcess(worker_id, process, time.monotonic(), slots)
         self.children[process.pid] = child
-        child.tell(json.dumps({"config": asdict(self.config), "worker_id": worker_id}))
+        child.tell(json.dumps({"config": asdict(self.config), "worker_id": worker_id, "slots": slots.fd}))
         if self.signals:  # one came while it was being started
             child.tell("stop")
 
@@ -220,18 +263,49 @@ class Parent:
             assert child.process.stdin is not None  # noqa: S101
             child.process.stdin.close()
         crashed = code not in (0, EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER, EXIT_REGISTER_AGAIN)
-        # A child that we killed ourselves while stopping did not crash: its jobs go back with their attempt.
-        self.to_unregister.append((child.worker_id, crashed and not self.signals))
+        # A child that we killed ourselves, for one job, or while stopping, did not crash: its jobs go back with their attempt.
+        crashed = crashed and not self.signals and (not child.killed or child.killed == MEMORY)
+        failure = None
+        if child.culprit:
+            failure = {"id": child.culprit[0], "run": child.culprit[1], "error": child.killed}
+        running = [(job.job_id, job.run) for job in child.slots.running()] if crashed else []
+        why = f"its worker process ended with {_exit_text(code)}{child.killed and ': ' + child.killed}"
+        self.to_unregister.append(Ended(child.worker_id, crashed, running, failure, why))
+        child.slots.close()
         if code in (EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER):
             self.exit_code = 1 if code == EXIT_CANNOT_START else code
             self._stop("a worker process cannot go on")
-        elif self.signals or (code == 0 and self.config.once):
+        elif self.signals or (code == 0 and self.config.once and not child.leaving):
             pass
         else:
             log.warning("worker process %s ended with %s; starting another", child.process.pid, _exit_text(code))
             lived = time.monotonic() - child.started
             self.respawn_delay = 0.1 if lived > 60 else min(self.respawn_delay * 2, 5.0)
             self.respawn_at.append(time.monotonic() + self.respawn_delay)
+
+    def _kill(self, child: ChildProcess, why: str, culprit: tuple[int, int] | None = None) -> None:
+        log.warning("ending worker process %s: %s%s", child.process.pid, f"job {culprit[0]} " if culprit else "", why)
+        child.killed, child.culprit = why, culprit
+        os.kill(child.process.pid, signal.SIGKILL)
+
+    def _watch(self, now: float) -> None:
+        """Deadlines, memory, and whether we may still believe that our jobs are ours."""
+        away = _boottime() - self.acknowledged
+        for child in [child for child in self.children.values() if not child.killed]:
+            if away > self.fence:
+                self._kill(child, f"the database has not answered for {away:.0f} s, others may take its jobs")
+                continue
+            late = [job for job in child.slots.running() if job.deadline and now > job.deadline]
+            if late:
+                self._kill(child, "timed out, or did not stop when it was called off", (late[0].job_id, late[0].run))
+            elif self.config.max_memory:
+                memory = _memory_of(child.process.pid)
+                if memory > self.config.max_memory * 1.5:
+                    self._kill(child, MEMORY)
+                elif memory > self.config.max_memory and not child.leaving:
+                    log.warning("worker process %s holds %d MB; replacing it", child.process.pid, memory >> 20)
+                    child.leaving = True
+                    child.tell("stop")
 
     # -- signals --------------------------------------------------------------------------------------------------
 
@@ -265,6 +339,40 @@ class Parent:
             self.kill_at = None
             for pid in self.children:
                 os.kill(pid, signal.SIGKILL)
+
+
+def _boottime() -> float:
+    """Seconds, those included in which the machine slept: the database's clock did not."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _memory_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * PAGE
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+@contextmanager
+def _watchdog(db: _sql.Database | None) -> Iterator[None]:
+    """A statement that is never answered, and never refused either, must not stop the parent: its connection is cut."""
+
+    def cut() -> None:
+        with suppress(OSError, psycopg.Error):
+            assert db is not None  # noqa: S101
+            with socket.socket(fileno=os.dup(db.conn.fileno())) as end:
+                end.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(PATIENCE, cut) if db else None
+    if timer:
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    finally:
+        if timer:
+            timer.cancel()
 
 
 def _nothing(_number: int, _frame: object) -> None:

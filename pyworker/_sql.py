@@ -18,6 +18,8 @@ from .errors import InvalidArgument, translated
 
 # -- sessions ---------------------------------------------------------------------------------------------------------
 
+BACKEND_PID = b"select pg_backend_pid()"
+XACT_STATUS = b"select pg_xact_status(%s::xid8)"
 SHOW_ISOLATION = b"show default_transaction_isolation"
 READ_COMMITTED = b"set default_transaction_isolation = 'read committed'"
 
@@ -116,7 +118,7 @@ _DEFINE_ARGUMENTS = {
 TASK_OPTIONS = _DEFINE_ARGUMENTS.keys() - {"identifier"}
 _CLAIMED = (
     "id, run, task_identifier, payload::text, attempts, max_attempts, priority, run_at, queue_name, key, flags::text, meta::text, "
-    "sequence_key, created_at"
+    "sequence_key, created_at, delivery, crashes"
 )
 
 
@@ -133,7 +135,16 @@ Call = tuple[str, list[Any]]
 
 
 def finish_job_statement(schema: str) -> str:
-    return f"select {_quoted(schema)}.finish_job(%s, %s)"
+    """Its second column names the transaction, to ask what became of it."""
+    return f"select {_quoted(schema)}.finish_job(%s, %s), pg_current_xact_id()::text"
+
+
+def start_job_statement(schema: str) -> str:
+    return f"select {_quoted(schema)}.start_job(%s, %s)"
+
+
+def once_statement(schema: str) -> str:
+    return f"select {_quoted(schema)}.once(%s)"
 
 
 def add_job_statement(schema: str) -> str:
@@ -280,9 +291,16 @@ class Database:
     def seconds_until_due_call(self) -> Call:
         return f"select {self._s}.seconds_until_due()", []
 
-    def finish_job(self, job_id: int, run: int) -> None:
-        with translated():
-            self.conn.execute(cast("Any", finish_job_statement(self.schema)), [job_id, run])
+    def finish_job(self, job_id: int, run: int) -> str:
+        return self._rows(finish_job_statement(self.schema), [job_id, run])[0][1]
+
+    # 45_start
+
+    def start_job(self, job_id: int, run: int) -> bool:
+        return self._value("start_job(%s, %s)", job_id, run)
+
+    def once(self, key: str) -> bool:
+        return self._value("once(%s)", key)
 
     # 70_workers
 
@@ -298,6 +316,30 @@ class Database:
     def reconcile(self, worker_id: int, jobs: Sequence[tuple[int, int]]) -> list[int]:
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))
         return self._value("reconcile(%s, %s::bigint[], %s::integer[])", worker_id, ids, runs)
+
+    def hold_worker_lock(self, worker_id: int) -> bool:
+        return self._value("hold_worker_lock(%s)", worker_id)
+
+    def worker_died(self, worker_id: int, jobs: Sequence[tuple[int, int]], error: str) -> None:
+        ids, runs = ([job[at] for job in jobs] for at in (0, 1))
+        self._value("worker_died(%s, %s::bigint[], %s::integer[], %s)", worker_id, ids, runs, error)
+
+    def sweep_workers(self) -> int:
+        return self._value("sweep_workers()")
+
+    def worker_ttl(self) -> timedelta:
+        return self._value("worker_ttl()")
+
+    def task_timeouts(self, tasks: Sequence[str]) -> dict[str, float]:
+        rows = self._rows(f"select identifier, timeout from {self._s}.task_timeouts(%s)", [list(tasks)])  # noqa: S608
+        return {name: timeout.total_seconds() for name, timeout in rows}
+
+    def called_off(self, jobs: Sequence[tuple[int, int]]) -> list[int]:
+        ids, runs = ([job[at] for job in jobs] for at in (0, 1))
+        return self._value("called_off(%s::bigint[], %s::integer[])", ids, runs)
+
+    def fail_job(self, failure: Mapping[str, Any]) -> None:
+        self.send(self.fail_call([failure])).fetchall()
 
     def unregister_worker(self, worker_id: int) -> None:
         self._value("unregister_worker(%s)", worker_id)

@@ -212,6 +212,12 @@ def migrate(
     type=click.FloatRange(0.05),
     help="Seconds between looks when no notification comes; 2 at most.",
 )
+@click.option(
+    "--max-memory",
+    type=click.IntRange(16),
+    metavar="MB",
+    help="Replace a process that holds more; end it at one and a half times this.",
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option(
     "--log-level",
@@ -221,7 +227,8 @@ def migrate(
 )
 def run(
     modules: tuple[str, ...], dsn: str, schema: str, concurrency: int, processes: int, queues: tuple[str, ...], tasks: tuple[str, ...],
-    forbidden_flags: tuple[str, ...], once: bool, shutdown_timeout: float, poll_interval: float, log_format: str, log_level: str,
+    forbidden_flags: tuple[str, ...], once: bool, shutdown_timeout: float, poll_interval: float, max_memory: int | None,
+    log_format: str, log_level: str,
 ) -> None:  # fmt: skip
     """Run the jobs whose tasks MODULES define (packages with all their submodules).
 
@@ -237,7 +244,8 @@ def run(
         config = RunConfig(
             dsn=url, schema=schema, tasks=list(modules), concurrency=concurrency, processes=processes, queues=list(queues),
             only_tasks=list(tasks), forbidden_flags=list(forbidden_flags), once=once, shutdown_timeout=shutdown_timeout,
-            poll_interval=poll_interval, log_format=log_format, log_level=log_level.upper(),
+            poll_interval=poll_interval, max_memory=max_memory << 20 if max_memory else None, log_format=log_format,
+            log_level=log_level.upper(),
         )  # fmt: skip
         code = Parent(config).run()
     raise SystemExit(code)

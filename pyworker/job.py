@@ -6,6 +6,7 @@ is a failed attempt, to be retried after the task's backoff.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -19,7 +20,7 @@ from . import _client
 from ._sql import JobRow
 
 if TYPE_CHECKING:
-    from ._child import Connections
+    from ._connections import Connections
 
 
 class Outcome(Exception):
@@ -52,6 +53,14 @@ class Discard(Outcome):
         super().__init__(reason)
 
 
+class NotStarted(Outcome):
+    """Of a job with delivery at_most_once: nothing that must not be done twice has been done yet, it may be tried again."""
+
+    def __init__(self, reason: str = "not started") -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
 class Failed(Outcome):
     """Of a batch (a payload that is an array), these elements failed: only they are tried again. (Graphile Worker: batch jobs)"""
 
@@ -79,6 +88,7 @@ class _JobFields:
     created_at: datetime
     _connections: Connections = field(repr=False)
     _in_transaction: Any = field(default=None, repr=False)
+    _called_off: bool = field(default=False, repr=False)
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -97,6 +107,17 @@ class Job(_JobFields):
 
     __slots__ = ()
 
+    @property
+    def cancelled(self) -> bool:
+        """Was the job called off (cancel_job) while it runs, or its claim lost? A handler that runs long should look now and then, and
+        end; five seconds later its process is ended. (In async handlers asyncio.CancelledError is raised.)"""
+        return self._called_off
+
+    def once(self, key: str) -> bool:
+        """True the first time in the life of this job, over all its attempts, false ever after: at least once up to this call, at
+        most once after it. It is committed on its own, at once. (McKinley) For a key of the application: SELECT pyworker.once(key)."""
+        return self._connections.once(f"job {self.id}: {key}")
+
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[Any]]:
         """A connection in a transaction that ends with the job's own end: its writes and the job's completion are one commit.
@@ -104,11 +125,17 @@ class Job(_JobFields):
         When the claim was lost meanwhile (the worker was taken for dead and the job handed on), ClaimLost is raised
         instead of the commit and everything rolls back. Effects in this database thus happen once.
         """
-        with self._connections.sync_pool().connection() as conn, conn.transaction():
-            self._in_transaction = conn
+        xact: str | None = None
+        with self._connections.sync_pool().connection() as conn:
             try:
-                yield conn
-                self._connections.database(conn).finish_job(self.id, self.run)
+                with conn.transaction():
+                    self._in_transaction = conn
+                    yield conn
+                    xact = self._connections.database(conn).finish_job(self.id, self.run)
+            except psycopg.OperationalError:
+                # Lost during the COMMIT? Then only the database knows.
+                if xact is None or not conn.closed or not self._connections.committed(xact):
+                    raise
             finally:
                 self._in_transaction = None
 
@@ -131,13 +158,22 @@ class AsyncJob(_JobFields):
     async def transaction(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
         """As Job.transaction, with an asynchronous connection."""
         pool = await self._connections.async_pool()
-        async with pool.connection() as conn, conn.transaction():
-            self._in_transaction = conn
+        xact: str | None = None
+        async with pool.connection() as conn:
             try:
-                yield conn
-                await self._connections.finish_job_async(conn, self.id, self.run)
+                async with conn.transaction():
+                    self._in_transaction = conn
+                    yield conn
+                    xact = await self._connections.finish_job_async(conn, self.id, self.run)
+            except psycopg.OperationalError:
+                if xact is None or not conn.closed or not await asyncio.to_thread(self._connections.committed, xact):
+                    raise
             finally:
                 self._in_transaction = None
+
+    async def once(self, key: str) -> bool:
+        """As Job.once."""
+        return await self._connections.once_async(f"job {self.id}: {key}")
 
     async def add_job(self, identifier: str, payload: Any = None, **options: Any) -> JobRow:
         """As Job.add_job."""

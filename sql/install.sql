@@ -43,6 +43,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/20_add.sql
 \ir functions/30_promote.sql
 \ir functions/40_claim.sql
+\ir functions/45_start.sql
 \ir functions/50_finish.sql
 \ir functions/60_fail.sql
 \ir functions/70_workers.sql

@@ -75,6 +75,8 @@ create sequence armed_until as bigint minvalue 0 start 0;
 
 create sequence job_ids as bigint minvalue 1 start 1;
 
+create sequence swept_at as bigint minvalue 0 start 0;
+
 create sequence wakeups_id_seq as bigint minvalue 1 start 1;
 
 create table errors (
@@ -101,6 +103,7 @@ create table finished_jobs (
     started_at timestamp with time zone,
     cancel_requested_at timestamp with time zone,
     superseded text collate "C",
+    crashes smallint,
     priority smallint not null,
     max_attempts smallint not null,
     revision integer not null,
@@ -143,6 +146,7 @@ create table finished_jobs_default (
     started_at timestamp with time zone,
     cancel_requested_at timestamp with time zone,
     superseded text collate "C",
+    crashes smallint,
     priority smallint not null,
     max_attempts smallint not null,
     revision integer not null,
@@ -185,6 +189,7 @@ create table live_jobs (
     started_at timestamp with time zone,
     cancel_requested_at timestamp with time zone,
     superseded text collate "C",
+    crashes smallint,
     priority smallint not null,
     max_attempts smallint not null,
     revision integer default 0 not null,
@@ -230,6 +235,12 @@ create table migrations (
     constraint migrations_pkey PRIMARY KEY (version)
 );
 
+create table once_marks (
+    key text collate "C" not null,
+    at timestamp with time zone not null,
+    constraint once_marks_pkey PRIMARY KEY (key)
+);
+
 create table queues (
     queue_name text collate "C" not null,
     concurrency integer default 1,
@@ -256,6 +267,8 @@ create table settings (
     discarded_retention interval default '7 days'::interval not null,
     max_payload_bytes integer default 1048576 not null,
     worker_ttl interval default '00:00:20'::interval not null,
+    max_crashes integer default 3 not null,
+    once_retention interval,
     movable_clock boolean default false not null,
     constraint settings_only_row CHECK (only_row),
     constraint settings_pkey PRIMARY KEY (only_row)
@@ -298,6 +311,8 @@ create table workers (
     beat_at timestamp with time zone not null,
     expires_at timestamp with time zone not null,
     dead_at timestamp with time zone,
+    locked boolean default false not null,
+    suspect_since timestamp with time zone,
     constraint workers_pkey PRIMARY KEY (id)
 ) with (fillfactor=50);
 

@@ -60,8 +60,6 @@ create or replace function _job_refusal(
             then format('meta must be a JSON object, got %s', jsonb_typeof(meta))
         when delivery not in ('at_least_once', 'at_most_once')
             then format('delivery must be at_least_once or at_most_once, got %L', delivery)
-        when delivery = 'at_most_once'
-            then 'delivery at_most_once is not supported yet'
         when sequence_policy is not null and _sequence_policy_refusal(sequence_policy) <> ''
             then 'sequence_policy: ' || _sequence_policy_refusal(sequence_policy)
         -- Only a payload that may break a limit is looked at more closely.
@@ -314,7 +312,7 @@ begin
                 max_attempts = coalesce(request.max_attempts, v_task.max_attempts, 25), attempts = 0,
                 priority = coalesce(request.priority, v_task.priority, 0), flags = _flags_of(request.flags), meta = request.meta,
                 delivery = coalesce(request.delivery, v_task.delivery, 'at_least_once'), revision = j.revision + 1,
-                last_error = null, reason = null, finished_at = null, expires_at = null
+                last_error = null, reason = null, finished_at = null, expires_at = null, started_at = null, crashes = null
             where j.id = v_old.id
             returning j.* into v_row;
             if v_old.state = 'discarded' and v_old.sequence_key is not null then

@@ -10,7 +10,7 @@ create or replace function claim_jobs(
     returns table (
         id bigint, run integer, task_identifier text, payload json, attempts smallint, max_attempts smallint, priority smallint,
         run_at timestamptz, queue_name text, key text, flags jsonb, meta jsonb, delivery text, sequence_key text,
-        created_at timestamptz, revision integer)
+        created_at timestamptz, revision integer, crashes smallint)
     language plpgsql security definer set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off set enable_mergejoin = off
     set jit = off set plan_cache_mode = force_generic_plan
@@ -44,7 +44,8 @@ begin
                 attempts = least(j.attempts + 1, 32767) -- one worn out job must not break everybody's claims
             from ready where j.ctid = ready.ctid
             returning j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts, j.priority, j.run_at, j.queue_name,
-                      j.job_key, j.flags, j.meta, j.delivery, j.sequence_key, j.created_at, j.revision;
+                      j.job_key, j.flags, j.meta, j.delivery, j.sequence_key, j.created_at, j.revision,
+                      coalesce(j.crashes, 0::smallint);
         get diagnostics v_got = row_count;
         v_wanted := v_wanted - v_got;
         exit when v_wanted = 0;
@@ -60,7 +61,8 @@ comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
     'Claims up to max_jobs available jobs for a worker and returns them in the order they are to run: by priority, run_at, id. Each comes '
     'with its run, the fencing token that every later word about it must carry. task_identifiers, queue_names: only these; null means '
     'all, an empty array none; ''default'' stands for jobs without a queue. forbidden_flags: not jobs with any of these flags '
-    '(Graphile Worker). A claim that returns fewer than max_jobs has arranged for a NOTIFY on the channel named like the schema '
+    '(Graphile Worker). A job with delivery at_most_once is only reserved: call start_job before its handler. One with crashes above 0 '
+    'may have ended its process before: run it alone. A claim that returns fewer than max_jobs has arranged for a NOTIFY on the channel named like the schema '
     'for at least 2.5 seconds: LISTEN there, and claim again by then. Errors: PW004 when the worker is unknown or was declared '
     'dead; PW001.';
 

@@ -41,7 +41,12 @@ begin
 end;
 $$;
 
--- Back among the waiting, unless somebody has called the job off meanwhile.
+-- Must this job not be run again by itself? It was begun, and promised to be begun at most once.
+create or replace function _is_lost(job live_jobs) returns boolean
+    language sql immutable
+    return (job).delivery = 'at_most_once' and (job).started_at is not null;
+
+-- Back among the waiting, unless somebody has called the job off meanwhile, or it is lost.
 create or replace function _put_back(
     job live_jobs, run_at timestamptz, attempts integer, waiting text, error text default null, payload json default null)
     returns void
@@ -55,6 +60,9 @@ begin
     if job.superseded is not null or job.cancel_requested_at is not null then
         perform _close_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'),
                             coalesce(error, job.superseded));
+        return;
+    elsif _is_lost(job) then
+        perform _discard(job, error, 'lost');
         return;
     end if;
     update live_jobs j
@@ -146,9 +154,17 @@ begin
         perform _note_error(v_job, v_failure.error);
         if v_failure.cancel then
             perform _close_jobs(array[v_job.id], null, 'cancelled', null, coalesce(v_job.superseded, v_failure.error), v_failure.error);
-        elsif v_failure.discard or v_job.attempts >= v_job.max_attempts then
-            perform _discard(v_job, v_failure.error, case when v_failure.discard then 'discarded by its handler' else 'out of attempts' end,
-                             v_failure.payload);
+            v_accepted := v_accepted || v_job.id;
+            continue;
+        end if;
+        if v_failure.not_started then
+            v_job.started_at := null;
+        end if;
+        if v_failure.discard or _is_lost(v_job) or v_job.attempts >= v_job.max_attempts then
+            perform _discard(
+                v_job, v_failure.error,
+                case when v_failure.discard then 'discarded by its handler' when _is_lost(v_job) then 'failed, and must not be run twice'
+                     else 'out of attempts' end, v_failure.payload);
         else
             select t.backoff into v_backoff from tasks t where t.identifier = v_job.task_identifier;
             perform _put_back(
@@ -162,15 +178,16 @@ begin
 end;
 $$;
 comment on function fail_jobs(jsonb) is
-    'Reports failed attempts: [{"id", "run", "error", "payload"?, "discard"?, "cancel"?, "delay"?}]. A job with attempts left becomes '
+    'Reports failed attempts: [{"id", "run", "error", "payload"?, "discard"?, "cancel"?, "not_started"?, "delay"?}]. A job with attempts left becomes '
     'retryable at greatest(now, run_at) plus its backoff (Graphile Worker''s formula, or the task''s), or now plus delay; otherwise, or with '
     'discard, it is discarded; with cancel it is cancelled. payload replaces the payload for the retry (Graphile Worker: partial '
-    'success of a batch). Returns the ids that were accepted; stale runs and malformed items are left out.';
+    'success of a batch). A job with delivery at_most_once that was started is discarded whatever attempts it has left, unless not_started '
+    'says that its handler had not come to what must not be done twice. Returns the ids that were accepted; stale runs and malformed items are left out.';
 
 -- One item of fail_jobs, or a row of nulls if it is malformed.
 create or replace function _failure_of(
     item jsonb, out id bigint, out run integer, out error text, out payload json, out discard boolean, out cancel boolean,
-    out delay interval)
+    out not_started boolean, out delay interval)
     language plpgsql immutable set search_path from current
 as $$
 declare
@@ -178,9 +195,10 @@ declare
     v_delay jsonb := nullif(item -> 'delay', 'null');
     v_discard jsonb := coalesce(nullif(item -> 'discard', 'null'), 'false');
     v_cancel jsonb := coalesce(nullif(item -> 'cancel', 'null'), 'false');
+    v_not_started jsonb := coalesce(nullif(item -> 'not_started', 'null'), 'false');
 begin
     if jsonb_typeof(item) <> 'object' or jsonb_typeof(item -> 'id') <> 'number' or jsonb_typeof(item -> 'run') <> 'number'
-       or jsonb_typeof(v_discard) <> 'boolean' or jsonb_typeof(v_cancel) <> 'boolean'
+       or jsonb_typeof(v_discard) <> 'boolean' or jsonb_typeof(v_cancel) <> 'boolean' or jsonb_typeof(v_not_started) <> 'boolean'
        or (v_delay is not null and _interval_of(v_delay) is null) then
         return;
     end if;
@@ -188,6 +206,7 @@ begin
     payload := nullif(item -> 'payload', 'null');
     discard := v_discard::boolean;
     cancel := v_cancel::boolean;
+    not_started := v_not_started::boolean;
     delay := _interval_of(v_delay);
     -- By way of text: a cast from jsonb would round 1.4 to somebody else's id.
     run := (item ->> 'run')::integer;
@@ -210,6 +229,9 @@ begin
     if not found then
         raise exception 'snooze_job: job % is not held by run % any more', coalesce(job_id::text, 'NULL'), coalesce(run::text, 'NULL')
             using errcode = 'PW002';
+    elsif _is_lost(v_job) then
+        raise exception 'snooze_job: job % was started and must not be run twice', job_id
+            using errcode = 'PW005', hint = 'Fail it with not_started, if it had done nothing yet.';
     end if;
     perform _put_back(v_job, clock() + delay, greatest(v_job.attempts - 1, 0), 'scheduled');
 end;

@@ -20,6 +20,16 @@ comment on function register_worker(jsonb) is
     'Begins a worker: returns an id, new at each start and never used again, to claim with. info is for people (host, pid, version). The '
     'worker must call heartbeat more often than every 20 seconds (settings.worker_ttl). Errors: PW001.';
 
+create or replace function worker_ttl() returns interval
+    language plpgsql stable security definer set search_path from current
+as $$
+begin
+    return (select s.worker_ttl from settings s);
+end;
+$$;
+comment on function worker_ttl() is
+    'How long a worker is believed to live without a heartbeat. One that could not beat for three quarters of it must stop its handlers.';
+
 create or replace function describe_worker(worker_id bigint, info jsonb) returns void
     language plpgsql security definer set search_path from current
 as $$
@@ -62,7 +72,9 @@ begin
     loop
         perform _put_back(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
     end loop;
-    delete from workers w where w.id = unregister_worker.worker_id;
+    -- Its row stays for a while: a claim that was under way is found by it.
+    perform pg_advisory_unlock(w.class, unregister_worker.worker_id::integer)
+    from _worker_lock(unregister_worker.worker_id) w where w.mine;
 end;
 $$;
 comment on function unregister_worker(bigint) is
@@ -110,7 +122,7 @@ begin
         order by j.id + 0 for update skip locked
     loop
         perform _note_error(v_job, error);
-        if v_job.attempts >= v_job.max_attempts then
+        if v_job.attempts >= v_job.max_attempts and not _is_lost(v_job) then
             perform _discard(v_job, error, 'worker lost on the last attempt');
         else
             perform _put_back(v_job, v_job.run_at, v_job.attempts, 'scheduled', error);
@@ -120,6 +132,45 @@ begin
     return v_count;
 end;
 $$;
+
+create or replace function worker_died(worker_id bigint, job_ids bigint[] default '{}', runs integer[] default '{}', error text default null)
+    returns void
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_error text := coalesce(error, 'its worker process died');
+    v_limit integer := (select s.max_crashes from settings s);
+    v_alone boolean := cardinality(job_ids) = 1;
+    v_job live_jobs;
+begin
+    update workers w set dead_at = clock() where w.id = worker_died.worker_id and w.dead_at is null;
+    for v_job in
+        select j.* from live_jobs j where j.worker_id = worker_died.worker_id and j.state = 'running' and j.ready_at is not null
+        order by j.id + 0 for update
+    loop
+        if not exists (select from unnest(job_ids, runs) k(id, run) where k.id = v_job.id and k.run = v_job.run) then
+            perform _put_back(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
+            continue;
+        end if;
+        update live_jobs j set crashes = coalesce(j.crashes, 0) + 1 where j.id = v_job.id returning j.* into v_job;
+        perform _note_error(v_job, v_error);
+        if v_job.crashes >= v_limit then
+            perform _discard(v_job, v_error, format('it ended %s worker processes', v_job.crashes));
+        elsif v_alone and v_job.attempts >= v_job.max_attempts and not _is_lost(v_job) then
+            perform _discard(v_job, v_error, 'worker lost on the last attempt');
+        else
+            -- Of several any one may be to blame: each gets its attempt back, and will be run alone.
+            perform _put_back(v_job, v_job.run_at, v_job.attempts - case when v_alone then 0 else 1 end, 'scheduled', v_error);
+        end if;
+    end loop;
+    perform pg_advisory_unlock(w.class, worker_died.worker_id::integer) from _worker_lock(worker_died.worker_id) w where w.mine;
+end;
+$$;
+comment on function worker_died(bigint, bigint[], integer[], text) is
+    'What a supervisor says of a worker whose process has ended by itself. job_ids and runs: those that it was running. A single one is to '
+    'blame: its attempt counts. Of several each gets its attempt back, and is marked (claim_jobs: crashes) to be run alone the next time. '
+    'A job in whose runs max_crashes processes ended (3, see configure) is discarded. What was claimed and not begun is handed back '
+    'with its attempt.';
 
 create or replace function force_unlock_workers(worker_ids text[]) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
@@ -136,16 +187,88 @@ comment on function force_unlock_workers(text[]) is
     'Hands on all running jobs of these workers (Graphile Worker): the ids are those in locked_by. attempts and run_at stay; a job on its '
     'last attempt is discarded. Their late words are refused.';
 
--- Workers whose lease has run out are dead; so is every worker that a running job names and that is not there.
-create or replace function _sweep_workers() returns integer
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+-- The lock that tells that a worker's control connection is there: its class, and whether this session holds it.
+create or replace function _worker_lock(worker_id bigint, out class integer, out mine boolean)
+    language plpgsql set search_path from current
+as $$
+begin
+    class := hashtext(current_schema() || '/worker');
+    mine := exists (
+        select from pg_locks l
+        where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.classid::bigint = class::bigint & 4294967295
+          and l.objid::bigint = worker_id & 4294967295 and l.objsubid = 2);
+end;
+$$;
+
+create or replace function hold_worker_lock(worker_id bigint) returns boolean
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_held boolean;
+begin
+    select w.mine or pg_try_advisory_lock(w.class, worker_id::integer) into v_held from _worker_lock(worker_id) w;
+    if v_held then
+        update workers w set locked = true, suspect_since = null where w.id = hold_worker_lock.worker_id and w.dead_at is null;
+    end if;
+    return v_held;
+end;
+$$;
+comment on function hold_worker_lock(bigint) is
+    'Takes a lock for this session, on the worker''s control connection: when the connection ends, others take the worker for dead two '
+    'seconds later, unless the lock is held again by then. A worker that never calls it lives by its lease alone, as it must behind a '
+    'transaction pooler, where a session''s lock outlives its client. False if another session holds it.';
+
+create or replace function sweep_workers() returns integer
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
+    v_clock_ms bigint := extract(epoch from clock_timestamp()) * 1000; -- the real one: it is about gaps in which nobody was there
+    v_swept_ms bigint := (select s.last_value from swept_at s);
+    v_class integer := (select w.class from _worker_lock(0) w);
+    v_ttl interval := (select s.worker_ttl from settings s);
+    v_held bigint[];
 begin
+    if v_clock_ms - v_swept_ms > 200 then
+        perform setval('swept_at', v_clock_ms);
+    end if;
+    if v_swept_ms > 0 and v_clock_ms - v_swept_ms > 10000 then
+        -- The database was away, or all workers were: whoever lives takes his lock and beats before he is judged again.
+        update workers w set expires_at = greatest(w.expires_at, v_now + v_ttl), locked = false, suspect_since = null
+        where w.id in (select a.id from workers a where a.dead_at is null order by a.id for update skip locked);
+    end if;
+    v_held := array(
+        select l.objid::bigint from pg_locks l
+        where l.locktype = 'advisory' and l.classid::bigint = v_class::bigint & 4294967295 and l.objsubid = 2 and l.granted
+          and l.database = (select d.oid from pg_database d where d.datname = current_database()));
+    update workers w
+    set suspect_since = case when not w.locked or w.id & 4294967295 = any (v_held) then null else coalesce(w.suspect_since, v_now) end
+    where w.id in (
+        select s.id from workers s
+        where s.dead_at is null and s.locked and (s.suspect_since is null) <> (s.id & 4294967295 <> all (v_held))
+        order by s.id for update skip locked);
     update workers w set dead_at = v_now
-    where w.id in (select d.id from workers d where d.dead_at is null and d.expires_at < v_now order by d.id for update skip locked);
+    where w.id in (
+        select d.id from workers d
+        where d.dead_at is null and (d.expires_at < v_now or d.suspect_since < v_now - interval '2 seconds') order by d.id for update skip locked);
     delete from workers w where w.dead_at < v_now - interval '1 day';
+    -- For some time after a death: a claim may have been under way.
+    if not exists (select from workers w where w.dead_at > v_now - interval '1 minute') then
+        return 0;
+    end if;
+    return _abandon_jobs(array(select w.id from workers w where w.dead_at is not null), 'worker died');
+end;
+$$;
+comment on function sweep_workers() is
+    'Looks for workers that are dead (their lease has run out, or the lock of their control connection has been free for two seconds) and '
+    'hands their jobs on; returns how many. Every worker calls it about once a second, maintain() does, too. After a gap of ten seconds '
+    'in which nobody swept, all leases are good for another while: it was hardly their workers'' fault.';
+
+-- Running jobs whose worker is nowhere to be found.
+create or replace function _abandon_orphans() returns integer
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
     return _abandon_jobs(
         array(select distinct j.worker_id from live_jobs j
               where j.state = 'running' and j.ready_at is not null

@@ -163,7 +163,7 @@ begin
         update live_jobs j
         set state = v_state, ready_at = _ready_at(v_state, v_now), due_at = null,
             parked = _parked(v_state, _held(j.sequence_key, j.sequence_head)), run_at = v_now, updated_at = v_now, finished_at = null,
-            expires_at = null, reason = null,
+            expires_at = null, reason = null, started_at = null, crashes = null,
             max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767) else j.max_attempts end
         where j.id = v_row.id
         returning j.* into v_row;
@@ -331,7 +331,7 @@ begin
             ready_at = _ready_at(v_row.state, v_row.run_at), due_at = _due_at(v_row.state, v_row.run_at),
             parked = case when j.parked = 'next' and v_row.state = 'pending' then 'next'
                           else _parked(v_row.state, _held(j.sequence_key, j.sequence_head)) end,
-            sequence_head = v_row.sequence_head, finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,
+            sequence_head = v_row.sequence_head, started_at = case when v_row.state = 'discarded' then j.started_at end, finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,
             priority = coalesce(reschedule_jobs.priority, j.priority), updated_at = v_now
         where j.id = v_old.id
         returning j.* into v_row;

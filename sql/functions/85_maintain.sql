@@ -97,6 +97,7 @@ begin
     select array_agg(g.id), array_agg(g.unique_key) filter (where g.unique_key is not null) into v_gone, v_keys from gone g;
     perform _release_unique_keys(v_keys);
     delete from errors e where e.job_id = any (v_gone);
+    delete from once_marks o where o.at < v_now - (select s.once_retention from settings s);
     -- Halts by jobs of which nothing was kept.
     delete from sequence_halts h where h.at < v_now - interval '30 days' and not _holds_up(h.sequence_key, h.job_id);
     return v_pruned + coalesce(cardinality(v_gone), 0);
@@ -132,7 +133,7 @@ begin
         array(select k.unique_key from unique_keys k where k.unique_key > v_somewhere order by k.unique_key limit 100)
         || array(select k.unique_key from unique_keys k where k.unique_key <= v_somewhere order by k.unique_key limit 100));
     -- Last: the lanes that these take are held to the end of the transaction, and whoever finishes a job meanwhile finds them taken.
-    v_result := v_result || jsonb_build_object('rescued', _sweep_workers());
+    v_result := v_result || jsonb_build_object('rescued', sweep_workers() + _abandon_orphans());
     return v_result || jsonb_build_object('promoted', promote_jobs());
 end;
 $$;
@@ -142,7 +143,8 @@ comment on function maintain() is
 
 create or replace function configure(
     completed_retention interval default null, cancelled_retention interval default null, discarded_retention interval default null,
-    max_payload_bytes integer default null, worker_ttl interval default null) returns void
+    max_payload_bytes integer default null, worker_ttl interval default null, max_crashes integer default null,
+    once_retention interval default null) returns void
     language plpgsql security definer set search_path from current
 as $$
 begin
@@ -154,16 +156,23 @@ begin
     elsif worker_ttl < interval '12 seconds' then
         -- Workers beat every 4 seconds: two beats may be lost.
         raise exception 'configure: worker_ttl must be at least 12 seconds, got %', worker_ttl using errcode = 'PW001';
+    elsif max_crashes < 1 then
+        raise exception 'configure: max_crashes must be at least 1, got %', max_crashes using errcode = 'PW001';
+    elsif once_retention < interval '1 hour' and once_retention <> interval '0' then
+        raise exception 'configure: once_retention must be 0 (for good) or at least 1 hour, got %', once_retention using errcode = 'PW001';
     end if;
     update settings s
     set completed_retention = coalesce(configure.completed_retention, s.completed_retention),
         cancelled_retention = coalesce(configure.cancelled_retention, s.cancelled_retention),
         discarded_retention = coalesce(configure.discarded_retention, s.discarded_retention),
         max_payload_bytes = coalesce(configure.max_payload_bytes, s.max_payload_bytes),
-        worker_ttl = coalesce(configure.worker_ttl, s.worker_ttl);
+        worker_ttl = coalesce(configure.worker_ttl, s.worker_ttl),
+        max_crashes = coalesce(configure.max_crashes, s.max_crashes),
+        once_retention = nullif(coalesce(configure.once_retention, s.once_retention), interval '0');
 end;
 $$;
-comment on function configure(interval, interval, interval, integer, interval) is
+comment on function configure(interval, interval, interval, integer, interval, integer, interval) is
     'Changes settings of the installation; null leaves one as it is. Retentions (0 deletes at once) of completed (24 hours), cancelled '
     '(24 hours) and discarded jobs (7 days), for jobs that end from now on; the largest payload (1 MiB); how long a silent worker is '
-    'believed to live (20 seconds). Errors: PW001.';
+    'believed to live (20 seconds); in how many of its runs a job''s process may end (3); how long once() remembers (0, the default, for '
+    'good). Errors: PW001.';

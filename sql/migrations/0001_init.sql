@@ -92,6 +92,8 @@ create table settings (
     discarded_retention interval not null default '7 days',
     max_payload_bytes integer not null default 1048576,
     worker_ttl interval not null default '20 seconds',
+    max_crashes integer not null default 3,
+    once_retention interval,                        -- null: for ever
     movable_clock boolean not null default false
 );
 insert into settings default values;
@@ -129,7 +131,9 @@ create table workers (
     started_at timestamptz not null,
     beat_at timestamptz not null,
     expires_at timestamptz not null,
-    dead_at timestamptz
+    dead_at timestamptz,
+    locked boolean not null default false,          -- its control connection holds a session lock, see hold_worker_lock
+    suspect_since timestamptz                       -- that lock was found free
 ) with (fillfactor = 50);
 
 create sequence job_ids;
@@ -151,6 +155,7 @@ create table live_jobs (
     started_at timestamptz,                         -- at_most_once: the durable mark before the handler
     cancel_requested_at timestamptz,
     superseded text collate "C",                    -- 'superseded' or 'removed': must not run again
+    crashes smallint,                               -- how many processes ended while they ran it
     -- what the caller asked for
     priority smallint not null,
     max_attempts smallint not null,
@@ -235,6 +240,15 @@ create table wakeups (
     id bigint generated always as identity primary key -- the oldest are looked at first, so that no lane starves
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 create index wakeups_lane on wakeups (lane);
+
+-- once(): what must not be done twice.
+create table once_marks (
+    key text collate "C" primary key,
+    at timestamptz not null
+);
+
+-- A register: when some worker last looked for dead ones (epoch, ms). After a gap nobody could beat, so nobody is declared dead.
+create sequence swept_at minvalue 0 start 0;
 
 -- A register, not a counter: its last_value is the time (epoch, ms) until which some worker waits for a notification.
 -- Reading it takes no snapshot, so it is right even inside an old REPEATABLE READ transaction, and leaves no dead rows.

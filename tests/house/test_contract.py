@@ -7,12 +7,15 @@ DEFINE = "identifier max_attempts priority queue_name unique_policy sequence_pol
 FUNCTIONS = {
     "add_job": {ADD},
     "add_jobs": {"specs job_key_preserve_run_at", "specs"},
+    "called_off": {"job_ids runs"},
     "cancel_job": {"job_id force"},
     "check_version": {"client_version"},
     "claim_jobs": {"worker_id max_jobs task_identifiers queue_names forbidden_flags"},
     "clock": {""},
     "complete_jobs": {"job_ids"},
-    "configure": {"completed_retention cancelled_retention discarded_retention max_payload_bytes worker_ttl"},
+    "configure": {
+        "completed_retention cancelled_retention discarded_retention max_payload_bytes worker_ttl max_crashes once_retention"
+    },
     "conformance": {""},
     "define_task": {DEFINE},
     "describe_worker": {"worker_id info"},
@@ -24,8 +27,10 @@ FUNCTIONS = {
     "force_unlock_workers": {"worker_ids"},
     "get_job": {"id"},
     "heartbeat": {"worker_id"},
+    "hold_worker_lock": {"worker_id"},
     "job_errors": {"job_id"},
     "maintain": {""},
+    "once": {"key"},
     "pause_queue": {"queue_name"},
     "permanently_fail_jobs": {"job_ids error_message"},
     "promote_jobs": {""},
@@ -43,8 +48,13 @@ FUNCTIONS = {
     "seconds_until_due": {""},
     "set_queue": {"queue_name concurrency"},
     "snooze_job": {"job_id run delay"},
+    "start_job": {"job_id run"},
+    "sweep_workers": {""},
+    "task_timeouts": {"task_identifiers"},
     "unique_opts": {"by_args by_period by_queue by_state exclude_kind on_conflict"},
     "unregister_worker": {"worker_id"},
+    "worker_died": {"worker_id job_ids runs error"},
+    "worker_ttl": {""},
 }
 # New columns of a type or view go last: these are the beginning.
 COLUMNS = {

@@ -231,11 +231,6 @@ def test_flags_must_be_a_plain_list(api: Any) -> None:
         api.add_job("t", flags=[["a"], ["b"]])
 
 
-def test_what_is_not_supported_yet_is_refused_not_ignored(api: Any) -> None:
-    with api.refusal("PW001", "at_most_once"):
-        api.add_job("t", delivery="at_most_once")
-
-
 @pytest.mark.parametrize("named", [{}, {"job_key": "k"}])
 @pytest.mark.parametrize("limit", [2000, None])
 def test_the_size_limit_counts_bytes_and_is_exact(api: Any, limit: int | None, named: dict[str, Any]) -> None:

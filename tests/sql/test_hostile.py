@@ -8,11 +8,22 @@ from typing import Any
 import psycopg
 import pytest
 
-PRODUCER = {"add_job", "add_jobs", "remove_job", "unique_opts", "conformance", "_json_of", "clock", "schema_version"}
+PRODUCER = {
+    "add_job",
+    "add_jobs",
+    "remove_job",
+    "unique_opts",
+    "conformance",
+    "_json_of",
+    "clock",
+    "schema_version",
+    "once",
+}
 WORKER = PRODUCER | {
     "define_task", "register_worker", "heartbeat", "unregister_worker", "claim_jobs", "seconds_until_due", "finish_jobs",
     "finish_job", "fail_jobs", "snooze_job", "release_jobs", "force_unlock_workers", "reconcile", "promote_jobs", "maintain",
-    "check_version", "get_job", "describe_worker",
+    "check_version", "get_job", "describe_worker", "hold_worker_lock", "worker_died", "sweep_workers", "worker_ttl", "start_job",
+    "called_off", "task_timeouts",
 }  # fmt: skip
 ADMIN = WORKER | {
     "job_errors", "cancel_job", "retry_job", "retry_jobs", "delete_job", "complete_jobs", "permanently_fail_jobs",
