@@ -245,7 +245,7 @@ begin
     set suspect_since = case when not w.locked or w.id & 4294967295 = any (v_held) then null else coalesce(w.suspect_since, v_now) end
     where w.id in (
         select s.id from workers s
-        where s.dead_at is null and s.locked and (s.suspect_since is null) <> (s.id & 4294967295 <> all (v_held))
+        where s.dead_at is null and s.locked and (s.suspect_since is null) = (s.id & 4294967295 <> all (v_held))
         order by s.id for update skip locked);
     update workers w set dead_at = v_now
     where w.id in (

@@ -6,12 +6,13 @@ import json
 import os
 import signal
 import subprocess
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 
 import psycopg
 
-from pyworker import AsyncJob, Cancel, Discard, Failed, Job, Snooze, task
+from pyworker import AsyncJob, Cancel, Discard, Failed, Job, NotStarted, Snooze, task
 
 
 class Canary(Exception):
@@ -222,3 +223,86 @@ def in_turn(payload, job):
 async def in_turn_async(payload, job):
     await asyncio.to_thread(say, job, "begin")
     await asyncio.to_thread(say, job, "end")
+
+
+@task(delivery="at_most_once", max_attempts=5, backoff=[0.05])
+def deliver(payload, job):
+    """What must not be done twice."""
+    if payload.get("not_started") == job.run:
+        raise NotStarted("the mail server is away")
+    tell(job, payload)
+    if payload.get("die"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if payload.get("fail"):
+        raise Canary
+
+
+@task(delivery="at_most_once", max_attempts=5, backoff=[0.05])
+async def deliver_async(payload, job):
+    await asyncio.to_thread(deliver.function, payload, job)
+
+
+@task(timeout=0.5, backoff=["1 hour"])
+def too_long(payload, job):
+    tell(job, payload)
+    if "gate" not in payload:
+        ctypes.PyDLL(None).pause()  # for ever, in C, and with the interpreter in hand
+
+
+@task(timeout=0.5, backoff=["1 hour"])
+async def too_long_async(payload, job):
+    await asyncio.to_thread(tell, job, payload)
+    await asyncio.sleep(3600)
+
+
+@task(backoff=["1 hour"])
+def look_around(payload, job):
+    tell(job, "begun")
+    while not job.cancelled:
+        time.sleep(0.01)
+    tell(job, "saw it")
+    if payload.get("finish_anyway"):
+        return
+    raise Cancel("stopped")
+
+
+@task
+def look_away(payload, job):
+    tell(job, "begun")
+    while True:
+        time.sleep(0.1)
+
+
+@task(backoff=["1 hour"])
+async def sleep_async(payload, job):
+    await asyncio.to_thread(tell, job, "begun")
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        await asyncio.to_thread(tell, job, "cleaned up")
+
+
+@task(backoff=[0.05])
+def mail_once(payload, job):
+    """At least once up to job.once, at most once after it."""
+    first = job.once("mail")
+    tell(job, first)
+    if job.run == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task(backoff=[0.05])
+async def mail_once_async(payload, job):
+    first = await job.once("mail")
+    await asyncio.to_thread(tell, job, first)
+    if job.run < 3:
+        raise Canary
+
+
+hoard: list[bytes] = []
+
+
+@task(backoff=["1 hour"])
+def hold_memory(payload, job):
+    hoard.append(os.urandom(payload["mb"] << 20))
+    tell(job, payload)

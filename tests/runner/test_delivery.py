@@ -1,0 +1,213 @@
+"""What may be relied upon when handlers hang, die, are called off or must not be run twice: with real workers, really killed."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+
+def told(queue: Any, job_id: int) -> list[Any]:
+    return [row.told for row in queue.seen(job_id)]
+
+
+# At most once
+
+
+@pytest.mark.parametrize("task", ["deliver", "deliver_async"])
+def test_what_may_run_only_once_is_not_run_again_after_its_process_was_killed(queue: Any, task: str) -> None:
+    queue.start().until_ready()
+    job_id = queue.add(task, {"die": True})
+    queue.until_state("discarded", job_id)
+    job = queue.job(job_id)
+    assert (job.reason, job.delivery, len(queue.seen(job_id))) == ("lost", "at_most_once", 1)
+    assert "SIGKILL" in job.last_error
+    other = queue.add(task)
+    queue.until_state("completed", other)
+    assert len(queue.seen(job_id)) == 1
+
+
+def test_what_may_run_only_once_is_lost_with_its_whole_worker_and_a_person_may_run_it_again(
+    queue: Any, clock: Any, db: Any
+) -> None:
+    queue.close_gate(1)
+    worker = queue.start()
+    worker.until_ready()
+    job_id = queue.add("deliver", {"gate": 1})
+    queue.until_waiting(1)
+    with queue.ends_of(worker.children()):
+        worker.signal(signal.SIGKILL)
+    queue.start()
+    queue.until_state("discarded", job_id)
+    assert queue.job(job_id).reason == "lost"
+    queue.open_gate(1)
+    queue.rows("select pyworker.retry_job(%s)", job_id)
+    queue.until_state("completed", job_id)
+    assert len(queue.seen(job_id)) == 2
+
+
+@pytest.mark.parametrize("task", ["deliver", "deliver_async"])
+def test_a_failure_after_the_start_is_final_and_one_before_it_is_not(queue: Any, task: str) -> None:
+    queue.start().until_ready()
+    failing, trying = queue.add(task, {"fail": True}), queue.add(task, {"not_started": 1})
+    queue.until_state("discarded", failing)
+    queue.until_state("completed", trying)
+    assert "must not be run twice" in queue.job(failing).reason
+    assert (len(queue.seen(failing)), [seen.run for seen in queue.seen(trying)]) == (1, [2])
+    assert "mail server is away" in queue.job(trying).last_error
+
+
+def test_what_was_only_claimed_when_its_process_died_is_run(queue: Any) -> None:
+    """One handler at a time: the second job is in hand, and not begun."""
+    queue.start("--concurrency", "1").until_ready()
+    queue.rows("select pyworker.define_task('deliver', delivery => 'at_most_once')")
+    jobs = queue.rows(
+        "select id from pyworker.add_jobs(%s::jsonb)",
+        '[{"identifier": "die"}, {"identifier": "deliver"}, {"identifier": "deliver"}]',
+    )
+    ids = [job.id for job in jobs]
+    queue.until_state("completed", *ids)
+    assert [len(queue.seen(one)) for one in ids[1:]] == [1, 1]
+
+
+@pytest.mark.parametrize(("task", "said"), [("mail_once", [True, False]), ("mail_once_async", [True, False, False])])
+def test_job_once_is_true_once_over_all_attempts(queue: Any, task: str, said: list[bool]) -> None:
+    queue.start().until_ready()
+    job_id, other = queue.add(task), queue.add(task)
+    queue.until_state("completed", job_id, other)
+    assert told(queue, job_id) == told(queue, other) == said
+
+
+# Time
+
+
+@pytest.mark.parametrize("task", ["too_long", "too_long_async"])
+def test_a_handler_that_takes_too_long_is_ended_and_only_its_job_is_charged(queue: Any, task: str) -> None:
+    queue.close_gate(1)
+    worker = queue.start("--concurrency", "3")
+    worker.until_ready()
+    bystander = queue.add("note", {"gate": 1}, max_attempts=1)
+    queue.until_waiting(1)
+    late = queue.add(task)
+    queue.until_state("retryable", late)
+    job = queue.job(late)
+    assert (job.attempts, len(queue.seen(late))) == (1, 1)
+    assert "timed out" in job.last_error
+    queue.open_gate(1)
+    queue.until_state("completed", bystander)
+    assert queue.job(bystander).attempts == 1
+    # What can be cancelled costs the process nothing.
+    assert len(queue.seen(bystander)) == (1 if task == "too_long_async" else 2)
+    assert worker.stop() == 0
+
+
+def test_a_handler_within_its_time_is_left_alone(queue: Any) -> None:
+    queue.start().until_ready()
+    jobs = [queue.add("too_long", {"gate": 5}) for _ in range(3)]
+    queue.until_state("completed", *jobs)
+
+
+def test_a_timeout_set_by_sql_holds_for_a_task_that_names_none(queue: Any) -> None:
+    queue.rows("select pyworker.define_task('look_away', timeout => '300 ms', max_attempts => 1)")
+    queue.start()
+    job_id = queue.add("look_away")
+    queue.until_state("discarded", job_id)
+    assert "timed out" in queue.job(job_id).last_error
+
+
+# Called off
+
+
+def test_a_sync_handler_sees_that_it_is_called_off(queue: Any) -> None:
+    queue.start().until_ready()
+    stops, ends = queue.add("look_around"), queue.add("look_around", {"finish_anyway": True})
+    queue.until("select count(*) = 2 from public.seen")
+    for job_id in (stops, ends):
+        queue.rows("select pyworker.cancel_job(%s)", job_id)
+    queue.until_state("cancelled", stops)
+    queue.until_state("completed", ends)  # success is success
+    assert told(queue, stops) == told(queue, ends) == ["begun", "saw it"]
+
+
+def test_an_async_handler_is_cancelled_and_may_clean_up(queue: Any) -> None:
+    queue.start().until_ready()
+    job_id = queue.add("sleep_async")
+    queue.until("select count(*) = 1 from public.seen")
+    queue.rows("select pyworker.cancel_job(%s)", job_id)
+    queue.until_state("cancelled", job_id)
+    assert told(queue, job_id) == ["begun", "cleaned up"]
+
+
+@pytest.mark.parametrize("how", ["cancel", "force", "replace"])
+def test_a_handler_that_does_not_listen_is_ended_after_a_grace(queue: Any, how: str) -> None:
+    unique = """select pyworker.add_job('look_away', unique_policy => '{"on_conflict": "replace"}')"""
+    worker = queue.start("--concurrency", "1").until_ready()
+    (child,) = worker.children()
+    queue.rows(unique)
+    queue.until("select count(*) = 1 from public.seen")
+    queue.rows(unique if how == "replace" else f"select pyworker.cancel_job(1, {how == 'force'})")
+    queue.until_state("cancelled", 1)
+    if how == "replace":
+        queue.until("select count(*) = 2 from public.seen")
+        assert queue.seen()[1].job_id == 2
+    else:
+        later = queue.add("note")
+        queue.until_state("completed", later)
+    assert child not in worker.children()
+    worker.end()
+
+
+# Memory, and a parent that has lost touch
+
+
+def test_a_process_that_holds_too_much_memory_is_replaced_without_harm_or_ended(queue: Any) -> None:
+    worker = queue.start("--max-memory", "150", "--concurrency", "1").until_ready()
+    (first,) = worker.children()
+    leak = [queue.add("hold_memory", {"mb": 60}) for _ in range(4)]
+    queue.until_state("completed", *leak)
+    assert [len(queue.seen(job_id)) for job_id in leak] == [1] * 4
+    worker.until_log("replacing it")
+    queue.until_so("another process", lambda: bool(worker.children()) and first not in worker.children())
+    monster = queue.add("hold_memory", {"mb": 400}, max_attempts=1)
+    after = queue.add("note")
+    queue.until_state("completed", after)
+    assert queue.states(monster)[0] in ("completed", "discarded")  # it may be done before anybody looks
+    assert worker.stop() == 0
+
+
+def test_a_worker_that_cannot_reach_the_database_for_long_ends_its_handlers(fresh_queue: Any) -> None:
+    """Others may be given its jobs then. (A lease of 12 seconds, of which it waits three quarters.)"""
+    queue = fresh_queue
+    queue.rows("select pyworker.configure(worker_ttl => '12 s')")
+    queue.rows("create role lonely login superuser")
+    worker = queue.start("--concurrency", "1", DATABASE_URL=queue.dsn.replace("user=postgres", "user=lonely"))
+    worker.until_ready()
+    job_id = queue.add("look_away")
+    queue.until("select count(*) = 1 from public.seen")
+    (child,) = worker.children()
+    with queue.ends_of([child]):
+        queue.rows("alter role lonely nologin")
+        queue.rows("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'lonely'")
+    worker.until_log("has not answered for")
+    queue.rows("alter role lonely login")
+    queue.until("select count(*) = 2 from public.seen where job_id = %s", job_id)
+    worker.end()
+    queue.rows("drop owned by lonely; drop role lonely")
+
+
+def test_a_killed_workers_jobs_run_elsewhere_long_before_its_lease_ends(queue: Any, clock: Any) -> None:
+    """By the lock of its control connection; the leases of 20 seconds are stretched to an hour, so that it cannot be them."""
+    queue.rows("select pyworker.configure(worker_ttl => '1 hour')")
+    queue.close_gate(1)
+    doomed = queue.start()
+    job_id = queue.add("note", {"gate": 1})
+    queue.until_waiting(1)
+    other = queue.start().until_ready()
+    with queue.ends_of(doomed.children()):
+        doomed.signal(signal.SIGKILL)
+    queue.until("select count(*) = 2 from public.seen where job_id = %s", job_id)
+    queue.open_gate(1)
+    queue.until_state("completed", job_id)
+    assert [error.error for error in queue.rows("select error from pyworker.job_errors(%s)", job_id)] == ["worker died"]
+    assert other.stop() == 0
