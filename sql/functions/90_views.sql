@@ -19,8 +19,10 @@ comment on view history is
     'Completed and cancelled jobs, until their retention is over. The same columns as jobs; locked_at and locked_by tell of the last run.';
 
 create or replace view queue_stats as
-select q.queue_name, case when s.queue_name is null and q.queue_name <> 'default' then 1 else s.concurrency end as concurrency,
-       coalesce(s.paused, false) as paused, q.available, q.running, q.pending, q.scheduled, q.retryable, q.discarded, q.oldest_waiting
+select q.queue_name,
+       case when o.inherits is false then o.concurrency when q.queue_name = 'default' or f.queue_name is not null then f.concurrency else 1 end
+           as concurrency,
+       coalesce(o.paused, false) as paused, q.available, q.running, q.pending, q.scheduled, q.retryable, q.discarded, q.oldest_waiting
 from (
     select coalesce(j.queue_name, 'default') as queue_name,
            count(*) filter (where j.state = 'available') as available, count(*) filter (where j.state = 'running') as running,
@@ -31,11 +33,12 @@ from (
     union all
     select k.queue_name, 0, 0, 0, 0, 0, 0, null from queues k
     where not exists (select from live_jobs j where j.queue_name = k.queue_name)) q
+left join queues o on o.queue_name = q.queue_name
 left join lateral (
     select k.* from queues k
-    where q.queue_name <> 'default'
-      and (k.queue_name = q.queue_name or right(k.queue_name, 1) = '*' and starts_with(q.queue_name, left(k.queue_name, -1)))
-    order by k.queue_name = q.queue_name desc, length(k.queue_name) desc limit 1) s on true;
+    where q.queue_name <> 'default' and o.inherits is not false
+      and right(k.queue_name, 1) = '*' and starts_with(q.queue_name, left(k.queue_name, -1))
+    order by length(k.queue_name) desc limit 1) f on true;
 comment on view queue_stats is
     'One row per queue that has jobs or was set; ''default'' stands for jobs without a queue. concurrency null means no limit. It counts '
     'every live job: look at it, do not poll it.';
