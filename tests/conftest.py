@@ -63,9 +63,7 @@ def fresh(_fresh: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
 
 def dsn_of(conn: psycopg.Connection[Any]) -> str:
     info = conn.info
-    return make_conninfo(
-        host=info.host, port=info.port, user=info.user, dbname=info.dbname, password=info.password or None
-    )
+    return make_conninfo(host=info.host, port=info.port, user=info.user, dbname=info.dbname, password=info.password or None)
 
 
 @pytest.fixture
@@ -95,9 +93,7 @@ class Session:
 
     def __init__(self, dsn: str, offset: timedelta) -> None:
         self.conn = psycopg.connect(dsn, autocommit=True)
-        self.conn.execute(
-            "select set_config('pyworker.clock_offset', %s, false)", [f"{offset.total_seconds()} seconds"]
-        )
+        self.conn.execute("select set_config('pyworker.clock_offset', %s, false)", [f"{offset.total_seconds()} seconds"])
         self.pid = self.conn.info.backend_pid
         self._thread = ThreadPoolExecutor(1)
         self._watch = psycopg.connect(dsn, autocommit=True)

@@ -114,13 +114,16 @@ begin
 end;
 $$;
 
--- Called by whatever ends or moves a job that held a slot of a named queue; null is no queue.
+-- Called by whatever ends or moves a job that held a slot of a named queue; null is no queue. Where there is no limit an end makes no room
+-- (and takes no lane), but by the time of its commit there may be one.
 create or replace function _queue_slot_freed(queue_name text) returns void
     language plpgsql set search_path from current
 as $$
 begin
     if queue_name is null then
         return;
+    elsif (_queue_of(queue_name)).concurrency is null then
+        insert into wakeups values ('queue:' || queue_name);
     elsif not _try_lane('queue:' || queue_name) then
         insert into wakeups values ('queue:' || queue_name);
         perform _wake_workers();
