@@ -21,6 +21,7 @@ declare
     v_worker workers;
     v_ahead bigint;
     v_taken bigint[];
+    v_waits boolean := false;
     v_promote constant text := _to_call('promote_jobs()') || ' sees to it at once, any worker''s next claim soon';
 begin
     position := 0;
@@ -32,7 +33,7 @@ begin
                 using errcode = 'PW004', hint = 'Finished jobs are kept for their retention; or the transaction that adds it has not committed.';
         end if;
         return query values (1, v_past.state,
-            format('%s at %s%s', v_past.state, v_past.finished_at, ': ' || v_past.reason), _to_call(format('retry_job(%s)', job_id)) || ' runs it again');
+            format('%s at %s%s', v_past.state, v_past.finished_at, ': ' || nullif(v_past.reason, v_past.state)), _to_call(format('retry_job(%s)', job_id)) || ' runs it again');
         return;
     elsif v_job.state = 'discarded' then
         return query values (1, 'discarded',
@@ -88,6 +89,8 @@ begin
         end if;
     end if;
     -- Then its time.
+    v_waits := v_job.parked in ('sequence', 'next') and (v_head.id is not null or v_ahead > 0 or v_halt.job_id is not null)
+               or v_job.run_at > v_now;
     if v_job.run_at > v_now then
         position := position + 1;
         return query values (position, case when v_job.state = 'retryable' then 'waits for its retry' else 'not due' end,
@@ -109,6 +112,8 @@ begin
             position := position + 1;
             return query values (position, 'queue paused', format('queue %s is paused', v_job.queue_name),
                                  _to_call(format('resume_queue(%L)', v_job.queue_name)) || ' lets it go on');
+        elsif v_waits then
+            null; -- a queue that is full now need not be so when its turn comes
         elsif cardinality(v_taken) >= v_queue.concurrency then
             position := position + 1;
             return query values (position, 'queue full',

@@ -205,6 +205,16 @@ def test_a_queue_may_be_full_of_jobs_that_nobody_has_claimed_yet(api: Any, idle:
     assert the(api, second, "queue full").detail == f"queue q runs 1 at once; now taken by job {first.id}"
 
 
+def test_a_queue_that_is_full_now_is_no_reason_for_a_job_whose_turn_has_not_come(api: Any, idle: int) -> None:
+    first, second = sequence(api, 2, queue_name="q")
+    later = api.add_job("t", queue_name="q", run_at=api.at("1 day"))
+    assert api.claim(idle).id == first.id
+    assert reasons(api, second) == ["sequence"]
+    assert reasons(api, later) == ["not due"]
+    run(api, the(api, later, "not due").remedy)
+    assert reasons(api, later) == ["queue full"]
+
+
 @pytest.mark.parametrize("limit", [1, 3, None])
 def test_promotion_where_the_queue_has_room(api: Any, idle: int, limit: int | None) -> None:
     api.set_queue("q", limit)
@@ -401,7 +411,7 @@ def test_a_job_that_has_ended(api: Any, worker: int, job_in: Any, state: str) ->
         row.detail
         == {
             "completed": f"completed at {when}",
-            "cancelled": f"cancelled at {when}: cancelled",
+            "cancelled": f"cancelled at {when}",
             "discarded": f"discarded by its handler at {when}, after 1 of 25 attempts: boom",
         }[state]
     )
@@ -455,8 +465,8 @@ def test_a_job_behind_a_halt_that_is_not_due_in_a_full_queue_with_nobody_to_do_i
     holder = api.add_job("u", queue_name="q")
     assert api.claim(who).id == holder.id
     api.describe_worker(who, {"task_identifiers": ["u"]})
-    expected = ["sequence halted", "sequence", "not due", "queue full", "no worker takes it"]
-    assert reasons(api, last) == expected
+    # That its queue is full now is no reason yet.
+    assert reasons(api, last) == ["sequence halted", "sequence", "not due", "no worker takes it"]
     run(api, the(api, last, "sequence halted").remedy, 2)  # with this job first: at once
     assert reasons(api, last) == ["promotion", "queue full", "no worker takes it"]
     api.promote_jobs()
