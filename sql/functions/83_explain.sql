@@ -33,7 +33,8 @@ begin
                 using errcode = 'PW004', hint = 'Finished jobs are kept for their retention; or the transaction that adds it has not committed.';
         end if;
         return query values (1, v_past.state,
-            format('%s at %s%s', v_past.state, v_past.finished_at, ': ' || nullif(v_past.reason, v_past.state)), _to_call(format('retry_job(%s)', job_id)) || ' runs it again');
+            format('%s at %s%s', v_past.state, v_past.finished_at, ': ' || nullif(v_past.reason, v_past.state)),
+            _to_call(format('retry_job(%s)', job_id)) || ' runs it again');
         return;
     elsif v_job.state = 'discarded' then
         return query values (1, 'discarded',
@@ -80,7 +81,8 @@ begin
                        case when v_head.due_at is not null then format(' until %s', v_head.due_at) else '' end, v_job.sequence_key, v_ahead),
                 _to_call(format('explain_job(%s)', v_head.id)) || ' tells what that job waits for');
         elsif v_ahead > 0 then
-            return query values (position, 'sequence', format('jobs that wait before this one in sequence %s: %s', v_job.sequence_key, v_ahead),
+            return query values (position, 'sequence',
+                                 format('jobs that wait before this one in sequence %s: %s', v_job.sequence_key, v_ahead),
                                  'they run first, in the order of their ids');
         elsif v_halt.job_id is null then
             return query values (position, 'promotion', format('its turn in sequence %s has come', v_job.sequence_key), v_promote);
@@ -200,8 +202,8 @@ begin
                              (select string_agg(f.flag, ', ' order by f.flag) from jsonb_object_keys(job.flags) f(flag)));
             remedy := 'start a worker without that --forbid-flag';
         else
-            detail := format('each live worker (of %s) lacks something: the task %s, the queue %s, or it forbids a flag of the job', v_alive,
-                             job.task_identifier, v_queue);
+            detail := format('each live worker (of %s) lacks something: the task %s, the queue %s, or it forbids a flag of the job',
+                             v_alive, job.task_identifier, v_queue);
             remedy := 'start a worker with its module and without --task, --queue and --forbid-flag';
         end if;
         return next;

@@ -22,8 +22,8 @@ create or replace view queue_stats as
 with family as materialized (
     select k.queue_name, k.concurrency from queues k where right(k.queue_name, 1) = '*')
 select q.queue_name,
-       case when o.inherits is false then o.concurrency when q.queue_name = 'default' or f.queue_name is not null then f.concurrency else 1 end
-           as concurrency,
+       case when o.inherits is false then o.concurrency
+            when q.queue_name = 'default' or f.queue_name is not null then f.concurrency else 1 end as concurrency,
        coalesce(o.paused, false) as paused, q.available, q.running, q.pending, q.scheduled, q.retryable, q.discarded, q.oldest_waiting
 from (
     select u.queue_name,
