@@ -246,6 +246,7 @@ create table queues (
     concurrency integer default 1,
     paused boolean default false not null,
     updated_at timestamp with time zone,
+    inherits boolean default false not null,
     constraint queues_concurrency CHECK ((concurrency >= 1)),
     constraint queues_pkey PRIMARY KEY (queue_name)
 );

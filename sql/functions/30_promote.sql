@@ -16,21 +16,27 @@ end;
 $$;
 
 -- What set_queue and pause_queue said of this name: of the name itself, else of the longest family ('customer:*') that it
--- belongs to, else a queue is serial.
+-- belongs to, else a queue is serial. A name that was only paused goes by its family still.
 create or replace function _queue_of(queue_name text) returns queues
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
+    v_own queues;
     v_queue queues;
 begin
-    select * into v_queue from (
-        (select q.* from queues q where q.queue_name = _queue_of.queue_name)
-        union all
-        (select q.* from queues q where right(q.queue_name, 1) = '*' and starts_with(_queue_of.queue_name, left(q.queue_name, -1))
-         order by length(q.queue_name) desc limit 1)) found limit 1;
-    if not found then
-        v_queue := (_queue_of.queue_name, 1, false, null);
+    select q.* into v_own from queues q where q.queue_name = _queue_of.queue_name;
+    if v_own.inherits is false then
+        return v_own;
     end if;
+    select q.* into v_queue from queues q
+    where right(q.queue_name, 1) = '*' and starts_with(_queue_of.queue_name, left(q.queue_name, -1))
+    order by length(q.queue_name) desc limit 1;
+    if not found then
+        v_queue.concurrency := 1;
+    end if;
+    v_queue.queue_name := _queue_of.queue_name;
+    v_queue.paused := coalesce(v_own.paused, false);
+    v_queue.updated_at := greatest(v_queue.updated_at, v_own.updated_at);
     return v_queue;
 end;
 $$;
@@ -42,45 +48,82 @@ create or replace function _fill_queue(queue_name text) returns integer
     set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
-    -- Without a limit of its own a queue still keeps its waiting jobs out of the claim index, a window at a time.
+    -- Without a limit a queue still keeps its waiting jobs out of the claim index: so many of them may be there at once.
     v_window constant integer := 1000;
     v_queue queues := _queue_of(queue_name);
-    v_slots integer := case when v_queue.paused then 0 else coalesce(v_queue.concurrency, v_window) end;
-    v_moved integer;
+    v_endless boolean := v_queue.concurrency is null and not v_queue.paused;
+    v_slots bigint := case when v_queue.paused then 0 else coalesce(v_queue.concurrency, v_window) end;
+    v_moved integer := 0;
+    v_again boolean;
 begin
     v_slots := v_slots - (select count(*) from (
-        select from live_jobs j where j.queue_name = _fill_queue.queue_name and j.ready_at is not null limit v_slots + v_window) taken);
-    if v_slots < 0 then
+        select from live_jobs j
+        where j.queue_name = _fill_queue.queue_name and j.ready_at is not null
+          and (j.state = 'available' or not (v_endless or v_queue.paused)) limit v_slots + v_window) taken);
+    if v_slots < 0 and not v_endless then
         update live_jobs j set state = 'pending', ready_at = null, parked = 'queue', updated_at = clock()
         where j.ctid = any (array(
             select p.ctid from live_jobs p
             where p.queue_name = _fill_queue.queue_name and p.ready_at is not null and p.state = 'available'
             order by p.priority desc, p.run_at desc, p.id desc limit -v_slots for update skip locked));
-        return 0;
-    elsif v_slots = 0 then
-        return 0;
+        get diagnostics v_moved = row_count;
+        -- There may be more; and one that somebody has in hand is there again if he rolls back.
+        v_again := (v_moved < -v_slots or v_moved >= v_window) and exists (
+            select from live_jobs p where p.queue_name = _fill_queue.queue_name and p.ready_at is not null and p.state = 'available');
+        v_moved := 0;
+    else
+        if v_slots > 0 then
+            -- A parked row that an open transaction has in hand is passed over: nobody waits for it here.
+            update live_jobs j set state = 'available', ready_at = j.run_at, parked = null, updated_at = clock()
+            where j.ctid = any (array(
+                select p.ctid from live_jobs p where p.queue_name = _fill_queue.queue_name and p.parked = 'queue'
+                order by p.queue_name, p.priority, p.run_at, p.id limit least(v_slots, v_window) for update skip locked));
+            get diagnostics v_moved = row_count;
+        end if;
+        -- Without a limit it is claims, not ends, that make room for more: the next one looks again.
+        v_again := (v_endless or v_moved < v_slots) and exists (
+            select from live_jobs p where p.queue_name = _fill_queue.queue_name and p.parked = 'queue');
     end if;
-    -- A parked row that an open transaction has in hand is passed over: nobody waits for it here.
-    update live_jobs j set state = 'available', ready_at = j.run_at, parked = null, updated_at = clock()
-    where j.ctid = any (array(
-        select p.ctid from live_jobs p where p.queue_name = _fill_queue.queue_name and p.parked = 'queue'
-        order by p.queue_name, p.priority, p.run_at, p.id limit v_slots for update skip locked));
-    get diagnostics v_moved = row_count;
-    if v_moved < v_slots and exists (
-        select from live_jobs p where p.queue_name = _fill_queue.queue_name and p.parked = 'queue') then
+    if v_again then
         insert into wakeups values ('queue:' || _fill_queue.queue_name);
     end if;
     return v_moved;
 end;
 $$;
 
--- Called by whatever ends or moves a job that held a slot of a named queue; null is no queue.
+-- Has all queues of a family looked at: those where something waits, and those where something may have to be called back.
+create or replace function _fill_family(prefix text) returns void
+    language plpgsql set search_path from current set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+begin
+    -- From name to name, not from job to job.
+    insert into wakeups
+    with recursive name as (
+        select least(
+            (select j.queue_name from live_jobs j where j.parked = 'queue' and j.queue_name >= prefix order by j.queue_name limit 1),
+            (select j.queue_name from live_jobs j where j.ready_at is not null and j.queue_name >= prefix
+             order by j.queue_name limit 1)) as queue_name
+        union all
+        select least(
+            (select j.queue_name from live_jobs j where j.parked = 'queue' and j.queue_name > n.queue_name
+             order by j.queue_name limit 1),
+            (select j.queue_name from live_jobs j where j.ready_at is not null and j.queue_name > n.queue_name
+             order by j.queue_name limit 1))
+        from name n where starts_with(n.queue_name, prefix))
+    select 'queue:' || n.queue_name from name n where starts_with(n.queue_name, prefix);
+end;
+$$;
+
+-- Called by whatever ends or moves a job that held a slot of a named queue; null is no queue. Where there is no limit an end makes no room
+-- (and takes no lane), but by the time of its commit there may be one.
 create or replace function _queue_slot_freed(queue_name text) returns void
     language plpgsql set search_path from current
 as $$
 begin
     if queue_name is null then
         return;
+    elsif (_queue_of(queue_name)).concurrency is null then
+        insert into wakeups values ('queue:' || queue_name);
     elsif not _try_lane('queue:' || queue_name) then
         insert into wakeups values ('queue:' || queue_name);
         perform _wake_workers();
@@ -239,6 +282,10 @@ begin
         end if;
         for v_lane in select l.lane from unnest(v_lanes) l(lane) where starts_with(l.lane, 'queue:') loop
             v_promoted := v_promoted + _fill_queue(substr(v_lane, length('queue:') + 1));
+        end loop;
+        for v_lane in select l.lane from unnest(v_lanes) l(lane) where starts_with(l.lane, 'family:') loop
+            perform _fill_family(substr(v_lane, length('family:') + 1));
+            v_promoted := v_promoted + promote_jobs();
         end loop;
     end if;
     if v_promoted > 0 then

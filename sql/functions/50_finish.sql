@@ -16,6 +16,7 @@ declare
     v_dropped bigint[];
     v_keys bytea[];
     v_queues text[];
+    v_left text[];
     v_queue text;
     v_sequences text[];
 begin
@@ -55,9 +56,10 @@ begin
            array_agg(r.id) filter (where r.retention = interval '0' and (
                r.run > 1 or r.revision > 0 or coalesce(error, r.last_error) is not null)),
            array_agg(r.unique_key) filter (where r.retention = interval '0' and r.unique_key is not null),
-           array_agg(distinct r.queue_name) filter (where r.queue_name is not null and r.ready_at is not null),
+           array_agg(distinct r.queue_name) filter (where r.queue_name is not null and r.state = 'running'),
+           array_agg(distinct r.queue_name) filter (where r.queue_name is not null and r.state = 'available'),
            array_agg(distinct r.sequence_key) filter (where r.sequence_head)
-    into v_closed, v_dropped, v_keys, v_queues, v_sequences
+    into v_closed, v_dropped, v_keys, v_queues, v_left, v_sequences
     from retained r;
     if v_dropped is not null then
         delete from errors e where e.job_id = any (v_dropped);
@@ -69,15 +71,19 @@ begin
     if v_sequences is not null then
         perform _advance_sequences(v_sequences);
     end if;
-    if v_queues is not null then
+    if close_reason = 'replaced' then
+        -- By a producer, whose transaction may stay open for long: it must not hold a lane.
+        v_left := v_left || v_queues;
+    elsif v_queues is not null then
         -- Each lane is a lock, and PostgreSQL has room for some 6,000: the rest of a large batch is left to the next promotions.
+        v_left := v_left || v_queues[101:];
         foreach v_queue in array v_queues[:100] loop
             perform _queue_slot_freed(v_queue);
         end loop;
-        if cardinality(v_queues) > 100 then
-            insert into wakeups select 'queue:' || q.name from unnest(v_queues[101:]) q(name);
-            perform _wake_workers();
-        end if;
+    end if;
+    if v_left is not null then
+        insert into wakeups select 'queue:' || l.queue_name from unnest(v_left) l(queue_name);
+        perform _wake_workers();
     end if;
     return coalesce(v_closed, '{}');
 end;

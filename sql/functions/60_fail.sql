@@ -101,7 +101,8 @@ begin
 end;
 $$;
 
--- A job that has just left, or was moved: whoever waits for its place in its queue and in its sequence gets it.
+-- A job that has just left, or was moved: whoever waits for its place in its queue and in its sequence gets it. In its queue at once if it
+-- ran; else by the next promotion, as this may be a producer's transaction, which may stay open for long and must not hold a lane.
 create or replace function _gone_from_turn(job live_jobs) returns void
     language plpgsql set search_path from current
 as $$
@@ -109,8 +110,11 @@ begin
     if job.sequence_head then
         perform _advance_sequences(array[job.sequence_key]);
     end if;
-    if job.ready_at is not null then
+    if job.state = 'running' then
         perform _queue_slot_freed(job.queue_name);
+    elsif job.state = 'available' and job.queue_name is not null then
+        insert into wakeups values ('queue:' || job.queue_name);
+        perform _wake_workers();
     end if;
 end;
 $$;

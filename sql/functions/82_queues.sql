@@ -28,7 +28,8 @@ begin
         raise exception 'set_queue: %', v_problem using errcode = 'PW001';
     end if;
     insert into queues as q (queue_name, concurrency, updated_at) values (set_queue.queue_name, set_queue.concurrency, clock())
-    on conflict (queue_name) do update set concurrency = excluded.concurrency, updated_at = excluded.updated_at;
+    on conflict (queue_name) do update
+    set concurrency = excluded.concurrency, inherits = false, updated_at = excluded.updated_at;
     perform _queue_changed(set_queue.queue_name);
 end;
 $$;
@@ -48,8 +49,7 @@ begin
     if v_problem is not null then
         raise exception 'pause_queue: %', v_problem using errcode = 'PW001';
     end if;
-    insert into queues as q (queue_name, concurrency, paused, updated_at)
-    values (pause_queue.queue_name, (_queue_of(pause_queue.queue_name)).concurrency, true, clock())
+    insert into queues as q (queue_name, paused, inherits, updated_at) values (pause_queue.queue_name, true, true, clock())
     on conflict (queue_name) do update set paused = true, updated_at = excluded.updated_at;
     -- What was let go already, and is not claimed; what others let go at this moment is called back by the next promotion.
     update live_jobs j set state = 'pending', ready_at = null, parked = 'queue', updated_at = clock()
@@ -69,37 +69,29 @@ as $$
 #variable_conflict use_column
 declare
     v_problem text := _queue_refusal(resume_queue.queue_name, false);
+    v_paused boolean;
 begin
     if v_problem is not null then
         raise exception 'resume_queue: %', v_problem using errcode = 'PW001';
     end if;
+    -- A queue that has no limit of its own is again what it was before it was paused.
+    delete from queues q where q.queue_name = resume_queue.queue_name and q.inherits;
+    v_paused := found;
     update queues q set paused = false, updated_at = clock() where q.queue_name = resume_queue.queue_name and q.paused;
-    if found then
+    if v_paused or found then
         perform _queue_changed(resume_queue.queue_name);
     end if;
 end;
 $$;
 comment on function resume_queue(text) is 'Lets the jobs of a paused queue start again; no more than its limit at once. Errors: PW001.';
 
--- Has all queues of this name, or of this family, looked at.
+-- Has all queues of this name, or of this family, looked at: once this transaction has committed, by all that are there then.
 create or replace function _queue_changed(queue_name text) returns void
-    language plpgsql set search_path from current set enable_seqscan = off set enable_bitmapscan = off set jit = off
+    language plpgsql set search_path from current
 as $$
-declare
-    v_prefix text := left(queue_name, -1);
 begin
-    if right(queue_name, 1) <> '*' then
-        insert into wakeups values ('queue:' || queue_name);
-    else
-        -- From name to name, not from job to job.
-        insert into wakeups
-        with recursive name as (
-            (select j.queue_name from live_jobs j where j.parked = 'queue' and j.queue_name >= v_prefix order by j.queue_name limit 1)
-            union all
-            select (select j.queue_name from live_jobs j where j.parked = 'queue' and j.queue_name > n.queue_name order by j.queue_name limit 1)
-            from name n where starts_with(n.queue_name, v_prefix))
-        select 'queue:' || n.queue_name from name n where starts_with(n.queue_name, v_prefix);
-    end if;
+    insert into wakeups values (
+        case when right(queue_name, 1) = '*' then 'family:' || left(queue_name, -1) else 'queue:' || queue_name end);
     perform _wake_workers();
 end;
 $$;

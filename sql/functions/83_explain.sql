@@ -21,7 +21,8 @@ declare
     v_worker workers;
     v_ahead bigint;
     v_taken bigint[];
-    v_idle constant text := 'start a worker: pyworker run; it promotes the job with its next claim';
+    v_waits boolean := false;
+    v_promote constant text := _to_call('promote_jobs()') || ' sees to it at once, any worker''s next claim soon';
 begin
     position := 0;
     select j.* into v_job from live_jobs j where j.id = explain_job.job_id;
@@ -32,7 +33,8 @@ begin
                 using errcode = 'PW004', hint = 'Finished jobs are kept for their retention; or the transaction that adds it has not committed.';
         end if;
         return query values (1, v_past.state,
-            format('%s at %s%s', v_past.state, v_past.finished_at, ': ' || v_past.reason), _to_call(format('retry_job(%s)', job_id)) || ' runs it again');
+            format('%s at %s%s', v_past.state, v_past.finished_at, ': ' || nullif(v_past.reason, v_past.state)),
+            _to_call(format('retry_job(%s)', job_id)) || ' runs it again');
         return;
     elsif v_job.state = 'discarded' then
         return query values (1, 'discarded',
@@ -52,7 +54,8 @@ begin
                    case when v_worker.id is null then ', which is dead'
                         when v_worker.expires_at < v_now then format(', which has been silent since %s', v_worker.beat_at) else '' end,
                    v_job.attempts, v_job.max_attempts),
-            case when v_worker.id is null or v_worker.expires_at < v_now then 'any worker hands it on; without one: ' || _to_call('maintain()') end);
+            case when v_worker.id is null or v_worker.expires_at < v_now
+                 then _to_call('maintain()') || ' hands it on at once, any other worker soon' end);
         return;
     end if;
 
@@ -67,26 +70,29 @@ begin
         if v_halt.job_id is not null then
             return query values (position, 'sequence halted',
                 format('sequence %s is halted by job %s, %s at %s%s', v_job.sequence_key, v_halt.job_id, v_halt.reason, v_halt.at,
-                       case when v_ahead > 0 then format('; %s jobs wait before this one', v_ahead) else '' end),
+                       case when v_ahead > 0 then format('; jobs that wait before this one: %s', v_ahead) else '' end),
                 format('%s runs that job again; %s goes on without it; %s goes on with this job', _to_call(format('retry_job(%s)', v_halt.job_id)),
                        _to_call(format('resume_sequence(%L)', v_job.sequence_key)), _to_call(format('retry_job(%s)', job_id))));
             position := position + 1;
         end if;
         if v_head.id is not null then
             return query values (position, 'sequence',
-                format('waits for job %s (%s%s) in sequence %s, %s jobs wait before this one', v_head.id, v_head.state,
+                format('waits for job %s (%s%s) in sequence %s; jobs that wait before this one: %s', v_head.id, v_head.state,
                        case when v_head.due_at is not null then format(' until %s', v_head.due_at) else '' end, v_job.sequence_key, v_ahead),
-                _to_call(format('explain_job(%s)', v_head.id)));
+                _to_call(format('explain_job(%s)', v_head.id)) || ' tells what that job waits for');
         elsif v_ahead > 0 then
-            return query values (position, 'sequence', format('%s jobs wait before this one in sequence %s', v_ahead, v_job.sequence_key),
+            return query values (position, 'sequence',
+                                 format('jobs that wait before this one in sequence %s: %s', v_job.sequence_key, v_ahead),
                                  'they run first, in the order of their ids');
         elsif v_halt.job_id is null then
-            return query values (position, 'promotion', format('its turn in sequence %s has come', v_job.sequence_key), v_idle);
+            return query values (position, 'promotion', format('its turn in sequence %s has come', v_job.sequence_key), v_promote);
         else
             position := position - 1;
         end if;
     end if;
     -- Then its time.
+    v_waits := v_job.parked in ('sequence', 'next') and (v_head.id is not null or v_ahead > 0 or v_halt.job_id is not null)
+               or v_job.run_at > v_now;
     if v_job.run_at > v_now then
         position := position + 1;
         return query values (position, case when v_job.state = 'retryable' then 'waits for its retry' else 'not due' end,
@@ -95,22 +101,33 @@ begin
             _to_call(format('retry_job(%s)', job_id)) || ' lets it run now');
     elsif v_job.due_at is not null then
         position := position + 1;
-        return query values (position, 'promotion', format('it has been due since %s', v_job.due_at), v_idle);
+        return query values (position, 'promotion', format('it has been due since %s', v_job.due_at), v_promote);
     end if;
     -- Then its queue.
     if v_job.queue_name is not null and v_job.state <> 'available' then
         v_queue := _queue_of(v_job.queue_name);
-        v_taken := array(select t.id from live_jobs t where t.queue_name = v_job.queue_name and t.ready_at is not null limit 1001);
+        v_taken := array(
+            select t.id from live_jobs t
+            where t.queue_name = v_job.queue_name and t.ready_at is not null and (v_queue.concurrency is not null or t.state = 'available')
+            order by t.id + 0 limit coalesce(v_queue.concurrency, 1000)); -- + 0: never by a walk along all ids
         if v_queue.paused then
             position := position + 1;
             return query values (position, 'queue paused', format('queue %s is paused', v_job.queue_name),
-                                 _to_call(format('resume_queue(%L)', v_job.queue_name)));
-        elsif cardinality(v_taken) >= coalesce(v_queue.concurrency, 1000) then
+                                 _to_call(format('resume_queue(%L)', v_job.queue_name)) || ' lets it go on');
+        elsif v_waits then
+            null; -- a queue that is full now need not be so when its turn comes
+        elsif cardinality(v_taken) >= v_queue.concurrency then
             position := position + 1;
             return query values (position, 'queue full',
-                format('queue %s runs %s at once, now: job %s', v_job.queue_name, coalesce(v_queue.concurrency::text, 'any number'),
+                format('queue %s runs %s at once; now taken by job %s', v_job.queue_name, v_queue.concurrency,
                        array_to_string(v_taken[:5], ', ') || case when cardinality(v_taken) > 5 then ', …' else '' end),
-                _to_call(format('set_queue(%L, %s)', v_job.queue_name, coalesce(v_queue.concurrency, 1000) + 1)) || ' lets more run at once');
+                _to_call(format('set_queue(%L, %s)', v_job.queue_name, v_queue.concurrency::bigint + 1)) || ' lets one more run at once');
+        elsif cardinality(v_taken) >= 1000 then
+            -- Its window, see _fill_queue.
+            position := position + 1;
+            return query values (position, 'waits for a worker',
+                format('queue %s has no limit, but 1000 or more of its jobs come first', v_job.queue_name),
+                'start more workers, or workers with --queue');
         elsif v_job.parked = 'queue' then
             select count(*) into v_ahead from (
                 select from live_jobs p
@@ -118,7 +135,8 @@ begin
                   and (p.priority, p.run_at, p.id) < (v_job.priority, v_job.run_at, v_job.id) limit 1000) ahead;
             position := position + 1;
             return query values (position, 'promotion',
-                format('queue %s has room, %s jobs are before this one', v_job.queue_name, v_ahead), v_idle);
+                format('queue %s has room; jobs that come before this one: %s%s', v_job.queue_name, v_ahead,
+                       case when v_ahead = 1000 then ' or more' else '' end), v_promote);
         end if;
     end if;
     -- Last, somebody to do it.
@@ -138,6 +156,11 @@ begin
 end;
 $$;
 
+-- What a worker says of itself is for people, too: only an array counts.
+create or replace function _said(worker workers, member text) returns jsonb
+    language sql immutable
+    return case when jsonb_typeof((worker).info -> member) = 'array' then (worker).info -> member end;
+
 -- Is there a worker that would claim this job, if it were available?
 create or replace function _explain_workers(job live_jobs, out reason text, out detail text, out remedy text) returns setof record
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
@@ -145,47 +168,57 @@ as $$
 declare
     v_now timestamptz := clock();
     v_queue text := coalesce(job.queue_name, 'default');
-    v_workers workers[] := array(select w from workers w where w.dead_at is null and w.expires_at >= v_now order by w.id);
-    v_able bigint[];
+    v_alive bigint;
+    v_known bigint;
+    v_served bigint;
+    v_allowed bigint;
+    v_able bigint;
     v_ahead bigint;
+    v_priority integer;
 begin
-    if v_workers = '{}' then
-        select 'no worker', 'no worker is alive', 'start one: pyworker run MODULE' into reason, detail, remedy;
-        return next;
-        return;
-    end if;
-    v_able := array(
-        select w.id from unnest(v_workers) w
-        where coalesce(w.info -> 'task_identifiers' ? job.task_identifier, true) and coalesce(w.info -> 'queue_names' ? v_queue, true)
-          and not coalesce(job.flags ?| _texts_of(w.info -> 'forbidden_flags'), false) order by w.id);
-    if v_able = '{}' then
+    select count(*), count(*) filter (where c.knows), count(*) filter (where c.serves), count(*) filter (where c.allows),
+           count(*) filter (where c.knows and c.serves and c.allows)
+    into v_alive, v_known, v_served, v_allowed, v_able
+    from workers w
+    cross join lateral (
+        select coalesce(_said(w, 'task_identifiers') ? job.task_identifier, true) as knows,
+               coalesce(_said(w, 'queue_names') ? v_queue, true) as serves,
+               not coalesce(job.flags ?| _texts_of(_said(w, 'forbidden_flags')), false) as allows) c
+    where w.dead_at is null and w.expires_at >= v_now;
+    if v_able = 0 then
         reason := 'no worker takes it';
-        if not exists (select from unnest(v_workers) w where coalesce(w.info -> 'task_identifiers' ? job.task_identifier, true)) then
-            detail := format('none of the %s live workers knows the task %s', cardinality(v_workers), job.task_identifier);
-            remedy := 'start a worker with the module that defines it, or correct the name';
-        elsif not exists (select from unnest(v_workers) w where coalesce(w.info -> 'queue_names' ? v_queue, true)) then
-            detail := format('none of the %s live workers serves the queue %s', cardinality(v_workers), v_queue);
-            remedy := format('start a worker without --queue, or with --queue %s', v_queue);
-        elsif not exists (
-            select from unnest(v_workers) w where not coalesce(job.flags ?| _texts_of(w.info -> 'forbidden_flags'), false)) then
-            detail := format('each of the %s live workers forbids one of its flags: %s', cardinality(v_workers),
+        if v_alive = 0 then
+            reason := 'no worker';
+            detail := 'no worker is alive';
+            remedy := 'start one: pyworker run MODULE';
+        elsif v_known = 0 then
+            detail := format('no live worker (of %s) knows the task %s', v_alive, job.task_identifier);
+            remedy := 'start a worker with the module that defines it, and without --task or with --task for it; or correct the name';
+        elsif v_served = 0 then
+            detail := format('no live worker (of %s) serves the queue %s', v_alive, v_queue);
+            remedy := 'start a worker without --queue, or with --queue for it';
+        elsif v_allowed = 0 then
+            detail := format('every live worker (of %s) forbids one of the job''s flags: %s', v_alive,
                              (select string_agg(f.flag, ', ' order by f.flag) from jsonb_object_keys(job.flags) f(flag)));
             remedy := 'start a worker without that --forbid-flag';
         else
-            detail := format('no worker has it all: the task %s, the queue %s and no flag of the job forbidden', job.task_identifier, v_queue);
-            remedy := 'start a worker without --task, --queue and --forbid-flag';
+            detail := format('each live worker (of %s) lacks something: the task %s, the queue %s, or it forbids a flag of the job',
+                             v_alive, job.task_identifier, v_queue);
+            remedy := 'start a worker with its module and without --task, --queue and --forbid-flag';
         end if;
         return next;
     elsif job.state = 'available' then
-        select count(*) into v_ahead from (
-            select from live_jobs j
+        select count(*), min(a.priority) into v_ahead, v_priority from (
+            select j.priority from live_jobs j
             where j.ready_at is not null and j.state = 'available' and (j.priority, j.ready_at, j.id) < (job.priority, job.ready_at, job.id)
-            limit 10000) ahead;
+            order by j.priority, j.ready_at, j.id limit 10000) a;
         reason := 'waits for a worker';
-        detail := format('%s%s available jobs come first; %s of %s live workers take it', v_ahead, case when v_ahead = 10000 then ' or more' else '' end,
-                         cardinality(v_able), cardinality(v_workers));
-        remedy := case when v_ahead > 0 then 'more workers, or a smaller priority: ' || _to_call('reschedule_jobs(array[' || job.id || '], priority => -1)')
-                       else 'it is next: if it stays, the workers are busy or cannot reach the database' end;
+        detail := format('available jobs that come first: %s%s; live workers that take it: %s of %s', v_ahead,
+                         case when v_ahead = 10000 then ' or more' else '' end, v_able, v_alive);
+        remedy := case when v_ahead = 0 then 'it is next; if it stays so, the workers are busy, or cannot reach the database'
+                       when v_priority = -32768 then 'start more workers'
+                       else _to_call(format('reschedule_jobs(array[%s], priority => %s)', job.id, v_priority - 1))
+                            || ' puts it first; or start more workers' end;
         return next;
     end if;
 end;

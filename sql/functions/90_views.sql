@@ -19,23 +19,27 @@ comment on view history is
     'Completed and cancelled jobs, until their retention is over. The same columns as jobs; locked_at and locked_by tell of the last run.';
 
 create or replace view queue_stats as
-select q.queue_name, case when s.queue_name is null and q.queue_name <> 'default' then 1 else s.concurrency end as concurrency,
-       coalesce(s.paused, false) as paused, q.available, q.running, q.pending, q.scheduled, q.retryable, q.discarded, q.oldest_waiting
+with family as materialized (
+    select k.queue_name, k.concurrency from queues k where right(k.queue_name, 1) = '*')
+select q.queue_name,
+       case when o.inherits is false then o.concurrency
+            when q.queue_name = 'default' or f.queue_name is not null then f.concurrency else 1 end as concurrency,
+       coalesce(o.paused, false) as paused, q.available, q.running, q.pending, q.scheduled, q.retryable, q.discarded, q.oldest_waiting
 from (
-    select coalesce(j.queue_name, 'default') as queue_name,
-           count(*) filter (where j.state = 'available') as available, count(*) filter (where j.state = 'running') as running,
-           count(*) filter (where j.state = 'pending') as pending, count(*) filter (where j.state = 'scheduled') as scheduled,
-           count(*) filter (where j.state = 'retryable') as retryable, count(*) filter (where j.state = 'discarded') as discarded,
-           min(j.run_at) filter (where j.state in ('available', 'pending')) as oldest_waiting
-    from live_jobs j group by 1
-    union all
-    select k.queue_name, 0, 0, 0, 0, 0, 0, null from queues k
-    where not exists (select from live_jobs j where j.queue_name = k.queue_name)) q
+    select u.queue_name,
+           count(*) filter (where u.state = 'available') as available, count(*) filter (where u.state = 'running') as running,
+           count(*) filter (where u.state = 'pending') as pending, count(*) filter (where u.state = 'scheduled') as scheduled,
+           count(*) filter (where u.state = 'retryable') as retryable, count(*) filter (where u.state = 'discarded') as discarded,
+           min(u.run_at) filter (where u.state in ('available', 'pending')) as oldest_waiting
+    from (select coalesce(j.queue_name, 'default') as queue_name, j.state, j.run_at from live_jobs j
+          union all
+          select k.queue_name, null, null from queues k) u
+    group by u.queue_name) q
+left join queues o on o.queue_name = q.queue_name
 left join lateral (
-    select k.* from queues k
-    where q.queue_name <> 'default'
-      and (k.queue_name = q.queue_name or right(k.queue_name, 1) = '*' and starts_with(q.queue_name, left(k.queue_name, -1)))
-    order by k.queue_name = q.queue_name desc, length(k.queue_name) desc limit 1) s on true;
+    select k.* from family k
+    where q.queue_name <> 'default' and o.inherits is not false and starts_with(q.queue_name, left(k.queue_name, -1))
+    order by length(k.queue_name) desc limit 1) f on true;
 comment on view queue_stats is
     'One row per queue that has jobs or was set; ''default'' stands for jobs without a queue. concurrency null means no limit. It counts '
     'every live job: look at it, do not poll it.';

@@ -120,7 +120,8 @@ create table queues (
     queue_name text collate "C" primary key,
     concurrency integer default 1 constraint queues_concurrency check (concurrency >= 1),
     paused boolean not null default false,
-    updated_at timestamptz
+    updated_at timestamptz,
+    inherits boolean not null default false     -- it was paused, never set: concurrency says nothing, its family's counts
 );
 create index queues_family on queues (length(queue_name)) where right(queue_name, 1) = '*';
 
@@ -236,7 +237,7 @@ create index errors_job on errors (job_id, run);
 -- transaction, and popped by whoever promotes next. That is why no promotion can be lost, and why adding a job never
 -- waits for the end of another.
 create table wakeups (
-    lane text collate "C" not null,             -- 'queue:' || queue_name, 'sequence:' || sequence_key
+    lane text collate "C" not null,             -- 'queue:' || queue_name, 'family:' || prefix, 'sequence:' || sequence_key
     id bigint generated always as identity primary key -- the oldest are looked at first, so that no lane starves
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 create index wakeups_lane on wakeups (lane);

@@ -47,7 +47,8 @@ class Api:
     def rows(self, sql: str, params: Any = None) -> list[Any]:
         with self.conn.cursor(row_factory=namedtuple_row) as cursor:
             cursor.execute(sql, params)  # type: ignore[arg-type]
-            return cursor.fetchall() if cursor.description else []
+            result = cursor.pgresult  # not cursor.description: `select from …` gives rows without a column
+            return cursor.fetchall() if result and result.status == psycopg.pq.ExecStatus.TUPLES_OK else []
 
     def value(self, sql: str, params: Any = None) -> Any:
         return self.rows(sql, params)[0][0]

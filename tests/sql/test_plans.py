@@ -53,12 +53,12 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(child)
 
 
-def touched(plans: list[dict[str, Any]]) -> dict[str, float]:
-    """Rows of live_jobs that were looked at, by the way they were found."""
+def touched(plans: list[dict[str, Any]], table: str = "live_jobs") -> dict[str, float]:
+    """Rows of a table that were looked at, by the way they were found."""
     rows: dict[str, float] = {}
     for plan in plans:
         for node in nodes(plan["Plan"]):
-            if node.get("Relation Name") == "live_jobs" and "Scan" in node["Node Type"]:
+            if node.get("Relation Name") == table and "Scan" in node["Node Type"]:
                 way = node.get("Index Name", node["Node Type"])
                 seen = (
                     node["Actual Rows"]
@@ -198,3 +198,101 @@ def test_a_claim_is_a_hot_update(api: Any, actor: Any, worker: int, batch: int) 
     for _ in range(60 // batch):
         assert len(a.claim_jobs(worker, batch)) == batch
     assert [now - then for now, then in zip(counts(), before, strict=True)] == [60, 60]
+
+
+# Queues and sequences, at the size that the contract speaks of ---------------------------------------------------------
+
+CROWD = """
+    insert into pyworker.live_jobs (
+        state, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name, delivery, payload, sequence_key)
+    select 'pending', k.parked, now(), i % 3, 25, now(), now(), 't', k.name || case when k.name = 'n' then i::text else '' end,
+           'at_least_once', '{}', k.key
+    from (values ('n', 'queue', null, 50000), ('q', 'queue', null, 100000), (null, 'sequence', 's', 100000)) k(name, parked, key, many)
+    cross join generate_series(1, k.many / %s) i
+"""
+LIMITS = """
+    insert into pyworker.queues (queue_name, concurrency)
+    select 'n' || i, 2 from generate_series(40001, 50000) i union all select 'z' || i || '*', 2 from generate_series(1, 5) i
+"""
+
+
+def step(sql: str) -> Callable[[Any], Any]:
+    return lambda a: a.rows("set search_path = pyworker; " + sql)
+
+
+# In this order; each is one state of the queue q, or of the sequence s, and how many rows of live_jobs it may touch.
+STEPS: dict[str, tuple[Callable[[Any], Any], float]] = {
+    "_fill_queue, a free slot": (step("select _fill_queue('q')"), 5),
+    "_fill_queue, no free slot": (step("select _fill_queue('q')"), 5),
+    "_fill_queue, one queue of many": (step("select _fill_queue('n4711')"), 5),
+    "_fill_queue, one that was set": (step("select _fill_queue('n47110')"), 5),
+    "_fill_queue, no such queue": (step("select _fill_queue('none')"), 0),
+    "set_queue": (step("select set_queue('q', 4)"), 0),
+    "_fill_queue, a raised limit": (step("select _fill_queue('q')"), 10),
+    "lower": (step("select set_queue('q', 1)"), 0),
+    "_fill_queue, a lowered limit": (step("select _fill_queue('q')"), 20),
+    "lift": (step("select set_queue('q')"), 0),
+    "_fill_queue, no limit": (step("select _fill_queue('q')"), 3100),
+    "_fill_queue, no limit, full": (step("select _fill_queue('q')"), 1100),
+    "pause_queue": (step("select pause_queue('q')"), 2100),
+    "_fill_queue, paused": (step("select _fill_queue('q')"), 1),
+    "resume_queue": (step("select resume_queue('q')"), 0),
+    "serial": (step("select set_queue('q', 1)"), 0),
+    "_queue_changed": (step("select _queue_changed('q*'), _queue_changed('n*'), _queue_changed('q')"), 0),
+    "_fill_family, one name": (step("select _fill_family('q')"), 6),
+    "_fill_family, a thousand names": (step("select _fill_family('n49')"), 3500),
+    "_fill_family, no name": (step("select _fill_family('none')"), 5),
+    "_settle_sequences, no head": (step("select _settle_sequences('{s}')"), 6),
+    "_settle_sequences, a head": (step("select _settle_sequences('{s}')"), 3),
+    "an end": (step("select close from _close_jobs(array(select id from live_jobs where sequence_head), null, 'completed') close"), 15),
+    "_advance_sequences, no such": (step("select _advance_sequences('{none}')"), 0),
+    "promote_jobs": (step("delete from wakeups; insert into wakeups values ('queue:q'), ('sequence:s'); select promote_jobs()"), 12),
+    "reset": (step("delete from queues where queue_name = 'q'; delete from wakeups"), 0),
+}  # fmt: skip
+
+
+def test_queues_and_sequences_touch_few_rows_whatever_waits_and_whatever_the_statistics_say(
+    api: Any, watched: Any
+) -> None:
+    found: dict[str, Any] = {}
+
+    def steps(when: str) -> None:
+        for name, (call, limit) in STEPS.items():
+            plans = [plan for plan in watched(call) if "set search_path = pyworker;" not in plan["Query Text"]]
+            rows, limits = touched(plans), touched(plans, "queues")
+            if (
+                "Seq Scan" in {*rows, *limits}
+                or sum(rows.values()) > limit
+                or (name.startswith("_fill_queue") and sum(limits.values()) > 10)
+            ):
+                found[f"{when}: {name}"] = {**rows, **limits}
+
+    def again() -> None:
+        """All as it was before the steps."""
+        api.rows(
+            "update pyworker.live_jobs set state = 'pending', ready_at = null, sequence_head = null,"
+            "  parked = case when queue_name is null then 'sequence' else 'queue' end"
+            " where ready_at is not null or sequence_head"
+        )
+
+    api.rows("truncate pyworker.live_jobs, pyworker.queues; analyze pyworker.live_jobs, pyworker.queues")
+    try:
+        for _ in range(6):
+            api.rows(CROWD.replace("% 3", "%% 3"), [25_000])  # a few, so that every statement is planned
+            steps("few rows")
+            api.rows("delete from pyworker.live_jobs")
+        api.rows(CROWD.replace("% 3", "%% 3"), [1])
+        api.rows(LIMITS)
+        steps("statistics of an empty table")
+        again()
+        api.rows("analyze pyworker.live_jobs, pyworker.queues")
+        for _ in range(6):
+            steps("statistics of a full table")
+            again()
+        api.rows("delete from pyworker.live_jobs")
+        api.rows(CROWD.replace("% 3", "%% 3"), [25_000])
+        steps("statistics of a table once full")
+    finally:
+        api.rows("truncate pyworker.live_jobs, pyworker.queues, pyworker.wakeups, pyworker.finished_jobs")
+        api.rows("analyze pyworker.live_jobs, pyworker.queues")
+    assert found == {}

@@ -1,0 +1,586 @@
+"""Queues with a limit, without one, in families, paused: what set_queue, pause_queue and resume_queue promise."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+
+def add(api: Any, count: int, queue: str = "q", **named: Any) -> list[int]:
+    return [job.id for job in api.add_jobs([{"identifier": "t", "queue_name": queue, **named}] * count)]
+
+
+def claim(api: Any, worker: int, limit: int = 100) -> list[int]:
+    return sorted(job.id for job in api.claim_jobs(worker, limit))
+
+
+def states(api: Any, queue: str = "q") -> dict[str, int]:
+    sql = "select state, count(*)::integer from pyworker.jobs where queue_name = %s group by 1"
+    return dict(api.rows(sql, [queue]))
+
+
+# set_queue -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7])
+@pytest.mark.parametrize("before", [True, False], ids=["set before any job", "set while jobs wait"])
+def test_a_queue_of_n_runs_n_at_once_and_a_next_one_for_each_that_ends(
+    api: Any, worker: int, limit: int, before: bool
+) -> None:
+    if before:
+        api.set_queue("q", limit)
+    ids = add(api, 10)
+    if not before:
+        api.promote_jobs()
+        api.set_queue("q", limit)
+    assert claim(api, worker) == ids[:limit]
+    for i in range(10):
+        api.finish_job(ids[i], 1)
+        assert claim(api, worker) == ids[i + limit : i + limit + 1]
+
+
+def test_a_queue_without_a_limit_is_only_a_name(api: Any, worker: int) -> None:
+    api.set_queue("q", None)
+    ids = add(api, 20)
+    assert claim(api, worker) == ids
+
+
+def test_set_queue_with_a_name_alone_lifts_the_limit(api: Any, worker: int) -> None:
+    api.set_queue("q", 1)
+    ids = add(api, 5)
+    api.set_queue("q")
+    assert claim(api, worker) == ids
+
+
+def test_more_than_a_thousand_jobs_of_a_queue_without_a_limit_run_at_once(api: Any, worker: int) -> None:
+    """As many as that wait in the claim index; what is claimed makes room there, whether or not it ever ends."""
+    api.set_queue("q", None)
+    ids = add(api, 2500)
+    api.promote_jobs()
+    assert states(api) == {"available": 1000, "pending": 1500}
+    claimed: list[int] = []
+    while more := claim(api, worker, 700):
+        claimed += more
+        assert states(api).get("available", 0) <= 1000
+    assert sorted(claimed) == ids
+    last = add(api, 1)
+    assert claim(api, worker) == last
+
+
+def test_a_limit_as_large_as_an_integer_harms_nobody(api: Any, worker: int) -> None:
+    api.set_queue("q", 2**31 - 1)
+    ids = add(api, 1500)
+    assert [*claim(api, worker, 1000), *claim(api, worker, 1000)] == ids
+
+
+def test_a_raised_limit_lets_more_start(api: Any, worker: int) -> None:
+    ids = add(api, 6)
+    assert claim(api, worker) == ids[:1]
+    api.set_queue("q", 3)
+    assert claim(api, worker) == ids[1:3]
+    api.set_queue("q", None)
+    assert claim(api, worker) == ids[3:]
+
+
+def test_jobs_beyond_a_lowered_limit_run_on_and_none_starts_before_they_have_ended(api: Any, worker: int) -> None:
+    api.set_queue("q", 4)
+    ids = add(api, 7)
+    assert claim(api, worker) == ids[:4]
+    api.set_queue("q", 2)
+    for job in ids[:2]:
+        assert claim(api, worker) == []
+        assert api.finish_jobs([job], [1]) == [job]
+    assert claim(api, worker) == []
+    api.finish_job(ids[2], 1)
+    assert claim(api, worker) == [ids[4]]
+    api.finish_jobs(ids[3:5], [1, 1])
+    assert claim(api, worker) == ids[5:]
+
+
+@pytest.mark.parametrize("before", [None, 5, 2000])
+def test_back_to_one_calls_back_what_nobody_has_claimed_the_last_first(
+    api: Any, worker: int, before: int | None
+) -> None:
+    api.set_queue("q", before)
+    ids = add(api, 4)
+    api.promote_jobs()
+    assert states(api) == {"available": 4}
+    api.set_queue("q", 1)
+    api.promote_jobs()
+    assert [job for job in ids if api.get_job(job).state == "available"] == ids[:1]
+    for job in ids:
+        assert claim(api, worker) == [job]
+        api.finish_job(job, 1)
+
+
+def test_thousands_that_were_let_go_are_all_called_back(api: Any, worker: int) -> None:
+    api.set_queue("q", 2**31 - 1)
+    ids = add(api, 2500)
+    while api.promote_jobs():
+        pass
+    assert states(api) == {"available": 2500}
+    api.set_queue("q", 1)
+    while api.rows("select from pyworker.wakeups"):
+        api.promote_jobs()
+    assert states(api) == {"available": 1, "pending": 2499}
+    assert claim(api, worker) == ids[:1]
+
+
+def test_from_no_limit_to_a_limit_counts_what_runs(api: Any, worker: int) -> None:
+    api.set_queue("q", None)
+    ids = add(api, 5)
+    assert claim(api, worker, 2) == ids[:2]
+    api.set_queue("q", 3)
+    assert claim(api, worker) == [ids[2]]
+    api.finish_jobs(ids[:2], [1, 1])
+    assert claim(api, worker) == ids[3:]
+
+
+def test_in_a_queue_of_n_the_order_is_priority_run_at_id(api: Any, worker: int) -> None:
+    api.set_queue("q", 2)
+    low, high = add(api, 3, priority=5), add(api, 3, priority=-5)
+    (early,) = add(api, 1, priority=-5, run_at=str(api.at("-1 hour")))
+    seen: list[int] = []
+    while jobs := api.claim_jobs(worker, 100):
+        seen += [job.id for job in jobs]
+        api.finish_jobs(seen[-len(jobs) :], [1] * len(jobs))
+    assert seen == [early, *high, *low]
+
+
+def test_a_failed_job_does_not_hold_its_queue_of_n(api: Any, worker: int, clock: Any) -> None:
+    api.set_queue("q", 2)
+    ids = add(api, 4)
+    first, second = api.claim_jobs(worker, 10)
+    api.fail(first)
+    assert claim(api, worker) == [ids[2]]
+    api.fail(second, discard=True)
+    assert claim(api, worker) == [ids[3]]
+    clock.advance(hours=1)
+    api.heartbeat(worker)
+    assert claim(api, worker) == []  # its time has come, its place is taken
+    assert api.get_job(first.id).state == "pending"
+    api.finish_job(ids[2], 1)
+    assert claim(api, worker) == [first.id]
+
+
+@pytest.mark.parametrize("verb", ["release", "unregister", "unlock", "snooze"])
+def test_what_is_put_back_gives_its_place_in_a_queue_of_n_away(api: Any, worker: int, verb: str) -> None:
+    api.set_queue("q", 2)
+    add(api, 5)
+    jobs = api.claim_jobs(worker, 10)
+    if verb == "release":
+        api.release_jobs([job.id for job in jobs], [job.run for job in jobs])
+    elif verb == "unregister":
+        api.unregister_worker(worker)
+    elif verb == "unlock":
+        api.force_unlock_workers([str(worker)])
+    else:
+        api.snooze_job(jobs[0].id, jobs[0].run, "1 hour")
+        assert len(claim(api, worker)) == 1
+        return
+    assert claim(api, api.register_worker()) == [job.id for job in jobs]
+
+
+def test_a_tasks_default_queue_has_its_limit_too(api: Any, worker: int) -> None:
+    api.define_task("t", queue_name="q")
+    api.set_queue("q", 2)
+    ids = [api.add_job("t").id for _ in range(3)]
+    assert claim(api, worker) == ids[:2]
+    api.finish_job(ids[0], 1)
+    assert claim(api, worker) == ids[2:]
+
+
+def test_jobs_of_sequences_share_the_slots_of_their_queue(api: Any, worker: int) -> None:
+    api.set_queue("q", 2)
+    specs = [
+        {"identifier": "t", "queue_name": "q", "sequence_policy": {"key": key}} for key in ("a", "a", "b", "c", "c")
+    ]
+    a1, a2, b, c1, c2 = [job.id for job in api.add_jobs(specs)]
+    assert claim(api, worker) == [a1, b]
+    api.finish_job(b, 1)
+    assert claim(api, worker) == [c1]
+    api.finish_jobs([a1, c1], [1, 1])
+    assert claim(api, worker) == [a2, c2]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("default", "'default'"),
+        ("", "got ''"),
+        (None, "got NULL"),
+        ("x" * 129, "128 characters long, got 'x{129}'"),
+        ("y" * 5000, "got 'y{140}'$"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["set_queue", "pause_queue", "resume_queue"])
+def test_a_name_that_no_queue_has_is_refused(api: Any, verb: str, name: str | None, words: str) -> None:
+    with api.refusal("PW001", f"^{verb}: queue_name", words):
+        getattr(api, verb)(name)
+    assert api.rows("select from pyworker.queues") == []
+
+
+@pytest.mark.parametrize("limit", [0, -1, -(2**31)])
+def test_a_limit_below_one_is_refused(api: Any, limit: int) -> None:
+    with api.refusal("PW001", "^set_queue: concurrency", f"got {limit} ", "pause_queue"):
+        api.set_queue("q", limit)
+    assert api.rows("select from pyworker.queues") == []
+
+
+@pytest.mark.parametrize("verb", ["pause_queue", "resume_queue"])
+def test_a_family_cannot_be_paused(api: Any, verb: str) -> None:
+    with api.refusal("PW001", f"^{verb}: ", "family", r"'customer:\*'"):
+        getattr(api, verb)("customer:*")
+
+
+def test_the_longest_name_is_128_characters_long(api: Any, worker: int) -> None:
+    name = "é" * 128
+    api.set_queue(name, 2)
+    api.pause_queue(name)
+    ids = add(api, 3, name)
+    assert claim(api, worker) == []
+    api.resume_queue(name)
+    assert claim(api, worker) == ids[:2]
+
+
+@pytest.mark.parametrize("name", ["it's", "100%", "%s", "a\nb", "q*q", "sequence:q", "family:q", '"', "\\", "Q"])
+def test_odd_names_are_names(api: Any, worker: int, name: str) -> None:
+    ids = add(api, 3, name)
+    api.set_queue(name, 2)
+    assert claim(api, worker) == ids[:2]
+    api.pause_queue(name)
+    api.finish_jobs(ids[:2], [1, 1])
+    assert claim(api, worker) == []
+    api.resume_queue(name)
+    assert claim(api, worker) == ids[2:]
+
+
+# Families ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_queue_of_a_family_has_the_familys_limit(api: Any, worker: int) -> None:
+    api.set_queue("customer:*", 2)
+    ids = {name: add(api, 4, name) for name in ("customer:1", "customer:2", "customer", "other")}
+    expected = ids["customer:1"][:2] + ids["customer:2"][:2] + ids["customer"][:1] + ids["other"][:1]
+    assert claim(api, worker) == sorted(expected)
+
+
+def test_the_longest_family_counts_and_a_name_of_its_own_before_any_family(api: Any, worker: int) -> None:
+    limits = {"*": 2, "a*": 3, "a:b*": 4, "a:b:*": 5, "a:b:c": 1, "a_*": 6}
+    for name in sorted(limits, reverse=True):
+        api.set_queue(name, limits[name])
+    expected = {"z": 2, "a": 3, "ax": 3, "a:": 3, "a:b": 4, "a:bc": 4, "a:b:": 5, "a:b:d": 5, "a:b:c": 1, "a_": 6}
+    for name in expected:
+        add(api, 8, name)
+    api.claim_jobs(worker, 500)
+    assert {name: states(api, name)["running"] for name in expected} == expected
+    shown = dict(api.rows("select queue_name, concurrency from pyworker.queue_stats"))
+    assert shown == {**limits, **expected}
+
+
+def test_a_family_without_a_limit(api: Any, worker: int) -> None:
+    api.set_queue("label:*", None)
+    ids = add(api, 5, "label:a")
+    assert claim(api, worker) == ids
+    api.set_queue("label:b", 1)
+    add(api, 5, "label:b")
+    assert len(claim(api, worker)) == 1
+
+
+def test_changing_a_family_lets_the_waiting_jobs_of_all_its_queues_go_on(api: Any, worker: int) -> None:
+    names = ["a", "c:", "c:1", "c:2", "c:\x7f", "c:é", "c;", "d"]
+    for name in names:
+        add(api, 3, name)
+    assert len(claim(api, worker)) == len(names)
+    api.set_queue("c:*", 2)
+    assert len(claim(api, worker)) == 5
+    api.set_queue("*", None)
+    api.claim_jobs(worker, 100)
+    assert {name: states(api, name)["running"] for name in names} == {
+        name: 2 if name.startswith("c:") else 3 for name in names
+    }
+
+
+def test_lowering_a_family_calls_back_what_nobody_has_claimed_even_where_nothing_waits(api: Any, worker: int) -> None:
+    api.set_queue("c:*", 3)
+    for name in ("c:1", "c:2"):
+        add(api, 3, name)
+    api.promote_jobs()
+    assert states(api, "c:1") == states(api, "c:2") == {"available": 3}
+    api.set_queue("c:*", 1)
+    assert len(claim(api, worker)) == 2
+    assert states(api, "c:1") == states(api, "c:2") == {"running": 1, "pending": 2}
+
+
+def test_a_new_family_does_not_change_a_queue_that_was_set_by_its_name(api: Any, worker: int) -> None:
+    api.set_queue("c:1", 1)
+    add(api, 3, "c:1")
+    api.set_queue("c:*", 3)
+    assert len(claim(api, worker)) == 1
+
+
+def test_a_family_of_five_hundred_queues_goes_on_as_a_whole(api: Any, worker: int) -> None:
+    api.add_jobs([{"identifier": "t", "queue_name": f"c:{i % 500}"} for i in range(1000)])
+    while api.claim_jobs(worker, 1000):
+        pass
+    api.set_queue("c:*", 2)
+    for _ in range(10):
+        api.claim_jobs(worker, 1000)
+    assert api.rows("select from pyworker.jobs where state <> 'running'") == []
+
+
+# pause_queue ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1, 3, None])
+def test_no_job_of_a_paused_queue_starts_and_adding_goes_on(api: Any, worker: int, limit: int | None) -> None:
+    api.set_queue("q", limit)
+    ids = add(api, 5)
+    api.pause_queue("q")
+    ids += add(api, 5)
+    assert claim(api, worker) == []
+    assert states(api) == {"pending": 10}
+    api.resume_queue("q")
+    assert claim(api, worker) == ids[:limit]
+
+
+@pytest.mark.parametrize("limit", [1, 3, None])
+def test_a_pause_calls_back_what_was_let_go_and_nobody_has_claimed(api: Any, worker: int, limit: int | None) -> None:
+    api.set_queue("q", limit)
+    add(api, 5)
+    api.promote_jobs()
+    assert states(api)["available"] == (limit or 5)
+    api.pause_queue("q")
+    assert states(api) == {"pending": 5}
+    assert claim(api, worker) == []
+
+
+@pytest.mark.parametrize("end", ["finish", "fail", "release", "snooze"])
+def test_running_jobs_of_a_paused_queue_run_on_and_nothing_follows_them(
+    api: Any, worker: int, clock: Any, end: str
+) -> None:
+    add(api, 3)
+    (job,) = api.claim_jobs(worker, 10)
+    api.pause_queue("q")
+    if end == "finish":
+        assert api.finish_jobs([job.id], [job.run]) == [job.id]
+    elif end == "fail":
+        api.fail(job, delay=0)
+    elif end == "release":
+        api.release_jobs([job.id], [job.run])
+    else:
+        api.snooze_job(job.id, job.run, "0")
+    clock.advance(seconds=1)
+    assert claim(api, worker) == []
+    assert states(api) == {"pending": 2 if end == "finish" else 3}
+
+
+@pytest.mark.parametrize("limit", [1500, None])
+def test_a_pause_holds_with_1500_jobs_that_wait_in_the_claim_index_or_run(
+    api: Any, worker: int, limit: int | None
+) -> None:
+    api.set_queue("q", 1500)
+    ids = add(api, 3000)
+    claimed = claim(api, worker, 100)
+    while api.promote_jobs():
+        pass
+    assert states(api)["available"] == 1400
+    api.set_queue("q", limit)
+    api.pause_queue("q")
+    assert states(api) == {"running": 100, "pending": 2900}
+    assert claim(api, worker, 10) == []
+    api.finish_jobs(claimed, [1] * 100)
+    assert claim(api, worker, 10) == []
+    api.resume_queue("q")
+    claimed = []
+    while more := claim(api, worker, 1000):
+        claimed += more
+    assert sorted(claimed) == ids[100:][:limit]
+
+
+def test_a_paused_queue_without_a_limit_stays_paused_while_1500_run(api: Any, worker: int) -> None:
+    api.set_queue("q", None)
+    ids = add(api, 2000)
+    claimed = [*claim(api, worker, 1000), *claim(api, worker, 500)]
+    assert claimed == ids[:1500]
+    api.pause_queue("q")
+    assert claim(api, worker) == []
+    for i in range(0, 1500, 500):
+        api.finish_jobs(claimed[i : i + 500], [1] * 500)
+        assert claim(api, worker) == []
+    assert api.rows("select from pyworker.wakeups") == []  # nothing to do until it is resumed
+    api.resume_queue("q")
+    assert claim(api, worker, 1000) == ids[1500:]
+
+
+def test_a_queue_can_be_paused_before_it_has_a_job_or_a_setting(api: Any, worker: int) -> None:
+    api.pause_queue("q")
+    ids = add(api, 3)
+    assert claim(api, worker) == []
+    api.resume_queue("q")
+    assert claim(api, worker) == ids[:1]
+    assert api.rows("select from pyworker.queues") == []
+
+
+def test_a_pause_of_a_paused_queue_changes_nothing(api: Any, worker: int) -> None:
+    api.set_queue("q", 2)
+    ids = add(api, 3)
+    api.pause_queue("q")
+    api.pause_queue("q")
+    assert claim(api, worker) == []
+    api.resume_queue("q")
+    assert claim(api, worker) == ids[:2]
+
+
+def test_set_queue_changes_the_limit_of_a_paused_queue_and_leaves_it_paused(api: Any, worker: int) -> None:
+    ids = add(api, 5)
+    api.pause_queue("q")
+    api.set_queue("q", 3)
+    assert claim(api, worker) == []
+    api.resume_queue("q")
+    assert claim(api, worker) == ids[:3]
+
+
+def test_one_queue_of_a_family_is_paused_alone_and_keeps_to_its_family(api: Any, worker: int) -> None:
+    api.set_queue("c:*", 2)
+    one, two = add(api, 5, "c:1"), add(api, 5, "c:2")
+    api.pause_queue("c:1")
+    assert claim(api, worker) == two[:2]
+    api.set_queue("c:*", 3)
+    assert claim(api, worker) == two[2:3]
+    api.resume_queue("c:1")
+    assert claim(api, worker) == one[:3]
+    api.set_queue("c:*", 4)  # being paused once was no setting of its own
+    assert claim(api, worker) == [one[3], two[3]]
+
+
+def test_a_job_that_moves_into_a_paused_queue_waits_and_one_that_moves_out_runs(api: Any, worker: int) -> None:
+    api.pause_queue("q")
+    api.add_job("t", job_key="in")
+    moved = api.add_job("t", job_key="in", queue_name="q")
+    api.add_job("t", job_key="out", queue_name="q")
+    out = api.add_job("t", job_key="out")
+    assert claim(api, worker) == [out.id]
+    assert api.get_job(moved.id).state == "pending"
+
+
+def test_what_falls_due_in_a_paused_queue_waits_there(api: Any, worker: int, clock: Any) -> None:
+    job = api.add_job("t", queue_name="q", run_at=api.at("1 hour"))
+    api.pause_queue("q")
+    clock.advance(hours=2)
+    api.heartbeat(worker)
+    assert claim(api, worker) == []
+    assert api.get_job(job.id).state == "pending"
+    api.resume_queue("q")
+    assert claim(api, worker) == [job.id]
+
+
+# resume_queue --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_after_a_resume_no_more_start_than_the_limit(api: Any, worker: int, limit: int) -> None:
+    api.set_queue("q", limit)
+    ids = add(api, 8)
+    running = claim(api, worker, 1)
+    api.pause_queue("q")
+    api.resume_queue("q")
+    assert running + claim(api, worker) == ids[:limit]
+
+
+def test_the_resume_of_a_queue_that_is_unknown_or_not_paused_changes_nothing(api: Any, worker: int) -> None:
+    api.resume_queue("unknown")
+    api.set_queue("q", 2)
+    ids = add(api, 3)
+    api.promote_jobs()
+    before = api.rows("select * from pyworker.queues")
+    api.resume_queue("q")
+    assert api.rows("select * from pyworker.queues") == before
+    assert api.rows("select from pyworker.wakeups") == []
+    assert claim(api, worker) == ids[:2]
+
+
+@pytest.mark.parametrize("limit", ["family", 2, None])
+def test_several_resumes_at_once_are_as_one(api: Any, worker: int, dsn: str, limit: Any) -> None:
+    api.set_queue(*(("q*", 2) if limit == "family" else ("q", limit)))
+    ids = add(api, 6)
+    api.pause_queue("q")
+
+    def resume(_: int) -> list[int]:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute("select pyworker.resume_queue('q')")
+            rows = conn.execute("select id from pyworker.claim_jobs(%s, 10)", [worker]).fetchall()
+            return [row[0] for row in rows]
+
+    with ThreadPoolExecutor(4) as threads:
+        claimed = [job for jobs in threads.map(resume, range(4)) for job in jobs]
+    claimed += claim(api, worker)
+    assert sorted(claimed) == ids[: 2 if limit else None]
+
+
+# queue_stats ---------------------------------------------------------------------------------------------------------
+
+
+def test_queue_stats_show_limits_pauses_and_families(api: Any, worker: int) -> None:
+    api.set_queue("c:*", 2)
+    api.set_queue("free", None)
+    api.set_queue("empty", 9)
+    api.pause_queue("c:1")
+    for name, count in {"c:1": 2, "c:2": 3, "free": 4, "plain": 2, "default": 1}.items():
+        add(api, count, name)
+    api.claim_jobs(worker, 2, None, ["c:2", "free"])
+    rows = api.rows("select queue_name, concurrency, paused, available, running, pending from pyworker.queue_stats")
+    assert sorted(map(tuple, rows)) == [
+        ("c:*", 2, False, 0, 0, 0),
+        ("c:1", 2, True, 0, 0, 2),
+        ("c:2", 2, False, 0, 2, 1),
+        ("default", None, False, 1, 0, 0),
+        ("empty", 9, False, 0, 0, 0),
+        ("free", None, False, 4, 0, 0),
+        ("plain", 1, False, 1, 0, 1),
+    ]
+
+
+def test_jobs_without_a_queue_belong_to_no_family(api: Any, worker: int) -> None:
+    api.set_queue("*", 1)
+    api.set_queue("d*", 1)
+    ids = add(api, 3, "default")
+    assert claim(api, worker) == ids
+    (row,) = api.rows("select concurrency from pyworker.queue_stats where queue_name = 'default'")
+    assert row.concurrency is None
+
+
+def test_queue_stats_tell_what_waits_and_since_when(api: Any, worker: int, job_in: Any) -> None:
+    oldest = api.at("-1 day")
+    add(api, 2)
+    add(api, 1, run_at=str(oldest))
+    add(api, 1, run_at=str(api.at("1 hour")))
+    first, *_ = api.claim_jobs(worker, 1)
+    api.fail(first, delay="1 hour")
+    (second,) = api.claim_jobs(worker, 1)
+    api.fail(second, discard=True)
+    (row,) = api.rows("select * from pyworker.queue_stats")
+    assert (row.scheduled, row.retryable, row.discarded, row.pending + row.available) == (1, 1, 1, 1)
+    assert row.oldest_waiting > oldest
+
+
+@pytest.mark.parametrize("statistics", ["of empty tables", "of full tables"])
+def test_queue_stats_stay_quick_with_thousands_of_queues_that_were_set(api: Any, actor: Any, statistics: str) -> None:
+    a = actor()
+    a.rows("set statement_timeout = '10s'")
+    api.rows("truncate pyworker.live_jobs, pyworker.queues; analyze pyworker.live_jobs, pyworker.queues")
+    api.rows(
+        "insert into pyworker.queues (queue_name, concurrency)"
+        " select 'q' || i, 2 from generate_series(1, 20000) i"
+        " union all select 'q' || i || '*', 2 from generate_series(1, 20) i"
+    )
+    api.rows(
+        "select from pyworker.add_jobs((select jsonb_agg(jsonb_build_object('identifier', 't', 'queue_name', 'q' || i))"
+        " from generate_series(15000, 25000) i))"
+    )
+    if statistics == "of full tables":
+        api.rows("analyze pyworker.live_jobs, pyworker.queues")
+    assert a.value("select count(*) from pyworker.queue_stats where concurrency = 2") == 25_020
