@@ -81,7 +81,7 @@ begin
             perform _queue_slot_freed(v_queue);
         end loop;
     end if;
-    if v_left is not null then
+    if v_left <> '{}' then
         insert into wakeups select 'queue:' || l.queue_name from unnest(v_left) l(queue_name);
         perform _wake_workers();
     end if;
