@@ -82,7 +82,7 @@ def _shared(pg_template: Any) -> Iterator[tuple[str, str]]:
         yield (
             dsn,
             "set search_path = pyworker, pg_temp;"
-            "truncate live_jobs, finished_jobs, unique_keys, errors, wakeups, workers, tasks, queues restart identity;"
+            "truncate live_jobs, finished_jobs, unique_keys, errors, wakeups, workers, tasks, queues, sequence_halts restart identity;"
             "alter sequence job_ids restart; alter sequence armed_until restart;"
             "delete from settings; insert into settings (movable_clock) values (true); reset search_path",
         )

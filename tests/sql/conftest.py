@@ -47,7 +47,9 @@ class Api:
     def rows(self, sql: str, params: Any = None) -> list[Any]:
         with self.conn.cursor(row_factory=namedtuple_row) as cursor:
             cursor.execute(sql, params)  # type: ignore[arg-type]
-            return cursor.fetchall() if cursor.description else []
+            if not cursor.description:  # `select from …` gives rows, too
+                return [()] * (cursor.pgresult.ntuples if cursor.pgresult else 0)
+            return cursor.fetchall()
 
     def value(self, sql: str, params: Any = None) -> Any:
         return self.rows(sql, params)[0][0]
