@@ -68,6 +68,7 @@ begin
         raise exception 'define_task: %', v_problem using errcode = 'PW001';
     end if;
     unique_policy := nullif(unique_policy, 'null');
+    sequence_policy := nullif(sequence_policy, 'null');
     -- Workers say this at each start: an unchanged task is neither written nor locked.
     if exists (
         select from tasks t

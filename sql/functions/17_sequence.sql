@@ -41,6 +41,7 @@ as $$
 declare
     v_sequence _sequencing;
     v_by_args jsonb := policy -> 'by_args';
+    v_payload json := coalesce(request.payload, '{}');
     v_args text;
     v_problem text;
 begin
@@ -54,11 +55,11 @@ begin
         return v_sequence;
     end if;
     if v_by_args <> 'false' then
-        if jsonb_typeof(v_by_args) = 'array' and json_typeof(request.payload) = 'object' then
-            v_args := _canonical(_members(request.payload::jsonb, _texts_of(v_by_args)));
+        if jsonb_typeof(v_by_args) = 'array' and json_typeof(v_payload) = 'object' then
+            v_args := _canonical(_members(v_payload::jsonb, _texts_of(v_by_args)));
         else
             v_by_args := 'true';
-            v_args := _canonical(coalesce(request.payload, '{}')::jsonb);
+            v_args := _canonical(v_payload::jsonb);
         end if;
         if v_by_args = 'true' or length(v_args) > 256 then
             v_args := '"sha256:' || encode(sha256(convert_to(v_args, 'UTF8')), 'hex') || '"';
@@ -79,12 +80,13 @@ exception
 end;
 $$;
 
--- A job of a sequence was called off or discarded: nothing after it may run, unless it said so itself.
+-- A job of a sequence was called off or discarded: nothing after it may run, unless it said so itself. `job` is the job as it was: one
+-- that had been discarded already has halted, and somebody may have decided to go on without it.
 create or replace function _halt_sequence(job live_jobs, halt_reason text) returns void
     language plpgsql set search_path from current
 as $$
 begin
-    if job.sequence_key is not null
+    if job.sequence_key is not null and job.state <> 'discarded'
        and not (case halt_reason when 'cancelled' then job.continue_on_cancelled else job.continue_on_discarded end) then
         insert into sequence_halts values (job.sequence_key, job.id, halt_reason, clock()) on conflict do nothing;
     end if;
