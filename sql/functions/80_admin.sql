@@ -119,8 +119,10 @@ begin
     if v_row.state = 'available' or v_row.parked = 'queue' then
         return _job_of(v_row);
     elsif v_row.state = 'pending' then
-        -- It waits in its sequence. If that is halted before it, it is to go on with this job (River); what lies between runs after it.
-        delete from sequence_halts h where h.sequence_key = v_row.sequence_key and h.job_id < v_row.id;
+        -- It waits in its sequence. If that stands, halted before it, it is to go on with this job (River); what lies between runs after it.
+        delete from sequence_halts h
+        where h.sequence_key = v_row.sequence_key and h.job_id < v_row.id
+          and not exists (select from live_jobs j where j.sequence_key = v_row.sequence_key and j.sequence_head);
         update live_jobs j set run_at = least(j.run_at, v_now), parked = case when found then 'next' else j.parked end, updated_at = v_now
         where j.id = v_row.id
         returning j.* into v_row;

@@ -1164,7 +1164,7 @@ def test_explain_job_tells_what_a_sequenced_job_waits_for(api: Any, worker: int)
     jobs = add(api, 3)
     api.claim(worker)
     (row,) = explain(api, jobs[2].id)
-    assert (row.reason, f"job {jobs[0].id}" in row.detail, "1 jobs wait before" in row.detail) == (
+    assert (row.reason, f"job {jobs[0].id}" in row.detail, "wait before this one: 1" in row.detail) == (
         "sequence",
         True,
         True,
@@ -1173,3 +1173,15 @@ def test_explain_job_tells_what_a_sequenced_job_waits_for(api: Any, worker: int)
     (row,) = explain(api, jobs[1].id)
     assert (row.reason, f"job {jobs[0].id}" in row.detail) == ("sequence halted", True)
     assert [row.reason for row in explain(api, jobs[2].id)] == ["sequence halted", "sequence"]
+
+
+def test_a_waiting_job_that_is_retried_while_the_sequence_still_moves_keeps_its_place(api: Any, worker: int) -> None:
+    head, called_off, waiting, last = (api.add_job("t", sequence_policy={"key": "s"}) for _ in range(4))
+    api.claim(worker)
+    api.cancel_job(called_off.id)
+    assert api.retry_job(last.id).state == "pending"
+    api.finish_job(head.id, 1)
+    assert api.claim_jobs(worker, 10) == []  # halted by the second, as before
+    assert [api.get_job(job.id).sequence_halted_by for job in (waiting, last)] == [called_off.id] * 2
+    api.retry_job(last.id)
+    assert api.claim(worker).id == last.id
