@@ -162,11 +162,14 @@ begin
     if least(completed_retention, cancelled_retention, discarded_retention) < interval '0' then
         raise exception 'configure: a retention must not be negative, got %', least(completed_retention, cancelled_retention, discarded_retention)
             using errcode = 'PW001';
+    elsif greatest(completed_retention, cancelled_retention, discarded_retention, once_retention) > interval '100 years' then
+        raise exception 'configure: a retention must not be longer than 100 years, got %',
+            greatest(completed_retention, cancelled_retention, discarded_retention, once_retention) using errcode = 'PW001';
     elsif max_payload_bytes < 1024 then
         raise exception 'configure: max_payload_bytes must be at least 1024, got %', max_payload_bytes using errcode = 'PW001';
-    elsif worker_ttl < interval '12 seconds' then
+    elsif worker_ttl < interval '12 seconds' or worker_ttl > interval '1 day' then
         -- Workers beat every 4 seconds: two beats may be lost.
-        raise exception 'configure: worker_ttl must be at least 12 seconds, got %', worker_ttl using errcode = 'PW001';
+        raise exception 'configure: worker_ttl must be at least 12 seconds and at most a day, got %', worker_ttl using errcode = 'PW001';
     elsif max_crashes < 1 then
         raise exception 'configure: max_crashes must be at least 1, got %', max_crashes using errcode = 'PW001';
     elsif once_retention < interval '1 hour' and once_retention <> interval '0' then
