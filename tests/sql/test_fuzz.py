@@ -41,9 +41,15 @@ JSON = [
 ]  # fmt: skip
 
 
-def value(rng: random.Random, kind: str) -> Any:
+def value(rng: random.Random, kind: str, ids: list[int]) -> Any:
     if kind.endswith("[]"):
-        return None if rng.random() < 0.1 else [value(rng, kind[:-2]) for _ in range(rng.choice([0, 1, 1, 2, 3, 8]))]
+        return (
+            None if rng.random() < 0.1 else [value(rng, kind[:-2], ids) for _ in range(rng.choice([0, 1, 1, 2, 3, 8]))]
+        )
+    if kind == "bigint" and rng.random() < 0.7:  # a job or a worker that is there
+        return rng.choice(ids)
+    if kind == "integer" and rng.random() < 0.3:  # a run
+        return 1
     pool: list[Any] = {
         "text": TEXTS, "integer": INTEGERS, "bigint": BIGINTS, "timestamp with time zone": TIMES, "interval": INTERVALS,
         "jsonb": JSON, "json": JSON, "boolean": [None, True, False], "smallint": [n for n in INTEGERS if n is None or abs(n) < 32768],
@@ -65,8 +71,8 @@ def functions(api: Any) -> list[tuple[str, list[str], list[str], int]]:
     ]
 
 
-def populate(conn: psycopg.Connection[Any]) -> None:
-    """A few jobs in every state, of every kind."""
+def populate(conn: psycopg.Connection[Any]) -> list[int]:
+    """A few jobs in every state, of every kind; and a worker. Their ids."""
     conn.execute("select pyworker.register_worker()")
     for named in (
         "", ", job_key => 'k'", ", queue_name => 'q'", """, sequence_policy => '{"key": "s"}'""", """, unique_policy => '{"by_args": true}'""",
@@ -74,25 +80,28 @@ def populate(conn: psycopg.Connection[Any]) -> None:
     ):  # fmt: skip
         conn.execute(f"select pyworker.add_job('t'{named})")
     conn.execute("select pyworker.claim_jobs((select max(id) from pyworker.live_workers), 5)")
+    ids = "select id from pyworker.jobs union all (select id from pyworker.live_workers order by id desc limit 1)"
+    return [row[0] for row in conn.execute(ids)]
 
 
 def fuzz(conn: psycopg.Connection[Any], api: Any, calls: int, seed: int) -> Counter[str]:
     rng = random.Random(seed)
     known = functions(api)
     outcomes: Counter[str] = Counter()
+    ids: list[int] = []
     conn.execute("set lock_timeout = '10s'; set statement_timeout = '20s'")
     for n in range(calls):
         if n % 50 == 0:
             conn.rollback()
             conn.execute("begin")
-            populate(conn)
+            ids = populate(conn)
         name, names, kinds, defaults = rng.choice(known)
         given = [
             (argument, kind)
             for at, (argument, kind) in enumerate(zip(names, kinds, strict=True))
             if at < len(names) - defaults or rng.random() < 0.3
         ]
-        values = [value(rng, kind) for _, kind in given]
+        values = [value(rng, kind, ids) for _, kind in given]
         call = f"select * from pyworker.{name}({', '.join(f'{argument} => %s::{kind}' for argument, kind in given)})"
         conn.execute("savepoint one")
         try:
