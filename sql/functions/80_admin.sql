@@ -331,7 +331,8 @@ begin
             ready_at = _ready_at(v_row.state, v_row.run_at), due_at = _due_at(v_row.state, v_row.run_at),
             parked = case when j.parked = 'next' and v_row.state = 'pending' then 'next'
                           else _parked(v_row.state, _held(j.sequence_key, j.sequence_head)) end,
-            sequence_head = v_row.sequence_head, started_at = case when v_row.state = 'discarded' then j.started_at end, finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,
+            sequence_head = v_row.sequence_head, started_at = case when v_row.state = 'discarded' then j.started_at end,
+            crashes = case when v_old.state <> 'discarded' or v_row.state = 'discarded' then j.crashes end, finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,
             priority = coalesce(reschedule_jobs.priority, j.priority), updated_at = v_now
         where j.id = v_old.id
         returning j.* into v_row;
