@@ -250,7 +250,7 @@ begin
             where a.dead_at is null and (a.locked and a.id & 4294967295 <> all (v_held)
                   or a.expires_at < v_now + v_ttl / 2 and a.expires_at <= a.beat_at + v_ttl));
         update workers w
-        set expires_at = case when w.expires_at <= w.beat_at + v_ttl then greatest(w.expires_at, v_now + v_ttl) else w.expires_at end,
+        set expires_at = case when w.expires_at <= w.beat_at + v_ttl then greatest(w.expires_at, clock() + v_ttl) else w.expires_at end,
             locked = w.locked and w.id & 4294967295 = any (v_held), suspect_since = null
         where w.id in (select a.id from workers a where a.id = any (v_spared) and a.dead_at is null order by a.id for update skip locked);
     end if;
@@ -258,13 +258,13 @@ begin
     if v_spared = '{}' and abs(v_clock_ms - v_swept_ms) > 200 then
         perform setval('swept_at', v_clock_ms);
     end if;
-    -- The clock was set back: nobody lives longer for it.
-    update workers w set expires_at = v_now + v_ttl
+    -- The clock was set back: nobody lives longer for it. (clock() anew, as this session may have been standing still.)
+    update workers w set expires_at = clock() + v_ttl
     where w.id in (
-        select c.id from workers c where c.dead_at is null and c.expires_at > v_now + v_ttl + interval '1 second'
+        select c.id from workers c where c.dead_at is null and c.expires_at > clock() + v_ttl + interval '1 second'
         order by c.id for update skip locked);
     update workers w
-    set suspect_since = case when not w.locked or w.id & 4294967295 = any (v_held) then null else coalesce(w.suspect_since, v_now) end
+    set suspect_since = case when not w.locked or w.id & 4294967295 = any (v_held) then null else coalesce(w.suspect_since, clock()) end
     where w.id in (
         select s.id from workers s
         where s.dead_at is null and s.locked and (s.suspect_since is null) = (s.id & 4294967295 <> all (v_held))

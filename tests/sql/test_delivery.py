@@ -402,13 +402,23 @@ def test_a_cancelled_one_that_was_started_runs_again_when_somebody_says_so(api: 
     lose(api, again, worker)
 
 
+def test_a_lost_job_with_another_priority_is_still_lost(api: Any, started: Any, worker: int) -> None:
+    """A bulk change of priorities is nobody's decision to run twice what must not be; a time or an attempt is."""
+    job = started(max_attempts=25)
+    lose(api, job, worker)
+    (still,) = api.reschedule_jobs([job.id], priority=3)
+    assert (still.state, still.reason, still.priority) == ("discarded", "lost", 3)
+    assert api.claim(worker) is None
+    api.reschedule_jobs([job.id], run_at=api.at("-1 s"))
+    again = api.claim(worker)
+    assert api.start_job(again.id, again.run) is True
+
+
 def test_rescheduling_a_lost_job_that_has_no_attempts_leaves_it_lost(api: Any, started: Any, worker: int) -> None:
     job = started(max_attempts=1)
     lose(api, job, worker)
-    # Handed back: the attempt that was taken is no reason to run it again, but it is one that a person may take.
-    api.reschedule_jobs([job.id], attempts=1, priority=3)
+    api.reschedule_jobs([job.id], attempts=1, run_at=api.at())
     assert reason(api, job) == ("discarded", "lost")
-    api.rows("select pyworker.delete_job(%s)", [job.id])
 
 
 # With queues, sequences, unique keys and tasks -----------------------------------------------------------------------
