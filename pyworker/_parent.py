@@ -48,6 +48,7 @@ class ChildProcess:
     process: subprocess.Popen[str]
     started: float
     slots: Slots
+    locked: bool  # the control connection holds its lock
     culprit: tuple[int, int] | None = None  # the job for which it was killed
     killed: str = ""  # why we killed it
     leaving: bool = False  # told to end, because of its memory
@@ -120,9 +121,12 @@ class Parent:
         while self.children or self.respawn_at or self.to_unregister:
             now = time.monotonic()
             deadlines = [next_beat, now + WATCH, *self.respawn_at, *([self.kill_at] if self.kill_at else [])]
-            select.select([wakeup], [], [], max(min(deadlines) - now, 0))
+            ends: list[Any] = [wakeup, *([self.db.conn] if self.db else [])]
+            ready = select.select(ends, [], [], max(min(deadlines) - now, 0))[0]
             with suppress(BlockingIOError):
                 wakeup.recv(4096)
+            if self.db and self.db.conn in ready:
+                self._listen()
             self._reap()
             now = time.monotonic()
             self._watch(now)
@@ -151,7 +155,7 @@ class Parent:
         self.pooled = is_pooled(db.conn)
         if not self.pooled:
             for child in self.children.values():
-                db.hold_worker_lock(child.worker_id)
+                child.locked = db.hold_worker_lock(child.worker_id)
         return db
 
     def _guarded(self, action: Any, otherwise: Any = None) -> None:
@@ -169,6 +173,17 @@ class Parent:
             if otherwise:
                 otherwise()
 
+    def _listen(self) -> None:
+        """The control connection says something unasked: most likely that it has ended. The locks on it are to be taken again, soon."""
+        assert self.db is not None  # noqa: S101
+        with suppress(psycopg.OperationalError):
+            self.db.conn.pgconn.consume_input()
+        if self.db.conn.pgconn.status != psycopg.pq.ConnStatus.OK:
+            log.warning("database: the control connection was lost")
+            self.db.conn.close()
+            self.db = None
+            self._guarded(_nothing_to_do)
+
     def _beat(self) -> None:
         def beat() -> None:
             assert self.db is not None  # noqa: S101
@@ -176,6 +191,8 @@ class Parent:
             for child in list(self.children.values()):
                 if not self.db.heartbeat(child.worker_id):
                     self._kill(child, "it was declared dead")
+                elif not (child.locked or self.pooled):
+                    child.locked = self.db.hold_worker_lock(child.worker_id)
             self.acknowledged = began
 
         with _watchdog(self.db):
@@ -230,8 +247,7 @@ class Parent:
             {"host": socket.gethostname(), "pid": os.getpid(), "version": self._version(), "modules": self.config.tasks}
         )
         self.acknowledged = began
-        if not self.pooled:
-            self.db.hold_worker_lock(worker_id)
+        locked = not self.pooled and self.db.hold_worker_lock(worker_id)
         slots = Slots.create(self.config.concurrency)
         process = subprocess.Popen(
             [sys.executable, "-m", "pyworker._child"],
@@ -240,7 +256,7 @@ class Parent:
             env={**os.environ, "PYTHONPATH": _python_path()},
             pass_fds=[slots.fd],
         )
-        child = ChildProcess(worker_id, process, time.monotonic(), slots)
+        child = ChildProcess(worker_id, process, time.monotonic(), slots, locked)
         self.children[process.pid] = child
         child.tell(json.dumps({"config": asdict(self.config), "worker_id": worker_id, "slots": slots.fd}))
         if self.signals:  # one came while it was being started
@@ -339,6 +355,10 @@ class Parent:
             self.kill_at = None
             for pid in self.children:
                 os.kill(pid, signal.SIGKILL)
+
+
+def _nothing_to_do() -> None:
+    pass
 
 
 def _boottime() -> float:

@@ -61,4 +61,7 @@ where p.parked in ('sequence', 'next')
 union all
 -- A halt is by a job that has ended, or is gone.
 select 'halt', h.sequence_key, to_jsonb(h.job_id)
-from sequence_halts h join live_jobs j on j.id = h.job_id where j.state <> 'discarded' or j.sequence_key <> h.sequence_key;
+from sequence_halts h join live_jobs j on j.id = h.job_id where j.state <> 'discarded' or j.sequence_key <> h.sequence_key
+union all
+select 'halt', h.sequence_key, to_jsonb(h.job_id)
+from sequence_halts h join finished_jobs f on f.id = h.job_id where f.state <> 'cancelled' or f.sequence_key <> h.sequence_key;

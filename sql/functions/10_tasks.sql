@@ -61,13 +61,16 @@ declare
                                    unique_policy, sequence_policy, null, delivery);
 begin
     v_problem := coalesce(v_problem,
-        case when timeout <= interval '0' then format('timeout must be positive, got %s', timeout)
-             when retention < interval '0' then format('retention must not be negative, got %s', retention) end,
+        case when timeout <= interval '0' or timeout > interval '100 years'
+                  then format('timeout must be positive and at most 100 years, got %s', timeout)
+             when retention < interval '0' or retention > interval '100 years'
+                  then format('retention must be from 0 to 100 years, got %s', retention) end,
         'backoff: ' || _backoff_refusal(backoff), 'unique_policy: ' || _unique_policy_refusal(nullif(unique_policy, 'null')));
     if v_problem is not null then
         raise exception 'define_task: %', v_problem using errcode = 'PW001';
     end if;
     unique_policy := nullif(unique_policy, 'null');
+    sequence_policy := nullif(sequence_policy, 'null');
     -- Workers say this at each start: an unchanged task is neither written nor locked.
     if exists (
         select from tasks t

@@ -335,6 +335,7 @@ as $$
 declare
     v_now timestamptz := clock();
     v_replaced live_jobs;
+    v_all live_jobs[];
     v_row live_jobs;
 begin
     if duplicate.id is null then
@@ -348,12 +349,12 @@ begin
                 'unique_key', encode(uniqueness.key, 'hex'))::text;
     else
         -- Waits for whoever has such a job in hand; one that has ended meanwhile is left as it is.
-        for v_replaced in
-            select j.* from live_jobs j
+        v_all := array(
+            select j from live_jobs j
             where j.unique_key = uniqueness.key and j.state = any (uniqueness.states) and j.state <> 'discarded'
               and _in_period(j.created_at, uniqueness.period, v_now)
-            order by j.id for update
-        loop
+            order by j.id for update);
+        foreach v_replaced in array v_all loop
             if uniqueness.on_conflict = 'replace_except_schedule' and v_replaced.state = 'scheduled' then
                 request.run_at := v_replaced.run_at;
             end if;

@@ -308,7 +308,9 @@ begin
             set sequence_key = v_sequence.key, sequence_head = v_head, continue_on_cancelled = v_sequence.continue_on_cancelled,
                 continue_on_discarded = v_sequence.continue_on_discarded,
                 state = v_state, ready_at = _ready_at(v_state, v_run_at), due_at = _due_at(v_state, v_run_at),
-                parked = _parked(v_state, _held(v_sequence.key, v_head)), updated_at = v_now, task_identifier = request.identifier, payload = v_old.payload, queue_name = v_queue, run_at = v_run_at,
+                parked = case when v_old.parked = 'next' and v_old.sequence_key = v_sequence.key then 'next'
+                              else _parked(v_state, _held(v_sequence.key, v_head)) end,
+                updated_at = v_now, task_identifier = request.identifier, payload = v_old.payload, queue_name = v_queue, run_at = v_run_at,
                 max_attempts = coalesce(request.max_attempts, v_task.max_attempts, 25), attempts = 0,
                 priority = coalesce(request.priority, v_task.priority, 0), flags = _flags_of(request.flags), meta = request.meta,
                 delivery = coalesce(request.delivery, v_task.delivery, 'at_least_once'), revision = j.revision + 1,

@@ -144,7 +144,7 @@ as $$
 declare
     v_now timestamptz := clock();
     v_available integer;
-    v_wakeups integer;
+    v_moved integer;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         -- A snapshot that may be too old to judge.
@@ -173,10 +173,10 @@ begin
         insert into wakeups (lane)
         (select 'sequence:' || f.key from first f except select 'sequence:' || m.sequence_key from moved m)
         union all
-        select distinct 'queue:' || m.queue_name from moved m where m.state = 'pending'
-        returning lane)
-    select (select count(*) filter (where m.state = 'available') from moved m), (select count(*) from woken) into v_available, v_wakeups;
-    if v_available + v_wakeups > 0 then
+        select distinct 'queue:' || m.queue_name from moved m where m.state = 'pending')
+    select count(*) filter (where m.state = 'available'), count(*) into v_available, v_moved from moved m;
+    -- Not for what somebody has in hand: workers would call each other until he lets go.
+    if v_moved > 0 then
         perform _wake_workers();
     end if;
     return v_available;
@@ -185,7 +185,8 @@ $$;
 
 -- Sequences with wake-ups. One without a head is idle: its first job gets its turn. One with a head needs nothing, as whoever ends
 -- that job looks for the next, and sees what this session sees; unless he is at it already, and has looked before. Whether he is, the
--- head's row tells: nobody has it in hand if its xmax is 0, or if it can be locked.
+-- head's row tells: nobody has it in hand if its xmax is 0, or if it can be locked. The lock is given back at once: whoever ends the
+-- job must not wait for the end of a transaction that claims.
 create or replace function _settle_sequences(keys text[]) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off set enable_mergejoin = off
@@ -193,22 +194,30 @@ create or replace function _settle_sequences(keys text[]) returns integer
 as $$
 declare
     v_idle text[];
-    v_busy text[];
+    v_touched text[];
+    v_heads tid[];
+    v_free text[];
 begin
-    with head as materialized (
-        select k.key, h.tid, h.touched
-        from unnest(keys) k(key)
-        left join lateral (
-            select j.ctid as tid, j.xmax::text <> '0' as touched from live_jobs j
-            where j.sequence_key = k.key and j.sequence_head limit 1) h on true),
-    free as materialized (
-        select j.sequence_key from live_jobs j where j.ctid = any (array(select h.tid from head h where h.touched))
-        for share skip locked)
-    select array_agg(h.key) filter (where h.tid is null),
-           array_agg(h.key) filter (where h.touched and not exists (select from free f where f.sequence_key = h.key))
-    into v_idle, v_busy
-    from head h;
-    insert into wakeups select 'sequence:' || k.key from unnest(v_busy) k(key);
+    select array_agg(k.key) filter (where h.tid is null), array_agg(k.key) filter (where h.touched),
+           array_agg(h.tid) filter (where h.touched)
+    into v_idle, v_touched, v_heads
+    from unnest(keys) k(key)
+    left join lateral (
+        select j.ctid as tid, j.xmax::text <> '0' as touched from live_jobs j
+        where j.sequence_key = k.key and j.sequence_head limit 1) h on true;
+    if v_touched is not null then
+        begin
+            v_free := array(
+                select j.sequence_key from live_jobs j where j.ctid = any (v_heads) and j.sequence_head for share skip locked);
+            raise sqlstate 'PW000';
+        exception when sqlstate 'PW000' then
+            null;
+        end;
+        insert into wakeups select 'sequence:' || k.key from unnest(v_touched) k(key) where k.key <> all (v_free);
+        if v_free <> '{}' then
+            perform _wake_workers(); -- a claim may have passed over such a head in that moment
+        end if;
+    end if;
     return case when v_idle is null then 0 else _advance_sequences(v_idle) end;
 end;
 $$;
@@ -222,6 +231,7 @@ declare
     v_lane text;
     v_lanes text[];
     v_keys text[];
+    v_last bigint;
     v_promoted integer := 0;
     v_due tid[];
     v_job live_jobs;
@@ -278,7 +288,14 @@ begin
         delete from wakeups w where w.lane = any (v_lanes);
         v_keys := array(select substr(l.lane, length('sequence:') + 1) from unnest(v_lanes) l(lane) where starts_with(l.lane, 'sequence:'));
         if v_keys <> '{}' then
+            v_last := pg_sequence_last_value('wakeups_id_seq'::regclass);
             v_promoted := v_promoted + _settle_sequences(v_keys);
+            -- The queues in which new heads now wait.
+            v_keys := array(
+                select q.lane from (select distinct w.lane from wakeups w where w.id > v_last and starts_with(w.lane, 'queue:') offset 0) q
+                where q.lane <> all (v_lanes) and _try_lane(q.lane));
+            delete from wakeups w where w.lane = any (v_keys);
+            v_lanes := v_lanes || v_keys;
         end if;
         for v_lane in select l.lane from unnest(v_lanes) l(lane) where starts_with(l.lane, 'queue:') loop
             v_promoted := v_promoted + _fill_queue(substr(v_lane, length('queue:') + 1));

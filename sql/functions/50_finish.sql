@@ -11,6 +11,8 @@ create or replace function _close_jobs(
 as $$
 declare
     v_now timestamptz := clock();
+    -- A handler that cancels (there is an error then) chooses its own words.
+    v_replaced boolean := coalesce(close_reason = 'replaced' and error is null, false);
     v_retention interval;
     v_closed bigint[];
     v_dropped bigint[];
@@ -49,7 +51,7 @@ begin
         insert into sequence_halts
         select r.sequence_key, r.id, 'cancelled', v_now from retained r
         where final_state = 'cancelled' and r.sequence_key is not null and not r.continue_on_cancelled
-          and coalesce(close_reason, '') <> all ('{superseded,removed,replaced}')
+          and r.superseded is null and not v_replaced
         on conflict do nothing)
     select array_agg(r.id),
            -- Only these may have rows in errors: an error is a job's last_error until an add with its key clears it.
@@ -65,7 +67,7 @@ begin
         delete from errors e where e.job_id = any (v_dropped);
     end if;
     -- Not of a job that is being replaced: its successor has the key.
-    if v_keys is not null and close_reason is distinct from 'replaced' then
+    if v_keys is not null and not v_replaced then
         perform _release_unique_keys(v_keys);
     end if;
     if v_sequences is not null then

@@ -230,8 +230,8 @@ as $$
 declare
     v_job live_jobs;
 begin
-    if delay is null or delay < interval '0' or not isfinite(delay) then
-        raise exception 'snooze_job: delay must be finite and not negative, got %', coalesce(delay::text, 'NULL') using errcode = 'PW001';
+    if delay is null or delay < interval '0' or delay > interval '1000 years' then
+        raise exception 'snooze_job: delay must be from 0 to 1000 years, got %', coalesce(delay::text, 'NULL') using errcode = 'PW001';
     end if;
     select j.* into v_job from live_jobs j where j.id = job_id and j.run = snooze_job.run and j.state = 'running' for update;
     if not found then

@@ -73,7 +73,7 @@ begin
         perform _put_back(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
     end loop;
     -- Its row stays for a while: a claim that was under way is found by it.
-    perform pg_advisory_unlock(w.class, unregister_worker.worker_id::integer)
+    perform pg_advisory_unlock(w.class, w.id)
     from _worker_lock(unregister_worker.worker_id) w where w.mine;
 end;
 $$;
@@ -163,7 +163,7 @@ begin
             perform _put_back(v_job, v_job.run_at, v_job.attempts - case when v_alone then 0 else 1 end, 'scheduled', v_error);
         end if;
     end loop;
-    perform pg_advisory_unlock(w.class, worker_died.worker_id::integer) from _worker_lock(worker_died.worker_id) w where w.mine;
+    perform pg_advisory_unlock(w.class, w.id) from _worker_lock(worker_died.worker_id) w where w.mine;
 end;
 $$;
 comment on function worker_died(bigint, bigint[], integer[], text) is
@@ -187,16 +187,17 @@ comment on function force_unlock_workers(text[]) is
     'Hands on all running jobs of these workers (Graphile Worker): the ids are those in locked_by. attempts and run_at stay; a job on its '
     'last attempt is discarded. Their late words are refused.';
 
--- The lock that tells that a worker's control connection is there: its class, and whether this session holds it.
-create or replace function _worker_lock(worker_id bigint, out class integer, out mine boolean)
+-- The lock that tells that a worker's control connection is there: its two numbers, and whether this session holds it.
+create or replace function _worker_lock(worker_id bigint, out class integer, out id integer, out mine boolean)
     language plpgsql set search_path from current
 as $$
 begin
     class := hashtext(current_schema() || '/worker');
+    id := worker_id & 2147483647;
     mine := exists (
         select from pg_locks l
         where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.classid::bigint = class::bigint & 4294967295
-          and l.objid::bigint = worker_id & 4294967295 and l.objsubid = 2);
+          and l.objid::bigint = id and l.objsubid = 2);
 end;
 $$;
 
@@ -209,11 +210,11 @@ begin
     if not exists (select from workers w where w.id = hold_worker_lock.worker_id and w.dead_at is null) then
         return false;
     end if;
-    select w.mine or pg_try_advisory_lock(w.class, worker_id::integer) into v_held from _worker_lock(worker_id) w;
+    select w.mine or pg_try_advisory_lock(w.class, w.id) into v_held from _worker_lock(worker_id) w;
     -- If it is still with a connection that has been lost, its end must tell nothing: the worker lives by its lease.
     update workers w set locked = v_held, suspect_since = null where w.id = hold_worker_lock.worker_id and w.dead_at is null;
     if not found then -- declared dead just now
-        perform pg_advisory_unlock(w.class, worker_id::integer) from _worker_lock(worker_id) w where v_held;
+        perform pg_advisory_unlock(w.class, w.id) from _worker_lock(worker_id) w where v_held;
         v_held := false;
     end if;
     return v_held;
@@ -247,11 +248,11 @@ begin
         -- for a beat, so that the dead are found as well where sweeps are rare.
         v_spared := array(
             select a.id from workers a
-            where a.dead_at is null and (a.locked and a.id & 4294967295 <> all (v_held)
+            where a.dead_at is null and (a.locked and a.id & 2147483647 <> all (v_held)
                   or a.expires_at < v_now + v_ttl / 2 and a.expires_at <= a.beat_at + v_ttl));
         update workers w
         set expires_at = case when w.expires_at <= w.beat_at + v_ttl then greatest(w.expires_at, clock() + v_ttl) else w.expires_at end,
-            locked = w.locked and w.id & 4294967295 = any (v_held), suspect_since = null
+            locked = w.locked and w.id & 2147483647 = any (v_held), suspect_since = null
         where w.id in (select a.id from workers a where a.id = any (v_spared) and a.dead_at is null order by a.id for update skip locked);
     end if;
     -- A sequence is not rolled back with us, or with another sweep that is at it: the gap is over when nobody is left to be spared.
@@ -264,10 +265,10 @@ begin
         select c.id from workers c where c.dead_at is null and c.expires_at > clock() + v_ttl + interval '1 second'
         order by c.id for update skip locked);
     update workers w
-    set suspect_since = case when not w.locked or w.id & 4294967295 = any (v_held) then null else coalesce(w.suspect_since, clock()) end
+    set suspect_since = case when not w.locked or w.id & 2147483647 = any (v_held) then null else coalesce(w.suspect_since, clock()) end
     where w.id in (
         select s.id from workers s
-        where s.dead_at is null and s.locked and (s.suspect_since is null) = (s.id & 4294967295 <> all (v_held))
+        where s.dead_at is null and s.locked and (s.suspect_since is null) = (s.id & 2147483647 <> all (v_held))
         order by s.id for update skip locked);
     update workers w set dead_at = v_now
     where w.id in (

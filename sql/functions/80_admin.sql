@@ -102,19 +102,27 @@ declare
     v_now timestamptz := clock();
     v_state text;
     -- A job's unique key never changes, so it can be looked up before the job is locked: keys come before jobs.
-    v_unique_key bytea := decode((get_job(job_id)).unique_key, 'hex');
+    v_before job := get_job(job_id);
+    v_unique_key bytea := decode(v_before.unique_key, 'hex');
     v_past finished_jobs;
     v_holder live_jobs;
 begin
     if v_unique_key is not null then
         perform _hold_unique_key(v_unique_key);
     end if;
+    if v_before.sequence_key is not null and v_before.state = 'pending' then
+        -- Halts and jobs are locked in the order of the jobs' ids.
+        perform from sequence_halts h where h.sequence_key = v_before.sequence_key and h.job_id < retry_job.job_id
+        order by h.job_id for update;
+    end if;
     v_row := _lock_job('retry_job', job_id);
     if v_row.state = 'available' or v_row.parked = 'queue' then
         return _job_of(v_row);
     elsif v_row.state = 'pending' then
-        -- It waits in its sequence. If that is halted before it, it is to go on with this job (River); what lies between runs after it.
-        delete from sequence_halts h where h.sequence_key = v_row.sequence_key and h.job_id < v_row.id;
+        -- It waits in its sequence. If that stands, halted before it, it is to go on with this job (River); what lies between runs after it.
+        delete from sequence_halts h
+        where h.sequence_key = v_row.sequence_key and h.job_id < v_row.id
+          and not exists (select from live_jobs j where j.sequence_key = v_row.sequence_key and j.sequence_head);
         update live_jobs j set run_at = least(j.run_at, v_now), parked = case when found then 'next' else j.parked end, updated_at = v_now
         where j.id = v_row.id
         returning j.* into v_row;
@@ -239,12 +247,17 @@ create or replace function complete_jobs(job_ids bigint[]) returns setof job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
+    v_id bigint;
     v_row live_jobs;
 begin
-    for v_row in
-        select j.* from live_jobs j where j.id = any (complete_jobs.job_ids) and j.state <> 'running' order by j.id for update
-    loop
+    -- One look at each, as the end of one may have moved the next.
+    for v_id in select distinct i.id from unnest(job_ids) i(id) order by 1 loop
+        select j.* into v_row from live_jobs j where j.id = v_id and j.state <> 'running' for update;
+        continue when not found;
         perform _close_jobs(array[v_row.id], null, 'completed', null, 'completed by hand');
+        if v_row.sequence_key is not null then
+            perform _unhalt_sequence(v_row.sequence_key, v_row.id);
+        end if;
         v_row.state := 'completed';
         v_row.reason := 'completed by hand';
         v_row.finished_at := clock();
@@ -253,18 +266,20 @@ begin
 end;
 $$;
 comment on function complete_jobs(bigint[]) is
-    'Marks jobs that are not running as completed without running them (Graphile Worker). Running and unknown ones are left out.';
+    'Marks jobs that are not running as completed without running them (Graphile Worker). Running and unknown ones are left out. A '
+    'sequence that one of them had halted goes on.';
 
 create or replace function permanently_fail_jobs(job_ids bigint[], error_message text default null) returns setof job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
+    v_id bigint;
     v_row live_jobs;
     v_error text := coalesce(error_message, 'Manually marked as failed');
 begin
-    for v_row in
-        select j.* from live_jobs j where j.id = any (permanently_fail_jobs.job_ids) and j.state <> 'running' order by j.id for update
-    loop
+    for v_id in select distinct i.id from unnest(job_ids) i(id) order by 1 loop
+        select j.* into v_row from live_jobs j where j.id = v_id and j.state <> 'running' for update;
+        continue when not found;
         perform _note_error(v_row, v_error);
         update live_jobs j set attempts = j.max_attempts where j.id = v_row.id;
         perform _discard(v_row, v_error, 'failed by hand');
@@ -288,6 +303,7 @@ create or replace function reschedule_jobs(
 as $$
 declare
     v_now timestamptz := clock();
+    v_id bigint;
     v_old live_jobs;
     v_row live_jobs;
     v_problem text := _job_refusal('-', null, null, run_at, max_attempts, null, priority, null, null, null, null, null, null);
@@ -304,9 +320,9 @@ begin
         select distinct j.unique_key from live_jobs j
         where j.id = any (reschedule_jobs.job_ids) and j.unique_key is not null
           and _gave_key_back(j) order by 1 offset 0) k;
-    for v_old in
-        select j.* from live_jobs j where j.id = any (reschedule_jobs.job_ids) and j.state <> 'running' order by j.id for update
-    loop
+    for v_id in select distinct i.id from unnest(job_ids) i(id) order by 1 loop
+        select j.* into v_old from live_jobs j where j.id = v_id and j.state <> 'running' for update;
+        continue when not found;
         v_row := v_old;
         v_row.run_at := coalesce(reschedule_jobs.run_at, v_old.run_at);
         v_row.attempts := coalesce(reschedule_jobs.attempts, v_old.attempts);
@@ -342,7 +358,7 @@ begin
             insert into wakeups values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
         end if;
         if v_row.sequence_key is not null and v_row.state = 'discarded' then
-            perform _halt_sequence(v_row, 'discarded');
+            perform _halt_sequence(v_old, 'discarded');
         elsif v_row.sequence_key is not null then
             perform _unhalt_sequence(v_row.sequence_key, v_row.id);
         end if;

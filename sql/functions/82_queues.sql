@@ -103,7 +103,9 @@ declare
     v_first bigint := (select min(j.id) from live_jobs j where j.sequence_key = resume_sequence.sequence_key and j.parked <> 'queue');
 begin
     delete from sequence_halts h
-    where h.sequence_key = resume_sequence.sequence_key and (v_first is null or h.job_id < v_first);
+    where (h.sequence_key, h.job_id) in (
+        select o.sequence_key, o.job_id from sequence_halts o
+        where o.sequence_key = resume_sequence.sequence_key and (v_first is null or o.job_id < v_first) order by o.job_id for update);
     if not found then
         return false;
     end if;

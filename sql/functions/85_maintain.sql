@@ -57,7 +57,10 @@ begin
             order by d.expires_at limit max_rows for update skip locked))
         returning j.id, j.unique_key, j.sequence_key),
     unhalted as (
-        delete from sequence_halts h using gone g where h.sequence_key = g.sequence_key and h.job_id = g.id)
+        delete from sequence_halts h using gone g where h.sequence_key = g.sequence_key and h.job_id = g.id returning h.sequence_key),
+    woken as (
+        -- Somebody may have come to wait behind it since the look above.
+        insert into wakeups select 'sequence:' || u.sequence_key from unhalted u)
     select array_agg(g.id), array_agg(g.unique_key) filter (where g.unique_key is not null) into v_gone, v_keys from gone g;
     perform _release_unique_keys(v_keys);
     v_pruned := v_pruned + coalesce(cardinality(v_gone), 0);
@@ -74,7 +77,8 @@ begin
             execute format('update finished_jobs f set expires_at = $1 from %I p, sequence_halts h '
                            'where h.job_id = p.id and _holds_up(h.sequence_key, h.job_id) and f.id = p.id and f.tableoid = %L::regclass',
                            v_partition, v_partition) using v_now + interval '1 day';
-            execute format('delete from sequence_halts h using %I f where h.job_id = f.id', v_partition);
+            execute format('with unhalted as (delete from sequence_halts h using %I f where h.job_id = f.id returning h.sequence_key) '
+                           'insert into wakeups select %L || u.sequence_key from unhalted u', v_partition, 'sequence:');
             execute format('delete from errors e using %I f where e.job_id = f.id', v_partition);
             execute format('select count(*), array_agg(f.unique_key) filter (where f.unique_key is not null) from %I f', v_partition)
             into v_rows, v_keys;
@@ -94,7 +98,10 @@ begin
             limit max_rows for update skip locked)
         returning f.id, f.unique_key, f.sequence_key),
     unhalted as (
-        delete from sequence_halts h using gone g where h.sequence_key = g.sequence_key and h.job_id = g.id)
+        delete from sequence_halts h using gone g where h.sequence_key = g.sequence_key and h.job_id = g.id returning h.sequence_key),
+    woken as (
+        -- Somebody may have come to wait behind it since the look above.
+        insert into wakeups select 'sequence:' || u.sequence_key from unhalted u)
     select array_agg(g.id), array_agg(g.unique_key) filter (where g.unique_key is not null) into v_gone, v_keys from gone g;
     perform _release_unique_keys(v_keys);
     delete from errors e where e.job_id = any (v_gone);
@@ -103,7 +110,11 @@ begin
             select d.key from once_marks d where d.at < v_now - v_once_retention order by d.at limit max_rows for update skip locked));
     end if;
     -- Halts by jobs of which nothing was kept.
-    delete from sequence_halts h where h.at < v_now - interval '30 days' and not _holds_up(h.sequence_key, h.job_id);
+    with unhalted as (
+        delete from sequence_halts h
+        where h.at < v_now - interval '30 days' and not _holds_up(h.sequence_key, h.job_id) and (get_job(h.job_id)).id is null
+        returning h.sequence_key)
+    insert into wakeups select 'sequence:' || u.sequence_key from unhalted u;
     return v_pruned + coalesce(cardinality(v_gone), 0);
 end;
 $$;
@@ -155,11 +166,14 @@ begin
     if least(completed_retention, cancelled_retention, discarded_retention) < interval '0' then
         raise exception 'configure: a retention must not be negative, got %', least(completed_retention, cancelled_retention, discarded_retention)
             using errcode = 'PW001';
+    elsif greatest(completed_retention, cancelled_retention, discarded_retention, once_retention) > interval '100 years' then
+        raise exception 'configure: a retention must not be longer than 100 years, got %',
+            greatest(completed_retention, cancelled_retention, discarded_retention, once_retention) using errcode = 'PW001';
     elsif max_payload_bytes < 1024 then
         raise exception 'configure: max_payload_bytes must be at least 1024, got %', max_payload_bytes using errcode = 'PW001';
-    elsif worker_ttl < interval '12 seconds' then
+    elsif worker_ttl < interval '12 seconds' or worker_ttl > interval '1 day' then
         -- Workers beat every 4 seconds: two beats may be lost.
-        raise exception 'configure: worker_ttl must be at least 12 seconds, got %', worker_ttl using errcode = 'PW001';
+        raise exception 'configure: worker_ttl must be at least 12 seconds and at most a day, got %', worker_ttl using errcode = 'PW001';
     elsif max_crashes < 1 then
         raise exception 'configure: max_crashes must be at least 1, got %', max_crashes using errcode = 'PW001';
     elsif once_retention < interval '1 hour' and once_retention <> interval '0' then

@@ -148,3 +148,50 @@ def test_a_worker_is_told_at_once_when_its_job_is_called_off(api: Any, job_in: A
     heard()
     api.cancel_job(job.id)
     assert heard() == ["cancel"]
+
+
+def sequenced(api: Any, **named: Any) -> Any:
+    return api.add_job("t", sequence_policy={"key": "s"}, **named)
+
+
+def test_a_follow_up_in_a_sequence_is_notified_when_its_turn_comes(api: Any, worker: int, heard: Any) -> None:
+    sequenced(api)
+    sequenced(api)
+    sequenced(api, run_at=api.at("1 hour"))
+    wait(api, worker)
+    heard()
+    for run in range(2):
+        api.finish_jobs([run + 1], [1])
+        assert set(heard()) == {""}
+        wait(api, worker)
+    api.cancel_job(3)
+    heard()
+    sequenced(api)
+    assert heard() == [""]
+    wait(api, worker)
+    heard()
+    api.resume_sequence("s")
+    assert heard() == [""]
+
+
+@pytest.mark.parametrize("which", ["head", "first waiting", "touched head"])
+def test_workers_do_not_keep_each_other_awake_while_somebody_has_a_job_in_hand(
+    api: Any, actor: Any, worker: int, heard: Any, which: str
+) -> None:
+    head, second = sequenced(api), sequenced(api)
+    api.claim(worker)
+    a = actor()
+    a.begin()
+    if which == "first waiting":
+        a.cancel_job(second.id)
+        api.finish_jobs([head.id], [1])
+    else:
+        a.cancel_job(head.id)
+        sequenced(api)
+    if which == "touched head":
+        a.rollback()
+    wait(api, worker)
+    heard()
+    for _ in range(3):
+        wait(api, worker)
+        assert heard() == []
