@@ -241,6 +241,8 @@ create table once_marks (
     constraint once_marks_pkey PRIMARY KEY (key)
 );
 
+CREATE INDEX once_marks_at ON once_marks USING btree (at);
+
 create table queues (
     queue_name text collate "C" not null,
     concurrency integer default 1,

@@ -154,7 +154,7 @@ class Clock:
     def advance(self, **kwargs: float) -> None:
         self.offset += timedelta(**kwargs)
         text = f"{self.offset.total_seconds()} seconds"
-        for conn in [self._conn, *(session.conn for session in self._sessions)]:
+        for conn in [self._conn, *(session.conn for session in self._sessions if not session.conn.closed)]:
             conn.execute("select set_config('pyworker.clock_offset', %s, false)", [text])
 
 

@@ -15,6 +15,7 @@ where j.state not in ('scheduled', 'pending', 'available', 'running', 'retryable
    or (j.state = 'discarded') <> (j.finished_at is not null)
    or (j.state = 'running') <> (j.claimed_at is not null)
    or coalesce(j.ready_at, j.due_at, j.run_at) <> j.run_at
+   or (j.started_at is not null and j.state not in ('running', 'discarded'))
    or (j.superseded is not null and (j.state <> 'running' or j.job_key is not null))
    or j.attempts < 0 or j.run < j.attempts and j.reason is null and j.last_error is distinct from 'Manually marked as failed'
       and j.attempts <> j.max_attempts

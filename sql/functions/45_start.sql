@@ -5,7 +5,7 @@ create or replace function _commit_durably() returns void
     language plpgsql set search_path from current
 as $$
 begin
-    if current_setting('synchronous_commit') in ('off', 'local') then
+    if current_setting('synchronous_commit') not in ('on', 'remote_apply') then
         perform set_config('synchronous_commit', 'on', true);
     end if;
 end;

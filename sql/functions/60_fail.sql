@@ -62,6 +62,10 @@ begin
                             coalesce(error, job.superseded));
         return;
     elsif _is_lost(job) then
+        if error is null then -- handed back, and nobody will be told why unless it is said here
+            error := 'handed back after it was started';
+            perform _note_error(job, error);
+        end if;
         perform _discard(job, error, 'lost');
         return;
     end if;
@@ -233,7 +237,7 @@ begin
     if not found then
         raise exception 'snooze_job: job % is not held by run % any more', coalesce(job_id::text, 'NULL'), coalesce(run::text, 'NULL')
             using errcode = 'PW002';
-    elsif _is_lost(v_job) then
+    elsif _is_lost(v_job) and v_job.superseded is null and v_job.cancel_requested_at is null then
         raise exception 'snooze_job: job % was started and must not be run twice', job_id
             using errcode = 'PW005', hint = 'Fail it with not_started, if it had done nothing yet.';
     end if;
@@ -241,7 +245,8 @@ begin
 end;
 $$;
 comment on function snooze_job(bigint, integer, interval) is
-    'Puts a running job off by delay and gives the attempt back (River: snooze). Errors: PW002 on a stale run, PW001.';
+    'Puts a running job off by delay and gives the attempt back (River: snooze). Errors: PW002 on a stale run; PW005 when it must not be run '
+    'twice and was started; PW001.';
 
 create or replace function release_jobs(job_ids bigint[], runs integer[]) returns bigint[]
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off

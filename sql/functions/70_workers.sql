@@ -154,7 +154,7 @@ begin
         end if;
         update live_jobs j set crashes = coalesce(j.crashes, 0) + 1 where j.id = v_job.id returning j.* into v_job;
         perform _note_error(v_job, v_error);
-        if v_job.crashes >= v_limit then
+        if v_job.crashes >= v_limit and not _is_lost(v_job) then
             perform _discard(v_job, v_error, format('it ended %s worker processes', v_job.crashes));
         elsif v_alone and v_job.attempts >= v_job.max_attempts and not _is_lost(v_job) then
             perform _discard(v_job, v_error, 'worker lost on the last attempt');
@@ -207,9 +207,15 @@ as $$
 declare
     v_held boolean;
 begin
+    if not exists (select from workers w where w.id = hold_worker_lock.worker_id and w.dead_at is null) then
+        return false;
+    end if;
     select w.mine or pg_try_advisory_lock(w.class, w.id) into v_held from _worker_lock(worker_id) w;
-    if v_held then
-        update workers w set locked = true, suspect_since = null where w.id = hold_worker_lock.worker_id and w.dead_at is null;
+    -- If it is still with a connection that has been lost, its end must tell nothing: the worker lives by its lease.
+    update workers w set locked = v_held, suspect_since = null where w.id = hold_worker_lock.worker_id and w.dead_at is null;
+    if not found then -- declared dead just now
+        perform pg_advisory_unlock(w.class, w.id) from _worker_lock(worker_id) w where v_held;
+        v_held := false;
     end if;
     return v_held;
 end;
@@ -217,7 +223,8 @@ $$;
 comment on function hold_worker_lock(bigint) is
     'Takes a lock for this session, on the worker''s control connection: when the connection ends, others take the worker for dead two '
     'seconds later, unless the lock is held again by then. A worker that never calls it lives by its lease alone, as it must behind a '
-    'transaction pooler, where a session''s lock outlives its client. False if another session holds it.';
+    'transaction pooler, where a session''s lock outlives its client. False if another session holds it (the worker lives by its lease then; '
+    'try again later), and for a worker that is unknown or was declared dead.';
 
 create or replace function sweep_workers() returns integer
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
@@ -226,24 +233,39 @@ declare
     v_now timestamptz := clock();
     v_clock_ms bigint := extract(epoch from clock_timestamp()) * 1000; -- the real one: it is about gaps in which nobody was there
     v_swept_ms bigint := (select s.last_value from swept_at s);
+    v_gap boolean := v_swept_ms > 0 and abs(v_clock_ms - v_swept_ms) > 10000;
     v_class integer := (select w.class from _worker_lock(0) w);
     v_ttl interval := (select s.worker_ttl from settings s);
     v_held bigint[];
+    v_spared bigint[] := '{}';
 begin
-    if v_clock_ms - v_swept_ms > 200 then
-        perform setval('swept_at', v_clock_ms);
-    end if;
-    if v_swept_ms > 0 and v_clock_ms - v_swept_ms > 10000 then
-        -- The database was away, or all workers were: whoever lives takes his lock and beats before he is judged again.
-        update workers w set expires_at = greatest(w.expires_at, v_now + v_ttl), locked = false, suspect_since = null
-        where w.id in (select a.id from workers a where a.dead_at is null order by a.id for update skip locked);
-    end if;
     v_held := array(
         select l.objid::bigint from pg_locks l
         where l.locktype = 'advisory' and l.classid::bigint = v_class::bigint & 4294967295 and l.objsubid = 2 and l.granted
           and l.database = (select d.oid from pg_database d where d.datname = current_database()));
+    if v_gap then
+        -- The database was away, or all workers were: whoever lives takes his lock and beats before he is judged again. But only once
+        -- for a beat, so that the dead are found as well where sweeps are rare.
+        v_spared := array(
+            select a.id from workers a
+            where a.dead_at is null and (a.locked and a.id & 2147483647 <> all (v_held)
+                  or a.expires_at < v_now + v_ttl / 2 and a.expires_at <= a.beat_at + v_ttl));
+        update workers w
+        set expires_at = case when w.expires_at <= w.beat_at + v_ttl then greatest(w.expires_at, clock() + v_ttl) else w.expires_at end,
+            locked = w.locked and w.id & 2147483647 = any (v_held), suspect_since = null
+        where w.id in (select a.id from workers a where a.id = any (v_spared) and a.dead_at is null order by a.id for update skip locked);
+    end if;
+    -- A sequence is not rolled back with us, or with another sweep that is at it: the gap is over when nobody is left to be spared.
+    if v_spared = '{}' and abs(v_clock_ms - v_swept_ms) > 200 then
+        perform setval('swept_at', v_clock_ms);
+    end if;
+    -- The clock was set back: nobody lives longer for it. (clock() anew, as this session may have been standing still.)
+    update workers w set expires_at = clock() + v_ttl
+    where w.id in (
+        select c.id from workers c where c.dead_at is null and c.expires_at > clock() + v_ttl + interval '1 second'
+        order by c.id for update skip locked);
     update workers w
-    set suspect_since = case when not w.locked or w.id & 2147483647 = any (v_held) then null else coalesce(w.suspect_since, v_now) end
+    set suspect_since = case when not w.locked or w.id & 2147483647 = any (v_held) then null else coalesce(w.suspect_since, clock()) end
     where w.id in (
         select s.id from workers s
         where s.dead_at is null and s.locked and (s.suspect_since is null) = (s.id & 2147483647 <> all (v_held))
@@ -252,7 +274,8 @@ begin
     where w.id in (
         select d.id from workers d
         where d.dead_at is null and (d.expires_at < v_now or d.suspect_since < v_now - interval '2 seconds') order by d.id for update skip locked);
-    delete from workers w where w.dead_at < v_now - interval '1 day';
+    delete from workers w
+    where w.id in (select o.id from workers o where o.dead_at < v_now - interval '1 day' order by o.id for update skip locked);
     -- For some time after a death: a claim may have been under way.
     if not exists (select from workers w where w.dead_at > v_now - interval '1 minute') then
         return 0;
@@ -263,7 +286,7 @@ $$;
 comment on function sweep_workers() is
     'Looks for workers that are dead (their lease has run out, or the lock of their control connection has been free for two seconds) and '
     'hands their jobs on; returns how many. Every worker calls it about once a second, maintain() does, too. After a gap of ten seconds '
-    'in which nobody swept, all leases are good for another while: it was hardly their workers'' fault.';
+    'in which nobody swept, all leases are good for another while, once: it was hardly their workers'' fault.';
 
 -- Running jobs whose worker is nowhere to be found.
 create or replace function _abandon_orphans() returns integer

@@ -327,7 +327,9 @@ begin
         v_row.run_at := coalesce(reschedule_jobs.run_at, v_old.run_at);
         v_row.attempts := coalesce(reschedule_jobs.attempts, v_old.attempts);
         v_row.max_attempts := coalesce(reschedule_jobs.max_attempts, v_old.max_attempts);
-        if v_row.attempts < v_row.max_attempts then
+        if v_old.state = 'discarded' and num_nonnulls(reschedule_jobs.run_at, reschedule_jobs.attempts, reschedule_jobs.max_attempts) = 0 then
+            null; -- that it matters more is no decision to run it again: it may be one that is lost
+        elsif v_row.attempts < v_row.max_attempts then
             v_row.state := _state_at(v_row.run_at, v_now, v_old.queue_name, _held(v_old.sequence_key, v_old.sequence_head),
                                      case when v_row.attempts > 0 then 'retryable' else 'scheduled' end);
             v_row.finished_at := null;
@@ -347,7 +349,8 @@ begin
             ready_at = _ready_at(v_row.state, v_row.run_at), due_at = _due_at(v_row.state, v_row.run_at),
             parked = case when j.parked = 'next' and v_row.state = 'pending' then 'next'
                           else _parked(v_row.state, _held(j.sequence_key, j.sequence_head)) end,
-            sequence_head = v_row.sequence_head, started_at = case when v_row.state = 'discarded' then j.started_at end, finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,
+            sequence_head = v_row.sequence_head, started_at = case when v_row.state = 'discarded' then j.started_at end,
+            crashes = case when v_old.state <> 'discarded' or v_row.state = 'discarded' then j.crashes end, finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,
             priority = coalesce(reschedule_jobs.priority, j.priority), updated_at = v_now
         where j.id = v_old.id
         returning j.* into v_row;
@@ -368,5 +371,5 @@ end;
 $$;
 comment on function reschedule_jobs(bigint[], timestamptz, integer, integer, integer) is
     'Changes jobs that are not running (Graphile Worker); a null argument leaves its column. last_error is kept. A discarded job that '
-    'has attempts again waits for its run_at again; one that has none left is discarded. Left out are running and unknown ones, and '
+    'has attempts again waits for its run_at again (not if only its priority is given); one that has none left is discarded. Left out are running and unknown ones, and '
     'those whose unique key another job has taken. Errors: PW001.';

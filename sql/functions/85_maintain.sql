@@ -46,6 +46,7 @@ declare
     v_gone bigint[];
     v_keys bytea[];
     v_pruned bigint := 0;
+    v_once_retention interval := (select s.once_retention from settings s);
     v_partition text;
     v_rows bigint;
 begin
@@ -104,7 +105,10 @@ begin
     select array_agg(g.id), array_agg(g.unique_key) filter (where g.unique_key is not null) into v_gone, v_keys from gone g;
     perform _release_unique_keys(v_keys);
     delete from errors e where e.job_id = any (v_gone);
-    delete from once_marks o where o.at < v_now - (select s.once_retention from settings s);
+    if v_once_retention is not null then
+        delete from once_marks o where o.key = any (array(
+            select d.key from once_marks d where d.at < v_now - v_once_retention order by d.at limit max_rows for update skip locked));
+    end if;
     -- Halts by jobs of which nothing was kept.
     with unhalted as (
         delete from sequence_halts h

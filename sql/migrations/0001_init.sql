@@ -247,6 +247,7 @@ create table once_marks (
     key text collate "C" primary key,
     at timestamptz not null
 );
+create index once_marks_at on once_marks (at); -- for pruning
 
 -- A register: when some worker last looked for dead ones (epoch, ms). After a gap nobody could beat, so nobody is declared dead.
 create sequence swept_at minvalue 0 start 0;

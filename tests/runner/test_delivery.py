@@ -212,3 +212,24 @@ def test_a_killed_workers_jobs_run_elsewhere_long_before_its_lease_ends(queue: A
     queue.until_state("completed", job_id)
     assert [error.error for error in queue.rows("select error from pyworker.job_errors(%s)", job_id)] == ["worker died"]
     assert other.stop() == 0
+
+
+def test_a_worker_that_loses_its_control_connection_has_it_again_before_it_is_taken_for_dead(queue: Any) -> None:
+    queue.close_gate(1)
+    worker = queue.start("--concurrency", "1").until_ready()
+    job_id = queue.add("deliver", {"gate": 1})
+    queue.until_waiting(1)
+    holder = "from pg_locks l join pyworker.workers w on l.objid = w.id where l.locktype = 'advisory' and l.objsubid = 2 and l.granted"
+    holder += " and l.classid <> 77 and l.database = (select oid from pg_database where datname = current_database())"
+    for _ in range(2):
+        was = queue.until(f"select max(l.pid) {holder} and w.locked and w.suspect_since is null")
+        queue.rows("select pg_terminate_backend(%s, 10000)", was)
+        queue.until(f"select max(l.pid) <> %s {holder}", was)
+    # Longer than the grace: as many sweeps as it would have taken to find it dead.
+    swept = queue.value("select last_value from pyworker.swept_at")
+    queue.until("select last_value > %s from pyworker.swept_at", swept + 4000)
+    assert queue.rows("select from pyworker.workers where dead_at is not null") == []
+    queue.open_gate(1)
+    queue.until_state("completed", job_id)
+    assert len(queue.seen(job_id)) == 1
+    assert worker.stop() == 0
