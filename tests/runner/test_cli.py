@@ -312,7 +312,7 @@ def test_a_missing_privilege_names_the_role_to_ask_for(cli: Any, fresh: Any, fre
         for command in OF_A_DATABASE:
             done = cli(command, *EXAMPLES.get(command, []), DATABASE_URL=theirs)
             code = 3 if command == "doctor" else 1
-    one_line(done, "permission denied for schema pyworker", "GRANT <schema>_admin", code=code)
+            one_line(done, "permission denied for schema pyworker", "GRANT <schema>_admin", code=code)
         done = cli("migrate", "--schema", "mine", DATABASE_URL=theirs)
         one_line(done, "permission denied for database", "GRANT CREATE ON DATABASE")
         fresh.execute(f'grant create on database "{fresh.info.dbname}" to "{role}"')
