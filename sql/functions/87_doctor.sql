@@ -5,6 +5,7 @@
 -- help it is a sentence. They run one by one, as psql does it: VACUUM and CONCURRENTLY do not go into a transaction.
 
 -- The one place of the invariants; tests/invariants.sql, with which every test ends, selects from it. Each row is a violation.
+-- max_rows: how many rows of each table are looked at; null is all.
 -- I2: at most one job per job_key, I3: at most one job of a sequence past pending (both by unique indexes too),
 -- I13: a queue never has more than its concurrency in flight; and the columns that the indexes go by tell the truth.
 -- Planned for the sizes of the moment: a plan that was made when the tables were empty would take for ever.
@@ -272,7 +273,7 @@ begin
         union all
         select 5, 0, format('index %s', x.relname), o.object, pg_get_indexdef(i.indexrelid),
                case when o.relkind = 'p' then replace(pg_get_indexdef(i.indexrelid), ' ON ONLY ', ' ON ')
-                    else regexp_replace(pg_get_indexdef(i.indexrelid), '^CREATE (UNIQUE )?INDEX ', '\&CONCURRENTLY ') end,
+                    else regexp_replace(pg_get_indexdef(i.indexrelid), ' INDEX ', ' INDEX CONCURRENTLY ') end,
                format(E'drop index %I.%I;\n%s', current_schema(), x.relname, replace(pg_get_indexdef(i.indexrelid), ' ON ONLY ', ' ON '))
         from ours o join pg_index i on i.indrelid = o.oid join pg_class x on x.oid = i.indexrelid
         where not exists (select from pg_constraint k where k.conindid = i.indexrelid)
