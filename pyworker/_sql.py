@@ -441,3 +441,12 @@ class Database:
 
     def explain_job(self, job_id: int) -> list[dict[str, Any]]:
         return self._dicts("reason, detail, remedy", "explain_job(%s) order by position", job_id)
+
+    # 87_doctor
+
+    def doctor(self) -> list[dict[str, Any]]:
+        return self._dicts("check_name, severity, finding, fix", "doctor()")
+
+    def database_clock(self) -> float:
+        """Seconds since 1970, by the real clock."""
+        return float(self._rows("select extract(epoch from clock_timestamp())")[0][0])

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import _migrate, _sql
+from . import _doctor, _migrate, _sql
 from ._config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, RunConfig
 from ._connect import connect
 from ._embedded import NoPostgres, kept_server
@@ -41,6 +41,14 @@ class Problem(click.ClickException):
 
 class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return self._invoke(ctx)
+        except Problem as problem:
+            if ctx.invoked_subcommand == "doctor":
+                problem.exit_code = _doctor.EXIT_UNKNOWN  # pyright: ignore[reportAttributeAccessIssue]
+            raise
+
+    def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except SchemaVersionError as error:
@@ -442,6 +450,25 @@ def explain(job_id: int, dsn: str, schema: str, machine: bool) -> None:
         click.echo(f"{n}. {click.style(row['reason'], bold=True)}: {row['detail']}")
         if row["remedy"]:
             click.echo(f"   → {row['remedy']}")
+
+
+@main.command()
+@common
+@click.option("--verbose", "-v", is_flag=True, help="Show each check, not only those that found something.")
+@as_json
+def doctor(dsn: str, schema: str, verbose: bool, machine: bool) -> None:
+    """Check the health of the queue: problems, each with what repairs it.
+
+    Changes nothing. Exit codes, as monitoring systems expect them: 0 nothing worse than info, 1 warnings, 2 errors (also wrong
+    usage), 3 it could not be asked (no database, no pyworker in it, no permission).
+    """
+    with _database(dsn, schema) as db:
+        rows = _doctor.findings(db)
+    if machine:
+        print_json(rows)
+    else:
+        _doctor.show(rows, verbose)
+    raise SystemExit(_doctor.exit_code(rows))
 
 
 # -- queues and sequences ---------------------------------------------------------------------------------------------

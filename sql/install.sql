@@ -51,6 +51,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/82_queues.sql
 \ir functions/83_explain.sql
 \ir functions/85_maintain.sql
+\ir functions/87_doctor.sql
 \ir functions/90_views.sql
 select movable_clock as movable from settings \gset
 \if :movable

@@ -175,6 +175,16 @@ create table finished_jobs_default (
 CREATE INDEX finished_jobs_default_id_idx ON finished_jobs_default USING brin (id) WITH (pages_per_range='16', autosummarize='on');
 CREATE INDEX finished_jobs_default_unique_key_idx ON finished_jobs_default USING btree (unique_key) WHERE (unique_key IS NOT NULL);
 
+create table installed_objects (
+    object text collate "C" not null,
+    part_of text collate "C",
+    digest text not null,
+    make text,
+    change text,
+    position integer not null,
+    constraint installed_objects_pkey PRIMARY KEY (object)
+);
+
 create table live_jobs (
     id bigint default nextval('job_ids'::regclass) not null,
     ready_at timestamp with time zone,

@@ -1,7 +1,20 @@
 -- 85_maintain: history's partitions, pruning, and the one call that does every periodic duty.
 
--- A partition per day in which something may expire: for each retention in use today's and the next two. A day that already has
--- rows in the default partition is left to it (they are pruned one by one).
+-- The days in which something may expire: for each retention in use that of today's jobs and the next few.
+create or replace function _partition_days(ahead integer) returns setof timestamptz
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select distinct (date_trunc('day', (clock() + r.retention) at time zone 'UTC') + n * interval '1 day') at time zone 'UTC'
+    from (select s.completed_retention from settings s union select s.cancelled_retention from settings s
+          union select t.retention from tasks t) r(retention), generate_series(0, ahead) n
+    where r.retention > interval '0' and r.retention <= interval '1 year'
+    order by 1;
+end;
+$$;
+
+-- A partition for each of these days. A day that already has rows in the default partition is left to it (they are pruned one by one).
 create or replace function _make_partitions() returns void
     language plpgsql set search_path from current
 as $$
@@ -10,11 +23,7 @@ declare
     v_name text;
 begin
     for v_day in
-        select distinct (date_trunc('day', (clock() + r.retention) at time zone 'UTC') + n * interval '1 day') at time zone 'UTC'
-        from (select s.completed_retention from settings s union select s.cancelled_retention from settings s
-              union select t.retention from tasks t) r(retention), generate_series(0, 2) n
-        where r.retention > interval '0' and r.retention <= interval '1 year'
-        order by 1
+        select d.day from _partition_days(2) d(day) order by 1
     loop
         v_name := 'finished_jobs_' || to_char(v_day at time zone 'UTC', 'YYYYMMDD');
         continue when to_regclass(v_name) is not null or exists (

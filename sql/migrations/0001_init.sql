@@ -249,6 +249,16 @@ create table once_marks (
 );
 create index once_marks_at on once_marks (at); -- for pruning
 
+-- What the last installation or upgrade made, for doctor(); see functions/87_doctor.sql.
+create table installed_objects (
+    object text collate "C" primary key,        -- 'column live_jobs.id'
+    part_of text collate "C",
+    digest text not null,                       -- of its definition
+    make text,                                  -- SQL that makes it
+    change text,                                -- SQL that changes it back
+    position integer not null                   -- in this order
+);
+
 -- A register: when some worker last looked for dead ones (epoch, ms). After a gap nobody could beat, so nobody is declared dead.
 create sequence swept_at minvalue 0 start 0;
 

@@ -21,6 +21,7 @@ FUNCTIONS = {
     "describe_worker": {"worker_id info"},
     "explain_job": {"job_id"},
     "delete_job": {"job_id"},
+    "doctor": {""},
     "fail_jobs": {"failures"},
     "finish_job": {"job_id run"},
     "finish_jobs": {"job_ids runs results"},

@@ -111,7 +111,7 @@ CLEAN = """
         for v in
             select c.oid::regclass as name, s.seqstart from pg_class c left join pg_sequence s on s.seqrelid = c.oid
             where c.relnamespace = 'pyworker'::regnamespace and c.relkind in ('r', 'p', 'S') and not c.relispartition
-              and c.relname <> 'migrations'
+              and c.relname not in ('migrations', 'installed_objects')
         loop
             if v.seqstart is not null then
                 perform setval(v.name, v.seqstart, false);

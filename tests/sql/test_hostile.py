@@ -28,6 +28,7 @@ WORKER = PRODUCER | {
 ADMIN = WORKER | {
     "job_errors", "cancel_job", "retry_job", "retry_jobs", "delete_job", "complete_jobs", "permanently_fail_jobs",
     "reschedule_jobs", "prune", "configure", "set_queue", "pause_queue", "resume_queue", "resume_sequence", "explain_job",
+    "doctor",
 }  # fmt: skip
 READER = {"clock", "schema_version"}
 VIEWS = {"jobs", "history", "queue_stats", "sequences", "live_workers"}
