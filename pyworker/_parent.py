@@ -32,6 +32,7 @@ from ._slots import Slots
 log = logging.getLogger("pyworker.parent")
 
 BEAT = 4.0  # seconds; the lease is settings.worker_ttl, 20 by default
+RETRY = 1.0  # seconds while the database is away: once it is back, others sweep, and a lock not taken within two seconds is a death
 SWEEP = 1.0
 MAINTAIN = 15.0
 WATCH = 0.25  # seconds between looks at the children's deadlines and memory
@@ -120,6 +121,8 @@ class Parent:
         next_beat = time.monotonic() + BEAT
         while self.children or self.respawn_at or self.to_unregister:
             now = time.monotonic()
+            if self.db is None:
+                next_beat = min(next_beat, now + RETRY)
             deadlines = [next_beat, now + WATCH, *self.respawn_at, *([self.kill_at] if self.kill_at else [])]
             ends: list[Any] = [wakeup, *([self.db.conn] if self.db else [])]
             ready = select.select(ends, [], [], max(min(deadlines) - now, 0))[0]

@@ -231,13 +231,13 @@ create or replace function sweep_workers() returns integer
 as $$
 declare
     v_now timestamptz := clock();
-    v_clock_ms bigint := extract(epoch from clock_timestamp()) * 1000; -- the real one: it is about gaps in which nobody was there
+    v_clock_ms bigint := (extract(epoch from clock_timestamp()) * 1000)::bigint; -- the real one: it is about gaps in which nobody was there
     v_swept_ms bigint := (select s.last_value from swept_at s);
     v_gap boolean := v_swept_ms > 0 and abs(v_clock_ms - v_swept_ms) > 10000;
     v_class integer := (select w.class from _worker_lock(0) w);
     v_ttl interval := (select s.worker_ttl from settings s);
     v_held bigint[];
-    v_spared bigint[] := '{}';
+    v_spared bigint[] := array[]::bigint[];
 begin
     v_held := array(
         select l.objid::bigint from pg_locks l

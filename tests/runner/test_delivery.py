@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 
 def told(queue: Any, job_id: int) -> list[Any]:
@@ -233,3 +235,34 @@ def test_a_worker_that_loses_its_control_connection_has_it_again_before_it_is_ta
     queue.until_state("completed", job_id)
     assert len(queue.seen(job_id)) == 1
     assert worker.stop() == 0
+
+
+def test_nobody_is_taken_for_dead_because_the_database_was_away_for_a_moment(queue: Any) -> None:
+    """Too short for an amnesty; whoever is back first sweeps."""
+    queue.close_gate(1)
+    workers = [queue.start("--concurrency", "1").until_ready() for _ in range(2)]
+    jobs = [queue.add("deliver", {"gate": 1}) for _ in workers]
+    queue.until_waiting(1, 2)
+    name = queue.value("select quote_ident(current_database())")
+    with psycopg.connect(make_conninfo(queue.dsn, dbname="postgres"), autocommit=True) as outside:
+        outside.execute(f"alter database {name} allow_connections false")
+        queue.rows(
+            "select count(pg_terminate_backend(pid, 10000)) from pg_stat_activity"
+            " where datname = current_database() and query !~ 'advisory' and application_name = 'pyworker'"
+        )
+        refused = "not currently accepting connections"
+        for worker in workers:  # at the loss, and when they tried again
+            queue.until_so(
+                "the parent was refused twice",
+                lambda worker=worker: (
+                    sum(refused in line and "parent[" in line for line in worker.log.split("\n")) >= 2
+                ),
+            )
+        outside.execute(f"alter database {name} allow_connections true")
+    back = queue.value("select (extract(epoch from clock_timestamp()) * 1000)::bigint")
+    queue.until("select last_value > %s + 4000 from pyworker.swept_at", back)
+    assert queue.rows("select from pyworker.workers where dead_at is not null") == []
+    queue.open_gate(1)
+    queue.until_state("completed", *jobs)
+    assert [len(queue.seen(job_id)) for job_id in jobs] == [1, 1]
+    assert [worker.stop() for worker in workers] == [0, 0]
