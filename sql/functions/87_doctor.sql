@@ -306,13 +306,18 @@ create or replace function _record_objects() returns void
     language plpgsql set search_path from current
 as $$
 begin
-    delete from installed_objects i where true;
-    insert into installed_objects (object, part_of, digest, make, change, position)
+    delete from installed_objects i where i.object <> 'server' and not exists (select from _objects() o where o.object = i.object);
+    insert into installed_objects as i (object, part_of, digest, make, change, position)
     select o.object, o.part_of, encode(sha256(convert_to(o.definition, 'UTF8')), 'hex'), o.make, o.change, o.ordinality
     from _objects() with ordinality o
     union all
     select 'server', null, _major_version(), null, null, 0
-    order by 6;
+    order by 6
+    on conflict (object) do update
+    set part_of = excluded.part_of, digest = excluded.digest, make = excluded.make, change = excluded.change, position = excluded.position
+    -- Installed again, nothing is written.
+    where (i.part_of, i.digest, i.make, i.change, i.position)
+          is distinct from (excluded.part_of, excluded.digest, excluded.make, excluded.change, excluded.position);
 end;
 $$;
 
