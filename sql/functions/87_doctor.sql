@@ -28,7 +28,6 @@ begin
        or (j.state = 'discarded') <> (j.finished_at is not null)
        or (j.state = 'running') <> (j.claimed_at is not null)
        or coalesce(j.ready_at, j.due_at, j.run_at) <> j.run_at
-       or (j.started_at is not null and j.state not in ('running', 'discarded'))
        or (j.superseded is not null and (j.state <> 'running' or j.job_key is not null))
        or j.attempts < 0 or j.run < j.attempts and j.reason is null and j.last_error is distinct from 'Manually marked as failed'
           and j.attempts <> j.max_attempts
@@ -55,10 +54,10 @@ begin
     select 'I3', j.sequence_key, to_jsonb(count(*))
     from (select l.sequence_key from live_jobs l where l.sequence_head limit max_rows) j group by j.sequence_key having count(*) > 1
     union all
-    -- What was begun, and promised to be begun at most once, does not wait to be run again.
+    -- What bears the mark of its start runs, or is lost: it does not wait to be run again.
     select 'I5', j.id::text, to_jsonb(j.started_at)
     from (select l.* from live_jobs l limit max_rows) j
-    where j.delivery = 'at_most_once' and j.started_at is not null and j.state not in ('running', 'discarded')
+    where j.started_at is not null and j.state not in ('running', 'discarded')
     union all
     -- Uniqueness is as strong as its ledger: a job with a unique key has its key's row there.
     select 'ledger', j.id::text, null
