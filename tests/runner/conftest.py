@@ -181,7 +181,11 @@ class Worker:
     def __init__(self, queue: Queue, log: Path, command: list[str], environment: dict[str, str]) -> None:
         self._log = log
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "PYWORKER_RUN"))}
-        env |= {"DATABASE_URL": queue.dsn, "PYWORKER_SCHEMA": queue.schema, "PYTHONPATH": f"{HERE}:{HERE.parents[1]}"} | environment
+        env |= {
+            "DATABASE_URL": queue.dsn,
+            "PYWORKER_SCHEMA": queue.schema,
+            "PYTHONPATH": f"{HERE}:{HERE.parents[1]}",
+        } | environment
         with log.open("wb") as output:
             self.process = subprocess.Popen(command, cwd=log.parent, env=env, stderr=output, stdin=subprocess.DEVNULL)
         self._queue = queue

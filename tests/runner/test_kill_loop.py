@@ -1,6 +1,6 @@
 """Workers, processes and connections are killed at random while jobs of every kind come in: nothing is lost, nothing is done too often.
 
-PYWORKER_KILLS says how many (make torture: 60).
+PYWORKER_KILLS and PYWORKER_CRASHES say how often (make torture: 60 kills, 12 crashes of the server).
 """
 
 from __future__ import annotations
@@ -11,32 +11,49 @@ import signal
 import statistics
 import threading
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
+from pyworker._embedded import temporary_server
+from pyworker._migrate import migrate
+
+from .conftest import Queue
+
 KILLS = int(os.environ.get("PYWORKER_KILLS", "60"))
+CRASHES = int(os.environ.get("PYWORKER_CRASHES", "12"))
 pytestmark = pytest.mark.torture
 
 
 def add_forever(dsn: str, stop: threading.Event, kinds: dict[int, str]) -> None:
+    """What is in kinds was acknowledged."""
     rng = random.Random(7)
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        while not stop.is_set():
-            kind = rng.choice(["note", "note", "deliver", "deliver_async", "in_turn", "in_turn", "write", "queue"])
-            arguments: dict[str, Any] = {"identifier": kind, "payload": Jsonb({}), "max_attempts": 100}
-            if kind == "in_turn":
-                arguments["payload"] = Jsonb({"customer": rng.randrange(5)})
-            if kind == "queue":
-                arguments |= {"identifier": "note", "queue_name": f"q{rng.randrange(3)}"}
-            names = ", ".join(f"{name} => %s" for name in arguments)
-            row = conn.execute(f"select id from pyworker.add_job({names})", list(arguments.values())).fetchone()
-            assert row
-            kinds[row[0]] = kind
-            stop.wait(0.01)
+    while not stop.is_set():
+        with suppress(psycopg.OperationalError), psycopg.connect(dsn, autocommit=True) as conn:
+            add_until_lost(conn, rng, stop, kinds)
+        stop.wait(0.02)
+
+
+def add_until_lost(
+    conn: psycopg.Connection[Any], rng: random.Random, stop: threading.Event, kinds: dict[int, str]
+) -> None:
+    while not stop.is_set():
+        kind = rng.choice(["note", "note", "deliver", "deliver_async", "in_turn", "in_turn", "write", "queue"])
+        arguments: dict[str, Any] = {"identifier": kind, "payload": Jsonb({}), "max_attempts": 100}
+        if kind == "in_turn":
+            arguments["payload"] = Jsonb({"customer": rng.randrange(5)})
+        if kind == "queue":
+            arguments |= {"identifier": "note", "queue_name": f"q{rng.randrange(3)}"}
+        names = ", ".join(f"{name} => %s" for name in arguments)
+        row = conn.execute(f"select id from pyworker.add_job({names})", list(arguments.values())).fetchone()
+        assert row
+        kinds[row[0]] = kind
+        stop.wait(0.01)
 
 
 def test_whatever_is_killed_no_job_is_lost_and_none_that_may_run_once_runs_twice(fresh_queue: Any) -> None:
@@ -133,3 +150,65 @@ def test_whatever_is_killed_no_job_is_lost_and_none_that_may_run_once_runs_twice
               f" p99 {waits[int(len(waits) * 0.99)]:.1f} s, worst {waits[-1]:.1f} s")  # fmt: skip
     for worker in workers:
         worker.end()  # the last one may not have started yet
+
+
+def test_crashes_of_the_server_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """A backend that is killed takes the whole server down; it recovers by itself, as after an immediate stop."""
+    settings = {"synchronous_commit": "on", "log_min_messages": "panic"}
+    with temporary_server(in_memory=True, settings=settings) as server, ExitStack() as closing:
+        with psycopg.connect(server.url(), autocommit=True) as conn:
+            migrate(conn)
+            conn.execute("select pyworker.configure(max_crashes => 1000, completed_retention => '1 day')")
+        queue = Queue(server.url(), tmp_path)
+        closing.callback(queue.close)
+        for _ in range(2):
+            queue.start("--processes", "2", "--concurrency", "4")
+        queue.until("select count(*) > 0 from pyworker.tasks")
+        kinds: dict[int, str] = {}
+        stop = threading.Event()
+        adder = threading.Thread(target=add_forever, args=(server.url(), stop, kinds))
+        adder.start()
+        rng = random.Random(os.environ.get("PYWORKER_SEED", "3"))
+        try:
+            for _ in range(CRASHES):
+                stop.wait(rng.uniform(0.5, 2.5))
+                with suppress(psycopg.OperationalError), psycopg.connect(server.url()) as victim:
+                    os.kill(victim.info.backend_pid, signal.SIGKILL)
+                    victim.execute("select pg_sleep(10)")
+        finally:
+            stop.set()
+            adder.join()
+
+        def back() -> bool:
+            with suppress(psycopg.OperationalError):
+                queue.conn.close()
+                queue.conn = psycopg.connect(server.url(), autocommit=True, row_factory=namedtuple_row)
+                return True
+            return False
+
+        while not back():
+            threading.Event().wait(0.1)
+
+        def all_ended() -> bool:
+            # Some handlers met a dead server and failed, to be tried again in an hour.
+            queue.rows("select pyworker.retry_jobs(array(select id from pyworker.jobs where state = 'retryable'))")
+            return queue.value("select count(*) from pyworker.jobs where state <> 'discarded'") == 0
+
+        queue.until_so("all jobs have ended", all_ended)
+        states = dict(
+            queue.rows(
+                "select id, coalesce(reason, state) from pyworker.jobs union all select id, state from pyworker.history"
+            )
+        )
+        starts: dict[int, int] = defaultdict(int)
+        for row in queue.rows("select job_id, told::text as told from public.seen"):
+            starts[row.job_id] += row.told != '"end"'
+        assert kinds.keys() <= states.keys()
+        for job_id, kind in kinds.items():
+            if kind.startswith("deliver"):
+                assert starts[job_id] <= 1, (job_id, kind)
+                assert states[job_id] in ("completed", "lost") or "must not be run twice" in states[job_id]
+            else:
+                assert states[job_id] == "completed", (job_id, kind, states[job_id])
+        lost = sum(states[job_id] != "completed" for job_id in kinds)
+        print(f"{CRASHES} crashes; {len(kinds)} jobs acknowledged, {sum(starts.values())} starts, {lost} lost visibly")
