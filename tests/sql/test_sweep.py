@@ -483,6 +483,32 @@ def test_a_short_gap_is_none(api: Any, worker: int, clock: Any) -> None:
     assert state_of(api, worker) == "dead"
 
 
+@pytest.mark.parametrize("what", ["amnesty", "suspicion"])
+def test_a_sweep_that_stood_still_goes_by_the_time_at_which_it_goes_on(
+    api: Any, actor: Any, worker: int, clock: Any, what: str
+) -> None:
+    a, b = actor(), actor()
+    if what == "amnesty":
+        clock.advance(minutes=5)
+        gap(api)
+    else:
+        api.rows("update pyworker.workers set locked = true")
+        api.sweep_workers()
+        api.rows("update pyworker.workers set suspect_since = null")
+    a.begin()
+    a.rows("lock table pyworker.settings")
+    sweep = b.later.sweep_workers()
+    b.blocked(sweep)
+    went_on = a.at()
+    a.commit()
+    sweep.result(20)
+    (row,) = api.rows("select * from pyworker.workers")
+    if what == "amnesty":
+        assert row.expires_at >= went_on + api.worker_ttl()
+    else:
+        assert row.suspect_since >= went_on
+
+
 def test_whoever_beats_after_a_gap_lives_on_and_the_others_die(api: Any, worker: int, clock: Any) -> None:
     silent = api.register_worker()
     clock.advance(minutes=5)
