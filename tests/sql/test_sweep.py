@@ -244,6 +244,20 @@ def test_locks_of_others_with_the_same_number_mean_nothing(
     other.rows("select pg_advisory_unlock_all()")
 
 
+def test_a_lock_of_the_same_number_in_another_database_means_nothing(
+    api: Any, pg_server: Any, dsn: str, worker: int, holder: Any, clock: Any
+) -> None:
+    lock = api.rows("select class, id from pyworker._worker_lock(%s)", [worker])[0]
+    with psycopg.connect(dsn, dbname=pg_server.maintenance_dbname, autocommit=True) as other:
+        other.execute("select pg_advisory_lock(%s, %s)", lock)
+        assert lock_holders(api) == 2
+        holder.rows("select pg_advisory_unlock_all()")
+        api.sweep_workers()
+        clock.advance(seconds=3)
+        api.sweep_workers()
+        assert state_of(api, worker) == "dead"
+
+
 # Sweeps --------------------------------------------------------------------------------------------------------------
 
 
