@@ -7,7 +7,7 @@ run, counts as broken, not as killed. All are tried on a copy of the checkout, o
 
 Left out, as nobody could tell them from the original: claim_jobs without `materialized` (PostgreSQL never inlines a CTE
 that locks rows); claim_jobs and _fill_queue without the id in their `order by` (the index they are pinned to has it);
-_add_specials without the order of its rows (an index gives them in that order anyway: but another order will not do, see
+_add_specials without the order of its rows (an index gives them in that order anyway; another order will not do: see
 below); _prune with < for <= (time never stands still for it). A keyed add that leaves a running job its key never ends.
 """
 
@@ -191,6 +191,10 @@ MUTANTS = [
     Mutant("wake-ups stay", "30_promote.sql",
            "delete from wakeups w where w.lane = any (v_lanes);", "",
            "sql/test_sequence_races.py::test_marks_on_the_head_keep_no_wakeup_for_ever"),
+    Mutant("wake-ups are deleted after the fill, too", "30_promote.sql",
+           "    if v_promoted > 0 then\n        perform _wake_workers();\n    end if;\n    return v_promoted;",
+           "    delete from wakeups w where w.lane = any (v_lanes);\n    return v_promoted;",
+           "sql/test_queue_races.py::test_a_waiting_job_in_somebodys_hand_holds_up_no_other_and_is_not_forgotten"),
     Mutant("_fill_queue forgets what was in somebody's hand", "30_promote.sql",
            "v_again := (v_endless or v_moved < v_slots) and exists (", "v_again := v_endless and exists (",
            "sql/test_queue_races.py::test_a_waiting_job_in_somebodys_hand_holds_up_no_other_and_is_not_forgotten"),
@@ -285,8 +289,7 @@ MUTANTS = [
     Mutant("an old snapshot says whose turn it is", "30_promote.sql",
            "if current_setting('transaction_isolation') <> 'read committed' then\n        -- A snapshot",
            "if false then\n        -- A snapshot",
-           "sql/test_sequence_races.py::test_whatever_ends_a_run_at_whatever_level_the_sequence_goes_on"
-           " sql/test_sequence_races.py::test_a_head_that_was_promoted_since_the_snapshot_is_left_alone"),
+           "sql/test_sequence_races.py::test_an_end_whose_snapshot_is_older_than_an_add_lets_that_job_go_on"),
     Mutant("a sequence goes by priority", "30_promote.sql",
            "order by j.sequence_key, j.parked, j.id limit 1) f",
            "order by j.sequence_key, j.parked, j.priority, j.id limit 1) f",

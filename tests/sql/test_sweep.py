@@ -247,7 +247,7 @@ def test_locks_of_others_with_the_same_number_mean_nothing(
 def test_a_lock_of_the_same_number_in_another_database_means_nothing(
     api: Any, pg_server: Any, dsn: str, worker: int, holder: Any, clock: Any
 ) -> None:
-    lock = api.rows("select class, id from pyworker._worker_lock(%s)", [worker])[0]
+    lock = api.rows("select l.class as a, l.id as b from pyworker._worker_lock(%s) l", [worker])[0]
     with psycopg.connect(dsn, dbname=pg_server.maintenance_dbname, autocommit=True) as other:
         other.execute("select pg_advisory_lock(%s, %s)", lock)
         assert lock_holders(api) == 2
