@@ -1,6 +1,6 @@
 # The README's commands by short names. They work without make, too.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint schema torture fresh
+.PHONY: help demo test lint schema torture mutants fresh
 
 install = python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q -e
 
@@ -21,6 +21,9 @@ schema: ## write sql/schema.sql anew, from what the migrations make
 
 torture: ## run the long tests: crashes, races, load
 	$(install) '.[test]' && .venv/bin/pytest -m torture
+
+mutants: ## take one guard after the other out of the SQL, and see that a test notices
+	$(install) '.[test]' && .venv/bin/python tests/mutants.py
 
 fresh: ## try the README's commands on a bare Debian (needs root and debootstrap)
 	.ci/fresh-machine.sh

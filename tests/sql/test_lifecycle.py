@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,27 @@ def test_each_verb_does_to_each_state_what_the_table_says(
             changed if job != before else result if isinstance(result, str) and result else "=" if result else "-"
         )
     assert found == dict(zip(STATES, expected, strict=True))
+
+
+def test_time_goes_on_within_a_transaction(actor: Any, worker: int) -> None:
+    a = actor()
+    a.begin()
+    begun = a.value("select clock_timestamp()")
+    job = a.add_job("t")
+    assert job.created_at > begun
+    assert a.claim(worker).id == job.id
+    assert a.get_job(job.id).locked_at > job.created_at
+    assert a.heartbeat(worker) is True
+    beat_at = a.value("select beat_at from pyworker.workers")
+    assert beat_at > job.created_at
+    a.finish_job(job.id, 1)
+    assert a.get_job(job.id).finished_at > beat_at
+    soon = a.add_job("t", run_at=a.at("10 ms"))
+    until = time.monotonic() + 5
+    while a.get_job(soon.id).state == "scheduled":
+        a.promote_jobs()
+        assert time.monotonic() < until
+    a.commit()
 
 
 def test_every_verb_is_in_the_table() -> None:

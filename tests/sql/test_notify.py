@@ -99,6 +99,19 @@ def test_a_claim_that_got_all_it_asked_for_asks_for_no_notification(api: Any, wo
     assert heard() == []
 
 
+def test_an_add_that_has_just_seen_nobody_wait_is_found_by_who_begins_to_wait(
+    api: Any, actor: Any, worker: int
+) -> None:
+    a, b = actor(), actor()
+    a.begin()
+    a.rows("alter sequence pyworker.armed_until cache 1")  # the claim comes to wait where it would ask to be notified
+    claim = b.later.claim_jobs(worker)
+    b.blocked(claim)
+    job = a.add_job("t")
+    a.commit()
+    assert [found.id for found in claim.result(20)] == [job.id]
+
+
 def test_a_notification_comes_with_the_commit_and_once(api: Any, actor: Any, worker: int, heard: Any) -> None:
     wait(api, worker)
     a = actor()

@@ -147,6 +147,45 @@ def test_a_job_that_somebody_has_in_hand_is_called_back_when_he_has_let_go(
     assert states(api).get("available") is None
 
 
+HOLDS: dict[str, Callable[[Any, int], Any]] = {
+    "lock": lambda api, job: api.rows("select from pyworker.live_jobs where id = %s for update", [job]),
+    "reschedule": lambda api, job: api.reschedule_jobs([job], priority=5),
+}
+
+
+@pytest.mark.parametrize("how", HOLDS)
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_a_waiting_job_in_somebodys_hand_holds_up_no_other_and_is_not_forgotten(
+    api: Any, actor: Any, worker: int, outcome: str, how: str
+) -> None:
+    api.set_queue("q", 2)
+    first, second = add(api, 2)
+    a = actor()
+    a.begin()
+    HOLDS[how](a, first)
+    assert claim(api, worker) == [second]
+    assert claim(api, worker) == []
+    getattr(a, outcome)()
+    assert claim(api, worker) == [first]
+
+
+@pytest.mark.parametrize("how", HOLDS)
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_a_job_that_falls_due_while_somebody_has_it_in_hand_holds_up_no_other(
+    api: Any, actor: Any, worker: int, clock: Any, outcome: str, how: str
+) -> None:
+    first, second = (api.add_job("t", run_at=api.at("1 hour")).id for _ in range(2))
+    clock.advance(hours=2)
+    api.heartbeat(worker)
+    a = actor()
+    a.begin()
+    HOLDS[how](a, first)
+    assert claim(api, worker) == [second]
+    assert claim(api, worker) == []
+    getattr(a, outcome)()
+    assert claim(api, worker) == [first]
+
+
 def test_a_pause_in_an_open_transaction_holds_nobody_up_and_rolled_back_it_was_none(
     api: Any, actor: Any, worker: int
 ) -> None:

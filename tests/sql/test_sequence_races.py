@@ -326,6 +326,21 @@ def test_whatever_ends_a_run_at_whatever_level_the_sequence_goes_on(
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_an_end_whose_snapshot_is_older_than_an_add_lets_that_job_go_on(
+    impatient: Any, actor: Any, worker: int, running: Any, level: str
+) -> None:
+    api = impatient
+    w = actor()
+    w.begin(level)
+    (new,) = add(api)
+    assert api.claim(worker) is None
+    assert api.rows("select from pyworker.wakeups") == []  # nobody but the head's end will look again
+    w.finish_job(running.id, running.run)
+    w.commit()
+    assert drain(api, worker) == [new.id]
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_a_job_that_is_finished_right_after_its_follow_up_was_cancelled_meets_no_surprise(
     impatient: Any, actor: Any, worker: int, running: Any, level: str
 ) -> None:

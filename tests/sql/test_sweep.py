@@ -244,6 +244,20 @@ def test_locks_of_others_with_the_same_number_mean_nothing(
     other.rows("select pg_advisory_unlock_all()")
 
 
+def test_a_lock_of_the_same_number_in_another_database_means_nothing(
+    api: Any, pg_server: Any, dsn: str, worker: int, holder: Any, clock: Any
+) -> None:
+    lock = api.rows("select l.class as a, l.id as b from pyworker._worker_lock(%s) l", [worker])[0]
+    with psycopg.connect(dsn, dbname=pg_server.maintenance_dbname, autocommit=True) as other:
+        other.execute("select pg_advisory_lock(%s, %s)", lock)
+        assert lock_holders(api) == 2
+        holder.rows("select pg_advisory_unlock_all()")
+        api.sweep_workers()
+        clock.advance(seconds=3)
+        api.sweep_workers()
+        assert state_of(api, worker) == "dead"
+
+
 # Sweeps --------------------------------------------------------------------------------------------------------------
 
 
@@ -481,6 +495,32 @@ def test_a_short_gap_is_none(api: Any, worker: int, clock: Any) -> None:
     gap(api, 8)
     api.sweep_workers()
     assert state_of(api, worker) == "dead"
+
+
+@pytest.mark.parametrize("what", ["amnesty", "suspicion"])
+def test_a_sweep_that_stood_still_goes_by_the_time_at_which_it_goes_on(
+    api: Any, actor: Any, worker: int, clock: Any, what: str
+) -> None:
+    a, b = actor(), actor()
+    if what == "amnesty":
+        clock.advance(minutes=5)
+        gap(api)
+    else:
+        api.rows("update pyworker.workers set locked = true")
+        api.sweep_workers()
+        api.rows("update pyworker.workers set suspect_since = null")
+    a.begin()
+    a.rows("lock table pyworker.settings")
+    sweep = b.later.sweep_workers()
+    b.blocked(sweep)
+    went_on = a.at()
+    a.commit()
+    sweep.result(20)
+    (row,) = api.rows("select * from pyworker.workers")
+    if what == "amnesty":
+        assert row.expires_at >= went_on + api.worker_ttl()
+    else:
+        assert row.suspect_since >= went_on
 
 
 def test_whoever_beats_after_a_gap_lives_on_and_the_others_die(api: Any, worker: int, clock: Any) -> None:

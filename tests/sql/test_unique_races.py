@@ -291,6 +291,19 @@ def test_a_bulk_add_whose_duplicate_ends_while_it_waits_cannot_deadlock(api: Any
     assert live(api) == sorted([a.id, d.id, plain.id])
 
 
+def test_two_bulk_adds_with_opposite_orders_of_unique_keys_do_not_deadlock(api: Any, actor: Any) -> None:
+    low, middle, high = keys_in_order(api, 3)
+    blocker, one, two = actor(), actor(), actor()
+    blocker.begin()
+    add(blocker, IGNORE, middle)  # so that both batches really begin before either ends
+    first = one.later.add_jobs([spec(IGNORE, n) for n in (low, middle, high)])
+    one.blocked(first)
+    second = two.later.add_jobs([spec(IGNORE, n) for n in (high, middle, low)])
+    two.blocked(second)
+    blocker.commit()
+    assert {job.id for job in first.result(20)} == {job.id for job in second.result(20)} == set(live(api))
+
+
 def test_retry_jobs_takes_the_keys_in_the_order_of_bulk_adds(api: Any, actor: Any, job_in: Any) -> None:
     low, high = keys_in_order(api, 2)
     done = [job_in("completed", payload={"n": n}, unique_policy=IGNORE) for n in (high, low)]

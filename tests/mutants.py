@@ -1,0 +1,717 @@
+"""Mutants of the SQL: each takes one guard away, and a test that is named here has to notice.
+
+    python tests/mutants.py [name …]     all of them, or those whose name begins so
+
+A mutant that is not killed is a rule that nothing tests. One that does not install, or has statements that do not even
+run, counts as broken, not as killed. All are tried on a copy of the checkout, on one PostgreSQL.
+
+Left out, as nobody could tell them from the original: claim_jobs without `materialized` (PostgreSQL never inlines a CTE
+that locks rows); claim_jobs and _fill_queue without the id in their `order by` (the index they are pinned to has it);
+_add_specials without the order of its rows (an index gives them in that order anyway; another order will not do: see
+below); _prune with < for <= (time never stands still for it). A keyed add that leaves a running job its key never ends.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+SECONDS = 120  # for one mutant; its tests end by themselves long before, unless it hangs
+# What a mutant may not die of: it does not install, or has a statement that could never have run.
+BROKEN = re.compile(
+    r"in _install\n|psycopg\.errors\.(?:UndefinedColumn|UndefinedFunction|UndefinedTable|SyntaxError|Ambiguous\w+).*"
+)
+
+# clock() that stands still in a transaction.
+STILL = "(now() + coalesce(nullif(current_setting('pyworker.clock_offset', true), '')::interval, '0'::interval))"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str  # what is missing
+    file: str  # below sql/functions/
+    old: str
+    new: str
+    tests: str  # below tests/, separated by blanks
+    waits: bool = False  # its tests are about waiting: a mutant that makes them hang is killed
+
+
+# fmt: off
+MUTANTS = [
+    # The fence: a word about a run that is over.
+    Mutant("_close_jobs ends any run", "50_finish.sql",
+           "(j.run = i.run and j.state = 'running'))", "j.state = 'running')",
+           "sql/test_finish.py::test_finish_job_raises_when_the_claim_was_lost"),
+    Mutant("_close_jobs ends what does not run", "50_finish.sql",
+           "(j.run = i.run and j.state = 'running'))", "j.run = i.run)",
+           "sql/test_finish.py::test_finish_job_raises_when_the_claim_was_lost"),
+    Mutant("finish_job says nothing on a stale run", "50_finish.sql",
+           "'completed') = '{}' then", "'completed') is null then",
+           "sql/test_finish.py::test_finish_job_raises_when_the_claim_was_lost"),
+    Mutant("fail_jobs takes any run", "60_fail.sql",
+           "j.id = v_failure.id and j.run = v_failure.run and", "j.id = v_failure.id and",
+           "sql/test_fail.py::test_a_malformed_or_stale_item_is_left_out_and_harms_no_other"),
+    Mutant("snooze_job takes any run", "60_fail.sql",
+           "where j.id = job_id and j.run = snooze_job.run and", "where j.id = job_id and",
+           "sql/test_release_snooze.py::test_a_stale_word_is_refused"),
+    Mutant("release_jobs takes any run", "60_fail.sql",
+           "j.id = v_item.id and j.run = v_item.run and", "j.id = v_item.id and",
+           "sql/test_release_snooze.py::test_a_stale_word_is_refused"),
+    Mutant("start_job takes any run", "45_start.sql",
+           "and j.run = start_job.run and", "and",
+           "sql/test_delivery.py::test_start_job_is_false_for_another_run"),
+    Mutant("reconcile goes by the id alone", "70_workers.sql",
+           "where k.id = v_job.id and k.run = v_job.run) then\n            v_held",
+           "where k.id = v_job.id) then\n            v_held",
+           "sql/test_workers.py::test_after_a_lost_connection_worker_and_database_agree_again"),
+    Mutant("worker_died charges another run", "70_workers.sql",
+           "where k.id = v_job.id and k.run = v_job.run) then\n            perform",
+           "where k.id = v_job.id) then\n            perform",
+           "sql/test_sweep.py::test_stale_runs_and_strangers_in_the_list_are_left_as_they_are"),
+    Mutant("the run does not grow with a claim", "40_claim.sql",
+           "run = j.run + 1,", "run = greatest(j.run, 1),",
+           "sql/test_claim.py::test_the_run_grows_with_each_claim_even_where_the_attempt_is_given_back"),
+    # At most once.
+    Mutant("start_job is true twice", "45_start.sql",
+           " and j.started_at is null\n", "\n",
+           "sql/test_delivery.py::test_start_job_is_true_once"),
+    Mutant("start_job starts a replaced job", "45_start.sql",
+           "and j.superseded is null and j.cancel", "and j.cancel",
+           "sql/test_delivery.py::test_start_job_is_false_once_the_job_was_called_off"),
+    Mutant("start_job starts what was called off", "45_start.sql",
+           "and j.superseded is null and j.cancel_requested_at is null", "and j.superseded is null",
+           "sql/test_delivery.py::test_start_job_is_false_once_the_job_was_called_off"),
+    Mutant("start_job does not ask for the worker", "45_start.sql",
+           "where w.id = j.worker_id and w.dead_at is null);", "where w.id = j.worker_id);",
+           "sql/test_delivery.py::test_start_job_is_false_once_its_worker_was_declared_dead"),
+    Mutant("start_job says true of nothing", "45_start.sql",
+           "w.dead_at is null);\n    return found;", "w.dead_at is null);\n    return true;",
+           "sql/test_delivery.py::test_start_job_is_false_for_an_unknown_job"),
+    Mutant("nothing is ever lost", "60_fail.sql",
+           "return (job).delivery = 'at_most_once' and (job).started_at is not null;", "return false;",
+           "sql/test_delivery.py::test_what_was_started_and_has_lost_its_worker_ends_lost"),
+    Mutant("what was only claimed is lost", "60_fail.sql",
+           " and (job).started_at is not null;", ";",
+           "sql/test_delivery.py::test_what_was_only_claimed_runs_again"),
+    Mutant("snooze_job puts off what was started", "60_fail.sql",
+           "elsif _is_lost(v_job) and v_job.superseded is null", "elsif false and v_job.superseded is null",
+           "sql/test_delivery.py::test_what_was_started_cannot_be_put_off"),
+    Mutant("fail_jobs ignores not_started", "60_fail.sql",
+           "if v_failure.not_started then", "if false then",
+           "sql/test_delivery.py::test_a_handler_that_had_not_started_may_be_tried_again"),
+    Mutant("once without on conflict", "45_start.sql",
+           "values (once.key, clock()) on conflict do nothing;", "values (once.key, clock());",
+           "sql/test_delivery.py::test_once_is_true_once_for_each_key"),
+    Mutant("once is always true", "45_start.sql",
+           "on conflict do nothing;\n    return found;", "on conflict do nothing;\n    return true;",
+           "sql/test_delivery.py::test_once_is_true_once_for_each_key"),
+    Mutant("a mark need not be on the disk", "45_start.sql",
+           "perform set_config('synchronous_commit', 'on', true);", "null;",
+           "sql/test_delivery.py::test_the_mark_is_on_the_disk_when_its_commit_returns_and_the_session_is_as_before"),
+    Mutant("a mark weakens remote_apply", "45_start.sql",
+           "not in ('on', 'remote_apply') then", "not in ('on') then",
+           "sql/test_delivery.py::test_the_mark_is_on_the_disk_when_its_commit_returns_and_the_session_is_as_before"),
+    # Claims.
+    Mutant("claim_jobs waits for locked rows", "40_claim.sql",
+           "limit v_wanted for update skip locked)", "limit v_wanted for update)",
+           "sql/test_races.py::test_a_claim_passes_over_a_job_that_somebody_is_changing", waits=True),
+    Mutant("claim_jobs locks nothing", "40_claim.sql",
+           "limit v_wanted for update skip locked)", "limit v_wanted)",
+           "sql/test_races.py::test_two_claims_at_once_take_different_jobs_and_wait_for_nothing", waits=True),
+    Mutant("claim_jobs lets the newest first", "40_claim.sql",
+           "order by j.priority, j.ready_at, j.id", "order by j.priority, j.ready_at, j.id desc",
+           "sql/test_claim.py::test_jobs_of_the_same_time_are_first_in_first_out_even_after_a_vacuum"),
+    Mutant("claim_jobs serves the dead", "40_claim.sql",
+           "where w.id = claim_jobs.worker_id and w.dead_at is null) then", "where w.id = claim_jobs.worker_id) then",
+           "sql/test_claim.py::test_a_worker_declared_dead_claims_nothing_more"),
+    Mutant("claim_jobs ignores forbidden flags", "40_claim.sql",
+           "or not j.flags ?| claim_jobs.forbidden_flags)", "or true)",
+           "sql/test_claim.py::test_a_claim_takes_only_what_it_asks_for"),
+    Mutant("attempts run over", "40_claim.sql",
+           "attempts = least(j.attempts + 1, 32767)", "attempts = j.attempts + 1",
+           "sql/test_claim.py::test_no_count_of_attempts_stops_the_others_from_being_claimed"),
+    Mutant("claim_jobs without its plan", "40_claim.sql",
+           "set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off set"
+           " enable_mergejoin = off\n    set jit = off set plan_cache_mode = force_generic_plan\n",
+           "",
+           "sql/test_plans.py::test_a_claim_walks_the_index_in_order_and_sorts_nothing"),
+    Mutant("_close_jobs without its plan", "50_finish.sql",
+           "set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin ="
+           " off set"
+           " jit = off\n    set plan_cache_mode = force_generic_plan\n",
+           "",
+           "sql/test_plans.py::test_a_hot_call_touches_little_more_than_it_returns"),
+    # Notifications.
+    Mutant("claim_jobs asks for no notification", "40_claim.sql",
+           "perform setval('armed_until', v_armed_ms + 5000);", "exit;",
+           "sql/test_notify.py::test_an_add_wakes_a_worker_that_waits"),
+    Mutant("claim_jobs does not look again once it has asked", "40_claim.sql",
+           "perform setval('armed_until', v_armed_ms + 5000);",
+           "perform setval('armed_until', v_armed_ms + 5000); exit;",
+           "sql/test_notify.py::test_an_add_that_has_just_seen_nobody_wait_is_found_by_who_begins_to_wait"),
+    Mutant("notified although nobody waits", "00_core.sql",
+           "return pg_sequence_last_value('armed_until'::regclass) > extract(epoch from clock_timestamp()) * 1000;",
+           "return true;",
+           "sql/test_notify.py::test_nobody_is_notified_while_nobody_waits"),
+    Mutant("notified although it was switched off", "00_core.sql",
+           " and coalesce(current_setting('pyworker.notify', true), '') <> 'off' then", " then",
+           "sql/test_notify.py::test_notifications_can_be_switched_off_for_a_session"),
+    Mutant("a worker is not told that its job was called off", "80_admin.sql",
+           "perform pg_notify(current_schema(), 'cancel');", "null;",
+           "sql/test_notify.py::test_a_worker_is_told_at_once_when_its_job_is_called_off"),
+    # Queues.
+    Mutant("promote_jobs waits for what is due and in somebody's hand", "30_promote.sql",
+           "order by d.due_at, d.id limit 1000 for update skip locked);",
+           "order by d.due_at, d.id limit 1000 for update);",
+           "sql/test_queue_races.py::test_a_job_that_falls_due_while_somebody_has_it_in_hand_holds_up_no_other",
+           waits=True),
+    Mutant("_fill_queue waits for what is in somebody's hand", "30_promote.sql",
+           "limit least(v_slots, v_window) for update skip locked));", "limit least(v_slots, v_window) for update));",
+           "sql/test_queue_races.py::test_a_waiting_job_in_somebodys_hand_holds_up_no_other_and_is_not_forgotten",
+           waits=True),
+    Mutant("promote_jobs without the lane", "30_promote.sql",
+           "order by min(u.n) offset 0) l\n            where _try_lane(l.lane));", "order by min(u.n) offset 0) l);",
+           "sql/test_races.py::test_two_promoters_at_once_never_fill_one_slot_twice"),
+    Mutant("an end without the lane", "30_promote.sql",
+           "elsif not _try_lane('queue:' || queue_name) then", "elsif false then",
+           "sql/test_queue_races.py::test_however_many_finish_at_once_the_limit_is_never_passed"),
+    Mutant("an old snapshot judges a lane", "30_promote.sql",
+           "return current_setting('transaction_isolation') = 'read committed'\n       and pg_try", "return pg_try",
+           "sql/test_races.py::test_a_claim_with_a_snapshot_of_its_own_leaves_queued_jobs_to_others"),
+    Mutant("wake-ups stay", "30_promote.sql",
+           "delete from wakeups w where w.lane = any (v_lanes);", "",
+           "sql/test_sequence_races.py::test_marks_on_the_head_keep_no_wakeup_for_ever"),
+    Mutant("wake-ups are deleted after the fill, too", "30_promote.sql",
+           "    if v_promoted > 0 then\n        perform _wake_workers();\n    end if;\n    return v_promoted;",
+           "    delete from wakeups w where w.lane = any (v_lanes);\n    return v_promoted;",
+           "sql/test_queue_races.py::test_a_waiting_job_in_somebodys_hand_holds_up_no_other_and_is_not_forgotten"),
+    Mutant("_fill_queue forgets what was in somebody's hand", "30_promote.sql",
+           "v_again := (v_endless or v_moved < v_slots) and exists (", "v_again := v_endless and exists (",
+           "sql/test_queue_races.py::test_a_waiting_job_in_somebodys_hand_holds_up_no_other_and_is_not_forgotten"),
+    Mutant("a busy lane leaves no wake-up", "30_promote.sql",
+           "elsif not _try_lane('queue:' || queue_name) then\n        insert into wakeups values ('queue:' ||"
+           " queue_name);\n",
+           "elsif not _try_lane('queue:' || queue_name) then\n",
+           "sql/test_races.py::test_a_completion_in_an_open_transaction_blocks_nobody_of_its_queue_and_strands_no_job"),
+    Mutant("the limit of set_queue does not count", "30_promote.sql",
+           "coalesce(v_queue.concurrency, v_window) end;", "1 end;",
+           "sql/test_queue_limits.py::test_a_queue_of_n_runs_n_at_once_and_a_next_one_for_each_that_ends"),
+    Mutant("a pause does not count", "30_promote.sql",
+           "case when v_queue.paused then 0 else", "case when false then 0 else",
+           "sql/test_queue_limits.py::test_no_job_of_a_paused_queue_starts_and_adding_goes_on"),
+    Mutant("what runs takes no slot", "30_promote.sql",
+           "and (j.state = 'available' or not (v_endless or v_queue.paused)) limit", "and j.state = 'available' limit",
+           "sql/test_queue_limits.py::test_after_a_resume_no_more_start_than_the_limit"),
+    Mutant("the shortest family counts", "30_promote.sql",
+           "order by length(q.queue_name) desc limit 1;\n    if not found",
+           "order by length(q.queue_name) limit 1;\n    if not found",
+           "sql/test_queue_limits.py::test_the_longest_family_counts_and_a_name_of_its_own_before_any_family"),
+    Mutant("a family counts before a name of its own", "30_promote.sql",
+           "if v_own.inherits is false then", "if false then",
+           "sql/test_queue_limits.py::test_the_longest_family_counts_and_a_name_of_its_own_before_any_family"),
+    Mutant("a lowered limit calls nobody back", "30_promote.sql",
+           "if v_slots < 0 and not v_endless then", "if false then",
+           "sql/test_queue_limits.py::test_back_to_one_calls_back_what_nobody_has_claimed_the_last_first"),
+    Mutant("the first are called back", "30_promote.sql",
+           "order by p.priority desc, p.run_at desc, p.id desc limit", "order by p.priority, p.run_at, p.id limit",
+           "sql/test_queue_limits.py::test_back_to_one_calls_back_what_nobody_has_claimed_the_last_first"),
+    Mutant("the order in a queue is by run_at alone", "30_promote.sql",
+           "order by p.queue_name, p.priority, p.run_at, p.id limit", "order by p.run_at, p.id limit",
+           "sql/test_queues.py::test_the_order_in_a_queue_is_priority_run_at_id"),
+    Mutant("pause_queue calls nobody back itself", "82_queues.sql",
+           "and p.state = 'available' for update skip locked));", "and false for update skip locked));",
+           "sql/test_queue_limits.py::test_a_pause_calls_back_what_was_let_go_and_nobody_has_claimed"),
+    Mutant("pause_queue waits for what is in somebody's hand", "82_queues.sql",
+           "and p.state = 'available' for update skip locked));", "and p.state = 'available' for update));",
+           "sql/test_queue_races.py::test_a_job_that_somebody_has_in_hand_is_called_back_when_he_has_let_go",
+           waits=True),
+    Mutant("resume_queue wakes nobody", "82_queues.sql",
+           "if v_paused or found then", "if false then",
+           "sql/test_queue_limits.py::test_no_job_of_a_paused_queue_starts_and_adding_goes_on"),
+    Mutant("set_queue wakes nobody", "82_queues.sql",
+           "perform _queue_changed(set_queue.queue_name);", "null;",
+           "sql/test_queue_limits.py::test_a_raised_limit_lets_more_start"),
+    Mutant("add_job of a queue leaves no wake-up", "20_add.sql",
+           "insert into wakeups values ('queue:' || v_row.queue_name);\n    end if;\n    if _somebody_waits() then",
+           "null;\n    end if;\n    if _somebody_waits() then",
+           "sql/test_queues.py::test_jobs_of_a_named_queue_run_one_after_the_other_in_order"),
+    Mutant("add_jobs leaves no wake-up", "20_add.sql",
+           "from added a where a.parked is not null)", "from added a where false)",
+           "sql/test_sequences.py::test_ids_of_a_bulk_add_follow_its_order"),
+    Mutant("an end frees no slot", "50_finish.sql",
+           "perform _queue_slot_freed(v_queue);", "null;",
+           "sql/test_queues.py::test_however_a_job_leaves_the_next_of_its_queue_follows_at_once"),
+    # Sequences.
+    Mutant("an add to a sequence leaves no wake-up", "20_add.sql",
+           "    if v_row.parked is not null then\n        insert into wakeups values (_lane_of(v_row.parked,"
+           " v_row.queue_name,"
+           " v_row.sequence_key));\n    end if;\n    if v_row.id is not null then",
+           "    if v_row.id is not null then",
+           "sql/test_sequences.py::test_the_first_job_of_an_idle_sequence_is_there_for_the_next_claim"),
+    Mutant("_settle_sequences does not ask who has the head in hand", "30_promote.sql",
+           "insert into wakeups select 'sequence:' || k.key from unnest(v_touched) k(key) where k.key <> all (v_free);",
+           "",
+           "sql/test_sequence_races.py::test_an_add_that_meets_the_end_of_its_predecessor_is_neither_lost_nor_early"),
+    Mutant("_settle_sequences keeps the head's lock", "30_promote.sql",
+           "raise sqlstate 'PW000';", "null;",
+           "sql/test_sequence_races.py::test_a_claim_in_an_open_transaction_blocks_no_completion", waits=True),
+    Mutant("_settle_sequences waits for the head's lock", "30_promote.sql",
+           "and j.sequence_head for share skip locked);", "and j.sequence_head for share);",
+           "sql/test_sequence_races.py::test_the_head_in_somebodys_hand_is_neither_claimed_nor_overtaken", waits=True),
+    Mutant("_advance_sequences does not see halts", "30_promote.sql",
+           "where f.parked = 'next' or not exists (select from sequence_halts h where h.sequence_key = k.key and"
+           " h.job_id < f.id)),",
+           "),",
+           "sql/test_sequences.py::test_a_job_that_is_cancelled_or_discarded_halts_its_sequence"),
+    Mutant("_advance_sequences sees halts behind the job", "30_promote.sql",
+           "where h.sequence_key = k.key and h.job_id < f.id)),", "where h.sequence_key = k.key)),",
+           "sql/test_sequences.py::test_a_retry_of_the_halting_job_resumes_there"
+           " sql/test_sequences.py::test_what_lies_before_a_job_that_skipped_still_runs_if_that_one_halts"),
+    Mutant("_advance_sequences waits for what is in somebody's hand", "30_promote.sql",
+           "(select f.tid from first f)) for update skip locked),", "(select f.tid from first f)) for update),",
+           "sql/test_sequence_races.py::test_the_first_waiting_job_is_not_overtaken_while_somebody_has_it_in_hand",
+           waits=True),
+    Mutant("_advance_sequences forgets what was in somebody's hand", "30_promote.sql",
+           "(select 'sequence:' || f.key from first f except select 'sequence:' || m.sequence_key from moved m)\n  "
+           "      union all\n",
+           "",
+           "sql/test_sequence_races.py::test_the_first_waiting_job_is_not_overtaken_while_somebody_has_it_in_hand"),
+    Mutant("an old snapshot says whose turn it is", "30_promote.sql",
+           "if current_setting('transaction_isolation') <> 'read committed' then\n        -- A snapshot",
+           "if false then\n        -- A snapshot",
+           "sql/test_sequence_races.py::test_an_end_whose_snapshot_is_older_than_an_add_lets_that_job_go_on"),
+    Mutant("a sequence goes by priority", "30_promote.sql",
+           "order by j.sequence_key, j.parked, j.id limit 1) f",
+           "order by j.sequence_key, j.parked, j.priority, j.id limit 1) f",
+           "sql/test_sequences.py::test_neither_priority_nor_run_at_reorders_a_sequence"),
+    Mutant("a sequence's new head wakes no queue", "30_promote.sql",
+           "select distinct 'queue:' || m.queue_name from moved m where m.state = 'pending')",
+           "select distinct 'queue:' || m.queue_name from moved m where false)",
+           "sql/test_sequences.py::test_a_follow_up_in_another_queue_takes_its_turn_there"),
+    Mutant("a cancelled job halts nothing", "50_finish.sql",
+           "where final_state = 'cancelled' and r.sequence_key", "where false and r.sequence_key",
+           "sql/test_sequences.py::test_a_job_that_is_cancelled_or_discarded_halts_its_sequence"),
+    Mutant("a discarded job halts nothing", "60_fail.sql",
+           "perform _halt_sequence(job, 'discarded');", "null;",
+           "sql/test_sequences.py::test_a_job_that_is_cancelled_or_discarded_halts_its_sequence"),
+    Mutant("a replaced job halts", "50_finish.sql",
+           "\n          and r.superseded is null and not v_replaced", "",
+           "sql/test_sequences.py::test_a_replaced_job_never_halts_and_its_successor_takes_its_turn_by_its_id"
+           " sql/test_sequences.py::test_a_superseded_or_removed_run_never_halts"),
+    Mutant("continue_on_cancelled does not count", "50_finish.sql",
+           "r.sequence_key is not null and not r.continue_on_cancelled\n", "r.sequence_key is not null\n",
+           "sql/test_sequences.py::test_with_its_continue_flag_the_sequence_goes_on"),
+    Mutant("a discarded job stays the head", "60_fail.sql",
+           "payload = coalesce(_discard.payload, j.payload), sequence_head = null",
+           "payload = coalesce(_discard.payload, j.payload)",
+           "sql/test_sequences.py::test_with_its_continue_flag_the_sequence_goes_on"),
+    Mutant("retry_job leaves the halt", "80_admin.sql",
+           "    if v_row.sequence_key is not null then\n        perform _unhalt_sequence(v_row.sequence_key,"
+           " v_row.id);\n    end if;\n"
+           "    if v_row.parked",
+           "    if v_row.parked",
+           "sql/test_sequences.py::test_a_retry_of_the_halting_job_resumes_there"),
+    Mutant("resume_sequence wakes nobody", "82_queues.sql",
+           "insert into wakeups values ('sequence:' || sequence_key);", "",
+           "sql/test_sequences.py::test_resume_sequence_goes_on_without_the_halting_job"),
+    Mutant("resume_sequence resumes what lies behind as well", "82_queues.sql",
+           " and (v_first is null or o.job_id < v_first) order by", " order by",
+           "sql/test_sequences.py::test_resume_sequence_passes_over_several_halts_in_a_row_but_no_further"),
+    # Job keys.
+    Mutant("a keyed add locks nothing", "20_add.sql",
+           "where j.job_key = request.job_key for update;", "where j.job_key = request.job_key;",
+           "sql/test_races.py::test_an_add_that_meets_a_claim_under_way_gives_a_row_and_loses_nothing"),
+    Mutant("a keyed add lets the running job run again", "20_add.sql",
+           "set job_key = null, attempts = j.max_attempts, superseded = 'superseded', updated_at = v_now",
+           "set job_key = null",
+           "sql/test_job_key.py::test_a_superseded_run_that_does_not_succeed_ends_cancelled_and_never_runs_again"),
+    Mutant("preserve_run_at holds after a failure", "20_add.sql",
+           "and v_old.attempts = 0 and v_old.state", "and v_old.state",
+           "sql/test_job_key.py::test_a_namesake_that_is_not_running_takes_all_new_values"),
+    Mutant("a merged payload may be of any size", "20_add.sql",
+           "and _payload_refusal(v_old.payload) is not null then", "and false then",
+           "sql/test_job_key.py::test_a_merge_beyond_the_size_limit_is_refused_and_changes_nothing"),
+    Mutant("a bulk add takes the rows in another order than a completion", "20_add.sql",
+           "order by j.id + 0 for update; -- + 0", "order by j.id + 0 desc for update; -- + 0",
+           "sql/test_races.py::test_a_batch_of_adds_and_a_batch_of_completions_do_not_deadlock"),
+    Mutant("a bulk add takes new keys in any order", "20_add.sql",
+           """order by (i.request).job_key collate "C", i.position""", "order by i.position",
+           "sql/test_races.py::test_two_batches_with_opposite_orders_of_keys_do_not_deadlock"),
+    Mutant("a bulk add waits for a row that came in between", "20_add.sql",
+           "v_item.position), v_item.id, false);", "v_item.position), v_item.id, true);",
+           "sql/test_races.py::test_a_job_that_comes_in_between_two_batches_does_not_make_them_deadlock"),
+    Mutant("remove_job does not look again", "20_add.sql",
+           "exit when found or not exists (select from live_jobs j where j.job_key = remove_job.job_key);", "exit;",
+           "sql/test_races.py::test_remove_job_finds_the_job_that_an_open_add_made_beside_a_running_one"),
+    # Unique keys.
+    Mutant("a unique add does not hold the key", "15_unique.sql",
+           "perform _hold_unique_key(uniqueness.key);\n        v_duplicate", "v_duplicate",
+           "sql/test_unique_races.py::test_the_second_add_waits_for_the_first_and_then_knows"),
+    Mutant("a unique add does not look again", "15_unique.sql",
+           "perform _hold_unique_key(uniqueness.key);\n        v_duplicate := _duplicate_of(uniqueness, v_now);",
+           "perform _hold_unique_key(uniqueness.key);",
+           "sql/test_unique_races.py::test_the_second_add_waits_for_the_first_and_then_knows"),
+    Mutant("a bulk add takes unique keys in any order", "20_add.sql",
+           "select distinct u.key from unnest(v_uniques) with ordinality u\n                where u.key is not null and"
+           " (v_found[u.ordinality]).id is null order by u.key offset 0) k;",
+           "select u.key from unnest(v_uniques) with ordinality u\n                where u.key is not null and"
+           " (v_found[u.ordinality]).id is null offset 0) k;",
+           "sql/test_unique_races.py::test_two_bulk_adds_with_opposite_orders_of_unique_keys_do_not_deadlock"),
+    Mutant("retry_jobs takes unique keys in any order", "80_admin.sql",
+           "select distinct decode((get_job(i.id)).unique_key, 'hex') as key from unnest(job_ids) i(id) order by 1"
+           " offset 0) k",
+           "select decode((get_job(i.id)).unique_key, 'hex') as key from unnest(job_ids) i(id) offset 0) k",
+           "sql/test_unique_races.py::test_retry_jobs_takes_the_keys_in_the_order_of_bulk_adds"),
+    Mutant("a key that somebody holds is waited for to be released", "15_unique.sql",
+           "where k.unique_key = any (keys) order by k.unique_key for update skip locked);",
+           "where k.unique_key = any (keys) order by k.unique_key for update);",
+           "sql/test_unique_races.py::test_what_removes_a_job_waits_for_no_add_and_leaves_it_its_key", waits=True),
+    Mutant("a key is released under a live job", "15_unique.sql",
+           "and not exists (select from live_jobs j where j.unique_key = k.unique_key)\n", "\n",
+           "sql/test_unique_policy.py::test_maintenance_sweeps_keys_that_nobody_holds_and_leaves_the_others"),
+    Mutant("an old snapshot judges which keys are free", "15_unique.sql",
+           " or current_setting('transaction_isolation') <> 'read committed' then", " then",
+           "sql/test_unique_races.py::test_an_end_is_never_refused_for_an_add_that_was_committed_meanwhile"),
+    Mutant("a period includes its end", "15_unique.sql",
+           "at time zone 'UTC' > moment;", "at time zone 'UTC' >= moment;",
+           "sql/test_unique_policy.py::test_a_period_ends_at_the_same_instant_in_every_time_zone_and_equality_is_over"),
+    Mutant("a retry never gives way", "30_promote.sql",
+           "if not _gave_way(v_job) then", "if true then",
+           "sql/test_unique_river.py::test_u3_of_a_retry_and_a_scheduled_job_due_at_once_one_survives"),
+    Mutant("retry_job does not ask who has the key", "80_admin.sql",
+           "if v_unique_key is not null and (v_row.id is null or _gave_key_back(v_row)) then", "if false then",
+           "sql/test_unique_river.py::test_u10_a_retry_by_hand_onto_a_held_key_is_a_refusal_that_names_the_holder"),
+    Mutant("strings are not normalized", "12_canonical.sql",
+           "return to_json(normalize(value #>> '{}'))::text;", "return to_json(value #>> '{}')::text;",
+           "sql/test_canonical.py::test_normalization_is_per_string_and_never_eats_an_escape"),
+    Mutant("keys are not normalized", "12_canonical.sql",
+           "v_key := normalize(v_member ->> 'key');", "v_key := v_member ->> 'key';",
+           "sql/test_canonical.py::test_two_members_that_normalization_makes_one_are_refused"),
+    Mutant("keys sort by code points", "12_canonical.sql",
+           "case when octet_length(key) = length(key) then key", "case when true then key",
+           "sql/test_canonical.py::test_keys_sort_by_utf_16_units"),
+    Mutant("an integer may be rounded", "12_canonical.sql",
+           "if n = trunc(n) and v_text::numeric <> abs(n) then", "if false then",
+           "sql/test_canonical.py::test_a_number_that_a_json_reader_would_change_is_refused"),
+    # Workers.
+    Mutant("a sweep sees its own lock as free", "70_workers.sql",
+           "and l.objsubid = 2 and l.granted", "and l.objsubid = 2 and l.granted and l.pid <> pg_backend_pid()",
+           "sql/test_sweep.py::test_a_sweep_on_the_connection_that_holds_the_lock_spares_its_own_worker"),
+    Mutant("a sweep goes by leases alone", "70_workers.sql",
+           " or d.suspect_since < v_now - interval '2 seconds') order by", ") order by",
+           "sql/test_sweep.py::test_a_suspect_is_dead_when_its_lock_is_free_for_two_seconds"),
+    Mutant("a sweep goes by locks alone", "70_workers.sql",
+           "(d.expires_at < v_now or d.suspect_since", "(d.suspect_since",
+           "sql/test_sweep.py::test_a_worker_that_holds_its_lock_and_does_not_beat_is_dead_all_the_same"),
+    Mutant("a suspect has no grace", "70_workers.sql",
+           "d.suspect_since < v_now - interval '2 seconds')", "d.suspect_since is not null)",
+           "sql/test_sweep.py::test_a_suspect_is_dead_when_its_lock_is_free_for_two_seconds"),
+    Mutant("a suspicion stays", "70_workers.sql",
+           "case when not w.locked or w.id & 2147483647 = any (v_held) then null else",
+           "case when not w.locked then null else",
+           "sql/test_sweep.py::test_a_sweep_that_sees_the_lock_held_clears_the_suspicion_too"),
+    Mutant("locks in other databases count", "70_workers.sql",
+           "\n          and l.database = (select d.oid from pg_database d where d.datname = current_database())", "",
+           "sql/test_sweep.py::test_a_lock_of_the_same_number_in_another_database_means_nothing"),
+    Mutant("no amnesty after a gap", "70_workers.sql",
+           "v_gap boolean := v_swept_ms > 0 and abs(v_clock_ms - v_swept_ms) > 10000;", "v_gap boolean := false;",
+           "sql/test_sweep.py::test_after_a_gap_nobody_is_declared_dead_at_once_but_after_another_lease"),
+    Mutant("an amnesty after each gap", "70_workers.sql",
+           " and a.expires_at <= a.beat_at + v_ttl));\n        update workers w\n"
+           "        set expires_at = case when w.expires_at <= w.beat_at + v_ttl then",
+           "));\n        update workers w\n        set expires_at = case when true then",
+           "sql/test_sweep.py::test_where_sweeps_are_rare_the_dead_are_found_too"),
+    Mutant("an amnesty is over before it is committed", "70_workers.sql",
+           "if v_spared = '{}' and abs(", "if abs(",
+           "sql/test_sweep.py::test_an_amnesty_that_is_rolled_back_is_declared_again"),
+    Mutant("a sweep that stood still prolongs from its beginning", "70_workers.sql",
+           "greatest(w.expires_at, clock() + v_ttl)", "greatest(w.expires_at, v_now + v_ttl)",
+           "sql/test_sweep.py::test_a_sweep_that_stood_still_goes_by_the_time_at_which_it_goes_on"),
+    Mutant("a sweep that stood still suspects since its beginning", "70_workers.sql",
+           "else coalesce(w.suspect_since, clock()) end", "else coalesce(w.suspect_since, v_now) end",
+           "sql/test_sweep.py::test_a_sweep_that_stood_still_goes_by_the_time_at_which_it_goes_on"),
+    Mutant("a clock set back prolongs lives", "70_workers.sql",
+           "where c.dead_at is null and c.expires_at > clock() + v_ttl + interval '1 second'", "where false",
+           "sql/test_sweep.py::test_a_clock_that_was_set_back_prolongs_no_life"),
+    Mutant("a sweep waits for a worker's row", "70_workers.sql",
+           "interval '2 seconds') order by d.id for update skip locked);",
+           "interval '2 seconds') order by d.id for update);",
+           "sql/test_sweep.py::test_a_sweep_never_waits_for_a_workers_row", waits=True),
+    Mutant("a sweep waits for a job's row", "70_workers.sql",
+           "order by j.id + 0 for update skip locked", "order by j.id + 0 for update",
+           "sql/test_sweep.py::test_a_sweep_passes_by_a_row_that_somebody_holds_and_comes_again", waits=True),
+    Mutant("a sweep hands on only whom it found dead itself", "70_workers.sql",
+           "return _abandon_jobs(array(select w.id from workers w where w.dead_at is not null), 'worker died');",
+           "return _abandon_jobs(array(select w.id from workers w where w.dead_at = v_now), 'worker died');",
+           "sql/test_sweep.py::test_a_claim_that_commits_after_its_worker_was_declared_dead_is_found_by_a_later_sweep"),
+    Mutant("the dead may beat", "70_workers.sql",
+           "where w.id = heartbeat.worker_id and w.dead_at is null;", "where w.id = heartbeat.worker_id;",
+           "sql/test_sweep.py::test_a_heartbeat_that_meets_the_sweep_learns_the_truth"),
+    Mutant("an abandoned job runs beyond its last attempt", "70_workers.sql",
+           "if v_job.attempts >= v_job.max_attempts and not _is_lost(v_job) then\n            perform"
+           " _discard(v_job, error,",
+           "if false then\n            perform _discard(v_job, error,",
+           "sql/test_workers.py::test_the_job_that_killed_its_worker_once_too_often_is_discarded"),
+    Mutant("worker_died charges bystanders", "70_workers.sql",
+           "perform _put_back(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');\n           "
+           " continue;",
+           "perform _put_back(v_job, v_job.run_at, v_job.attempts, 'scheduled');\n            continue;",
+           "sql/test_sweep.py::test_a_single_culprit_is_charged_and_a_bystander_is_not"),
+    Mutant("worker_died charges all suspects", "70_workers.sql",
+           "case when v_alone then 0 else 1 end", "0",
+           "sql/test_sweep.py::test_of_several_suspects_each_gets_its_attempt_back_and_a_mark"),
+    Mutant("max_crashes does not count", "70_workers.sql",
+           "if v_job.crashes >= v_limit and", "if false and",
+           "sql/test_sweep.py::test_a_job_that_ends_its_process_too_often_is_discarded"),
+    # People.
+    Mutant("_lock_job locks nothing", "80_admin.sql",
+           "where j.id = job_id for update;\n        if found", "where j.id = job_id;\n        if found",
+           "sql/test_races.py::test_cancelling_a_job_waits_for_an_open_claim_and_sees_what_became_of_it", waits=True),
+    Mutant("cancel_job ends a running job without force", "80_admin.sql",
+           "elsif v_row.state = 'running' and force is not true then", "elsif false then",
+           "sql/test_admin.py::test_success_beats_a_request_to_stop"),
+    Mutant("retry_job gives no attempt", "80_admin.sql",
+           "max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767) else"
+           " j.max_attempts end",
+           "max_attempts = j.max_attempts",
+           "sql/test_admin.py::test_retry_gives_one_more_attempt_where_none_is_left"),
+    Mutant("a request to stop outlives its run", "60_fail.sql",
+           "if job.superseded is not null or job.cancel_requested_at is not null then\n        perform"
+           " _close_jobs(array[job.id], null,"
+           " 'cancelled', null, coalesce(job.superseded, 'cancelled'),\n",
+           "if job.superseded is not null then\n        perform _close_jobs(array[job.id], null,"
+           " 'cancelled', null, coalesce(job.superseded, 'cancelled'),\n",
+           "sql/test_admin.py::test_a_running_job_asked_to_stop_ends_cancelled_at_its_workers_next_word"),
+    Mutant("delete_job deletes what runs", "80_admin.sql",
+           "if v_row.state = 'running' then\n        raise exception 'delete_job",
+           "if false then\n        raise exception 'delete_job",
+           "sql/test_lifecycle.py::test_each_verb_does_to_each_state_what_the_table_says"),
+    # History.
+    Mutant("a discarded job is pruned two minutes too soon", "85_maintain.sql",
+           "where d.expires_at <= v_now and (d.sequence_key is null or not _holds_up(d.sequence_key, d.id))\n"
+           "            order by",
+           "where d.expires_at <= v_now + interval '2 minutes' and (d.sequence_key is null or not"
+           " _holds_up(d.sequence_key, d.id))\n            order by",
+           "sql/test_history.py::test_a_job_is_pruned_when_its_retention_is_over_and_not_before"),
+    Mutant("a discarded job is kept a minute too long", "85_maintain.sql",
+           "where d.expires_at <= v_now and (d.sequence_key is null or not _holds_up(d.sequence_key, d.id))\n"
+           "            order by",
+           "where d.expires_at <= v_now - interval '1 minute' and (d.sequence_key is null or not"
+           " _holds_up(d.sequence_key, d.id))\n            order by",
+           "sql/test_history.py::test_a_job_is_pruned_when_its_retention_is_over_and_not_before"),
+    Mutant("a finished job is pruned two minutes too soon", "85_maintain.sql",
+           "where d.expires_at <= v_now and (d.sequence_key is null or not _holds_up(d.sequence_key, d.id))\n"
+           "            limit",
+           "where d.expires_at <= v_now + interval '2 minutes' and (d.sequence_key is null or not"
+           " _holds_up(d.sequence_key, d.id))\n            limit",
+           "sql/test_history.py::test_a_job_is_pruned_when_its_retention_is_over_and_not_before"),
+    Mutant("a finished job is kept a minute too long", "85_maintain.sql",
+           "where d.expires_at <= v_now and (d.sequence_key is null or not _holds_up(d.sequence_key, d.id))\n"
+           "            limit",
+           "where d.expires_at <= v_now - interval '1 minute' and (d.sequence_key is null or not"
+           " _holds_up(d.sequence_key, d.id))\n            limit",
+           "sql/test_history.py::test_a_job_is_pruned_when_its_retention_is_over_and_not_before"),
+    Mutant("a halting discarded job is pruned", "85_maintain.sql",
+           " and (d.sequence_key is null or not _holds_up(d.sequence_key, d.id))\n            order by",
+           "\n            order by",
+           "sql/test_sequences.py::test_pruning_never_takes_a_halting_job_while_jobs_wait"),
+    Mutant("a halting cancelled job is pruned", "85_maintain.sql",
+           " and (d.sequence_key is null or not _holds_up(d.sequence_key, d.id))\n            limit",
+           "\n            limit",
+           "sql/test_sequences.py::test_pruning_never_takes_a_halting_job_while_jobs_wait"),
+    Mutant("a halting job goes with its day", "85_maintain.sql",
+           "where h.job_id = p.id and _holds_up(h.sequence_key, h.job_id) and", "where false and",
+           "sql/test_sequences.py::test_pruning_never_takes_a_halting_job_while_jobs_wait"),
+    Mutant("a pruned job's errors stay", "85_maintain.sql",
+           "execute format('delete from errors e using %I f where e.job_id = f.id', v_partition);", "",
+           "sql/test_history.py::test_whole_days_go_by_dropping_them_and_take_their_errors_along"),
+    Mutant("maintenance is done by several at a time", "85_maintain.sql",
+           "if not pg_try_advisory_xact_lock(hashtextextended(current_schema() || '/maintain', 0)) then",
+           "if false then",
+           "sql/test_history.py::test_maintenance_is_done_by_one_at_a_time", waits=True),
+    Mutant("once forgets too late", "85_maintain.sql",
+           "where d.at < v_now - v_once_retention order by", "where d.at < v_now - 2 * v_once_retention order by",
+           "sql/test_delivery.py::test_once_remembers_for_good_or_as_long_as_it_was_told"),
+    # Time.
+    Mutant("time stands still in add_job", "20_add.sql",
+           "add_job.delivery);\n    v_now timestamptz := clock();",
+           "add_job.delivery);\n    v_now timestamptz := " + STILL + ";",
+           "sql/test_lifecycle.py::test_time_goes_on_within_a_transaction"),
+    Mutant("time stands still in claim_jobs", "40_claim.sql",
+           "v_now timestamptz := clock();", "v_now timestamptz := " + STILL + ";",
+           "sql/test_lifecycle.py::test_time_goes_on_within_a_transaction"),
+    Mutant("time stands still in promote_jobs", "30_promote.sql",
+           "    v_now timestamptz := clock();\n    v_lane text;",
+           "    v_now timestamptz := " + STILL + ";\n    v_lane text;",
+           "sql/test_lifecycle.py::test_time_goes_on_within_a_transaction"),
+    Mutant("time stands still in _close_jobs", "50_finish.sql",
+           "v_now timestamptz := clock();", "v_now timestamptz := " + STILL + ";",
+           "sql/test_lifecycle.py::test_time_goes_on_within_a_transaction"),
+    Mutant("time stands still in heartbeat", "70_workers.sql",
+           "    v_now timestamptz := clock();\nbegin\n    update workers w set beat_at",
+           "    v_now timestamptz := " + STILL + ";\nbegin\n    update workers w set beat_at",
+           "sql/test_lifecycle.py::test_time_goes_on_within_a_transaction"),
+    Mutant("seconds_until_due goes by the server's time", "40_claim.sql",
+           "j.due_at - clock())", "j.due_at - now())",
+           "sql/test_claim.py::test_a_worker_knows_how_long_nothing_falls_due"),
+    # The house.
+    Mutant("run_at may be infinite", "20_add.sql",
+           "when not isfinite(run_at)\n            then format('run_at must be a finite time, got %s', run_at)\n", "",
+           "sql/test_add.py::test_a_bad_argument_is_refused_by_name_and_value"),
+    Mutant("a payload may be nested without end", "20_add.sql",
+           "if v_brackets <> '' then", "if false then",
+           "sql/test_add.py::test_deeper_nesting_is_refused"),
+    Mutant("producers may cancel", "99_grants.sql",
+           "'{add_job,add_jobs,remove_job,once,", "'{add_job,add_jobs,remove_job,cancel_job,once,",
+           "sql/test_hostile.py::test_each_role_may_do_what_the_matrix_says_and_nothing_else"),
+    Mutant("readers see tables", "99_grants.sql",
+           "execute format('grant select on %s to %I', v_views, v_kind.role);",
+           "execute format('grant select on %s, live_jobs to %I', v_views, v_kind.role);",
+           "sql/test_hostile.py::test_each_role_may_do_what_the_matrix_says_and_nothing_else"),
+    Mutant("the public may call functions", "99_grants.sql",
+           "execute format('revoke all on all routines in schema %I from public', v_schema);", "",
+           "house/test_contract.py::test_public_may_do_nothing"),
+    Mutant("worker_ttl without a search_path", "70_workers.sql",
+           "function worker_ttl() returns interval\n    language plpgsql stable security definer set search_path"
+           " from current",
+           "function worker_ttl() returns interval\n    language plpgsql stable security definer",
+           "house/test_catalog.py::test_no_search_path_can_redirect_a_function"
+           " sql/test_hostile.py::test_every_function_of_the_schema_runs_with_a_search_path_of_its_own"),
+]
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where mutants are tried."""
+
+    copy: Path
+    url: str
+
+    def file(self, mutant: Mutant) -> Path:
+        return self.copy / "sql/functions" / mutant.file
+
+    def python(self, *arguments: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.copy),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYWORKER_TEST_DATABASE_URL": self.url,
+        }
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=self.copy, env=environment, timeout=seconds, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def pytest(self, tests: list[str], *options: str, seconds: float | None = None) -> tuple[int, str]:
+        self.clean()
+        nodes = [f"tests/{test}" for test in tests]
+        ran = self.python(
+            "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *options, *nodes, seconds=seconds
+        )  # fmt: skip
+        return ran.returncode, ran.stdout
+
+    def clean(self) -> None:
+        """Drop what a run that was ended has left behind."""
+        import psycopg
+
+        with psycopg.connect(self.url, autocommit=True) as conn:
+            for (name,) in conn.execute("select datname from pg_database where datname ~ '^pyworker_test'").fetchall():
+                conn.execute(f'alter database "{name}" is_template false')
+                conn.execute(f'drop database "{name}" with (force)')
+
+
+@contextmanager
+def place() -> Iterator[Place]:
+    with tempfile.TemporaryDirectory(prefix="pyworker-mutants-") as directory:
+        copy = Path(directory)
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=CHECKOUT, check=True, text=True, stdout=subprocess.PIPE,
+        ).stdout  # fmt: skip
+        for name in filter(None, listed.split("\0")):
+            if (CHECKOUT / name).is_file():  # not deleted
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(CHECKOUT / name, copy / name)
+        sys.path.insert(0, directory)
+        from pyworker._embedded import temporary_server
+        from pyworker._files import directory as directory_of
+
+        with temporary_server(in_memory=True, settings={"max_prepared_transactions": "4"}) as server:
+            here = Place(copy, server.url())
+            # The tests, too, must find the copy's SQL.
+            found = here.python("-c", "import pytest, pyworker._files as f; print(f.directory('sql'))").stdout.strip()
+            if {Path(found), directory_of("sql")} != {(copy / "sql").resolve()}:
+                sys.exit(f"the SQL that would be tested is {found}, not the copy's")
+            yield here
+
+
+def refusals(mutants: list[Mutant]) -> list[str]:
+    """What is wrong with the list itself."""
+    found = []
+    for mutant in mutants:
+        count = (CHECKOUT / "sql/functions" / mutant.file).read_text("utf-8").count(mutant.old)
+        if count != 1:
+            found.append(f"{mutant.name}: its text occurs {count} times in {mutant.file}, it must be once")
+    names = [mutant.name for mutant in mutants]
+    return found + [f"{name}: two mutants have this name" for name in sorted({n for n in names if names.count(n) > 1})]
+
+
+def judged(here: Place, mutant: Mutant) -> tuple[str, str]:
+    """killed, SURVIVED or broken; and by whom, or why."""
+    path = here.file(mutant)
+    original = path.read_text("utf-8")
+    path.write_text(original.replace(mutant.old, mutant.new), "utf-8")
+    try:
+        try:
+            code, output = here.pytest(mutant.tests.split(), "-x", "--tb=short", seconds=SECONDS)
+        except subprocess.TimeoutExpired:
+            return ("killed", "it hangs") if mutant.waits else ("broken", f"no end within {SECONDS} seconds")
+        if os.environ.get("MUTANTS_VERBOSE"):
+            print(output)
+        if code == 0:
+            return "SURVIVED", mutant.tests
+        if code != 1:
+            return "broken", f"pytest ended with {code}: {output.strip().splitlines()[-1:]}"
+        if broken := BROKEN.search(output):
+            return "broken", broken[0]
+        by = re.search(r"(?m)^(?:FAILED|ERROR) \S*?::(.*?)(?: - .*)?$", output)
+        return "killed", by[1] if by else "?"
+    finally:
+        path.write_text(original, "utf-8")
+
+
+def main(names: list[str]) -> int:
+    chosen = [m for m in MUTANTS if not names or any(m.name.startswith(name) for name in names)]
+    if not chosen:
+        sys.exit(f"there is no mutant {names}")
+    if problems := refusals(chosen):
+        sys.exit("\n".join(problems))
+    begun = time.monotonic()
+    with place() as here:
+        code, output = here.pytest(sorted({test for mutant in chosen for test in mutant.tests.split()}))
+        if code:
+            sys.exit(f"{output}\nThe tests must pass as long as nothing is missing.")
+        print(f"no mutant: {output.strip().splitlines()[-1]}", flush=True)
+        verdicts: list[tuple[str, str]] = []
+        for mutant in chosen:
+            verdict, why = judged(here, mutant)
+            verdicts.append((verdict, mutant.name))
+            print(f"{verdict:8}  {mutant.name}  ({why})", flush=True)
+    counts = {verdict: [v for v, _ in verdicts].count(verdict) for verdict in ("killed", "SURVIVED", "broken")}
+    print(", ".join(f"{n} {verdict}" for verdict, n in counts.items()), f"in {time.monotonic() - begun:.0f} seconds")
+    return counts["killed"] < len(verdicts)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
