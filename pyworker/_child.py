@@ -420,7 +420,8 @@ class Child:
             for job in [job for job in self.ready if job.id in gone]:
                 self.ready.remove(job)
                 self.outcomes.append(("released", (job.id, job.run)))  # ends cancelled there, if it is still ours
-            for job in [job for job in self.running.values() if job.id in gone]:
+            for job in [job for job in self.running.values() if job.id in gone and not job.called_off]:
+                job.called_off = True
                 if isinstance(job.handler, Job):
                     job.handler._called_off = True  # pyright: ignore[reportPrivateUsage] - its reader is the handler
                 elif job.handler is not None:
@@ -470,6 +471,7 @@ class Child:
         try:
             task = self.tasks[job.task_identifier]
             job.handler = made = self._job(job, Job)
+            made._called_off = job.called_off  # pyright: ignore[reportPrivateUsage]
             if job.delivery == "at_most_once" and not self.connections.start_job(job.id, job.run):
                 return "released", (job.id, job.run)
             return self._outcome(job, task, task.invoke(made))
@@ -481,6 +483,8 @@ class Child:
         try:
             task = self.tasks[job.task_identifier]
             made = self._job(job, AsyncJob)
+            if job.called_off:
+                raise asyncio.CancelledError
             limit = self.timeouts.get(job.task_identifier)
             if limit:  # the parent has more patience with what can be cancelled
                 self.slots.set(job.slot, job.id, job.run, time.monotonic() + limit + CANCEL_GRACE)

@@ -32,6 +32,7 @@ class Claimed:
     crashes: int
     slot: int = -1  # while it runs: its place in the memory that the parent watches
     handler: asyncio.Task[None] | Job | None = None  # while it runs: what can be told that it is called off
+    called_off: bool = False
 
 
 @dataclass(slots=True)

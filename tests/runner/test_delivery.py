@@ -161,6 +161,18 @@ def test_a_handler_that_does_not_listen_is_ended_after_a_grace(queue: Any, how: 
     worker.end()
 
 
+def test_other_cancels_do_not_prolong_the_grace_of_a_handler_that_does_not_listen(queue: Any) -> None:
+    queue.start("--concurrency", "2").until_ready()
+    job_id = queue.add("look_away")
+    queue.until("select count(*) = 1 from public.seen")
+    queue.rows("select pyworker.cancel_job(%s)", job_id)
+    for _ in range(200):
+        queue.rows("select pg_notify('pyworker', 'cancel'), pg_sleep(0.1)")
+        if queue.states(job_id) == ["cancelled"]:
+            break
+    assert queue.states(job_id) == ["cancelled"]
+
+
 # Memory, and a parent that has lost touch
 
 
