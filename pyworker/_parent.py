@@ -185,7 +185,7 @@ class Parent:
             log.warning("database: the control connection was lost")
             self.db.conn.close()
             self.db = None
-            self._guarded(_nothing_to_do)
+            self._guarded(lambda: None)  # which connects
 
     def _beat(self) -> None:
         def beat() -> None:
@@ -358,10 +358,6 @@ class Parent:
             self.kill_at = None
             for pid in self.children:
                 os.kill(pid, signal.SIGKILL)
-
-
-def _nothing_to_do() -> None:
-    pass
 
 
 def _boottime() -> float:

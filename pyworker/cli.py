@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import click
@@ -21,6 +20,7 @@ from . import _doctor, _migrate, _sql
 from ._config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, RunConfig
 from ._connect import connect
 from ._embedded import NoPostgres, kept_server
+from ._options import common, part_of_group
 from ._output import STYLES, print_json, print_table, report, text_of, time_of
 from .errors import PyworkerError, SchemaVersionError, sqlstate_of
 
@@ -107,29 +107,6 @@ def _database(dsn: str, schema: str) -> Iterator[_sql.Database]:
     """All that a command does, or nothing of it."""
     with _resolved(dsn) as url, connect(url) as conn, conn.transaction():
         yield _sql.Database(conn, schema)
-
-
-def common(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say where the queue is."""
-
-    @click.option(
-        "--dsn",
-        default="",
-        envvar="DATABASE_URL",
-        help="Database: a postgresql:// URL or libpq's key=value. Default: the PG* variables.",
-    )
-    @click.option(
-        "--schema",
-        default="pyworker",
-        envvar="PYWORKER_SCHEMA",
-        show_default=True,
-        help="Schema that pyworker is installed in.",
-    )
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return command(*args, **kwargs)
-
-    return wrapped
 
 
 as_json = click.option("--json", "machine", is_flag=True, help="Print JSON, for machines.")
@@ -500,7 +477,7 @@ def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
 @click.argument("queue")
 @click.argument("concurrency", type=click.IntRange(1), required=False)
 @click.option("--no-limit", is_flag=True, help="Any number at once.")
-@click.pass_obj
+@part_of_group
 def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_limit: bool) -> None:
     """Let CONCURRENCY jobs of QUEUE run at once. 'customer:*' stands for all queues that begin like it."""
     if (concurrency is None) != no_limit:
@@ -512,7 +489,7 @@ def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_li
 
 @queues.command("pause")
 @click.argument("queue")
-@click.pass_obj
+@part_of_group
 def pause_queue(where: tuple[str, str], queue: str) -> None:
     """Let no further job of QUEUE start. Running ones run on, and adding goes on."""
     with _database(*where) as db:
@@ -522,7 +499,7 @@ def pause_queue(where: tuple[str, str], queue: str) -> None:
 
 @queues.command("resume")
 @click.argument("queue")
-@click.pass_obj
+@part_of_group
 def resume_queue(where: tuple[str, str], queue: str) -> None:
     """Let a paused QUEUE go on."""
     with _database(*where) as db:
@@ -563,7 +540,7 @@ def sequences(ctx: click.Context, dsn: str, schema: str, limit: int, machine: bo
 
 @sequences.command("resume")
 @click.argument("sequence")
-@click.pass_obj
+@part_of_group
 def resume_sequence(where: tuple[str, str], sequence: str) -> None:
     """Let a halted SEQUENCE go on with its next job; the one that halted it stays as it is."""
     with _database(*where) as db:

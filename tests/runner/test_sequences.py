@@ -126,6 +126,15 @@ def test_queues_are_limited_paused_and_resumed_from_the_command_line(queue: Any,
     assert call("explain", "999", expect=1).count("\n") == 1
 
 
+@pytest.mark.parametrize("place", ["before", "after", "after, against the environment"])
+def test_where_the_database_is_may_be_said_before_or_after_a_subcommand(queue: Any, cli: Any, place: str) -> None:
+    dsn, pause = ["--dsn", queue.dsn], ["pause", "q"]
+    elsewhere = {"DATABASE_URL": "host=/nowhere"} if "environment" in place else {}
+    done = cli("queues", *(dsn + pause if place == "before" else pause + dsn), **elsewhere)
+    assert (done.returncode, done.stdout) == (0, "queue q is paused\n"), done.stderr
+    assert queue.value("select paused from pyworker.queues")
+
+
 def test_a_paused_queue_that_is_resumed_wakes_an_idle_worker(queue: Any) -> None:
     queue.rows("select pyworker.pause_queue('q')")
     job = queue.add("note", queue_name="q")
