@@ -37,7 +37,7 @@ from ._config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER
 from ._connect import Backoff, connect, is_pooled
 from ._connections import Connections
 from ._slots import Slots
-from ._turn import Claimed, Outcomes
+from ._turn import KINDS, Claimed, Outcomes
 from .errors import ClaimLost, InvalidArgument, NotFound, SchemaVersionError, TaskError, sqlstate_of, translated
 from .job import AsyncJob, Cancel, Discard, Failed, Job, NotStarted, Snooze
 
@@ -238,7 +238,8 @@ class Child:
         if room:
             with self.lock:
                 self.ready.extend(Claimed(*row) for row in claimed)
-                self._start()
+                begun = self._start()
+            self._dispatch(begun)
             self._pace(room, len(claimed), len(outcomes))
         return (self.stopping or (self.config.once and self.dry)) and self._empty_handed()
 
@@ -248,9 +249,10 @@ class Child:
 
     def _collect(self) -> Outcomes:
         outcomes = Outcomes([], [], [], [])
+        add = {kind: getattr(outcomes, kind).append for kind in KINDS}
         while self.outcomes:
             kind, value = self.outcomes.popleft()
-            getattr(outcomes, kind).append(value)
+            add[kind](value)
         return outcomes
 
     def _room(self, reporting: bool) -> int:
@@ -319,7 +321,7 @@ class Child:
     def _report_one_by_one(self, outcomes: Outcomes) -> None:
         """After a report was refused as a whole: the refusal is the matter of one job, the others are to be heard."""
         assert self.db is not None  # noqa: S101
-        for kind in ("finished", "failed", "snoozed", "released"):
+        for kind in KINDS:
             for item in getattr(outcomes, kind):
                 one = Outcomes([], [], [], [])
                 getattr(one, kind).append(item)
@@ -342,7 +344,7 @@ class Child:
         self.db.send(self.db.fail_call([failure])).fetchall()
 
     def _take_back(self, outcomes: Outcomes) -> None:
-        for kind in ("finished", "failed", "snoozed", "released"):
+        for kind in KINDS:
             self.outcomes.extend((kind, item) for item in getattr(outcomes, kind))
 
     def _sleep_until(self, due: tuple[Any, ...] | None) -> None:
@@ -430,25 +432,43 @@ class Child:
 
     # -- handlers -------------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        """Give free slots to ready jobs; called with the lock held."""
+    def _start(self) -> list[Claimed]:
+        """Give free slots to ready jobs; called with the lock held. The caller, no longer holding it, is to dispatch them."""
+        begun: list[Claimed] = []
         while self.ready and len(self.running) < self.config.concurrency and not self.alone:
             if self.ready[0].crashes and self.running:
-                return
+                break
             job = self.ready.popleft()
             self.alone = job.crashes > 0
             self.running[job.id] = job
             job.slot = self.free_slots.pop()
             limit = self.timeouts.get(job.task_identifier)
             self.slots.set(job.slot, job.id, job.run, time.monotonic() + limit if limit else 0.0)
+            begun.append(job)
+        return begun
+
+    def _dispatch(self, begun: list[Claimed], in_thread: bool = False) -> Claimed | None:
+        """Each to where its handler runs. A handler thread gets one back, to go on with: a hand-over costs more than many a handler."""
+        mine: Claimed | None = None
+        to_loop: list[Claimed] = []
+        for job in begun:
             task = self.tasks.get(job.task_identifier)
             if task is not None and task.is_async:
-                self._event_loop().call_soon_threadsafe(self._spawn, job)
+                to_loop.append(job)
+            elif in_thread and mine is None:
+                mine = job
             else:
                 self.thread_jobs.put(job)
                 if self.threads < self.config.concurrency:
                     self.threads += 1
                     threading.Thread(target=self._handle, daemon=True, name=f"handler-{self.threads}").start()
+        if to_loop:
+            loop = self._event_loop()
+            if asyncio._get_running_loop() is loop:
+                self._spawn(to_loop)
+            else:
+                loop.call_soon_threadsafe(self._spawn, to_loop)
+        return mine
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         if self.loop is None:
@@ -459,13 +479,15 @@ class Child:
     def _handle(self) -> None:
         while True:
             job = self.thread_jobs.get()
-            self._ended(job, *self._run_sync(job))
+            while job:
+                job = self._dispatch(self._ended(job, *self._run_sync(job)), in_thread=True)
 
-    def _spawn(self, job: Claimed) -> None:
+    def _spawn(self, jobs: list[Claimed]) -> None:
         assert self.loop is not None  # noqa: S101
-        task = job.handler = self.loop.create_task(self._run_async(job))
-        self.spawned.add(task)
-        task.add_done_callback(self.spawned.discard)
+        for job in jobs:
+            task = job.handler = self.loop.create_task(self._run_async(job))
+            self.spawned.add(task)
+            task.add_done_callback(self.spawned.discard)
 
     def _run_sync(self, job: Claimed) -> tuple[str, Any]:
         try:
@@ -479,6 +501,9 @@ class Child:
             return self._failure(job, error)
 
     async def _run_async(self, job: Claimed) -> None:
+        self._dispatch(self._ended(job, *await self._attempt(job)))
+
+    async def _attempt(self, job: Claimed) -> tuple[str, Any]:
         limit, scope = None, None
         try:
             task = self.tasks[job.task_identifier]
@@ -488,15 +513,14 @@ class Child:
             limit = self.timeouts.get(job.task_identifier)
             if limit:  # the parent has more patience with what can be cancelled
                 self.slots.set(job.slot, job.id, job.run, time.monotonic() + limit + CANCEL_GRACE)
-            async with asyncio.timeout(limit) as scope:
+            async with asyncio.timeout(limit) if limit else contextlib.nullcontext() as scope:
                 if job.delivery == "at_most_once" and not await self.connections.start_job_async(job.id, job.run):
-                    return self._ended(job, "released", (job.id, job.run))
-                outcome = self._outcome(job, task, await task.invoke(made))
+                    return "released", (job.id, job.run)
+                return self._outcome(job, task, await task.invoke(made))
         except BaseException as error:
             if isinstance(error, TimeoutError) and scope is not None and scope.expired():
                 error = TimeoutError(f"timed out after {limit:g} s")
-            outcome = self._failure(job, error)
-        self._ended(job, *outcome)
+            return self._failure(job, error)
 
     def _job(self, job: Claimed, kind: type[Job] | type[AsyncJob]) -> Any:
         return kind(
@@ -518,11 +542,13 @@ class Child:
         )
 
     def _outcome(self, job: Claimed, task: tasks.Task[..., Any], value: Any) -> tuple[str, Any]:
+        if value is None:
+            return "finished", (job.id, job.run, None)
         if isinstance(value, Snooze | Cancel | Discard | Failed | NotStarted):
             raise value
         if inspect.isawaitable(value):  # and has not done a thing yet
             raise TypeError(f"{task!r} returned {type(value).__name__} to be awaited; make it an async function")
-        return "finished", (job.id, job.run, _sql.to_json(value) if task.result and value is not None else None)
+        return "finished", (job.id, job.run, _sql.to_json(value) if task.result else None)
 
     def _failure(self, job: Claimed, error: BaseException) -> tuple[str, Any]:
         if isinstance(error, Snooze):
@@ -551,17 +577,19 @@ class Child:
         )  # fmt: skip
         return "failed", failure
 
-    def _ended(self, job: Claimed, kind: str, value: Any) -> None:
+    def _ended(self, job: Claimed, kind: str, value: Any) -> list[Claimed]:
+        """Note how it went; what may begin in its place is returned, to be dispatched."""
         with self.lock:
             self.slots.clear(job.slot)
             self.free_slots.append(job.slot)
             self.alone = False
             if self.running.pop(job.id, None) is None:
-                return  # handed back meanwhile
+                return []  # handed back meanwhile
             self.outcomes.append((kind, value))
-            self._start()
+            begun = self._start()
         if self.asleep:
             self._wake()
+        return begun
 
 
 def _text_of(error: BaseException) -> str:

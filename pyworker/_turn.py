@@ -9,6 +9,8 @@ from typing import Any
 
 from .job import Job
 
+KINDS = ("finished", "failed", "snoozed", "released")
+
 
 @dataclass(slots=True)
 class Claimed:

@@ -103,7 +103,7 @@ create or replace function _lane_of(parked text, queue_name text, sequence_key t
 -- Does a worker wait for a notification (see claim_jobs)? By the real clock, not clock(): it is about workers that really sleep.
 create or replace function _somebody_waits() returns boolean
     language sql volatile
-    return pg_sequence_last_value('armed_until'::regclass) > extract(epoch from clock_timestamp()) * 1000;
+    return coalesce(pg_sequence_last_value('armed_until'::regclass) > extract(epoch from clock_timestamp()) * 1000, false);
 
 -- NOTIFY only then: a NOTIFY in each commit takes a cluster-wide lock through the fsync. `set pyworker.notify = off` is for
 -- callers that PREPARE TRANSACTION, which no notifying transaction can; workers then find the job when they poll.

@@ -184,7 +184,7 @@ create or replace function _uniqueness_of(request _job_request, policy jsonb, qu
     language plpgsql stable set search_path from current
 as $$
 declare
-    v_problem text := _unique_policy_refusal(policy);
+    v_problem text;
     v_ojs boolean := not policy ?| array['by_args', 'by_period', 'by_queue', 'by_state', 'exclude_kind'];
     v_queue text := coalesce(_uniqueness_of.queue_name, 'default');
     v_payload jsonb;
@@ -192,6 +192,13 @@ declare
     v_key text; -- the canonical object of the dimensions, its members in order
     v_unique _uniqueness;
 begin
+    -- What is wrong with a policy depends on nothing else, and most sessions use few of them.
+    if policy::text is distinct from current_setting('pyworker.valid_policy', true) then
+        v_problem := _unique_policy_refusal(policy);
+        if v_problem is null then
+            perform set_config('pyworker.valid_policy', policy::text, false);
+        end if;
+    end if;
     if v_problem is null and request.job_key is not null then
         v_problem := 'it cannot be combined with job_key';
     end if;
@@ -317,11 +324,15 @@ create or replace function _add_unique(request _job_request, uniqueness _uniquen
 as $$
 declare
     v_now timestamptz := clock();
-    v_duplicate live_jobs := _duplicate_of(uniqueness, v_now);
+    v_duplicate live_jobs;
 begin
-    if v_duplicate.id is null or uniqueness.on_conflict in ('replace', 'replace_except_schedule') then
-        perform _hold_unique_key(uniqueness.key);
+    insert into unique_keys (unique_key) values (uniqueness.key) on conflict do nothing;
+    if not found then -- else the key is new, and held: no job has it
         v_duplicate := _duplicate_of(uniqueness, v_now);
+        if v_duplicate.id is null or uniqueness.on_conflict in ('replace', 'replace_except_schedule') then
+            perform _hold_unique_key(uniqueness.key);
+            v_duplicate := _duplicate_of(uniqueness, v_now);
+        end if;
     end if;
     return _add_against(v_duplicate, request, uniqueness, null, label);
 end;

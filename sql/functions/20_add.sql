@@ -90,50 +90,59 @@ create or replace function add_job(
     language plpgsql security definer set search_path from current
 as $$
 declare
-    v_problem text := _job_refusal(
-        add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key,
-        add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy, add_job.sequence_policy, add_job.meta,
-        add_job.delivery);
+    v_problem text;
     v_now timestamptz := clock();
-    v_run_at timestamptz := coalesce(add_job.run_at, v_now);
-    v_row live_jobs;
+    v_job job;
 begin
-    if v_problem is not null then
-        raise exception 'add_job: %', v_problem using errcode = 'PW001';
-    end if;
-    if add_job.job_key is not null or add_job.unique_policy is not null or add_job.sequence_policy is not null then
-        return _add_special(row(
+    -- Few, large statements, and little said of what was not given: PL/pgSQL prepares each one anew in each transaction.
+    if num_nonnulls(
+           add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key, add_job.priority, add_job.flags,
+           add_job.unique_policy, add_job.sequence_policy, add_job.meta, add_job.delivery) > 0
+       or add_job.job_key_mode <> 'replace' or (length(add_job.identifier) between 1 and 128) is not true
+       or octet_length(add_job.payload::text) > 200 -- what is nested deeper than 100 levels is longer
+    then
+        v_problem := _job_refusal(
             add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key,
-            add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy, add_job.sequence_policy,
-            add_job.meta, add_job.delivery)::_job_request);
+            add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy, add_job.sequence_policy, add_job.meta,
+            add_job.delivery);
+        if v_problem is not null then
+            raise exception 'add_job: %', v_problem using errcode = 'PW001';
+        elsif add_job.job_key is not null or add_job.unique_policy is not null or add_job.sequence_policy is not null then
+            return _add_special(row(
+                add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key,
+                add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy, add_job.sequence_policy,
+                add_job.meta, add_job.delivery)::_job_request);
+        end if;
     end if;
-    -- Few, large statements: PL/pgSQL pays for each one in each transaction.
     insert into live_jobs as j (
         state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
         delivery, flags, meta, payload)
-    select p.state, _ready_at(p.state, v_run_at), _due_at(p.state, v_run_at), _parked(p.state, false), v_now,
-           coalesce(add_job.priority, t.priority, 0), coalesce(add_job.max_attempts, t.max_attempts, 25), v_run_at, v_now,
+    select p.state, _ready_at(p.state, r.run_at), _due_at(p.state, r.run_at), _parked(p.state, false), v_now,
+           coalesce(add_job.priority, t.priority, 0), coalesce(add_job.max_attempts, t.max_attempts, 25), r.run_at, v_now,
            add_job.identifier, p.queue_name, coalesce(add_job.delivery, t.delivery, 'at_least_once'),
            case when add_job.flags is not null then _flags_of(add_job.flags) end, add_job.meta, coalesce(add_job.payload, '{}')
-    from (select) as one
+    from (select coalesce(add_job.run_at, v_now) as run_at) r
     left join tasks t on t.identifier = add_job.identifier
     cross join lateral (select nullif(coalesce(add_job.queue_name, t.queue_name), 'default') as queue_name) q
-    cross join lateral (select q.queue_name, _state_at(v_run_at, v_now, q.queue_name, false) as state) p
+    cross join lateral (select q.queue_name, _state_at(r.run_at, v_now, q.queue_name, false) as state) p
     where t.unique_policy is null and t.sequence_policy is null
-    returning j.* into v_row;
+    returning j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts, j.max_attempts, j.last_error,
+              j.created_at, j.updated_at, j.job_key, j.revision, j.flags, j.claimed_at, null::text, j.state, j.delivery, null::text,
+              j.sequence_key, _somebody_waits(), null::bigint, j.run, j.reason, j.finished_at, j.result into v_job;
     if not found then
         -- The task's own policies; only now known of, so that other adds need not ask for them.
         return _add_special(row(
             add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, null, add_job.priority,
             add_job.flags, null, null, add_job.sequence_policy, add_job.meta, add_job.delivery)::_job_request);
     end if;
-    if v_row.parked is not null then
-        insert into wakeups values ('queue:' || v_row.queue_name);
+    if v_job.state = 'pending' then
+        insert into wakeups values ('queue:' || v_job.queue_name);
     end if;
-    if _somebody_waits() then
+    if v_job.deduplicated then -- which here says for once that somebody waits
+        v_job.deduplicated := false;
         perform _wake_workers();
     end if;
-    return _job_of(v_row);
+    return v_job;
 end;
 $$;
 comment on function add_job(text, json, text, timestamptz, integer, text, integer, text[], text, jsonb, jsonb, jsonb, text) is

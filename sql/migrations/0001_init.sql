@@ -109,7 +109,8 @@ create table settings (
     worker_ttl interval not null default '20 seconds',
     max_crashes integer not null default 3,
     once_retention interval,                        -- null: for ever
-    movable_clock boolean not null default false
+    movable_clock boolean not null default false,
+    clock_offset interval                           -- with a movable clock only
 );
 insert into settings default values;
 

@@ -1,6 +1,23 @@
--- Only in installations for tests: a clock that the setting pyworker.clock_offset moves, in whatever session sets it
--- (`set pyworker.clock_offset = '3 hours'`, or `alter database … set …` for all).
+-- Only in installations for tests: a clock that can be moved. For everybody by advance_clock; for one session by the setting
+-- pyworker.clock_offset (`set pyworker.clock_offset = '3 hours'`). Both add up.
 create or replace function clock() returns timestamptz
-    language sql volatile parallel safe
+    language sql volatile security definer set search_path from current
     return pg_catalog.clock_timestamp()
-           + coalesce(nullif(pg_catalog.current_setting('pyworker.clock_offset', true), '')::interval, '0'::interval);
+           + coalesce(nullif(pg_catalog.current_setting('pyworker.clock_offset', true), '')::interval, '0'::interval)
+           + (select coalesce(s.clock_offset, interval '0') from settings s);
+
+create or replace function advance_clock(by interval) returns timestamptz
+    language plpgsql security definer set search_path from current
+as $$
+begin
+    if not (by between interval '-100 years' and interval '100 years') is not false then
+        raise exception 'advance_clock: by must be an interval of at most 100 years, got %', coalesce(by::text, 'NULL') using errcode = 'PW001';
+    end if;
+    update settings s set clock_offset = coalesce(s.clock_offset, interval '0') + by;
+    perform pg_notify(current_schema(), ''); -- something may have fallen due
+    return clock();
+end;
+$$;
+comment on function advance_clock(interval) is
+    'For tests, and only in an installation with a movable clock: moves the queue''s time for all sessions, once committed; back again by a '
+    'negative interval. Returns the new time. Schedules, delays, backoff, leases, periods and retention go by it. Errors: PW001.';
