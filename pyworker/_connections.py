@@ -11,6 +11,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from . import _sql
 from ._config import RunConfig
+from ._connect import conninfo, server_options
 from .errors import translated
 from .job import NotStarted
 
@@ -27,7 +28,7 @@ class Connections:
         self._lock = threading.Lock()
 
     def _options(self) -> dict[str, Any]:
-        return {"prepare_threshold": None} if self.pooled else {}
+        return {"prepare_threshold": None} if self.pooled else {"options": server_options(self._config.dsn)}
 
     def database(self, conn: psycopg.Connection[Any]) -> _sql.Database:
         return _sql.Database(conn, self.schema)
@@ -36,7 +37,7 @@ class Connections:
         with self._lock:
             if self._sync is None:
                 self._sync = ConnectionPool(
-                    self._config.dsn,
+                    conninfo(self._config.dsn),
                     min_size=0,
                     max_size=self._config.concurrency,
                     kwargs=self._options(),
@@ -48,7 +49,7 @@ class Connections:
     async def async_pool(self) -> AsyncConnectionPool[psycopg.AsyncConnection[Any]]:
         if self._async is None:
             self._async = AsyncConnectionPool(
-                self._config.dsn,
+                conninfo(self._config.dsn),
                 min_size=0,
                 max_size=self._config.concurrency,
                 kwargs=self._options(),
