@@ -210,7 +210,7 @@ def once(word: str, up: bool, kinds: bytes, spare: int = 0) -> Any:
 class Weather:
     """A fault that strikes again and again at random message boundaries: before a message, after it, or in the middle."""
 
-    def __init__(self, seed: str, cuts: int, most: int = 150) -> None:
+    def __init__(self, seed: str, cuts: int, most: int = 1200) -> None:
         self._rng, self._lock, self._most = random.Random(seed), threading.Lock(), most
         self.left = cuts
         self._next = self._rng.randrange(most)
