@@ -40,7 +40,7 @@ def test_when_the_standby_takes_over_the_worker_goes_on_there(stack: ExitStack, 
     primary.execute("select pg_reload_conf()")
     queue.until("select count(*) = 1 from pg_stat_replication where sync_state = 'sync'")
     both = f"host={standby.server.host},{primary.server.host} port=5432,5432 user=postgres dbname=postgres"
-    worker = queue.start(DATABASE_URL=both).until_ready()
+    worker = queue.start("--dsn", both, DATABASE_URL=f"{both} target_session_attrs=read-write").until_ready()
     kinds = ["note", "write", "write_async", "deliver", "deliver_async"]
     before = [queue.add(kind) for kind in kinds]
     queue.until_state("completed", *before)
@@ -77,7 +77,7 @@ def test_a_server_that_can_only_be_read_for_a_while_is_waited_for(stack: ExitSta
     queue.open_gate(1)
     waiting = queue.add("note")
     queue.until_so("both processes have seen it", lambda: worker.log.count("session is read-only") >= 3)
-    server.execute("set default_transaction_read_only = off; alter system reset default_transaction_read_only")
+    server.execute("alter system reset default_transaction_read_only")
     server.execute("select pg_reload_conf()")
     queue.until_state("completed", running, waiting)
     assert worker.children() == children
