@@ -1,0 +1,72 @@
+"""Tasks whose handlers write down when they begin and end, in files that survive whatever is killed: see test_torture.py."""
+
+import asyncio
+import json
+import os
+import random
+import time
+from contextlib import contextmanager
+
+from pyworker import NotStarted, task
+
+
+class Recorder:
+    """One line per event, in one write: a process that is killed leaves whole lines behind."""
+
+    def __init__(self, name):
+        path = os.path.join(os.environ["PYWORKER_HISTORY"], f"{name}.jsonl")
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def __call__(self, what, **fields):
+        line = json.dumps({"what": what, "t": time.time(), **fields}) + "\n"
+        os.write(self._file, line.encode())
+
+
+record = Recorder(f"handlers-{os.getpid()}") if "PYWORKER_HISTORY" in os.environ else None
+
+
+@contextmanager
+def recorded(job):
+    about = {"id": job.id, "run": job.run, "pid": os.getpid()}
+    record("begin", **about, parent=os.getppid(), sequence=job.sequence_key, queue=job.queue_name)
+    try:
+        yield
+        if random.random() < 0.1:
+            raise ValueError("as it happens")
+    finally:
+        record("end", **about)
+
+
+@task(backoff=[0.05])
+def plain(payload, job):
+    with recorded(job):
+        time.sleep(random.uniform(0, 0.03))
+
+
+@task(backoff=[0.05])
+async def plain_async(payload, job):
+    with recorded(job):
+        await asyncio.sleep(random.uniform(0, 0.03))
+
+
+@task(delivery="at_most_once", backoff=[0.05])
+def only_once(payload, job):
+    if random.random() < 0.1:
+        raise NotStarted("as it happens")
+    with recorded(job):
+        time.sleep(random.uniform(0, 0.03))
+
+
+@task(backoff=[0.05])
+def effect(payload, job):
+    with recorded(job), job.transaction() as conn:
+        conn.execute("insert into public.effects values (%s, %s)", [job.id, job.run])
+        time.sleep(random.uniform(0, 0.03))
+
+
+@task(backoff=[0.05])
+async def effect_async(payload, job):
+    with recorded(job):
+        async with job.transaction() as conn:
+            await conn.execute("insert into public.effects values (%s, %s)", [job.id, job.run])
+            await asyncio.sleep(random.uniform(0, 0.03))
