@@ -14,15 +14,17 @@ class Recorder:
     """One line per event, in one write: a process that is killed leaves whole lines behind."""
 
     def __init__(self, name):
-        path = os.path.join(os.environ["PYWORKER_HISTORY"], f"{name}.jsonl")
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._name, self._file = name, None
 
     def __call__(self, what, **fields):
+        if self._file is None:
+            path = os.path.join(os.environ["PYWORKER_HISTORY"], f"{self._name}.jsonl")
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         line = json.dumps({"what": what, "t": time.time(), **fields}) + "\n"
         os.write(self._file, line.encode())
 
 
-record = Recorder(f"handlers-{os.getpid()}") if "PYWORKER_HISTORY" in os.environ else None
+record = Recorder(f"handlers-{os.getpid()}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Torture: producers of every kind, real workers, faults of every kind. All write down what they see; checker.py judges the record afterwards.
+"""Torture: producers, workers and faults of every kind. All write down what they see; afterwards checker.py judges the record alone.
 
 PYWORKER_TORTURE_SECONDS says how long (make nightly: an hour). PYWORKER_HISTORY names a directory that keeps the record.
 """
@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
