@@ -61,14 +61,14 @@ def only_once(payload, job):
 
 @task(backoff=[0.05])
 def effect(payload, job):
-    with recorded(job), job.transaction() as conn:
+    with job.transaction() as conn, recorded(job):  # the job's own end comes with the commit
         conn.execute("insert into public.effects values (%s, %s)", [job.id, job.run])
         time.sleep(random.uniform(0, 0.03))
 
 
 @task(backoff=[0.05])
 async def effect_async(payload, job):
-    with recorded(job):
-        async with job.transaction() as conn:
+    async with job.transaction() as conn:
+        with recorded(job):
             await conn.execute("insert into public.effects values (%s, %s)", [job.id, job.run])
             await asyncio.sleep(random.uniform(0, 0.03))

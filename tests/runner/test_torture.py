@@ -80,6 +80,8 @@ class Producer:
             else:
                 self._rng.choice(deeds)()
             self._stop.wait(self._rng.uniform(0, 0.03))
+        if self._conn is not None:
+            self._conn.close()
 
     def _do(self, what: str, fields: dict[str, Any], deed: Callable[[Any], dict[str, Any]]) -> None:
         began = time.time()
@@ -110,9 +112,7 @@ class Producer:
             case 4:
                 arguments["queue_name"] = rng.choice(["narrow", "serial"])
         if rng.random() < 0.1:
-            arguments["run_at"] = psycopg.types.datetime.datetime.fromtimestamp(
-                time.time() + rng.uniform(0, 3)
-            ).astimezone()
+            arguments["run_at"] = datetime.now(UTC) + timedelta(seconds=rng.uniform(0, 3))
         return arguments
 
     def _add(self, conn: Any, arguments: dict[str, Any]) -> int:
@@ -275,6 +275,7 @@ def test_the_record_of_a_tortured_queue_has_no_violation(history: Path, tmp_path
         network.cut()  # whoever waits for an answer of a silent one
         for thread in threads:
             thread.join()
+        queue.conn.close()
         queue.conn = psycopg.connect(server.url, autocommit=True, row_factory=namedtuple_row)
         queue.until_so(
             "all jobs have ended",
@@ -284,9 +285,9 @@ def test_the_record_of_a_tortured_queue_has_no_violation(history: Path, tmp_path
         observer.join()
         assert [worker.stop() for worker in faults.workers] == [0, 0]
         record = Recorder("final")
-        for final in psycopg.connect(server.url, row_factory=dict_row).execute(FINAL).fetchall():
-            record("final", **final)
-        with psycopg.connect(server.url, options="-c search_path=pyworker") as conn:
+        with psycopg.connect(server.url, row_factory=dict_row, options="-c search_path=pyworker") as conn:
+            for final in conn.execute(FINAL).fetchall():
+                record("final", **final)
             assert conn.execute("select * from _invariants()").fetchall() == []
     events = list(read(history))
     print(summary(events), Counter(event["state"] for event in events if event["what"] == "final"))
