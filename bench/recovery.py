@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psycopg
 from psycopg.rows import namedtuple_row
@@ -31,6 +30,9 @@ from tests.runner.proxy import Proxy
 from tests.runner.servers import Postgres
 from tests.runner.test_pgbouncer import pooler
 
+ADD = """
+    select count(*) from pyworker.add_jobs(
+        (select json_agg(json_build_object('identifier', 'silent')) from generate_series(1, %s))::jsonb)"""
 Deed = Callable[[Worker, int], None]
 
 
@@ -144,8 +146,8 @@ def restart(rounds: int, directory: str) -> Iterator[float]:
             plain()(queue)
         completed = "select count(*) from pyworker.finished_jobs"
         for _ in range(rounds):
-            queue.rows("select count(*) from pyworker.add_jobs((select json_agg(json_build_object('identifier', 'silent')) "
-                       "from generate_series(1, 40000))::jsonb)")  # fmt: skip
+            while queue.value("select count(*) from pyworker.jobs") < 100_000:
+                queue.rows(ADD, 50_000)
             usual = statistics.median(rate(queue, completed) for _ in range(5))
             server.stop_immediately()
             server.start()
