@@ -107,9 +107,17 @@ def i4_nothing_is_lost_or_invented(h: History) -> Iterator[str]:
 
 
 def i5_at_most_once(h: History) -> Iterator[str]:
+    """Once per decision: between two starts somebody retried it, or added it anew by its key."""
+    decisions: dict[Any, list[Event]] = defaultdict(list)
+    for event in (*h.of("retry"), *h.adds):
+        if event["outcome"] == "ok" or event["outcome"] == "unknown":
+            decisions[event["id"]].append(event)
     for job_id, final in h.finals.items():
-        if final["delivery"] == "at_most_once" and len(h.begins[job_id]) > 1 + h.retries[job_id]:
-            yield f"job {job_id} began {len(h.begins[job_id])} times"
+        if final["delivery"] == "at_most_once":
+            for one, other in pairwise(h.begins[job_id]):
+                made = decisions[job_id] + decisions[None]
+                if not any(one["t"] <= decision["t"] and decision["began"] <= other["t"] for decision in made):
+                    yield f"job {job_id} began as run {one['run']} and again as run {other['run']}"
 
 
 def i6_at_least_once(h: History) -> Iterator[str]:
@@ -140,13 +148,19 @@ def i8_one_job_per_due(h: History) -> Iterator[str]:
 
 def i9_the_newest_run_has_the_last_word(h: History) -> Iterator[str]:
     for job_id, final in h.finals.items():
-        newest = max((event["run"] for event in h.begins[job_id]), default=0)
-        if newest > final["run"]:
-            yield f"job {job_id} ended as run {final['run']}, and run {newest} had begun"
+        if not h.begins[job_id]:
+            continue
+        newest = h.begins[job_id][-1]
+        if newest["run"] > final["run"]:
+            yield f"job {job_id} ended as run {final['run']}, and run {newest['run']} had begun"
         if len(final["effects"]) > 1 + h.retries[job_id]:
             yield f"job {job_id} had its effect in the runs {final['effects']}"
-        if final["effects"] and final["state"] == "completed" and max(final["effects"]) != final["run"]:
-            yield f"job {job_id} ended as run {final['run']}, its effect is that of the runs {final['effects']}"
+        if (
+            newest["task"].startswith("effect")
+            and final["state"] == "completed"
+            and final["run"] not in final["effects"]
+        ):
+            yield f"job {job_id} ended as run {final['run']}, its effects are those of the runs {final['effects']}"
 
 
 def i10_a_rolled_back_add_leaves_nothing(h: History) -> Iterator[str]:

@@ -30,7 +30,9 @@ record = Recorder(f"handlers-{os.getpid()}")
 @contextmanager
 def recorded(job):
     about = {"id": job.id, "run": job.run, "pid": os.getpid()}
-    record("begin", **about, parent=os.getppid(), sequence=job.sequence_key, queue=job.queue_name)
+    record(
+        "begin", **about, parent=os.getppid(), task=job.task_identifier, sequence=job.sequence_key, queue=job.queue_name
+    )
     try:
         yield
         if random.random() < 0.1:

@@ -26,7 +26,7 @@ def job(job_id: int, state: str = "running", **more: Any) -> Event:
 
 def history() -> dict[str, Event]:
     """Nothing is wrong with this one; its events by names. Worker 10 has the process 11, which is killed while it runs job 1."""
-    no_lane = {"sequence": None, "queue": None, "pid": 11, "parent": 10}
+    no_lane = {"task": "plain", "sequence": None, "queue": None, "pid": 11, "parent": 10}
     no_key = {"what": "add", "outcome": "ok", "key": None}
     final = {"what": "final", "t": 99.0, "state": "completed", "delivery": "at_least_once", "effects": []}
     return {
@@ -42,7 +42,7 @@ def history() -> dict[str, Event]:
             "jobs": [job(1, key="k", unique="u"), job(2, "available", sequence="s"), job(3, "pending", sequence="s")],
         },
         "kill": {"what": "kill", "t": 2.2, "pid": 11, "how": "child"},
-        "begin 1 again": {"what": "begin", "t": 4.0, "id": 1, "run": 2, **no_lane, "pid": 12},
+        "begin 1 again": {"what": "begin", "t": 4.0, "id": 1, "run": 2, **no_lane, "task": "effect", "pid": 12},
         "end 1": {"what": "end", "t": 4.1, "id": 1, "run": 2, "pid": 12},
         "begin 2": {"what": "begin", "t": 5.0, "id": 2, "run": 1, **no_lane, "sequence": "s", "queue": "q", "pid": 12},
         "end 2": {"what": "end", "t": 5.1, "id": 2, "run": 1, "pid": 12},
