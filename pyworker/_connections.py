@@ -93,11 +93,11 @@ class Connections:
             ).fetchone()
             return row[1] if row else ""
 
-    def committed(self, transaction: str) -> bool:
+    def committed(self, job_id: int, run: int, transaction: str) -> bool:
         """What became of a transaction whose COMMIT was not answered."""
         while True:
             with self.sync_pool().connection() as conn:
-                row = conn.execute(_sql.XACT_STATUS, [transaction]).fetchone()
-            if not row or row[0] != "in progress":
-                return bool(row and row[0] == "committed")
-            time.sleep(0.1)  # the server has not noticed yet that we are gone
+                answer = self.database(conn).was_finished(job_id, run, transaction)
+            if answer is not None:
+                return answer
+            time.sleep(0.1)

@@ -16,6 +16,10 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
+from pyworker._config import RunConfig
+from pyworker._connect import connect
+from pyworker._connections import Connections
+
 from .proxy import Message, Proxy, Weather, once
 
 CUTS = int(os.environ.get("PYWORKER_CUTS", "5000"))
@@ -198,6 +202,15 @@ def test_a_statement_that_takes_its_time_is_waited_for(queue: Any, network: Prox
         queue.rows("select pg_sleep(13)")  # longer than anybody's patience
     queue.until_state("completed", job_id)
     assert "no connection" not in worker.log
+
+
+def test_the_servers_end_notices_a_vanished_machine_as_well(queue: Any, network: Proxy) -> None:
+    """What it had locked, on whatever connection, is not locked for hours."""
+    ours = "select count(*) from pg_settings where source in ('client', 'session') and name ~ '^tcp_'"
+    pool = Connections(RunConfig(network.dsn)).sync_pool()
+    with connect(network.dsn) as control, pool.connection() as handlers:
+        assert [conn.execute(ours).fetchone() for conn in (control, handlers)] == [(4,), (4,)]
+    pool.close()
 
 
 # Coming back
