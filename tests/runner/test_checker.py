@@ -87,6 +87,15 @@ DOCTORED: list[tuple[str, Callable[[dict[str, Event]], Any]]] = [
 ]  # fmt: skip
 
 
+def test_what_a_crash_of_the_server_takes_back_of_a_claim_is_claimed_again_under_the_same_number() -> None:
+    doctored = history() | {"crash": {"what": "stop", "t": 3.0, "how": "immediate"}}
+    doctored["begin 1 again"]["run"] = doctored["end 1"]["run"] = doctored["final 1"]["run"] = 1
+    doctored["final 1"]["effects"] = [1]
+    assert violations(doctored.values()) == []
+    doctored["begin 1"]["queue"] = "q"
+    assert [line.split(":")[0] for line in violations(doctored.values())] == ["I7"]
+
+
 @pytest.mark.parametrize(("invariant", "doctor"), DOCTORED, ids=[f"{name}-{n}" for n, (name, _) in enumerate(DOCTORED)])
 def test_a_broken_invariant_is_noticed(invariant: str, doctor: Callable[[dict[str, Event]], Any]) -> None:
     doctored = copy.deepcopy(history())
