@@ -96,7 +96,7 @@ class Child:
         self.tasks: dict[str, tasks.Task[..., Any]] = {}
         self.connections = Connections(config)
         self.db: _sql.Database | None = None
-        self.backoff = Backoff()
+        self.backoff = Backoff(log)
         self.watch = Watch(config.dsn)
         # Guarded by `lock`: what is claimed and not begun, and how many handlers are at work.
         self.lock = threading.Lock()
@@ -166,8 +166,12 @@ class Child:
 
     def _connect(self) -> None:
         conn = connect(self.config.dsn)
-        with self.watch.over(conn):
-            self._introduce(_sql.Database(conn, self.config.schema))
+        try:
+            with self.watch.over(conn):
+                self._introduce(_sql.Database(conn, self.config.schema))
+        except psycopg.Error:
+            conn.close()
+            raise
 
     def _introduce(self, db: _sql.Database) -> None:
         db.check_version(_migrate.newest())

@@ -16,8 +16,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from . import _sql
 
-log = logging.getLogger("pyworker.worker")
-
 # Half-open connections are found in seconds, not hours; whatever the user says in the DSN wins. Of several hosts, only the one that
 # can be written to will do.
 _DEFAULTS = {
@@ -135,24 +133,25 @@ class Watch:
 
 
 class Backoff:
-    """From 0.1 seconds to the limit between attempts, with jitter; of failures at most one line of log in a second."""
+    """From 0.1 seconds to the limit between attempts, with jitter; of failures a process logs at most one line in a second."""
 
-    def __init__(self, limit: float = 5.0) -> None:
-        self._limit = limit
+    logged = 0.0
+
+    def __init__(self, log: logging.Logger, limit: float = 5.0) -> None:
+        self._log, self._limit = log, limit
         self._delay = 0.1
-        self._logged = 0.0
         self._told = False
         self.until = 0.0  # when to try again
 
     def failed(self, error: Exception) -> None:
         now = time.monotonic()
-        if now - self._logged >= 1:
-            self._logged, self._told = now, True
-            log.warning("no connection to the database: %s", str(error).strip().split("\n")[0])
+        if now - Backoff.logged >= 1:
+            Backoff.logged, self._told = now, True
+            self._log.warning("no connection to the database: %s", str(error).strip().split("\n")[0])
         self.until = now + self._delay * random.uniform(0.5, 1.5)  # noqa: S311
         self._delay = min(self._delay * 1.5, self._limit)
 
     def worked(self) -> None:
         if self._told:
-            log.info("the database is back")
+            self._log.info("the database is back")
         self._told, self._delay = False, 0.1

@@ -84,7 +84,7 @@ class Parent:
         self.acknowledged = _boottime()  # when the last beat began that the database has answered
         self.fence = 15.0  # seconds without one after which our handlers must end: others may take their jobs soon
         self.pooled = False
-        self.backoff = Backoff(RETRY)
+        self.backoff = Backoff(log, RETRY)
         self.stopped = threading.Event()
         self.reaping = threading.Lock()  # whoever kills must not meet the pid of a child that is no more
 
@@ -224,7 +224,7 @@ class Parent:
     def _maintain(self) -> None:
         """In a thread with its own connection: a long pruning must not hold up a beat."""
         db: _sql.Database | None = None
-        backoff, watch = Backoff(), Watch(self.config.dsn)
+        backoff, watch = Backoff(log), Watch(self.config.dsn)
         maintain_at = 0.0
         while True:
             try:
