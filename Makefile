@@ -1,6 +1,6 @@
 # The README's commands by short names. They work without make, too.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint schema torture mutants fresh
+.PHONY: help demo test lint schema torture nightly release mutants fresh
 
 install = python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q -e
 
@@ -21,6 +21,16 @@ schema: ## write sql/schema.sql anew, from what the migrations make
 
 torture: ## run the long tests: crashes, races, load
 	$(install) '.[test]' && .venv/bin/pytest -m torture
+
+nightly: ## run everything for hours: the README's last section has the figures
+	$(install) '.[test]'
+	PYWORKER_WALKS=50 PYWORKER_MODEL_EXAMPLES=1000 PYWORKER_MODEL_STEPS=60 .venv/bin/pytest
+	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -n 0 -m torture tests/runner/test_torture.py
+	PYWORKER_KILLS=2000 PYWORKER_CRASHES=200 PYWORKER_CUTS=5000 PYWORKER_FUZZ=1000000 PYWORKER_TORTURE_SECONDS=300 \
+		.venv/bin/pytest -m torture --ignore tests/runner/test_torture.py
+
+release: nightly mutants ## the same, the mutants, and how long recovery takes
+	.venv/bin/python bench/recovery.py --rounds 100
 
 mutants: ## take one guard after the other out of the SQL, and see that a test notices
 	$(install) '.[test]' && .venv/bin/python tests/mutants.py

@@ -34,7 +34,7 @@ import psycopg
 
 from . import _logging, _migrate, _sql, tasks
 from ._config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, EXIT_REGISTER_AGAIN, RunConfig
-from ._connect import Backoff, connect, is_pooled
+from ._connect import LOST, Backoff, Watch, connect, is_pooled
 from ._connections import Connections
 from ._slots import Slots
 from ._turn import KINDS, Claimed, Outcomes
@@ -49,6 +49,7 @@ TRY_AGAIN = ("40001", "40P01", "55P03", "57014")  # serialization failure, deadl
 MARK_LASTS = 2.0  # seconds: claim_jobs promises 2.5, see there
 LINGER = 0.01  # seconds that outcomes may wait for company while there is other work
 ASK = 10.0  # seconds between questions whether running jobs were called off; a notification comes sooner
+RECONCILE = 5.0  # seconds from a lost connection's first comparison with the database to the next one
 CANCEL_GRACE = 5.0  # seconds that a handler has to stop when it is called off, before its process is ended
 
 
@@ -77,8 +78,6 @@ def main() -> NoReturn:
     except NotFound as error:
         log.warning("%s", error)
         code = EXIT_REGISTER_AGAIN
-    except psycopg.OperationalError as error:
-        log.error("%s", str(error).strip().split("\n")[0])
     except Exception:
         log.exception("the worker process failed")
     sys.stdout.flush()
@@ -97,6 +96,8 @@ class Child:
         self.tasks: dict[str, tasks.Task[..., Any]] = {}
         self.connections = Connections(config)
         self.db: _sql.Database | None = None
+        self.backoff = Backoff(log)
+        self.watch = Watch(config.dsn)
         # Guarded by `lock`: what is claimed and not begun, and how many handlers are at work.
         self.lock = threading.Lock()
         self.ready: deque[Claimed] = deque()
@@ -117,6 +118,7 @@ class Child:
         self.aborting = False
         self.recheck_version = False
         self.ask_at = 0.0  # when to ask the database whether what runs was called off
+        self.reconcile_in, self.reconcile_at = 0.0, 0.0
         self.exit_code = 0
         # How the turn paces itself
         self.dry = False  # the last claim came back short: nothing more to be had until something happens
@@ -146,20 +148,32 @@ class Child:
         self.tasks = tasks.load(self.config.tasks)
         if unknown := [name for name in self.config.only_tasks if name not in self.tasks]:
             raise TaskError(f"--task {unknown[0]}: no such task (known: {', '.join(sorted(self.tasks))})")
-        self._connect()
         while True:
             try:
+                if self.db is None:
+                    self._connect()
                 if self._turn():
                     return self.exit_code
+                self.backoff.worked()
                 self._wait()
-            except psycopg.OperationalError as error:
-                if self.db is not None and not self.db.conn.closed and sqlstate_of(error):
-                    raise
-                self._reconnect(error)
+            except LOST as error:
+                self.backoff.failed(error)
+                if self.db is not None:
+                    self.db.conn.close()
+                    self.db = None
+                    self.reconcile_in = RECONCILE
+                time.sleep(max(self.backoff.until - time.monotonic(), 0))
 
     def _connect(self) -> None:
         conn = connect(self.config.dsn)
-        db = _sql.Database(conn, self.config.schema)
+        try:
+            with self.watch.over(conn):
+                self._introduce(_sql.Database(conn, self.config.schema))
+        except psycopg.Error:
+            conn.close()
+            raise
+
+    def _introduce(self, db: _sql.Database) -> None:
         db.check_version(_migrate.newest())
         for task in self.tasks.values():
             if task.options:
@@ -170,13 +184,13 @@ class Child:
         self.timeouts = db.task_timeouts(list(self.tasks))
         only = {"queue_names": self.config.queues, "forbidden_flags": self.config.forbidden_flags}
         db.describe_worker(self.worker_id, {"task_identifiers": self._names(), **{k: v for k, v in only.items() if v}})
-        self.connections.pooled = is_pooled(conn)
+        self.connections.pooled = is_pooled(db.conn)
         if self.connections.pooled:
             log.warning(
                 "there is a transaction pooler in between: no notifications come through it, jobs are found by polling"
             )
         else:
-            conn.add_notify_handler(lambda note: self._heard(note.payload))
+            db.conn.add_notify_handler(lambda note: self._heard(note.payload))
             db.listen()
         self._reconcile(db)
         self.db = db
@@ -192,20 +206,9 @@ class Child:
         held = set(db.reconcile(self.worker_id, known))
         with self.lock:
             self.ready = deque(job for job in self.ready if job.id in held)
-
-    def _reconnect(self, error: Exception) -> None:
-        backoff = Backoff()
-        log.warning("lost the database: %s", str(error).strip().split("\n")[0])
-        while True:
-            self.db = None
-            backoff.wait()
-            try:
-                self._connect()
-            except psycopg.OperationalError as again:
-                backoff.failed(again)
-            else:
-                log.info("the database is back")
-                return
+        # A claim that was under way when the connection was lost may get there after this: ask again, ever more rarely.
+        self.reconcile_at = time.monotonic() + self.reconcile_in
+        self.reconcile_in = self.reconcile_in * 2 if self.reconcile_in < RECONCILE * 64 else 0.0
 
     def _heard(self, word: str) -> None:
         if word == "migrate":
@@ -218,10 +221,14 @@ class Child:
     def _turn(self) -> bool:
         """One round trip, if there is a reason for one; true when this process has done its duty."""
         assert self.db is not None  # noqa: S101
+        with self.watch.over(self.db.conn):
+            return self._take_turn(self.db)
+
+    def _take_turn(self, db: _sql.Database) -> bool:
         if self.recheck_version:
             self.recheck_version = False
             try:
-                self.db.check_version(_migrate.newest())
+                db.check_version(_migrate.newest())
             except SchemaVersionError as error:
                 log.error("%s. %s", error, error.hint or "")
                 self.stopping, self.exit_code = True, EXIT_DATABASE_NEWER
@@ -230,6 +237,8 @@ class Child:
         if time.monotonic() >= self.ask_at:
             self.ask_at = time.monotonic() + ASK
             self._ask_for_cancels()
+        if self.reconcile_in and time.monotonic() >= self.reconcile_at:
+            self._reconcile(db)
         outcomes = self._collect()
         room = 0 if self.stopping else self._room(bool(outcomes))
         if not outcomes and not room:
@@ -286,7 +295,7 @@ class Child:
                 self._sleep_until(due.fetchone())
             return rows
         except psycopg.Error as error:
-            if db.conn.closed or not sqlstate_of(error):
+            if not sqlstate_of(error) or (isinstance(error, LOST) and sqlstate_of(error) not in TRY_AGAIN):
                 # Did it commit? Say everything again: what was accepted is left out the second time.
                 self._take_back(outcomes)
                 raise
@@ -328,7 +337,7 @@ class Child:
                 try:
                     self.db.send(self._reports(one)[0]).fetchall()
                 except psycopg.Error as error:
-                    if self.db.conn.closed or sqlstate_of(error) in TRY_AGAIN:
+                    if isinstance(error, LOST):
                         self._take_back(one)
                         continue
                     with contextlib.suppress(ClaimLost), translated():

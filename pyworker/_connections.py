@@ -11,6 +11,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from . import _sql
 from ._config import RunConfig
+from ._connect import conninfo, server_options
 from .errors import translated
 from .job import NotStarted
 
@@ -27,7 +28,7 @@ class Connections:
         self._lock = threading.Lock()
 
     def _options(self) -> dict[str, Any]:
-        return {"prepare_threshold": None} if self.pooled else {}
+        return {"prepare_threshold": None} if self.pooled else {"options": server_options(self._config.dsn)}
 
     def database(self, conn: psycopg.Connection[Any]) -> _sql.Database:
         return _sql.Database(conn, self.schema)
@@ -36,7 +37,7 @@ class Connections:
         with self._lock:
             if self._sync is None:
                 self._sync = ConnectionPool(
-                    self._config.dsn,
+                    conninfo(self._config.dsn),
                     min_size=0,
                     max_size=self._config.concurrency,
                     kwargs=self._options(),
@@ -48,7 +49,7 @@ class Connections:
     async def async_pool(self) -> AsyncConnectionPool[psycopg.AsyncConnection[Any]]:
         if self._async is None:
             self._async = AsyncConnectionPool(
-                self._config.dsn,
+                conninfo(self._config.dsn),
                 min_size=0,
                 max_size=self._config.concurrency,
                 kwargs=self._options(),
@@ -92,11 +93,11 @@ class Connections:
             ).fetchone()
             return row[1] if row else ""
 
-    def committed(self, transaction: str) -> bool:
+    def committed(self, job_id: int, run: int, transaction: str) -> bool:
         """What became of a transaction whose COMMIT was not answered."""
         while True:
             with self.sync_pool().connection() as conn:
-                row = conn.execute(_sql.XACT_STATUS, [transaction]).fetchone()
-            if not row or row[0] != "in progress":
-                return bool(row and row[0] == "committed")
-            time.sleep(0.1)  # the server has not noticed yet that we are gone
+                answer = self.database(conn).was_finished(job_id, run, transaction)
+            if answer is not None:
+                return answer
+            time.sleep(0.1)

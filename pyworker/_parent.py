@@ -17,8 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,17 +25,16 @@ import psycopg
 
 from . import _migrate, _sql
 from ._config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, EXIT_REGISTER_AGAIN, RunConfig
-from ._connect import Backoff, connect, is_pooled
+from ._connect import LOST, Backoff, Watch, answered, connect, is_pooled
 from ._slots import Slots
 
 log = logging.getLogger("pyworker.parent")
 
 BEAT = 4.0  # seconds; the lease is settings.worker_ttl, 20 by default
-RETRY = 1.0  # seconds while the database is away: once it is back, others sweep, and a lock not taken within two seconds is a death
+RETRY = 0.7  # seconds, at most, while the database is away: once it is back, others sweep, and a lock not taken within two is a death
 SWEEP = 1.0
 MAINTAIN = 15.0
 WATCH = 0.25  # seconds between looks at the children's deadlines and memory
-PATIENCE = 5.0  # seconds that the database has to answer a beat
 MEMORY = "it holds too much memory"
 PAGE = os.sysconf("SC_PAGE_SIZE")
 GRACE = 2.0  # seconds from "abort" to SIGKILL
@@ -86,7 +84,9 @@ class Parent:
         self.acknowledged = _boottime()  # when the last beat began that the database has answered
         self.fence = 15.0  # seconds without one after which our handlers must end: others may take their jobs soon
         self.pooled = False
-        self.stop_maintaining = threading.Event()
+        self.backoff = Backoff(log, RETRY)
+        self.stopped = threading.Event()
+        self.reaping = threading.Lock()  # whoever kills must not meet the pid of a child that is no more
 
     # -- from start to end ----------------------------------------------------------------------------------------
 
@@ -118,11 +118,12 @@ class Parent:
             self._version(), self.config.processes, "es" if self.config.processes > 1 else "", self.config.concurrency, self.config.schema,
         )  # fmt: skip
         threading.Thread(target=self._maintain, daemon=True, name="maintain").start()
+        threading.Thread(target=self._fence, daemon=True, name="fence").start()
         next_beat = time.monotonic() + BEAT
         while self.children or self.respawn_at or self.to_unregister:
             now = time.monotonic()
             if self.db is None:
-                next_beat = min(next_beat, now + RETRY)
+                next_beat = min(next_beat, max(self.backoff.until, now))
             deadlines = [next_beat, now + WATCH, *self.respawn_at, *([self.kill_at] if self.kill_at else [])]
             ends: list[Any] = [wakeup, *([self.db.conn] if self.db else [])]
             ready = select.select(ends, [], [], max(min(deadlines) - now, 0))[0]
@@ -143,7 +144,7 @@ class Parent:
                 self.respawn_at.remove(due)
                 if not self.signals:
                     self._guarded(self._spawn, lambda: self.respawn_at.append(time.monotonic() + 1))
-        self.stop_maintaining.set()
+        self.stopped.set()
         log.info("stopped")
 
     def _version(self) -> str:
@@ -165,16 +166,22 @@ class Parent:
         """Do something with the database; if it is away, try to get it back now and then, and go on without it."""
         try:
             if self.db is None:
+                if time.monotonic() < self.backoff.until and not self.signals:
+                    return otherwise and otherwise()
                 self.db = self._connect()
-                log.info("the database is back")
-            action()
-        except psycopg.OperationalError as error:
-            log.warning("database: %s", str(error).strip().split("\n")[0])
-            if self.db is not None:
-                self.db.conn.close()
-                self.db = None
+            with answered(self.db.conn):
+                action()
+            self.backoff.worked()
+        except LOST as error:
+            self._lost(error)
             if otherwise:
                 otherwise()
+
+    def _lost(self, error: Exception) -> None:
+        self.backoff.failed(error)
+        if self.db is not None:
+            self.db.conn.close()
+            self.db = None
 
     def _listen(self) -> None:
         """The control connection says something unasked: most likely that it has ended. The locks on it are to be taken again, soon."""
@@ -182,10 +189,7 @@ class Parent:
         with suppress(psycopg.OperationalError):
             self.db.conn.pgconn.consume_input()
         if self.db.conn.pgconn.status != psycopg.pq.ConnStatus.OK:
-            log.warning("database: the control connection was lost")
-            self.db.conn.close()
-            self.db = None
-            self._guarded(lambda: None)  # which connects
+            self._lost(psycopg.OperationalError("the control connection was lost"))
 
     def _beat(self) -> None:
         def beat() -> None:
@@ -198,8 +202,7 @@ class Parent:
                     child.locked = self.db.hold_worker_lock(child.worker_id)
             self.acknowledged = began
 
-        with _watchdog(self.db):
-            self._guarded(beat)
+        self._guarded(beat)
 
     def _unregister(self) -> None:
         def unregister() -> None:
@@ -214,32 +217,42 @@ class Parent:
                 self.to_unregister.pop(0)
 
         if self.to_unregister:
-            self._guarded(unregister, lambda: time.sleep(0.2))
+            self._guarded(unregister)
             if self.signals and self.db is None:
                 self.to_unregister.clear()  # leaving without it: the lease will run out
 
     def _maintain(self) -> None:
         """In a thread with its own connection: a long pruning must not hold up a beat."""
         db: _sql.Database | None = None
-        backoff = Backoff()
+        backoff, watch = Backoff(log), Watch(self.config.dsn)
         maintain_at = 0.0
         while True:
             try:
                 if db is None:
                     db = _sql.Database(connect(self.config.dsn), self.config.schema)
-                if time.monotonic() >= maintain_at:
-                    maintain_at = time.monotonic() + MAINTAIN * random.uniform(0.8, 1.2)  # noqa: S311
-                    db.maintain()
-                else:
-                    db.sweep_workers()
-                backoff = Backoff()
+                with watch.over(db.conn):
+                    if time.monotonic() >= maintain_at:
+                        maintain_at = time.monotonic() + MAINTAIN * random.uniform(0.8, 1.2)  # noqa: S311
+                        db.maintain()
+                    else:
+                        db.sweep_workers()
+                backoff.worked()
             except psycopg.Error as error:
                 if db is not None:
                     db.conn.close()
                     db = None
                 backoff.failed(error)
-            if self.stop_maintaining.wait(SWEEP * random.uniform(0.8, 1.2) if db else backoff.delay):  # noqa: S311
+            pause = SWEEP * random.uniform(0.8, 1.2) if db else backoff.until - time.monotonic()  # noqa: S311
+            if self.stopped.wait(max(pause, 0)):
                 return
+
+    def _fence(self) -> None:
+        """In a thread, as nothing may hold it up: may we still believe that our jobs are ours?"""
+        while not self.stopped.wait(WATCH):
+            if (away := _boottime() - self.acknowledged) > self.fence:
+                with self.reaping:
+                    for child in [child for child in self.children.values() if not child.killed]:
+                        self._kill(child, f"the database has not answered for {away:.0f} s, others may take its jobs")
 
     # -- children -------------------------------------------------------------------------------------------------
 
@@ -249,7 +262,8 @@ class Parent:
         worker_id = self.db.register_worker(
             {"host": socket.gethostname(), "pid": os.getpid(), "version": self._version(), "modules": self.config.tasks}
         )
-        self.acknowledged = began
+        if all(child.killed for child in self.children.values()):  # for the others this is no beat
+            self.acknowledged = began
         locked = not self.pooled and self.db.hold_worker_lock(worker_id)
         slots = Slots.create(self.config.concurrency)
         process = subprocess.Popen(
@@ -267,13 +281,15 @@ class Parent:
 
     def _reap(self) -> None:
         while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)  # of orphans too, when this is PID 1
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if child := self.children.pop(pid, None):
+            with self.reaping:
+                try:
+                    pid, status = os.waitpid(-1, os.WNOHANG)  # of orphans too, when this is PID 1
+                except ChildProcessError:
+                    return
+                if pid == 0:
+                    return
+                child = self.children.pop(pid, None)
+            if child:
                 child.process.returncode = os.waitstatus_to_exitcode(status)
                 self._ended(child, child.process.returncode)
 
@@ -308,12 +324,8 @@ class Parent:
         os.kill(child.process.pid, signal.SIGKILL)
 
     def _watch(self, now: float) -> None:
-        """Deadlines, memory, and whether we may still believe that our jobs are ours."""
-        away = _boottime() - self.acknowledged
+        """Deadlines and memory."""
         for child in [child for child in self.children.values() if not child.killed]:
-            if away > self.fence:
-                self._kill(child, f"the database has not answered for {away:.0f} s, others may take its jobs")
-                continue
             late = [job for job in child.slots.running() if job.deadline and now > job.deadline]
             if late:
                 self._kill(child, "timed out, or did not stop when it was called off", (late[0].job_id, late[0].run))
@@ -371,27 +383,6 @@ def _memory_of(pid: int) -> int:
             return int(file.read().split()[1]) * PAGE
     except (OSError, ValueError, IndexError):
         return 0
-
-
-@contextmanager
-def _watchdog(db: _sql.Database | None) -> Iterator[None]:
-    """A statement that is never answered, and never refused either, must not stop the parent: its connection is cut."""
-
-    def cut() -> None:
-        with suppress(OSError, psycopg.Error):
-            assert db is not None  # noqa: S101
-            with socket.socket(fileno=os.dup(db.conn.fileno())) as end:
-                end.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(PATIENCE, cut) if db else None
-    if timer:
-        timer.daemon = True
-        timer.start()
-    try:
-        yield
-    finally:
-        if timer:
-            timer.cancel()
 
 
 def _nothing(_number: int, _frame: object) -> None:

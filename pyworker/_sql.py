@@ -19,8 +19,10 @@ from .errors import InvalidArgument, translated
 # -- sessions ---------------------------------------------------------------------------------------------------------
 
 BACKEND_PID = b"select pg_backend_pid()"
-XACT_STATUS = b"select pg_xact_status(%s::xid8)"
 SHOW_ISOLATION = b"show default_transaction_isolation"
+SET_ALL = b"select set_config(s.name, s.value, false) from unnest(%s::text[], %s::text[]) s(name, value)"
+# Null: there is no such process, or its statement is not ours to see.
+AT_IT = b"select bool_or(state = 'active' and wait_event_type is distinct from 'Client') from pg_stat_activity where pid = %s"
 READ_COMMITTED = b"set default_transaction_isolation = 'read committed'"
 
 # -- migrations -------------------------------------------------------------------------------------------------------
@@ -298,6 +300,9 @@ class Database:
 
     def finish_job(self, job_id: int, run: int) -> str:
         return self._rows(finish_job_statement(self.schema), [job_id, run])[0][1]
+
+    def was_finished(self, job_id: int, run: int, transaction: str) -> bool | None:
+        return self._value("was_finished(%s, %s, %s::xid8)", job_id, run, transaction)
 
     # 45_start
 

@@ -71,8 +71,12 @@ def _with_hint(error: PyworkerError) -> str:
     return f"{error}. {error.hint}" if error.hint else str(error)
 
 
+def _first_line(error: psycopg.Error) -> str:
+    return str(error).strip().split("\n")[0].removeprefix("connection is bad: ").removeprefix("connection failed: ")
+
+
 def _explained(error: psycopg.Error) -> str:
-    first = str(error).strip().split("\n")[0].removeprefix("connection is bad: ").removeprefix("connection failed: ")
+    first = _first_line(error)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         ways_out = {
             "for database": "Its owner can GRANT CREATE ON DATABASE … TO your role",
@@ -105,8 +109,16 @@ def _resolved(dsn: str) -> Iterator[str]:
 @contextlib.contextmanager
 def _database(dsn: str, schema: str) -> Iterator[_sql.Database]:
     """All that a command does, or nothing of it."""
-    with _resolved(dsn) as url, connect(url) as conn, conn.transaction():
-        yield _sql.Database(conn, schema)
+    with _resolved(dsn) as url, connect(url) as conn:
+        try:
+            with conn.transaction():
+                yield _sql.Database(conn, schema)
+        except psycopg.OperationalError as error:
+            if conn.closed:
+                raise Problem(
+                    f"the connection to the database was lost: {_first_line(error)}. What was asked for may or may not have been done"
+                ) from error
+            raise
 
 
 as_json = click.option("--json", "machine", is_flag=True, help="Print JSON, for machines.")

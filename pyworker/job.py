@@ -134,7 +134,7 @@ class Job(_JobFields):
                     xact = self._connections.database(conn).finish_job(self.id, self.run)
             except psycopg.OperationalError:
                 # Lost during the COMMIT? Then only the database knows.
-                if xact is None or not conn.closed or not self._connections.committed(xact):
+                if xact is None or not conn.closed or not self._connections.committed(self.id, self.run, xact):
                     raise
             finally:
                 self._in_transaction = None
@@ -166,7 +166,8 @@ class AsyncJob(_JobFields):
                     yield conn
                     xact = await self._connections.finish_job_async(conn, self.id, self.run)
             except psycopg.OperationalError:
-                if xact is None or not conn.closed or not await asyncio.to_thread(self._connections.committed, xact):
+                committed = self._connections.committed
+                if xact is None or not conn.closed or not await asyncio.to_thread(committed, self.id, self.run, xact):
                     raise
             finally:
                 self._in_transaction = None

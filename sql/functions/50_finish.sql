@@ -118,3 +118,24 @@ $$;
 comment on function finish_job(bigint, integer) is
     'Completes one job inside the handler''s own transaction, as its last statement before the commit: the job''s end and the handler''s '
     'writes are one. Errors: PW002 on a stale run, so that a late worker''s writes roll back as well.';
+
+-- A transaction's number alone does not tell: one that a crash of the server, or a failover, has swallowed is given out again.
+create or replace function was_finished(job_id bigint, run integer, transaction_id xid8) returns boolean
+    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_status text;
+begin
+    v_status := pg_xact_status(transaction_id);
+    if v_status = 'in progress' then
+        return null;
+    end if;
+    return coalesce(v_status = 'committed', false) and not exists (
+        select from live_jobs j where j.id = was_finished.job_id and j.run = was_finished.run and j.state = 'running');
+exception when invalid_parameter_value then -- it is yet to come
+    return false;
+end;
+$$;
+comment on function was_finished(bigint, integer, xid8) is
+    'After a COMMIT that was not answered: did the transaction that called finish_job for this run (its pg_current_xact_id()) commit? Null while '
+    'it is in progress: the server has not noticed yet that its client is gone; ask again.';

@@ -6,7 +6,7 @@ as $$
 declare
     v_producer constant text[] := '{add_job,add_jobs,remove_job,once,unique_opts,conformance,_json_of,clock,schema_version}'::text[];
     v_worker constant text[] := v_producer ||
-        '{define_task,register_worker,describe_worker,hold_worker_lock,worker_died,sweep_workers,start_job,called_off,task_timeouts,worker_ttl,heartbeat,unregister_worker,claim_jobs,seconds_until_due,finish_jobs,finish_job,fail_jobs,snooze_job,release_jobs,
+        '{define_task,register_worker,describe_worker,hold_worker_lock,worker_died,sweep_workers,start_job,called_off,task_timeouts,worker_ttl,heartbeat,unregister_worker,claim_jobs,seconds_until_due,finish_jobs,finish_job,was_finished,fail_jobs,snooze_job,release_jobs,
           force_unlock_workers,reconcile,promote_jobs,maintain,check_version,get_job}';
     v_admin constant text[] := v_worker ||
         '{job_errors,cancel_job,retry_job,retry_jobs,delete_job,complete_jobs,permanently_fail_jobs,reschedule_jobs,prune,configure,

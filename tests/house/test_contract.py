@@ -24,6 +24,7 @@ FUNCTIONS = {
     "doctor": {""},
     "fail_jobs": {"failures"},
     "finish_job": {"job_id run"},
+    "was_finished": {"job_id run transaction_id"},
     "finish_jobs": {"job_ids runs results"},
     "force_unlock_workers": {"worker_ids"},
     "get_job": {"id"},

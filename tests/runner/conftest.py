@@ -62,7 +62,8 @@ class Queue:
 
     def rows(self, sql: str, *params: Any) -> list[Any]:
         cursor = self.conn.execute(sql.replace("pyworker.", f'"{self.schema}".'), params)  # type: ignore[arg-type]
-        return cursor.fetchall() if cursor.description else []
+        result = cursor.pgresult  # not cursor.description: `select from …` gives rows without a column
+        return cursor.fetchall() if result and result.status == psycopg.pq.ExecStatus.TUPLES_OK else []
 
     def value(self, sql: str, *params: Any) -> Any:
         return self.rows(sql, *params)[0][0]

@@ -242,7 +242,7 @@ def test_a_worker_that_loses_its_control_connection_has_it_again_before_it_is_ta
     # Longer than the grace: as many sweeps as it would have taken to find it dead.
     swept = queue.value("select last_value from pyworker.swept_at")
     queue.until("select last_value > %s from pyworker.swept_at", swept + 4000)
-    assert queue.rows("select from pyworker.workers where dead_at is not null") == []
+    assert queue.rows("select id from pyworker.workers where dead_at is not null") == []
     queue.open_gate(1)
     queue.until_state("completed", job_id)
     assert len(queue.seen(job_id)) == 1
@@ -273,7 +273,7 @@ def test_nobody_is_taken_for_dead_because_the_database_was_away_for_a_moment(que
         outside.execute(f"alter database {name} allow_connections true")
     back = queue.value("select (extract(epoch from clock_timestamp()) * 1000)::bigint")
     queue.until("select last_value > %s + 4000 from pyworker.swept_at", back)
-    assert queue.rows("select from pyworker.workers where dead_at is not null") == []
+    assert queue.rows("select id from pyworker.workers where dead_at is not null") == []
     queue.open_gate(1)
     queue.until_state("completed", *jobs)
     assert [len(queue.seen(job_id)) for job_id in jobs] == [1, 1]

@@ -1,6 +1,7 @@
 """Workers, processes and connections are killed at random while jobs of every kind come in: nothing is lost, nothing is done too often.
 
-PYWORKER_KILLS and PYWORKER_CRASHES say how often (make torture: 60 kills, 12 crashes of the server).
+PYWORKER_KILLS says how many processes are killed by SIGKILL (60 unless told; connections that are cut and processes that are stopped for a
+while come on top), PYWORKER_CRASHES how often the server crashes (12, every second time by an immediate stop).
 """
 
 from __future__ import annotations
@@ -20,10 +21,8 @@ import pytest
 from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
-from pyworker._embedded import temporary_server
-from pyworker._migrate import migrate
-
 from .conftest import Queue
+from .servers import Postgres
 
 KILLS = int(os.environ.get("PYWORKER_KILLS", "60"))
 CRASHES = int(os.environ.get("PYWORKER_CRASHES", "12"))
@@ -59,6 +58,7 @@ def add_until_lost(
 def test_whatever_is_killed_no_job_is_lost_and_none_that_may_run_once_runs_twice(fresh_queue: Any) -> None:
     queue = fresh_queue
     queue.rows("alter table public.seen add column said_at timestamptz default clock_timestamp()")
+    queue.rows("create index on public.seen (job_id, at); create index on public.seen (said_at)")
     queue.rows("select pyworker.configure(max_crashes => 1000, completed_retention => '1 day')")
     rng = random.Random(os.environ.get("PYWORKER_SEED", "3"))
     workers = [queue.start("--processes", "2", "--concurrency", "4") for _ in range(2)]
@@ -72,14 +72,14 @@ def test_whatever_is_killed_no_job_is_lost_and_none_that_may_run_once_runs_twice
     kills: dict[str, int] = defaultdict(int)
     when: list[tuple[str, Any]] = []
     try:
-        for _ in range(KILLS):
+        while kills["parent"] + kills["child"] < KILLS:
             queue.rows("select pg_sleep(%s)", rng.uniform(0.05, 0.6))
             at = rng.randrange(len(workers))
             worker = workers[at]
             what = rng.choice(["parent", "child", "child", "connection", "both stopped for a while"])
-            kills[what] += 1
             when.append((what, queue.value("select clock_timestamp()")))
             children = worker.children()
+            kills[what] += bool(children) or what == "parent"
             if what == "parent":
                 with queue.ends_of(children):
                     worker.signal(signal.SIGKILL)
@@ -153,26 +153,28 @@ def test_whatever_is_killed_no_job_is_lost_and_none_that_may_run_once_runs_twice
 
 
 def test_crashes_of_the_server_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    """A backend that is killed takes the whole server down; it recovers by itself, as after an immediate stop."""
-    settings = {"synchronous_commit": "on", "log_min_messages": "panic"}
-    with temporary_server(in_memory=True, settings=settings) as server, ExitStack() as closing:
-        with psycopg.connect(server.url(), autocommit=True) as conn:
-            migrate(conn)
-            conn.execute("select pyworker.configure(max_crashes => 1000, completed_retention => '1 day')")
-        queue = Queue(server.url(), tmp_path)
+    """In turn an immediate stop and a start, and a killed backend, which takes the whole server down, to recover by itself."""
+    with ExitStack() as closing:
+        server = Postgres(closing)
+        server.install()
+        queue = Queue(server.url, tmp_path)
         closing.callback(queue.close)
         for _ in range(2):
             queue.start("--processes", "2", "--concurrency", "4")
         queue.until("select count(*) > 0 from pyworker.tasks")
         kinds: dict[int, str] = {}
         stop = threading.Event()
-        adder = threading.Thread(target=add_forever, args=(server.url(), stop, kinds))
+        adder = threading.Thread(target=add_forever, args=(server.url, stop, kinds))
         adder.start()
         rng = random.Random(os.environ.get("PYWORKER_SEED", "3"))
         try:
-            for _ in range(CRASHES):
+            for crash in range(CRASHES):
                 stop.wait(rng.uniform(0.5, 2.5))
-                with suppress(psycopg.OperationalError), psycopg.connect(server.url()) as victim:
+                if crash % 2 == 0:
+                    server.stop_immediately()
+                    server.start()
+                    continue
+                with suppress(psycopg.OperationalError), psycopg.connect(server.url) as victim:
                     os.kill(victim.info.backend_pid, signal.SIGKILL)
                     victim.execute("select pg_sleep(10)")
         finally:
@@ -182,7 +184,7 @@ def test_crashes_of_the_server_lose_nothing_that_was_acknowledged(tmp_path: Path
         def back() -> bool:
             with suppress(psycopg.OperationalError):
                 queue.conn.close()
-                queue.conn = psycopg.connect(server.url(), autocommit=True, row_factory=namedtuple_row)
+                queue.conn = psycopg.connect(server.url, autocommit=True, row_factory=namedtuple_row)
                 return True
             return False
 

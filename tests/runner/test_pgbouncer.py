@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ import pyworker
 pytestmark = pytest.mark.skipif(not shutil.which("pgbouncer"), reason="there is no pgbouncer here")
 
 
-@pytest.fixture
-def pooled(queue: Any, tmp_path: Path) -> Iterator[str]:
+@contextmanager
+def pooler(queue: Any, tmp_path: Path) -> Iterator[str]:
     """The DSN of the test's database by way of a pooler that has two connections for everybody."""
     where = conninfo_to_dict(queue.dsn)
     with socket.socket() as probe:
@@ -64,6 +65,12 @@ def pooled(queue: Any, tmp_path: Path) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGINT)
         process.wait()
+
+
+@pytest.fixture
+def pooled(queue: Any, tmp_path: Path) -> Iterator[str]:
+    with pooler(queue, tmp_path) as dsn:
+        yield dsn
 
 
 def test_producers_of_all_kinds_share_the_poolers_connections(queue: Any, pooled: str) -> None:

@@ -163,3 +163,39 @@ def test_an_earlier_error_stays_visible_on_a_completed_job(api: Any, job_in: Any
     api.finish_job(again.id, again.run)
     done = api.get_job(job.id)
     assert (done.state, done.last_error, done.attempts) == ("completed", "boom", 2)
+
+
+# What became of a COMMIT that was not answered
+
+
+def test_was_finished_tells_a_commit_from_a_rollback_and_waits_for_neither(api: Any, worker: int, session: Any) -> None:
+    done, undone, open_ = (api.add_job("t").id for _ in range(3))
+    api.claim_jobs(worker, 3)
+    with api.conn.transaction():
+        api.finish_job(done, 1)
+        committed = api.value("select pg_current_xact_id()::text")
+    with api.conn.transaction(force_rollback=True):
+        api.finish_job(undone, 1)
+        rolled_back = api.value("select pg_current_xact_id()::text")
+    other = session()
+    other.begin()
+    other.run("select pyworker.finish_job(%s, 1)", [open_])
+    in_progress = other.value("select pg_current_xact_id()::text")
+    ask = "select pyworker.was_finished(%s, 1, %s::xid8)"
+    assert api.value(ask, [done, committed]) is True
+    assert api.value(ask, [undone, rolled_back]) is False
+    assert api.value(ask, [open_, in_progress]) is None
+    other.run("commit")
+    assert api.value(ask, [open_, in_progress]) is True
+
+
+def test_a_number_that_a_crash_has_given_to_another_transaction_finishes_nothing(api: Any, worker: int) -> None:
+    """The server forgets a transaction that it had not logged when it crashed, and its number is given out again."""
+    job_id = api.add_job("t").id
+    api.claim_jobs(worker, 1)
+    with api.conn.transaction():
+        api.add_job("somebody else's")
+        stranger = api.value("select pg_current_xact_id()::text")
+    ask = "select pyworker.was_finished(%s, 1, %s::xid8)"
+    assert api.value(ask, [job_id, stranger]) is False
+    assert api.value(ask, [job_id, str(int(stranger) + 10**6)]) is False  # not given out again yet
