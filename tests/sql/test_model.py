@@ -208,12 +208,16 @@ class Model:
         job.error, job.expires = error or job.error, self.now + RETENTION["discarded"]
         self.make_way(left)
 
-    def put_back(self, job: Job, attempts: int, until: str = "scheduled", error: str | None = None) -> None:
+    def put_back(
+        self, job: Job, attempts: int, until: str = "scheduled", error: str | None = None, delay: timedelta | None = None
+    ) -> None:
         if job.superseded or job.called_off:
             return self.close([job], "cancelled", job.superseded or "cancelled", error or (job.superseded and SOME))
         if job.lost():
             return self.discard(job, error or SOME, "lost")
         job.attempts, job.worker, job.started, job.error = attempts, None, False, error or job.error
+        if delay is not None:
+            self.at(job, delay)
         self.wait(job, until)
         self.make_way([(job, "running", None)])
 
@@ -312,6 +316,8 @@ class Model:
         return job, False
 
     def add_many(self, specs: list[dict[str, Any]], new_ids: list[int]) -> list[tuple[Job, bool]]:
+        if any(spec.get("key") and self.request(spec)["unique"] for spec in specs):
+            raise Refused("PW001")
         return [self.add(spec, new_id) for spec, new_id in zip(specs, new_ids, strict=True)]
 
     def remove(self, key: str) -> int | None:
@@ -373,8 +379,7 @@ class Model:
             if f.get("discard") or job.lost() or job.attempts >= job.max_attempts:
                 self.discard(job, f["error"])
             else:
-                self.at(job, HALF)
-                self.put_back(job, job.attempts, "retryable", f["error"])
+                self.put_back(job, job.attempts, "retryable", f["error"], HALF)
         return accepted
 
     def snooze(self, job_id: int, run: int, delay: timedelta) -> None:
@@ -383,8 +388,7 @@ class Model:
             raise Refused("PW002")
         if job.lost() and not (job.superseded or job.called_off):
             raise Refused("PW005")
-        self.at(job, delay)
-        self.put_back(job, max(job.attempts - 1, 0))
+        self.put_back(job, max(job.attempts - 1, 0), delay=delay)
 
     def release(self, runs: list[tuple[int, int]]) -> list[int]:
         accepted = []
@@ -926,7 +930,7 @@ def run(api: Any, clock: Any, clean: Any, check: Any, examples: int, steps: int,
     run_state_machine_as_test(
         lambda: Machine(api, clock, clean, check),
         settings=settings(
-            max_examples=examples, stateful_step_count=steps, deadline=None, database=None,
+            max_examples=examples, stateful_step_count=steps, deadline=None, database=None, report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck), **more,
         ),
     )  # fmt: skip
