@@ -209,7 +209,12 @@ class Model:
         self.make_way(left)
 
     def put_back(
-        self, job: Job, attempts: int, until: str = "scheduled", error: str | None = None, delay: timedelta | None = None
+        self,
+        job: Job,
+        attempts: int,
+        until: str = "scheduled",
+        error: str | None = None,
+        delay: timedelta | None = None,
     ) -> None:
         if job.superseded or job.called_off:
             return self.close([job], "cancelled", job.superseded or "cancelled", error or (job.superseded and SOME))
@@ -231,7 +236,14 @@ class Model:
     def request(self, spec: dict[str, Any]) -> dict[str, Any]:
         """The arguments, with the task's and the system's defaults."""
         task = self.tasks.get(spec["task"], {})
-        r = {"priority": 0, "max_attempts": 25, "delivery": "at_least_once", "queue": None, "unique": None, "sequence": None}
+        r = {
+            "priority": 0,
+            "max_attempts": 25,
+            "delivery": "at_least_once",
+            "queue": None,
+            "unique": None,
+            "sequence": None,
+        }
         r |= {"key": None, "mode": "replace", "payload": {}, "flags": None, "run_at": None}
         r |= {k: v for k, v in task.items() if k in r} | {k: v for k, v in spec.items() if v is not None}
         r["queue"] = None if r["queue"] == "default" else r["queue"]
@@ -242,7 +254,7 @@ class Model:
         if policy is None:
             return None, (False, False)
         flags = policy.get("continue_on_cancelled", False), policy.get("continue_on_discarded", False)
-        return policy.get("key") or '{"kind":"%s"}' % r["task"], flags
+        return policy.get("key") or json.dumps({"kind": r["task"]}, separators=(",", ":")), flags
 
     def new(self, r: dict[str, Any], new_id: int) -> Job:
         job = Job(
@@ -282,7 +294,12 @@ class Model:
                 old.sequence, old.place = sequence, "waiting" if sequence else None
             else:
                 left = []
-            old.task, old.queue, old.priority, old.max_attempts = r["task"], r["queue"], r["priority"], r["max_attempts"]
+            old.task, old.queue, old.priority, old.max_attempts = (
+                r["task"],
+                r["queue"],
+                r["priority"],
+                r["max_attempts"],
+            )
             old.delivery, old.flags, old.attempts, old.error, old.reason = r["delivery"], r["flags"], 0, None, None
             old.started, old.revision = False, old.revision + 1
             self.wait(old)
@@ -487,7 +504,11 @@ class Model:
         self.forget(job)
 
     def some(self, job_ids: list[int]) -> list[Job]:
-        return [j for i in sorted(set(job_ids)) if (j := self.get(i)) and j.state in (*LIVE, "discarded") and j.state != "running"]
+        return [
+            j
+            for i in sorted(set(job_ids))
+            if (j := self.get(i)) and j.state in (*LIVE, "discarded") and j.state != "running"
+        ]
 
     def complete(self, job_ids: list[int]) -> list[int]:
         jobs = self.some(job_ids)
@@ -760,7 +781,9 @@ class Machine(RuleBasedStateMachine):
         self.same(lambda m: m.unregister(worker), lambda: self.api.unregister_worker(worker) or None)
 
     def claim(self, number: int, limit: int, only: tuple[Any, Any, Any] = (None, None, None)) -> None:
-        worker = (list(self.model.workers) or self.workers)[-1] if number % 5 else self.workers[number % len(self.workers)]
+        worker = (
+            (list(self.model.workers) or self.workers)[-1] if number % 5 else self.workers[number % len(self.workers)]
+        )
         got = self.same(
             lambda m: m.claim(worker, limit, *only),
             lambda: [
@@ -795,7 +818,12 @@ class Machine(RuleBasedStateMachine):
         run = self.run(number)
         self.same(lambda m: m.finish_one(*run), lambda: self.api.finish_job(*run) or None)
 
-    @rule(some=several, how=st.sampled_from([{}, {}, {"discard": True}, {"cancel": True}, {"not_started": True}, {"payload": {"left": 1}}]))
+    @rule(
+        some=several,
+        how=st.sampled_from(
+            [{}, {}, {"discard": True}, {"cancel": True}, {"not_started": True}, {"payload": {"left": 1}}]
+        ),
+    )
     def fail(self, some: list[int], how: dict[str, Any]) -> None:
         runs = {run[0]: run for run in map(self.run, some)}.values()
         failures = [{"id": i, "run": r, "error": f"error of run {r}", **how} for i, r in runs]
@@ -865,7 +893,11 @@ class Machine(RuleBasedStateMachine):
     @rule(some=several, verb=st.sampled_from(["retry", "complete", "fail"]))
     def many(self, some: list[int], verb: str) -> None:
         ids = [self.anybody(number) for number in some]
-        call = {"retry": self.api.retry_jobs, "complete": self.api.complete_jobs, "fail": self.api.permanently_fail_jobs}[verb]
+        call = {
+            "retry": self.api.retry_jobs,
+            "complete": self.api.complete_jobs,
+            "fail": self.api.permanently_fail_jobs,
+        }[verb]
         more = ["by hand"] if verb == "fail" else []
         ours = {"retry": Model.retry_many, "complete": Model.complete, "fail": Model.fail_for_good}[verb]
         self.same(lambda m: ours(m, ids, *more), lambda: [job.id for job in call(ids, *more)])
