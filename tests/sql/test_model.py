@@ -17,7 +17,14 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 EXAMPLES = int(os.environ.get("PYWORKER_EXAMPLES", "0"))
 STEPS = int(os.environ.get("PYWORKER_STEPS", "60"))
@@ -584,6 +591,12 @@ class Model:
             if at < self.now - 720 * HOUR and not self.get(job_id) and not self.holds_up(sequence, job_id):
                 del self.halts[sequence, job_id]
 
+    def maintain(self) -> int:
+        self.prune()
+        rescued = self.sweep()
+        self.promote()
+        return rescued
+
     # What the views show
 
     def sequences(self) -> dict[str, Any]:
@@ -661,6 +674,10 @@ SEEN = """
 """
 
 
+somebody_runs = precondition(lambda self: self.model.live("running"))
+somebody_is_there = precondition(lambda self: self.model.jobs)
+
+
 class Machine(RuleBasedStateMachine):
     steps = 0
 
@@ -669,9 +686,10 @@ class Machine(RuleBasedStateMachine):
         self.api, self.clock, self.clean, self.check = api, clock, clean, check
         self.runs: list[tuple[int, int]] = []  # every claim ever
         self.workers: list[int] = []
+        self.model = Model(datetime.min)
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(many=st.lists(specs, min_size=3, max_size=6))
+    def begin(self, many: list[dict[str, Any]]) -> None:
         self.clean()
         self.clock.advance(seconds=-self.clock.offset.total_seconds())
         self.api.configure(worker_ttl=TTL)
@@ -680,6 +698,8 @@ class Machine(RuleBasedStateMachine):
         self.slack = timedelta(0)
         self.register()
         self.register()
+        for spec in many:
+            self.add_one(spec)
 
     def both(self, ours: Callable[[Model], Any], theirs: Callable[[], Any]) -> tuple[Any, Any]:
         """What the model and the database say to the same call: a result, or an SQLSTATE."""
@@ -770,20 +790,15 @@ class Machine(RuleBasedStateMachine):
 
     # Workers
 
-    @rule()
     def register(self) -> None:
         self.workers.append(self.api.register_worker())
         self.model.workers[self.workers[-1]] = self.api.at() + TTL
 
-    @rule(number=numbers)
-    def unregister(self, number: int) -> None:
-        worker = self.workers[number % len(self.workers)]
-        self.same(lambda m: m.unregister(worker), lambda: self.api.unregister_worker(worker) or None)
-
     def claim(self, number: int, limit: int, only: tuple[Any, Any, Any] = (None, None, None)) -> None:
-        worker = (
-            (list(self.model.workers) or self.workers)[-1] if number % 5 else self.workers[number % len(self.workers)]
-        )
+        if not self.model.workers:
+            self.register()
+        worker = self.workers[(number if number % 5 else -1) % len(self.workers)]
+        worker = worker if number % 11 == 0 or worker in self.model.workers else max(self.model.workers)
         got = self.same(
             lambda m: m.claim(worker, limit, *only),
             lambda: [
@@ -802,22 +817,26 @@ class Machine(RuleBasedStateMachine):
     def claim_some(self, number: int, tasks: Any, queues: Any, flags: Any) -> None:
         self.claim(number, 3, (tasks, queues, flags))
 
+    @somebody_runs
     @rule(number=numbers)
     def start(self, number: int) -> None:
         run = self.run(number)
         self.same(lambda m: m.start(*run), lambda: self.api.start_job(*run))
 
+    @somebody_runs
     @rule(some=several)
     def finish(self, some: list[int]) -> None:
         runs = [self.run(number) for number in some]
         ids, numbers = map(list, zip(*runs, strict=True))
         self.same(lambda m: m.finish(runs), lambda: sorted(self.api.finish_jobs(ids, numbers)))
 
+    @somebody_runs
     @rule(number=numbers)
     def finish_one(self, number: int) -> None:
         run = self.run(number)
         self.same(lambda m: m.finish_one(*run), lambda: self.api.finish_job(*run) or None)
 
+    @somebody_runs
     @rule(
         some=several,
         how=st.sampled_from(
@@ -831,11 +850,13 @@ class Machine(RuleBasedStateMachine):
         sent = [f | ({} if (j := self.model.get(f["id"])) and j.task in self.model.tasks else delay) for f in failures]
         self.same(lambda m: m.fail(failures), lambda: self.api.fail_jobs(sent))
 
+    @somebody_runs
     @rule(number=numbers, delay=st.sampled_from([timedelta(0), HALF]))
     def snooze(self, number: int, delay: timedelta) -> None:
         run = self.run(number)
         self.same(lambda m: m.snooze(*run, delay), lambda: self.api.snooze_job(*run, delay) or None)
 
+    @somebody_runs
     @rule(some=several)
     def release(self, some: list[int]) -> None:
         runs = list({self.run(number) for number in some})
@@ -851,45 +872,41 @@ class Machine(RuleBasedStateMachine):
             if silent is None or n % 2 != silent:
                 self.same(lambda m, w=worker: m.heartbeat(w), lambda w=worker: self.api.heartbeat(w))
 
-    @rule()
-    def sweep(self) -> None:
-        self.same(Model.sweep, self.api.sweep_workers)
-
-    @rule()
     def promote(self) -> None:
         self.both(Model.promote, self.api.promote_jobs)
 
-    @rule()
-    def maintain(self) -> None:
-        def ours(model: Model) -> int:
-            model.prune()
-            rescued = model.sweep()
-            model.promote()
-            return rescued
-
-        self.same(ours, lambda: self.api.maintain()["rescued"])
-
-    @rule()
-    def prune(self) -> None:
-        self.both(Model.prune, self.api.prune)
+    @rule(what=st.sampled_from(["promote", "promote", "sweep", "sweep", "maintain", "prune"]))
+    def housework(self, what: str) -> None:
+        if what == "promote":
+            self.promote()
+        elif what == "sweep":
+            self.same(Model.sweep, self.api.sweep_workers)
+        elif what == "prune":
+            self.both(Model.prune, self.api.prune)
+        else:
+            self.same(Model.maintain, lambda: self.api.maintain()["rescued"])
 
     # People
 
+    @somebody_is_there
     @rule(number=numbers, force=st.booleans())
     def cancel(self, number: int, force: bool) -> None:
         job = self.anybody(number)
         self.same(lambda m: m.cancel(job, force), lambda: self.api.cancel_job(job, force).state)
 
+    @somebody_is_there
     @rule(number=numbers)
     def retry(self, number: int) -> None:
         job = self.anybody(number)
         self.same(lambda m: m.retry(job), lambda: self.api.retry_job(job).state)
 
+    @somebody_is_there
     @rule(number=numbers)
     def delete(self, number: int) -> None:
         job = self.anybody(number)
         self.same(lambda m: m.delete(job), lambda: self.api.delete_job(job) and None)
 
+    @somebody_is_there
     @rule(some=several, verb=st.sampled_from(["retry", "complete", "fail"]))
     def many(self, some: list[int], verb: str) -> None:
         ids = [self.anybody(number) for number in some]
@@ -902,6 +919,7 @@ class Machine(RuleBasedStateMachine):
         ours = {"retry": Model.retry_many, "complete": Model.complete, "fail": Model.fail_for_good}[verb]
         self.same(lambda m: ours(m, ids, *more), lambda: [job.id for job in call(ids, *more)])
 
+    @somebody_is_there
     @rule(some=several, by=st.none() | hours, priority=st.sampled_from([None, None, -2]), attempts=st.sampled_from([None, None, 0, 1, 25]),
           limit=st.sampled_from([None, None, 1, 3]))  # fmt: skip
     def reschedule(self, some: list[int], by: Any, priority: Any, attempts: Any, limit: Any) -> None:
@@ -909,19 +927,26 @@ class Machine(RuleBasedStateMachine):
         given = (None if by is None else self.api.at(f"{by} hours"), priority, attempts, limit)
         self.same(lambda m: m.reschedule(ids, *given), lambda: [j.id for j in self.api.reschedule_jobs(ids, *given)])
 
-    @rule(number=numbers)
-    def force_unlock(self, number: int) -> None:
+    @rule(number=numbers, verb=st.sampled_from(["force_unlock", "unregister", "register"]))
+    def somebody_sees_to_a_worker(self, number: int, verb: str) -> None:
         worker = self.workers[number % len(self.workers)]
-        self.both(lambda m: m.abandon([worker]), lambda: self.api.force_unlock_workers([str(worker)]))
+        if verb == "force_unlock":
+            self.both(lambda m: m.abandon([worker]), lambda: self.api.force_unlock_workers([str(worker)]))
+        elif verb == "unregister":
+            self.both(lambda m: m.unregister(worker), lambda: self.api.unregister_worker(worker))
+        else:
+            self.register()
 
-    @rule(queue=st.sampled_from(["p", "q", "f:*"]), limit=st.sampled_from([None, 1, 2, 3]))
-    def set_queue(self, queue: str, limit: int | None) -> None:
-        self.api.set_queue(queue, limit)
-        self.model.limits[queue] = limit
-
-    @rule(queue=st.sampled_from(["p", "q", "f:1"]), pause=st.booleans())
-    def pause_or_resume(self, queue: str, pause: bool) -> None:
-        if pause:
+    @rule(queue=st.sampled_from(["p", "q", "f:"]), verb=st.sampled_from(["set", "set", "pause", "resume"]),
+          limit=st.sampled_from([None, 1, 2, 3]))  # fmt: skip
+    def somebody_sees_to_a_queue(self, queue: str, verb: str, limit: int | None) -> None:
+        if verb == "set":
+            queue += "*" if queue == "f:" else ""
+            self.api.set_queue(queue, limit)
+            self.model.limits[queue] = limit
+            return
+        queue += "1" if queue == "f:" else ""
+        if verb == "pause":
             self.both(lambda m: m.pause(queue), lambda: self.api.pause_queue(queue))
         else:
             self.both(lambda m: m.paused.discard(queue), lambda: self.api.resume_queue(queue))
@@ -932,7 +957,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def the_views_show_what_the_model_holds(self) -> None:
-        if not hasattr(self, "model"):
+        if self.model.now == datetime.min:
             return
         Machine.steps += 1
         rows = {row.id: row for row in self.api.rows(SEEN)}
@@ -970,7 +995,7 @@ def run(api: Any, clock: Any, clean: Any, check: Any, examples: int, steps: int,
 
 
 def test_the_queue_behaves_like_its_model(api: Any, clock: Any, clean: Any, invariants: Any) -> None:
-    run(api, clock, clean, invariants, EXAMPLES or 40, STEPS, derandomize=not EXAMPLES)
+    run(api, clock, clean, invariants, EXAMPLES or 30, STEPS, derandomize=not EXAMPLES)
 
 
 @pytest.mark.torture
