@@ -799,6 +799,9 @@ class Machine(RuleBasedStateMachine):
             self.register()
         worker = self.workers[(number if number % 5 else -1) % len(self.workers)]
         worker = worker if number % 11 == 0 or worker in self.model.workers else max(self.model.workers)
+        self.api.rows(
+            "reset pyworker.claim_note"
+        )  # how far the last claim came: it may pass over what came in before that, for a while
         got = self.same(
             lambda m: m.claim(worker, limit, *only),
             lambda: [
