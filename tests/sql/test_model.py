@@ -982,7 +982,8 @@ class Machine(RuleBasedStateMachine):
         shown = self.api.rows("select sequence_key, running, waiting, halted_by from pyworker.sequences")
         assert {row[0]: tuple(row[1:]) for row in shown} == self.model.sequences()
         self.slack = timedelta(0)
-        self.check(self.api.conn)
+        if Machine.steps % 3 == 0:  # the dearest part; what is wrong stays wrong
+            self.check(self.api.conn)
 
 
 def run(api: Any, clock: Any, clean: Any, check: Any, examples: int, steps: int, **more: Any) -> None:
