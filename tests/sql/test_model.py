@@ -635,7 +635,7 @@ sequences = st.fixed_dictionaries(
     }
 )  # fmt: skip
 keys = st.sampled_from(["a", "b"])
-queues = st.sampled_from(["p", "q", "f:1", "default"])
+queues = st.sampled_from(["q", "q", "q", "p", "f:1", "default"])
 hours = st.sampled_from([-1, 1.5, 1.5, 3.5])
 plain = {
     "payload": st.sampled_from([{"n": 1}, {"n": 2}, [1], [2]]),
@@ -688,8 +688,9 @@ class Machine(RuleBasedStateMachine):
         self.workers: list[int] = []
         self.model = Model(datetime.min)
 
-    @initialize(many=st.lists(specs, min_size=3, max_size=6))
-    def begin(self, many: list[dict[str, Any]]) -> None:
+    @initialize(many=st.lists(specs, min_size=3, max_size=6), theme=st.sampled_from([None, "sequence", "queue"]))
+    def begin(self, many: list[dict[str, Any]], theme: str | None) -> None:
+        self.theme = theme  # all in one sequence, or all in one queue: there they meet
         self.clean()
         self.clock.advance(seconds=-self.clock.offset.total_seconds())
         self.api.configure(worker_ttl=TTL)
@@ -741,9 +742,15 @@ class Machine(RuleBasedStateMachine):
         return named
 
     def timed(self, spec: dict[str, Any]) -> dict[str, Any]:
-        if "run_at" not in spec:
-            return spec
-        return {**spec, "run_at": self.api.at(f"{spec['run_at']} hours")}
+        """With its run_at as a time, and in the sequence or the queue that this is about."""
+        spec = dict(spec)
+        if self.theme == "sequence":
+            spec["sequence"] = {**spec.get("sequence", {}), "key": "s"}
+        elif self.theme == "queue":
+            spec["queue"] = "q"
+        if "run_at" in spec:
+            spec["run_at"] = self.api.at(f"{spec['run_at']} hours")
+        return spec
 
     def added(self, expected: Any, got: Any) -> None:
         if isinstance(expected, str) or isinstance(got, str):
