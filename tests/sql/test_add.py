@@ -462,6 +462,12 @@ def test_a_transaction_that_adds_jobs_can_be_prepared_with_notifications_off(api
 
 
 def test_jobs_of_one_bulk_add_run_in_its_order_of_whatever_kind_they_are(api: Any, worker: int) -> None:
-    kinds: list[dict[str, Any]] = [{"unique_policy": {}}, {"job_key": "z"}, {}, {"job_key": "a"}, {"sequence_policy": {}}]
+    kinds: list[dict[str, Any]] = [
+        {"unique_policy": {}},
+        {"job_key": "z"},
+        {},
+        {"job_key": "a"},
+        {"sequence_policy": {}},
+    ]
     jobs = api.add_jobs([{"identifier": "t", **kind} for kind in kinds])
     assert [job.id for job in api.claim_jobs(worker, 10)] == [job.id for job in jobs]
