@@ -688,9 +688,9 @@ class Machine(RuleBasedStateMachine):
         self.workers: list[int] = []
         self.model = Model(datetime.min)
 
-    @initialize(many=st.lists(specs, min_size=3, max_size=6), theme=st.sampled_from([None, "sequence", "queue"]))
+    @initialize(many=st.lists(specs, min_size=3, max_size=6), theme=st.sampled_from([None, "sequence", "queue", "key"]))
     def begin(self, many: list[dict[str, Any]], theme: str | None) -> None:
-        self.theme = theme  # all in one sequence, or all in one queue: there they meet
+        self.theme = theme  # all in one sequence, in one queue, or of one key: there they meet
         self.clean()
         self.clock.advance(seconds=-self.clock.offset.total_seconds())
         self.api.configure(worker_ttl=TTL)
@@ -742,12 +742,14 @@ class Machine(RuleBasedStateMachine):
         return named
 
     def timed(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """With its run_at as a time, and in the sequence or the queue that this is about."""
+        """With its run_at as a time, and with the sequence, the queue or the key that this is about."""
         spec = dict(spec)
         if self.theme == "sequence":
             spec["sequence"] = {**spec.get("sequence", {}), "key": "s"}
         elif self.theme == "queue":
             spec["queue"] = "q"
+        elif self.theme == "key" and "unique" not in spec:
+            spec["key"] = "a"
         if "run_at" in spec:
             spec["run_at"] = self.api.at(f"{spec['run_at']} hours")
         return spec
@@ -1006,7 +1008,7 @@ def run(api: Any, clock: Any, clean: Any, check: Any, examples: int, steps: int,
 
 
 def test_the_queue_behaves_like_its_model(api: Any, clock: Any, clean: Any, invariants: Any) -> None:
-    run(api, clock, clean, invariants, EXAMPLES or 30, STEPS, derandomize=not EXAMPLES)
+    run(api, clock, clean, invariants, EXAMPLES or 60, STEPS, derandomize=not EXAMPLES)
 
 
 @pytest.mark.torture
