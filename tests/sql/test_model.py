@@ -651,7 +651,7 @@ modes = st.sampled_from(["replace", "preserve_run_at", "unsafe_dedupe"])
 specs = st.one_of(
     st.fixed_dictionaries(tasks, optional=plain),
     st.fixed_dictionaries({**tasks, "sequence": sequences}, optional=plain),
-    st.fixed_dictionaries({**tasks, "key": keys}, optional={**plain, "mode": modes, "sequence": sequences}),
+    st.fixed_dictionaries({**tasks, "key": keys, "mode": modes}, optional={**plain, "sequence": sequences}),
     st.fixed_dictionaries({**tasks, "unique": ojs | river}, optional={**plain, "sequence": sequences}),
     st.fixed_dictionaries({**tasks, "key": keys, "unique": ojs}, optional=plain),
 )
