@@ -550,6 +550,11 @@ begin
     if exists (
         select from unnest(requests) r left join tasks t on t.identifier = r.identifier
         where r.job_key is not null or coalesce(r.unique_policy, t.unique_policy) is not null) then
+        -- One time for all that name none: they run in the order in which they were given, of whatever kind they are.
+        requests := array(
+            select (r.identifier, r.payload, r.queue_name, coalesce(r.run_at, v_now), r.max_attempts, r.job_key, r.priority, r.flags,
+                    r.job_key_mode, r.unique_policy, r.sequence_policy, r.meta, r.delivery)::_job_request
+            from unnest(requests) with ordinality r order by r.ordinality);
         select a.jobs, a.ids into v_jobs, v_ids from _add_specials(requests) a;
     end if;
     -- Ids rise in spec order, so sorting by id is sorting by position; joining back by position would be quadratic.

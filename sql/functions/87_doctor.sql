@@ -29,8 +29,7 @@ begin
        or (j.state = 'running') <> (j.claimed_at is not null)
        or coalesce(j.ready_at, j.due_at, j.run_at) <> j.run_at
        or (j.superseded is not null and (j.state <> 'running' or j.job_key is not null))
-       or j.attempts < 0 or j.run < j.attempts and j.reason is null and j.last_error is distinct from 'Manually marked as failed'
-          and j.attempts <> j.max_attempts
+       or j.attempts < 0
     union all
     -- I6: nothing is completed that was not run, but by hand.
     select 'history', f.id::text, to_jsonb(f) - 'payload'

@@ -147,6 +147,12 @@ def db(dsn: str, _kept: dict[str, Any], invariants: Callable[[Any], None]) -> It
 
 
 @pytest.fixture
+def clean(db: psycopg.Connection[Any]) -> Callable[[], Any]:
+    """Call it for an empty queue in the middle of a test."""
+    return lambda: db.execute(CLEAN)
+
+
+@pytest.fixture
 def _sessions(_kept: dict[str, Any]) -> Iterator[list[Any]]:
     used: list[Any] = []
     yield used

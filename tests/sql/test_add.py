@@ -459,3 +459,15 @@ def test_a_transaction_that_adds_jobs_can_be_prepared_with_notifications_off(api
     assert nothing_was_added(api)
     api.rows("commit prepared 'quiet'")
     assert len(api.claim_jobs(worker, 10)) == 2
+
+
+def test_jobs_of_one_bulk_add_run_in_its_order_of_whatever_kind_they_are(api: Any, worker: int) -> None:
+    kinds: list[dict[str, Any]] = [
+        {"unique_policy": {}},
+        {"job_key": "z"},
+        {},
+        {"job_key": "a"},
+        {"sequence_policy": {}},
+    ]
+    jobs = api.add_jobs([{"identifier": "t", **kind} for kind in kinds])
+    assert [job.id for job in api.claim_jobs(worker, 10)] == [job.id for job in jobs]

@@ -149,6 +149,14 @@ def test_a_job_whose_columns_contradict_each_other(api: Any, job_in: Any, how: s
         assert api.get_job(job.id).reason == "lost"
 
 
+def test_attempts_that_people_have_set_contradict_nothing(api: Any) -> None:
+    changed, failed = api.add_job("t"), api.add_job("t")
+    api.reschedule_jobs([changed.id], attempts=3)
+    api.permanently_fail_jobs([failed.id], "not wanted")
+    assert api.retry_job(failed.id).attempts == 25
+    assert of(api, "invariants")[0].severity == "ok"
+
+
 def test_the_head_of_a_sequence(own: Any) -> None:
     for _ in range(3):
         own.add_job("t", sequence_policy={"by_args": True})
