@@ -1,0 +1,127 @@
+"""Who takes part: how it is installed, how a transaction of our own adds jobs to it, how we see that it has done them all."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RIVALS = HERE / "rivals"
+SCRATCH = HERE.parent / ".bench"
+PYTHON = str(SCRATCH / "python" / "bin" / "python")
+PEERS = ("graphile-worker", "pg-boss", "river", "procrastinate", "pgqueuer", "chancy", "oban")
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    command: tuple[str, ...]
+    fill: str  # adds %(n)s jobs named %(task)s
+    left: str  # a row as long as jobs that came after id %(floor)s are left
+    settings: str  # for throughput, and where its documentation says so
+    concurrency: int = 24
+    setup: tuple[str, ...] = ()  # arguments of the verb
+    chunk: int = 10_000  # jobs per call of `fill`
+    newest: str = ""  # the highest id so far; jobs with ids that do not grow have none
+
+
+PAYLOAD = "json_build_object('n', i, 'to', 'ada@example.org')"
+OURS = dict(
+    command=(sys.executable, str(RIVALS / "ours.py")),
+    fill=f"""select count(*) from pyworker.add_jobs((select jsonb_agg(jsonb_build_object('identifier', %(task)s::text, 'payload', {PAYLOAD}))
+             from generate_series(1, %(n)s) i))""",
+    left="select 1 from pyworker.live_jobs where id > %(floor)s and state <> 'discarded' order by id desc limit 1",
+    newest="select coalesce(max(id), 0) from pyworker.live_jobs",
+    chunk=1000,
+)
+BARE = dict(
+    fill=f"insert into jobs (task, payload) select %(task)s, {PAYLOAD} from generate_series(1, %(n)s) i",
+    left="select 1 from jobs where id > %(floor)s order by id desc limit 1",
+    newest="select coalesce(max(id), 0) from jobs",
+)
+DELETED = "select pyworker.configure(completed_retention => '0')"
+
+
+def bare(kind: str, batch: int) -> tuple[str, ...]:
+    return sys.executable, str(RIVALS / "bare.py"), kind, str(batch)
+
+
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        Contender("pyworker", **OURS, settings="the defaults: 10 handlers at once, async handler, history kept", concurrency=10),
+        Contender("pyworker, deleted", **OURS, settings="the same, `configure(completed_retention => '0')`", concurrency=10, setup=(DELETED,)),
+        Contender("table, 100", command=bare("table", 100), **BARE, settings="the floor: DELETE … SKIP LOCKED, 100 at a time"),
+        Contender("table, 500", command=bare("table", 500), **BARE, settings="the floor: the same, 500 at a time"),
+        Contender("functions, 100", **OURS | dict(command=bare("functions", 100)), settings="claim_jobs and finish_jobs from a bare loop, 100 at a time"),
+        Contender("functions, 500", **OURS | dict(command=bare("functions", 500)), settings="the same, 500 at a time"),
+        Contender("functions, 500, deleted", **OURS | dict(command=bare("functions", 500)), settings="the same, history off", setup=(DELETED,)),
+        Contender(
+            "graphile-worker", ("node", "graphile.mjs"),
+            fill=f"""select count(*) from graphile_worker.add_jobs(array(
+                     select row(%(task)s, {PAYLOAD}, null, null, null, null, null, null)::graphile_worker.job_spec from generate_series(1, %(n)s) i))""",
+            left="select 1 from graphile_worker._private_jobs where id > %(floor)s order by id desc limit 1",
+            newest="select coalesce(max(id), 0) from graphile_worker._private_jobs",
+            settings="24 jobs at once, localQueue.size 500, completeJobBatchDelay 0, failJobBatchDelay 0 "
+                     "(worker.graphile.org/docs/performance); for latency without them",
+        ),
+        Contender(
+            "pg-boss", ("node", "pgboss.mjs"),
+            fill=f"insert into pgboss.job (name, data) select %(task)s, {PAYLOAD}::jsonb from generate_series(1, %(n)s) i",
+            left="select 1 from pgboss.job where name in ('noop', 'fail') and state < 'completed' and %(floor)s is not null limit 1",
+            settings="batchSize 500, localConcurrency 2, burstWhenBatchFull, priority off, orderByCreatedOn off; "
+                     "for latency batchSize 1, useListenNotify (its type documentation)",
+        ),
+    )
+}  # fmt: skip
+
+
+def install(names: list[str]) -> dict[str, str]:
+    """Brings the rivals in, once; returns why some cannot take part."""
+    missing: dict[str, str] = {}
+    for group, members, action in (("node", {"graphile-worker", "pg-boss"}, _install_node),):
+        wanted = members & set(names)
+        if not wanted:
+            continue
+        stamp, now = SCRATCH / f"{group}.stamp", _fingerprint()
+        if stamp.exists() and stamp.read_text() == now:
+            continue
+        try:
+            action()
+            stamp.write_text(now)
+        except (subprocess.CalledProcessError, FileNotFoundError) as error:
+            text = getattr(error, "stderr", None) or error
+            missing |= {name: f"cannot be installed: {str(text).strip()[-300:]}" for name in wanted}
+    return missing
+
+
+def _fingerprint() -> str:
+    files = sorted(path for path in RIVALS.rglob("*") if path.is_file() and path.suffix not in (".pyc",))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def _run(*command: str, cwd: Path) -> None:
+    subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+def _install_node() -> None:
+    """pg-boss wants Node 22, which npm can bring along."""
+    place = SCRATCH / "node"
+    place.mkdir(parents=True, exist_ok=True)
+    before = (place / "package.json").read_text() if (place / "package.json").exists() else ""
+    for path in [RIVALS / "package.json", *RIVALS.glob("*.mjs")]:
+        shutil.copy(path, place)
+    if before != (RIVALS / "package.json").read_text() or not (place / "node_modules").exists():
+        _run("npm", "install", "--no-fund", "--no-audit", "--silent", cwd=place)
+
+
+def command(contender: Contender) -> list[str]:
+    program, *arguments = contender.command
+    if program == "node":
+        own = SCRATCH / "node" / "node_modules" / ".bin" / "node"
+        return [str(own) if own.exists() else "node", str(SCRATCH / "node" / arguments[0]), *arguments[1:]]
+    return [program, *arguments]
