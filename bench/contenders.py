@@ -6,7 +6,9 @@ import hashlib
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -26,6 +28,7 @@ class Contender:
     concurrency: int = 24
     setup: tuple[str, ...] = ()  # arguments of the verb
     chunk: int = 10_000  # jobs per call of `fill`
+    share: float = 1.0  # of the jobs that the others get: the slow ones would take hours
     newest: str = ""  # the highest id so far; jobs with ids that do not grow have none
 
 
@@ -76,6 +79,42 @@ CONTENDERS = {
             settings="batchSize 500, localConcurrency 2, burstWhenBatchFull, priority off, orderByCreatedOn off; "
                      "for latency batchSize 1, useListenNotify (its type documentation)",
         ),
+        Contender(
+            "river", (str(SCRATCH / "river"),), share=0.5,
+            fill=f"insert into river_job (kind, args, max_attempts) select %(task)s, {PAYLOAD}::jsonb, 25 from generate_series(1, %(n)s) i",
+            left="select 1 from river_job where state in ('available', 'running', 'retryable') and %(floor)s is not null limit 1",
+            settings="MaxWorkers 2000, FetchCooldown 2 ms, FetchPollInterval 20 ms (the settings of `river bench`)",
+        ),
+        Contender(
+            "procrastinate", (PYTHON, str(RIVALS / "procrastinate_.py")), share=0.02,
+            fill=f"""insert into procrastinate_jobs (queue_name, task_name, args)
+                     select 'default', %(task)s, {PAYLOAD}::jsonb from generate_series(1, %(n)s) i""",
+            left="select 1 from procrastinate_jobs where status in ('todo', 'doing') and %(floor)s is not null limit 1",
+            settings="concurrency 24, LISTEN/NOTIFY (the default)",
+        ),
+        Contender(
+            "pgqueuer", (PYTHON, str(RIVALS / "pgqueuer_.py")), share=0.5,
+            fill=f"""insert into pgqueuer (priority, entrypoint, payload, status)
+                     select 0, %(task)s, convert_to({PAYLOAD}::text, 'UTF8'), 'queued' from generate_series(1, %(n)s) i""",
+            left="select 1 from pgqueuer where id > %(floor)s order by id desc limit 1",
+            newest="select coalesce(max(id), 0) from pgqueuer",
+            settings="asyncpg, uvloop, batch_size 100; for latency 10, the default",
+        ),
+        Contender(
+            "chancy", (PYTHON, str(RIVALS / "chancy_.py")), share=0.1,
+            fill=f"""insert into chancy_jobs (id, queue, func, kwargs)
+                     select gen_random_uuid(), 'default', 'chancy_.noop_job', {PAYLOAD} from generate_series(1, %(n)s) i
+                     where %(task)s::text is not null""",
+            left="select 1 from chancy_jobs where state in ('pending', 'running', 'retrying') and %(floor)s is not null limit 1",
+            settings="AsyncExecutor, concurrency 1000, eager_polling",
+        ),
+        Contender(
+            "oban", (str(SCRATCH / "oban" / "bin" / "python"), str(RIVALS / "oban_.py")), share=0.1,
+            fill=f"""insert into oban_jobs (worker, args) select 'oban_.Noop', {PAYLOAD}::jsonb from generate_series(1, %(n)s) i
+                     where %(task)s::text is not null""",
+            left="select 1 from oban_jobs where state in ('available', 'executing', 'retryable') and %(floor)s is not null limit 1",
+            settings="one queue, limit 100 (Python 3.12 or newer)",
+        ),
     )
 }  # fmt: skip
 
@@ -83,29 +122,54 @@ CONTENDERS = {
 def install(names: list[str]) -> dict[str, str]:
     """Brings the rivals in, once; returns why some cannot take part."""
     missing: dict[str, str] = {}
-    for group, members, action in (("node", {"graphile-worker", "pg-boss"}, _install_node),):
+    for members, files, action in (
+        ({"graphile-worker", "pg-boss"}, ("package.json", "*.mjs"), _install_node),
+        ({"river"}, ("river/*",), _install_river),
+        ({"procrastinate", "pgqueuer", "chancy"}, ("python.txt",), partial(_install_python, "python", (3, 11))),
+        ({"oban"}, ("oban.txt",), partial(_install_python, "oban", (3, 12))),
+    ):
         wanted = members & set(names)
-        if not wanted:
-            continue
-        stamp, now = SCRATCH / f"{group}.stamp", _fingerprint()
-        if stamp.exists() and stamp.read_text() == now:
+        stamp, now = SCRATCH / f"{files[0].partition('.')[0].replace('/', '')}.stamp", _fingerprint(files)
+        if not wanted or (stamp.exists() and stamp.read_text() == now):
             continue
         try:
+            SCRATCH.mkdir(exist_ok=True)
             action()
             stamp.write_text(now)
-        except (subprocess.CalledProcessError, FileNotFoundError) as error:
-            text = getattr(error, "stderr", None) or error
-            missing |= {name: f"cannot be installed: {str(text).strip()[-300:]}" for name in wanted}
+        except (subprocess.CalledProcessError, OSError) as error:
+            missing |= dict.fromkeys(
+                wanted, f"cannot be installed: {str(getattr(error, 'stderr', None) or error).strip()[-300:]}"
+            )
     return missing
 
 
-def _fingerprint() -> str:
-    files = sorted(path for path in RIVALS.rglob("*") if path.is_file() and path.suffix not in (".pyc",))
+def _fingerprint(patterns: tuple[str, ...]) -> str:
+    files = sorted(path for pattern in patterns for path in RIVALS.glob(pattern))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _run(*command: str, cwd: Path) -> None:
     subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+def _install_river() -> None:
+    _run("go", "build", "-o", str(SCRATCH / "river"), ".", cwd=RIVALS / "river")
+
+
+def _install_python(name: str, at_least: tuple[int, int]) -> None:
+    _run(_interpreter(at_least), "-m", "venv", str(SCRATCH / name), cwd=SCRATCH)
+    _run(str(SCRATCH / name / "bin" / "pip"), "install", "-q", "-r", str(RIVALS / f"{name}.txt"), cwd=SCRATCH)
+
+
+def _interpreter(at_least: tuple[int, int]) -> str:
+    newer = [f"python3.{minor}" for minor in range(14, 10, -1)]
+    pyenv = sorted(map(str, Path.home().glob(".pyenv/versions/3.*/bin/python3")), reverse=True)
+    for candidate in [sys.executable, *newer, *pyenv]:
+        probe = [candidate, "-c", f"import sys, venv, ensurepip; sys.exit(sys.version_info < {at_least})"]
+        with suppress(OSError):
+            if subprocess.run(probe, capture_output=True).returncode == 0:
+                return candidate
+    raise OSError(f"there is no Python {'.'.join(map(str, at_least))} here")
 
 
 def _install_node() -> None:

@@ -41,9 +41,8 @@ def cpu(root: int, *, without: int = 0) -> float:
 
 
 def memory(pid: int) -> float:
-    """Resident MB, without what it shares with others."""
-    size, resident, shared = (int(field) for field in Path(f"/proc/{pid}/statm").read_text().split()[:3])
-    return resident * PAGE / 1e6
+    """Resident MB, shared libraries and all."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 1e6
 
 
 @dataclass

@@ -7,12 +7,11 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import psycopg
-from contenders import CONTENDERS, PEERS
+from contenders import CONTENDERS, PAYLOAD, PEERS
 from measure import family, memory
 from stage import Site, percentiles, pgbench, rates
 
@@ -120,7 +119,58 @@ def _await_lines(site: Site, n: int) -> None:
         time.sleep(0.05)
 
 
+def fill_with(payload: str) -> Callable[[Site, int], None]:
+    """As always, with another payload."""
+
+    def fill(site: Site, n: int) -> None:
+        statement = site.contender.fill.replace(PAYLOAD, payload)
+        for start in range(0, n, 10):
+            site.conn.execute(statement.encode(), {"n": min(10, n - start), "task": "noop"})
+
+    return fill
+
+
+def fill_sequences(count: int) -> Callable[[Site, int], None]:
+    def fill(site: Site, n: int) -> None:
+        for start in range(0, n, 1000):
+            site.conn.execute(
+                f"""select count(*) from pyworker.add_jobs((select jsonb_agg(jsonb_build_object('identifier', 'noop', 'payload', {PAYLOAD},
+                    'sequence_policy', jsonb_build_object('key', 's' || i %% %s))) from generate_series(%s::int, %s) i))""",
+                [count, start + 1, min(start + 1000, n)],
+            )
+
+    return fill
+
+
+def fill_mixed(site: Site, n: int) -> None:
+    ours = dict(noop=n // 2, noop_sync=n // 4, fail=n // 8, snooze=n - n // 2 - n // 4 - n // 8)
+    others = dict(noop=n - n // 8, fail=n // 8)
+    for task, count in (ours if site.contender.name in OURS else others).items():
+        site.fill(count, task)
+
+
+def resident(site: Site, n: int, times: int = 10) -> dict[str, Any]:
+    """Memory of the processes, after each n jobs."""
+    site.workers()
+    program = site.programs[0].process.pid
+    pids = family(program)[1:] or [program]  # ours is started by its program, the others' programs are the workers
+    series: list[list[float]] = []
+    for _ in range(times + 1):
+        site.conn.execute("begin")
+        site.fill(n)
+        site.conn.execute("commit")
+        site.wait_drained()
+        series.append([memory(pid) for pid in pids])
+    growth = max(series[-1][i] / series[0][i] - 1 for i in range(len(pids)))
+    return {"parent": series[-1][0], "child": series[-1][-1], "growth": growth, "series": series, "n": n * (times + 1)}
+
+
 # -- what --------------------------------------------------------------------------------------------------------------
+
+
+def few(n: int, name: str) -> int:
+    """The slow ones get fewer jobs."""
+    return max(int(n * CONTENDERS[name].share), 500) if name in CONTENDERS else n
 
 
 def add(jobs: int) -> Iterator[Case]:
@@ -139,13 +189,13 @@ def add(jobs: int) -> Iterator[Case]:
 
 def bulk(jobs: int) -> Iterator[Case]:
     for name in ("pyworker", *PEERS, "table, 100"):
-        yield "1,000 a call", name, partial(ask, n=jobs // 2, verb="bulk")
+        yield "1,000 a call", name, partial(ask, n=few(jobs // 2, name), verb="bulk")
 
 
 def drains(jobs: int) -> Iterator[Case]:
     for workers, group in ((1, "one process"), (2, "two processes")):
         for name in (*OURS, *PEERS, *FLOOR, *FUNCTIONS):
-            yield group, name, partial(drain, n=jobs, workers=workers)
+            yield group, name, partial(drain, n=few(jobs, name), workers=workers)
 
 
 def latencies(jobs: int) -> Iterator[Case]:
@@ -153,19 +203,88 @@ def latencies(jobs: int) -> Iterator[Case]:
         yield "20 jobs/s", name, partial(latency, n=max(50, min(jobs // 400, 1000)), gap_ms=50)
 
 
+def pins(jobs: int) -> Iterator[Case]:
+    """Peers get a tenth: under a pinned xmin each further job costs them more."""
+    for name, n in (
+        ("pyworker", jobs * 5),
+        *((name, jobs // 2) for name in ("pyworker", "graphile-worker", "pg-boss", "pgqueuer")),
+    ):
+        for pinned in (False, True):
+            yield f"{n:,} jobs, {'pinned' if pinned else 'unpinned'}", name, partial(drain, n=n, pinned=pinned)
+
+
+FUTURE = {
+    "pyworker": """select count(*) from generate_series(1, {n} / 1000), lateral pyworker.add_jobs((select jsonb_agg(
+        jsonb_build_object('identifier', 'noop', 'priority', -1, 'run_at', now() + interval '1 day')) from generate_series(1, 1000)))""",
+    "graphile-worker": """select count(*) from generate_series(1, {n} / 1000), lateral graphile_worker.add_jobs(array(
+        select row('noop', '{{}}', null, now() + interval '1 day', null, null, -1, null)::graphile_worker.job_spec from generate_series(1, 1000)))""",
+    "table, 100": "insert into jobs (task, payload, priority, run_at) select 'noop', '{{}}', -1, now() + interval '1 day' from generate_series(1, {n})",
+}
+
+
+def futures(jobs: int) -> Iterator[Case]:
+    n = jobs * 5 // 1000 * 1000
+    for name, statement in FUTURE.items():
+        yield "alone", name, partial(drain, n=jobs)
+        yield f"beside {n:,} future jobs", name, partial(drain, n=jobs, beside=statement.format(n=n))
+
+
+def keyed(jobs: int) -> Iterator[Case]:
+    n = jobs // 10
+    for name in ("pyworker", "graphile-worker"):
+        yield "plain add", name, partial(ask, n=n, verb="add")
+        for keys in (10, 100_000):
+            yield f"{keys:,} keys, replaced", name, lambda site, keys=keys: ask(site, n, "add_keyed", keys, False)
+        yield "arrays of up to 1,000 elements", name, lambda site: ask(site, n, "add_keyed", max(1, n // 1000), True)
+
+
+def unique(jobs: int) -> Iterator[Case]:
+    n = jobs // 10
+    for name in ("pyworker", "pg-boss", "river"):
+        yield "plain add", name, partial(ask, n=n, verb="add")
+        yield "fresh", name, lambda site: ask(site, n, "add_unique", n * 2)
+        yield "duplicates", name, lambda site: ask(site, n, "add_unique", 10)
+
+
+def sequences(jobs: int) -> Iterator[Case]:
+    many, one = jobs // 2, jobs // 20
+    yield f"{many:,} plain jobs", "pyworker", partial(drain, n=many)
+    yield f"{many // 10:,} sequences of 10", "pyworker", partial(drain, n=many, fill=fill_sequences(many // 10))
+    yield f"1 sequence of {one:,}", "pyworker", partial(drain, n=one, fill=fill_sequences(1))
+
+
+def large(jobs: int) -> Iterator[Case]:
+    megabyte = "json_build_object('n', (select string_agg(md5(i::text || k), '') from generate_series(1, 31250) k))"
+    for name in ("pyworker", "graphile-worker", "pg-boss", "table, 100"):
+        yield "1 MB", name, partial(drain, n=max(jobs // 1000, 20), fill=fill_with(megabyte))
+
+
+def mixed(jobs: int) -> Iterator[Case]:
+    for name in ("pyworker", "graphile-worker"):
+        yield "mixed", name, partial(drain, n=jobs // 10, fill=fill_mixed)
+
+
+def resident_sizes(jobs: int) -> Iterator[Case]:
+    for name in ("pyworker", "graphile-worker", "pg-boss"):
+        yield "resident, MB", name, partial(resident, n=jobs // 2)
+
+
 SCENARIOS: dict[str, tuple[str, Callable[[int], Iterator[Case]]]] = {
-    "A": ("add_job: one call and commit per job", add),
-    "B": ("add_jobs: 1,000 a call", bulk),
+    "A": ("Adding, one call and commit per job", add),
+    "B": ("Adding 1,000 a call", bulk),
     "C": ("Drain", drains),
-    "D": ("Latency of an idle system: from the call to the handler's start, ms", latencies),
+    "D": ("Latency of an idle system: from the call to the handler's start", latencies),
+    "E": ("Drain under a pinned xmin (a REPEATABLE READ snapshot held by another session)", pins),
+    "F": ("Drain beside jobs of the far future and better priority", futures),
+    "G": ("Adding with a job key", keyed),
+    "H": ("Unique jobs", unique),
+    "I": ("Sequences", sequences),
+    "J": ("Drain of large payloads", large),
+    "K": ("Drain of a mixture: successes, failures with retry, and (pyworker) sync handlers and snoozes", mixed),
+    "L": ("Memory over 11 drains", resident_sizes),
 }
 
 
 def cases(letter: str, jobs: int, only: set[str]) -> list[Case]:
-    known = set(CONTENDERS)
-    return [
-        case for case in SCENARIOS[letter][1](jobs) if case[1] in known and (not only or case[1].split(",")[0] in only)
-    ]
-
-
-_ = (family, memory)
+    found = SCENARIOS[letter][1](jobs)
+    return [case for case in found if not only or case[1].split(",")[0] in only]

@@ -39,7 +39,7 @@ class Program:
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
                 env=environment, start_new_session=True,
             )  # fmt: skip
-        self.name, self.log = argv[1], log
+        self.name, self.log = Path(argv[-1]).name, log
         self._answer("start")
 
     def ask(self, verb: str, *arguments: Any) -> Any:

@@ -29,5 +29,5 @@ def fail(payload, job: Job):
 
 @task
 async def snooze(payload, job: Job):
-    if (job.meta or {}).get("unused") or job.run < 2:
+    if job.run < 2:
         raise Snooze(0)

@@ -44,6 +44,13 @@ def gaps(n: int, gap_ms: float) -> Any:
         yield {"t": now()}
 
 
+async def latencies(n: int, gap_ms: float) -> Any:
+    """The same, without standing in the way of the loop."""
+    for _ in range(n):
+        await asyncio.sleep(gap_ms / 1000 * random.uniform(0.5, 1.5))
+        yield {"t": now()}
+
+
 async def calls(n: int, loops: int, call: Any) -> None:
     """n calls by so many loops at once."""
     numbers = iter(range(n))
