@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from contenders import CONTENDERS, install
+from report import write
 from scenarios import SCENARIOS, cases
 from stage import say, stage
 
@@ -39,7 +41,7 @@ def main() -> None:
     for name, why in missing.items():
         say(f"{name} does not take part: {why}")
     results = {
-        "machine": {"cpu": _cpu(), "cores": len(__import__("os").sched_getaffinity(0)), "system": platform.platform(), "python": platform.python_version()},
+        "machine": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "system": platform.platform(), "python": platform.python_version()},
         "began": time.strftime("%Y-%m-%d %H:%M:%S"), "command": " ".join(sys.argv), "jobs": options.jobs, "rounds": options.rounds,
         "missing": missing, "runs": [],
     }  # fmt: skip
@@ -61,6 +63,8 @@ def main() -> None:
                     results["runs"].append(row)
                     say(f"{letter}{turn} {group}, {name}:", _line(row), f"({time.monotonic() - began:.0f} s)")
                     (site_of.out / "results.json").write_text(json.dumps(results, indent=1))
+    write(results, options.out)
+    say(f"{options.out / 'report.md'}, results.json, and a plot of each scenario as PNG and SVG")
 
 
 def _line(row: dict) -> str:

@@ -255,7 +255,7 @@ def sequences(jobs: int) -> Iterator[Case]:
 
 def large(jobs: int) -> Iterator[Case]:
     megabyte = "json_build_object('n', (select string_agg(md5(i::text || k), '') from generate_series(1, 31250) k))"
-    for name in ("pyworker", "graphile-worker", "pg-boss", "table, 100"):
+    for name in (*OURS, "graphile-worker", "pg-boss", "table, 100"):
         yield "1 MB", name, partial(drain, n=max(jobs // 1000, 20), fill=fill_with(megabyte))
 
 
