@@ -129,7 +129,7 @@ def install(names: list[str]) -> dict[str, str]:
         ({"oban"}, ("oban.txt",), partial(_install_python, "oban", (3, 12))),
     ):
         wanted = members & set(names)
-        stamp, now = SCRATCH / f"{files[0].partition('.')[0].replace('/', '')}.stamp", _fingerprint(files)
+        stamp, now = SCRATCH / f"{min(members)}.stamp", _fingerprint(files)
         if not wanted or (stamp.exists() and stamp.read_text() == now):
             continue
         try:

@@ -170,7 +170,7 @@ def resident(site: Site, n: int, times: int = 10) -> dict[str, Any]:
 
 def few(n: int, name: str) -> int:
     """The slow ones get fewer jobs."""
-    return max(int(n * CONTENDERS[name].share), 500) if name in CONTENDERS else n
+    return max(int(n * CONTENDERS[name].share), 500)
 
 
 def add(jobs: int) -> Iterator[Case]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import statistics
 import subprocess
@@ -26,7 +27,7 @@ SETTINGS = dict(
     shared_buffers="1GB", max_wal_size="8GB", checkpoint_timeout="15min", max_connections="200", track_activities="on",
 )  # fmt: skip
 SHOWN = ("server_version", *SETTINGS, "checkpoint_completion_target", "autovacuum_naptime")
-PATIENCE = 600.0  # seconds without any progress
+PATIENCE = 1200.0  # seconds, for whatever a contender is to do
 
 
 class Program:
@@ -48,6 +49,8 @@ class Program:
         return self._answer(verb)
 
     def _answer(self, verb: str) -> Any:
+        if not select.select([self.process.stdout], [], [], PATIENCE)[0]:
+            raise RuntimeError(f"{self.name} {verb}: no answer for {PATIENCE:.0f} s; see {self.log}")
         line = self.process.stdout.readline()
         answer = json.loads(line) if line else {"error": f"it ended; see {self.log}"}
         if "error" in answer:
@@ -151,7 +154,7 @@ class Stage:
                 self.can_checkpoint = False
 
     def dsn(self, database: str) -> str:
-        return urlunsplit(urlsplit(self.url)._replace(path=f"/{database}", netloc=urlsplit(self.url).netloc))
+        return urlunsplit(urlsplit(self.url)._replace(path=f"/{database}"))
 
     def _template(self, contender: Contender) -> str:
         """Set up once, copied for each measurement."""
