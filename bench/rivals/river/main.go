@@ -137,7 +137,8 @@ func run(verb string, a []float64) (err error) {
 		return err
 	case "connect":
 		loops = n
-		client, err = river.NewClient(riverpgxv5.New(pool(n)), &river.Config{})
+		// It notifies workers no more often than its own cooldown.
+		client, err = river.NewClient(riverpgxv5.New(pool(n)), &river.Config{FetchCooldown: 2 * time.Millisecond})
 	case "add":
 		return calls(n, loops, func(i int) error { return insert(payload(i)) })
 	case "add_unique":
