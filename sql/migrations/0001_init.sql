@@ -85,6 +85,21 @@ create type _sequencing as (
     continue_on_discarded boolean
 );
 
+-- A part of the order of claims: what comes after a place, up to a priority (private).
+create type _span as (
+    priority integer,
+    ready_at timestamptz,
+    id bigint,
+    up_to integer
+);
+
+-- What a session remembers from one claim to the next (private), see functions/40_claim.sql.
+create type _claim_note as (
+    owner bigint,
+    until timestamptz,
+    spans _span[]
+);
+
 create table settings (
     only_row boolean primary key default true constraint settings_only_row check (only_row),
     completed_retention interval not null default '24 hours',
