@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -181,6 +182,13 @@ def _install_node() -> None:
         shutil.copy(path, place)
     if before != (RIVALS / "package.json").read_text() or not (place / "node_modules").exists():
         _run("npm", "install", "--no-fund", "--no-audit", "--silent", cwd=place)
+
+
+def version_of(name: str) -> str:
+    """As pinned, for the report."""
+    files = ("package.json", "python.txt", "oban.txt", "river/go.mod")
+    found = re.search(rf"\b{name}\W+v?(\d[\d.]+)", "\n".join((RIVALS / file).read_text() for file in files))
+    return f"{found[1]}: " if found else ""
 
 
 def command(contender: Contender) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from contenders import CONTENDERS, PEERS
+from contenders import CONTENDERS, PEERS, version_of
 from scenarios import FLOOR, FUNCTIONS, OURS, SCENARIOS
 
 Results = dict[str, Any]
@@ -124,13 +124,21 @@ def scenario_table(letter: str, found: Medians) -> str:
     against = {what: names for what, names in against.items() if any(key[2] in names for key in rows)}
     text = []
     for (_, group, name), values in rows.items():
-        line = [group, name, *(format(values[c], COLUMNS[c][1]) if c in values else "" for c in columns)]
-        for names in against.values():
+        line = [
+            group,
+            name,
+            *(format(values[c], COLUMNS[c][1]) if not math.isnan(values.get(c, math.nan)) else "" for c in columns),
+        ]
+        for what, names in against.items():
             for metric in compared:
                 others = [
                     v[metric]
                     for k, v in rows.items()
-                    if k[1] == group and k[2] in names and k[2] != name and metric in v
+                    if k[1] == group
+                    and k[2] in names
+                    and k[2] != name
+                    and metric in v
+                    and not (name in FLOOR and what == "floor")
                 ]
                 ratio = (
                     values.get(metric, math.nan) / BETTER[metric](others)
@@ -174,7 +182,7 @@ def write(results: Results, out: Path) -> None:
             if picture := plot(letter, found, results, out):
                 lines += [f"![]({picture})", ""]
     took_part = {key[2] for key in found}
-    lines += ["## Settings", "", table(["", ""], [[name, c.settings + (f"; {c.share:g} of a drain's jobs" if c.share < 1 else "")] for name, c in CONTENDERS.items() if name in took_part])]  # fmt: skip
+    lines += ["## Settings", "", table(["", ""], [[name, version_of(name) + c.settings + (f"; {c.share:g} of a drain's jobs" if c.share < 1 else "")] for name, c in CONTENDERS.items() if name in took_part])]  # fmt: skip
     failed = [
         f"- {r['scenario']} {r['group']}, {r['contender']}: {r['error'].strip().splitlines()[-1]}"
         for r in results["runs"]
@@ -226,6 +234,8 @@ def plot(letter: str, found: Medians, results: Results, out: Path) -> str | None
                 cells[1].barh(names, value("client"), color="#fb5", label="client")
                 cells[1].barh(names, value("server"), left=value("client"), color="#a52", label="server")
                 cells[1].set_xlabel("CPU seconds per 1,000 jobs", fontsize=8)
+                totals = value("cpu")
+                cells[1].set_xlim(0, min(max(totals), 5 * statistics.median(totals)) * 1.1)  # the slowest run out of it
                 cells[1].legend(fontsize=7)
             else:
                 for i, part in enumerate(reversed(parts)):
