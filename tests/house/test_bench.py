@@ -12,17 +12,9 @@ BENCH = Path(__file__).parents[2] / "bench"
 
 @pytest.mark.torture
 def test_the_benchmark_measures_and_reports_every_scenario(tmp_path):
-    command = [
-        sys.executable,
-        BENCH / "run.py",
-        "--jobs",
-        "1000",
-        "--rounds",
-        "1",
-        "--only",
-        "pyworker,table,functions",
-    ]
-    done = subprocess.run([*command, "--out", tmp_path], capture_output=True, text=True)
+    options = "--jobs 1000 --rounds 1 --only pyworker,table,functions --out".split()
+    command = [sys.executable, BENCH / "run.py", *options, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     runs = json.loads((tmp_path / "results.json").read_text())["runs"]
     assert [run for run in runs if "error" in run] == []
