@@ -1,6 +1,6 @@
 # The README's commands by short names. They work without make, too.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint schema torture nightly release mutants fresh
+.PHONY: help demo test lint schema torture nightly release mutants fresh bench
 
 install = python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q -e
 
@@ -37,3 +37,6 @@ mutants: ## take one guard after the other out of the SQL, and see that a test n
 
 fresh: ## try the README's commands on a bare Debian (needs root and debootstrap)
 	.ci/fresh-machine.sh
+
+bench: ## compare with other job queues, on one PostgreSQL (bench/README.md)
+	$(install) '.[bench]' && .venv/bin/python bench/run.py

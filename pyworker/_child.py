@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import inspect
 import json
 import logging
 import os
@@ -25,7 +24,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from queue import SimpleQueue
 from typing import Any, NoReturn, TextIO
@@ -37,13 +35,12 @@ from ._config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER
 from ._connect import LOST, Backoff, Watch, connect, is_pooled
 from ._connections import Connections
 from ._slots import Slots
-from ._turn import KINDS, Claimed, Outcomes
+from ._turn import KINDS, Claimed, Outcomes, failure_of, outcome_of
 from .errors import ClaimLost, InvalidArgument, NotFound, SchemaVersionError, TaskError, sqlstate_of, translated
-from .job import AsyncJob, Cancel, Discard, Failed, Job, NotStarted, Snooze
+from .job import AsyncJob, Job
 
 log = logging.getLogger("pyworker.worker")
 
-MAX_ERROR_TEXT = 32_000
 MAX_PREFETCH = 500
 TRY_AGAIN = ("40001", "40P01", "55P03", "57014")  # serialization failure, deadlock, lock or statement timeout
 MARK_LASTS = 2.0  # seconds: claim_jobs promises 2.5, see there
@@ -505,9 +502,9 @@ class Child:
             made._called_off = job.called_off  # pyright: ignore[reportPrivateUsage]
             if job.delivery == "at_most_once" and not self.connections.start_job(job.id, job.run):
                 return "released", (job.id, job.run)
-            return self._outcome(job, task, task.invoke(made))
+            return outcome_of(job, task, task.invoke(made))
         except BaseException as error:
-            return self._failure(job, error)
+            return failure_of(job, error)
 
     async def _run_async(self, job: Claimed) -> None:
         self._dispatch(self._ended(job, *await self._attempt(job)))
@@ -525,11 +522,11 @@ class Child:
             async with asyncio.timeout(limit) if limit else contextlib.nullcontext() as scope:
                 if job.delivery == "at_most_once" and not await self.connections.start_job_async(job.id, job.run):
                     return "released", (job.id, job.run)
-                return self._outcome(job, task, await task.invoke(made))
+                return outcome_of(job, task, await task.invoke(made))
         except BaseException as error:
             if isinstance(error, TimeoutError) and scope is not None and scope.expired():
                 error = TimeoutError(f"timed out after {limit:g} s")
-            return self._failure(job, error)
+            return failure_of(job, error)
 
     def _job(self, job: Claimed, kind: type[Job] | type[AsyncJob]) -> Any:
         return kind(
@@ -550,42 +547,6 @@ class Child:
             _connections=self.connections,
         )
 
-    def _outcome(self, job: Claimed, task: tasks.Task[..., Any], value: Any) -> tuple[str, Any]:
-        if value is None:
-            return "finished", (job.id, job.run, None)
-        if isinstance(value, Snooze | Cancel | Discard | Failed | NotStarted):
-            raise value
-        if inspect.isawaitable(value):  # and has not done a thing yet
-            raise TypeError(f"{task!r} returned {type(value).__name__} to be awaited; make it an async function")
-        return "finished", (job.id, job.run, _sql.to_json(value) if task.result else None)
-
-    def _failure(self, job: Claimed, error: BaseException) -> tuple[str, Any]:
-        if isinstance(error, Snooze):
-            return "snoozed", (job.id, job.run, error.delay)
-        failure: dict[str, Any] = {"id": job.id, "run": job.run}
-        match error:
-            case asyncio.CancelledError():
-                failure["error"] = "called off"
-            case Cancel():
-                failure |= {"error": error.reason, "cancel": True}
-            case Discard():
-                failure |= {"error": error.reason, "discard": True}
-            case NotStarted():
-                failure |= {"error": error.reason, "not_started": True}
-            case Failed():
-                try:
-                    failure |= {"error": error.reason, "payload": json.loads(_sql.to_json(error.elements))}
-                except (TypeError, InvalidArgument) as problem:
-                    failure["error"] = f"the elements of Failed cannot be stored: {problem}\n{_text_of(error)}"
-            case _:
-                failure["error"] = _text_of(error)
-        # The exception's class only: its message may quote the payload, which has no business in a log.
-        log.warning(
-            "job %s (%s) attempt %s of %s: %s", job.id, job.task_identifier, job.attempts, job.max_attempts, type(error).__name__,
-            extra={"job_id": job.id, "task": job.task_identifier, "attempt": job.attempts},
-        )  # fmt: skip
-        return "failed", failure
-
     def _ended(self, job: Claimed, kind: str, value: Any) -> list[Claimed]:
         """Note how it went; what may begin in its place is returned, to be dispatched."""
         with self.lock:
@@ -599,15 +560,6 @@ class Child:
         if self.asleep:
             self._wake()
         return begun
-
-
-def _text_of(error: BaseException) -> str:
-    """The traceback, from the handler on."""
-    frames = error.__traceback__
-    while frames and frames.tb_frame.f_code.co_filename in (__file__, tasks.__file__):
-        frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames))
-    return text if len(text) <= MAX_ERROR_TEXT else text[: MAX_ERROR_TEXT // 2] + "\n…\n" + text[-MAX_ERROR_TEXT // 2 :]
 
 
 if __name__ == "__main__":

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import json
+import logging
+import os
+import traceback
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from .job import Job
+from . import _sql, tasks
+from .errors import InvalidArgument
+from .job import Cancel, Discard, Failed, Job, NotStarted, Snooze
 
+log = logging.getLogger("pyworker.worker")
+
+MAX_ERROR_TEXT = 32_000
 KINDS = ("finished", "failed", "snoozed", "released")
 
 
@@ -48,3 +58,50 @@ class Outcomes:
 
     def __len__(self) -> int:
         return len(self.finished) + len(self.failed) + len(self.snoozed) + len(self.released)
+
+
+def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> tuple[str, Any]:
+    if value is None:
+        return "finished", (job.id, job.run, None)
+    if isinstance(value, Snooze | Cancel | Discard | Failed | NotStarted):
+        raise value
+    if inspect.isawaitable(value):  # and has not done a thing yet
+        raise TypeError(f"{task!r} returned {type(value).__name__} to be awaited; make it an async function")
+    return "finished", (job.id, job.run, _sql.to_json(value) if task.result else None)
+
+
+def failure_of(job: Claimed, error: BaseException) -> tuple[str, Any]:
+    if isinstance(error, Snooze):
+        return "snoozed", (job.id, job.run, error.delay)
+    failure: dict[str, Any] = {"id": job.id, "run": job.run}
+    match error:
+        case asyncio.CancelledError():
+            failure["error"] = "called off"
+        case Cancel():
+            failure |= {"error": error.reason, "cancel": True}
+        case Discard():
+            failure |= {"error": error.reason, "discard": True}
+        case NotStarted():
+            failure |= {"error": error.reason, "not_started": True}
+        case Failed():
+            try:
+                failure |= {"error": error.reason, "payload": json.loads(_sql.to_json(error.elements))}
+            except (TypeError, InvalidArgument) as problem:
+                failure["error"] = f"the elements of Failed cannot be stored: {problem}\n{_text_of(error)}"
+        case _:
+            failure["error"] = _text_of(error)
+    # The exception's class only: its message may quote the payload, which has no business in a log.
+    log.warning(
+        "job %s (%s) attempt %s of %s: %s", job.id, job.task_identifier, job.attempts, job.max_attempts, type(error).__name__,
+        extra={"job_id": job.id, "task": job.task_identifier, "attempt": job.attempts},
+    )  # fmt: skip
+    return "failed", failure
+
+
+def _text_of(error: BaseException) -> str:
+    """The traceback, from the handler on."""
+    frames = error.__traceback__
+    while frames and os.path.dirname(frames.tb_frame.f_code.co_filename) == os.path.dirname(__file__):
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    return text if len(text) <= MAX_ERROR_TEXT else text[: MAX_ERROR_TEXT // 2] + "\n…\n" + text[-MAX_ERROR_TEXT // 2 :]

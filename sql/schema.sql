@@ -296,6 +296,7 @@ create table settings (
     max_crashes integer default 3 not null,
     once_retention interval,
     movable_clock boolean default false not null,
+    clock_offset interval,
     constraint settings_only_row CHECK (only_row),
     constraint settings_pkey PRIMARY KEY (only_row)
 );

@@ -11,6 +11,7 @@ FUNCTIONS = {
     "cancel_job": {"job_id force"},
     "check_version": {"client_version"},
     "claim_jobs": {"worker_id max_jobs task_identifiers queue_names forbidden_flags"},
+    "advance_clock": {"by"},  # in installations for tests
     "clock": {""},
     "complete_jobs": {"job_ids"},
     "configure": {

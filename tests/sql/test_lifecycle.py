@@ -246,3 +246,18 @@ def test_no_order_of_events_breaks_an_invariant(api: Any, clock: Any, invariants
         api.finish_jobs([job.id for job in jobs], [job.run for job in jobs])
         api.heartbeat(worker)
     assert api.rows("select * from pyworker.jobs where state <> 'discarded'") == []
+
+
+def test_advance_clock_moves_the_time_of_every_session_for_good(api: Any, actor: Any, worker: int) -> None:
+    other = actor()
+    job = api.add_job("t", run_at=api.at("3 hours"))
+    assert other.claim_jobs(worker) == []
+    told = api.advance_clock("3 hours 1 second")
+    assert other.at() >= told >= job.run_at
+    other.heartbeat(worker)
+    assert [claimed.id for claimed in other.claim_jobs(worker)] == [job.id]
+    back = api.advance_clock("-3 hours -1 second")
+    assert back < job.run_at
+    for by in (None, "101 years", "-101 years"):
+        with api.refusal("PW001", "advance_clock: by must be"):
+            api.advance_clock(by)

@@ -1,0 +1,63 @@
+"""What processes and the server have used: CPU, memory, WAL."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def _stat(pid: int) -> tuple[int, float, float] | None:
+    """Parent, CPU seconds of its own, CPU seconds of children that have ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    own, ended = (sum(int(field) for field in fields[i : i + 2]) / TICKS for i in (11, 13))
+    return int(fields[1]), own, ended
+
+
+def family(root: int) -> list[int]:
+    """A process and its living descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (found := _stat(int(entry))):
+            children.setdefault(found[0], []).append(int(entry))
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found
+
+
+def cpu(root: int, *, without: int = 0) -> float:
+    """CPU seconds of a process and its descendants, living or ended."""
+    used = [_stat(pid) for pid in family(root) if pid != without]
+    return sum(stat[1] + stat[2] for stat in used if stat)
+
+
+def memory(pid: int) -> float:
+    """Resident MB, shared libraries and all."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 1e6
+
+
+@dataclass
+class Reading:
+    client: float
+    server: float
+    wal: int
+
+    def __sub__(self, other: Reading) -> Reading:
+        return Reading(self.client - other.client, self.server - other.server, self.wal - other.wal)
+
+
+def postmaster_of(conn: psycopg.Connection[tuple[int]]) -> int:
+    """The server's first process; 0 when it is on another machine."""
+    pid = conn.info.backend_pid
+    command = Path(f"/proc/{pid}/cmdline")
+    stat = _stat(pid)
+    return stat[0] if stat and b"postgres" in command.read_bytes() else 0

@@ -1,0 +1,33 @@
+"""The handlers of the benchmark, for `pyworker run`."""
+
+from repl import noop as count
+from repl import stamp as leave_stamp
+
+from pyworker import Job, Snooze, task
+
+
+@task
+async def noop(payload):
+    count()
+
+
+@task
+def noop_sync(payload):
+    count()
+
+
+@task
+async def stamp(payload):
+    leave_stamp(payload)
+
+
+@task(backoff=["1 ms"])
+def fail(payload, job: Job):
+    if job.attempts == 1:
+        raise RuntimeError("on purpose")
+
+
+@task
+async def snooze(payload, job: Job):
+    if job.run < 2:
+        raise Snooze(0)

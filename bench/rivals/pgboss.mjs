@@ -1,0 +1,43 @@
+// pg-boss. For throughput: large batches, fetched anew while they come back full; for latency LISTEN/NOTIFY (documented in its types).
+import { PgBoss } from "pg-boss";
+import { calls, latency, noop, payload, serve, stamp } from "./repl.mjs";
+
+let boss;
+let loops = 1;
+
+async function connect(connections, options = {}) {
+  loops = connections;
+  boss = new PgBoss({ connectionString: process.env.DATABASE_URL, max: connections, ...options });
+  boss.on("error", (error) => console.error(error));
+  await boss.start();
+}
+
+serve({
+  async setup() {
+    await connect(4);
+    await boss.createQueue("noop");
+    await boss.createQueue("unique", { policy: "short" });
+    await boss.createQueue("fail", { retryLimit: 3, retryDelay: 0 });
+    await boss.createQueue("stamp", { notify: true });
+    await boss.stop();
+  },
+  connect: (connections) => connect(connections, { supervise: false, schedule: false }),
+  add: (n) => calls(n, loops, (i) => boss.send("noop", payload(i))),
+  add_unique: (n, different) =>
+    calls(n, 1, (i) => boss.send("unique", payload(i), { singletonKey: `k${i % different}` })),
+  bulk: (n) =>
+    calls(Math.ceil(n / 1000), 1, (b) =>
+      boss.insert("noop", Array.from({ length: Math.min(1000, n - b * 1000) }, (_, i) => ({ data: payload(i) })))),
+  latency: (n, gap) => latency(n, gap, (p) => boss.send("stamp", p)),
+  async work(concurrency, quick) {
+    await connect(10, { useListenNotify: true });
+    const options = quick
+      ? { batchSize: 1, pollingIntervalSeconds: 0.5 }
+      : { batchSize: 500, localConcurrency: 2, burstWhenBatchFull: true, pollingIntervalSeconds: 0.5, priority: false, orderByCreatedOn: false };
+    await boss.work("noop", options, async (jobs) => jobs.forEach(noop));
+    await boss.work("stamp", options, async (jobs) => jobs.forEach((job) => stamp(job.data)));
+    await boss.work("fail", { ...options, includeMetadata: true, batchSize: 1 }, async ([job]) => {
+      if (job.retryCount === 0) throw new Error("on purpose");
+    });
+  },
+});

@@ -1,0 +1,24 @@
+"""The benchmark runs: all of it but the rivals, who need other languages."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+@pytest.mark.torture
+def test_the_benchmark_measures_and_reports_every_scenario(tmp_path):
+    options = "--jobs 1000 --rounds 1 --only pyworker,table,functions --out".split()
+    command = [sys.executable, BENCH / "run.py", *options, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    runs = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert [run for run in runs if "error" in run] == []
+    report = (tmp_path / "report.md").read_text()
+    assert {run["scenario"] for run in runs} == set("ABCDEFGHIJKL")
+    assert all(f"\n## {letter}. " in report for letter in "ABCDEFGHIJKL")
+    assert all(run.get("jobs_s", run.get("p50", run.get("child", 0))) > 0 for run in runs)
