@@ -105,15 +105,27 @@ create or replace function _somebody_waits() returns boolean
     language sql volatile
     return coalesce(pg_sequence_last_value('armed_until'::regclass) > extract(epoch from clock_timestamp()) * 1000, false);
 
--- NOTIFY only then: a NOTIFY in each commit takes a cluster-wide lock through the fsync. `set pyworker.notify = off` is for
+-- NOTIFY only then, and not in each of many commits at once: it takes a cluster-wide lock through the fsync. `set pyworker.notify = off` is for
 -- callers that PREPARE TRANSACTION, which no notifying transaction can; workers then find the job when they poll.
 create or replace function _wake_workers() returns void
     language plpgsql set search_path from current
 as $$
+declare
+    v_class constant integer := ('notified_at'::regclass::oid::bigint - 2147483648)::integer;
+    v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
 begin
-    if _somebody_waits() and coalesce(current_setting('pyworker.notify', true), '') <> 'off' then
-        perform pg_notify(current_schema(), '');
+    if not _somebody_waits() or current_setting('pyworker.notify', true) = 'off' then
+        return;
     end if;
+    -- Four transactions at a time are enough, as long as they are quick: who wakes finds the jobs of the others, and looks again soon
+    -- after for those that were later in committing (seconds_until_due).
+    if not (pg_try_advisory_xact_lock(v_class, 1) or pg_try_advisory_xact_lock(v_class, 2)
+            or pg_try_advisory_xact_lock(v_class, 3) or pg_try_advisory_xact_lock(v_class, 4))
+       and coalesce(pg_sequence_last_value('notified_at'::regclass), 0) > v_ms - 10 then
+        return;
+    end if;
+    perform setval('notified_at', v_ms);
+    perform pg_notify(current_schema(), '');
 end;
 $$;
 

@@ -139,11 +139,17 @@ create or replace function seconds_until_due() returns double precision
     language plpgsql security definer set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
+declare
+    v_notified double precision := extract(epoch from clock_timestamp()) - pg_sequence_last_value('notified_at'::regclass) / 1000.0;
 begin
-    return (select greatest(extract(epoch from j.due_at - clock()), 0)
-            from live_jobs j where j.due_at is not null order by j.due_at, j.id limit 1);
+    return least(
+        (select greatest(extract(epoch from j.due_at - clock()), 0)
+         from live_jobs j where j.due_at is not null order by j.due_at, j.id limit 1),
+        -- Twice as long after the last notification each time: see _wake_workers.
+        case when v_notified < 2 then greatest(v_notified, 0.02) end);
 end;
 $$;
 comment on function seconds_until_due() is
-    'Seconds until the next scheduled or retryable job falls due (0 if one is overdue), null if there is none: a worker that found '
-    'nothing need not sleep longer than that.';
+    'Seconds after which a worker that found nothing should claim again, notified or not: when the next scheduled or retryable job falls '
+    'due (0 if one is overdue), and some moments after a notification, as not every job is notified of when many are added at once. '
+    'Null if there is no such reason.';

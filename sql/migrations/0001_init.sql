@@ -281,3 +281,6 @@ create sequence swept_at minvalue 0 start 0;
 -- A register, not a counter: its last_value is the time (epoch, ms) until which some worker waits for a notification.
 -- Reading it takes no snapshot, so it is right even inside an old REPEATABLE READ transaction, and leaves no dead rows.
 create sequence armed_until minvalue 0 start 0;
+
+-- When somebody last notified, in the same unit: claims that come soon after look again a little later.
+create sequence notified_at minvalue 0 start 0;

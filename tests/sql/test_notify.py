@@ -156,6 +156,65 @@ def test_notifications_can_be_switched_off_for_a_session(api: Any, actor: Any, w
     assert heard() == [""]
 
 
+def notified(api: Any, seconds_ago: float) -> None:
+    api.rows(
+        "select setval('pyworker.notified_at', ((extract(epoch from clock_timestamp()) - %s) * 1000)::bigint)", [seconds_ago]
+    )
+
+
+@pytest.fixture
+def four_that_notify(api: Any, actor: Any, worker: int) -> list[Any]:
+    """Four open transactions that have added a job while a worker waits."""
+    wait(api, worker)
+    actors = [actor() for _ in range(4)]
+    for a in actors:
+        a.begin()
+        a.add_job("t")
+    return actors
+
+
+def test_of_many_adds_at_once_four_notify(api: Any, heard: Any, four_that_notify: list[Any]) -> None:
+    notified(api, -60)  # just now, however slow this test is
+    api.add_job("t")
+    assert heard() == []
+    four_that_notify[0].commit()
+    assert heard() == [""]
+    api.add_job("t")
+    assert heard() == [""]
+
+
+def test_four_transactions_that_stay_open_silence_nobody(api: Any, heard: Any, four_that_notify: list[Any]) -> None:
+    notified(api, 0.1)
+    api.add_job("t")
+    assert heard() == [""]
+
+
+def test_one_that_was_rolled_back_silences_nobody(api: Any, actor: Any, worker: int, heard: Any) -> None:
+    wait(api, worker)
+    a = actor()
+    for _ in range(10):
+        a.begin()
+        a.add_job("t")
+        a.rollback()
+        notified(api, -60)
+        api.add_job("t")
+        assert heard() == [""]
+
+
+def test_who_was_notified_looks_again_soon_and_then_ever_more_rarely(api: Any) -> None:
+    assert api.seconds_until_due() is None
+    for ago in (0.3, 0.7, 1.5):
+        notified(api, ago)
+        assert ago - 0.001 <= api.seconds_until_due() < 2
+    notified(api, 0)
+    assert api.seconds_until_due() >= 0.02
+    notified(api, 2.1)
+    assert api.seconds_until_due() is None
+    api.add_job("t", run_at=api.at("5 ms"))
+    notified(api, 1)
+    assert api.seconds_until_due() <= 0.02
+
+
 def test_a_worker_is_told_at_once_when_its_job_is_called_off(api: Any, job_in: Any, heard: Any) -> None:
     job = job_in("running")
     heard()
