@@ -502,9 +502,9 @@ class Child:
             made._called_off = job.called_off  # pyright: ignore[reportPrivateUsage]
             if job.delivery == "at_most_once" and not self.connections.start_job(job.id, job.run):
                 return "released", (job.id, job.run)
-            return outcome_of(job, task, task.invoke(made))
+            return self._outcome(job, task, task.invoke(made))
         except BaseException as error:
-            return failure_of(job, error)
+            return self._failure(job, error)
 
     async def _run_async(self, job: Claimed) -> None:
         self._dispatch(self._ended(job, *await self._attempt(job)))
@@ -522,11 +522,17 @@ class Child:
             async with asyncio.timeout(limit) if limit else contextlib.nullcontext() as scope:
                 if job.delivery == "at_most_once" and not await self.connections.start_job_async(job.id, job.run):
                     return "released", (job.id, job.run)
-                return outcome_of(job, task, await task.invoke(made))
+                return self._outcome(job, task, await task.invoke(made))
         except BaseException as error:
             if isinstance(error, TimeoutError) and scope is not None and scope.expired():
                 error = TimeoutError(f"timed out after {limit:g} s")
-            return failure_of(job, error)
+            return self._failure(job, error)
+
+    def _outcome(self, job: Claimed, task: tasks.Task[..., Any], value: Any) -> tuple[str, Any]:
+        return outcome_of(job, task, value)
+
+    def _failure(self, job: Claimed, error: BaseException) -> tuple[str, Any]:
+        return failure_of(job, error)
 
     def _job(self, job: Claimed, kind: type[Job] | type[AsyncJob]) -> Any:
         return kind(

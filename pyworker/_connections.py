@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from typing import Any, cast
@@ -58,6 +59,13 @@ class Connections:
             )
             await self._async.open()
         return self._async
+
+    def close(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """loop: where async handlers ran."""
+        if self._sync is not None:
+            self._sync.close()
+        if self._async is not None and loop is not None:
+            asyncio.run_coroutine_threadsafe(self._async.close(), loop).result()
 
     def start_job(self, job_id: int, run: int) -> bool:
         try:

@@ -365,6 +365,14 @@ class Database:
     def get_job(self, job_id: int) -> JobRow | None:
         return next(iter(self._jobs("get_job(%s)", job_id)), None)
 
+    def waiting_jobs(self) -> list[JobRow]:
+        """In the order of their ids."""
+        rows = self._rows(
+            f"select {_JOB} from {self._s}.jobs v cross join lateral {self._s}.get_job(v.id) j"  # noqa: S608
+            " where v.state in ('scheduled', 'pending', 'available', 'retryable') order by v.id"
+        )
+        return [job for row in rows if (job := job_row(row))]
+
     def job_errors(self, job_id: int) -> list[tuple[Any, ...]]:
         return self._rows(f"select run, at, worker, error from {self._s}.job_errors(%s)", [job_id])  # noqa: S608
 
@@ -456,6 +464,14 @@ class Database:
 
     def doctor(self) -> list[dict[str, Any]]:
         return self._dicts("check_name, severity, finding, fix", "doctor()")
+
+    # the clock of an installation for tests
+
+    def clock(self) -> datetime:
+        return self._value("clock()")
+
+    def advance_clock(self, by: timedelta) -> datetime:
+        return self._value("advance_clock(%s)", by)
 
     def database_clock(self) -> float:
         """Seconds since 1970, by the real clock."""

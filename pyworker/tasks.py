@@ -217,6 +217,11 @@ def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:
             raise TaskError(f"module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not _registry:
         raise TaskError(f"no function with @task was found in {', '.join(modules)}")
+    return registered()
+
+
+def registered() -> dict[str, Task[..., Any]]:
+    """Every task of the modules that were imported."""
     for known in _registry.values():
         known.invoke  # noqa: B018 - signatures are checked now, not with the first job
     return dict(_registry)

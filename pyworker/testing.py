@@ -1,0 +1,322 @@
+"""Fixtures for pytest: a database of its own for each test, a clock to move, and tasks run the way a worker runs them.
+
+    pytest_plugins = ["pyworker.testing"]        # in conftest.py; needs pip install 'pyworker[testing]'
+
+pyworker_dsn     the connection string of this test's database, with pyworker in it
+pyworker_db      an autocommit connection to it
+clock            clock.advance(hours=3): the queue's time, for every connection
+drain            drain(): run what is due, in order, until nothing is left
+run_task         run_task(task, payload): one job of that task, from add_job to its end; its result, or its exception
+assert_enqueued  assert_enqueued(task, payload={"to": "a@b.c"}, queue_name="mail"): does such a job wait? assert_not_enqueued: its contrary
+
+The server is PYWORKER_TEST_DATABASE_URL's, or one that the tests start and stop (pip install 'pyworker[embedded]', or PostgreSQL's
+programs on this machine). For tables of your own, make the template yourself, in the way of pytest-postgresql:
+
+    pyworker_template = factories.postgresql_noproc(
+        depends_on="pyworker_server", dbname="app_test", load=[pyworker.testing.install, "schema.sql"])
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from pytest_postgresql import factories
+
+from . import _migrate, _sql, tasks
+from ._child import Child
+from ._client import default_schema
+from ._config import RunConfig
+from ._embedded import Server, temporary_server
+from ._slots import Slots
+from ._sql import JobRow
+from ._turn import Claimed
+from .job import Outcome
+from .tasks import Task
+
+ENOUGH = 10_000  # jobs in one drain: beyond, one adds the next for ever
+
+
+def install(**connection: Any) -> None:
+    """Load pyworker, with a movable clock, into the database that pytest-postgresql names; for `load=[…]`."""
+    connection.pop("autocommit", None)
+    with psycopg.connect(**connection, autocommit=True) as conn:
+        _migrate.migrate(conn, default_schema(), movable_clock=True)
+
+
+@pytest.fixture(scope="session")
+def pyworker_server() -> Iterator[Server]:
+    """The PostgreSQL server of this run. Override it to use another one."""
+    if url := os.environ.get("PYWORKER_TEST_DATABASE_URL"):
+        c = conninfo_to_dict(url)
+        yield Server(
+            host=str(c.get("host", "localhost")),
+            port=int(c.get("port") or 5432),
+            user=str(c.get("user", "postgres")),
+            password=str(c["password"]) if c.get("password") else None,
+            maintenance_dbname=str(c.get("dbname", "postgres")),
+        )
+        return
+    with temporary_server(in_memory=True) as server:
+        yield server
+
+
+pyworker_template = factories.postgresql_noproc(  # pyright: ignore[reportUnknownMemberType]
+    depends_on="pyworker_server", dbname="pyworker_test", load=[install]
+)
+_pyworker_copy = factories.postgresql("pyworker_template")
+
+
+@pytest.fixture
+def pyworker_db(_pyworker_copy: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+    """A connection to a database of this test alone, in which every statement commits by itself."""
+    _pyworker_copy.autocommit = True
+    return _pyworker_copy
+
+
+@pytest.fixture
+def pyworker_dsn(pyworker_db: psycopg.Connection[Any]) -> str:
+    """Where that database is, for code that opens its own connections."""
+    info = pyworker_db.info
+    return make_conninfo(
+        host=info.host, port=info.port, user=info.user, dbname=info.dbname, password=info.password or None
+    )
+
+
+class Clock:
+    """The queue's time, which schedules, delays, backoff, leases, periods and retention go by."""
+
+    def __init__(self, db: _sql.Database) -> None:
+        self._db = db
+
+    def now(self) -> datetime:
+        return self._db.clock()
+
+    def advance(self, **by: float) -> datetime:
+        """advance(hours=3), in timedelta's words; for all connections, at once. Returns the new time."""
+        return self._db.advance_clock(timedelta(**by))
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A job that was run: as it is afterwards, what its handler returned, or raised (Snooze, Cancel and their kin, too)."""
+
+    job: JobRow
+    result: Any = None
+    error: BaseException | None = None
+
+
+class _Child(Child):
+    """What a worker's child does, one job at a time."""
+
+    result: Any = None
+    error: BaseException | None = None
+
+    def _outcome(self, job: Claimed, task: Task[..., Any], value: Any) -> tuple[str, Any]:
+        self.result = value
+        return super()._outcome(job, task, value)
+
+    def _failure(self, job: Claimed, error: BaseException) -> tuple[str, Any]:
+        self.error = error
+        return super()._failure(job, error)
+
+    def claim(self, names: Sequence[str]) -> Claimed | None:
+        assert self.db is not None  # noqa: S101
+        rows = self.db.send(self.db.claim_call(self.worker_id, 1, names, None, None, False)).fetchall()
+        return Claimed(*rows[0], slot=0) if rows else None
+
+    def close(self) -> None:
+        self.connections.close(self.loop)
+        if self.loop:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join()
+            self.loop.close()
+        os.close(self.wake_read)
+        os.close(self.wake_write)
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+            self.thread = threading.Thread(target=self.loop.run_forever, name="event-loop")
+            self.thread.start()
+        return self.loop
+
+    def run_one(self, job: Claimed) -> Ran:
+        assert self.db is not None  # noqa: S101
+        self.result = self.error = None
+        if self.tasks[job.task_identifier].is_async:  # on a loop of its own: the test may be on one
+            kind, value = asyncio.run_coroutine_threadsafe(self._attempt(job), self._event_loop()).result()
+        else:
+            kind, value = self._run_sync(job)
+        self.outcomes.append((kind, value))
+        self._exchange(self._collect(), 0)
+        after = self.db.get_job(job.id)
+        assert after is not None  # noqa: S101
+        return Ran(after, self.result, self.error)
+
+
+class Queue:
+    """What the fixtures are made of, for one database."""
+
+    def __init__(self, dsn: str) -> None:
+        self._config = RunConfig(dsn, schema=default_schema(), concurrency=1)
+
+    @contextmanager
+    def _database(self) -> Iterator[_sql.Database]:
+        with psycopg.connect(self._config.dsn, autocommit=True) as conn:
+            yield _sql.Database(conn, self._config.schema)
+
+    @contextmanager
+    def _child(self) -> Iterator[_Child]:
+        """A worker that is there for as long as the block: no jump of the clock finds it dead."""
+        slots = Slots.create(1)
+        with closing(slots), self._database() as db:
+            worker_id = db.register_worker({"name": "pyworker.testing"})
+            child = _Child(self._config, worker_id, io.StringIO(), slots)
+            child.tasks = tasks.registered()
+            child._introduce(db)
+            try:
+                yield child
+            finally:
+                child.close()
+                db.unregister_worker(worker_id)
+
+    def drain(self, *only: Task[..., Any] | str, raise_errors: bool = True) -> list[Ran]:
+        """Run every job that is due, of these tasks or of all that were imported, in the order in which one worker would run them;
+        those that they add, too.
+
+        Schedules fire first. An exception of a handler ends the drain and is raised, unless raise_errors is false; its job has
+        failed by then, as it would have. What waits for its time, also for a retry, stays: move the clock.
+        """
+        ran: list[Ran] = []
+        with self._child() as child:
+            assert child.db is not None  # noqa: S101
+            names = [_name(task) for task in only] or sorted(child.tasks)
+            child.db.maintain()
+            while job := child.claim(names):
+                ran.append(child.run_one(job))
+                error = ran[-1].error
+                if raise_errors and error is not None and not isinstance(error, Outcome):
+                    raise error
+                if len(ran) >= ENOUGH:
+                    raise AssertionError(
+                        f"drain: {ENOUGH} jobs have run, the last one of {job.task_identifier!r}: does it add itself?"
+                    )
+        return ran
+
+    def run_task(self, task: Task[..., Any] | str, payload: Any = None, **options: Any) -> Any:
+        """Add one job with these arguments of add_job and run it, before all others. Returns what its handler returned, raises what it
+        raised; AssertionError with the reason if it cannot run."""
+        with self._child() as child:
+            assert child.db is not None  # noqa: S101
+            job = child.db.add_job(_name(task), payload, **{"priority": -32768} | options)
+            claimed = child.claim([job.task_identifier])
+            if claimed is None or claimed.id != job.id:
+                reasons = "; ".join(str(row["detail"]) for row in child.db.explain_job(job.id))
+                raise AssertionError(f"run_task: job {job.id} ({job.task_identifier}) does not run: {reasons}")
+            ran = child.run_one(claimed)
+        if ran.error is not None:
+            raise ran.error
+        return ran.result
+
+    def enqueued(self, task: Task[..., Any] | str | None = None, **fields: Any) -> list[JobRow]:
+        """Jobs that wait (for a worker, their time, their turn or a retry), of this task and with these fields of JobRow, oldest first.
+
+        Of a payload that is a dict only the members that are given count. A field may be given as a function that says whether it
+        is so: enqueued(run_at=lambda at: at > soon).
+        """
+        if unknown := fields.keys() - _sql.JobRow.__slots__:
+            raise TypeError(f"a job has no field {sorted(unknown)[0]!r} (it has: {', '.join(_sql.JobRow.__slots__)})")
+        with self._database() as db:
+            jobs = db.waiting_jobs()
+        return [
+            job
+            for job in jobs
+            if (task is None or job.task_identifier == _name(task))
+            and all(_fits(getattr(job, name), wanted) for name, wanted in fields.items())
+        ]
+
+    def assert_enqueued(self, task: Task[..., Any] | str, **fields: Any) -> JobRow:
+        """enqueued(…), of which there must be one or more; the oldest is returned."""
+        __tracebackhide__ = True
+        if found := self.enqueued(task, **fields):
+            return found[0]
+        raise AssertionError(f"no job of {_name(task)!r} waits{_words(fields)}; there are:{_list(self.enqueued())}")
+
+    def assert_not_enqueued(self, task: Task[..., Any] | str, **fields: Any) -> None:
+        """enqueued(…), of which there must be none."""
+        __tracebackhide__ = True
+        if found := self.enqueued(task, **fields):
+            raise AssertionError(f"jobs of {_name(task)!r} wait{_words(fields)}:{_list(found)}")
+
+
+def _name(task: Task[..., Any] | str) -> str:
+    return task if isinstance(task, str) else task.name
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if callable(wanted):
+        return bool(wanted(value))
+    if isinstance(wanted, dict) and isinstance(value, dict):
+        return all(name in value and _fits(value[name], part) for name, part in cast("dict[str, Any]", wanted).items())
+    return value == wanted
+
+
+def _words(fields: dict[str, Any]) -> str:
+    return " with " + ", ".join(f"{name}={value!r}" for name, value in fields.items()) if fields else ""
+
+
+def _list(jobs: list[JobRow]) -> str:
+    return (
+        "".join(
+            f"\n  {job.id} {job.task_identifier} {job.payload!r} {job.state} run_at={job.run_at}"
+            + "".join(
+                f" {name}={getattr(job, name)!r}"
+                for name in ("queue_name", "key", "sequence_key")
+                if getattr(job, name)
+            )
+            for job in jobs
+        )
+        or " none"
+    )
+
+
+@pytest.fixture
+def pyworker_queue(pyworker_dsn: str) -> Queue:
+    """All of the following, as methods."""
+    return Queue(pyworker_dsn)
+
+
+@pytest.fixture
+def clock(pyworker_db: psycopg.Connection[Any]) -> Clock:
+    return Clock(_sql.Database(pyworker_db, default_schema()))
+
+
+@pytest.fixture
+def drain(pyworker_queue: Queue) -> Callable[..., list[Ran]]:
+    return pyworker_queue.drain
+
+
+@pytest.fixture
+def run_task(pyworker_queue: Queue) -> Callable[..., Any]:
+    return pyworker_queue.run_task
+
+
+@pytest.fixture
+def assert_enqueued(pyworker_queue: Queue) -> Callable[..., JobRow]:
+    return pyworker_queue.assert_enqueued
+
+
+@pytest.fixture
+def assert_not_enqueued(pyworker_queue: Queue) -> Callable[..., None]:
+    return pyworker_queue.assert_not_enqueued

@@ -1,0 +1,114 @@
+"""pyworker.testing: the documentation's project is tested as its reader would, and each promise of the fixtures by itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "testing.md").read_text("utf-8")
+FILES = dict(re.findall(r"<!-- (\S+) -->\n```python\n(.*?)```", GUIDE, re.DOTALL))
+
+
+@pytest.fixture
+def project(tmp_path: Path, pg_server: Any) -> Any:
+    """project(name=text …): pytest's output and exit code for a directory with the guide's files and these."""
+
+    def run(files: dict[str, str]) -> tuple[int, str]:
+        for name, text in {**FILES, **files}.items():
+            (tmp_path / name).write_text(text, "utf-8")
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYWORKER_TEST_DATABASE_URL": pg_server.url(),
+            "PYTEST_ADDOPTS": "",
+        }
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *sorted(files)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def test_the_guides_project_passes_its_tests(project: Any) -> None:
+    code, output = project({"test_shop.py": FILES["test_shop.py"]})
+    assert code == 0, output
+    assert "4 passed" in output
+
+
+CASES = """
+import asyncio, psycopg, pytest, shop
+from pyworker import Cancel, Discard, task
+
+@task
+def again(payload, job):
+    job.add_job("again")
+
+@task(sequence={"by_args": ["who"]})
+def in_turn(payload):
+    if payload.get("bad"):
+        raise Discard("bad")
+
+@task
+def writes(payload, job):
+    with job.transaction() as conn:
+        conn.execute("create table if not exists public.written (n integer)")
+        conn.execute("insert into public.written values (1)")
+
+def test_a_wrong_expectation_says_what_there_is(pyworker_db, assert_enqueued, assert_not_enqueued):
+    shop.sign_up(pyworker_db, "ann@example.com")
+    with pytest.raises(AssertionError, match="no job of 'send_welcome' waits with payload=.*bob.*there are:\\n  1 send_welcome .*ann"):
+        assert_enqueued("send_welcome", payload={"to": "bob@example.com"})
+    with pytest.raises(AssertionError, match="jobs of 'remind' wait:\\n  2 remind"):
+        assert_not_enqueued("remind")
+    with pytest.raises(TypeError, match="a job has no field 'queue' "):
+        assert_enqueued("remind", queue="mail")
+
+def test_a_task_that_adds_itself_is_noticed(pyworker_queue, monkeypatch):
+    monkeypatch.setattr("pyworker.testing.ENOUGH", 20)
+    with pyworker_queue._database() as db:
+        db.add_job("again")
+    with pytest.raises(AssertionError, match="20 jobs have run, the last one of 'again'"):
+        pyworker_queue.drain()
+
+def test_a_job_that_cannot_run_says_why(pyworker_queue, run_task):
+    with pytest.raises(Discard):
+        run_task(in_turn, {"who": 1, "bad": True})
+    with pytest.raises(AssertionError, match="run_task: job 2 .in_turn. does not run: .*1"):
+        run_task(in_turn, {"who": 1})
+    assert run_task(in_turn, {"who": 2}) is None
+
+def test_effects_are_committed_with_the_job(run_task, pyworker_db):
+    run_task(writes)
+    assert pyworker_db.execute("select n from public.written").fetchall() == [(1,)]
+
+def test_each_test_starts_with_an_empty_queue(pyworker_queue, drain):
+    assert pyworker_queue.enqueued() == [] and drain() == []
+
+async def on_a_loop(drain):
+    return drain()
+
+def test_a_drain_may_be_called_from_a_running_loop(pyworker_db, drain):
+    shop.sign_up(pyworker_db, "ann@example.com")
+    assert len(asyncio.run(on_a_loop(drain))) == 3
+
+def test_the_clock_moves_for_every_connection(pyworker_dsn, clock):
+    with psycopg.connect(pyworker_dsn, autocommit=True) as other:
+        before = other.execute("select pyworker.clock()").fetchone()[0]
+        after = clock.advance(days=400)
+        assert other.execute("select pyworker.clock()").fetchone()[0] >= after
+        assert (after - before).days == 400
+        assert clock.advance(days=-400) < after
+"""
+
+
+def test_the_fixtures_keep_their_promises(project: Any) -> None:
+    code, output = project({"test_cases.py": CASES})
+    assert code == 0, output
+    assert "7 passed" in output
