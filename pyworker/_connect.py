@@ -19,7 +19,6 @@ from . import _sql
 # Half-open connections are found in seconds, not hours; whatever the user says in the DSN wins. Of several hosts, only the one that
 # can be written to will do.
 _DEFAULTS = {
-    "application_name": "pyworker",
     "connect_timeout": "5",
     "keepalives_idle": "5",
     "keepalives_interval": "2",
@@ -45,8 +44,8 @@ def _given(dsn: str) -> dict[str, Any]:
     return {key: value for key, value in conninfo_to_dict(dsn).items() if value is not None}
 
 
-def conninfo(dsn: str) -> str:
-    return make_conninfo(**{**_DEFAULTS, **_given(dsn)})
+def conninfo(dsn: str, application_name: str = "pyworker") -> str:
+    return make_conninfo(**{"application_name": application_name, **_DEFAULTS, **_given(dsn)})
 
 
 def server_options(dsn: str) -> str:

@@ -38,7 +38,7 @@ class Connections:
         with self._lock:
             if self._sync is None:
                 self._sync = ConnectionPool(
-                    conninfo(self._config.dsn),
+                    conninfo(self._config.dsn, "pyworker handler"),
                     min_size=0,
                     max_size=self._config.concurrency,
                     kwargs=self._options(),
@@ -50,7 +50,7 @@ class Connections:
     async def async_pool(self) -> AsyncConnectionPool[psycopg.AsyncConnection[Any]]:
         if self._async is None:
             self._async = AsyncConnectionPool(
-                conninfo(self._config.dsn),
+                conninfo(self._config.dsn, "pyworker handler"),
                 min_size=0,
                 max_size=self._config.concurrency,
                 kwargs=self._options(),

@@ -23,7 +23,7 @@ WORKER = PRODUCER | {
     "define_task", "register_worker", "heartbeat", "unregister_worker", "claim_jobs", "seconds_until_due", "finish_jobs",
     "finish_job", "fail_jobs", "snooze_job", "release_jobs", "force_unlock_workers", "reconcile", "promote_jobs", "maintain",
     "check_version", "get_job", "describe_worker", "hold_worker_lock", "worker_died", "sweep_workers", "worker_ttl", "start_job",
-    "called_off", "task_timeouts",
+    "called_off", "task_timeouts", "was_finished",
 }  # fmt: skip
 ADMIN = WORKER | {
     "job_errors", "cancel_job", "retry_job", "retry_jobs", "delete_job", "complete_jobs", "permanently_fail_jobs",

@@ -158,7 +158,8 @@ def test_notifications_can_be_switched_off_for_a_session(api: Any, actor: Any, w
 
 def notified(api: Any, seconds_ago: float) -> None:
     api.rows(
-        "select setval('pyworker.notified_at', ((extract(epoch from clock_timestamp()) - %s) * 1000)::bigint)", [seconds_ago]
+        "select setval('pyworker.notified_at', ((extract(epoch from clock_timestamp()) - %s) * 1000)::bigint)",
+        [seconds_ago],
     )
 
 
