@@ -10,14 +10,9 @@
 
 -- A value of a field: a number or a name. Null if it is neither, or too large.
 create or replace function _cron_value(word text, names text[], lowest integer, highest integer) returns integer
-    language plpgsql immutable set search_path from current
-as $$
-begin
-    return case
-        when word !~ '^[0-9]{1,9}$' then array_position(names, upper(word)) - 1 + lowest
-        when word::integer between lowest and highest then word::integer end;
-end;
-$$;
+    language sql immutable
+    return case when word !~ '^[0-9]{1,9}$' then array_position(names, upper(word)) - 1 + lowest
+                when word::integer between lowest and highest then word::integer end;
 
 -- What is wrong with a part of a field: Graphile Worker's words.
 create or replace function _cron_refusal(part text, lowest integer, highest integer, place text) returns text
@@ -95,7 +90,9 @@ begin
             end if;
             v_at := v_at + length(v_part) + 1;
         end loop;
-        v_values := array(select distinct v.value from unnest(v_values) v(value) order by 1);
+        if f = 5 or strpos(v_words[f], ',') > 0 then
+            v_values := array(select distinct v.value from unnest(v_values) v(value) order by 1);
+        end if;
         case f
             when 1 then v_cron.minutes := v_values;
             when 2 then v_cron.hours := v_values;

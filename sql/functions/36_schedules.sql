@@ -395,7 +395,8 @@ declare
     v_schedule timetable := _schedule(resume_schedule.name, 'resume_schedule');
 begin
     update timetable t
-    set paused = false, updated_at = v_now, next_at = _cron_next(_cron_of(t.cron), t.timezone, v_now)
+    set paused = false, updated_at = v_now, next_at = _cron_next(_cron_of(t.cron), t.timezone, v_now),
+        last_at = case when t.last_at <= v_now then t.last_at end
     where t.name = v_schedule.name and (t.paused or t.last_at > v_now);
     return _schedule_of(_schedule(v_schedule.name, 'resume_schedule'));
 end;
