@@ -35,6 +35,7 @@ BEAT = 4.0  # seconds; the lease is settings.worker_ttl, 20 by default
 RETRY = 1.0  # seconds while the database is away: once it is back, others sweep, and a lock not taken within two seconds is a death
 SWEEP = 1.0
 MAINTAIN = 15.0
+ASK = 60.0  # seconds that the query of a schedule may take
 WATCH = 0.25  # seconds between looks at the children's deadlines and memory
 PATIENCE = 5.0  # seconds that the database has to answer a beat
 MEMORY = "it holds too much memory"
@@ -94,6 +95,8 @@ class Parent:
         self.db = self._connect()
         self.db.check_version(_migrate.newest())  # later on the children look
         self.fence = self.db.worker_ttl().total_seconds() * 0.75
+        while self.config.once and self.db.run_schedules(ASK)[1]:
+            pass
         wakeup, notice = socket.socketpair()
         for end in (wakeup, notice):
             end.setblocking(False)
@@ -223,10 +226,14 @@ class Parent:
         db: _sql.Database | None = None
         backoff = Backoff()
         maintain_at = 0.0
+        pause = 0.0
         while True:
             try:
                 if db is None:
                     db = _sql.Database(connect(self.config.dsn), self.config.schema)
+                tick, fired = db.run_schedules(ASK)
+                # On time for the next one; at once, if there may be more.
+                pause = 0.0 if fired else min(SWEEP * random.uniform(0.8, 1.2), SWEEP if tick is None else tick)  # noqa: S311
                 if time.monotonic() >= maintain_at:
                     maintain_at = time.monotonic() + MAINTAIN * random.uniform(0.8, 1.2)  # noqa: S311
                     db.maintain()
@@ -238,7 +245,7 @@ class Parent:
                     db.conn.close()
                     db = None
                 backoff.failed(error)
-            if self.stop_maintaining.wait(SWEEP * random.uniform(0.8, 1.2) if db else backoff.delay):  # noqa: S311
+            if self.stop_maintaining.wait(pause if db else backoff.delay):
                 return
 
     # -- children -------------------------------------------------------------------------------------------------

@@ -35,22 +35,24 @@ begin
                         'timezone', 'UTC', 'backfill', '0', 'origin', origins[1], 'paused', false) || v_item.value);
                     v_problem := case when v_wanted.origin <> all (origins) then format('has the origin %L, which is not one of %s', v_wanted.origin, origins)
                                       when v_wanted.name = any (v_names) then format('is named %L like another one', v_wanted.name) end;
-                exception when data_exception or invalid_text_representation then
-                    v_problem := 'is not valid: ' || sqlerrm;
+                    select t.* into v_old from timetable t where t.name = v_wanted.name;
+                    if v_problem is not null then
+                        null;
+                    elsif v_old.origin <> v_wanted.origin and not (v_old.origin like 'code:%' and v_wanted.origin like 'code:%') then
+                        v_actions := v_actions || ('left to ' || v_old.origin);
+                    else
+                        v_wanted := _add_schedule(v_wanted);
+                        v_actions := v_actions || case when v_old.name is null then 'added' when v_wanted.updated_at > v_old.updated_at then 'changed'
+                                                       else 'unchanged' end;
+                    end if;
+                exception when data_exception or invalid_text_representation or sqlstate 'PW001' then
+                    v_problem := format('(%s) is not valid: %s', v_item.value ->> 'name', sqlerrm);
                 end;
             end if;
             if v_problem is not null then
                 raise exception 'declare_schedules: schedules[%] %', v_item.n, v_problem using errcode = 'PW001';
             end if;
-            select t.* into v_old from timetable t where t.name = v_wanted.name;
             v_names := v_names || v_wanted.name;
-            if v_old.origin <> v_wanted.origin and not (v_old.origin like 'code:%' and v_wanted.origin like 'code:%') then
-                v_actions := v_actions || ('left to ' || v_old.origin);
-            else
-                v_wanted := _add_schedule(v_wanted);
-                v_actions := v_actions || case when v_old.name is null then 'added' when v_wanted.updated_at > v_old.updated_at then 'changed'
-                                               else 'unchanged' end;
-            end if;
         end loop;
         for v_old in
             select t.* from timetable t where t.origin = any (origins) and t.name <> all (v_names) order by t.name

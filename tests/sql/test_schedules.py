@@ -416,8 +416,8 @@ def test_what_sql_has_taken_over_stays_so(api: Any) -> None:
         (FILE, [spec("a", query="select 1")], 'unknown member "query"'),
         (FILE, [spec("a"), spec("a")], r"schedules\[2\] is named 'a' like another one"),
         (FILE, [spec("a", origin="code:x")], r"schedules\[1\] has the origin 'code:x', which is not one of {crontab:file}"),
-        (FILE, [spec("a", priority="high")], r"schedules\[1\] is not valid: .*high"),
-        (FILE, [spec("a", cron="x")], "add_schedule: cron: 'x' is not a schedule"),
+        (FILE, [spec("a", priority="high")], r"schedules\[1\] \(a\) is not valid: .*high"),
+        (FILE, [spec("a", cron="x")], r"schedules\[1\] \(a\) is not valid: add_schedule: cron: 'x' is not a schedule"),
         (FILE, [{"name": "a"}], "add_schedule: cron: NULL is not a schedule"),
     ],
 )
