@@ -100,7 +100,9 @@ def deploy(queue: Any, tmp_path: Path) -> Callable[..., Any]:
 
     def start(decorator: str, module: str = "application", *options: str) -> Any:
         (tmp_path / f"{module}.py").write_text(CODE.format(decorator=decorator))
-        worker = queue.start("--once", *options, modules=module, PYTHONPATH=f"{tmp_path}:{Path(tasks.__file__).parents[1]}")
+        worker = queue.start(
+            "--once", *options, modules=module, PYTHONPATH=f"{tmp_path}:{Path(tasks.__file__).parents[1]}"
+        )
         worker.wait()
         return worker
 
@@ -158,9 +160,21 @@ def test_cron_stands_above_task_or_alone() -> None:
     @cron("@hourly")
     def two(payload: Any) -> None: ...
 
-    assert (isinstance(one, Task), isinstance(two, Task), one(1), one.options) == (True, True, "one 1", {"max_attempts": 3})
+    assert (isinstance(one, Task), isinstance(two, Task), one(1), one.options) == (
+        True,
+        True,
+        "one 1",
+        {"max_attempts": 3},
+    )
     assert one.schedules == [
-        {"name": "one", "cron": "0 4 * * *", "identifier": "one", "unique_policy": {"by_args": True}, "backfill": "60 seconds", "origin": f"code:{__name__}"}  # noqa: E501
+        {
+            "name": "one",
+            "cron": "0 4 * * *",
+            "identifier": "one",
+            "unique_policy": {"by_args": True},
+            "backfill": "60 seconds",
+            "origin": f"code:{__name__}",
+        }  # noqa: E501
     ]
     assert [(s["name"], s["cron"]) for s in two.schedules] == [("two", "@hourly"), ("every day", "@daily")]
     origins, wanted = tasks.schedules([__name__])
@@ -190,7 +204,9 @@ def test_schedules_are_listed(call: Any, db: Any) -> None:
     db.execute("select pyworker.add_schedule('nightly', '0 4 * * mon-fri', 't', timezone => 'Asia/Tokyo')")
     header, line = call("schedules").splitlines()
     assert header.split() == ["name", "task", "cron", "next", "last", "job", "origin", "when"]
-    assert re.fullmatch(r"nightly +t +0 4 \* \* mon-fri +\d{4}-.* +sql +at 04:00 on Monday to Friday \(Asia/Tokyo\) *", line)
+    assert re.fullmatch(
+        r"nightly +t +0 4 \* \* mon-fri +\d{4}-.* +sql +at 04:00 on Monday to Friday \(Asia/Tokyo\) *", line
+    )
     (row,) = call("schedules", "--json")
     assert (row["name"], row["words"], row["paused"]) == ("nightly", "at 04:00 on Monday to Friday", False)
 
@@ -225,7 +241,9 @@ def test_an_unknown_schedule_is_one_line(cli: Any, db: Any, dsn: str, verb: str)
 def test_load_makes_the_schedules_of_a_file_those_of_the_database(call: Any, db: Any, tmp_path: Path) -> None:
     file = tmp_path / "crontab"
     db.execute("select pyworker.add_schedule('mine', '0 4 * * *', 't')")
-    file.write_text("# ours\n* * * * * a {x: 0x10, /* JSON5 */ 'y': [1,],}\n0 4 * * * b ?max=2 {\"z\": 1.50}\n* * * * * mine\n")
+    file.write_text(
+        "# ours\n* * * * * a {x: 0x10, /* JSON5 */ 'y': [1,],}\n0 4 * * * b ?max=2 {\"z\": 1.50}\n* * * * * mine\n"
+    )
     expected = "a: added\nb: added\nmine: left to sql\n3 schedules\n"
     dry = call("schedules", "load", str(file), "--dry-run")
     assert dry == "a: would be added\nb: would be added\nmine: would be left to sql\n3 schedules, nothing was changed\n"
@@ -246,7 +264,9 @@ def test_load_makes_the_schedules_of_a_file_those_of_the_database(call: Any, db:
         ("* * * * * t {a: NaN}", "JSON"),
     ],
 )
-def test_a_crontab_that_cannot_be_loaded_changes_nothing(cli: Any, db: Any, dsn: str, tmp_path: Path, text: str, words: str) -> None:
+def test_a_crontab_that_cannot_be_loaded_changes_nothing(
+    cli: Any, db: Any, dsn: str, tmp_path: Path, text: str, words: str
+) -> None:
     (tmp_path / "crontab").write_text(text)
     refused(cli("schedules", "load", str(tmp_path / "crontab"), DATABASE_URL=dsn), words)
     assert names(db) == []
@@ -268,5 +288,3 @@ def test_plain_json_needs_no_json5(call: Any, cli: Any, db: Any, dsn: str, tmp_p
     file.write_text("* * * * * t {a: [1]}\n")
     words = "the payload on line 1 of crontab is not plain JSON; for JSON5: pip install 'pyworker[crontab]'"
     refused(cli("schedules", "load", str(file), DATABASE_URL=dsn), words)
-
-

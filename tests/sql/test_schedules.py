@@ -22,7 +22,9 @@ class OnTheHour:
 
     def go(self, minutes: float = 0, hours: float = 0) -> None:
         """So long after the next full hour."""
-        into = self.api.value("select extract(epoch from pyworker.clock() - date_trunc('hour', pyworker.clock()))::float8")
+        into = self.api.value(
+            "select extract(epoch from pyworker.clock() - date_trunc('hour', pyworker.clock()))::float8"
+        )
         self.clock.advance(seconds=3600 - into + 60 * minutes + 3600 * hours)
 
 
@@ -68,7 +70,13 @@ def test_a_due_tick_becomes_one_job_with_its_time(api: Any, hour: OnTheHour) -> 
     assert row.next_at == api.value("select %s + interval '1 hour'", [job.run_at])
     assert job.payload == {"a": 1, "_cron": {"ts": api.value("select to_char(%s at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"')", [job.run_at]), "backfilled": False}}  # fmt: skip  # noqa: E501
     made = api.get_job(job.id)
-    assert (made.queue_name, made.priority, made.max_attempts, made.flags, made.meta) == ("q", 3, 2, {"f": True}, {"m": 1})
+    assert (made.queue_name, made.priority, made.max_attempts, made.flags, made.meta) == (
+        "q",
+        3,
+        2,
+        {"f": True},
+        {"m": 1},
+    )
 
 
 @pytest.mark.parametrize("payload", ["[1]", '"text"', "7"])
@@ -80,7 +88,9 @@ def test_a_payload_that_is_no_object_stays_as_it_is(api: Any, hour: OnTheHour, p
 
 
 def test_it_goes_by_the_clocks_of_its_time_zone(api: Any) -> None:
-    added = api.rows("select next_at at time zone 'Asia/Tokyo' as shown, timezone from pyworker.add_schedule('s', '0 4 * * *', 't', timezone := 'asia/tokyo')")[0]  # noqa: E501
+    added = api.rows(
+        "select next_at at time zone 'Asia/Tokyo' as shown, timezone from pyworker.add_schedule('s', '0 4 * * *', 't', timezone := 'asia/tokyo')"
+    )[0]  # noqa: E501
     assert (added.shown.hour, added.shown.minute, added.timezone) == (4, 0, "Asia/Tokyo")
 
 
@@ -205,7 +215,9 @@ def test_one_that_fails_hinders_no_other_and_says_what_is_wrong(api: Any, hour: 
     assert (len(jobs(api)), len(jobs(api, "u"))) == (0, 1)
     assert "payload must not be larger than 1024 bytes" in scheduled(api, "big").last_error
     assert scheduled(api, "good").last_error is None
-    (found,) = api.rows("select * from pyworker.doctor() where check_name = 'schedules' and finding like 'schedule big%%'")
+    (found,) = api.rows(
+        "select * from pyworker.doctor() where check_name = 'schedules' and finding like 'schedule big%%'"
+    )
     assert (found.severity, "payload must not be larger" in found.finding) == ("warning", True)
     with api.refusal("PW001", "payload must not be larger"):
         api.rows(found.fix)
@@ -291,7 +303,9 @@ def test_arguments_that_are_refused(api: Any, arguments: dict[str, Any], words: 
 @pytest.mark.parametrize("verb", ["remove_schedule", "pause_schedule", "resume_schedule", "run_schedule"])
 @pytest.mark.parametrize("name", ["nope", None])
 def test_an_unknown_schedule(api: Any, verb: str, name: str | None) -> None:
-    with api.refusal("PW004", f"{verb}: there is no schedule {name!r}" if name else f"{verb}: there is no schedule NULL"):
+    with api.refusal(
+        "PW004", f"{verb}: there is no schedule {name!r}" if name else f"{verb}: there is no schedule NULL"
+    ):
         getattr(api, verb)(name)
 
 
@@ -347,7 +361,12 @@ def test_it_can_be_run_by_hand_paused_or_not(api: Any, hour: OnTheHour) -> None:
     api.pause_schedule("s")
     before = scheduled(api, "s")
     (job,) = api.rows("select * from pyworker.run_schedule('s')")
-    assert (job.task_identifier, job.state, job.payload["a"], job.payload["_cron"]["backfilled"]) == ("t", "available", 1, False)
+    assert (job.task_identifier, job.state, job.payload["a"], job.payload["_cron"]["backfilled"]) == (
+        "t",
+        "available",
+        1,
+        False,
+    )
     assert scheduled(api, "s") == before
 
 
@@ -415,7 +434,11 @@ def test_what_sql_has_taken_over_stays_so(api: Any) -> None:
         (FILE, [spec("a"), spec("b", color="red")], r'schedules\[2\] has the unknown member "color"'),
         (FILE, [spec("a", query="select 1")], 'unknown member "query"'),
         (FILE, [spec("a"), spec("a")], r"schedules\[2\] is named 'a' like another one"),
-        (FILE, [spec("a", origin="code:x")], r"schedules\[1\] has the origin 'code:x', which is not one of {crontab:file}"),
+        (
+            FILE,
+            [spec("a", origin="code:x")],
+            r"schedules\[1\] has the origin 'code:x', which is not one of {crontab:file}",
+        ),
         (FILE, [spec("a", priority="high")], r"schedules\[1\] \(a\) is not valid: .*high"),
         (FILE, [spec("a", cron="x")], r"schedules\[1\] \(a\) is not valid: add_schedule: cron: 'x' is not a schedule"),
         (FILE, [{"name": "a"}], "add_schedule: cron: NULL is not a schedule"),
@@ -462,7 +485,9 @@ def test_a_crontab_of_graphile_worker_is_read_as_it_is(api: Any) -> None:
         (11, {"name": "extended", "cron": "@daily", "identifier": "extended"}, None),
     ]  # fmt: skip
     assert set(declare(api, FILE, [row.schedule for row in rows]).values()) == {"added"}
-    assert api.value("select backfill = interval '31 days 2 hours 1 minute' from pyworker.schedules where name = 'stuff'")
+    assert api.value(
+        "select backfill = interval '31 days 2 hours 1 minute' from pyworker.schedules where name = 'stuff'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -547,7 +572,9 @@ def test_doctor_finds_a_schedule_without_a_next_tick(api: Any) -> None:
     (found,) = api.rows("select * from pyworker.doctor() where check_name = 'invariants'")
     assert (found.severity, found.finding) == ("error", "I8: schedules do not know their next tick: s")
     api.rows(found.fix)
-    assert [row.severity for row in api.rows("select * from pyworker.doctor() where check_name = 'invariants'")] == ["ok"]
+    assert [row.severity for row in api.rows("select * from pyworker.doctor() where check_name = 'invariants'")] == [
+        "ok"
+    ]
 
 
 # Queries -------------------------------------------------------------------------------------------------------------
@@ -608,7 +635,10 @@ def test_a_null_is_left_to_the_schedule_and_a_limit_is_kept(own: Any, roles: dic
     add(own, roles, "select null::json as payload, case when id > 1 then 7 end as priority from public.orders order by id",
         payload={"mine": True}, priority=1, query_limit=2)  # fmt: skip
     tick(own)
-    assert own.rows("select payload, priority from pyworker.live_jobs order by id") == [({"mine": True}, 1), ({"mine": True}, 7)]
+    assert own.rows("select payload, priority from pyworker.live_jobs order by id") == [
+        ({"mine": True}, 1),
+        ({"mine": True}, 7),
+    ]
 
 
 def test_no_row_is_no_job_and_a_missed_tick_is_not_asked_again(own: Any, roles: dict[str, str]) -> None:
@@ -631,7 +661,10 @@ def test_no_row_is_no_job_and_a_missed_tick_is_not_asked_again(own: Any, roles: 
         ("select 1 as priority; select 2 as priority", "multi-query"),
         ("select 1 as priority) q; drop table public.orders; --", "syntax error"),
         ("delete from public.orders returning id as priority", "query"),
-        ("with gone as (delete from public.orders returning id) select id as priority from gone", "not allowed in a non-volatile"),
+        (
+            "with gone as (delete from public.orders returning id) select id as priority from gone",
+            "not allowed in a non-volatile",
+        ),
         ("create table public.x ()", "query"),
         ("set role postgres", "query"),
         ("table pyworker.live_jobs", "permission denied"),
@@ -651,12 +684,17 @@ def test_a_query_is_tried_when_it_is_given(own: Any, roles: dict[str, str], quer
     [
         ({"query_role": None}, "query_role must name the role .*got NULL"),
         ({"query_role": "nobody at all"}, "query_role must name the role .*got 'nobody at all'"),
-        ({"query_role": "postgres"}, "query_role must not have the rights of the owner of schema pyworker, got 'postgres'"),
+        (
+            {"query_role": "postgres"},
+            "query_role must not have the rights of the owner of schema pyworker, got 'postgres'",
+        ),
         ({"query_limit": 0}, "query_limit must be from 1 to 100000, got 0"),
         ({"backfill": "1 hour"}, "backfill is of no use to a query"),
     ],
 )
-def test_arguments_of_a_query_that_are_refused(own: Any, roles: dict[str, str], arguments: dict[str, Any], words: str) -> None:
+def test_arguments_of_a_query_that_are_refused(
+    own: Any, roles: dict[str, str], arguments: dict[str, Any], words: str
+) -> None:
     with own.refusal("PW001", "^add_schedule: ", words):
         add(own, roles, ORDERS, **arguments)
 
@@ -670,10 +708,14 @@ def test_nobody_can_be_made_to_lend_his_rights(own: Any, roles: dict[str, str]) 
     """A superuser calls somebody's SECURITY DEFINER function, or refreshes his materialized view: PostgreSQL's own rules hold."""
     own.rows("reset session authorization; create schema trap")
     own.rows(f'grant create, usage on schema trap to "{roles["caller"]}"')
-    own.rows(f'grant "{roles["stranger"]}" to postgres' if own.value("select current_user") != "postgres" else "select 1")
+    own.rows(
+        f'grant "{roles["stranger"]}" to postgres' if own.value("select current_user") != "postgres" else "select 1"
+    )
     call = f"pyworker.add_schedule('q', '* * * * *', 'bill', query => 'select 1 as priority', query_role => '{roles['stranger']}')"
     own.rows(f'set session authorization "{roles["caller"]}"')
-    own.rows(f"create function trap.f() returns void language plpgsql security definer as $$ begin perform {call}; end $$")
+    own.rows(
+        f"create function trap.f() returns void language plpgsql security definer as $$ begin perform {call}; end $$"
+    )
     own.rows(f"create materialized view trap.v as select {call} as x with no data")
     own.rows("reset session authorization")
     for trap in ("select trap.f()", "refresh materialized view trap.v"):
