@@ -20,15 +20,18 @@ create or replace function _cron_refusal(part text, lowest integer, highest inte
 as $$
 declare
     v_range integer[] := regexp_match(part, '^([0-9]{1,9})-([0-9]{1,9})(?:/|$)')::integer[];
-    v_outside text := (select w[1] from regexp_matches(split_part(part, '/', 1), '[0-9]+', 'g') w where w[1]::numeric not between lowest and highest limit 1);
+    v_outside text := (
+        select w.word[1] from regexp_matches(split_part(part, '/', 1), '[0-9]+', 'g') w(word)
+        where w.word[1]::numeric not between lowest and highest limit 1);
 begin
     return case
         when part ~ '/0+$' then format('Invalid wildcard expression ''%s'' in %s: divisor ''0'' expected to be greater than zero', part, place)
         when part !~ '^[0-9]+(-[0-9]+)?(/[0-9]+)?$' or length(part) > 40 then
             format('Unsupported syntax ''%s'' in %s: this doesn''t appear to be a number, range or wildcard', left(part, 40), place)
-        when v_outside is null or v_range[2] < v_range[1] then format('Invalid range ''%s'' in %s: destination is not larger than source', part, place)
-        else format('Too %s value ''%s'' in %s: expected values in the range %s-%s.',
-                    case when v_outside::numeric > highest then 'large' else 'small' end, v_outside, place, lowest, highest - (highest = 7)::integer) end;
+        when v_outside is null or v_range[2] < v_range[1] then
+            format('Invalid range ''%s'' in %s: destination is not larger than source', part, place)
+        else format('Too %s value ''%s'' in %s: expected values in the range %s-%s.', case when v_outside::numeric > highest then 'large' else 'small' end,
+                    v_outside, place, lowest, highest - (highest = 7)::integer) end;
 end;
 $$;
 
@@ -264,7 +267,8 @@ create or replace function _timezone_refusal(timezone text) returns text
 as $$
 begin
     return case when _timezone_of(timezone) is null then
-        format('timezone must be the name of a time zone, such as ''Europe/Berlin'' (see pg_timezone_names), got %s', coalesce(quote_literal(timezone), 'NULL')) end;
+        format('timezone must be the name of a time zone, such as ''Europe/Berlin'' (see pg_timezone_names), got %s',
+               coalesce(quote_literal(timezone), 'NULL')) end;
 end;
 $$;
 
@@ -346,7 +350,8 @@ begin
         (select string_agg(format('on the %s %s of the month', v_nth[w.w / 10], v_days[w.w % 10 + 1]), ' and ' order by w.w)
          from unnest(c.weekdays) w(w) where w.w > 9)) end;
     return v_time
-        || case when v_date is not null and v_weekday is not null then format(' %s%s %s', v_date, case when c.both_days then ', if it is also' else ', and' end, v_weekday)
+        || case when v_date is not null and v_weekday is not null
+                    then format(' %s%s %s', v_date, case when c.both_days then ', if it is also' else ', and' end, v_weekday)
                 when not c.both_days or v_date is null and v_weekday is null
                     then case when v_time ~ '^at [0-9]' then ' every day' else '' end
                 else ' ' || coalesce(v_date, v_weekday) end

@@ -7,7 +7,8 @@
 -- The query of a schedule runs with the rights of its query_role, in a SECURITY DEFINER function that this role itself has created (in the
 -- schema pyworker_queries, named after ours), so that PostgreSQL vouches for its owner. Nobody has to be trusted with a text that is
 -- run for somebody else: add_schedule does SET ROLE, which PostgreSQL refuses to those who are not members, and inside of any SECURITY
--- DEFINER function, this one too. So the query cannot get out of it; and as the function is STABLE, it can only read.
+-- DEFINER function, this one too. So the query cannot get out of it. As the function is STABLE, it can only read; and whatever the functions that
+-- it calls may do is rolled back, settings of the session included, which would outlast it otherwise.
 
 create or replace function _schedule_of(t timetable) returns schedule
     language sql stable
@@ -107,11 +108,11 @@ declare
     v_owner name := (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = current_schema());
 begin
     if query_role is null or not exists (select from pg_roles r where r.rolname = query_role) then
-        raise exception 'add_schedule: query_role must name the role with whose rights the query is run, got %', coalesce(quote_literal(query_role), 'NULL')
-            using errcode = 'PW001';
+        raise exception 'add_schedule: query_role must name the role with whose rights the query is run, got %',
+            coalesce(quote_literal(query_role), 'NULL') using errcode = 'PW001';
     elsif pg_has_role(query_role, v_owner, 'member') then
-        raise exception 'add_schedule: query_role must not have the rights of the owner of schema %, got %', current_schema(), quote_literal(query_role)
-            using errcode = 'PW001', hint = 'Name a role that can read what the query reads, and no more.';
+        raise exception 'add_schedule: query_role must not have the rights of the owner of schema %, got %', current_schema(),
+            quote_literal(query_role) using errcode = 'PW001', hint = 'Name a role that can read what the query reads, and no more.';
     end if;
     if not exists (select from pg_namespace n where n.nspname = _query_schema()) then
         execute format('create schema %I', _query_schema());
@@ -144,7 +145,10 @@ begin
     end if;
     begin
         execute format('select q.* from %s(0) q', v_path) into v_columns;
-    exception when others then
+        raise sqlstate 'PW099';
+    exception when sqlstate 'PW099' then
+        null;
+    when others then
         return format('query: %s%s', sqlerrm, case when sqlstate in ('42P01', '42883') then ' (names must be qualified by their schema)' else '' end);
     end;
     select string_agg(quote_literal(k.name), ', ') into v_unknown
@@ -257,9 +261,14 @@ begin
             v_spec, '{payload,_cron}', jsonb_build_object(
                 'ts', to_char(tick at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'), 'backfilled', backfilled)) end);
     else
-        execute format($q$
-            select jsonb_agg($1 || coalesce((select jsonb_object_agg(m.key, m.value) from jsonb_each(q.spec) m where m.value <> 'null'), '{}'))
-            from %s($2) q(spec)$q$, (_query_function(s.name, s.query)).path) into v_specs using v_spec, s.query_limit;
+        begin
+            execute format($q$
+                select jsonb_agg($1 || coalesce((select jsonb_object_agg(m.key, m.value) from jsonb_each(q.spec) m where m.value <> 'null'), '{}'))
+                from %s($2) q(spec)$q$, (_query_function(s.name, s.query)).path) into v_specs using v_spec, s.query_limit;
+            raise sqlstate 'PW099';
+        exception when sqlstate 'PW099' then
+            null; -- we have the answer
+        end;
     end if;
     if v_specs is not null then
         return query select * from add_jobs(v_specs);
@@ -296,9 +305,6 @@ begin
         v_tick := _cron_next(v_cron, v_schedule.timezone, v_tick);
     end loop;
     update timetable t set next_at = v_tick, last_at = coalesce(v_ticks[cardinality(v_ticks)], t.last_at) where t.name = v_schedule.name;
-    if v_schedule.query is not null then
-        v_ticks := v_ticks[cardinality(v_ticks):]; -- what is to be done now, it need not be asked twice
-    end if;
     foreach v_tick in array v_ticks loop
         begin
             select max(j.id) into v_job_id from _add_tick(v_schedule, v_tick, v_tick < moment - v_on_time) j;

@@ -33,7 +33,8 @@ begin
                 begin
                     v_wanted := jsonb_populate_record(null::schedule, jsonb_build_object(
                         'timezone', 'UTC', 'backfill', '0', 'origin', origins[1], 'paused', false) || v_item.value);
-                    v_problem := case when v_wanted.origin <> all (origins) then format('has the origin %L, which is not one of %s', v_wanted.origin, origins)
+                    v_problem := case when v_wanted.origin <> all (origins)
+                                           then format('has the origin %L, which is not one of %s', v_wanted.origin, origins)
                                       when v_wanted.name = any (v_names) then format('is named %L like another one', v_wanted.name) end;
                     select t.* into v_old from timetable t where t.name = v_wanted.name;
                     if v_problem is not null then

@@ -5,8 +5,8 @@ import pytest
 ADD = "identifier payload queue_name run_at max_attempts job_key priority flags job_key_mode unique_policy sequence_policy meta delivery"
 DEFINE = "identifier max_attempts priority queue_name unique_policy sequence_policy delivery timeout backoff retention payload_schema"
 SCHEDULE = (
-    "name cron identifier payload timezone backfill queue_name max_attempts priority job_key job_key_mode flags unique_policy sequence_policy "
-    "meta delivery query query_role query_limit"
+    "name cron identifier payload timezone backfill queue_name max_attempts priority job_key job_key_mode flags unique_policy "
+    "sequence_policy meta delivery query query_role query_limit"
 )
 FUNCTIONS = {
     "add_job": {ADD},

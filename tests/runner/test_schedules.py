@@ -174,7 +174,7 @@ def test_cron_stands_above_task_or_alone() -> None:
             "unique_policy": {"by_args": True},
             "backfill": "60 seconds",
             "origin": f"code:{__name__}",
-        }  # noqa: E501
+        }
     ]
     assert [(s["name"], s["cron"]) for s in two.schedules] == [("two", "@hourly"), ("every day", "@daily")]
     origins, wanted = tasks.schedules([__name__])

@@ -55,7 +55,10 @@ def test_an_expression_can_be_said_in_words(api: Any, cron: str, words: str) -> 
         ("* * 0 * *", "Too small value '0' in dates range, position 5 of '* * 0 * *': expected values in the range 1-31"),
         ("* * * 1-13 *", "Too large value '13' in months range, position 7"),
         ("* * * * 8", "Too large value '8' in days of the week range, position 9 of '* * * * 8': expected values in the range 0-6"),
-        ("*/0 * * * *", "Invalid wildcard expression '*/0' in minutes range, position 1 of '*/0 * * * *': divisor '0' expected to be greater than zero"),
+        (
+            "*/0 * * * *",
+            "Invalid wildcard expression '*/0' in minutes range, position 1 of '*/0 * * * *': divisor '0' expected to be greater than zero",
+        ),
         ("5-3 * * * *", "Invalid range '5-3' in minutes range, position 1 of '5-3 * * * *': destination is not larger than source"),
         ("x * * * *", "Unsupported syntax 'x' in minutes range, position 1"),
         ("* * * FOO *", "Unsupported syntax 'FOO' in months range, position 7"),

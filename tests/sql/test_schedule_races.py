@@ -66,6 +66,11 @@ class Storm:
             self.calls[what] += 1
             self.moved.notify_all()
 
+    def until_they_called(self, times: int) -> None:
+        until = sum(self.calls.values()) + times
+        with self.moved:
+            assert self.moved.wait_for(lambda: sum(self.calls.values()) >= until or bool(self.errors), 60)
+
     def __enter__(self) -> Storm:
         for thread in self.threads:
             thread.start()
@@ -89,11 +94,7 @@ def storm(api: Any, dsn: str, steps: int, seed: int) -> Counter[str]:
             # A minute and more at a time; now and then far ahead, or back.
             tickers.offset += r.choice([20, 45, 60, 61, 90, 130, 900, -45, -300, 0])
             furthest = max(furthest, tickers.offset)
-            before = sum(tickers.calls.values())
-            with tickers.moved:
-                assert tickers.moved.wait_for(
-                    lambda: sum(tickers.calls.values()) > before + TICKERS or tickers.errors, 60
-                )  # noqa: B023
+            tickers.until_they_called(TICKERS)
             with suppress(KeyError):
                 killer.execute("select pg_terminate_backend(%s)", [tickers.pids[r.randrange(TICKERS)]])
         assert tickers.errors == []
