@@ -11,6 +11,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pyworker._migrate import migrate
+
 HOURLY, MINUTELY = "0 * * * *", "* * * * *"
 
 
@@ -342,8 +344,10 @@ def test_a_paused_schedule_passes_over_what_falls_into_the_pause(api: Any, hour:
     assert (scheduled(api, "s").paused, scheduled(api, "s").next_at) == (True, None)
     hour.go(hours=2)
     assert run_all(api) == 0
+    api.add_schedule("s", MINUTELY, "t")
     api.add_schedule("s", HOURLY, "t", backfill="2 days")
     assert run_all(api) == 0, "it stays paused when it is added again"
+    assert scheduled(api, "s").next_at is None
     api.resume_schedule("s")
     assert run_all(api) == 0
     hour.go()
@@ -773,18 +777,18 @@ def test_a_query_runs_as_its_role_with_a_safe_path(own: Any, roles: dict[str, st
 
 
 def test_what_functions_do_that_a_query_calls_is_undone(own: Any, roles: dict[str, str]) -> None:
-    """Even a setting of the session, which would outlast it: a search_path could lead whoever has it astray."""
+    """Even a setting of the session, which would outlast it: think of search_path."""
     own.rows("reset session authorization")
     own.rows(f'grant pyworker_producer to "{roles["reader"]}"')
     own.rows(f'set session authorization "{roles["caller"]}"')
-    before = own.value("select current_setting('search_path')")
+    before = own.value("select current_setting('application_name')")
     add(
         own,
         roles,
-        "select set_config('search_path', 'evil', false) as job_key, (pyworker.add_job('side effect')).id::integer as priority",
+        "select set_config('application_name', 'evil', false) as job_key, (pyworker.add_job('side effect')).id::integer as priority",
     )
     own.rows("select * from pyworker.run_schedule('q')")
-    assert own.value("select current_setting('search_path')") == before
+    assert own.value("select current_setting('application_name')") == before
     own.rows("reset session authorization")
     assert own.rows("select task_identifier, job_key from pyworker.live_jobs") == [("bill", "evil")]
 
@@ -827,6 +831,24 @@ def test_the_function_of_a_query_comes_and_goes_with_it(own: Any, roles: dict[st
     add(own, roles, ORDERS)
     own.remove_schedule("q")
     assert own.value(functions) == 0
+
+
+def test_a_plain_owner_of_a_schema_of_any_name_needs_no_other_rights(own: Any, roles: dict[str, str]) -> None:
+    own.rows("reset session authorization; drop schema pyworker cascade")
+    database = own.conn.info.dbname
+    owner = f"owner of {database}"
+    own.rows(f'create role "{owner}"; grant create on database "{database}" to "{owner}"; set role "{owner}"')
+    try:
+        migrate(own.conn, 'My "queue": 100% ünïcode', movable_clock=True)
+        own.rows("""select "My ""queue"": 100%% ünïcode".add_schedule('q', '* * * * *', 'bill', query := %s, query_role := %s)""",
+                 [ORDERS, roles["reader"]])  # fmt: skip
+        assert own.value("select current_user") == owner
+        own.rows("set pyworker.clock_offset = '61 seconds'")
+        assert own.value("""select "My ""queue"": 100%% ünïcode".run_schedules()""", []) == 1
+        assert own.value("""select count(*) from "My ""queue"": 100%% ünïcode".jobs""", []) == 5
+        own.rows("""select "My ""queue"": 100%% ünïcode".remove_schedule('q')""", [])
+    finally:
+        own.rows(f'reset role; drop owned by "{owner}" cascade; drop role "{owner}"')
 
 
 def test_only_admins_change_schedules(own: Any) -> None:
