@@ -284,7 +284,7 @@ class Child:
                     if replies:
                         pipeline.sync()
                     replies.append(db.send(call))
-                claim = db.send(self._claim(room)) if room else None
+                claim = db.send(self._claim(room, not replies)) if room else None
                 due = db.send(db.seconds_until_due_call()) if room else None
             for reply in replies:
                 reply.fetchall()
@@ -307,10 +307,10 @@ class Child:
     def _names(self) -> list[str]:
         return self.config.only_tasks or sorted(self.tasks)
 
-    def _claim(self, room: int) -> _sql.Call:
+    def _claim(self, room: int, alone: bool) -> _sql.Call:
         assert self.db is not None  # noqa: S101
         return self.db.claim_call(
-            self.worker_id, room, self._names(), self.config.queues or None, self.config.forbidden_flags or None
+            self.worker_id, room, self._names(), self.config.queues or None, self.config.forbidden_flags or None, alone
         )
 
     def _reports(self, outcomes: Outcomes) -> list[_sql.Call]:

@@ -266,9 +266,12 @@ class Database:
         tasks: Sequence[str] | None,
         queues: Sequence[str] | None,
         forbidden_flags: Sequence[str] | None,
+        alone: bool,
     ) -> Call:
+        """alone: nothing else is in its transaction, so that its commit need not wait for the disk."""
+        with_it = "set_config('synchronous_commit', 'off', true), " if alone else ""
         return (
-            f"select {_CLAIMED} from {self._s}.claim_jobs(%s, %s, %s::text[], %s::text[], %s::text[])",  # noqa: S608
+            f"select {_CLAIMED} from {with_it}{self._s}.claim_jobs(%s, %s, %s::text[], %s::text[], %s::text[])",  # noqa: S608
             [worker_id, max_jobs, *(None if v is None else list(v) for v in (tasks, queues, forbidden_flags))],
         )
 

@@ -2,8 +2,32 @@
 --
 -- One ordered index scan over what is ready, in the total order priority, run_at, id; SKIP LOCKED, so that claims neither wait for each
 -- other nor meet. The plan is pinned: a queue goes from empty to a million rows and back faster than statistics follow, and any
--- other plan than this walk is slow at one of the two ends. The CTE is materialized, as a plain sub-select may be run again
--- for each row and overshoot the limit.
+-- other plan than this walk is slow at one of the two ends.
+--
+-- At the head of that index stand the jobs that others run and those that ended since the last vacuum; under an old snapshot these
+-- stay for ever. A claim that had to walk past many of them leaves a note in its session: how far it came, for each priority. For 20
+-- times as long as that walk took, the session's next claims resume there. The note is only a hint: what turns up before it (a retry,
+-- an add that was long in committing) is found by the next walk from the head, and a claim that comes back short makes one at once.
+
+-- The spans of the index that are left to walk, once it was walked up to these places, one for each priority met. Priorities that
+-- were not met are left to walk as a whole.
+create or replace function _spans_behind(walked _span[]) returns _span[]
+    language plpgsql immutable set search_path from current
+as $$
+begin
+    return array(
+        select row(s.priority, s.ready_at, s.id, s.up_to)::_span
+        from (select w.*, lead(w.priority, 1, 32768) over (order by w.priority) - 1 as before_next, min(w.priority) over () as lowest
+              from unnest(walked) w) w
+        cross join lateral (values
+            (-32768, '-infinity'::timestamptz, 0::bigint, case when w.priority = w.lowest then w.priority - 1 end),
+            (w.priority, w.ready_at, w.id, w.priority),
+            (w.priority + 1, '-infinity', 0, w.before_next)) s(priority, ready_at, id, up_to)
+        where s.priority <= s.up_to
+        order by s.priority, s.ready_at);
+end;
+$$;
+
 create or replace function claim_jobs(
     worker_id bigint, max_jobs integer default 1, task_identifiers text[] default null, queue_names text[] default null,
     forbidden_flags text[] default null)
@@ -13,10 +37,21 @@ create or replace function claim_jobs(
         created_at timestamptz, revision integer, crashes smallint)
     language plpgsql security definer set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off set enable_mergejoin = off
-    set jit = off set plan_cache_mode = force_generic_plan
+    set jit = off set plan_cache_mode = force_generic_plan set datestyle = iso
 as $$
 declare
     v_now timestamptz := clock();
+    -- For this worker and these filters, no other.
+    v_owner bigint := hashtextextended(
+        row('live_jobs'::regclass::oid, worker_id, task_identifiers, queue_names, forbidden_flags)::text, 0);
+    v_note _claim_note := nullif(current_setting('pyworker.claim_note', true), '')::_claim_note;
+    v_from_head constant _span[] := array[row(-32768, '-infinity', 0, 32767)::_span];
+    v_index constant regclass := 'live_jobs_ready';
+    v_began timestamptz;
+    v_walked bigint;
+    v_rows tid[];
+    v_last _span[];
+    v_in_lanes boolean;
     v_wanted integer := max_jobs;
     v_got integer;
     v_armed_ms bigint;
@@ -28,27 +63,60 @@ begin
         raise exception 'claim_jobs: worker % is unknown or was declared dead', coalesce(worker_id::text, 'NULL')
             using errcode = 'PW004', hint = 'Call register_worker again; jobs of the old registration are handed on.';
     end if;
+    v_began := clock_timestamp();
+    if v_note.owner is distinct from v_owner or v_note.until < v_began or v_note.until > v_began + interval '1 second' then
+        v_note := null;
+    end if;
     loop
         perform promote_jobs();
-        return query
-            with ready as materialized (
-                select j.ctid from live_jobs j
+        v_walked := pg_stat_get_xact_tuples_returned(v_index) + 20 * pg_stat_get_xact_blocks_fetched(v_index);
+        select array_agg(r.ctid), array_agg(row(r.priority, r.ready_at, r.id, 0)::_span), bool_or(r.in_lane)
+        into v_rows, v_last, v_in_lanes
+        from (
+            select r.* from unnest(coalesce(v_note.spans, v_from_head)) s
+            cross join lateral (
+                select j.ctid, j.priority, j.ready_at, j.id, j.queue_name is not null or j.sequence_key is not null as in_lane
+                from live_jobs j
                 where j.ready_at is not null and j.state = 'available'
+                  and (j.priority, j.ready_at, j.id) > (s.priority, s.ready_at, s.id) and j.priority <= s.up_to
                   and (claim_jobs.task_identifiers is null or j.task_identifier = any (claim_jobs.task_identifiers))
                   and (claim_jobs.queue_names is null or coalesce(j.queue_name, 'default') = any (claim_jobs.queue_names))
                   and (claim_jobs.forbidden_flags is null or j.flags is null or not j.flags ?| claim_jobs.forbidden_flags)
                 order by j.priority, j.ready_at, j.id
-                limit v_wanted for update skip locked)
+                limit v_wanted for update skip locked) r
+            limit v_wanted) r;
+        return query
             update live_jobs j
             set state = 'running', worker_id = claim_jobs.worker_id, run = j.run + 1, claimed_at = v_now,
                 attempts = least(j.attempts + 1, 32767) -- one worn out job must not break everybody's claims
-            from ready where j.ctid = ready.ctid
+            from unnest(v_rows) r(ctid) where j.ctid = r.ctid
             returning j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts, j.priority, j.run_at, j.queue_name,
                       j.job_key, j.flags, j.meta, j.delivery, j.sequence_key, j.created_at, j.revision,
                       coalesce(j.crashes, 0::smallint);
         get diagnostics v_got = row_count;
+        -- A crash of the server may forget a claim whose commit did not wait for the disk, while the jobs are at work: their worker
+        -- learns of it when it reconnects (reconcile). But two of a sequence or of a serial queue must not be at work at once.
+        if v_in_lanes then
+            perform _commit_durably();
+        end if;
         v_wanted := v_wanted - v_got;
-        exit when v_wanted = 0;
+        if v_wanted = 0 then
+            v_walked := pg_stat_get_xact_tuples_returned(v_index) + 20 * pg_stat_get_xact_blocks_fetched(v_index) - v_walked;
+            if v_note.spans is null and v_walked > 500 + 2 * max_jobs then
+                v_note := row(v_owner, clock_timestamp() + least(20 * (clock_timestamp() - v_began), '1 second'), '{}');
+            end if;
+            if v_note.spans is not null then
+                v_note.spans := _spans_behind(array(
+                    select distinct on (w.priority) w from unnest(v_note.spans || v_last) w
+                    where w.ready_at > '-infinity' order by w.priority, w.ready_at desc, w.id desc));
+                perform set_config('pyworker.claim_note', v_note::text, false);
+            end if;
+            exit;
+        end if;
+        if v_note.spans is not null then -- perhaps there are some before
+            v_note := null;
+            continue;
+        end if;
         -- This worker will wait, so from now on adds have to notify. An add that looked just before this mark was set is
         -- found by looking once more.
         v_armed_ms := (extract(epoch from clock_timestamp()) * 1000)::bigint;
@@ -64,7 +132,8 @@ comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
     '(Graphile Worker). A job with delivery at_most_once is only reserved: call start_job before its handler. One with crashes above 0 '
     'may have ended its process before: run it alone. A claim that returns fewer than max_jobs has arranged for a NOTIFY on the channel named like the schema '
     'for at least 2.5 seconds: LISTEN there, and claim again by then. Errors: PW004 when the worker is unknown or was declared '
-    'dead; PW001.';
+    'dead; PW001. With synchronous_commit off (for a transaction that does nothing else) a claim does not wait for the disk, unless its '
+    'jobs take turns: a crash of the server may then forget it, and its jobs run again.';
 
 create or replace function seconds_until_due() returns double precision
     language plpgsql security definer set search_path from current

@@ -31,38 +31,36 @@ begin
         -- is switched off. A range can only be looked up.
         delete from live_jobs j using item i
         where j.id between i.id and i.id and (runs is null or (j.run = i.run and j.state = 'running'))
-        returning j.*, i.result as new_result),
-    retained as materialized (
-        select e.*, coalesce(t.retention, v_retention) as retention
-        from ended e left join tasks t on t.identifier = e.task_identifier),
+        returning j.*, i.result as new_result,
+                  coalesce((select t.retention from tasks t where t.identifier = j.task_identifier), v_retention) as retention),
     kept as (
         insert into finished_jobs (
             id, worker_id, run, attempts, state, claimed_at, updated_at, started_at, cancel_requested_at, superseded, priority,
             max_attempts, revision, run_at, created_at, task_identifier, queue_name, job_key, delivery, flags, meta, unique_key,
             unique_recheck, sequence_key, continue_on_cancelled, continue_on_discarded, last_error, reason, finished_at, expires_at,
             result, payload)
-        select r.id, r.worker_id, r.run, r.attempts, final_state, r.claimed_at, v_now, r.started_at, r.cancel_requested_at,
-               r.superseded, r.priority, r.max_attempts, r.revision, r.run_at, r.created_at, r.task_identifier, r.queue_name,
-               r.job_key, r.delivery, r.flags, r.meta, r.unique_key, r.unique_recheck, r.sequence_key, r.continue_on_cancelled,
-               r.continue_on_discarded, coalesce(error, r.last_error), close_reason, v_now, v_now + r.retention, r.new_result, r.payload
-        from retained r where r.retention > interval '0'),
+        select e.id, e.worker_id, e.run, e.attempts, final_state, e.claimed_at, v_now, e.started_at, e.cancel_requested_at,
+               e.superseded, e.priority, e.max_attempts, e.revision, e.run_at, e.created_at, e.task_identifier, e.queue_name,
+               e.job_key, e.delivery, e.flags, e.meta, e.unique_key, e.unique_recheck, e.sequence_key, e.continue_on_cancelled,
+               e.continue_on_discarded, coalesce(error, e.last_error), close_reason, v_now, v_now + e.retention, e.new_result, e.payload
+        from ended e where e.retention > interval '0'),
     halted as (
         -- Of a job that gives way to another one the sequence takes no notice.
         insert into sequence_halts
-        select r.sequence_key, r.id, 'cancelled', v_now from retained r
-        where final_state = 'cancelled' and r.sequence_key is not null and not r.continue_on_cancelled
-          and r.superseded is null and not v_replaced
+        select e.sequence_key, e.id, 'cancelled', v_now from ended e
+        where final_state = 'cancelled' and e.sequence_key is not null and not e.continue_on_cancelled
+          and e.superseded is null and not v_replaced
         on conflict do nothing)
-    select array_agg(r.id),
+    select array_agg(e.id),
            -- Only these may have rows in errors: an error is a job's last_error until an add with its key clears it.
-           array_agg(r.id) filter (where r.retention = interval '0' and (
-               r.run > 1 or r.revision > 0 or coalesce(error, r.last_error) is not null)),
-           array_agg(r.unique_key) filter (where r.retention = interval '0' and r.unique_key is not null),
-           array_agg(distinct r.queue_name) filter (where r.queue_name is not null and r.state = 'running'),
-           array_agg(distinct r.queue_name) filter (where r.queue_name is not null and r.state = 'available'),
-           array_agg(distinct r.sequence_key) filter (where r.sequence_head)
+           array_agg(e.id) filter (where e.retention = interval '0' and (
+               e.run > 1 or e.revision > 0 or coalesce(error, e.last_error) is not null)),
+           array_agg(e.unique_key) filter (where e.retention = interval '0' and e.unique_key is not null),
+           array_agg(distinct e.queue_name) filter (where e.queue_name is not null and e.state = 'running'),
+           array_agg(distinct e.queue_name) filter (where e.queue_name is not null and e.state = 'available'),
+           array_agg(distinct e.sequence_key) filter (where e.sequence_head)
     into v_closed, v_dropped, v_keys, v_queues, v_left, v_sequences
-    from retained r;
+    from ended e;
     if v_dropped is not null then
         delete from errors e where e.job_id = any (v_dropped);
     end if;

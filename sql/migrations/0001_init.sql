@@ -123,9 +123,24 @@ create type _cron as (
     dates integer[],
     months integer[],
     weekdays integer[],
-    both_days boolean,          -- a day must fit dates and weekdays, not one of them
+    both_days boolean,      -- a day must fit dates and weekdays, not one of them
     fixed boolean,          -- a fixed time of day
     problem text
+);
+
+-- A part of the order of claims: what comes after a place, up to a priority (private).
+create type _span as (
+    priority integer,
+    ready_at timestamptz,
+    id bigint,
+    up_to integer
+);
+
+-- What a session remembers from one claim to the next (private), see functions/40_claim.sql.
+create type _claim_note as (
+    owner bigint,
+    until timestamptz,
+    spans _span[]
 );
 
 create table settings (
