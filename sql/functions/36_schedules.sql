@@ -9,6 +9,8 @@
 -- run for somebody else: add_schedule does SET ROLE, which PostgreSQL refuses to those who are not members, and inside of any SECURITY
 -- DEFINER function, this one too. So the query cannot get out of it. As the function is STABLE, it can only read; and whatever the functions that
 -- it calls may do is rolled back, settings of the session included, which would outlast it otherwise.
+-- Its owner could turn it into one that runs with the rights of who calls it: ours. For that he has to name it, so nobody has any right on the
+-- schema but while add_schedule makes one, under a lock that whoever runs a query shares; and it is run only if it is what it was.
 
 create or replace function _schedule_of(t timetable) returns schedule
     language sql stable
@@ -99,8 +101,32 @@ begin
 end;
 $$;
 
--- Makes room for the function of this name: a schema where this role may create it, and none that is there already. In that schema
--- nothing is ever looked up by anything but its whole name, so whoever may create there can do no harm.
+create or replace function _lock_queries(share boolean) returns void
+    language plpgsql set search_path from current
+as $$
+declare
+    v_key constant bigint := hashtextextended(_query_schema(), 0);
+begin
+    if share then
+        perform pg_advisory_xact_lock_shared(v_key);
+    else
+        perform pg_advisory_xact_lock(v_key);
+    end if;
+end;
+$$;
+
+-- Roles other than its owner that have any right on the schema of queries; 0 is everybody.
+create or replace function _guests() returns setof oid
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select distinct a.grantee from pg_namespace n, aclexplode(n.nspacl) a where n.nspname = _query_schema() and a.grantee <> n.nspowner;
+end;
+$$;
+
+-- Makes room for the function of this name: a schema where this role may create it, and none that is there already. Whoever calls this
+-- and not _add_schedule afterwards leaves a guest behind, for whose sake no query is run.
 create or replace function _lend_query_schema(name text, query_role text) returns void
     language plpgsql security definer set search_path from current
 as $$
@@ -117,19 +143,32 @@ begin
     if not exists (select from pg_namespace n where n.nspname = _query_schema()) then
         execute format('create schema %I', _query_schema());
     end if;
+    perform _lock_queries(false);
     perform _drop_query(name);
     execute format('grant usage, create on schema %I to %I', _query_schema(), query_role);
 end;
 $$;
 
--- What is wrong with the query of a schedule: prepared with the rights of its role, not run.
+-- Is the function of a query what add_schedule has made?
+create or replace function _is_sound(name text, query text, query_role text) returns boolean
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_function record := _query_function(name, query);
+begin
+    return exists (
+        select from pg_proc p
+        where p.oid = to_regprocedure(v_function.path || '(integer)') and pg_get_userbyid(p.proowner) = query_role and p.prosecdef
+          and p.provolatile = 's' and p.prosrc = v_function.body);
+end;
+$$;
+
+-- What is wrong with the query of a schedule; null if nothing is, and then it is closed to everybody but us.
 create or replace function _query_refusal(s schedule) returns text
     language plpgsql set search_path from current
 as $$
 declare
-    v_path text := (_query_function(s.name, s.query)).path;
-    v_columns jsonb;
-    v_unknown text;
+    v_guest oid;
 begin
     if s.query is null then
         return case when s.query_role is not null then 'query_role is of no use without a query' end;
@@ -137,24 +176,16 @@ begin
         return format('query_limit must be from 1 to 100000, got %s', coalesce(s.query_limit::text, 'NULL'));
     elsif s.backfill <> interval '0' then
         return 'backfill is of no use to a query: it asks what is to be done now';
-    elsif not exists (
-        select from pg_proc p
-        where p.oid = to_regprocedure(v_path || '(integer)') and pg_get_userbyid(p.proowner) = s.query_role and p.prosecdef
-          and p.provolatile = 's' and p.prosrc = (_query_function(s.name, s.query)).body) then
+    end if;
+    perform _lock_queries(false);
+    if not _is_sound(s.name, s.query, s.query_role) then
         return 'query: its function is not the one that add_schedule makes';
     end if;
-    begin
-        execute format('select q.* from %s(0) q', v_path) into v_columns;
-        raise sqlstate 'PW099';
-    exception when sqlstate 'PW099' then
-        null;
-    when others then
-        return format('query: %s%s', sqlerrm, case when sqlstate in ('42P01', '42883') then ' (names must be qualified by their schema)' else '' end);
-    end;
-    select string_agg(quote_literal(k.name), ', ') into v_unknown
-    from jsonb_object_keys(v_columns) k(name)
-    where not to_jsonb(jsonb_populate_record(null::_job_request, '{}')) ? k.name;
-    return 'query: its columns must be named like arguments of add_job, got ' || v_unknown;
+    for v_guest in select g.g from _guests() g(g) loop
+        execute format('revoke all on schema %I from %s', _query_schema(),
+                       case when v_guest = 0 then 'public' else quote_ident(pg_get_userbyid(v_guest)) end);
+    end loop;
+    return null;
 end;
 $$;
 
@@ -179,11 +210,13 @@ begin
        (v_old.cron, v_old.timezone, v_old.identifier, v_old.payload, v_old.backfill, v_old.queue_name, v_old.max_attempts, v_old.priority,
         v_old.job_key, v_old.job_key_mode, v_old.flags, v_old.unique_policy, v_old.sequence_policy, v_old.meta, v_old.delivery, v_old.query,
         v_old.query_role, v_old.query_limit, v_old.origin) then
-        return _schedule_of(v_old);
+        v_new := v_old;
     end if;
-    v_problem := coalesce(_schedule_refusal(s), _query_refusal(s));
+    v_problem := coalesce(case when v_new.name is null then _schedule_refusal(s) end, _query_refusal(s));
     if v_problem is not null then
         raise exception 'add_schedule: %', v_problem using errcode = 'PW001';
+    elsif v_new.name is not null then
+        return _schedule_of(v_new);
     end if;
     s.timezone := _timezone_of(s.timezone);
     insert into timetable as t
@@ -218,6 +251,10 @@ declare
     v_role text := current_setting('role');
     v_owner name := (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = current_schema());
     v_function record;
+    v_known constant text[] := '{identifier,payload,queue_name,run_at,max_attempts,job_key,priority,flags,job_key_mode,unique_policy,
+                                 sequence_policy,meta,delivery}'::text[];
+    v_columns jsonb;
+    v_problem text;
 begin
     if query is not null then
         perform _lend_query_schema(name, query_role);
@@ -227,6 +264,17 @@ begin
                        'set search_path = pg_catalog, pg_temp as %L', v_function.path, v_function.body);
         execute format('revoke all on function %s(integer) from public', v_function.path);
         execute format('grant execute on function %s(integer) to %I', v_function.path, v_owner);
+        begin
+            -- Prepared, not run: what would be wrong with it, and what columns has it?
+            execute format('select q.* from %s(0) q', v_function.path) into v_columns;
+            select 'its columns must be named like arguments of add_job, got ' || string_agg(quote_literal(k.name), ', ') into v_problem
+            from jsonb_object_keys(v_columns) k(name) where k.name <> all (v_known);
+        exception when others then
+            v_problem := sqlerrm || case when sqlstate in ('42P01', '42883') then ' (names must be qualified by their schema)' else '' end;
+        end;
+        if v_problem is not null then
+            raise exception 'add_schedule: query: %', v_problem using errcode = 'PW001';
+        end if;
         perform set_config('role', v_role, true);
     end if;
     return _add_schedule(row(
@@ -261,6 +309,11 @@ begin
             v_spec, '{payload,_cron}', jsonb_build_object(
                 'ts', to_char(tick at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'), 'backfilled', backfilled)) end);
     else
+        perform _lock_queries(true);
+        if not _is_sound(s.name, s.query, s.query_role) or exists (select from _guests()) then
+            raise exception 'the function of the query of schedule % may have been changed', quote_literal(s.name)
+                using errcode = 'PW005', hint = 'Add the schedule again, with its query.';
+        end if;
         begin
             execute format($q$
                 select jsonb_agg($1 || coalesce((select jsonb_object_agg(m.key, m.value) from jsonb_each(q.spec) m where m.value <> 'null'), '{}'))

@@ -749,6 +749,61 @@ def test_the_function_of_a_query_cannot_be_slipped_in(own: Any, roles: dict[str,
             own.rows(call, [roles[role]])
 
 
+ROB = "insert into pyworker.once_marks values ('robbed by ' || current_user, now())"
+
+
+def test_the_owner_of_a_function_cannot_have_it_run_with_our_rights(own: Any, roles: dict[str, str]) -> None:
+    """It is his, and he might alter it: but not without a right on its schema, and with one no query is run."""
+    add(own, roles, "select 1 as priority")
+    function = own.value("select (pyworker._query_function('q', '')).path")
+    alter = f"alter function {function}(integer) security invoker"
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for schema pyworker_queries"):
+        own.rows(alter)
+    # An admin may call what add_schedule calls.
+    own.rows("select pyworker._lend_query_schema('other', %s)", [roles["caller"]])
+    tick(own)
+    assert "may have been changed" in scheduled(own, "q").last_error
+    own.rows(f'set session authorization "{roles["caller"]}"')
+    body = f"begin {ROB}; return next '{{}}'; end"
+    own.rows(alter)
+    own.rows(
+        f"create or replace function {function}(max_rows integer) returns setof jsonb language plpgsql as $$ {body} $$"
+    )
+    own.rows("reset session authorization; revoke all on schema pyworker_queries from public")
+    own.rows(f'revoke all on schema pyworker_queries from "{roles["caller"]}", "{roles["reader"]}"')
+    tick(own, 2)
+    assert "may have been changed" in scheduled(own, "q").last_error
+    own.rows(f'set session authorization "{roles["caller"]}"')
+    with own.refusal("PW005", "may have been changed"):
+        own.rows("select * from pyworker.run_schedule('q')")
+    add(own, roles, "select 1 as priority")
+    tick(own, 3)
+    assert own.value("select count(*) from pyworker.live_jobs") == 1
+    assert own.rows("select from pyworker.once_marks") == []
+
+
+def test_nobody_has_a_right_on_the_schema_of_queries_but_while_one_is_added(own: Any, roles: dict[str, str]) -> None:
+    guests = "select a.grantee from pg_namespace n, aclexplode(n.nspacl) a where n.nspname = 'pyworker_queries' and a.grantee <> n.nspowner"
+    own.rows("select pyworker._lend_query_schema('other', %s)", [roles["caller"]])
+    own.rows(f"select pyworker._lend_query_schema('other', '{roles['reader']}')")
+    assert len(own.rows(guests)) > 0
+    add(own, roles, "select 1 as priority")
+    assert own.rows(guests) == []
+    add(own, roles, "select 1 as priority")
+    assert own.rows(guests) == [], "nor after it was added again"
+
+
+def test_a_query_is_not_run_while_one_is_being_added(own: Any, roles: dict[str, str], fresh_dsn: str) -> None:
+    add(own, roles, "select 1 as priority")
+    with psycopg.connect(fresh_dsn) as other:
+        other.execute("select pyworker._lend_query_schema('other', %s)", [roles["reader"]])
+        tick(own)
+        assert scheduled(own, "q").last_at is None
+        other.rollback()
+    tick(own)
+    assert own.value("select count(*) from pyworker.live_jobs") == 1
+
+
 ESCAPES = [
     "select set_config('role', 'postgres', false) as job_key",
     "select set_config('session_authorization', 'postgres', false) as job_key",
