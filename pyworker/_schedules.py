@@ -75,7 +75,8 @@ def load(where: tuple[str, str], file: str, dry_run: bool) -> None:
         done = load_crontab(db, file, dry_run)
     for row in done:
         click.echo(f"{row['name']}: {'would be ' if dry_run else ''}{row['action']}")
-    click.echo(f"{len(done)} schedules{', nothing was changed' if dry_run else ''}")
+    plural = "" if len(done) == 1 else "s"
+    click.echo(f"{len(done)} schedule{plural}{', nothing was changed' if dry_run else ''}")
 
 
 def load_crontab(db: _sql.Database, file: str, dry_run: bool = False) -> list[dict[str, Any]]:

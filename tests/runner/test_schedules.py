@@ -284,7 +284,7 @@ def without_json5(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_plain_json_needs_no_json5(call: Any, cli: Any, db: Any, dsn: str, tmp_path: Path) -> None:
     file = tmp_path / "crontab"
     file.write_text('* * * * * t {"a": [1]}\n')
-    assert call("schedules", "load", str(file)) == "t: added\n1 schedules\n"
+    assert call("schedules", "load", str(file)) == "t: added\n1 schedule\n"
     file.write_text("* * * * * t {a: [1]}\n")
     words = "the payload on line 1 of crontab is not plain JSON; for JSON5: pip install 'pyworker[crontab]'"
     refused(cli("schedules", "load", str(file), DATABASE_URL=dsn), words)
