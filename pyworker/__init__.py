@@ -24,7 +24,7 @@ from .errors import (
     WrongState,
 )
 from .job import AsyncJob, Cancel, Discard, Failed, Job, NotStarted, Snooze
-from .tasks import Task, task
+from .tasks import Task, cron, task
 
 __all__ = [
     "AsyncJob",
@@ -45,6 +45,7 @@ __all__ = [
     "TaskError",
     "WrongState",
     "add_job",
+    "cron",
     "task",
 ]
 

@@ -90,6 +90,7 @@ class Child:
         self.timeouts: dict[str, float] = {}  # by task, in seconds
         self.worker_id = worker_id
         self.orders = orders
+        self.declared = False  # what our code wants to be scheduled, once: the last to start has the say
         self.tasks: dict[str, tasks.Task[..., Any]] = {}
         self.connections = Connections(config)
         self.db: _sql.Database | None = None
@@ -178,6 +179,14 @@ class Child:
                     db.define_task(task.name, task.options)
                 except InvalidArgument as error:
                     raise TaskError(f"{task!r}: {error}") from None
+        if not self.declared:
+            try:
+                declared = db.declare_schedules(*tasks.schedules(self.config.tasks))
+            except InvalidArgument as error:
+                raise TaskError(str(error)) from None
+            for row in declared:
+                log.info("schedule %s: %s", row["name"], row["action"])
+            self.declared = True
         self.timeouts = db.task_timeouts(list(self.tasks))
         only = {"queue_names": self.config.queues, "forbidden_flags": self.config.forbidden_flags}
         db.describe_worker(self.worker_id, {"task_identifiers": self._names(), **{k: v for k, v in only.items() if v}})

@@ -34,6 +34,7 @@ BEAT = 4.0  # seconds; the lease is settings.worker_ttl, 20 by default
 RETRY = 0.7  # seconds, at most, while the database is away: once it is back, others sweep, and a lock not taken within two is a death
 SWEEP = 1.0
 MAINTAIN = 15.0
+ASK = 60.0  # seconds that the query of a schedule may take
 WATCH = 0.25  # seconds between looks at the children's deadlines and memory
 MEMORY = "it holds too much memory"
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -94,6 +95,8 @@ class Parent:
         self.db = self._connect()
         self.db.check_version(_migrate.newest())  # later on the children look
         self.fence = self.db.worker_ttl().total_seconds() * 0.75
+        while self.config.once and self.db.run_schedules(ASK)[1]:
+            pass
         wakeup, notice = socket.socketpair()
         for end in (wakeup, notice):
             end.setblocking(False)
@@ -226,11 +229,15 @@ class Parent:
         db: _sql.Database | None = None
         backoff, watch = Backoff(log), Watch(self.config.dsn)
         maintain_at = 0.0
+        pause = 0.0
         while True:
             try:
                 if db is None:
                     db = _sql.Database(connect(self.config.dsn), self.config.schema)
                 with watch.over(db.conn):
+                    tick, fired = db.run_schedules(ASK)
+                    # On time for the next one; at once, if there may be more.
+                    pause = 0.0 if fired else min(SWEEP * random.uniform(0.8, 1.2), SWEEP if tick is None else tick)  # noqa: S311
                     if time.monotonic() >= maintain_at:
                         maintain_at = time.monotonic() + MAINTAIN * random.uniform(0.8, 1.2)  # noqa: S311
                         db.maintain()
@@ -242,8 +249,7 @@ class Parent:
                     db.conn.close()
                     db = None
                 backoff.failed(error)
-            pause = SWEEP * random.uniform(0.8, 1.2) if db else backoff.until - time.monotonic()  # noqa: S311
-            if self.stopped.wait(max(pause, 0)):
+            if self.stopped.wait(max(pause if db else backoff.until - time.monotonic(), 0)):
                 return
 
     def _fence(self) -> None:

@@ -117,6 +117,8 @@ _DEFINE_ARGUMENTS = {
     "backoff": "jsonb",
     "retention": "interval",
 }
+# What @cron may say of a schedule, besides its cron expression.
+SCHEDULE_OPTIONS = (_ADD_ARGUMENTS.keys() - {"identifier", "run_at"}) | {"name", "timezone", "backfill"}
 TASK_OPTIONS = _DEFINE_ARGUMENTS.keys() - {"identifier"}
 _CLAIMED = (
     "id, run, task_identifier, payload::text, attempts, max_attempts, priority, run_at, queue_name, key, flags::text, meta::text, "
@@ -459,6 +461,50 @@ class Database:
 
     def explain_job(self, job_id: int) -> list[dict[str, Any]]:
         return self._dicts("reason, detail, remedy", "explain_job(%s) order by position", job_id)
+
+    # 35_cron, 36_schedules, 37_crontab
+
+    def describe_cron(self, cron: str) -> str:
+        return self._value("describe_cron(%s)", cron)
+
+    def next_runs(self, cron: str, timezone: str, n: int) -> list[dict[str, Any]]:
+        return self._dicts("run_at, local_time", "next_runs(%s, %s, %s)", cron, timezone, n)
+
+    def schedules(self) -> list[dict[str, Any]]:
+        return self._dicts(
+            "name, cron, timezone, words, identifier, next_at, last_at, last_job_id, paused, last_error, backfill, queue_name, query_role"
+            ", origin",
+            "schedules order by name",
+        )
+
+    def run_schedules(self, seconds: float) -> tuple[float | None, int]:
+        """Fire what is due: seconds until the next tick, and how many were fired now. A query is cut off after so many seconds."""
+        with self.conn.transaction():
+            self._rows("select set_config('statement_timeout', %s, true)", [f"{int(seconds * 1000)}"])
+            # In this order: what falls due in between is not forgotten.
+            rows = self._rows(f"select {self._s}.seconds_until_tick(), {self._s}.run_schedules()")
+        return rows[0][0], rows[0][1]
+
+    def run_schedule(self, name: str) -> list[JobRow]:
+        return self._jobs("run_schedule(%s)", name)
+
+    def pause_schedule(self, name: str) -> None:
+        self._value("pause_schedule(%s)", name)
+
+    def resume_schedule(self, name: str) -> None:
+        self._value("resume_schedule(%s)", name)
+
+    def remove_schedule(self, name: str) -> None:
+        self._value("remove_schedule(%s)", name)
+
+    def parse_crontab(self, content: str) -> list[tuple[Any, ...]]:
+        return self._rows(f"select line, schedule, payload from {self._s}.parse_crontab(%s)", [content])  # noqa: S608
+
+    def declare_schedules(
+        self, origins: Sequence[str], schedules: Sequence[Mapping[str, Any]], dry_run: bool = False
+    ) -> list[dict[str, Any]]:
+        source = "declare_schedules(%s::text[], %s::jsonb, %s)"
+        return self._dicts("name, action", source, list(origins), to_json(list(schedules)), dry_run)
 
     # 87_doctor
 

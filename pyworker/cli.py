@@ -7,7 +7,7 @@ import dataclasses
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import click
@@ -16,27 +16,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import _doctor, _migrate, _sql
+from . import _doctor, _migrate, _schedules, _sql
 from ._config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, RunConfig
 from ._connect import connect
-from ._embedded import NoPostgres, kept_server
-from ._options import common, part_of_group
+from ._embedded import NoPostgres
+from ._options import Problem, as_json, common, database, first_line, part_of_group, resolved
 from ._output import STYLES, print_json, print_table, report, text_of, time_of
 from .errors import PyworkerError, SchemaVersionError, sqlstate_of
 
 STATES = ["scheduled", "pending", "available", "running", "retryable", "completed", "cancelled", "discarded"]
 JOB_ID = click.IntRange(1, 2**63 - 1)
-
-
-class Problem(click.ClickException):
-    """One line that names the cause, and the way out."""
-
-    def __init__(self, message: str, exit_code: int = 1) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code  # pyright: ignore[reportAttributeAccessIssue] - click declares it for the class
-
-    def show(self, file: Any = None) -> None:
-        click.echo(f"pyworker: {self.message}", file=file or sys.stderr)
 
 
 class Group(click.Group):
@@ -71,12 +60,8 @@ def _with_hint(error: PyworkerError) -> str:
     return f"{error}. {error.hint}" if error.hint else str(error)
 
 
-def _first_line(error: psycopg.Error) -> str:
-    return str(error).strip().split("\n")[0].removeprefix("connection is bad: ").removeprefix("connection failed: ")
-
-
 def _explained(error: psycopg.Error) -> str:
-    first = _first_line(error)
+    first = first_line(error)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         ways_out = {
             "for database": "Its owner can GRANT CREATE ON DATABASE … TO your role",
@@ -94,34 +79,6 @@ def _explained(error: psycopg.Error) -> str:
     if isinstance(error, psycopg.OperationalError) and sqlstate_of(error) is None:
         return f"cannot reach the database: {first}. Name one with --dsn, DATABASE_URL or PGHOST, PGDATABASE …"
     return first
-
-
-@contextlib.contextmanager
-def _resolved(dsn: str) -> Iterator[str]:
-    """`demo` stands for the database that `pyworker demo` left behind."""
-    if dsn != "demo":
-        yield dsn
-    else:
-        with kept_server("demo") as server:
-            yield server.url()
-
-
-@contextlib.contextmanager
-def _database(dsn: str, schema: str) -> Iterator[_sql.Database]:
-    """All that a command does, or nothing of it."""
-    with _resolved(dsn) as url, connect(url) as conn:
-        try:
-            with conn.transaction():
-                yield _sql.Database(conn, schema)
-        except psycopg.OperationalError as error:
-            if conn.closed:
-                raise Problem(
-                    f"the connection to the database was lost: {_first_line(error)}. What was asked for may or may not have been done"
-                ) from error
-            raise
-
-
-as_json = click.option("--json", "machine", is_flag=True, help="Print JSON, for machines.")
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -161,7 +118,7 @@ def migrate(
     if print_sql:
         click.echo(_migrate.script(schema, from_version, roles=roles, movable_clock=movable_clock))
         return
-    with _resolved(dsn) as url, connect(url) as conn:
+    with resolved(dsn) as url, connect(url) as conn:
         if dry_run:
             pending = _migrate.pending(conn, schema)
             for migration in pending:
@@ -215,6 +172,11 @@ def migrate(
     metavar="MB",
     help="Replace a process that holds more; end it at one and a half times this.",
 )
+@click.option(
+    "--crontab",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Load the schedules of this file first, as `pyworker schedules load` does.",
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option(
     "--log-level",
@@ -225,7 +187,7 @@ def migrate(
 def run(
     modules: tuple[str, ...], dsn: str, schema: str, concurrency: int, processes: int, queues: tuple[str, ...], tasks: tuple[str, ...],
     forbidden_flags: tuple[str, ...], once: bool, shutdown_timeout: float, poll_interval: float, max_memory: int | None,
-    log_format: str, log_level: str,
+    crontab: str | None, log_format: str, log_level: str,
 ) -> None:  # fmt: skip
     """Run the jobs whose tasks MODULES define (packages with all their submodules).
 
@@ -237,13 +199,15 @@ def run(
     from ._parent import Parent
 
     set_up(log_format, log_level.upper())
-    with _resolved(dsn) as url:
+    with resolved(dsn) as url:
         config = RunConfig(
             dsn=url, schema=schema, tasks=list(modules), concurrency=concurrency, processes=processes, queues=list(queues),
             only_tasks=list(tasks), forbidden_flags=list(forbidden_flags), once=once, shutdown_timeout=shutdown_timeout,
             poll_interval=poll_interval, max_memory=max_memory << 20 if max_memory else None, log_format=log_format,
             log_level=log_level.upper(),
         )  # fmt: skip
+        if crontab:
+            _schedules.load_for_run(url, schema, crontab)
         code = Parent(config).run()
     raise SystemExit(code)
 
@@ -296,7 +260,7 @@ def add(
     options |= {"flags": flags or None, "meta": None if meta is None else _parsed("--meta", meta)}
     options["unique_policy"] = None if unique is None else _parsed("--unique", unique)
     options["sequence_policy"] = None if sequence is None else _parsed("--sequence", sequence)
-    with _database(dsn, schema) as db:
+    with database(dsn, schema) as db:
         job = db.add_job(task, value, **options)
     if machine:
         print_json(dataclasses.asdict(job))
@@ -334,7 +298,7 @@ def jobs(
     limit: int, machine: bool,
 ) -> None:  # fmt: skip
     """List jobs, newest first, finished ones included; or show one with the errors of its attempts."""
-    with _database(dsn, schema) as db:
+    with database(dsn, schema) as db:
         if job_id is not None:
             _show_job(db, job_id, machine)
             return
@@ -383,7 +347,7 @@ def _show_job(db: _sql.Database, job_id: int, machine: bool) -> None:
 @as_json
 def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> None:
     """Run jobs now: discarded and finished ones again, scheduled and retryable ones ahead of their time."""
-    with _database(dsn, schema) as db:
+    with database(dsn, schema) as db:
         report([db.retry_job(job_id) for job_id in job_ids], machine)
 
 
@@ -394,7 +358,7 @@ def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> Non
 @as_json
 def cancel(job_ids: tuple[int, ...], dsn: str, schema: str, force: bool, machine: bool) -> None:
     """Call jobs off. A running one is asked to stop, unless --force."""
-    with _database(dsn, schema) as db:
+    with database(dsn, schema) as db:
         report([db.cancel_job(job_id, force) for job_id in job_ids], machine)
 
 
@@ -407,7 +371,7 @@ def remove(job_ids: tuple[int, ...], dsn: str, schema: str, keys: tuple[str, ...
     """Remove jobs for good, by id (history included) or by key."""
     if not job_ids and not keys:
         raise click.UsageError("name at least one job id, or --key")
-    with _database(dsn, schema) as db:
+    with database(dsn, schema) as db:
         removed = [db.delete_job(job_id) for job_id in job_ids]
         for key in keys:
             job = db.remove_job(key)
@@ -430,7 +394,7 @@ def remove(job_ids: tuple[int, ...], dsn: str, schema: str, keys: tuple[str, ...
 @as_json
 def explain(job_id: int, dsn: str, schema: str, machine: bool) -> None:
     """Say why a job is not running, and what would change it."""
-    with _database(dsn, schema) as db:
+    with database(dsn, schema) as db:
         rows = db.explain_job(job_id)
     if machine:
         print_json(rows)
@@ -451,7 +415,7 @@ def doctor(dsn: str, schema: str, verbose: bool, machine: bool) -> None:
     Changes nothing. Exit codes, as monitoring systems expect them: 0 nothing worse than info, 1 warnings, 2 errors (also wrong
     usage), 3 it could not be asked (no database, no pyworker in it, no permission).
     """
-    with _database(dsn, schema) as db:
+    with database(dsn, schema) as db:
         rows = _doctor.findings(db)
     if machine:
         print_json(rows)
@@ -472,7 +436,7 @@ def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
     ctx.obj = (dsn, schema)
     if ctx.invoked_subcommand:
         return
-    with _database(dsn, schema) as db:
+    with database(dsn, schema) as db:
         rows = db.queue_stats()
     if machine:
         print_json(rows)
@@ -494,7 +458,7 @@ def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_li
     """Let CONCURRENCY jobs of QUEUE run at once. 'customer:*' stands for all queues that begin like it."""
     if (concurrency is None) != no_limit:
         raise click.UsageError("name a number, or --no-limit")
-    with _database(*where) as db:
+    with database(*where) as db:
         db.set_queue(queue, concurrency)
     click.echo(f"queue {queue}: {'no limit' if no_limit else f'{concurrency} at once'}")
 
@@ -504,7 +468,7 @@ def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_li
 @part_of_group
 def pause_queue(where: tuple[str, str], queue: str) -> None:
     """Let no further job of QUEUE start. Running ones run on, and adding goes on."""
-    with _database(*where) as db:
+    with database(*where) as db:
         db.pause_queue(queue)
     click.echo(f"queue {queue} is paused")
 
@@ -514,7 +478,7 @@ def pause_queue(where: tuple[str, str], queue: str) -> None:
 @part_of_group
 def resume_queue(where: tuple[str, str], queue: str) -> None:
     """Let a paused QUEUE go on."""
-    with _database(*where) as db:
+    with database(*where) as db:
         db.resume_queue(queue)
     click.echo(f"queue {queue} goes on")
 
@@ -529,7 +493,7 @@ def sequences(ctx: click.Context, dsn: str, schema: str, limit: int, machine: bo
     ctx.obj = (dsn, schema)
     if ctx.invoked_subcommand:
         return
-    with _database(dsn, schema) as db:
+    with database(dsn, schema) as db:
         rows = db.sequences(limit)
     if machine:
         print_json(rows)
@@ -555,11 +519,14 @@ def sequences(ctx: click.Context, dsn: str, schema: str, limit: int, machine: bo
 @part_of_group
 def resume_sequence(where: tuple[str, str], sequence: str) -> None:
     """Let a halted SEQUENCE go on with its next job; the one that halted it stays as it is."""
-    with _database(*where) as db:
+    with database(*where) as db:
         resumed = db.resume_sequence(sequence)
     if not resumed:
         raise Problem(f"sequence {sequence} is not halted (pyworker sequences lists them)")
     click.echo(f"sequence {sequence} goes on")
+
+
+main.add_command(_schedules.schedules)
 
 
 def _name_variables(group: click.Group, prefix: str) -> None:

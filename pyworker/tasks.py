@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -31,6 +32,7 @@ class Task(Generic[P, R]):
         self.name = name
         self.options = options
         self.result = result
+        self.schedules: list[dict[str, Any]] = []
         self.is_async = inspect.iscoroutinefunction(function)
         functools.update_wrapper(cast("Any", self), function)
 
@@ -196,6 +198,43 @@ def task(
         return made
 
     return decorate if function is None else decorate(function)
+
+
+def cron(expression: str, /, **options: Any) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """Have jobs of a task added by the clock: @cron("0 4 * * *", timezone="Europe/Berlin") above its @task.
+
+    The schedule is written to the database when a worker starts, and goes when one starts whose code has it no longer
+    (docs/schedules.md). name: by default the task's; a second @cron needs one. timezone: "UTC" by default. backfill: for how long
+    a missed tick is made up for, a timedelta or seconds. The rest are add_job's: payload, queue_name, priority … unique and
+    sequence are as in @task.
+    """
+    renamed = {"unique": "unique_policy", "sequence": "sequence_policy"}
+    known = _sql.SCHEDULE_OPTIONS - set(renamed.values()) | set(renamed)
+    if unknown := options.keys() - known:
+        raise TypeError(f"cron has no option {sorted(unknown)[0]!r} (known: {', '.join(sorted(known))})")
+    options = {renamed.get(name, name): value for name, value in options.items() if value is not None}
+    if isinstance(backfill := options.get("backfill"), timedelta):
+        options["backfill"] = f"{backfill.total_seconds()} seconds"
+    elif isinstance(backfill, int | float):
+        options["backfill"] = f"{backfill} seconds"
+
+    def decorate(function: Callable[P, R]) -> Task[P, R]:
+        made = cast("Task[P, R]", function if isinstance(function, Task) else task(function))
+        schedule = {"name": made.name, "cron": expression, "identifier": made.name, **options}
+        if any(schedule["name"] == other["name"] for each in _registry.values() for other in each.schedules):
+            raise TaskError(f"{made!r}: another schedule is named {schedule['name']!r}; give one of them name=…")
+        made.schedules.append({**schedule, "origin": f"code:{made.function.__module__}"})
+        return made
+
+    return decorate
+
+
+def schedules(modules: Iterable[str]) -> tuple[list[str], list[dict[str, Any]]]:
+    """For whom these modules speak, with all below them that were loaded, and what they want to be scheduled."""
+    wanted = [schedule for each in _registry.values() for schedule in each.schedules]
+    roots = tuple(modules)
+    loaded = {name for name in sys.modules for root in roots if name == root or name.startswith(root + ".")}
+    return sorted({f"code:{name}" for name in loaded} | {schedule["origin"] for schedule in wanted}), wanted
 
 
 def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:

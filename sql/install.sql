@@ -42,6 +42,9 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/17_sequence.sql
 \ir functions/20_add.sql
 \ir functions/30_promote.sql
+\ir functions/35_cron.sql
+\ir functions/36_schedules.sql
+\ir functions/37_crontab.sql
 \ir functions/40_claim.sql
 \ir functions/45_start.sql
 \ir functions/50_finish.sql

@@ -6,6 +6,17 @@ create type _claim_note as (
     spans _span[]
 );
 
+create type _cron as (
+    minutes integer[],
+    hours integer[],
+    dates integer[],
+    months integer[],
+    weekdays integer[],
+    both_days boolean,
+    fixed boolean,
+    problem text
+);
+
 create type _job_request as (
     identifier text,
     payload json,
@@ -82,6 +93,36 @@ create type job_spec as (
     job_key text,
     priority smallint,
     flags text[]
+);
+
+create type schedule as (
+    name text,
+    cron text,
+    timezone text,
+    identifier text,
+    payload jsonb,
+    backfill interval,
+    queue_name text,
+    max_attempts integer,
+    priority integer,
+    job_key text,
+    job_key_mode text,
+    flags text[],
+    unique_policy jsonb,
+    sequence_policy jsonb,
+    meta jsonb,
+    delivery text,
+    query text,
+    query_role text,
+    query_limit integer,
+    origin text,
+    paused boolean,
+    next_at timestamp with time zone,
+    last_at timestamp with time zone,
+    last_job_id bigint,
+    last_error text,
+    created_at timestamp with time zone,
+    updated_at timestamp with time zone
 );
 
 create sequence armed_until as bigint minvalue 0 start 0;
@@ -319,6 +360,39 @@ create table tasks (
     constraint tasks_pkey PRIMARY KEY (identifier)
 );
 
+create table timetable (
+    name text collate "C" not null,
+    cron text not null,
+    timezone text not null,
+    identifier text not null,
+    payload jsonb not null,
+    backfill interval not null,
+    queue_name text,
+    max_attempts integer,
+    priority integer,
+    job_key text,
+    job_key_mode text not null,
+    flags text[],
+    unique_policy jsonb,
+    sequence_policy jsonb,
+    meta jsonb,
+    delivery text,
+    query text,
+    query_role text,
+    query_limit integer,
+    origin text not null,
+    paused boolean not null,
+    next_at timestamp with time zone,
+    last_at timestamp with time zone,
+    last_job_id bigint,
+    last_error text,
+    created_at timestamp with time zone not null,
+    updated_at timestamp with time zone not null,
+    constraint timetable_pkey PRIMARY KEY (name)
+) with (fillfactor=50);
+
+CREATE INDEX timetable_next ON timetable USING btree (next_at) WHERE (next_at IS NOT NULL);
+
 create table unique_keys (
     unique_key bytea not null,
     adds integer default 1 not null,
@@ -413,6 +487,30 @@ create table workers (
 --    retryable bigint
 --    discarded bigint
 --    oldest_waiting timestamp with time zone
+
+-- view schedules
+--    name text collate "C"
+--    cron text
+--    timezone text
+--    words text
+--    identifier text
+--    next_at timestamp with time zone
+--    last_at timestamp with time zone
+--    last_job_id bigint
+--    paused boolean
+--    last_error text
+--    backfill interval
+--    queue_name text
+--    max_attempts integer
+--    priority integer
+--    job_key text
+--    job_key_mode text
+--    query text
+--    query_role text
+--    query_limit integer
+--    origin text
+--    created_at timestamp with time zone
+--    updated_at timestamp with time zone
 
 -- view sequences
 --    sequence_key text collate "C"

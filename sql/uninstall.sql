@@ -10,6 +10,8 @@
 \endif
 select :'really' = 'yes' as really \gset
 \if :really
+  select :'schema' || '_queries' as queries \gset
+  drop schema if exists :"queries" cascade;
   drop schema :"schema" cascade;
 \else
   \echo nothing dropped: add -v really=yes to remove schema :schema with all jobs in it

@@ -156,13 +156,15 @@ begin
     perform _release_unique_keys(
         array(select k.unique_key from unique_keys k where k.unique_key > v_somewhere order by k.unique_key limit 100)
         || array(select k.unique_key from unique_keys k where k.unique_key <= v_somewhere order by k.unique_key limit 100));
+    -- Twice, as queries are asked only when nothing else is due.
+    v_result := v_result || jsonb_build_object('scheduled', run_schedules() + run_schedules());
     -- Last: the lanes that these take are held to the end of the transaction, and whoever finishes a job meanwhile finds them taken.
     v_result := v_result || jsonb_build_object('rescued', sweep_workers() + _abandon_orphans());
     return v_result || jsonb_build_object('promoted', promote_jobs());
 end;
 $$;
 comment on function maintain() is
-    'Every periodic duty in one call: promotes what is due, hands on the jobs of dead workers, makes and drops the daily partitions '
+    'Every periodic duty in one call: adds the jobs of schedules, promotes what is due, hands on the jobs of dead workers, makes and drops the daily partitions '
     'of history, prunes. Workers call it themselves; without workers, pg_cron may. Returns counts, or null while another call is at it.';
 
 create or replace function configure(

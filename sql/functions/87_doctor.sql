@@ -88,6 +88,10 @@ begin
       and not exists (select from wakeups w where w.lane = 'sequence:' || p.sequence_key)
       and (p.parked = 'next' or not exists (select from sequence_halts h where h.sequence_key = p.sequence_key and h.job_id < p.id))
     union all
+    -- I8: a schedule's ticks only go forward; it has a next one, or is paused.
+    select 'I8', t.name, to_jsonb(t.next_at)
+    from (select m.* from timetable m limit max_rows) t where t.paused <> (t.next_at is null) or t.last_at >= t.next_at
+    union all
     -- A halt is by a job that has ended, or is gone.
     select 'halt', h.job_id::text, to_jsonb(h.sequence_key)
     from sequence_halts h join live_jobs j on j.id = h.job_id where j.state <> 'discarded' or j.sequence_key <> h.sequence_key
@@ -181,6 +185,7 @@ begin
             when 'I5' then 'jobs that may run at most once have been started and wait to be run again: job '
             when 'ledger' then 'jobs whose unique key others may take as well: job '
             when 'I13' then 'more jobs than the limit allows are in flight in queue '
+            when 'I8' then 'schedules do not know their next tick: '
             when 'stranded queue' then 'jobs wait and nothing will call them, in queue '
             when 'stranded sequence' then 'jobs wait and nothing will call them, in sequence '
             else 'sequences are halted by jobs that have not ended: job ' end || _few(v.subjects);
@@ -197,6 +202,8 @@ begin
                                 v_first)
             when 'ledger' then _fix('insert into ~.unique_keys (unique_key) select j.unique_key from ~.live_jobs j where j.unique_key is not null '
                 'union select f.unique_key from ~.finished_jobs f where f.unique_key is not null on conflict do nothing')
+            when 'I8' then _fix('select t.name from (select t.name from ~.timetable t where t.name = any (%L)) t cross join lateral ~.pause_schedule(t.name) '
+                'cross join lateral ~.resume_schedule(t.name)', v_first)
             when 'I13' then _fix(E'insert into ~.wakeups select ''queue:'' || unnest(%L::text[]);\nselect ~.promote_jobs()', v_first)
             when 'stranded queue' then
                 _fix(E'insert into ~.wakeups select ''queue:'' || unnest(%L::text[]);\nselect ~.promote_jobs()', v_first)
@@ -574,6 +581,40 @@ begin
 end;
 $$;
 
+create or replace function _check_schedules() returns table (severity text, finding text, fix text)
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+begin
+    return query
+    select f.severity, f.finding, f.fix from (
+        select 1, 'warning', 'nobody fires schedules: ' || _few(array_agg(format('%s (due since %s)', t.name, t.next_at) order by t.next_at)),
+               _fix('select ~.run_schedules()')
+        from timetable t where t.next_at < v_now - interval '5 minutes' having count(*) > 0
+        union all
+        select 2, 'warning', format('schedule %s failed: %s', t.name, t.last_error), _fix('select * from ~.run_schedule(%L)', t.name)
+        from timetable t where t.last_error is not null
+        union all
+        select 3, 'warning', format('schedule %s stands still: the clock was set back, its last tick was at %s', t.name, t.last_at),
+               _fix('select * from ~.resume_schedule(%L)', t.name)
+        from timetable t where t.last_at > v_now + interval '10 minutes'
+        union all
+        select 4, 'warning', 'no live worker knows the task of schedules: ' || _few(array_agg(format('%s (%s)', t.name, t.identifier) order by t.name)),
+               'start a worker with the module that defines it, and without --task or with --task for it; or correct the schedule'
+        from timetable t
+        where not t.paused and exists (select from workers w where w.dead_at is null and w.expires_at >= v_now)
+          and not exists (select from workers w where w.dead_at is null and w.expires_at >= v_now
+                          and coalesce(_said(w, 'task_identifiers') ? t.identifier, true))
+        having count(*) > 0
+        union all
+        select 5, 'info', 'paused schedules: ' || _few(array_agg(t.name order by t.name)),
+               array_to_string((array_agg(_fix('select * from ~.resume_schedule(%L)', t.name) order by t.name))[:5], E';\n')
+        from timetable t where t.paused having count(*) > 0) f(step, severity, finding, fix)
+    order by f.step, f.finding limit 20;
+end;
+$$;
+
 create or replace function _check_lost() returns table (severity text, finding text, fix text)
     language plpgsql set search_path from current
 as $$
@@ -704,6 +745,7 @@ begin
         ('tasks', 'the live workers know the tasks and serve the queues of the jobs that wait'),
         ('sequences', 'no sequence is halted'),
         ('queues', 'nothing waits in a paused queue'),
+        ('schedules', 'schedules are fired, and their tasks are known'),
         ('lost', 'no job was lost'),
         ('xmin', 'no old transaction keeps dead rows'),
         ('bloat', 'dead rows are few'),

@@ -85,6 +85,49 @@ create type _sequencing as (
     continue_on_discarded boolean
 );
 
+-- The result of add_schedule and its kin.
+create type schedule as (
+    name text,
+    cron text,
+    timezone text,
+    identifier text,
+    payload jsonb,
+    backfill interval,
+    queue_name text,
+    max_attempts integer,
+    priority integer,
+    job_key text,
+    job_key_mode text,
+    flags text[],
+    unique_policy jsonb,
+    sequence_policy jsonb,
+    meta jsonb,
+    delivery text,
+    query text,
+    query_role text,
+    query_limit integer,
+    origin text,
+    paused boolean,
+    next_at timestamptz,
+    last_at timestamptz,
+    last_job_id bigint,
+    last_error text,
+    created_at timestamptz,
+    updated_at timestamptz
+);
+
+-- What a cron expression means (private); see functions/35_cron.sql.
+create type _cron as (
+    minutes integer[],
+    hours integer[],
+    dates integer[],
+    months integer[],
+    weekdays integer[],
+    both_days boolean,      -- a day must fit dates and weekdays, not one of them
+    fixed boolean,          -- a fixed time of day
+    problem text
+);
+
 -- A part of the order of claims: what comes after a place, up to a priority (private).
 create type _span as (
     priority integer,
@@ -264,6 +307,38 @@ create table once_marks (
     at timestamptz not null
 );
 create index once_marks_at on once_marks (at); -- for pruning
+
+-- The schedules; see functions/36_schedules.sql. The columns of type schedule, in its order.
+create table timetable (
+    name text collate "C" primary key,
+    cron text not null,
+    timezone text not null,
+    identifier text not null,
+    payload jsonb not null,
+    backfill interval not null,
+    queue_name text,
+    max_attempts integer,
+    priority integer,
+    job_key text,
+    job_key_mode text not null,
+    flags text[],
+    unique_policy jsonb,
+    sequence_policy jsonb,
+    meta jsonb,
+    delivery text,
+    query text,
+    query_role text,
+    query_limit integer,
+    origin text not null,                       -- 'sql', 'crontab:NAME', 'code:MODULE'
+    paused boolean not null,
+    next_at timestamptz,                        -- its next tick; only grows. Null while it is paused
+    last_at timestamptz,                        -- the last one that was fired
+    last_job_id bigint,
+    last_error text,                            -- of that tick
+    created_at timestamptz not null,
+    updated_at timestamptz not null
+) with (fillfactor = 50);
+create index timetable_next on timetable (next_at) where next_at is not null;
 
 -- What the last installation or upgrade made, for doctor(); see functions/87_doctor.sql.
 create table installed_objects (

@@ -4,9 +4,14 @@ import pytest
 
 ADD = "identifier payload queue_name run_at max_attempts job_key priority flags job_key_mode unique_policy sequence_policy meta delivery"
 DEFINE = "identifier max_attempts priority queue_name unique_policy sequence_policy delivery timeout backoff retention payload_schema"
+SCHEDULE = (
+    "name cron identifier payload timezone backfill queue_name max_attempts priority job_key job_key_mode flags unique_policy "
+    "sequence_policy meta delivery query query_role query_limit"
+)
 FUNCTIONS = {
     "add_job": {ADD},
     "add_jobs": {"specs job_key_preserve_run_at", "specs"},
+    "add_schedule": {SCHEDULE},
     "called_off": {"job_ids runs"},
     "cancel_job": {"job_id force"},
     "check_version": {"client_version"},
@@ -18,7 +23,9 @@ FUNCTIONS = {
         "completed_retention cancelled_retention discarded_retention max_payload_bytes worker_ttl max_crashes once_retention"
     },
     "conformance": {""},
+    "declare_schedules": {"origins schedules dry_run"},
     "define_task": {DEFINE},
+    "describe_cron": {"cron"},
     "describe_worker": {"worker_id info"},
     "explain_job": {"job_id"},
     "delete_job": {"job_id"},
@@ -33,8 +40,11 @@ FUNCTIONS = {
     "hold_worker_lock": {"worker_id"},
     "job_errors": {"job_id"},
     "maintain": {""},
+    "next_runs": {"cron timezone n after"},
     "once": {"key"},
+    "parse_crontab": {"content"},
     "pause_queue": {"queue_name"},
+    "pause_schedule": {"name"},
     "permanently_fail_jobs": {"job_ids error_message"},
     "promote_jobs": {""},
     "prune": {""},
@@ -42,13 +52,18 @@ FUNCTIONS = {
     "register_worker": {"info"},
     "release_jobs": {"job_ids runs"},
     "remove_job": {"job_key"},
+    "remove_schedule": {"name"},
     "reschedule_jobs": {"job_ids run_at priority attempts max_attempts"},
     "resume_queue": {"queue_name"},
+    "resume_schedule": {"name"},
     "resume_sequence": {"sequence_key"},
     "retry_job": {"job_id"},
     "retry_jobs": {"job_ids"},
+    "run_schedule": {"name"},
+    "run_schedules": {""},
     "schema_version": {""},
     "seconds_until_due": {""},
+    "seconds_until_tick": {""},
     "set_queue": {"queue_name concurrency"},
     "snooze_job": {"job_id run delay"},
     "start_job": {"job_id run"},
@@ -69,6 +84,9 @@ COLUMNS = {
     "revision flags state delivery unique_key sequence_key meta",
     "queue_stats": "queue_name concurrency paused available running pending scheduled retryable discarded oldest_waiting",
     "sequences": "sequence_key running waiting halted_by reason since",
+    "schedule": "name cron timezone identifier payload backfill queue_name max_attempts priority job_key job_key_mode flags unique_policy "
+    "sequence_policy meta delivery query query_role query_limit origin paused next_at last_at last_job_id last_error created_at updated_at",
+    "schedules": "name cron timezone words identifier next_at last_at last_job_id paused last_error",
     "live_workers": "id info started_at beat_at expires_at",
 }
 COLUMNS["history"] = COLUMNS["jobs"]

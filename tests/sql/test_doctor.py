@@ -14,7 +14,8 @@ from pyworker._embedded import temporary_server
 from pyworker._migrate import migrate
 
 CHECKS = [
-    "invariants", "schema", "indexes", "grants", "partitions", "maintenance", "workers", "tasks", "sequences", "queues", "lost", "xmin",
+    "invariants", "schema", "indexes", "grants", "partitions", "maintenance", "workers", "tasks", "sequences", "queues", "schedules",
+    "lost", "xmin",
     "bloat", "autovacuum", "notifications", "settings",
 ]  # fmt: skip
 HEALTHY = [(name, "ok", None) for name in CHECKS]

@@ -215,7 +215,7 @@ def test_a_retention_beyond_a_year_needs_no_days_of_its_own(own: Any, advance: A
 def test_maintenance_is_done_by_one_at_a_time(api: Any, actor: Any) -> None:
     a = actor()
     a.begin()
-    assert a.maintain() == {"promoted": 0, "rescued": 0, "pruned": 0}
+    assert a.maintain() == {"promoted": 0, "rescued": 0, "pruned": 0, "scheduled": 0}
     assert api.maintain() is None
     a.rollback()
     assert api.maintain() is not None

@@ -23,15 +23,18 @@ WORKER = PRODUCER | {
     "define_task", "register_worker", "heartbeat", "unregister_worker", "claim_jobs", "seconds_until_due", "finish_jobs",
     "finish_job", "fail_jobs", "snooze_job", "release_jobs", "force_unlock_workers", "reconcile", "promote_jobs", "maintain",
     "check_version", "get_job", "describe_worker", "hold_worker_lock", "worker_died", "sweep_workers", "worker_ttl", "start_job",
-    "called_off", "task_timeouts", "was_finished",
+    "called_off", "task_timeouts", "run_schedules", "seconds_until_tick", "declare_schedules", "parse_crontab", "next_runs",
+    "describe_cron", "was_finished",
 }  # fmt: skip
 ADMIN = WORKER | {
     "job_errors", "cancel_job", "retry_job", "retry_jobs", "delete_job", "complete_jobs", "permanently_fail_jobs",
     "reschedule_jobs", "prune", "configure", "set_queue", "pause_queue", "resume_queue", "resume_sequence", "explain_job",
-    "doctor",
+    "doctor", "add_schedule", "remove_schedule", "pause_schedule", "resume_schedule", "run_schedule",
+    # what add_schedule calls with the caller's rights; see the head of 36_schedules
+    "_add_schedule", "_lend_query_schema", "_query_function",
 }  # fmt: skip
-READER = {"clock", "schema_version"}
-VIEWS = {"jobs", "history", "queue_stats", "sequences", "live_workers"}
+READER = {"clock", "schema_version", "next_runs", "describe_cron"}
+VIEWS = {"jobs", "history", "queue_stats", "sequences", "live_workers", "schedules"}
 
 # The whole matrix: what is not named here nobody but the owner may do. "public" stands for a role with no grant at all.
 MATRIX: dict[str, tuple[set[str], set[str]]] = {
@@ -99,6 +102,7 @@ def test_no_reader_sees_a_payload_or_a_result(own: Any) -> None:
     done, failed = own.claim_jobs(worker, 2)
     own.rows("select pyworker.finish_jobs(array[%s], array[1], array['\"xyzzy\"'::jsonb])", [done.id])
     own.fail(failed, payload=[SECRET])
+    own.add_schedule("s", "* * * * *", "t", {"password": SECRET})
     own.rows("set role pyworker_reader")
     for view in sorted(VIEWS):
         rows = own.rows(f"select to_jsonb(v)::text as row from pyworker.{view} v")
