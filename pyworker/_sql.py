@@ -519,6 +519,9 @@ class Database:
     def advance_clock(self, by: timedelta) -> datetime:
         return self._value("advance_clock(%s)", by)
 
+    def seconds_until_tick(self) -> float | None:
+        return self._value("seconds_until_tick()")
+
     def database_clock(self) -> float:
         """Seconds since 1970, by the real clock."""
         return float(self._rows("select extract(epoch from clock_timestamp())")[0][0])

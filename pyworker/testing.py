@@ -44,7 +44,8 @@ from ._turn import Claimed
 from .job import Outcome
 from .tasks import Task
 
-ENOUGH = 10_000  # jobs in one drain: beyond, one adds the next for ever
+ENOUGH = 10_000  # jobs in one drain: beyond, one adds the next for ever; and ticks in one jump of the clock
+ASK = 60.0  # seconds that the query of a schedule may take
 
 
 def install(**connection: Any) -> None:
@@ -103,8 +104,19 @@ class Clock:
         return self._db.clock()
 
     def advance(self, **by: float) -> datetime:
-        """advance(hours=3), in timedelta's words; for all connections, at once. Returns the new time."""
-        return self._db.advance_clock(timedelta(**by))
+        """advance(hours=3), in timedelta's words; for all connections. Returns the new time.
+
+        On the way it stops at each tick of a schedule, which adds its job as it would have."""
+        left = timedelta(**by)
+        for _ in range(ENOUGH):
+            seconds = self._db.seconds_until_tick()
+            if seconds is None or timedelta(seconds=seconds) >= left:
+                return self._db.advance_clock(left)
+            step = timedelta(seconds=seconds, milliseconds=1)
+            self._db.advance_clock(step)
+            self._db.run_schedules(ASK)
+            left -= step
+        raise AssertionError(f"advance: there are more than {ENOUGH} ticks on the way: pause or remove some schedules")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +196,20 @@ class Queue:
             worker_id = db.register_worker({"name": "pyworker.testing"})
             child = _Child(self._config, worker_id, io.StringIO(), slots)
             child.tasks = tasks.registered()
+            self._config.tasks = sorted({task.function.__module__ for task in child.tasks.values()})
+            child.declared = not self._config.tasks  # else there is nobody to speak for
             child._introduce(db)
             try:
                 yield child
             finally:
                 child.close()
                 db.unregister_worker(worker_id)
+
+    def introduce(self) -> None:
+        """Write options of tasks and their schedules (@cron) to the database, as a worker does when it starts; drain and run_task do
+        it, too."""
+        with self._child():
+            pass
 
     def drain(self, *only: Task[..., Any] | str, raise_errors: bool = True) -> list[Ran]:
         """Run every job that is due, of these tasks or of all that were imported, in the order in which one worker would run them;
@@ -298,7 +318,8 @@ def pyworker_queue(pyworker_dsn: str) -> Queue:
 
 
 @pytest.fixture
-def clock(pyworker_db: psycopg.Connection[Any]) -> Clock:
+def clock(pyworker_db: psycopg.Connection[Any], pyworker_queue: Queue) -> Clock:
+    pyworker_queue.introduce()
     return Clock(_sql.Database(pyworker_db, default_schema()))
 
 

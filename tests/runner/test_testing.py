@@ -39,7 +39,7 @@ def project(tmp_path: Path, pg_server: Any) -> Any:
 def test_the_guides_project_passes_its_tests(project: Any) -> None:
     code, output = project({"test_shop.py": FILES["test_shop.py"]})
     assert code == 0, output
-    assert "4 passed" in output
+    assert "5 passed" in output
 
 
 CASES = """
