@@ -14,7 +14,7 @@ begin
         return format('payload must not be larger than %s bytes, got %s', v_limit, octet_length(payload::text));
     end if;
     -- Not deeper than it has brackets: that settles most payloads without a regular expression.
-    if octet_length(payload::text) - octet_length(translate(payload::text, '[{', '')) <= 100 then
+    if octet_length(payload::text) - octet_length(replace(replace(payload::text, '[', ''), '{', '')) <= 100 then
         return null;
     end if;
     -- Nesting depth: drop strings, keep brackets, then peel off one level after the other.

@@ -34,7 +34,7 @@ begin
             -- Until whoever is finishing a job has ended: it may have chosen the default partition for its row already, which would
             -- no longer take it. New ones wait for us, a moment.
             lock table only finished_jobs in share row exclusive mode;
-            execute format('create table %I (like finished_jobs including constraints)', v_name);
+            execute format('create table %I (like finished_jobs including constraints including compression)', v_name);
             -- Written out in UTC: the caller's DateStyle may name its time zone by letters that mean another one.
             execute format('alter table finished_jobs attach partition %I for values from (%L) to (%L)', v_name,
                            to_char(v_day at time zone 'UTC', 'YYYY-MM-DD "00:00+00"'),

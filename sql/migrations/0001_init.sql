@@ -248,6 +248,15 @@ create table live_jobs (
     autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off
 );
 
+-- A large payload is compressed when it comes in and once more when it goes to history: by the quick method, where the server has it.
+do $$
+begin
+    alter table live_jobs alter payload set compression lz4;
+exception when feature_not_supported then
+    null;
+end;
+$$;
+
 create index live_jobs_ready on live_jobs (priority, ready_at, id) where ready_at is not null;
 create index live_jobs_due on live_jobs (due_at, id) where due_at is not null;
 create unique index live_jobs_job_key on live_jobs (job_key) where job_key is not null;
@@ -260,7 +269,7 @@ create index live_jobs_expires on live_jobs (expires_at) where expires_at is not
 
 -- The same columns. Partitioned by the day on which a row may be pruned, not the day on which it ended: a day's end then
 -- drops exactly what has expired, whatever retention each task has. maintain() makes and drops the daily partitions.
-create table finished_jobs (like live_jobs) partition by range (expires_at);
+create table finished_jobs (like live_jobs including compression) partition by range (expires_at);
 create table finished_jobs_default partition of finished_jobs default;
 -- Ids grow with time, so a block range index finds one at a fraction of a B-tree's cost per insert.
 create index finished_jobs_id on finished_jobs using brin (id) with (pages_per_range = 16, autosummarize = on);
