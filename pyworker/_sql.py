@@ -479,11 +479,12 @@ class Database:
 
     def run_schedules(self, seconds: float) -> tuple[float | None, int]:
         """Fire what is due: seconds until the next tick, and how many were fired now. A query is cut off after so many seconds."""
-        with self.conn.transaction():
-            self._rows("select set_config('statement_timeout', %s, true)", [f"{int(seconds * 1000)}"])
+        with translated(), self.conn.pipeline():  # one transaction, one round trip
+            self.conn.execute(b"select set_config('statement_timeout', %s, true)", [f"{int(seconds * 1000)}"])
             # In this order: what falls due in between is not forgotten.
-            rows = self._rows(f"select {self._s}.seconds_until_tick(), {self._s}.run_schedules()")
-        return rows[0][0], rows[0][1]
+            told = self.send((f"select {self._s}.seconds_until_tick(), {self._s}.run_schedules()", []))
+            tick, fired = cast("Any", told.fetchone())
+        return tick, fired
 
     def run_schedule(self, name: str) -> list[JobRow]:
         return self._jobs("run_schedule(%s)", name)

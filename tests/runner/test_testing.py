@@ -28,6 +28,7 @@ def project(tmp_path: Path, pg_server: Any) -> Any:
             "PYTHONPATH": str(ROOT),
             "PYWORKER_TEST_DATABASE_URL": pg_server.url(),
             "PYTEST_ADDOPTS": "",
+            "PYTEST_XDIST_WORKER": f"inner_{tmp_path.name}",  # names the databases
         }
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *sorted(files)]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
