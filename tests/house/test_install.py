@@ -278,3 +278,11 @@ def test_uninstalling_asks_for_the_word(fresh, psql, dsn):
     assert fresh.execute("select to_regnamespace('pyworker') is not null").fetchone() == (True,)
     uninstall(psql)
     assert fresh.execute("select to_regnamespace('pyworker')").fetchone() == (None,)
+
+
+def test_the_clock_of_an_ordinary_installation_cannot_be_moved(fresh, dsn):
+    migrate(dsn)
+    with pytest.raises(psycopg.errors.UndefinedFunction):
+        fresh.execute("select pyworker.advance_clock('1 hour')")
+    fresh.execute("set pyworker.clock_offset = '1 hour'; update pyworker.settings set clock_offset = '1 hour'")
+    assert fresh.execute("select pyworker.clock() - clock_timestamp() < interval '1 second'").fetchone() == (True,)

@@ -261,3 +261,31 @@ def test_advance_clock_moves_the_time_of_every_session_for_good(api: Any, actor:
     for by in (None, "101 years", "-101 years"):
         with api.refusal("PW001", "advance_clock: by must be"):
             api.advance_clock(by)
+
+
+def test_all_that_goes_by_time_follows_advance_clock_in_other_sessions(api: Any, actor: Any, worker: int) -> None:
+    other = actor()
+    policy = {"keys": ["type"], "period": "PT1H", "states": ["available", "completed"], "on_conflict": "ignore"}
+    retried = other.add_job("retried")
+    first = other.add_job("kept", unique_policy=policy)
+    kept = other.claim(worker, "kept")
+    other.finish_job(kept.id, kept.run)
+    other.fail(other.claim(worker, "retried"), delay="30 min")
+    assert other.add_job("kept", unique_policy=policy).id == first.id
+    held = other.add_job("held")
+    other.claim(worker, "held")
+    other.add_schedule("hourly", "0 * * * *", "ticked")
+    api.advance_clock(api.value("select make_interval(secs => pyworker.seconds_until_tick() + 1)"))
+    assert other.run_schedules() == 1  # schedules
+    api.advance_clock("1 hour")
+    other.maintain()
+    other.maintain()  # a gap in which nobody could beat kills nobody: the lease begins anew
+    api.advance_clock("30 seconds")
+    other.maintain()
+    assert other.get_job(held.id).state == "available"  # leases
+    assert other.get_job(retried.id).state == "available"  # backoff
+    assert other.add_job("kept", unique_policy=policy).id != first.id  # periods
+    assert other.get_job(first.id).id == first.id
+    api.advance_clock("3 days")
+    other.maintain()
+    assert other.get_job(first.id).id is None  # retention
