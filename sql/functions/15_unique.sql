@@ -401,7 +401,7 @@ $$;
 -- Keys whose last job is gone need no row any more. Whoever holds one is about to need it: passed over. So are all of them in a
 -- transaction whose snapshot is too old to judge: maintain() finds them later.
 create or replace function _release_unique_keys(keys bytea[]) returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
     v_free bytea[];

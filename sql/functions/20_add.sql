@@ -447,6 +447,7 @@ declare
     v_duplicate live_jobs;
     v_job job;
     v_again boolean;
+    v_deadlocks integer := 0;
 begin
     loop
         v_again := false;
@@ -518,8 +519,12 @@ begin
             end loop;
             exit;
         exception when deadlock_detected then
+            -- A true one, too, is tried again once: SKIP LOCKED may wait, and out of order (see claim_jobs).
             if not v_again then
-                raise;
+                v_deadlocks := v_deadlocks + 1;
+                if v_deadlocks > 1 then
+                    raise;
+                end if;
             end if;
         end;
     end loop;

@@ -45,7 +45,7 @@ $$;
 -- was paused meanwhile, or its limit lowered), those that nobody has claimed are called back, the last first.
 create or replace function _fill_queue(queue_name text) returns integer
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
     -- Without a limit a queue still keeps its waiting jobs out of the claim index: so many of them may be there at once.
@@ -139,7 +139,7 @@ $$;
 create or replace function _advance_sequences(keys text[]) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off set enable_mergejoin = off
-    set jit = off set plan_cache_mode = force_generic_plan
+    set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
     v_now timestamptz := clock();

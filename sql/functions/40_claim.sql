@@ -37,7 +37,7 @@ create or replace function claim_jobs(
         created_at timestamptz, revision integer, crashes smallint)
     language plpgsql security definer set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off set enable_mergejoin = off
-    set jit = off set plan_cache_mode = force_generic_plan set datestyle = iso
+    set jit = off set plan_cache_mode = force_generic_plan set datestyle = iso set lock_timeout = '200ms'
 as $$
 declare
     v_now timestamptz := clock();
@@ -68,32 +68,38 @@ begin
         v_note := null;
     end if;
     loop
-        perform promote_jobs();
-        v_walked := pg_stat_get_xact_tuples_returned(v_index) + 20 * pg_stat_get_xact_blocks_fetched(v_index);
-        select array_agg(r.ctid), array_agg(row(r.priority, r.ready_at, r.id, 0)::_span), bool_or(r.in_lane)
-        into v_rows, v_last, v_in_lanes
-        from (
-            select r.* from unnest(coalesce(v_note.spans, v_from_head)) s
-            cross join lateral (
-                select j.ctid, j.priority, j.ready_at, j.id, j.queue_name is not null or j.sequence_key is not null as in_lane
-                from live_jobs j
-                where j.ready_at is not null and j.state = 'available'
-                  and (j.priority, j.ready_at, j.id) > (s.priority, s.ready_at, s.id) and j.priority <= s.up_to
-                  and (claim_jobs.task_identifiers is null or j.task_identifier = any (claim_jobs.task_identifiers))
-                  and (claim_jobs.queue_names is null or coalesce(j.queue_name, 'default') = any (claim_jobs.queue_names))
-                  and (claim_jobs.forbidden_flags is null or j.flags is null or not j.flags ?| claim_jobs.forbidden_flags)
-                order by j.priority, j.ready_at, j.id
-                limit v_wanted for update skip locked) r
-            limit v_wanted) r;
-        return query
-            update live_jobs j
-            set state = 'running', worker_id = claim_jobs.worker_id, run = j.run + 1, claimed_at = v_now,
-                attempts = least(j.attempts + 1, 32767) -- one worn out job must not break everybody's claims
-            from unnest(v_rows) r(ctid) where j.ctid = r.ctid
-            returning j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts, j.priority, j.run_at, j.queue_name,
-                      j.job_key, j.flags, j.meta, j.delivery, j.sequence_key, j.created_at, j.revision,
-                      coalesce(j.crashes, 0::smallint);
-        get diagnostics v_got = row_count;
+        begin
+            perform promote_jobs();
+            v_walked := pg_stat_get_xact_tuples_returned(v_index) + 20 * pg_stat_get_xact_blocks_fetched(v_index);
+            select array_agg(r.ctid), array_agg(row(r.priority, r.ready_at, r.id, 0)::_span), bool_or(r.in_lane)
+            into v_rows, v_last, v_in_lanes
+            from (
+                select r.* from unnest(coalesce(v_note.spans, v_from_head)) s
+                cross join lateral (
+                    select j.ctid, j.priority, j.ready_at, j.id, j.queue_name is not null or j.sequence_key is not null as in_lane
+                    from live_jobs j
+                    where j.ready_at is not null and j.state = 'available'
+                      and (j.priority, j.ready_at, j.id) > (s.priority, s.ready_at, s.id) and j.priority <= s.up_to
+                      and (claim_jobs.task_identifiers is null or j.task_identifier = any (claim_jobs.task_identifiers))
+                      and (claim_jobs.queue_names is null or coalesce(j.queue_name, 'default') = any (claim_jobs.queue_names))
+                      and (claim_jobs.forbidden_flags is null or j.flags is null or not j.flags ?| claim_jobs.forbidden_flags)
+                    order by j.priority, j.ready_at, j.id
+                    limit v_wanted for update skip locked) r
+                limit v_wanted) r;
+            return query
+                update live_jobs j
+                set state = 'running', worker_id = claim_jobs.worker_id, run = j.run + 1, claimed_at = v_now,
+                    attempts = least(j.attempts + 1, 32767) -- one worn out job must not break everybody's claims
+                from unnest(v_rows) r(ctid) where j.ctid = r.ctid
+                returning j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts, j.priority, j.run_at, j.queue_name,
+                          j.job_key, j.flags, j.meta, j.delivery, j.sequence_key, j.created_at, j.revision,
+                          coalesce(j.crashes, 0::smallint);
+            get diagnostics v_got = row_count;
+        -- SKIP LOCKED waits after all (PostgreSQL) for a row that was changed, and whose new version was locked, at the moment of the look:
+        -- for as long as a producer's transaction is open, or in a circle with it, as claims do not lock in the order of ids.
+        exception when lock_not_available or deadlock_detected then
+            continue;
+        end;
         -- A crash of the server may forget a claim whose commit did not wait for the disk, while the jobs are at work: their worker
         -- learns of it when it reconnects (reconcile). But two of a sequence or of a serial queue must not be at work at once.
         if v_in_lanes then

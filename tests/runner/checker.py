@@ -136,9 +136,15 @@ def i7_run_only_grows(h: History) -> Iterator[str]:
         return not (job["sequence"] or job["queue"]) and any(before["t"] < t < after["t"] for t in crashes)
 
     for job_id, begins in h.begins.items():
-        for one, other in pairwise(begins):
-            if one["run"] >= other["run"] and not (one["run"] == other["run"] and taken_back(one, other, one)):
-                yield f"job {job_id} began as run {one['run']}, and later as run {other['run']}"
+        once = job_id in h.finals and h.finals[job_id]["delivery"] == "at_most_once"
+        seen: dict[int, Event] = {}
+        for begin in begins:
+            # Whoever stood still between claim and begin begins late, if nobody has to be asked: as long as its run is refused then.
+            if any(run > begin["run"] for run in seen) and once:
+                yield f"job {job_id} began as run {max(seen)}, and later as run {begin['run']}"
+            before = seen.setdefault(begin["run"], begin)
+            if before is not begin and not taken_back(before, begin, before):
+                yield f"job {job_id} began twice as run {begin['run']}"
     last: dict[int, tuple[int, Event]] = {}
     for sample in h.samples:
         for job in sample["jobs"]:
@@ -157,7 +163,7 @@ def i9_the_newest_run_has_the_last_word(h: History) -> Iterator[str]:
     for job_id, final in h.finals.items():
         if not h.begins[job_id]:
             continue
-        newest = h.begins[job_id][-1]
+        newest = max(h.begins[job_id], key=lambda begin: begin["run"])
         if newest["run"] > final["run"]:
             yield f"job {job_id} ended as run {final['run']}, and run {newest['run']} had begun"
         if len(final["effects"]) > 1 + h.retries[job_id]:

@@ -73,6 +73,8 @@ DOCTORED: list[tuple[str, Callable[[dict[str, Event]], Any]]] = [
     ("I6", lambda h: h["final 6"].update(state="retryable")),
     ("I7", lambda h: h["begin 1 again"].update(run=1)),
     ("I7", lambda h: h["late sample"]["jobs"].append(job(1, run=0))),
+    ("I7", lambda h: (h["begin 2"].update(run=2), h["end 2"].update(run=2), h["final 2"].update(run=2), h.update(
+        retry={"what": "retry", "outcome": "ok", "id": 2, "began": 5.2, "t": 5.3}, late={**h["begin 2"], "t": 7.0, "run": 1}))),
     ("I8", lambda h: h["final 6"].update(due="Monday")),
     ("I9", lambda h: h["final 1"].update(run=1, effects=[])),
     ("I9", lambda h: h["final 1"].update(effects=[1, 2])),
@@ -94,6 +96,14 @@ def test_what_a_crash_of_the_server_takes_back_of_a_claim_is_claimed_again_under
     assert violations(doctored.values()) == []
     doctored["begin 1"]["queue"] = "q"
     assert [line.split(":")[0] for line in violations(doctored.values())] == ["I7"]
+
+
+def test_a_process_that_stood_still_may_begin_late_what_others_have_done_since() -> None:
+    recorded = history()
+    assert violations([*recorded.values(), {**recorded["begin 1"], "t": 8.0}])[0].startswith("I7: job 1 began twice")
+    late = {**recorded["begin 1"], "t": 8.0}
+    del recorded["begin 1"]
+    assert violations([*recorded.values(), late]) == []
 
 
 @pytest.mark.parametrize(("invariant", "doctor"), DOCTORED, ids=[f"{name}-{n}" for n, (name, _) in enumerate(DOCTORED)])

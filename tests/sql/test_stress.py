@@ -17,6 +17,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 SECONDS = float(os.environ.get("PYWORKER_TORTURE_SECONDS", "30"))
 LONG = pytest.param(None, marks=pytest.mark.torture, id="long")
@@ -123,6 +124,36 @@ def test_no_keyed_add_is_lost_between_adders_and_workers(
     )
     assert seen == Counter(added), "each element is in exactly one job"
     assert set(fate) <= ({"completed", "available", "superseded"} if failing else {"completed", "available"})
+
+
+@pytest.mark.parametrize("rounds", [60, LONG])
+def test_claims_reports_and_bulk_adds_onto_the_same_jobs_do_not_deadlock(
+    api: Any, dsn: str, rounds: int | None, record_property: Any
+) -> None:
+    """A worker reports and claims in one transaction; SKIP LOCKED itself may wait, for a row that has just changed."""
+    crowd = Crowd(api, dsn, rounds)
+    specs = [{"identifier": "t", "job_key": f"k{n}"} for n in range(12)]
+
+    def adder(api: Any, rng: random.Random) -> int:
+        return sum(len(api.add_jobs(rng.sample(specs, 12))) for _ in crowd.again())
+
+    def worker(api: Any, rng: random.Random) -> None:
+        me = api.register_worker()
+        jobs: list[Any] = []
+        while crowd.adding.is_set():
+            with api.conn.transaction():
+                match rng.randrange(3):
+                    case 0:
+                        api.finish_jobs([job.id for job in jobs], [job.run for job in jobs])
+                    case 1:
+                        api.fail_jobs(Jsonb([{"id": job.id, "run": job.run, "delay": "0"} for job in jobs]))
+                    case _:
+                        api.release_jobs([job.id for job in jobs], [job.run for job in jobs])
+                jobs = api.claim_jobs(me, 10)
+        api.unregister_worker(me)
+
+    added = sum(crowd.run([adder] * 5, [worker] * 2))
+    record_property("figures", f"{added} keyed adds in bulk, no deadlock")
 
 
 @pytest.mark.parametrize("rounds", [100, LONG])
