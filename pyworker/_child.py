@@ -95,7 +95,7 @@ class Child:
         self.connections = Connections(config)
         self.db: _sql.Database | None = None
         self.backoff = Backoff(log)
-        self.watch = Watch(config.dsn)
+        self.watch = Watch(config.dsn, slots.turned)
         # Guarded by `lock`: what is claimed and not begun, and how many handlers are at work.
         self.lock = threading.Lock()
         self.ready: deque[Claimed] = deque()
@@ -147,11 +147,13 @@ class Child:
         if unknown := [name for name in self.config.only_tasks if name not in self.tasks]:
             raise TaskError(f"--task {unknown[0]}: no such task (known: {', '.join(sorted(self.tasks))})")
         while True:
+            self.slots.turned()
             try:
                 if self.db is None:
                     self._connect()
                 if self._turn():
                     return self.exit_code
+                self.slots.answered()
                 self.backoff.worked()
                 self._wait()
             except LOST as error:
