@@ -12,6 +12,7 @@ Whatever is not listed in __all__ is private and changes without notice.
 from importlib.metadata import version as _version
 
 from ._client import add_job
+from ._middleware import middleware
 from ._sql import JobRow
 from .errors import (
     ClaimLost,
@@ -46,6 +47,7 @@ __all__ = [
     "WrongState",
     "add_job",
     "cron",
+    "middleware",
     "task",
 ]
 

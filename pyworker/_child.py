@@ -30,7 +30,7 @@ from typing import Any, NoReturn, TextIO
 
 import psycopg
 
-from . import _logging, _migrate, _sql, tasks
+from . import _logging, _middleware, _migrate, _sql, tasks
 from ._config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, EXIT_REGISTER_AGAIN, RunConfig
 from ._connect import LOST, Backoff, Watch, connect, is_pooled
 from ._connections import Connections
@@ -95,7 +95,7 @@ class Child:
         self.connections = Connections(config)
         self.db: _sql.Database | None = None
         self.backoff = Backoff(log)
-        self.watch = Watch(config.dsn)
+        self.watch = Watch(config.dsn, slots.turned)
         # Guarded by `lock`: what is claimed and not begun, and how many handlers are at work.
         self.lock = threading.Lock()
         self.ready: deque[Claimed] = deque()
@@ -147,11 +147,13 @@ class Child:
         if unknown := [name for name in self.config.only_tasks if name not in self.tasks]:
             raise TaskError(f"--task {unknown[0]}: no such task (known: {', '.join(sorted(self.tasks))})")
         while True:
+            self.slots.turned()
             try:
                 if self.db is None:
                     self._connect()
                 if self._turn():
                     return self.exit_code
+                self.slots.answered()
                 self.backoff.worked()
                 self._wait()
             except LOST as error:
@@ -513,11 +515,11 @@ class Child:
     def _run_sync(self, job: Claimed) -> tuple[str, Any]:
         try:
             task = self.tasks[job.task_identifier]
-            job.handler = made = self._job(job, Job)
+            job.handler = made = job.made(Job, self.connections)
             made._called_off = job.called_off  # pyright: ignore[reportPrivateUsage]
             if job.delivery == "at_most_once" and not self.connections.start_job(job.id, job.run):
                 return "released", (job.id, job.run)
-            return self._outcome(job, task, task.invoke(made))
+            return self._answer(job, task, made)
         except BaseException as error:
             return self._failure(job, error)
 
@@ -528,7 +530,7 @@ class Child:
         limit, scope = None, None
         try:
             task = self.tasks[job.task_identifier]
-            made = self._job(job, AsyncJob)
+            made = job.made(AsyncJob, self.connections)
             if job.called_off:
                 raise asyncio.CancelledError
             limit = self.timeouts.get(job.task_identifier)
@@ -537,36 +539,31 @@ class Child:
             async with asyncio.timeout(limit) if limit else contextlib.nullcontext() as scope:
                 if job.delivery == "at_most_once" and not await self.connections.start_job_async(job.id, job.run):
                     return "released", (job.id, job.run)
-                return self._outcome(job, task, await task.invoke(made))
+                return await self._answer_async(job, task, made)
         except BaseException as error:
             if isinstance(error, TimeoutError) and scope is not None and scope.expired():
                 error = TimeoutError(f"timed out after {limit:g} s")
             return self._failure(job, error)
+
+    def _answer(self, job: Claimed, task: tasks.Task[..., Any], made: Job) -> tuple[str, Any]:
+        if not _middleware.registered:
+            return self._outcome(job, task, task.invoke(made))
+        with _middleware.Around(made) as around:
+            around.result = task.invoke(made)
+            return self._outcome(job, task, around.result)
+
+    async def _answer_async(self, job: Claimed, task: tasks.Task[..., Any], made: AsyncJob) -> tuple[str, Any]:
+        if not _middleware.registered:
+            return self._outcome(job, task, await task.invoke(made))
+        with _middleware.Around(made) as around:
+            around.result = await task.invoke(made)
+            return self._outcome(job, task, around.result)
 
     def _outcome(self, job: Claimed, task: tasks.Task[..., Any], value: Any) -> tuple[str, Any]:
         return outcome_of(job, task, value)
 
     def _failure(self, job: Claimed, error: BaseException) -> tuple[str, Any]:
         return failure_of(job, error)
-
-    def _job(self, job: Claimed, kind: type[Job] | type[AsyncJob]) -> Any:
-        return kind(
-            id=job.id,
-            run=job.run,
-            task_identifier=job.task_identifier,
-            payload=json.loads(job.payload),
-            attempts=job.attempts,
-            max_attempts=job.max_attempts,
-            priority=job.priority,
-            run_at=job.run_at,
-            queue_name=job.queue_name,
-            key=job.key,
-            flags=json.loads(job.flags) if job.flags else None,
-            meta=json.loads(job.meta) if job.meta else None,
-            sequence_key=job.sequence_key,
-            created_at=job.created_at,
-            _connections=self.connections,
-        )
 
     def _ended(self, job: Claimed, kind: str, value: Any) -> list[Claimed]:
         """Note how it went; what may begin in its place is returned, to be dispatched."""

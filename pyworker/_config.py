@@ -26,5 +26,7 @@ class RunConfig:
     shutdown_timeout: float = 25.0  # of the 30 seconds that Kubernetes grants
     poll_interval: float = 2.0
     max_memory: int | None = None  # bytes that a child may hold; beyond, it is replaced
+    name: str = ""  # of the worker, for people and probes; empty: the machine's
+    stuck_after: float = 60.0  # seconds in which the loop of a living process turns
     log_format: str = "text"
     log_level: str = "INFO"

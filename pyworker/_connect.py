@@ -7,7 +7,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -98,8 +98,10 @@ class Watch:
     A network that swallows everything looks like a server that thinks. So when one is silent for long, it is asked on another connection.
     """
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, busy: Callable[[], None] | None = None) -> None:
+        """busy is called each second while something is asked: whoever waits for the database is not stuck."""
         self._dsn = dsn
+        self._busy = busy
         self._asked: tuple[psycopg.Connection[Any], float] | None = None
         threading.Thread(target=self._look, daemon=True, name="watch").start()
 
@@ -115,6 +117,8 @@ class Watch:
         while True:
             time.sleep(1)
             asked = self._asked
+            if asked and self._busy:
+                self._busy()
             if asked and (since := time.monotonic() - asked[1]) > PATIENCE:
                 if self._at_it(asked[0], since):
                     time.sleep(PATIENCE)

@@ -52,6 +52,8 @@ class ChildProcess:
     culprit: tuple[int, int] | None = None  # the job for which it was killed
     killed: str = ""  # why we killed it
     leaving: bool = False  # told to end, because of its memory
+    condition: str | None = None  # for worker_health
+    told: str | None = None  # … as the database knows it
 
     def tell(self, word: str) -> None:
         with suppress(OSError, ValueError):
@@ -79,7 +81,10 @@ class Parent:
         self.respawn_at: list[float] = []  # one entry for each child that is to be started again
         self.respawn_delay = 0.1
         self.signals = 0
+        self.pid = os.getpid()
         self.kill_at: float | None = None
+        self.turned = time.monotonic()
+        self.next_beat = self.turned + BEAT
         self.exit_code = 0
         self.to_unregister: list[Ended] = []
         self.acknowledged = boottime()  # when the last beat began that the database has answered
@@ -122,12 +127,11 @@ class Parent:
         )  # fmt: skip
         threading.Thread(target=self._maintain, daemon=True, name="maintain").start()
         threading.Thread(target=self._fence, daemon=True, name="fence").start()
-        next_beat = time.monotonic() + BEAT
         while self.children or self.respawn_at or self.to_unregister:
-            now = time.monotonic()
+            self.turned = now = time.monotonic()
             if self.db is None:
-                next_beat = min(next_beat, max(self.backoff.until, now))
-            deadlines = [next_beat, now + WATCH, *self.respawn_at, *([self.kill_at] if self.kill_at else [])]
+                self.next_beat = min(self.next_beat, max(self.backoff.until, now))
+            deadlines = [self.next_beat, now + WATCH, *self.respawn_at, *([self.kill_at] if self.kill_at else [])]
             ends: list[Any] = [wakeup, *([self.db.conn] if self.db else [])]
             ready = select.select(ends, [], [], max(min(deadlines) - now, 0))[0]
             with suppress(BlockingIOError):
@@ -139,8 +143,8 @@ class Parent:
             self._watch(now)
             if self.kill_at and now >= self.kill_at:
                 self._escalate()
-            if now >= next_beat:
-                next_beat = now + BEAT
+            if now >= self.next_beat:
+                self.next_beat = now + BEAT
                 self._beat()
             self._unregister()
             for due in [at for at in self.respawn_at if at <= now]:
@@ -163,6 +167,8 @@ class Parent:
         if not self.pooled:
             for child in self.children.values():
                 child.locked = db.hold_worker_lock(child.worker_id)
+        for child in self.children.values():
+            child.told = ""  # it may be another database
         return db
 
     def _guarded(self, action: Any, otherwise: Any = None) -> None:
@@ -205,6 +211,9 @@ class Parent:
                 child.slots.prolong(began + self.fence)
                 if not (child.locked or self.pooled):
                     child.locked = self.db.hold_worker_lock(child.worker_id)
+                if child.told != child.condition:
+                    self.db.describe_worker(child.worker_id, {"condition": child.condition})
+                    child.told = child.condition
             self.acknowledged = began
 
         self._guarded(beat)
@@ -268,8 +277,11 @@ class Parent:
         assert self.db is not None  # noqa: S101
         began = boottime()
         worker_id = self.db.register_worker(
-            {"host": socket.gethostname(), "pid": os.getpid(), "version": self._version(), "modules": self.config.tasks}
-        )
+            {
+                "name": self.config.name or socket.gethostname(), "host": socket.gethostname(), "pid": os.getpid(),
+                "version": self._version(), "modules": self.config.tasks, "condition": "starting",
+            }
+        )  # fmt: skip
         if all(child.killed for child in self.children.values()):  # for the others this is no beat
             self.acknowledged = began
         locked = not self.pooled and self.db.hold_worker_lock(worker_id)
@@ -282,7 +294,7 @@ class Parent:
             env={**os.environ, "PYTHONPATH": _python_path()},
             pass_fds=[slots.fd],
         )
-        child = ChildProcess(worker_id, process, time.monotonic(), slots, locked)
+        child = ChildProcess(worker_id, process, time.monotonic(), slots, locked, told="starting")
         self.children[process.pid] = child
         child.tell(json.dumps({"config": asdict(self.config), "worker_id": worker_id, "slots": slots.fd}))
         if self.signals:  # one came while it was being started
@@ -333,8 +345,11 @@ class Parent:
         os.kill(child.process.pid, signal.SIGKILL)
 
     def _watch(self, now: float) -> None:
-        """Deadlines and memory."""
+        """Deadlines, memory, and what is to be told of a child."""
         for child in [child for child in self.children.values() if not child.killed]:
+            child.condition = self._condition_of(child, now)
+            if child.condition != child.told and self.db:
+                self.next_beat = now
             late = [job for job in child.slots.running() if job.deadline and now > job.deadline]
             if late:
                 self._kill(child, "timed out, or did not stop when it was called off", (late[0].job_id, late[0].run))
@@ -346,6 +361,12 @@ class Parent:
                     log.warning("worker process %s holds %d MB; replacing it", child.process.pid, memory >> 20)
                     child.leaving = True
                     child.tell("stop")
+
+    def _condition_of(self, child: ChildProcess, now: float) -> str | None:
+        turned, answered = child.slots.stamps()
+        if now - turned > self.config.stuck_after:
+            return "stuck"
+        return "stopping" if self.signals or child.leaving else None if answered else "starting"
 
     # -- signals --------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
-"""What a child is running, in memory that its parent sees, too: even of a child that was killed, or that a handler holds up in C; and,
-the other way, until when the child may begin what it holds: even if its parent stands still."""
+"""What a child is running and when its loop last turned, in memory that its parent sees, too: even of a child that was killed, or that a
+handler holds up in C. And, the other way, until when the child may begin what it holds: even if its parent stands still."""
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -10,7 +11,8 @@ import tempfile
 import time
 from typing import NamedTuple
 
-_LEASE = struct.Struct("d")
+_HEAD = struct.Struct("ddd")  # turned, answered, lease
+_TIME = struct.Struct("d")
 _SLOT = struct.Struct("qqd")
 
 
@@ -23,35 +25,52 @@ class Running(NamedTuple):
 class Slots:
     def __init__(self, fd: int, count: int) -> None:
         self.fd = fd
-        self._memory = mmap.mmap(fd, _LEASE.size + count * _SLOT.size)
+        self._memory = mmap.mmap(fd, _HEAD.size + count * _SLOT.size)
 
     @classmethod
     def create(cls, count: int) -> Slots:
         with tempfile.TemporaryFile() as file:
-            file.truncate(_LEASE.size + count * _SLOT.size)
+            file.truncate(_HEAD.size + count * _SLOT.size)
             fd = os.dup(file.fileno())
         os.set_inheritable(fd, True)
-        return cls(fd, count)
+        slots = cls(fd, count)
+        slots.turned()
+        slots.prolong(math.inf)
+        return slots
 
     def close(self) -> None:
         self._memory.close()
         os.close(self.fd)
 
-    def set(self, slot: int, job_id: int, run: int, deadline: float = 0.0) -> None:
-        _SLOT.pack_into(self._memory, _LEASE.size + slot * _SLOT.size, job_id, run, deadline)
+    def turned(self) -> None:
+        """The child's loop is at work."""
+        _TIME.pack_into(self._memory, 0, time.monotonic())
 
-    def clear(self, slot: int) -> None:
-        _SLOT.pack_into(self._memory, _LEASE.size + slot * _SLOT.size, 0, 0, 0.0)
+    def answered(self) -> None:
+        """… and the database has answered it."""
+        _TIME.pack_into(self._memory, 8, time.monotonic())
 
-    def running(self) -> list[Running]:
-        return [job for job in map(Running._make, _SLOT.iter_unpack(self._memory[_LEASE.size :])) if job.job_id]
+    def stamps(self) -> tuple[float, float]:
+        """When, of time.monotonic(), the child's loop last turned, and when the database last answered it; 0: not yet."""
+        turned, answered, _ = _HEAD.unpack_from(self._memory)
+        return turned, answered
 
     def prolong(self, until: float) -> None:
-        _LEASE.pack_into(self._memory, 0, until)
+        """The parent: the lease holds until this boottime()."""
+        _TIME.pack_into(self._memory, 16, until)
 
     def expired(self) -> bool:
-        """Has boottime() come to where `prolong` has put it? Others may have been given our jobs, then."""
-        return boottime() > _LEASE.unpack_from(self._memory)[0]
+        """The child: may others have been given our jobs?"""
+        return boottime() > _TIME.unpack_from(self._memory, 16)[0]
+
+    def set(self, slot: int, job_id: int, run: int, deadline: float = 0.0) -> None:
+        _SLOT.pack_into(self._memory, _HEAD.size + slot * _SLOT.size, job_id, run, deadline)
+
+    def clear(self, slot: int) -> None:
+        self.set(slot, 0, 0)
+
+    def running(self) -> list[Running]:
+        return [job for job in map(Running._make, _SLOT.iter_unpack(self._memory[_HEAD.size :])) if job.job_id]
 
 
 def boottime() -> float:

@@ -507,6 +507,11 @@ class Database:
         source = "declare_schedules(%s::text[], %s::jsonb, %s)"
         return self._dicts("name, action", source, list(origins), to_json(list(schedules)), dry_run)
 
+    # 84_health
+
+    def worker_health(self, worker: str | None) -> list[dict[str, Any]]:
+        return self._dicts("worker_id, name, live, ready, detail", "worker_health(%s)", worker)
+
     # 87_doctor
 
     def doctor(self) -> list[dict[str, Any]]:

@@ -10,15 +10,19 @@ import os
 import traceback
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _sql, tasks
 from .errors import InvalidArgument
-from .job import Cancel, Discard, Failed, Job, NotStarted, Snooze
+from .job import AsyncJob, Cancel, Discard, Failed, Job, NotStarted, Snooze
+
+if TYPE_CHECKING:
+    from ._connections import Connections
 
 log = logging.getLogger("pyworker.worker")
 
 MAX_ERROR_TEXT = 32_000
+J = TypeVar("J", Job, AsyncJob)
 KINDS = ("finished", "failed", "snoozed", "released")
 
 
@@ -45,6 +49,26 @@ class Claimed:
     slot: int = -1  # while it runs: its place in the memory that the parent watches
     handler: asyncio.Task[None] | Job | None = None  # while it runs: what can be told that it is called off
     called_off: bool = False
+
+    def made(self, kind: type[J], connections: Connections) -> J:
+        """What its handler gets."""
+        return kind(
+            id=self.id,
+            run=self.run,
+            task_identifier=self.task_identifier,
+            payload=json.loads(self.payload),
+            attempts=self.attempts,
+            max_attempts=self.max_attempts,
+            priority=self.priority,
+            run_at=self.run_at,
+            queue_name=self.queue_name,
+            key=self.key,
+            flags=json.loads(self.flags) if self.flags else None,
+            meta=json.loads(self.meta) if self.meta else None,
+            sequence_key=self.sequence_key,
+            created_at=self.created_at,
+            _connections=connections,
+        )
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import _doctor, _migrate, _schedules, _sql
+from . import _doctor, _health, _migrate, _probes, _schedules, _sql
 from ._config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, RunConfig
 from ._connect import connect
 from ._embedded import NoPostgres
@@ -33,7 +33,7 @@ class Group(click.Group):
         try:
             return self._invoke(ctx)
         except Problem as problem:
-            if ctx.invoked_subcommand == "doctor":
+            if ctx.invoked_subcommand in ("doctor", "health"):
                 problem.exit_code = _doctor.EXIT_UNKNOWN  # pyright: ignore[reportAttributeAccessIssue]
             raise
 
@@ -184,10 +184,11 @@ def migrate(
     default="INFO",
     show_default=True,
 )
+@_health.run_options
 def run(
     modules: tuple[str, ...], dsn: str, schema: str, concurrency: int, processes: int, queues: tuple[str, ...], tasks: tuple[str, ...],
     forbidden_flags: tuple[str, ...], once: bool, shutdown_timeout: float, poll_interval: float, max_memory: int | None,
-    crontab: str | None, log_format: str, log_level: str,
+    crontab: str | None, log_format: str, log_level: str, name: str | None, health_port: int | None, stuck_after: float,
 ) -> None:  # fmt: skip
     """Run the jobs whose tasks MODULES define (packages with all their submodules).
 
@@ -204,11 +205,13 @@ def run(
             dsn=url, schema=schema, tasks=list(modules), concurrency=concurrency, processes=processes, queues=list(queues),
             only_tasks=list(tasks), forbidden_flags=list(forbidden_flags), once=once, shutdown_timeout=shutdown_timeout,
             poll_interval=poll_interval, max_memory=max_memory << 20 if max_memory else None, log_format=log_format,
-            log_level=log_level.upper(),
+            log_level=log_level.upper(), name=name or "", stuck_after=stuck_after,
         )  # fmt: skip
         if crontab:
             _schedules.load_for_run(url, schema, crontab)
-        code = Parent(config).run()
+        parent = Parent(config)
+        with _probes.serving([port for port in (health_port,) if port], _probes.of_worker(parent)):
+            code = parent.run()
     raise SystemExit(code)
 
 
@@ -526,6 +529,7 @@ def resume_sequence(where: tuple[str, str], sequence: str) -> None:
     click.echo(f"sequence {sequence} goes on")
 
 
+main.add_command(_health.health)
 main.add_command(_schedules.schedules)
 
 

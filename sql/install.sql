@@ -53,6 +53,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/80_admin.sql
 \ir functions/82_queues.sql
 \ir functions/83_explain.sql
+\ir functions/84_health.sql
 \ir functions/85_maintain.sql
 \ir functions/87_doctor.sql
 \ir functions/90_views.sql

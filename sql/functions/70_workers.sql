@@ -43,7 +43,7 @@ $$;
 comment on function describe_worker(bigint, jsonb) is
     'Adds to what a worker has said of itself. Three members tell explain_job which jobs it claims: task_identifiers, queue_names '
     '(''default'' for jobs without a queue), forbidden_flags, arrays as claim_jobs takes them; without them it is taken to claim any. '
-    'Errors: PW001.';
+    'A fourth tells worker_health how the process is: condition, ''starting'', ''stuck'', ''stopping'' or null. Errors: PW001.';
 
 create or replace function heartbeat(worker_id bigint) returns boolean
     language plpgsql security definer set search_path from current

@@ -32,6 +32,7 @@ FUNCTIONS = {
     "doctor": {""},
     "fail_jobs": {"failures"},
     "finish_job": {"job_id run"},
+    "worker_health": {"worker"},
     "was_finished": {"job_id run transaction_id"},
     "finish_jobs": {"job_ids runs results"},
     "force_unlock_workers": {"worker_ids"},

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pyworker import cli, errors, tasks
+from pyworker import _middleware, cli, errors, tasks
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -40,6 +40,7 @@ def test_python_snippets_run(db):
     finally:
         tasks._registry.clear()
         tasks._registry.update(known)
+        _middleware.registered.clear()
     assert db.execute("select count(*) from pyworker.jobs where task_identifier = 'send_email'").fetchone() == (2,)
 
 

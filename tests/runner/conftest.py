@@ -251,6 +251,12 @@ def fresh_queue(fresh_dsn: str, tmp_path: Path) -> Iterator[Queue]:
     made.close()
 
 
+@pytest.fixture(scope="session")
+def queue_class() -> type[Queue]:
+    """For a module that has a worker of its own kind."""
+    return Queue
+
+
 @pytest.fixture(scope="module")
 def served(pg_template: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
     """A database with one worker that is always there, for tests that only add jobs and look at what becomes of them."""
