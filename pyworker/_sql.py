@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
 
@@ -87,7 +87,7 @@ class JobRow:
 _JSON_FIELDS = ("payload", "meta", "flags", "result")
 _NAMES = [field.name for field in dataclasses.fields(JobRow)]
 # JSON travels as text: decoding is done per job, so one that cannot be decoded harms no other.
-_JOB = ", ".join(f"j.{name}::text" if name in _JSON_FIELDS else f"j.{name}" for name in _NAMES)
+JOB_COLUMNS = ", ".join(f"j.{name}::text" if name in _JSON_FIELDS else f"j.{name}" for name in _NAMES)
 
 # The argument names of add_job, each with the type it is cast to.
 _ADD_ARGUMENTS = {
@@ -128,11 +128,16 @@ _CLAIMED = (
 
 def _call(schema: str, function: str, arguments: Mapping[str, str]) -> str:
     given = ", ".join(f"{name} => %({name})s::{kind}" for name, kind in arguments.items())
-    return f"{_quoted(schema)}.{function}({given})"
+    return f"{quoted(schema)}.{function}({given})"
 
 
-def _quoted(schema: str) -> str:
+def quoted(schema: str) -> str:
     return '"' + schema.replace('"', '""') + '"'
+
+
+def literal(value: Any) -> str:
+    """As it stands in a statement for psql."""
+    return sql.Literal(str(value) if isinstance(value, str) else value).as_string(None).strip()
 
 
 Call = tuple[str, list[Any]]
@@ -140,20 +145,20 @@ Call = tuple[str, list[Any]]
 
 def finish_job_statement(schema: str) -> str:
     """Its second column names the transaction, to ask what became of it."""
-    return f"select {_quoted(schema)}.finish_job(%s, %s), pg_current_xact_id()::text"
+    return f"select {quoted(schema)}.finish_job(%s, %s), pg_current_xact_id()::text"
 
 
 def start_job_statement(schema: str) -> str:
-    return f"select {_quoted(schema)}.start_job(%s, %s)"
+    return f"select {quoted(schema)}.start_job(%s, %s)"
 
 
 def once_statement(schema: str) -> str:
-    return f"select {_quoted(schema)}.once(%s)"
+    return f"select {quoted(schema)}.once(%s)"
 
 
 def add_job_statement(schema: str) -> str:
     """For any driver whose parameters are written %(name)s: psycopg, psycopg2, and those above them."""
-    return f"select {_JOB} from {_call(schema, 'add_job', _ADD_ARGUMENTS)} j"  # noqa: S608
+    return f"select {JOB_COLUMNS} from {_call(schema, 'add_job', _ADD_ARGUMENTS)} j"  # noqa: S608
 
 
 def add_job_parameters(identifier: str, payload: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,6 +177,16 @@ def add_job_parameters(identifier: str, payload: Any, options: Mapping[str, Any]
             raise InvalidArgument(f"flags must be a list of strings, got {parameters['flags']!r}")
         parameters["flags"] = list(parameters["flags"])
     return parameters
+
+
+# Partitions by the name of what they are partitions of.
+_CHANGES = """
+    select coalesce(parent.relname, s.relname), sum(s.n_tup_ins)::int, sum(s.n_tup_upd)::int, sum(s.n_tup_del)::int
+    from pg_stat_xact_user_tables s
+    left join pg_inherits i on i.inhrelid = s.relid
+    left join pg_class parent on parent.oid = i.inhparent
+    where s.schemaname = %s and s.n_tup_ins + s.n_tup_upd + s.n_tup_del > 0
+    group by 1 order by 1"""
 
 
 class JsonText(str):
@@ -224,7 +239,7 @@ class Database:
     def __init__(self, conn: psycopg.Connection[Any], schema: str = "pyworker") -> None:
         self.conn = conn
         self.schema = schema
-        self._s = _quoted(schema)
+        self._s = quoted(schema)
 
     def _rows(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         with translated():
@@ -234,8 +249,22 @@ class Database:
         return self._rows(f"select {self._s}.{call}", parameters)[0][0]
 
     def _jobs(self, source: str, *parameters: Any) -> list[JobRow]:
-        rows = self._rows(f"select {_JOB} from {self._s}.{source} j", parameters)  # noqa: S608
+        rows = self._rows(f"select {JOB_COLUMNS} from {self._s}.{source} j", parameters)  # noqa: S608
         return [job for row in rows if (job := job_row(row))]
+
+    def each(self, *calls: Callable[[], Any]) -> list[Any]:
+        """What a command does in several statements."""
+        return [call() for call in calls]
+
+    # a dry run
+
+    def keep_quiet(self) -> None:
+        """Nothing is said that could not be taken back: when somebody was last notified is no part of a transaction."""
+        self.conn.execute(b"select set_config('pyworker.notify', 'off', true)")
+
+    def changes(self) -> list[tuple[str, int, int, int]]:
+        """What this transaction has done so far: table, rows inserted, updated, deleted."""
+        return cast("Any", self._rows(_CHANGES, [self.schema]))
 
     # 20_add
 
@@ -370,7 +399,7 @@ class Database:
     def waiting_jobs(self) -> list[JobRow]:
         """In the order of their ids."""
         rows = self._rows(
-            f"select {_JOB} from {self._s}.jobs v cross join lateral {self._s}.get_job(v.id) j"  # noqa: S608
+            f"select {JOB_COLUMNS} from {self._s}.jobs v cross join lateral {self._s}.get_job(v.id) j"  # noqa: S608
             " where v.state in ('scheduled', 'pending', 'available', 'retryable') order by v.id"
         )
         return [job for row in rows if (job := job_row(row))]
@@ -410,7 +439,7 @@ class Database:
         columns = "id, task_identifier, queue_name, state, priority, run_at, attempts, max_attempts, key, last_error, finished_at"
         parts = " union all ".join(
             f"(select {columns} from {self._s}.{view}"  # noqa: S608
-            " where (cardinality(%(states)s::text[]) = 0 or state = any (array_replace(%(states)s, 'active', 'running')))"
+            " where (cardinality(%(states)s::text[]) = 0 or state = any (array_replace(%(states)s::text[], 'active', 'running')))"
             " and (cardinality(%(tasks)s::text[]) = 0 or task_identifier = any (%(tasks)s))"
             " and (cardinality(%(queues)s::text[]) = 0 or coalesce(queue_name, 'default') = any (%(queues)s))"
             " and (%(key)s::text is null or key = %(key)s) order by id desc limit %(limit)s)"
@@ -467,8 +496,16 @@ class Database:
     def describe_cron(self, cron: str) -> str:
         return self._value("describe_cron(%s)", cron)
 
-    def next_runs(self, cron: str, timezone: str, n: int) -> list[dict[str, Any]]:
-        return self._dicts("run_at, local_time", "next_runs(%s, %s, %s)", cron, timezone, n)
+    def next_runs(self, schedule: str, timezone: str, n: int) -> list[dict[str, Any]]:
+        """Of the schedule of this name, or else of this cron expression."""
+        statement = (
+            f"select c.cron, c.timezone, {self._s}.describe_cron(c.cron), r.run_at, r.local_time"  # noqa: S608
+            f" from (values (%s::text, %s::text)) given (schedule, timezone) left join {self._s}.schedules s on s.name = given.schedule"
+            " cross join lateral (select coalesce(s.cron, given.schedule), coalesce(s.timezone, given.timezone)) c (cron, timezone)"
+            f" left join lateral {self._s}.next_runs(c.cron, c.timezone, %s) r on true order by r.run_at"
+        )
+        names = ("cron", "timezone", "words", "run_at", "local_time")
+        return [dict(zip(names, row, strict=True)) for row in self._rows(statement, [schedule, timezone, n])]
 
     def schedules(self) -> list[dict[str, Any]]:
         return self._dicts(
