@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import _doctor, _migrate, _schedules, _sql, _topics
+from . import _development, _doctor, _migrate, _schedules, _sql, _topics
 from ._config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, RunConfig
 from ._connect import connect
 from ._embedded import NoPostgres
@@ -527,6 +527,7 @@ def resume_sequence(where: tuple[str, str], sequence: str) -> None:
 
 main.add_command(_schedules.schedules)
 main.add_command(_topics.sql)
+main.add_command(_development.replay)
 
 
 def _name_variables(group: click.Group, prefix: str) -> None:
