@@ -56,9 +56,10 @@ def stops(payload):
     breakpoint()
 """
 EVERYTHING = """
-    select (select json_agg(to_jsonb(j) order by id) from pyworker.live_jobs j), (select json_agg(to_jsonb(f) order by id) from pyworker.finished_jobs f),
+    select (select json_agg(to_jsonb(j) order by id) from pyworker.live_jobs j),
+           (select json_agg(to_jsonb(f) order by id) from pyworker.finished_jobs f), (select json_agg(e) from pyworker.errors e),
            (select count(*) from pyworker.once_marks), (select count(*) from booked), (select count(*) from pyworker.workers),
-           (select json_agg(e) from pyworker.errors e), (select last_value from pyworker.notified_at)"""
+           (select last_value from pyworker.notified_at)"""
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_a_job_may_be_in_any_state_and_stays_as_it_is(replay: Any, prepare: str,
     done = replay("twice", "ab", prepare=prepare)
     assert (done.returncode, done.stdout) == (0, 'it would be completed, with the result "abab"\n')
     assert f"(twice, {state}) is run here, and rolled back\n" in done.stderr
-    assert "attempt 1 of 25" in done.stderr
+    assert f"attempt {25 if state == 'discarded' else 1} of 25" in done.stderr
 
 
 def test_an_answer_other_than_success_is_told(replay: Any) -> None:
