@@ -398,11 +398,10 @@ class Database:
 
     def modules_of(self, task: str) -> list[str]:
         """What the newest live worker that knows this task has loaded."""
-        newest = (
-            f"select info from {self._s}.live_workers where info -> 'task_identifiers' ? %s order by id desc limit 1"
+        workers = self._dicts(
+            "info", "live_workers where info -> 'task_identifiers' ? %s order by id desc limit 1", task
         )
-        rows = self._rows(f"select jsonb_array_elements_text(w.info -> 'modules') from ({newest}) w", [task])  # noqa: S608
-        return [name for (name,) in rows]
+        return [name for worker in workers for name in worker["info"].get("modules", [])]
 
     def waiting_jobs(self) -> list[JobRow]:
         """In the order of their ids."""

@@ -528,6 +528,7 @@ def resume_sequence(where: tuple[str, str], sequence: str) -> None:
 main.add_command(_schedules.schedules)
 main.add_command(_topics.sql)
 main.add_command(_development.replay)
+main.add_command(_development.dev)
 
 
 def _name_variables(group: click.Group, prefix: str) -> None:
