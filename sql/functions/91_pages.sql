@@ -3,7 +3,7 @@
 
 -- How many rows the planner expects.
 create or replace function _estimate(query text) returns bigint
-    language plpgsql stable set search_path from current
+    language plpgsql set search_path from current
 as $$
 declare
     v_plan json;
@@ -14,7 +14,7 @@ end;
 $$;
 
 create or replace function count_jobs() returns table (state text, jobs bigint, exact boolean)
-    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -104,7 +104,7 @@ begin
         cross join lateral _recent_pages(t.source, t.at_column, v_since) r
         where r.pages > 0) p;
     v_rows := coalesce(array_to_string(v_parts, ' union all '), 'select null as outcome, $1 as at, null::numeric as waited, null::numeric as ran, 0 as weight where false');
-    return query execute format(
+    for minute, completed, cancelled, failed, waited_p50, waited_p95, ran_p50, ran_p95, exact in execute format(
         'select m.minute, coalesce(sum(r.weight) filter (where r.outcome = ''completed''), 0)::bigint,
                 coalesce(sum(r.weight) filter (where r.outcome = ''cancelled''), 0)::bigint,
                 coalesce(sum(r.weight) filter (where r.outcome = ''failed''), 0)::bigint,
@@ -114,7 +114,10 @@ begin
                 percentile_disc(0.95) within group (order by r.ran) filter (where r.outcome = ''completed'')::double precision, $3
          from generate_series($1, $2, interval ''1 minute'') m(minute)
          left join (%s) r on date_trunc(''minute'', r.at) = m.minute
-         group by m.minute order by m.minute', v_rows) using v_since, v_until, v_exact;
+         group by m.minute order by m.minute', v_rows) using v_since, v_until, v_exact
+    loop
+        return next;
+    end loop;
 end;
 $$;
 comment on function throughput(integer) is
@@ -391,7 +394,7 @@ begin
         select count(*), min(w.id) into waiting, v_first
         from (select j.id from live_jobs j where j.sequence_key = v_name and j.parked <> 'queue' order by j.parked, j.id limit 1000) w;
         exact := waiting < 1000;
-        waiting := waiting + (v_head.state = 'pending' and v_head.parked = 'queue')::integer;
+        waiting := waiting + coalesce(v_head.state = 'pending' and v_head.parked = 'queue', false)::integer;
         -- As the view sequences has it.
         select h.job_id, h.reason, h.at into halted_by, reason, since
         from sequence_halts h
@@ -409,7 +412,7 @@ comment on function list_sequences(boolean, text, integer) is
     'halted ones. The next page: after_key := the last key of this one.';
 
 create or replace function overview() returns jsonb
-    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();

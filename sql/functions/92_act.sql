@@ -24,13 +24,13 @@ begin
 end;
 $$;
 
-create or replace function act(action text, targets text[], actor text) returns table (target text, ok boolean, result text)
+create or replace function act(action text, targets text[], actor text) returns table (target text, ok boolean, outcome text)
     language plpgsql security definer set search_path from current
 as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := clock();
-    v_actions constant text[] := '{retry,cancel,force_cancel,delete,pause_queue,resume_queue,resume_sequence,run_schedule,pause_schedule,resume_schedule}';
+    v_actions constant text[] := '{retry,cancel,force_cancel,delete,pause_queue,resume_queue,resume_sequence,run_schedule,pause_schedule,resume_schedule}'::text[];
     v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete');
     v_bad text := (select t.target from unnest(targets) t(target)
                    where t.target is null or (v_jobs and t.target !~ '^[0-9]{1,18}$') limit 1);
@@ -43,8 +43,8 @@ begin
     elsif v_bad is not null or array_position(targets, null) is not null then
         raise exception 'act: targets of % must be %, got %', action, case when v_jobs then 'ids of jobs' else 'names' end,
             coalesce(quote_literal(left(v_bad, 140)), 'NULL') using errcode = 'PW001';
-    elsif length(actor) not between 1 and 200 then
-        raise exception 'act: actor must be 1 to 200 characters long, got %', quote_literal(left(actor, 220)) using errcode = 'PW001';
+    elsif coalesce(length(actor), 0) not between 1 and 200 then
+        raise exception 'act: actor must be 1 to 200 characters long, got %', coalesce(quote_literal(left(actor, 220)), 'NULL') using errcode = 'PW001';
     end if;
     if action = 'retry' then
         -- Keys before jobs, in order, as retry_jobs does.
@@ -57,14 +57,14 @@ begin
         order by case when v_jobs then t.target::bigint end, t.target
     loop
         begin
-            result := _act(action, target);
+            outcome := _act(action, target);
             ok := true;
         exception when sqlstate 'PW001' or sqlstate 'PW003' or sqlstate 'PW004' or sqlstate 'PW005' then
-            result := sqlerrm;
+            outcome := sqlerrm;
             ok := false;
         end;
-        insert into audit_log (at, actor, db_role, action, target, ok, result)
-        values (v_now, act.actor, session_user, act.action, act.target, act.ok, act.result);
+        insert into audit_log (at, actor, db_role, action, target, ok, outcome)
+        values (v_now, act.actor, session_user, act.action, act.target, act.ok, act.outcome);
         return next;
     end loop;
 end;
@@ -75,7 +75,7 @@ comment on function act(text, text[], text) is
     'One row per target: refused ones, with the reason, do not keep the others from being done. actor: who did it, in the words of the caller. Errors: PW001.';
 
 create or replace view audit as
-select a.id, a.at, a.actor, a.db_role, a.action, a.target, a.ok, a.result from audit_log a;
+select a.id, a.at, a.actor, a.db_role, a.action, a.target, a.ok, a.outcome from audit_log a;
 comment on view audit is
     'What people have done by way of act(), as `pyworker ui` does: who (in its words, and the role of its session), when, what to what, and what '
     'came of it. Kept for 90 days.';

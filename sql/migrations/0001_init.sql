@@ -358,7 +358,7 @@ create table audit_log (
     action text not null,
     target text not null,
     ok boolean not null,
-    result text not null
+    outcome text not null
 );
 create index audit_log_at on audit_log (at); -- for pruning
 

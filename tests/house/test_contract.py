@@ -95,7 +95,7 @@ COLUMNS = {
     "schedule": "name cron timezone identifier payload backfill queue_name max_attempts priority job_key job_key_mode flags unique_policy "
     "sequence_policy meta delivery query query_role query_limit origin paused next_at last_at last_job_id last_error created_at updated_at",
     "schedules": "name cron timezone words identifier next_at last_at last_job_id paused last_error",
-    "audit": "id at actor db_role action target ok result",
+    "audit": "id at actor db_role action target ok outcome",
     "live_workers": "id info started_at beat_at expires_at",
 }
 COLUMNS["history"] = COLUMNS["jobs"]
