@@ -100,7 +100,7 @@ def _work(modules: list[str], url: str, schema: str, watched: list[str]) -> None
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    environment = {"PYWORKER_RUN_SHUTDOWN_TIMEOUT": "5", **environment}
+    environment = {"PYWORKER_RUN_SHUTDOWN_TIMEOUT": "5", "PYWORKER_RUN_LOG_FORMAT": "short", **environment}
     worker = Program("worker", "green", environment, "run", *modules)
     programs = [worker]
     if _dashboard():

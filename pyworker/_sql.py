@@ -5,7 +5,6 @@ Rules live in the database: this module carries arguments there and rows back, a
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -14,6 +13,9 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 
+from ._rows import JOB_COLUMNS, job_row, to_json
+from ._rows import JobRow as JobRow
+from ._rows import JsonText as JsonText
 from .errors import InvalidArgument, translated
 
 # -- sessions ---------------------------------------------------------------------------------------------------------
@@ -50,44 +52,6 @@ def record_migration_text(version: int, name: str, breaking: bool, checksum: str
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class JobRow:
-    """A job as the database tells it: the result of add_job and its kin. Field names are the SQL type's."""
-
-    id: int
-    task_identifier: str
-    queue_name: str | None
-    payload: Any
-    meta: dict[str, Any] | None
-    priority: int
-    run_at: datetime
-    attempts: int
-    max_attempts: int
-    last_error: str | None
-    created_at: datetime
-    updated_at: datetime
-    key: str | None
-    revision: int
-    flags: dict[str, bool] | None
-    locked_at: datetime | None
-    locked_by: str | None
-    state: str
-    delivery: str
-    unique_key: str | None
-    sequence_key: str | None
-    deduplicated: bool
-    sequence_halted_by: int | None
-    run: int
-    reason: str | None
-    finished_at: datetime | None
-    result: Any
-
-
-_JSON_FIELDS = ("payload", "meta", "flags", "result")
-_NAMES = [field.name for field in dataclasses.fields(JobRow)]
-# JSON travels as text: decoding is done per job, so one that cannot be decoded harms no other.
-JOB_COLUMNS = ", ".join(f"j.{name}::text" if name in _JSON_FIELDS else f"j.{name}" for name in _NAMES)
 
 # The argument names of add_job, each with the type it is cast to.
 _ADD_ARGUMENTS = {
@@ -187,46 +151,6 @@ _CHANGES = """
     left join pg_class parent on parent.oid = i.inhparent
     where s.schemaname = %s and s.n_tup_ins + s.n_tup_upd + s.n_tup_del > 0
     group by 1 order by 1"""
-
-
-class JsonText(str):
-    """JSON that is sent as it is."""
-
-
-def to_json(value: Any) -> str:
-    """JSON text of a payload or result: plain JSON values, dataclasses, pydantic models, msgspec structs."""
-    if isinstance(value, JsonText):
-        return value
-    try:
-        return json.dumps(value, default=_plain, allow_nan=False)
-    except ValueError as error:  # before the database sees it, which would abort the caller's transaction
-        raise InvalidArgument(f"what is stored must be JSON: {error}") from None
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if dump := getattr(value, "model_dump", None):  # pydantic
-        return dump(mode="json")
-    if hasattr(value, "__struct_fields__"):  # msgspec
-        import msgspec
-
-        return msgspec.to_builtins(value)
-    raise TypeError(f"a value of type {type(value).__name__} cannot be stored as JSON")
-
-
-def job_row(row: Sequence[Any] | None) -> JobRow | None:
-    if row is None or row[0] is None:
-        return None
-    values = [_decoded(v) if name in _JSON_FIELDS else v for name, v in zip(_NAMES, row, strict=True)]
-    return JobRow(*values)
-
-
-def _decoded(text: str | None) -> Any:
-    try:
-        return None if text is None else json.loads(text)
-    except ValueError:  # JSON that Python cannot hold, such as a number of more than 4,300 digits
-        return text
 
 
 def _printable(text: str) -> str:
@@ -402,6 +326,17 @@ class Database:
             "info", "live_workers where info -> 'task_identifiers' ? %s order by id desc limit 1", task
         )
         return [name for worker in workers for name in worker["info"].get("modules", [])]
+
+    def jobs_left(self, host: str, pid: int) -> int:
+        """How many jobs the worker processes of this parent may run, or run now."""
+        of_a_worker = (
+            "w.info ->> 'host' = %s and w.info -> 'pid' = to_jsonb(%s::integer) and w.info -> 'task_identifiers' ? j.task_identifier"
+            " and coalesce(w.info -> 'queue_names' ? coalesce(j.queue_name, 'default'), true)"
+            " and not coalesce(j.flags ?| array(select jsonb_array_elements_text(w.info -> 'forbidden_flags')), false)"
+        )
+        jobs = f"{self._s}.jobs j where j.state in ('available', 'pending', 'running')"
+        any_worker = f"exists (select from {self._s}.live_workers w where {of_a_worker})"
+        return self._rows(f"select count(*) from {jobs} and {any_worker}", [host, pid])[0][0]  # noqa: S608
 
     def waiting_jobs(self) -> list[JobRow]:
         """In the order of their ids."""

@@ -178,7 +178,10 @@ def migrate(
     type=click.Path(exists=True, dir_okay=False),
     help="Load the schedules of this file first, as `pyworker schedules load` does.",
 )
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "--log-format", type=click.Choice(["text", "short", "json"]), default="text", show_default=True,
+    help="On a terminal, text is short.",
+)  # fmt: skip
 @click.option(
     "--log-level",
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
@@ -196,8 +199,9 @@ def run(
     signal hands everything back. Exit codes: 0 done, 1 error, 2 wrong usage, 56 the database is older than this pyworker
     (run `pyworker migrate`), 57 it is newer and incompatible (upgrade pyworker).
     """
-    from ._logging import set_up
+    from ._logging import on_terminal, set_up
     from ._parent import Parent
+    from ._progress import progress
 
     set_up(log_format, log_level.upper())
     with resolved(dsn) as url:
@@ -209,7 +213,8 @@ def run(
         )  # fmt: skip
         if crontab:
             _schedules.load_for_run(url, schema, crontab)
-        code = Parent(config).run()
+        with progress(url, schema) if once and log_format != "json" and on_terminal() else contextlib.nullcontext():
+            code = Parent(config).run()
     raise SystemExit(code)
 
 
