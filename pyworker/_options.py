@@ -14,6 +14,9 @@ import psycopg
 from . import _sql
 from ._connect import connect
 from ._embedded import kept_server
+from ._shown import Printing
+
+_MODE = "pyworker.mode"  # where the options --print and --dry-run leave word for `database`
 
 as_json = click.option("--json", "machine", is_flag=True, help="Print JSON, for machines.")
 
@@ -41,11 +44,26 @@ def resolved(dsn: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def database(dsn: str, schema: str) -> Iterator[_sql.Database]:
-    """All that a command does, or nothing of it."""
+    """All that a command does, or nothing of it: shown by --print, taken back by --dry-run."""
+    mode = click.get_current_context().meta.get(_MODE)
+    if mode == "print":
+        with contextlib.ExitStack() as later:
+
+            def real() -> _sql.Database:
+                return _sql.Database(later.enter_context(connect(later.enter_context(resolved(dsn)))), schema)
+
+            yield Printing(schema, real)
+        return
     with resolved(dsn) as url, connect(url) as conn:
         try:
             with conn.transaction():
-                yield _sql.Database(conn, schema)
+                db = _sql.Database(conn, schema)
+                if mode:
+                    db.keep_quiet()
+                yield db
+                if mode:
+                    _say_what_is_taken_back(db.changes())
+                    raise psycopg.Rollback
         except psycopg.OperationalError as error:
             if conn.closed:
                 raise Problem(
@@ -54,8 +72,26 @@ def database(dsn: str, schema: str) -> Iterator[_sql.Database]:
             raise
 
 
+def _say_what_is_taken_back(changes: list[tuple[str, int, int, int]]) -> None:
+    words = [
+        f"{table} "
+        + ", ".join(f"{n} {verb}" for n, verb in zip(rows, ("inserted", "updated", "deleted"), strict=True) if n)
+        for table, *rows in changes
+    ]
+    click.echo(f"dry run, taken back: {'; '.join(words) or 'nothing would change'}", err=True)
+
+
 def first_line(error: psycopg.Error) -> str:
     return str(error).strip().split("\n")[0].removeprefix("connection is bad: ").removeprefix("connection failed: ")
+
+
+schema_option = click.option(
+    "--schema",
+    default="pyworker",
+    envvar="PYWORKER_SCHEMA",
+    show_default=True,
+    help="Schema that pyworker is installed in.",
+)
 
 
 def common(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,13 +103,7 @@ def common(command: Callable[..., Any]) -> Callable[..., Any]:
         envvar="DATABASE_URL",
         help="Database: a postgresql:// URL or libpq's key=value. Default: the PG* variables.",
     )
-    @click.option(
-        "--schema",
-        default="pyworker",
-        envvar="PYWORKER_SCHEMA",
-        show_default=True,
-        help="Schema that pyworker is installed in.",
-    )
+    @schema_option
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return command(*args, **kwargs)
@@ -81,10 +111,42 @@ def common(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def part_of_group(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A subcommand that takes the options of `common` as its group does: `queues --dsn X pause Q` and `queues pause Q --dsn X`."""
+def _mode(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and ctx.meta.setdefault(_MODE, param.name) != param.name:
+        raise click.UsageError("--print runs nothing, --dry-run does: name one of them")
 
-    @common
+
+_printed = click.option(
+    "--print",
+    is_flag=True,
+    expose_value=False,
+    callback=_mode,
+    help="Print the SQL, with its values, instead of running it.",
+)
+_taken_back = click.option(
+    "--dry-run", is_flag=True, expose_value=False, callback=_mode, help="Do it, say what changes, and take it back."
+)
+
+
+def asks(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a command that looks at the queue, by `database`."""
+    return common(_printed(command))
+
+
+def changes(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a command that changes it, by `database`."""
+    return asks(_taken_back(command))
+
+
+def part_of_group(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A subcommand that changes the queue, with options as its group has: `queues --dsn X pause Q` and `queues pause Q --dsn X`."""
+    return _taken_back(question_of_group(command))
+
+
+def question_of_group(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for one that only looks."""
+
+    @asks
     @click.pass_context
     @functools.wraps(command)
     def wrapped(ctx: click.Context, **options: Any) -> Any:

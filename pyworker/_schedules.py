@@ -11,7 +11,7 @@ from typing import Any, cast
 import click
 
 from . import _migrate, _sql
-from ._options import Problem, as_json, common, database, part_of_group
+from ._options import Problem, as_json, asks, database, part_of_group, question_of_group
 from ._output import print_json, print_table, report
 from .errors import InvalidArgument
 
@@ -19,7 +19,7 @@ log = logging.getLogger("pyworker.schedules")
 
 
 @click.group(invoke_without_command=True)
-@common
+@asks
 @as_json
 @click.pass_context
 def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
@@ -48,22 +48,22 @@ def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
 @click.option("--timezone", default="UTC", show_default=True, help="For a cron expression: whose clocks it goes by.")
 @click.option("-n", "--number", "n", default=5, show_default=True, type=click.IntRange(1, 1000))
 @as_json
-@part_of_group
+@question_of_group
 def show_next(where: tuple[str, str], schedule: str, timezone: str, n: int, machine: bool) -> None:
     """Show when SCHEDULE, the name of one or a cron expression, falls due next, and say it in words. Saves nothing."""
     with database(*where) as db:
-        known = {row["name"]: (row["cron"], row["timezone"]) for row in db.schedules()}
-        cron, timezone = known.get(schedule, (schedule, timezone))
         try:
-            words, runs = db.describe_cron(cron), db.next_runs(cron, timezone, n)
+            rows = db.next_runs(schedule, timezone, n)
         except InvalidArgument as error:
             if schedule.startswith("@") or " " in schedule.strip():
                 raise
             raise Problem(f"there is no schedule {schedule!r}, and a cron expression it is not: {error}") from None
+    about = {name: rows[0][name] for name in ("cron", "timezone", "words")}
+    runs = [{name: row[name] for name in ("run_at", "local_time")} for row in rows if row["run_at"]]
     if machine:
-        print_json({"cron": cron, "timezone": timezone, "words": words, "runs": runs})
+        print_json({**about, "runs": runs})
         return
-    click.echo(f"{words} ({timezone})")
+    click.echo(f"{about['words']} ({about['timezone']})")
     for run in runs:
         click.echo(f"  {run['local_time']:%a %Y-%m-%d %H:%M}")
 
@@ -71,7 +71,7 @@ def show_next(where: tuple[str, str], schedule: str, timezone: str, n: int, mach
 @schedules.command("load")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
-@part_of_group
+@question_of_group
 def load(where: tuple[str, str], file: str, dry_run: bool) -> None:
     """Make the schedules of FILE, a crontab in Graphile Worker's form, those in the database.
 

@@ -5,15 +5,17 @@ Rules live in the database: this module carries arguments there and rows back, a
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
 
 import psycopg
 from psycopg import sql
 
+from ._rows import JOB_COLUMNS, job_row, to_json
+from ._rows import JobRow as JobRow
+from ._rows import JsonText as JsonText
 from .errors import InvalidArgument, translated
 
 # -- sessions ---------------------------------------------------------------------------------------------------------
@@ -50,44 +52,6 @@ def record_migration_text(version: int, name: str, breaking: bool, checksum: str
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class JobRow:
-    """A job as the database tells it: the result of add_job and its kin. Field names are the SQL type's."""
-
-    id: int
-    task_identifier: str
-    queue_name: str | None
-    payload: Any
-    meta: dict[str, Any] | None
-    priority: int
-    run_at: datetime
-    attempts: int
-    max_attempts: int
-    last_error: str | None
-    created_at: datetime
-    updated_at: datetime
-    key: str | None
-    revision: int
-    flags: dict[str, bool] | None
-    locked_at: datetime | None
-    locked_by: str | None
-    state: str
-    delivery: str
-    unique_key: str | None
-    sequence_key: str | None
-    deduplicated: bool
-    sequence_halted_by: int | None
-    run: int
-    reason: str | None
-    finished_at: datetime | None
-    result: Any
-
-
-_JSON_FIELDS = ("payload", "meta", "flags", "result")
-_NAMES = [field.name for field in dataclasses.fields(JobRow)]
-# JSON travels as text: decoding is done per job, so one that cannot be decoded harms no other.
-_JOB = ", ".join(f"j.{name}::text" if name in _JSON_FIELDS else f"j.{name}" for name in _NAMES)
 
 # The argument names of add_job, each with the type it is cast to.
 _ADD_ARGUMENTS = {
@@ -128,11 +92,16 @@ _CLAIMED = (
 
 def _call(schema: str, function: str, arguments: Mapping[str, str]) -> str:
     given = ", ".join(f"{name} => %({name})s::{kind}" for name, kind in arguments.items())
-    return f"{_quoted(schema)}.{function}({given})"
+    return f"{quoted(schema)}.{function}({given})"
 
 
-def _quoted(schema: str) -> str:
+def quoted(schema: str) -> str:
     return '"' + schema.replace('"', '""') + '"'
+
+
+def literal(value: Any) -> str:
+    """As it stands in a statement for psql."""
+    return sql.Literal(str(value) if isinstance(value, str) else value).as_string(None).strip()
 
 
 Call = tuple[str, list[Any]]
@@ -140,20 +109,20 @@ Call = tuple[str, list[Any]]
 
 def finish_job_statement(schema: str) -> str:
     """Its second column names the transaction, to ask what became of it."""
-    return f"select {_quoted(schema)}.finish_job(%s, %s), pg_current_xact_id()::text"
+    return f"select {quoted(schema)}.finish_job(%s, %s), pg_current_xact_id()::text"
 
 
 def start_job_statement(schema: str) -> str:
-    return f"select {_quoted(schema)}.start_job(%s, %s)"
+    return f"select {quoted(schema)}.start_job(%s, %s)"
 
 
 def once_statement(schema: str) -> str:
-    return f"select {_quoted(schema)}.once(%s)"
+    return f"select {quoted(schema)}.once(%s)"
 
 
 def add_job_statement(schema: str) -> str:
     """For any driver whose parameters are written %(name)s: psycopg, psycopg2, and those above them."""
-    return f"select {_JOB} from {_call(schema, 'add_job', _ADD_ARGUMENTS)} j"  # noqa: S608
+    return f"select {JOB_COLUMNS} from {_call(schema, 'add_job', _ADD_ARGUMENTS)} j"  # noqa: S608
 
 
 def add_job_parameters(identifier: str, payload: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,44 +143,14 @@ def add_job_parameters(identifier: str, payload: Any, options: Mapping[str, Any]
     return parameters
 
 
-class JsonText(str):
-    """JSON that is sent as it is."""
-
-
-def to_json(value: Any) -> str:
-    """JSON text of a payload or result: plain JSON values, dataclasses, pydantic models, msgspec structs."""
-    if isinstance(value, JsonText):
-        return value
-    try:
-        return json.dumps(value, default=_plain, allow_nan=False)
-    except ValueError as error:  # before the database sees it, which would abort the caller's transaction
-        raise InvalidArgument(f"what is stored must be JSON: {error}") from None
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if dump := getattr(value, "model_dump", None):  # pydantic
-        return dump(mode="json")
-    if hasattr(value, "__struct_fields__"):  # msgspec
-        import msgspec
-
-        return msgspec.to_builtins(value)
-    raise TypeError(f"a value of type {type(value).__name__} cannot be stored as JSON")
-
-
-def job_row(row: Sequence[Any] | None) -> JobRow | None:
-    if row is None or row[0] is None:
-        return None
-    values = [_decoded(v) if name in _JSON_FIELDS else v for name, v in zip(_NAMES, row, strict=True)]
-    return JobRow(*values)
-
-
-def _decoded(text: str | None) -> Any:
-    try:
-        return None if text is None else json.loads(text)
-    except ValueError:  # JSON that Python cannot hold, such as a number of more than 4,300 digits
-        return text
+# Partitions by the name of what they are partitions of.
+_CHANGES = """
+    select coalesce(parent.relname, s.relname), sum(s.n_tup_ins)::int, sum(s.n_tup_upd)::int, sum(s.n_tup_del)::int
+    from pg_stat_xact_user_tables s
+    left join pg_inherits i on i.inhrelid = s.relid
+    left join pg_class parent on parent.oid = i.inhparent
+    where s.schemaname = %s and s.n_tup_ins + s.n_tup_upd + s.n_tup_del > 0
+    group by 1 order by 1"""
 
 
 def _printable(text: str) -> str:
@@ -224,7 +163,7 @@ class Database:
     def __init__(self, conn: psycopg.Connection[Any], schema: str = "pyworker") -> None:
         self.conn = conn
         self.schema = schema
-        self._s = _quoted(schema)
+        self._s = quoted(schema)
 
     def _rows(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         with translated():
@@ -234,8 +173,22 @@ class Database:
         return self._rows(f"select {self._s}.{call}", parameters)[0][0]
 
     def _jobs(self, source: str, *parameters: Any) -> list[JobRow]:
-        rows = self._rows(f"select {_JOB} from {self._s}.{source} j", parameters)  # noqa: S608
+        rows = self._rows(f"select {JOB_COLUMNS} from {self._s}.{source} j", parameters)  # noqa: S608
         return [job for row in rows if (job := job_row(row))]
+
+    def each(self, *calls: Callable[[], Any]) -> list[Any]:
+        """What a command does in several statements."""
+        return [call() for call in calls]
+
+    # a dry run
+
+    def keep_quiet(self) -> None:
+        """Nothing is said that could not be taken back: when somebody was last notified is no part of a transaction."""
+        self.conn.execute(b"select set_config('pyworker.notify', 'off', true)")
+
+    def changes(self) -> list[tuple[str, int, int, int]]:
+        """What this transaction has done so far: table, rows inserted, updated, deleted."""
+        return cast("Any", self._rows(_CHANGES, [self.schema]))
 
     # 20_add
 
@@ -367,10 +320,28 @@ class Database:
     def get_job(self, job_id: int) -> JobRow | None:
         return next(iter(self._jobs("get_job(%s)", job_id)), None)
 
+    def modules_of(self, task: str) -> list[str]:
+        """What the newest live worker that knows this task has loaded."""
+        workers = self._dicts(
+            "info", "live_workers where info -> 'task_identifiers' ? %s order by id desc limit 1", task
+        )
+        return [name for worker in workers for name in worker["info"].get("modules", [])]
+
+    def jobs_left(self, host: str, pid: int) -> int:
+        """How many jobs the worker processes of this parent may run, or run now."""
+        of_a_worker = (
+            "w.info ->> 'host' = %s and w.info -> 'pid' = to_jsonb(%s::integer) and w.info -> 'task_identifiers' ? j.task_identifier"
+            " and coalesce(w.info -> 'queue_names' ? coalesce(j.queue_name, 'default'), true)"
+            " and not coalesce(j.flags ?| array(select jsonb_array_elements_text(w.info -> 'forbidden_flags')), false)"
+        )
+        jobs = f"{self._s}.jobs j where j.state in ('available', 'pending', 'running')"
+        any_worker = f"exists (select from {self._s}.live_workers w where {of_a_worker})"
+        return self._rows(f"select count(*) from {jobs} and {any_worker}", [host, pid])[0][0]  # noqa: S608
+
     def waiting_jobs(self) -> list[JobRow]:
         """In the order of their ids."""
         rows = self._rows(
-            f"select {_JOB} from {self._s}.jobs v cross join lateral {self._s}.get_job(v.id) j"  # noqa: S608
+            f"select {JOB_COLUMNS} from {self._s}.jobs v cross join lateral {self._s}.get_job(v.id) j"  # noqa: S608
             " where v.state in ('scheduled', 'pending', 'available', 'retryable') order by v.id"
         )
         return [job for row in rows if (job := job_row(row))]
@@ -410,7 +381,7 @@ class Database:
         columns = "id, task_identifier, queue_name, state, priority, run_at, attempts, max_attempts, key, last_error, finished_at"
         parts = " union all ".join(
             f"(select {columns} from {self._s}.{view}"  # noqa: S608
-            " where (cardinality(%(states)s::text[]) = 0 or state = any (array_replace(%(states)s, 'active', 'running')))"
+            " where (cardinality(%(states)s::text[]) = 0 or state = any (array_replace(%(states)s::text[], 'active', 'running')))"
             " and (cardinality(%(tasks)s::text[]) = 0 or task_identifier = any (%(tasks)s))"
             " and (cardinality(%(queues)s::text[]) = 0 or coalesce(queue_name, 'default') = any (%(queues)s))"
             " and (%(key)s::text is null or key = %(key)s) order by id desc limit %(limit)s)"
@@ -467,8 +438,16 @@ class Database:
     def describe_cron(self, cron: str) -> str:
         return self._value("describe_cron(%s)", cron)
 
-    def next_runs(self, cron: str, timezone: str, n: int) -> list[dict[str, Any]]:
-        return self._dicts("run_at, local_time", "next_runs(%s, %s, %s)", cron, timezone, n)
+    def next_runs(self, schedule: str, timezone: str, n: int) -> list[dict[str, Any]]:
+        """Of the schedule of this name, or else of this cron expression."""
+        statement = (
+            f"select c.cron, c.timezone, {self._s}.describe_cron(c.cron), r.run_at, r.local_time"  # noqa: S608
+            f" from (values (%s::text, %s::text)) given (schedule, timezone) left join {self._s}.schedules s on s.name = given.schedule"
+            " cross join lateral (select coalesce(s.cron, given.schedule), coalesce(s.timezone, given.timezone)) c (cron, timezone)"
+            f" left join lateral {self._s}.next_runs(c.cron, c.timezone, %s) r on true order by r.run_at"
+        )
+        names = ("cron", "timezone", "words", "run_at", "local_time")
+        return [dict(zip(names, row, strict=True)) for row in self._rows(statement, [schedule, timezone, n])]
 
     def schedules(self) -> list[dict[str, Any]]:
         return self._dicts(
@@ -511,6 +490,49 @@ class Database:
 
     def worker_health(self, worker: str | None) -> list[dict[str, Any]]:
         return self._dicts("worker_id, name, live, ready, detail", "worker_health(%s)", worker)
+
+    # 91_pages, 92_act
+
+    def overview(self) -> dict[str, Any]:
+        return self._value("overview()")
+
+    def throughput(self, minutes: int = 60) -> list[dict[str, Any]]:
+        columns = "minute, completed, cancelled, failed, waited_p50, waited_p95, ran_p50, ran_p95, exact"
+        return self._dicts(columns, "throughput(%s) order by minute", minutes)
+
+    def job_page(self, **filters: Any) -> tuple[list[dict[str, Any]], int | None]:
+        """A page of jobs by the arguments of list_jobs; and, if the look ended before the page was full, the id to go on from."""
+        columns = (
+            "id, task_identifier, state, queue_name, key, sequence_key, priority, run_at, attempts, max_attempts, created_at, locked_at, "
+            "locked_by, finished_at, reason, last_error"
+        )
+        rows = self._dicts(columns, f"list_jobs({', '.join(f'{name} => %s' for name in filters)})", *filters.values())
+        more = rows.pop()["id"] if rows and rows[-1]["state"] is None else None
+        return rows, more
+
+    def list_workers(self) -> list[dict[str, Any]]:
+        columns = "id, info, started_at, beat_at, expires_at, silent, running, jobs"
+        return self._dicts(columns, "list_workers() order by id")
+
+    def list_queues(self, after: str | None = None, limit: int = 50) -> list[dict[str, Any]]:
+        columns = "queue_name, concurrency, paused, available, running, pending, exact"
+        return self._dicts(columns, "list_queues(%s, %s)", after, limit)
+
+    def list_sequences(self, halted: bool = False, after: str | None = None, limit: int = 50) -> list[dict[str, Any]]:
+        columns = "sequence_key, running, waiting, halted_by, reason, since, exact"
+        return self._dicts(columns, "list_sequences(%s, %s, %s)", halted, after, limit)
+
+    def act(self, action: str, targets: Sequence[str], actor: str) -> list[dict[str, Any]]:
+        return self._dicts("target, ok, outcome", "act(%s, %s::text[], %s)", action, list(targets), actor)
+
+    def audit(self, before: int | None, limit: int) -> list[dict[str, Any]]:
+        columns = "id, at, actor, db_role, action, target, ok, outcome"
+        source = "audit where %s::bigint is null or id < %s order by id desc limit %s"
+        return self._dicts(columns, source, before, before, limit)
+
+    def limit_time(self, seconds: int) -> None:
+        """Of each statement in this transaction."""
+        self.conn.execute(b"select set_config('statement_timeout', %s, true)", [f"{seconds}s"])
 
     # 87_doctor
 

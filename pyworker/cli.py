@@ -8,6 +8,7 @@ import io
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import click
@@ -16,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import _doctor, _health, _migrate, _probes, _schedules, _sql
+from . import _development, _doctor, _health, _migrate, _probes, _schedules, _sql, _topics
 from ._config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, RunConfig
 from ._connect import connect
 from ._embedded import NoPostgres
-from ._options import Problem, as_json, common, database, first_line, part_of_group, resolved
+from ._options import Problem, as_json, asks, changes, common, database, first_line, part_of_group, resolved
 from ._output import STYLES, print_json, print_table, report, text_of, time_of
 from .errors import PyworkerError, SchemaVersionError, sqlstate_of
 
@@ -177,7 +178,10 @@ def migrate(
     type=click.Path(exists=True, dir_okay=False),
     help="Load the schedules of this file first, as `pyworker schedules load` does.",
 )
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "--log-format", type=click.Choice(["text", "short", "json"]), default="text", show_default=True,
+    help="On a terminal, text is short.",
+)  # fmt: skip
 @click.option(
     "--log-level",
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
@@ -196,8 +200,9 @@ def run(
     signal hands everything back. Exit codes: 0 done, 1 error, 2 wrong usage, 56 the database is older than this pyworker
     (run `pyworker migrate`), 57 it is newer and incompatible (upgrade pyworker).
     """
-    from ._logging import set_up
+    from ._logging import on_terminal, set_up
     from ._parent import Parent
+    from ._progress import progress
 
     set_up(log_format, log_level.upper())
     with resolved(dsn) as url:
@@ -210,7 +215,10 @@ def run(
         if crontab:
             _schedules.load_for_run(url, schema, crontab)
         parent = Parent(config)
-        with _probes.serving([port for port in (health_port,) if port], _probes.of_worker(parent)):
+        with (
+            _probes.serving([port for port in (health_port,) if port], _probes.of_worker(parent)),
+            progress(url, schema) if once and log_format != "json" and on_terminal() else contextlib.nullcontext(),
+        ):
             code = parent.run()
     raise SystemExit(code)
 
@@ -234,7 +242,7 @@ def demo(users: int) -> None:
 @main.command()
 @click.argument("task")
 @click.argument("payload", default="{}")
-@common
+@changes
 @click.option("--queue", "queue_name", help="Jobs of one queue run one after another.")
 @click.option("--run-at", help="Not before this time, as PostgreSQL reads it: '2026-12-24 18:00', 'tomorrow'.")
 @click.option("--max-attempts", type=int)
@@ -289,7 +297,7 @@ def _refuse(constant: str) -> None:
 
 @main.command()
 @click.argument("job_id", type=JOB_ID, required=False)
-@common
+@asks
 @click.option("--state", "states", multiple=True, type=click.Choice([*STATES, "active"]))
 @click.option("--task", "tasks", multiple=True)
 @click.option("--queue", "queues", multiple=True)
@@ -322,10 +330,10 @@ def jobs(
 
 
 def _show_job(db: _sql.Database, job_id: int, machine: bool) -> None:
-    job = db.get_job(job_id)
+    job, attempts = db.each(partial(db.get_job, job_id), partial(db.job_errors, job_id))
     if job is None:
         raise Problem(f"there is no job {job_id} (finished jobs are kept for their retention)")
-    errors = [dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in db.job_errors(job_id)]
+    errors = [dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in attempts]
     if machine:
         print_json({**dataclasses.asdict(job), "errors": errors})
         return
@@ -346,28 +354,28 @@ def _show_job(db: _sql.Database, job_id: int, machine: bool) -> None:
 
 @main.command()
 @click.argument("job_ids", type=JOB_ID, nargs=-1, required=True)
-@common
+@changes
 @as_json
 def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> None:
     """Run jobs now: discarded and finished ones again, scheduled and retryable ones ahead of their time."""
     with database(dsn, schema) as db:
-        report([db.retry_job(job_id) for job_id in job_ids], machine)
+        report(db.each(*(partial(db.retry_job, job_id) for job_id in job_ids)), machine)
 
 
 @main.command()
 @click.argument("job_ids", type=JOB_ID, nargs=-1, required=True)
-@common
+@changes
 @click.option("--force", is_flag=True, help="End a running job at once; its worker's word on it is refused.")
 @as_json
 def cancel(job_ids: tuple[int, ...], dsn: str, schema: str, force: bool, machine: bool) -> None:
     """Call jobs off. A running one is asked to stop, unless --force."""
     with database(dsn, schema) as db:
-        report([db.cancel_job(job_id, force) for job_id in job_ids], machine)
+        report(db.each(*(partial(db.cancel_job, job_id, force) for job_id in job_ids)), machine)
 
 
 @main.command()
 @click.argument("job_ids", type=JOB_ID, nargs=-1)
-@common
+@changes
 @click.option("--key", "keys", multiple=True, help="Remove the job that holds this key. Can be repeated.")
 @as_json
 def remove(job_ids: tuple[int, ...], dsn: str, schema: str, keys: tuple[str, ...], machine: bool) -> None:
@@ -375,12 +383,10 @@ def remove(job_ids: tuple[int, ...], dsn: str, schema: str, keys: tuple[str, ...
     if not job_ids and not keys:
         raise click.UsageError("name at least one job id, or --key")
     with database(dsn, schema) as db:
-        removed = [db.delete_job(job_id) for job_id in job_ids]
-        for key in keys:
-            job = db.remove_job(key)
-            if job is None:
-                raise Problem(f"no job holds the key {key!r}")
-            removed.append(job)
+        deletions = (partial(db.delete_job, job_id) for job_id in job_ids)
+        removed = db.each(*deletions, *(partial(db.remove_job, key) for key in keys))
+        if None in removed:
+            raise Problem(f"no job holds the key {keys[removed.index(None) - len(job_ids)]!r}")
     if machine:
         print_json([dataclasses.asdict(job) for job in removed])
         return
@@ -393,7 +399,7 @@ def remove(job_ids: tuple[int, ...], dsn: str, schema: str, keys: tuple[str, ...
 
 @main.command()
 @click.argument("job_id", type=JOB_ID)
-@common
+@asks
 @as_json
 def explain(job_id: int, dsn: str, schema: str, machine: bool) -> None:
     """Say why a job is not running, and what would change it."""
@@ -409,7 +415,7 @@ def explain(job_id: int, dsn: str, schema: str, machine: bool) -> None:
 
 
 @main.command()
-@common
+@asks
 @click.option("--verbose", "-v", is_flag=True, help="Show each check, not only those that found something.")
 @as_json
 def doctor(dsn: str, schema: str, verbose: bool, machine: bool) -> None:
@@ -431,7 +437,7 @@ def doctor(dsn: str, schema: str, verbose: bool, machine: bool) -> None:
 
 
 @main.group(invoke_without_command=True)
-@common
+@asks
 @as_json
 @click.pass_context
 def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
@@ -487,7 +493,7 @@ def resume_queue(where: tuple[str, str], queue: str) -> None:
 
 
 @main.group(invoke_without_command=True)
-@common
+@asks
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1))
 @as_json
 @click.pass_context
@@ -531,6 +537,9 @@ def resume_sequence(where: tuple[str, str], sequence: str) -> None:
 
 main.add_command(_health.health)
 main.add_command(_schedules.schedules)
+main.add_command(_topics.sql)
+main.add_command(_development.replay)
+main.add_command(_development.dev)
 
 
 def _name_variables(group: click.Group, prefix: str) -> None:

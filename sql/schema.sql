@@ -127,6 +127,8 @@ create type schedule as (
 
 create sequence armed_until as bigint minvalue 0 start 0;
 
+create sequence audit_log_id_seq as bigint minvalue 1 start 1;
+
 create sequence job_ids as bigint minvalue 1 start 1;
 
 create sequence notified_at as bigint minvalue 0 start 0;
@@ -134,6 +136,20 @@ create sequence notified_at as bigint minvalue 0 start 0;
 create sequence swept_at as bigint minvalue 0 start 0;
 
 create sequence wakeups_id_seq as bigint minvalue 1 start 1;
+
+create table audit_log (
+    id bigint generated always as identity not null,
+    at timestamp with time zone not null,
+    actor text not null,
+    db_role text not null,
+    action text not null,
+    target text not null,
+    ok boolean not null,
+    result text not null,
+    constraint audit_log_pkey PRIMARY KEY (id)
+);
+
+CREATE INDEX audit_log_at ON audit_log USING btree (at);
 
 create table errors (
     job_id bigint not null,
@@ -418,6 +434,16 @@ create table workers (
     suspect_since timestamp with time zone,
     constraint workers_pkey PRIMARY KEY (id)
 ) with (fillfactor=50);
+
+-- view audit
+--    id bigint
+--    at timestamp with time zone
+--    actor text
+--    db_role text
+--    action text
+--    target text
+--    ok boolean
+--    result text
 
 -- view history
 --    id bigint

@@ -118,6 +118,8 @@ begin
         delete from once_marks o where o.key = any (array(
             select d.key from once_marks d where d.at < v_now - v_once_retention order by d.at limit max_rows for update skip locked));
     end if;
+    delete from audit_log a where a.id = any (array(
+        select d.id from audit_log d where d.at < v_now - interval '90 days' order by d.at limit max_rows for update skip locked));
     -- Halts by jobs of which nothing was kept.
     with unhalted as (
         delete from sequence_halts h

@@ -349,6 +349,19 @@ create table timetable (
 ) with (fillfactor = 50);
 create index timetable_next on timetable (next_at) where next_at is not null;
 
+-- What people did by way of act().
+create table audit_log (
+    id bigint generated always as identity primary key,
+    at timestamptz not null,
+    actor text not null,                        -- in the words of the dashboard
+    db_role text not null,                      -- of its session
+    action text not null,
+    target text not null,
+    ok boolean not null,
+    outcome text not null
+);
+create index audit_log_at on audit_log (at); -- for pruning
+
 -- What the last installation or upgrade made, for doctor(); see functions/87_doctor.sql.
 create table installed_objects (
     object text collate "C" primary key,        -- 'column live_jobs.id'

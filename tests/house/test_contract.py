@@ -9,6 +9,7 @@ SCHEDULE = (
     "sequence_policy meta delivery query query_role query_limit"
 )
 FUNCTIONS = {
+    "act": {"action targets actor"},
     "add_job": {ADD},
     "add_jobs": {"specs job_key_preserve_run_at", "specs"},
     "add_schedule": {SCHEDULE},
@@ -24,6 +25,7 @@ FUNCTIONS = {
     },
     "conformance": {""},
     "declare_schedules": {"origins schedules dry_run"},
+    "count_jobs": {""},
     "define_task": {DEFINE},
     "describe_cron": {"cron"},
     "describe_worker": {"worker_id info"},
@@ -40,9 +42,14 @@ FUNCTIONS = {
     "heartbeat": {"worker_id"},
     "hold_worker_lock": {"worker_id"},
     "job_errors": {"job_id"},
+    "list_jobs": {"states tasks queues job_key search created_from created_before after_id newest_first max_jobs"},
+    "list_queues": {"after_name max_queues"},
+    "list_sequences": {"halted after_key max_sequences"},
+    "list_workers": {""},
     "maintain": {""},
     "next_runs": {"cron timezone n after"},
     "once": {"key"},
+    "overview": {""},
     "parse_crontab": {"content"},
     "pause_queue": {"queue_name"},
     "pause_schedule": {"name"},
@@ -70,6 +77,7 @@ FUNCTIONS = {
     "start_job": {"job_id run"},
     "sweep_workers": {""},
     "task_timeouts": {"task_identifiers"},
+    "throughput": {"minutes"},
     "unique_opts": {"by_args by_period by_queue by_state exclude_kind on_conflict"},
     "unregister_worker": {"worker_id"},
     "worker_died": {"worker_id job_ids runs error"},
@@ -88,6 +96,7 @@ COLUMNS = {
     "schedule": "name cron timezone identifier payload backfill queue_name max_attempts priority job_key job_key_mode flags unique_policy "
     "sequence_policy meta delivery query query_role query_limit origin paused next_at last_at last_job_id last_error created_at updated_at",
     "schedules": "name cron timezone words identifier next_at last_at last_job_id paused last_error",
+    "audit": "id at actor db_role action target ok outcome",
     "live_workers": "id info started_at beat_at expires_at",
 }
 COLUMNS["history"] = COLUMNS["jobs"]

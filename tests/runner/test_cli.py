@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyworker.cli import main
 
 COMMANDS = sorted(main.commands)
-OF_A_DATABASE = [name for name in COMMANDS if name not in ("demo", "run", "migrate")]
+OF_A_DATABASE = [name for name in COMMANDS if name not in ("demo", "run", "migrate", "sql", "dev")]
 
 
 @pytest.fixture
@@ -225,10 +225,10 @@ def one_line(done: subprocess.CompletedProcess[str], *words: str, code: int = 1)
         assert word in done.stderr
 
 
-EXAMPLES = {"add": ["t"], "cancel": ["1"], "retry": ["1"], "remove": ["1"], "run": ["handlers"], "explain": ["1"]}
+EXAMPLES = {"add": ["t"], "cancel": ["1"], "retry": ["1"], "remove": ["1"], "run": ["handlers"], "explain": ["1"], "replay": ["1"]}
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "demo"])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("demo", "sql", "dev")])
 def test_without_a_database_a_command_says_how_to_name_one(cli: Any, program: Any, tmp_path: Any, command: str) -> None:
     done = (program if command == "run" else cli)(
         command, *EXAMPLES.get(command, []), DATABASE_URL=f"host={tmp_path} dbname=x"

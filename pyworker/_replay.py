@@ -1,0 +1,141 @@
+"""`pyworker replay`: a past job's handler, run here and now on its payload, and nothing of it kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pdb
+import sys
+import traceback
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import click
+import psycopg
+
+from . import _logging, _sql, tasks
+from ._child import Child
+from ._config import RunConfig
+from ._connect import conninfo, server_options
+from ._connections import Connections
+from ._options import Problem, database, resolved
+from ._turn import Claimed
+from .job import Outcome
+
+
+class _TakenBack(_sql.Database):
+    """Where the job would have been completed, with all that its transaction did, everything goes back."""
+
+    def finish_job(self, job_id: int, run: int) -> str:
+        raise psycopg.Rollback
+
+
+class _Pool:
+    """Connections whose work is never committed, for whatever a handler does by way of its job."""
+
+    def __init__(self, dsn: str) -> None:
+        # Quiet: when somebody was last notified is no part of a transaction.
+        self._arguments = conninfo(dsn, "pyworker replay"), f"{server_options(dsn)} -c pyworker.notify=off"
+
+    @contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[Any]]:
+        with psycopg.connect(self._arguments[0], options=self._arguments[1]) as conn:
+            try:
+                yield conn
+            finally:
+                conn.rollback()
+
+    def close(self) -> None:
+        pass
+
+
+class _AsyncPool(_Pool):
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        async with await psycopg.AsyncConnection.connect(self._arguments[0], options=self._arguments[1]) as conn:
+            try:
+                yield conn
+            finally:
+                await conn.rollback()
+
+
+class _Connections(Connections):
+    def sync_pool(self) -> Any:
+        return _Pool(self._config.dsn)
+
+    async def async_pool(self) -> Any:
+        return _AsyncPool(self._config.dsn)
+
+    def database(self, conn: psycopg.Connection[Any]) -> _sql.Database:
+        return _TakenBack(conn, self.schema)
+
+    def start_job(self, job_id: int, run: int) -> bool:
+        return True
+
+    async def start_job_async(self, job_id: int, run: int) -> bool:
+        return True
+
+    async def finish_job_async(self, conn: psycopg.AsyncConnection[Any], job_id: int, run: int) -> str:
+        raise psycopg.Rollback
+
+
+class _Child(Child):
+    """What a worker's child does with one job, in the foreground, and telling nobody."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.tasks = tasks.load(config.tasks)
+        self.connections = _Connections(config)
+        self.timeouts = {}  # who debugs has time
+        self.error: BaseException | None = None
+
+    def _failure(self, job: Claimed, error: BaseException) -> tuple[str, Any]:
+        self.error = error
+        return "failed", None
+
+    def run_one(self, job: Claimed) -> tuple[str, Any]:
+        return asyncio.run(self._attempt(job)) if self.tasks[job.task_identifier].is_async else self._run_sync(job)
+
+
+def _claimed(job: _sql.JobRow) -> Claimed:
+    """The job as its handler had it, or will have it."""
+    flags, meta = (None if value is None else json.dumps(value) for value in (job.flags, job.meta))
+    return Claimed(
+        job.id, max(job.run, 1), job.task_identifier, json.dumps(job.payload), max(job.attempts, 1), job.max_attempts, job.priority,
+        job.run_at, job.queue_name, job.key, flags, meta, job.sequence_key, job.created_at, job.delivery, crashes=0,
+    )  # fmt: skip
+
+
+def run(job_id: int, dsn: str, schema: str, modules: list[str], debug: bool) -> None:
+    _logging.set_up("text", "INFO")
+    sys.path.insert(0, os.getcwd())
+    with database(dsn, schema) as db:
+        job = db.get_job(job_id)
+        if job is None:
+            raise Problem(f"there is no job {job_id} (finished jobs are kept for their retention)")
+        where = modules or db.modules_of(job.task_identifier)
+    if not where:
+        raise Problem(
+            f"no live worker knows the task {job.task_identifier!r}: name the module that defines it by --modules"
+        )
+    with resolved(dsn) as url:
+        child = _Child(RunConfig(url, schema=schema, tasks=where, concurrency=1))
+        if job.task_identifier not in child.tasks:
+            raise Problem(
+                f"{', '.join(where)} has no task {job.task_identifier!r} (it has: {', '.join(sorted(child.tasks))})"
+            )
+        click.echo(f"job {job.id} ({job.task_identifier}, {job.state}) is run here, and rolled back", err=True)
+        kind, value = child.run_one(_claimed(job))
+    error = child.error
+    if error is None:
+        result = value[2] if kind == "finished" else None
+        click.echo(f"it would be completed{f', with the result {result}' if result else ''}")
+        return
+    if isinstance(error, Outcome):
+        click.echo(f"it answered {type(error).__name__}: {error}")
+        return
+    traceback.print_exception(error)
+    if debug:
+        pdb.post_mortem(error.__traceback__)
+    raise SystemExit(1)

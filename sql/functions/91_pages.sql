@@ -1,0 +1,453 @@
+-- 91_pages: what a dashboard asks, whoever draws it. Each answer costs the same at a million jobs: it is found by an index, or by a look
+-- at so many rows at most, and then says that it is not the whole. No payload and no result is in any of them.
+
+-- How many rows the planner expects.
+create or replace function _estimate(query text) returns bigint
+    language plpgsql set search_path from current
+as $$
+declare
+    v_plan json;
+begin
+    execute 'explain (format json) ' || query into v_plan;
+    return (v_plan #>> '{0,Plan,Plan Rows}')::numeric;
+end;
+$$;
+
+create or replace function count_jobs() returns table (state text, jobs bigint, exact boolean)
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_most constant bigint := 10000;
+begin
+    return query
+    with looked as materialized (
+        (select 1 as kind, l.state from live_jobs l where l.ready_at is not null order by l.priority, l.ready_at, l.id limit v_most)
+        union all
+        (select 2, l.state from live_jobs l where l.due_at is not null order by l.due_at, l.id limit v_most)
+        union all
+        (select 3, l.state from live_jobs l where l.expires_at is not null limit v_most)
+        union all
+        (select 4, p.state from ((select l.state from live_jobs l where l.parked = 'queue' limit v_most)
+                                 union all
+                                 (select l.state from live_jobs l where l.parked <> 'queue' limit v_most)) p limit v_most)
+        union all
+        (select 5, f.state from finished_jobs f limit v_most)),
+    counted as (select k.kind, count(*) < v_most as whole from looked k group by k.kind),
+    tallied as (select k.kind, k.state, count(*) as jobs from looked k group by k.kind, k.state)
+    select s.state,
+           case when coalesce(c.whole, true) or s.state = 'running' then coalesce(t.jobs, 0) -- running ones come first in the order of claims
+                else greatest(coalesce(t.jobs, 0), _estimate(format('select from %s j where j.state = %L', s.source, s.state))) end,
+           coalesce(c.whole, true)
+    from (values (1, 2, 'scheduled', 'live_jobs'), (2, 4, 'pending', 'live_jobs'), (3, 1, 'available', 'live_jobs'), (4, 1, 'running', 'live_jobs'),
+                 (5, 2, 'retryable', 'live_jobs'), (6, 5, 'completed', 'finished_jobs'), (7, 5, 'cancelled', 'finished_jobs'),
+                 (8, 3, 'discarded', 'live_jobs')) s(place, kind, state, source)
+    left join counted c on c.kind = s.kind
+    left join tallied t on t.kind = s.kind and t.state = s.state
+    order by s.place;
+end;
+$$;
+comment on function count_jobs() is
+    'How many jobs there are in each state. It counts up to 10,000 of a kind; beyond that exact is false, and the number is what the planner '
+    'expects (of running ones: those among the first 10,000 in the order of claims).';
+
+-- The last pages of a table that only grows at its end: those that may hold rows since then.
+create or replace function _recent_pages(source regclass, time_column text, since timestamptz, out first bigint, out pages bigint)
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_back bigint := 1;
+    v_at timestamptz;
+begin
+    pages := pg_relation_size(source) / current_setting('block_size')::bigint;
+    loop
+        first := greatest(pages - v_back, 0);
+        exit when first = 0;
+        execute format('select max(s.%I) from %s s where s.ctid >= $1 and s.ctid < $2', time_column, source)
+        into v_at using format('(%s,0)', first)::tid, format('(%s,0)', first + 1)::tid;
+        exit when v_at < since;
+        v_back := v_back * 2;
+    end loop;
+end;
+$$;
+
+create or replace function throughput(minutes integer default 60)
+    returns table (minute timestamptz, completed bigint, cancelled bigint, failed bigint, waited_p50 double precision,
+                   waited_p95 double precision, ran_p50 double precision, ran_p95 double precision, exact boolean)
+    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_until timestamptz := date_trunc('minute', clock());
+    v_since timestamptz := v_until - make_interval(mins => minutes - 1);
+    v_parts text[];
+    v_rows text;
+    v_exact boolean;
+begin
+    if coalesce(minutes, 0) not between 1 and 1440 then
+        raise exception 'throughput: minutes must be from 1 to 1440, got %', coalesce(minutes::text, 'NULL') using errcode = 'PW001';
+    end if;
+    -- Of a table's last pages every n-th is read, 1,000 at most, and each of its rows stands for n.
+    select array_agg(format(
+               'select s.outcome, s.at, s.waited, s.ran, %1$s::bigint as weight from generate_series(%2$s::bigint, %3$s, %1$s) b(page), '
+               'lateral (select %4$s from %5$s s where s.ctid >= format(''(%%s,0)'', b.page)::tid '
+               'and s.ctid < format(''(%%s,0)'', b.page + 1)::tid offset 0) s where s.at >= $1', p.every, p.first, p.pages - 1, p.columns, p.source)),
+           coalesce(bool_and(p.every = 1), true)
+    into v_parts, v_exact
+    from (
+        select t.source, t.columns, r.first, r.pages, greatest((r.pages - r.first + 999) / 1000, 1) as every
+        from (select i.inhrelid::regclass as source, 'finished_at' as at_column,
+                     's.state as outcome, s.finished_at as at, greatest(extract(epoch from s.claimed_at - s.run_at), 0) as waited, '
+                     'greatest(extract(epoch from s.finished_at - s.claimed_at), 0) as ran' as columns
+              from pg_inherits i where i.inhparent = 'finished_jobs'::regclass
+              union all
+              select 'errors', 'at', '''failed'' as outcome, s.at, null::numeric as waited, null::numeric as ran') t
+        cross join lateral _recent_pages(t.source, t.at_column, v_since) r
+        where r.pages > 0) p;
+    v_rows := coalesce(array_to_string(v_parts, ' union all '), 'select null as outcome, $1 as at, null::numeric as waited, null::numeric as ran, 0 as weight where false');
+    for minute, completed, cancelled, failed, waited_p50, waited_p95, ran_p50, ran_p95, exact in execute format(
+        'select m.minute, coalesce(sum(r.weight) filter (where r.outcome = ''completed''), 0)::bigint,
+                coalesce(sum(r.weight) filter (where r.outcome = ''cancelled''), 0)::bigint,
+                coalesce(sum(r.weight) filter (where r.outcome = ''failed''), 0)::bigint,
+                percentile_disc(0.5) within group (order by r.waited) filter (where r.outcome = ''completed'')::double precision,
+                percentile_disc(0.95) within group (order by r.waited) filter (where r.outcome = ''completed'')::double precision,
+                percentile_disc(0.5) within group (order by r.ran) filter (where r.outcome = ''completed'')::double precision,
+                percentile_disc(0.95) within group (order by r.ran) filter (where r.outcome = ''completed'')::double precision, $3
+         from generate_series($1, $2, interval ''1 minute'') m(minute)
+         left join (%s) r on date_trunc(''minute'', r.at) = m.minute
+         group by m.minute order by m.minute', v_rows) using v_since, v_until, v_exact
+    loop
+        return next;
+    end loop;
+end;
+$$;
+comment on function throughput(integer) is
+    'Minute by minute, how many jobs were completed and cancelled and how many attempts failed; of the completed ones, in seconds: how long they '
+    'had been due when they were claimed, and how long they then ran. From history, so without tasks whose retention is 0. It reads no more than '
+    '1,000 pages of a table; exact is false where it took a sample. Errors: PW001.';
+
+-- The id at which jobs of this time begin, more or less: ids grow with time, but a job is seen when its transaction commits.
+create or replace function _id_at(at timestamptz) returns bigint
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_low bigint := 0;
+    v_high bigint := (select s.last_value + 1 from job_ids s);
+    v_middle bigint;
+    v_span bigint;
+    v_id bigint;
+    v_created timestamptz;
+begin
+    while v_high - v_low > 500 loop
+        v_middle := (v_low + v_high) / 2;
+        v_span := 500;
+        loop
+            select j.id, j.created_at into v_id, v_created
+            from (select l.id, l.created_at from live_jobs l where l.id >= v_middle and l.id < least(v_middle + v_span, v_high)
+                  union all
+                  select f.id, f.created_at from finished_jobs f where f.id >= v_middle and f.id < least(v_middle + v_span, v_high)) j
+            limit 1;
+            exit when found or v_middle + v_span >= v_high;
+            v_span := v_span * 16;
+        end loop;
+        if v_id is null or v_created >= at then
+            v_high := coalesce(v_id, v_middle);
+        else
+            v_low := v_id;
+        end if;
+    end loop;
+    return v_low;
+end;
+$$;
+
+create or replace function list_jobs(
+    states text[] default null, tasks text[] default null, queues text[] default null, job_key text default null, search text default null,
+    created_from timestamptz default null, created_before timestamptz default null, after_id bigint default null,
+    newest_first boolean default true, max_jobs integer default 50)
+    returns table (id bigint, task_identifier text, state text, queue_name text, key text, sequence_key text, priority smallint,
+                   run_at timestamptz, attempts smallint, max_attempts smallint, created_at timestamptz, locked_at timestamptz, locked_by text,
+                   finished_at timestamptz, reason text, last_error text)
+    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_limit constant bigint := 20000; -- how many rows one call looks at, more or less
+    v_states text[] := array_replace(list_jobs.states, 'active', 'running');
+    v_unknown text := (select s.name from unnest(v_states) s(name)
+                       where (s.name in ('scheduled', 'pending', 'available', 'running', 'retryable', 'completed', 'cancelled', 'discarded')) is not true
+                       limit 1);
+    v_live boolean := v_states is null or v_states && '{scheduled,pending,available,running,retryable,discarded}';
+    v_past boolean := v_states is null or v_states && '{completed,cancelled}';
+    v_first bigint := 0;                                            -- ids from here
+    v_end bigint := (select s.last_value + 1 from job_ids s);       -- up to, not including, this one
+    v_low bigint;
+    v_high bigint;
+    v_width bigint := 1000;
+    v_rows bigint;
+    v_seen bigint := 0;
+    v_found bigint;
+    v_left bigint := max_jobs;
+    v_few bigint[];
+begin
+    if coalesce(max_jobs, 0) not between 1 and 1000 then
+        raise exception 'list_jobs: max_jobs must be from 1 to 1000, got %', coalesce(max_jobs::text, 'NULL') using errcode = 'PW001';
+    elsif v_unknown is not null or array_position(v_states, null) is not null then
+        raise exception 'list_jobs: states must be names of states, got %', coalesce(quote_literal(v_unknown), 'NULL') using errcode = 'PW001';
+    end if;
+    -- A transaction may last: what it adds is as old as its beginning, by an id of its end.
+    if created_from is not null then
+        v_first := _id_at(created_from);
+    end if;
+    if created_before is not null then
+        v_end := least(v_end, _id_at(created_before + interval '10 minutes') + 1000);
+    end if;
+    if after_id is not null and newest_first then
+        v_end := least(v_end, after_id);
+    elsif after_id is not null then
+        v_first := greatest(v_first, after_id + 1);
+    end if;
+
+    -- First what an index knows to be all of it, if that is not much.
+    if job_key is not null and v_live then
+        v_few := array(select l.id from live_jobs l where l.job_key = list_jobs.job_key and after_id is null);
+    elsif not v_past then
+        v_few := array(
+            select k.id from (
+                (select r.id from (select l.id, l.state from live_jobs l where l.ready_at is not null and v_states && '{available,running}'
+                                   order by l.priority, l.ready_at, l.id limit v_limit) r -- running ones come first
+                 where r.state = any (v_states))
+                union all
+                (select l.id from live_jobs l where l.due_at is not null and v_states && '{scheduled,retryable}' limit v_limit)
+                union all
+                (select l.id from live_jobs l where l.expires_at is not null and 'discarded' = any (v_states) limit v_limit)
+                union all
+                (select l.id from live_jobs l where l.parked = 'queue' and 'pending' = any (v_states) limit v_limit)
+                union all
+                (select l.id from live_jobs l where l.parked <> 'queue' and 'pending' = any (v_states) limit v_limit)) k
+            limit v_limit);
+        if cardinality(v_few) = v_limit then
+            v_few := null;
+        end if;
+    end if;
+    v_live := v_live and v_few is null;
+
+    -- Then from id to id, in strides: what lies in one is read whole.
+    while v_left > 0 and v_first < v_end and (v_live or v_past or v_few is not null) loop
+        if v_few is not null then
+            v_low := v_first;
+            v_high := v_end;
+        else
+            v_low := case when newest_first then greatest(v_first, v_end - v_width) else v_first end;
+            v_high := case when newest_first then v_end else least(v_end, v_first + v_width) end;
+            select count(*) into v_rows
+            from ((select from live_jobs l where v_live and l.id >= v_low and l.id < v_high limit 5001)
+                  union all
+                  (select from finished_jobs f where v_past and f.id >= v_low and f.id < v_high limit 5001)) w;
+            if v_rows > 5000 and v_width > 1000 then
+                v_width := greatest(v_width / 16, 1000); -- it was wide because there was nothing
+                continue;
+            end if;
+            v_seen := v_seen + v_rows;
+        end if;
+        return query
+        select u.id, u.task_identifier, u.state, u.queue_name, u.key, u.sequence_key, u.priority, u.run_at, u.attempts, u.max_attempts, u.created_at,
+               u.locked_at, u.locked_by, u.finished_at, u.reason, left(_last_line(u.last_error), 300)
+        from (select l.* from jobs l where v_live and l.id >= v_low and l.id < v_high
+              union all
+              select f.* from history f where v_past and v_few is null and f.id >= v_low and f.id < v_high
+              union all
+              select l.* from jobs l where l.id = any (v_few) and l.id >= v_low and l.id < v_high) u
+        where (v_states is null or u.state = any (v_states))
+          and (tasks is null or u.task_identifier = any (tasks))
+          and (queues is null or coalesce(u.queue_name, 'default') = any (queues))
+          and (list_jobs.job_key is null or u.key = list_jobs.job_key)
+          and (created_from is null or u.created_at >= created_from)
+          and (created_before is null or u.created_at < created_before)
+          and (search is null or strpos(lower(concat_ws(' ', u.task_identifier, u.queue_name, u.key, u.sequence_key, u.reason, u.last_error, u.meta)),
+                                        lower(search)) > 0)
+        order by case when newest_first then -u.id else u.id end
+        limit v_left;
+        get diagnostics v_found = row_count;
+        v_left := v_left - v_found;
+        if v_few is not null then
+            v_few := null;
+            continue;
+        elsif newest_first then
+            v_end := v_low;
+        else
+            v_first := v_high;
+        end if;
+        if v_rows < 250 and v_width < 1000000000000 then
+            v_width := v_width * 16;
+        end if;
+        if v_seen >= v_limit and v_left > 0 and v_first < v_end then
+            id := case when newest_first then v_end else v_first - 1 end;
+            return next;
+            return;
+        end if;
+    end loop;
+end;
+$$;
+comment on function list_jobs(text[], text[], text[], text, text, timestamptz, timestamptz, bigint, boolean, integer) is
+    'Jobs, live and finished, by id, newest first or oldest first, a page at a time: the next page is after_id := the last id of this one. '
+    'Arguments that are null match all; queues: ''default'' is no queue; search looks in everything shown, the whole error and meta, not in payloads. '
+    'A live job with the job_key comes first. It looks at some 20,000 rows at most: if that did not fill the page, the last row has an id and nothing '
+    'else, from where to go on (after_id); a state of live jobs, a job_key and a time are found by an index. Errors: PW001.';
+
+create or replace function list_workers() returns table (
+    id bigint, info jsonb, started_at timestamptz, beat_at timestamptz, expires_at timestamptz, silent boolean, running bigint, jobs jsonb)
+    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_column
+begin
+    return query
+    with running as materialized (
+        select r.* from (select j.id, j.task_identifier, j.state, j.worker_id, j.claimed_at, j.cancel_requested_at
+                         from live_jobs j where j.ready_at is not null order by j.priority, j.ready_at, j.id limit 20000) r
+        where r.state = 'running')
+    select w.id, w.info, w.started_at, w.beat_at, w.expires_at, w.expires_at < clock(),
+           (select count(*) from running r where r.worker_id = w.id),
+           (select jsonb_agg(jsonb_build_object('id', t.id, 'task_identifier', t.task_identifier, 'since', t.claimed_at,
+                                                'cancel_requested_at', t.cancel_requested_at) order by t.claimed_at, t.id)
+            from (select r.* from running r where r.worker_id = w.id order by r.claimed_at, r.id limit 20) t)
+    from workers w where w.dead_at is null
+    order by w.id;
+end;
+$$;
+comment on function list_workers() is
+    'The workers that hold a lease, silent ones past its end; how many jobs each runs, and its twenty longest. It looks for them among the first '
+    '20,000 available and running jobs in the order of claims, where running ones are the first.';
+
+-- Names in an index, one after the other, without reading what has them in common.
+create or replace function _queue_after(name text) returns text
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    return least(
+        (select q.queue_name from queues q where q.queue_name > name order by q.queue_name limit 1),
+        (select j.queue_name from live_jobs j
+         where j.queue_name > name and j.ready_at is not null and j.queue_name is not null order by j.queue_name limit 1),
+        (select j.queue_name from live_jobs j where j.queue_name > name and j.parked = 'queue' order by j.queue_name limit 1));
+end;
+$$;
+
+create or replace function list_queues(after_name text default null, max_queues integer default 50)
+    returns table (queue_name text, concurrency integer, paused boolean, available bigint, running bigint, pending bigint, exact boolean)
+    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_queue queues;
+begin
+    queue_name := coalesce(after_name, '');
+    for i in 1..least(max_queues, 1000) loop
+        queue_name := _queue_after(list_queues.queue_name);
+        exit when list_queues.queue_name is null;
+        v_queue := _queue_of(list_queues.queue_name);
+        concurrency := v_queue.concurrency;
+        paused := coalesce(v_queue.paused, false);
+        select count(*) filter (where t.state = 'available'), count(*) filter (where t.state = 'running'),
+               count(*) filter (where t.state = 'pending')
+        into available, running, pending
+        from ((select j.state from live_jobs j
+               where j.queue_name = list_queues.queue_name and j.ready_at is not null and j.queue_name is not null limit 1000)
+              union all
+              (select j.state from live_jobs j where j.queue_name = list_queues.queue_name and j.parked = 'queue' limit 1000)) t;
+        exact := available + running < 1000 and pending < 1000;
+        return next;
+    end loop;
+end;
+$$;
+comment on function list_queues(text, integer) is
+    'Queues by name that were set or paused or have jobs that run or wait for their turn in it, and how many, counted up to 1,000 of those let go and '
+    '1,000 pending (then exact is false). The next page: after_name := the last name of this one. queue_stats counts all.';
+
+create or replace function _sequence_after(name text, halted boolean) returns text
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    return case when halted
+        then (select h.sequence_key from sequence_halts h where h.sequence_key > name order by h.sequence_key limit 1)
+        else least(
+            (select h.sequence_key from sequence_halts h where h.sequence_key > name order by h.sequence_key limit 1),
+            (select j.sequence_key from live_jobs j where j.sequence_key > name and j.sequence_head order by j.sequence_key limit 1),
+            (select j.sequence_key from live_jobs j where j.sequence_key > name and j.parked <> 'queue' order by j.sequence_key limit 1)) end;
+end;
+$$;
+
+create or replace function list_sequences(halted boolean default false, after_key text default null, max_sequences integer default 50)
+    returns table (sequence_key text, running bigint, waiting bigint, halted_by bigint, reason text, since timestamptz, exact boolean)
+    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_name text := coalesce(after_key, '');
+    v_left integer := least(max_sequences, 1000);
+    v_head live_jobs;
+    v_first bigint;
+begin
+    while v_left > 0 loop
+        v_name := _sequence_after(v_name, halted);
+        exit when v_name is null;
+        sequence_key := v_name;
+        select j.* into v_head from live_jobs j where j.sequence_key = v_name and j.sequence_head;
+        running := case when v_head.state <> 'pending' then v_head.id end;
+        select count(*), min(w.id) into waiting, v_first
+        from (select j.id from live_jobs j where j.sequence_key = v_name and j.parked <> 'queue' order by j.parked, j.id limit 1000) w;
+        exact := waiting < 1000;
+        waiting := waiting + coalesce(v_head.state = 'pending' and v_head.parked = 'queue', false)::integer;
+        -- As the view sequences has it.
+        select h.job_id, h.reason, h.at into halted_by, reason, since
+        from sequence_halts h
+        where h.sequence_key = v_name and v_head.id is null and (v_first is null or h.job_id < v_first)
+          and not exists (select from live_jobs j where j.sequence_key = v_name and j.parked = 'next')
+        order by h.job_id limit 1;
+        continue when halted and halted_by is null;
+        v_left := v_left - 1;
+        return next;
+    end loop;
+end;
+$$;
+comment on function list_sequences(boolean, text, integer) is
+    'Sequences by key that have jobs to run or are halted, as the view sequences shows them, waiting counted up to 1,000 (then exact is false); or only '
+    'halted ones. The next page: after_key := the last key of this one.';
+
+create or replace function overview() returns jsonb
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_oldest live_jobs;
+    v_job live_jobs;
+    v_priority smallint := -32768;
+begin
+    -- The first of each priority, for a hundred of them: that is the order of claims.
+    for i in 1..100 loop
+        select l.priority into v_priority from live_jobs l where l.ready_at is not null and l.priority >= v_priority order by l.priority limit 1;
+        exit when not found;
+        select l.* into v_job from live_jobs l
+        where l.priority = v_priority and l.ready_at is not null and l.state = 'available' order by l.ready_at, l.id limit 1;
+        if found and (v_oldest.id is null or v_job.ready_at < v_oldest.ready_at) then
+            v_oldest := v_job;
+        end if;
+        exit when v_priority = 32767;
+        v_priority := v_priority + 1;
+    end loop;
+    return jsonb_build_object(
+        'at', v_now,
+        'states', (select jsonb_object_agg(c.state, jsonb_build_object('jobs', c.jobs, 'exact', c.exact)) from count_jobs() c),
+        'oldest', case when v_oldest.id is not null then jsonb_build_object(
+            'id', v_oldest.id, 'task_identifier', v_oldest.task_identifier, 'since', v_oldest.ready_at,
+            'seconds', extract(epoch from v_now - v_oldest.ready_at)::bigint) end,
+        'workers', (select count(*) from workers w where w.dead_at is null and w.expires_at >= v_now),
+        'silent_workers', (select count(*) from workers w where w.dead_at is null and w.expires_at < v_now),
+        'halted_sequences', (select count(*) from list_sequences(true, null, 1000)),
+        'paused_queues', (select coalesce(jsonb_agg(q.queue_name order by q.queue_name), '[]')
+                          from (select k.queue_name from queues k where k.paused order by k.queue_name limit 100) q),
+        'schedules', (select count(*) from timetable t),
+        'next_tick', (select jsonb_build_object('name', t.name, 'at', t.next_at) from timetable t where t.next_at is not null order by t.next_at limit 1),
+        'failed_ticks', (select count(*) from timetable t where t.last_error is not null));
+end;
+$$;
+comment on function overview() is
+    'The state of the whole in one JSON object: at, states (as count_jobs), oldest (the available job that has waited longest), workers, '
+    'silent_workers, halted_sequences (counted up to 1,000), paused_queues (100 names at most), schedules, next_tick, failed_ticks.';

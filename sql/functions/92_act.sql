@@ -1,0 +1,81 @@
+-- 92_act: what people do by way of a dashboard, each act written down with its result, in its own transaction.
+
+create or replace function _act(action text, target text) returns text
+    language plpgsql set search_path from current
+as $$
+declare
+    v_job job;
+begin
+    case action
+        when 'retry' then v_job := retry_job(target::bigint);
+        when 'cancel' then v_job := cancel_job(target::bigint);
+        when 'force_cancel' then v_job := cancel_job(target::bigint, true);
+        when 'delete' then v_job := delete_job(target::bigint);
+        when 'pause_queue' then perform pause_queue(target);
+        when 'resume_queue' then perform resume_queue(target);
+        when 'resume_sequence' then return case when resume_sequence(target) then 'done' else 'it was not halted' end;
+        when 'run_schedule' then
+            return (select coalesce('added job ' || string_agg(j.id::text, ', '), 'added no job') from run_schedule(target) j);
+        when 'pause_schedule' then perform pause_schedule(target);
+        when 'resume_schedule' then perform resume_schedule(target);
+    end case;
+    return case when v_job.id is null then 'done' when action = 'delete' then 'was ' || v_job.state
+                when action = 'cancel' and v_job.state = 'running' then 'running, and asked to stop' else v_job.state end;
+end;
+$$;
+
+create or replace function act(action text, targets text[], actor text) returns table (target text, ok boolean, outcome text)
+    language plpgsql security definer set search_path from current
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := clock();
+    v_actions constant text[] := '{retry,cancel,force_cancel,delete,pause_queue,resume_queue,resume_sequence,run_schedule,pause_schedule,resume_schedule}'::text[];
+    v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete');
+    v_bad text := (select t.target from unnest(targets) t(target)
+                   where t.target is null or (v_jobs and t.target !~ '^[0-9]{1,18}$') limit 1);
+begin
+    if action is null or action <> all (v_actions) then
+        raise exception 'act: action must be one of %, got %', array_to_string(v_actions, ', '), coalesce(quote_literal(action), 'NULL')
+            using errcode = 'PW001';
+    elsif coalesce(cardinality(targets), 0) not between 1 and 1000 then
+        raise exception 'act: targets must be 1 to 1000, got %', coalesce(cardinality(targets), 0) using errcode = 'PW001';
+    elsif v_bad is not null or array_position(targets, null) is not null then
+        raise exception 'act: targets of % must be %, got %', action, case when v_jobs then 'ids of jobs' else 'names' end,
+            coalesce(quote_literal(left(v_bad, 140)), 'NULL') using errcode = 'PW001';
+    elsif coalesce(length(actor), 0) not between 1 and 200 then
+        raise exception 'act: actor must be 1 to 200 characters long, got %', coalesce(quote_literal(left(actor, 220)), 'NULL') using errcode = 'PW001';
+    end if;
+    if action = 'retry' then
+        -- Keys before jobs, in order, as retry_jobs does.
+        perform _hold_unique_key(k.key) from (
+            select distinct decode((get_job(t.target::bigint)).unique_key, 'hex') as key from unnest(targets) t(target) order by 1 offset 0) k
+        where k.key is not null;
+    end if;
+    for target in
+        select t.target from (select distinct u.target from unnest(targets) u(target)) t
+        order by case when v_jobs then t.target::bigint end, t.target
+    loop
+        begin
+            outcome := _act(action, target);
+            ok := true;
+        exception when sqlstate 'PW001' or sqlstate 'PW003' or sqlstate 'PW004' or sqlstate 'PW005' then
+            outcome := sqlerrm;
+            ok := false;
+        end;
+        insert into audit_log (at, actor, db_role, action, target, ok, outcome)
+        values (v_now, act.actor, session_user, act.action, act.target, act.ok, act.outcome);
+        return next;
+    end loop;
+end;
+$$;
+comment on function act(text, text[], text) is
+    'Does to each of up to 1,000 targets what the function of that name does, and writes it down in the view audit, in the same transaction: retry, '
+    'cancel, force_cancel, delete (ids of jobs), pause_queue, resume_queue, resume_sequence, run_schedule, pause_schedule, resume_schedule (names). '
+    'One row per target: refused ones, with the reason, do not keep the others from being done. actor: who did it, in the words of the caller. Errors: PW001.';
+
+create or replace view audit as
+select a.id, a.at, a.actor, a.db_role, a.action, a.target, a.ok, a.outcome from audit_log a;
+comment on view audit is
+    'What people have done by way of act(), as `pyworker ui` does: who (in its words, and the role of its session), when, what to what, and what '
+    'came of it. Kept for 90 days.';
