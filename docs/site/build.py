@@ -25,10 +25,15 @@ from pyworker.cli import main as command
 
 ROOT = Path(__file__).parents[2]
 # Pages from elsewhere in the repository, by their name in docs/.
-GUESTS = {"README.md": "readme.md", "sql/README.md": "inside.md", "bench/README.md": "benchmarks.md", "CHANGELOG.md": "changes.md"}
+GUESTS = {
+    "README.md": "readme.md",
+    "sql/README.md": "inside.md",
+    "bench/README.md": "benchmarks.md",
+    "CHANGELOG.md": "changes.md",
+}
 # In this order in the menu. A page that is not there (yet) is left out; one that is not named here is found under "More".
 MENU = {
-    "Start": ["start", "howto", "readme"],
+    "Start": ["start", "howto", "The README <readme>"],
     "Concepts": ["concepts", "delivery", "sequences-and-queues", "unique-jobs", "schedules", "middleware"],
     "In your stack": ["integrations", "django", "testing", "development"],
     "Operations": ["operations", "deployment", "monitoring", "dashboard", "top", "performance", "benchmarks"],
@@ -111,7 +116,9 @@ def python_reference() -> str:
         for member, inner in vars(value).items() if inspect.isclass(value) else ():
             plain = getattr(inner, "__wrapped__", getattr(inner, "func", getattr(inner, "fget", inner)))
             if not member.startswith("_") and inspect.isfunction(plain) and plain.__doc__:
-                parts.append(f"### {name}.{member}\n\n```text\n{shape(member, plain)}\n```\n\n{described(plain.__doc__)}\n")
+                parts.append(
+                    f"### {name}.{member}\n\n```text\n{shape(member, plain)}\n```\n\n{described(plain.__doc__)}\n"
+                )
     return "\n".join(parts)
 
 
@@ -150,7 +157,9 @@ def references(directory: Path) -> None:
 def stage(source: Path) -> None:
     """docs/ and its guests in one directory, their links to each other as they are there; a link to code becomes its name."""
     shutil.copytree(ROOT / "docs" / "pictures", source / "pictures")
-    shutil.copytree(ROOT / "docs" / "screenshots", source / "screenshots") if (ROOT / "docs" / "screenshots").is_dir() else None
+    shutil.copytree(ROOT / "docs" / "screenshots", source / "screenshots") if (
+        ROOT / "docs" / "screenshots"
+    ).is_dir() else None
     pages = {path: path.name for path in (ROOT / "docs").glob("*.md")} | {ROOT / k: v for k, v in GUESTS.items()}
     references(source)
 
@@ -167,13 +176,19 @@ def stage(source: Path) -> None:
         text = re.sub(r"!\[([^\]]*)\]\((pictures/[^)]+\.svg)\)", lambda m: picture(m[1], ROOT / "docs" / m[2]), text)
         (source / name).write_text(text, "utf-8")
     there = {path.stem for path in source.glob("*.md")}
-    more = sorted(there - {name for names in MENU.values() for name in names})
+    more = sorted(there - {file_of(entry) for entries in MENU.values() for entry in entries})
     tocs = [
-        f"```{{toctree}}\n:caption: {title}\n:hidden:\n\n" + "\n".join(name for name in names if name in there) + "\n```\n"
-        for title, names in {**MENU, **({"More": more} if more else {})}.items()
+        f"```{{toctree}}\n:caption: {title}\n:hidden:\n\n"
+        + "\n".join(entry for entry in entries if file_of(entry) in there)
+        + "\n```\n"
+        for title, entries in {**MENU, **({"More": more} if more else {})}.items()
     ]
     start = (ROOT / "docs" / "site" / "index.md").read_text("utf-8")
     (source / "index.md").write_text(start + "\n" + "\n".join(tocs), "utf-8")
+
+
+def file_of(entry: str) -> str:
+    return re.sub(r".*<(.*)>", r"\1", entry)
 
 
 def picture(words: str, path: Path) -> str:
@@ -192,7 +207,9 @@ def build(target: Path) -> int:
     conf = ROOT / "docs" / "site"
     shutil.rmtree(target, ignore_errors=True)
     arguments = ["-q", "-W", "--keep-going", "-b", "html", "-c", str(conf), "-d", str(source.parent / "doctrees")]
-    return subprocess.run([sys.executable, "-m", "sphinx", *arguments, str(source), str(target)], env=os.environ).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "sphinx", *arguments, str(source), str(target)], env=os.environ
+    ).returncode
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ html_static_path = ["static"]
 html_css_files = ["pyworker.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 highlight_language = "text"

@@ -17,6 +17,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 import click
 import pglast
 import psycopg
+import psycopg.sql
 import pytest
 
 from pyworker import cli
@@ -38,9 +40,8 @@ NOT_RUN = {"django": 5, "integrations": 2, "operations": 1}
 # Tables that a page takes for granted.
 TABLES = {
     "README": "create table invoices (id bigint, charged boolean default false)",
-    "schedules": "create table users (user_id bigint, email text, created_at timestamptz, welcomed boolean)",
 }
-# A page's jobs that run by a real worker once its snippets are through, and whether they must be there.
+# Tasks of which jobs must have been completed by the worker when a page is through.
 RUN = {"README": {"charge", "send_email"}, "start": {"greet"}}
 
 
@@ -79,8 +80,20 @@ def of(page: str, language: str) -> list[Block]:
 # -- SQL, statement by statement, in the page's order, each page on a database of its own ------------------------------
 
 
-@pytest.mark.parametrize("page", pages_with("sql"))
-def test_the_sql_of_a_page_runs_from_top_to_bottom(page: str, fresh: psycopg.Connection[Any]) -> None:
+@pytest.fixture
+def no_role_stays(pg_server: Any) -> Iterator[None]:
+    """Roles belong to the server, not to the database of a test."""
+    with psycopg.connect(pg_server.url(), autocommit=True) as conn:
+        before = conn.execute("select array_agg(rolname) from pg_roles").fetchone()
+        yield
+        for (name,) in conn.execute("select rolname from pg_roles where rolname <> all (%s)", before).fetchall():
+            conn.execute(psycopg.sql.SQL("drop role {}").format(psycopg.sql.Identifier(name)))
+
+
+@pytest.mark.parametrize("page", sorted(set(pages_with("sql")) - set(pages_with("python"))))
+def test_the_sql_of_a_page_runs_from_top_to_bottom(
+    page: str, no_role_stays: None, fresh: psycopg.Connection[Any]
+) -> None:
     run_sql(page, fresh)
 
 
@@ -113,13 +126,13 @@ conn.close()
 
 
 @pytest.mark.parametrize("page", pages_with("python"))
-def test_the_python_of_a_page_runs_and_its_tasks_are_those_of_a_worker(
-    page: str, fresh: psycopg.Connection[Any], fresh_dsn: str, tmp_path: Path
+def test_a_page_runs_its_sql_then_its_python_then_its_tasks_by_a_worker(
+    page: str, no_role_stays: None, fresh: psycopg.Connection[Any], fresh_dsn: str, tmp_path: Path
 ) -> None:
+    run_sql(page, fresh)
     blocks = [block for block in of(page, "python") if not block.marker.endswith(".py")]
     if not blocks:
-        pytest.skip("only files of a project, which another test runs")
-    run_sql(page, fresh)
+        return  # files of a project, which another test runs
     module = tmp_path / ("page_" + page.replace("-", "_") + ".py")
     environment = {**os.environ, "DATABASE_URL": fresh_dsn, "PYTHONPATH": str(ROOT)}
 
@@ -206,7 +219,9 @@ def test_the_commands_that_a_page_mentions_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "block", [b for b in BLOCKS if b.language in ("json", "toml", "ini") and b.is_run], ids=lambda b: f"{b.page} {b.line}"
+    "block",
+    [b for b in BLOCKS if b.language in ("json", "toml", "ini") and b.is_run],
+    ids=lambda b: f"{b.page} {b.line}",
 )
 def test_data_can_be_read(block: Block) -> None:
     if block.language == "ini":
