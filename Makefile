@@ -1,6 +1,6 @@
 # The README's commands by short names. They work without make, too.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint schema torture nightly release mutants fresh bench
+.PHONY: help demo test lint schema docs torture nightly release mutants fresh bench
 
 install = python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q -e
 
@@ -18,6 +18,9 @@ lint: ## check style and types
 
 schema: ## write sql/schema.sql anew, from what the migrations make
 	$(install) '.[test]' && PYWORKER_WRITE_SCHEMA=1 .venv/bin/pytest tests/house/test_schema.py
+
+docs: ## build the documentation into site/
+	$(install) '.[docs]' && .venv/bin/python docs/site/build.py
 
 torture: ## run the long tests: crashes, races, load
 	$(install) '.[test]' && .venv/bin/pytest -m torture

@@ -107,21 +107,33 @@ def migrate(
     return done
 
 
-def script(schema: str = "pyworker", from_version: int = 0, *, movable_clock: bool = False, roles: bool = False) -> str:
-    """The same as one SQL script, for people who apply it themselves to a database at schema version `from_version`."""
+def script(
+    schema: str = "pyworker",
+    from_version: int | None = 0,
+    *,
+    movable_clock: bool = False,
+    roles: bool = False,
+    transaction: bool = True,
+) -> str:
+    """The same as one SQL script, for a database at schema version `from_version`; None: at whichever, it looks for itself.
+
+    transaction=False: without BEGIN and COMMIT, for migration tools that have opened a transaction themselves; their settings
+    are put back at the end.
+    """
     sql_dir = directory("sql")
+    named = _sql.SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())).as_string(None)
     parts = [
-        f"-- pyworker, from version {from_version} to {newest()}\n",
-        _sql.BEGIN,
-        _sql.SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())).as_string(None) + ";\n",
+        f"-- pyworker, from version {from_version or 0} to {newest()}\n",
+        _sql.BEGIN if transaction else _sql.KEEP_SETTINGS,
+        named + ";\n",
         (sql_dir / "begin.sql").read_text("utf-8"),
     ]
     for migration in migrations():
-        if migration.version > from_version:
-            parts.append(migration.path.read_text("utf-8"))
-            parts.append(
-                _sql.record_migration_text(migration.version, migration.name, migration.breaking, migration.checksum)
+        if migration.version > (from_version or 0):
+            text = migration.path.read_text("utf-8") + _sql.record_migration_text(
+                migration.version, migration.name, migration.breaking, migration.checksum
             )
+            parts.append(text if from_version is not None else _sql.unless_applied(migration.version, text))
     if movable_clock:
         parts.append(_sql.MAKE_CLOCK_MOVABLE.decode())
     for path in code():
@@ -129,5 +141,5 @@ def script(schema: str = "pyworker", from_version: int = 0, *, movable_clock: bo
             optional = [name for name, wanted in (("movable_clock", movable_clock), ("roles", roles)) if wanted]
             parts += [(sql_dir / "optional" / f"{name}.sql").read_text("utf-8") for name in optional]
         parts.append(path.read_text("utf-8"))
-    parts += [(sql_dir / "end.sql").read_text("utf-8"), "commit;\n"]
+    parts += [(sql_dir / "end.sql").read_text("utf-8"), "commit;\n" if transaction else _sql.RESTORE_SETTINGS]
     return "\n".join(parts)

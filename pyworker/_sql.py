@@ -40,6 +40,27 @@ FILL_CHECKSUM = b"update migrations set checksum = %s where version = %s"
 MAKE_CLOCK_MOVABLE = b"update settings set movable_clock = true;\n"
 CLOCK_IS_MOVABLE = b"select movable_clock from settings"
 
+# For a script inside a transaction that is not ours: what begin.sql sets, as it was before.
+KEEP_SETTINGS = (
+    "select set_config('pyworker.before', json_build_object('search_path', current_setting('search_path'), 'lock_timeout',"
+    " current_setting('lock_timeout'), 'client_min_messages', current_setting('client_min_messages'))::text, true);\n"
+)
+RESTORE_SETTINGS = (
+    "select set_config(s.key, s.value, true) from json_each_text(current_setting('pyworker.before')::json) s;\n"
+)
+
+
+def drop_schema_text(schema: str) -> str:
+    return f"drop schema {_quoted(schema)} cascade"
+
+
+def unless_applied(version: int, text: str) -> str:
+    """A script that does nothing where the migration has been applied."""
+    return (
+        f"do $pyworker_unless$\nbegin\nif not exists (select from migrations m where m.version = {version:d}) then\n"
+        f"execute $pyworker_migration$\n{text}$pyworker_migration$;\nend if;\nend;\n$pyworker_unless$;\n"
+    )
+
 
 def record_migration_text(version: int, name: str, breaking: bool, checksum: str) -> str:
     values = sql.SQL(", ").join(sql.Literal(value) for value in (version, name, breaking, checksum))
@@ -114,6 +135,14 @@ def finish_job_statement(schema: str) -> str:
 
 def start_job_statement(schema: str) -> str:
     return f"select {quoted(schema)}.start_job(%s, %s)"
+
+
+def get_job_statement(schema: str) -> str:
+    return f"select {_JOB} from {_quoted(schema)}.get_job(%s) j"  # noqa: S608
+
+
+def job_errors_statement(schema: str) -> str:
+    return f"select at, worker, error from {_quoted(schema)}.job_errors(%s)"  # noqa: S608
 
 
 def once_statement(schema: str) -> str:

@@ -104,20 +104,29 @@ def main() -> None:
     "--from", "from_version", default=0, metavar="N", help="With --sql: the database has schema version N already."
 )
 @click.option(
+    "--no-transaction",
+    is_flag=True,
+    help="With --sql: without BEGIN and COMMIT, for a migration tool that sends them itself.",
+)
+@click.option(
     "--roles", is_flag=True, help="Create the roles SCHEMA_producer, _worker, _reader and _admin (needs CREATEROLE)."
 )
 @click.option(
     "--movable-clock", is_flag=True, help="For tests: let the setting pyworker.clock_offset move the queue's time."
 )
 def migrate(
-    dsn: str, schema: str, dry_run: bool, print_sql: bool, from_version: int, roles: bool, movable_clock: bool
-) -> None:
+    dsn: str, schema: str, dry_run: bool, print_sql: bool, from_version: int, no_transaction: bool, roles: bool, movable_clock: bool
+) -> None:  # fmt: skip
     """Install pyworker, or upgrade it to this version.
 
     One transaction; repeated, concurrent and interrupted runs do no harm, and running workers go on.
     """
     if print_sql:
-        click.echo(_migrate.script(schema, from_version, roles=roles, movable_clock=movable_clock))
+        click.echo(
+            _migrate.script(
+                schema, from_version, roles=roles, movable_clock=movable_clock, transaction=not no_transaction
+            )
+        )
         return
     with resolved(dsn) as url, connect(url) as conn:
         if dry_run:

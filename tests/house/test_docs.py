@@ -1,47 +1,14 @@
-"""What the documents say is so: their commands exist, their snippets run."""
+"""What the README says is so. (Its snippets and those of docs/ are run by tests/docs.)"""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from pyworker import _middleware, cli, errors, tasks
+from pyworker import cli, errors
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def blocks(language):
-    return [
-        pytest.param(block, id=f"{page.stem} {number}")
-        for page in PAGES
-        for number, block in enumerate(re.findall(rf"(?ms)^```{language}\n(.*?)^```$", page.read_text("utf-8")), 1)
-    ]
-
-
-@pytest.mark.parametrize("snippet", blocks("sql"))
-def test_sql_snippets_run(db, snippet):
-    db.execute("begin")
-    db.execute(snippet)
-    db.execute("rollback")
-
-
-def test_python_snippets_run(db):
-    """In order, in one namespace, as a reader would."""
-    db.execute("create temp table invoices (id integer, charged boolean)")
-    namespace = {"conn": db, "__name__": "myapp.tasks"}
-    known = dict(tasks._registry)
-    try:
-        for parameter in blocks("python"):
-            if parameter.id.startswith("testing "):
-                continue  # files, run by tests/runner/test_testing.py
-            exec(compile(parameter.values[0], parameter.id, "exec"), namespace)
-    finally:
-        tasks._registry.clear()
-        tasks._registry.update(known)
-        _middleware.registered.clear()
-    assert db.execute("select count(*) from pyworker.jobs where task_identifier = 'send_email'").fetchone() == (2,)
 
 
 @pytest.mark.parametrize("command", sorted(cli.main.commands))
@@ -70,9 +37,3 @@ def test_every_error_code_is_in_the_readme_and_in_the_core(code):
 def test_ci_runs_the_test_command_of_the_readme():
     (command,) = re.findall(r"(?m)^python3 -m venv .*pytest$", README)
     assert command in (ROOT / ".ci" / "run").read_text("utf-8")
-
-
-def test_links_lead_somewhere():
-    for page in PAGES:
-        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text("utf-8")):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"

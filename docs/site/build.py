@@ -1,0 +1,219 @@
+"""Builds the documentation into site/: `make docs`, or python docs/site/build.py [--only-reference DIRECTORY].
+
+Sphinx reads the Markdown of docs/ as it is. Three references are written here, from what is there: the SQL functions, views and types
+of an installed schema with their comments, the Python package with its docstrings, the commands with their help.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import psycopg
+
+import pyworker
+from pyworker import _migrate
+from pyworker._embedded import temporary_server
+from pyworker.cli import main as command
+
+ROOT = Path(__file__).parents[2]
+# Pages from elsewhere in the repository, by their name in docs/.
+GUESTS = {
+    "README.md": "readme.md",
+    "sql/README.md": "inside.md",
+    "bench/README.md": "benchmarks.md",
+    "CHANGELOG.md": "changes.md",
+}
+# In this order in the menu. A page that is not there (yet) is left out; one that is not named here is found under "More".
+MENU = {
+    "Start": ["start", "howto", "The README <readme>"],
+    "Concepts": ["concepts", "delivery", "sequences-and-queues", "unique-jobs", "schedules", "middleware"],
+    "In your stack": ["integrations", "django", "testing", "development"],
+    "Operations": ["operations", "deployment", "monitoring", "dashboard", "top", "performance", "benchmarks"],
+    "Reference": ["reference-sql", "reference-python", "reference-cli", "inside", "changes"],
+    "Coming from elsewhere": ["coming-from", "comparison"],
+}
+
+FUNCTIONS = """
+    select p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid), obj_description(p.oid, 'pg_proc')
+    from pg_proc p where p.pronamespace = 'pyworker'::regnamespace and p.proname !~ '^_' order by p.proname, p.oid"""
+COLUMNS = """
+    select c.relname, c.relkind = 'v', obj_description(c.oid, 'pg_class'),
+        array_agg(array[a.attname, format_type(a.atttypid, a.atttypmod), coalesce(col_description(c.oid, a.attnum), '')] order by a.attnum)
+    from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+    where c.relnamespace = 'pyworker'::regnamespace and c.relkind in ('v', 'c') and c.relname !~ '^_'
+    group by c.oid order by 2, 1"""
+
+
+def chapters() -> dict[str, str]:
+    """What each file of sql/functions is about, in sql/README.md's words and order."""
+    listed = (ROOT / "sql" / "README.md").read_text("utf-8")
+    return dict(re.findall(r"(?m)^      (\d\d_\w+) +(.+)$", listed))
+
+
+def home(function: str) -> str:
+    pattern = re.compile(rf"(?m)^create or replace function {function}\(")
+    for path in _migrate.code():
+        if pattern.search(path.read_text("utf-8")):
+            return path.stem
+    return "optional"
+
+
+def sql_reference(conn: psycopg.Connection[Any]) -> str:
+    """Every public function, view and type of the schema, by the step of a job's way at which it is used."""
+    by_file: dict[str, list[str]] = {}
+    for name, arguments, result, comment in conn.execute(FUNCTIONS).fetchall():
+        shape = re.sub(r"\s+", " ", f"{name}({arguments}) → {result}")
+        if len(shape) > 100:
+            shape = f"{name}(\n    " + ",\n    ".join(re.split(r", (?=\w+ )", arguments)) + f"\n) → {result}"
+        by_file.setdefault(home(name), []).append(f"### {name}\n\n```text\n{shape}\n```\n\n{prose(comment)}\n")
+    words = {**chapters(), "optional": "in installations for tests"}
+    parts = ["# SQL reference\n", "Made from the comments in the database: `\\df+ pyworker.*` in psql shows the same. Arguments are given by position or by name "
+             "(`name := value`).\n"]  # fmt: skip
+    for stem, said in words.items():
+        if stem in by_file:
+            title = stem.partition("_")[2].replace("_", " ") or stem
+            parts += [f"## {title.capitalize()}\n", f"{prose(said)}\n", *by_file.pop(stem)]
+    for stem, rest in sorted(by_file.items()):
+        parts += [f"## {stem.partition('_')[2].replace('_', ' ').capitalize()}\n", *rest]
+    kind = None
+    for name, is_view, comment, columns in conn.execute(COLUMNS).fetchall():
+        if kind != is_view:
+            kind = is_view
+            parts.append("## Views\n" if is_view else "## Types\n")
+        rows = "\n".join(f"| `{column}` | {type_} | {prose(said)} |" for column, type_, said in columns)
+        parts.append(f"### {name}\n\n{prose(comment or '')}\n\n| column | type | |\n|---|---|---|\n{rows}\n")
+    return "\n".join(parts)
+
+
+def prose(text: str) -> str:
+    """Plain text as Markdown that shows it as it is."""
+    return re.sub(r"([*<\[\]|])", r"\\\1", text)
+
+
+def described(doc: str) -> str:
+    """A docstring: indented lines are code."""
+    parts = []
+    for block in re.split(r"\n\n+", inspect.cleandoc(doc)):
+        is_code = all(line.startswith("    ") for line in block.splitlines())
+        parts.append(f"```python\n{inspect.cleandoc(block)}\n```" if is_code else prose(block))
+    return "\n\n".join(parts)
+
+
+def python_reference() -> str:
+    """Every public name of the package with its signature and docstring, and the public members of classes."""
+    parts = ["# Python reference\n", described(pyworker.__doc__ or "") + "\n"]
+    for name in pyworker.__all__:
+        value = getattr(pyworker, name)
+        parts.append(f"## {name}\n\n```text\n{shape(name, value)}\n```\n\n{described(value.__doc__ or '')}\n")
+        for member, inner in vars(value).items() if inspect.isclass(value) else ():
+            plain = getattr(inner, "__wrapped__", getattr(inner, "func", getattr(inner, "fget", inner)))
+            if not member.startswith("_") and inspect.isfunction(plain) and plain.__doc__:
+                parts.append(
+                    f"### {name}.{member}\n\n```text\n{shape(member, plain)}\n```\n\n{described(plain.__doc__)}\n"
+                )
+    return "\n".join(parts)
+
+
+def shape(name: str, value: Any) -> str:
+    try:
+        signature = str(inspect.signature(value)).replace("'", "")
+    except (ValueError, TypeError):
+        return name
+    kind = "class " if inspect.isclass(value) else "async def " if inspect.iscoroutinefunction(value) else "def "
+    text = f"{kind}{name}{signature}"
+    return text if len(text) <= 100 else text.replace("(", "(\n    ", 1).replace(", ", ",\n    ")
+
+
+def cli_reference() -> str:
+    """The help of every command and subcommand."""
+    parts = ["# Command line reference\n"]
+
+    def walk(group: click.Command, path: list[str]) -> None:
+        context = click.Context(group, info_name=" ".join(path), max_content_width=100, terminal_width=100)
+        parts.append(f"{'#' * min(len(path) + 1, 4)} {' '.join(path)}\n\n```text\n{group.get_help(context)}\n```\n")
+        for name, inner in sorted(getattr(group, "commands", {}).items()):
+            walk(inner, [*path, name])
+
+    walk(command, ["pyworker"])
+    return "\n".join(parts)
+
+
+def references(directory: Path) -> None:
+    with temporary_server(in_memory=True) as server, psycopg.connect(server.url(), autocommit=True) as conn:
+        _migrate.migrate(conn, movable_clock=True)
+        (directory / "reference-sql.md").write_text(sql_reference(conn), "utf-8")
+    (directory / "reference-python.md").write_text(python_reference(), "utf-8")
+    (directory / "reference-cli.md").write_text(cli_reference(), "utf-8")
+
+
+def stage(source: Path) -> None:
+    """docs/ and its guests in one directory, their links to each other as they are there; a link to code becomes its name."""
+    shutil.copytree(ROOT / "docs" / "pictures", source / "pictures")
+    shutil.copytree(ROOT / "docs" / "screenshots", source / "screenshots") if (
+        ROOT / "docs" / "screenshots"
+    ).is_dir() else None
+    pages = {path: path.name for path in (ROOT / "docs").glob("*.md")} | {ROOT / k: v for k, v in GUESTS.items()}
+    references(source)
+
+    def link(match: re.Match[str]) -> str:
+        text, target, anchor = match[1], match[2], match[3] or ""
+        there = (page.parent / target).resolve()
+        if there in pages:
+            return f"[{text}]({pages[there]}{anchor})"
+        return match[0] if there.is_relative_to(ROOT / "docs") else f"{text} (`{there.relative_to(ROOT)}`)"
+
+    for page, name in pages.items():
+        text = page.read_text("utf-8")
+        text = re.sub(r"(?<!!)\[([^\]\n]+)\]\((?![a-z]+:|#|reference-)([^)#\s]+)(#[^)]*)?\)", link, text)
+        text = re.sub(r"!\[([^\]]*)\]\((pictures/[^)]+\.svg)\)", lambda m: picture(m[1], ROOT / "docs" / m[2]), text)
+        (source / name).write_text(text, "utf-8")
+    there = {path.stem for path in source.glob("*.md")}
+    more = sorted(there - {file_of(entry) for entries in MENU.values() for entry in entries})
+    tocs = [
+        f"```{{toctree}}\n:caption: {title}\n:hidden:\n\n"
+        + "\n".join(entry for entry in entries if file_of(entry) in there)
+        + "\n```\n"
+        for title, entries in {**MENU, **({"More": more} if more else {})}.items()
+    ]
+    start = (ROOT / "docs" / "site" / "index.md").read_text("utf-8")
+    (source / "index.md").write_text(start + "\n" + "\n".join(tocs), "utf-8")
+
+
+def file_of(entry: str) -> str:
+    return re.sub(r".*<(.*)>", r"\1", entry)
+
+
+def picture(words: str, path: Path) -> str:
+    """Into the page itself, so that it takes the page's colours."""
+    svg = re.sub(r"(?s)^.*?(?=<svg)", "", path.read_text("utf-8"))
+    svg = re.sub(r"<style>.*?</style>\n| id=\"[^\"]*\"", "", svg)
+    svg = re.sub(r"\n\s*\n", "\n", svg).replace("<svg", f'<svg role="img" aria-label="{words}"', 1)
+    return f'<div class="picture">\n{svg}</div>\n'
+
+
+def build(target: Path) -> int:
+    source = ROOT / "build" / "docs"
+    shutil.rmtree(source, ignore_errors=True)
+    source.mkdir(parents=True)
+    stage(source)
+    conf = ROOT / "docs" / "site"
+    shutil.rmtree(target, ignore_errors=True)
+    arguments = ["-q", "-W", "--keep-going", "-b", "html", "-c", str(conf), "-d", str(source.parent / "doctrees")]
+    return subprocess.run(
+        [sys.executable, "-m", "sphinx", *arguments, str(source), str(target)], env=os.environ
+    ).returncode
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--only-reference"]:
+        references(Path(sys.argv[2]))
+    else:
+        sys.exit(build(ROOT / "site"))

@@ -1,0 +1,18 @@
+"""How Sphinx shows the documentation: Markdown by MyST, Furo's light and dark, nothing loaded from elsewhere."""
+
+project = "pyworker"
+author = "the pyworker authors"
+extensions = ["myst_parser"]
+myst_heading_anchors = 4
+html_theme = "furo"
+html_title = "pyworker"
+html_static_path = ["static"]
+html_css_files = ["pyworker.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_show_copyright = False
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+highlight_language = "text"
+# Code that a lexer cannot read through (an ellipsis in a DSN) is shown all the same.
+suppress_warnings = ["misc.highlighting_failure", "myst.header"]

@@ -1,0 +1,8 @@
+from django.urls import path
+from shop import views
+
+urlpatterns = [
+    path("orders/", views.place_order),
+    path("orders/async/", views.place_order_async),
+    path("receipts/<str:result_id>/", views.receipt_state),
+]

@@ -1,0 +1,26 @@
+"""Django: pyworker installed by migrations, jobs added in the request's transaction, a backend for Django's own tasks.
+
+    INSTALLED_APPS = [..., "pyworker.django"]                # its migration installs the schema
+    TASKS = {"default": {"BACKEND": "pyworker.django.TasksBackend"}}
+
+docs/django.md tells the rest. Nothing of pyworker outside this package imports Django.
+"""
+
+# pyright: basic, reportUnsupportedDunderAll=false
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["RunPyworker", "TasksBackend"]
+
+
+def __getattr__(name: str) -> Any:  # settings.py may import this before there are apps
+    if name == "RunPyworker":
+        from ._operations import RunPyworker
+
+        return RunPyworker
+    if name == "TasksBackend":
+        from ._tasks import TasksBackend
+
+        return TasksBackend
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,52 @@
+"""The migration operation that installs or upgrades pyworker, in the transaction of Django's migration."""
+
+# pyright: basic
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.migrations.operations.base import Operation
+
+from .. import _migrate, _sql
+from .._client import default_schema
+
+
+class RunPyworker(Operation):
+    """Bring the schema to the version of the installed pyworker, whichever it has; backwards, drop it with all its jobs.
+
+    Put one into a migration of your own after an upgrade of pyworker, or run `manage.py pyworker migrate`.
+    schema: by default $PYWORKER_SCHEMA or "pyworker". roles: create the four group roles as well.
+    """
+
+    reversible = True
+    reduces_to_sql = True
+
+    def __init__(self, schema: str | None = None, roles: bool = False) -> None:
+        self.schema, self.roles = schema, roles
+
+    def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
+        given = {"schema": self.schema, "roles": self.roles}
+        return self.__class__.__qualname__, [], {name: value for name, value in given.items() if value}
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """No model changes."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        if self._is_ours(app_label, schema_editor):
+            text = _migrate.script(
+                self.schema or default_schema(), from_version=None, roles=self.roles, transaction=False
+            )
+            schema_editor.execute(text, params=None)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        if self._is_ours(app_label, schema_editor):
+            schema_editor.execute(_sql.drop_schema_text(self.schema or default_schema()), params=None)
+
+    def _is_ours(self, app_label: str, schema_editor: Any) -> bool:
+        from django.db import router
+
+        connection = schema_editor.connection
+        return connection.vendor == "postgresql" and router.allow_migrate(connection.alias, app_label)
+
+    def describe(self) -> str:
+        return "Install or upgrade pyworker"

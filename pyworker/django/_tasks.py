@@ -1,0 +1,203 @@
+"""A backend for Django's own tasks (django.tasks of Django 6, or the django-tasks package): they become jobs of pyworker.
+
+A task is a job whose identifier is the function's dotted path and whose payload is {"args": […], "kwargs": {…}}. Django's larger
+priority runs first, pyworker's smaller one: the sign changes. Django's queue "default" is none.
+"""
+
+# pyright: basic, reportMissingImports=false, reportGeneralTypeIssues=false
+from __future__ import annotations
+
+import os
+import re
+import socket
+import traceback
+from collections.abc import Callable, Mapping
+from inspect import iscoroutinefunction
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import close_old_connections, connections
+from django.utils import timezone
+
+from .. import _client, _sql, tasks
+from ..job import AsyncJob, Job
+
+try:
+    from django.tasks import TaskContext, TaskResult, TaskResultStatus
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.base import TaskError
+    from django.tasks.exceptions import TaskResultDoesNotExist
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+except ImportError:  # Django 5.2
+    from django_tasks import TaskContext, TaskResult, TaskResultStatus
+    from django_tasks.backends.base import BaseTaskBackend
+    from django_tasks.base import TaskError
+    from django_tasks.exceptions import TaskResultDoesNotExist
+    from django_tasks.signals import task_enqueued, task_finished, task_started
+
+STATUS = {"running": TaskResultStatus.RUNNING, "completed": TaskResultStatus.SUCCESSFUL} | dict.fromkeys(
+    ("cancelled", "discarded"), TaskResultStatus.FAILED
+)
+
+
+class TasksBackend(BaseTaskBackend):
+    """TASKS = {"default": {"BACKEND": "pyworker.django.TasksBackend", "QUEUES": [...], "OPTIONS": {...}}}
+
+    OPTIONS: `database`, the alias of the database with pyworker in it ("default"); `schema`; whatever else is an argument of
+    add_job for every job of this backend, such as max_attempts.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        options = dict(self.options)
+        self.database = options.pop("database", "default")
+        self.schema = options.pop("schema", None) or _client.default_schema()
+        self.job_options = options
+
+    def validate_task(self, task: Any) -> None:
+        super().validate_task(task)
+        self._register(task)  # each task passes here when it is defined
+
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Add the job, in the transaction that is open on the database's connection."""
+        self.validate_task(task)
+        options = {
+            **self.job_options,
+            "priority": -task.priority,
+            "queue_name": task.queue_name,
+            "run_at": task.run_after,
+        }
+        payload = {"args": list(args), "kwargs": kwargs}
+        job = _client.add_job(connections[self.database], task.module_path, payload, schema=self.schema, **options)
+        result = self._result(task, job, [])
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> Any:
+        """What became of the task whose result has this id, as long as pyworker's history keeps it."""
+        is_ours = re.fullmatch(r"[0-9]{1,18}", str(result_id))
+        rows = self._rows(_sql.get_job_statement(self.schema), result_id) if is_ours else []
+        job = _sql.job_row(rows[0]) if rows else None
+        task = job and self._task_of(job.task_identifier)
+        if not task:
+            raise TaskResultDoesNotExist(result_id)
+        return self._result(task, job, self._rows(_sql.job_errors_statement(self.schema), result_id))
+
+    def _rows(self, statement: str, result_id: str) -> list[tuple[Any, ...]]:
+        with connections[self.database].cursor() as cursor:
+            cursor.execute(statement, [int(result_id)])
+            return cursor.fetchall()
+
+    def _task_of(self, identifier: str) -> Any:
+        from django.utils.module_loading import import_string
+
+        try:
+            task = import_string(identifier)
+        except ImportError:
+            return None
+        return task if hasattr(task, "enqueue") else None
+
+    def _result(self, task: Any, job: Any, errors: list[tuple[Any, ...]]) -> Any:
+        payload: Mapping[str, Any] = job.payload
+        last = job.locked_at or (errors[-1][0] if errors else None)
+        status = STATUS.get(job.state, TaskResultStatus.READY)
+        workers = [worker or "" for _, worker, _ in errors] + [job.locked_by or ""] * job.attempts
+        result = TaskResult(
+            task=task,
+            id=str(job.id),
+            status=status,
+            enqueued_at=job.created_at,
+            started_at=errors[0][0] if errors else job.locked_at,
+            finished_at=job.finished_at or (last if status == TaskResultStatus.FAILED else None),
+            last_attempted_at=last,
+            args=payload["args"],
+            kwargs=payload["kwargs"],
+            backend=self.alias,
+            errors=[TaskError(exception_class_path=_exception_in(text), traceback=text) for _, _, text in errors],
+            worker_ids=workers[: job.attempts],  # their number is Django's number of attempts
+        )
+        object.__setattr__(result, "_return_value", job.result)
+        return result
+
+    # -- in the worker: no query of its own, a task that needs no database opens no connection ------------------------
+
+    def _register(self, task: Any) -> None:
+        handler = _async_handler(self, task) if iscoroutinefunction(task.func) else _handler(self, task)
+        tasks.task(name=task.module_path, result=True)(handler)
+
+    def _begin(self, task: Any, payload: dict[str, Any], job: Any) -> tuple[Any, list[Any]]:
+        now = timezone.now()
+        result = TaskResult(
+            task=task,
+            id=str(job.id),
+            status=TaskResultStatus.RUNNING,
+            enqueued_at=job.created_at,
+            started_at=now,
+            finished_at=None,
+            last_attempted_at=now,
+            args=payload["args"],
+            kwargs=payload["kwargs"],
+            backend=self.alias,
+            errors=[],
+            worker_ids=[f"{socket.gethostname()}:{os.getpid()}"] * job.attempts,
+        )
+        task_started.send(type(self), task_result=result)
+        return result, [TaskContext(task_result=result), *payload["args"]] if task.takes_context else payload["args"]
+
+    def _end(self, result: Any, value: Any = None, error: BaseException | None = None) -> None:
+        done = TaskResultStatus.FAILED if error else TaskResultStatus.SUCCESSFUL
+        changes = {"status": done, "finished_at": timezone.now(), "_return_value": value}
+        if error:
+            name = f"{type(error).__module__}.{type(error).__qualname__}"
+            text = "".join(traceback.format_exception(error))
+            changes["errors"] = [TaskError(exception_class_path=name, traceback=text)]
+        for field, content in changes.items():
+            object.__setattr__(result, field, content)
+        task_finished.send(type(self), task_result=result)
+
+
+def _handler(backend: TasksBackend, task: Any) -> Callable[..., Any]:
+    def run(payload: Any, job: Job) -> Any:
+        close_old_connections()
+        result, args = backend._begin(task, payload, job)
+        try:
+            value = task.func(*args, **payload["kwargs"])
+        except BaseException as error:
+            backend._end(result, error=error)
+            raise
+        else:
+            backend._end(result, value)
+            return value
+        finally:
+            close_old_connections()
+
+    return run
+
+
+def _async_handler(backend: TasksBackend, task: Any) -> Callable[..., Any]:
+    async def run(payload: Any, job: AsyncJob) -> Any:
+        result, args = backend._begin(task, payload, job)
+        try:
+            value = await task.func(*args, **payload["kwargs"])
+        except BaseException as error:
+            backend._end(result, error=error)
+            raise
+        else:
+            backend._end(result, value)
+            return value
+        finally:
+            await sync_to_async(close_old_connections)()
+
+    return run
+
+
+def _exception_in(text: str) -> str:
+    """The class that a traceback's last line begins with."""
+    names = re.findall(r"(?m)^([A-Za-z_][\w.]*)(?::|$)", text)
+    name = names[-1] if names else "Exception"
+    return name if "." in name else f"builtins.{name}"

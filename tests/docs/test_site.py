@@ -1,0 +1,121 @@
+"""The documentation's site: its references leave nothing out, it asks nobody else for anything, its search finds."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import psycopg
+import pytest
+
+import pyworker
+from pyworker import _migrate, cli
+
+ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "site" / "build.py")
+assert spec and spec.loader
+build = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(build)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sphinx")
+    target = tmp_path_factory.mktemp("site")
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'docs' / 'site')!r}); import build; from pathlib import Path; "
+    code += f"sys.exit(build.build(Path({str(target)!r})))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")  # warnings are errors: links, headings, pages in no menu
+    return target
+
+
+def headings(text: str) -> list[str]:
+    return re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?ms)^```.*?^```$", "", text))
+
+
+def test_the_sql_reference_has_every_public_function_view_and_type(fresh: psycopg.Connection[Any]) -> None:
+    text = build.sql_reference(fresh)
+    functions = fresh.execute(
+        "select p.proname, array_remove(p.proargnames, null) from pg_proc p"
+        " where p.pronamespace = 'pyworker'::regnamespace and p.proname !~ '^_'"
+    ).fetchall()
+    relations = fresh.execute(
+        "select c.relname from pg_class c where c.relnamespace = 'pyworker'::regnamespace and c.relkind in ('v', 'c')"
+        " and c.relname !~ '^_'"
+    ).fetchall()
+    parts = re.split(r"(?m)^### ", text)
+    assert sorted(part.split("\n")[0] for part in parts[1:]) == sorted(
+        [name for name, _ in functions] + [name for (name,) in relations]
+    )
+    for name, arguments in functions:
+        shapes = [part for part in parts if part.startswith(f"{name}\n")]
+        assert any(all(re.search(rf"\b{argument}\b", shape) for argument in arguments or []) for shape in shapes), name
+    assert "None" not in text, "something has no comment"
+
+
+def test_its_chapters_are_those_of_the_map_in_their_order(fresh: psycopg.Connection[Any]) -> None:
+    assert [path.stem for path in _migrate.code() if path.stem not in build.chapters()] == []
+    chapters = re.findall(r"(?m)^## (.+)$", build.sql_reference(fresh))
+    wanted = [stem.partition("_")[2].capitalize() for stem in build.chapters()]
+    assert [c for c in chapters if c in wanted] == [w for w in wanted if w in chapters]
+    assert chapters[-2:] == ["Types", "Views"]
+
+
+def test_the_python_reference_has_every_public_name() -> None:
+    found = headings(build.python_reference())
+    assert set(pyworker.__all__) <= set(found)
+    assert {"Job.transaction", "Job.once", "AsyncJob.add_job", "Task.add"} <= set(found)
+
+
+def test_the_command_reference_has_every_command() -> None:
+    def walk(command: click.Command, path: str) -> list[str]:
+        inner = getattr(command, "commands", {}).items()
+        return [path, *(word for name, below in inner for word in walk(below, f"{path} {name}"))]
+
+    assert sorted(headings(build.cli_reference())[1:]) == sorted(walk(cli.main, "pyworker"))
+
+
+def test_pictures_show_what_their_sources_say() -> None:
+    for source in (ROOT / "docs" / "pictures").glob("*.dot"):
+        drawn = source.with_suffix(".svg").read_text("utf-8")
+        words = [html.unescape(word) for word in re.findall(r"<text[^>]*>([^<]+)</text>", drawn)]
+        labels = re.findall(r'label="([^"]+)"', source.read_text("utf-8"))
+        for label in labels:
+            for line in label.split("\\n"):
+                assert line in words, f"{source.name}: {line!r} is not drawn: docs/site/pictures.sh"
+        assert 'stroke="black"' not in drawn, "it would not be seen on a dark page"
+
+
+def test_the_site_is_built_and_asks_nobody_else_for_anything(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert {"index.html", "concepts.html", "reference-sql.html", "django.html", "search.html"} <= {
+        p.name for p in pages
+    }
+    for page in pages:
+        text = page.read_text("utf-8")
+        assert re.findall(r"<(?:script|img|iframe|source)[^>]+src=[\"'](?:https?:)?//[^\"']+", text) == []
+        assert (
+            re.findall(r"<link[^>]+rel=[\"'](?:stylesheet|preload|icon)[^>]+href=[\"'](?:https?:)?//[^>]+", text) == []
+        )
+    for sheet in site.rglob("*.css"):
+        assert re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)]+", sheet.read_text("utf-8")) == []
+
+
+def test_its_search_works_without_a_server_and_knows_every_page(site: Path) -> None:
+    index = (site / "searchindex.js").read_text("utf-8")  # a script, not something to be fetched
+    assert index.startswith("Search.setIndex(")
+    for name in ("delivery", "unique-jobs", "reference-sql", "operations", "coming-from"):
+        assert f'"{name}"' in index
+    assert "resume_sequ" in index
+
+
+def test_every_page_is_in_the_menu(site: Path) -> None:
+    text = (site / "index.html").read_text("utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f'href="{page.stem}.html"' in text, page.name

@@ -1,0 +1,83 @@
+"""Each example runs as a user would run it: its own directory, its own processes, an empty database of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from pytest_postgresql.janitor import DatabaseJanitor
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def database(pg_server: Any, name: str, template: str | None = None) -> Iterator[str]:
+    name = f"example_{name}_{os.getpid()}"
+    with DatabaseJanitor(
+        user=pg_server.user, host=pg_server.host, port=pg_server.port, password=pg_server.password,
+        dbname=name, template_dbname=template,
+    ):  # fmt: skip
+        yield pg_server.url(name)
+
+
+@pytest.fixture
+def empty_dsn(pg_server: Any) -> Iterator[str]:
+    """A database in which nothing has been installed."""
+    with database(pg_server, "empty") as dsn:
+        yield dsn
+
+
+class Example:
+    """One directory of examples/, and the database that it works on."""
+
+    def __init__(self, directory: Path, dsn: str) -> None:
+        self.directory, self.dsn = directory, dsn
+        names = {"host": "PGHOST", "port": "PGPORT", "dbname": "PGDATABASE", "user": "PGUSER", "password": "PGPASSWORD"}
+        where = conninfo_to_dict(dsn)
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("PG", "DATABASE_URL"))},
+            **{names[key]: str(value) for key, value in where.items() if key in names and value is not None},
+            "PYTHONPATH": f"{directory}:{ROOT}",
+            "PYTHONWARNINGS": "error::DeprecationWarning:__main__",
+        }
+
+    def python(self, *arguments: str, code: int = 0, **environment: str) -> str:
+        """What Python printed, run in the example's directory."""
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=self.directory, env={**self.environment, **environment},
+            capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + (done.stderr if code else "")
+
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.dsn) as conn:
+            return conn.execute(statement).fetchall()  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def _django(pg_server: Any) -> Iterator[str]:
+    """Django's example, migrated once."""
+    with database(pg_server, "django_template") as dsn:
+        Example(ROOT / "examples" / "django", dsn).python("manage.py", "migrate", "-v", "0")
+        yield conninfo_to_dict(dsn)["dbname"]  # type: ignore[misc]
+
+
+@pytest.fixture
+def project(pg_server: Any, _django: str) -> Iterator[Example]:
+    """Django's example on a database of its own, migrated."""
+    with database(pg_server, "django", template=_django) as dsn:
+        yield Example(ROOT / "examples" / "django", dsn)
+
+
+@pytest.fixture
+def example(empty_dsn: str) -> Callable[[str], Example]:
+    return lambda name: Example(ROOT / "examples" / name, empty_dsn)

@@ -1,0 +1,159 @@
+"""examples/django against the real Django, with a real worker; django.tasks where Django has them, otherwise their own package."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+import pytest
+
+django = pytest.importorskip("django")
+if django.VERSION < (6, 0):
+    pytest.importorskip("django_tasks")
+
+
+def python(project: Any, code: str) -> Any:
+    """The value of `result` after this code, run in the project."""
+    program = f"import json, django\ndjango.setup()\n{textwrap.dedent(code)}\nprint(json.dumps(result, default=str))"
+    printed = project.python("-c", program, DJANGO_SETTINGS_MODULE="project.settings")
+    return json.loads(printed.splitlines()[-1])
+
+
+CLIENT = "from django.test import Client\nclient = Client(raise_request_exception=False)\n"
+RECEIPT = "from shop.tasks import *\nfrom shop.models import Order\norder = Order.objects.create(email='a@b.c')\n"
+
+
+def run(project: Any) -> str:
+    return project.python("manage.py", "pyworker", "run", "--once", "--log-level", "warning")
+
+
+def test_migrate_installs_pyworker_and_leaves_the_search_path_alone(project: Any) -> None:
+    assert project.rows("select count(*) from django_migrations where app = 'pyworker'") == [(1,)]
+    assert project.rows("select relnamespace::regnamespace::text from pg_class where relname = 'shop_order'") == [
+        ("public",)
+    ]
+    assert project.python("manage.py", "pyworker", "doctor").startswith("ok ")
+    assert project.rows("select concurrency from pyworker.queue_stats where queue_name = 'mail'") == [(None,)]
+
+
+def test_the_migration_does_nothing_where_pyworker_is_and_prints_its_sql(project: Any) -> None:
+    project.python("manage.py", "migrate", "pyworker", "0001", "--fake", "-v", "0")
+    printed = project.python("manage.py", "sqlmigrate", "pyworker", "0001")
+    assert "create or replace function add_job(" in printed
+    before = project.rows("select applied_at from pyworker.migrations")
+    code = """
+        from django.db import connection
+        from pyworker.django import RunPyworker
+        with connection.schema_editor() as editor:
+            RunPyworker().database_forwards("pyworker", editor, None, None)
+        result = RunPyworker(schema="other", roles=True).deconstruct()
+    """
+    assert python(project, code) == ["RunPyworker", [], {"schema": "other", "roles": True}]
+    assert project.rows("select applied_at from pyworker.migrations") == before
+
+
+def test_no_model_lacks_a_migration(project: Any) -> None:
+    assert "No changes" in project.python("manage.py", "makemigrations", "--check", "--dry-run")
+
+
+def test_backwards_it_is_gone(project: Any) -> None:
+    project.python("manage.py", "migrate", "shop", "zero", "-v", "0")
+    project.python("manage.py", "migrate", "pyworker", "zero", "-v", "0")
+    assert project.rows("select from pg_namespace where nspname = 'pyworker'") == []
+
+
+def test_a_requests_jobs_come_with_its_transaction_and_run(project: Any) -> None:
+    answer = python(project, CLIENT + "result = client.post('/orders/', {'email': 'ada@example.org'}).json()")
+    assert project.rows("select task_identifier, queue_name, max_attempts from pyworker.jobs order by id") == [
+        ("charge", None, 25),
+        ("shop.tasks.send_receipt", "mail", 5),
+    ]
+    assert "receipt to ada@example.org" in run(project)
+    assert project.rows("select charged from shop_order") == [(True,)]
+    state = python(project, CLIENT + f"result = client.get('/receipts/{answer['receipt']}/').json()")
+    assert state == {"status": "SUCCESSFUL", "result": {"sent to": "ada@example.org"}}
+
+
+def test_a_request_that_fails_leaves_nothing(project: Any) -> None:
+    answer = python(project, CLIENT + "result = client.post('/orders/', {'email': 'x@y.z', 'fail': 1}).status_code")
+    assert answer == 500
+    assert project.rows("select from pyworker.jobs") == project.rows("select from shop_order") == []
+
+
+def test_an_asynchronous_view_adds_and_asynchronous_tasks_run(project: Any) -> None:
+    code = """
+        import asyncio
+        from django.test import AsyncClient
+        result = asyncio.run(AsyncClient().post('/orders/async/', {'email': 'bob@example.org'})).json()
+    """
+    answer = python(project, code)
+    assert project.rows("select task_identifier, priority from pyworker.jobs order by id") == [
+        ("shop.tasks.remind", 0),
+        ("shop.tasks.send_receipt", -50),
+    ]
+    run(project)
+    code = f"from shop.tasks import *\nimport asyncio\nresult = asyncio.run(remind.aget_result('{answer['reminder']}')).return_value"
+    assert python(project, code) == "attempt 1 to remind bob@example.org"
+
+
+def test_options_of_a_task_become_those_of_its_job(project: Any) -> None:
+    code = """
+        from datetime import datetime, UTC
+        later = datetime(2100, 1, 1, tzinfo=UTC)
+        r = send_receipt.using(priority=-7, queue_name='default', run_after=later).enqueue(order.pk)
+        result = [r.status, r.is_finished, r.attempts, r.args]
+    """
+    assert python(project, RECEIPT + textwrap.dedent(code)) == ["READY", False, 0, [1]]
+    assert project.rows(
+        "select priority, queue_name, state, run_at = '2100-01-01 00:00+00', (pyworker.get_job(id)).payload::text from pyworker.jobs"
+    ) == [(7, None, "scheduled", True, '{"args": [1], "kwargs": {}}')]
+
+
+def test_a_result_says_how_attempts_failed(project: Any) -> None:
+    given = python(project, RECEIPT + "result = send_receipt.using(queue_name='default').enqueue(999).id")
+    run(project)
+    code = f"""
+        r = send_receipt.get_result('{given}')
+        result = [r.status, r.attempts, [e.exception_class_path for e in r.errors], 'Traceback' in r.errors[0].traceback]
+    """
+    assert python(project, "from shop.tasks import *\n" + textwrap.dedent(code)) == [
+        "READY", 1, ["shop.models.Order.DoesNotExist"], True
+    ]  # fmt: skip
+    project.rows(f"select pyworker.permanently_fail_jobs('{{{given}}}', 'given up')")
+    assert python(project, f"from shop.tasks import *\nresult = send_receipt.get_result('{given}').status") == "FAILED"
+
+
+def test_a_result_that_is_not_there_is_djangos_error(project: Any) -> None:
+    code = """
+        from shop.tasks import send_receipt
+        result = []
+        for wrong in ("nonsense", "99999", "-1", "9" * 30):
+            try:
+                result.append(send_receipt.get_result(wrong))
+            except Exception as error:
+                result.append(type(error).__name__)
+    """
+    assert python(project, code) == ["TaskResultDoesNotExist"] * 4
+
+
+def test_signals_are_sent_where_tasks_run(project: Any) -> None:
+    code = """
+        from pyworker.django import _tasks
+        told = []
+        for signal in (_tasks.task_started, _tasks.task_finished):
+            signal.connect(lambda task_result, **_: told.append([task_result.status, task_result.attempts]), weak=False)
+        from types import SimpleNamespace as N
+        backend = send_receipt.get_backend()
+        handler = _tasks._handler(backend, send_receipt)
+        job = N(id=1, created_at=None, attempts=2)
+        handler({'args': [order.pk], 'kwargs': {}}, job)
+        try:
+            handler({'args': [99], 'kwargs': {}}, job)
+        except Order.DoesNotExist:
+            told.append('raised')
+        result = told
+    """
+    assert python(project, RECEIPT + textwrap.dedent(code)) == [
+        ["RUNNING", 2], ["SUCCESSFUL", 2], ["RUNNING", 2], ["FAILED", 2], "raised"
+    ]  # fmt: skip
