@@ -51,7 +51,7 @@ RESTORE_SETTINGS = (
 
 
 def drop_schema_text(schema: str) -> str:
-    return f"drop schema {_quoted(schema)} cascade"
+    return f"drop schema {quoted(schema)} cascade"
 
 
 def unless_applied(version: int, text: str) -> str:
@@ -138,11 +138,11 @@ def start_job_statement(schema: str) -> str:
 
 
 def get_job_statement(schema: str) -> str:
-    return f"select {_JOB} from {_quoted(schema)}.get_job(%s) j"  # noqa: S608
+    return f"select {JOB_COLUMNS} from {quoted(schema)}.get_job(%s) j"  # noqa: S608
 
 
 def job_errors_statement(schema: str) -> str:
-    return f"select at, worker, error from {_quoted(schema)}.job_errors(%s)"  # noqa: S608
+    return f"select at, worker, error from {quoted(schema)}.job_errors(%s)"  # noqa: S608
 
 
 def once_statement(schema: str) -> str:
