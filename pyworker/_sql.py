@@ -512,6 +512,11 @@ class Database:
     def worker_health(self, worker: str | None) -> list[dict[str, Any]]:
         return self._dicts("worker_id, name, live, ready, detail", "worker_health(%s)", worker)
 
+    # 92_metrics
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return self._dicts("name, kind, help, labels, value", "metrics()")
+
     # 87_doctor
 
     def doctor(self) -> list[dict[str, Any]]:

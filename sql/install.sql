@@ -57,6 +57,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/85_maintain.sql
 \ir functions/87_doctor.sql
 \ir functions/90_views.sql
+\ir functions/92_metrics.sql
 select movable_clock as movable from settings \gset
 \if :movable
   \ir optional/movable_clock.sql

@@ -41,6 +41,7 @@ FUNCTIONS = {
     "hold_worker_lock": {"worker_id"},
     "job_errors": {"job_id"},
     "maintain": {""},
+    "metrics": {"max_rows"},
     "next_runs": {"cron timezone n after"},
     "once": {"key"},
     "parse_crontab": {"content"},
