@@ -26,7 +26,7 @@ import threading
 import time
 from collections import deque
 from queue import SimpleQueue
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import psycopg
 
@@ -38,6 +38,9 @@ from ._slots import Slots
 from ._turn import KINDS, Claimed, Outcomes, failure_of, outcome_of
 from .errors import ClaimLost, InvalidArgument, NotFound, SchemaVersionError, TaskError, sqlstate_of, translated
 from .job import AsyncJob, Job
+
+if TYPE_CHECKING:
+    from ._metrics import Measures
 
 log = logging.getLogger("pyworker.worker")
 
@@ -92,6 +95,7 @@ class Child:
         self.orders = orders
         self.declared = False  # what our code wants to be scheduled, once: the last to start has the say
         self.tasks: dict[str, tasks.Task[..., Any]] = {}
+        self.measures: Measures | None = None
         self.connections = Connections(config)
         self.db: _sql.Database | None = None
         self.backoff = Backoff(log)
@@ -143,6 +147,10 @@ class Child:
 
     def run(self) -> int:
         threading.Thread(target=self._hear, daemon=True, name="orders").start()
+        if self.config.metrics:
+            from ._metrics import Measures
+
+            self.measures = Measures()
         self.tasks = tasks.load(self.config.tasks)
         if unknown := [name for name in self.config.only_tasks if name not in self.tasks]:
             raise TaskError(f"--task {unknown[0]}: no such task (known: {', '.join(sorted(self.tasks))})")
@@ -302,6 +310,8 @@ class Child:
             for reply in replies:
                 reply.fetchall()
             rows = claim.fetchall() if claim else []
+            if self.measures and claim:
+                self.measures.claimed(len(rows))
             if due and len(rows) < room:
                 self._sleep_until(due.fetchone())
             return rows

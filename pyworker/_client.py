@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 import psycopg
@@ -17,6 +17,9 @@ from psycopg.rows import tuple_row
 from . import _sql
 from ._sql import JobRow
 from .errors import translated
+
+# Called before each add: told the task, and the options, which it may change.
+producers: list[Callable[[str, dict[str, Any]], None]] = []
 
 
 def default_schema() -> str:
@@ -31,6 +34,12 @@ def add_job(conn: Any, identifier: str, payload: Any = None, *, schema: str | No
     (queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode, meta, …). schema: where pyworker is installed,
     by default $PYWORKER_SCHEMA or "pyworker". Returns the job as a JobRow. Raises InvalidArgument and its kin.
     """
+    for producer in producers:
+        producer(identifier, options)
+    return _add(conn, identifier, payload, schema, options)
+
+
+def _add(conn: Any, identifier: str, payload: Any, schema: str | None, options: dict[str, Any]) -> Any:
     statement = _sql.add_job_statement(schema or default_schema())
     parameters = _sql.add_job_parameters(identifier, payload, options)
     if isinstance(conn, psycopg.Cursor | psycopg.AsyncCursor):
@@ -50,7 +59,7 @@ def add_job(conn: Any, identifier: str, payload: Any = None, *, schema: str | No
         connection = conn.connection()
         if inspect.isawaitable(connection):
             return _add_on_awaited(connection, statement, parameters)
-        return add_job(connection, identifier, payload, schema=schema, **options)
+        return _add(connection, identifier, payload, schema, options)
     with translated():
         if hasattr(conn, "execute") and hasattr(conn, "fetchone"):  # a cursor: psycopg2's or Django's
             return _add_on_cursor(conn, statement, parameters)

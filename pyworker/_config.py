@@ -28,5 +28,6 @@ class RunConfig:
     max_memory: int | None = None  # bytes that a child may hold; beyond, it is replaced
     name: str = ""  # of the worker, for people and probes; empty: the machine's
     stuck_after: float = 60.0  # seconds in which the loop of a living process turns
+    metrics: bool = False  # processes measure their handlers
     log_format: str = "text"
     log_level: str = "INFO"

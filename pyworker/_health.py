@@ -1,15 +1,17 @@
-"""`pyworker health`: does a worker live, can it claim? Asked of the database, or of the worker itself, never of the application."""
+"""`pyworker health` and `pyworker metrics`: of the database, or of one worker, without the application."""
 
 from __future__ import annotations
 
-import http.client
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import click
+import psycopg
 
 from ._options import as_json, common, database
 from ._output import print_json
+from .errors import PyworkerError
 
 PATIENCE = 5.0  # seconds for an answer
 
@@ -22,6 +24,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--stuck-after", default=60.0, show_default=True, type=click.FloatRange(15), help="Seconds after which a "
                      "process whose loop does not turn is not live."),
         click.option("--health-port", type=PORT, help="Serve /live and /ready on this port."),
+        click.option("--metrics-port", type=PORT, help="Serve /metrics of this worker for Prometheus, and /live and /ready, on this port."),
         click.option("--name", help="The worker's name, for `pyworker health --worker`. Default: the machine's."),
     ):  # fmt: skip
         command = option(command)
@@ -59,6 +62,8 @@ def health(dsn: str, schema: str, ready: bool, worker: str | None, port: int | N
 
 
 def _ask(port: int, ready: bool) -> int:
+    import http.client
+
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         connection.request("GET", "/ready" if ready else "/live")
@@ -71,3 +76,36 @@ def _ask(port: int, ready: bool) -> int:
         connection.close()
     click.echo(text)
     return 0 if answer.status == 200 else 1
+
+
+@click.command()
+@common
+@click.option("--port", type=PORT, help="Serve /metrics on this port, asking the database anew each time.")
+@as_json
+def metrics(dsn: str, schema: str, port: int | None, machine: bool) -> None:
+    """Print the state of the queue in the text format of Prometheus.
+
+    Of what a worker measures itself (handlers, claims) `pyworker run --metrics-port` tells.
+    """
+    from . import _metrics, _probes
+
+    def ask() -> list[dict[str, Any]]:
+        with database(dsn, schema) as db:
+            return db.metrics()
+
+    if port is None:
+        rows = ask()
+        print_json(rows) if machine else click.echo(_metrics.text_of(rows), nl=False)
+        return
+
+    def answer() -> tuple[int, str, str]:
+        try:
+            return 200, _metrics.TEXT, _metrics.text_of(ask())
+        except (psycopg.Error, PyworkerError, click.ClickException) as error:
+            return 503, "text/plain; charset=utf-8", f"{error}\n"
+
+    ends = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    with _probes.serving([port], {"/metrics": answer}):
+        click.echo(f"serving /metrics on port {port}", err=True)
+        signal.sigwait(ends)

@@ -46,6 +46,15 @@ def problems(parent: Parent, ready: bool) -> list[str]:
     return []
 
 
+def in_flight(parent: Parent) -> int:
+    """How many handlers are at work."""
+    count = 0
+    for child in list(parent.children.values()):
+        with suppress(ValueError):
+            count += len(child.slots.running())
+    return count
+
+
 def _verdict(parent: Parent, ready: bool) -> tuple[int, str, str]:
     found = problems(parent, ready)
     text = "\n".join(found) or ("ready" if ready else "live")

@@ -563,6 +563,11 @@ class Database:
         """Of each statement in this transaction."""
         self.conn.execute(b"select set_config('statement_timeout', %s, true)", [f"{seconds}s"])
 
+    # 93_metrics
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return self._dicts("name, kind, help, labels, value", "metrics()")
+
     # 87_doctor
 
     def doctor(self) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import _development, _doctor, _health, _migrate, _probes, _schedules, _sql, _topics
+from . import _development, _doctor, _health, _migrate, _schedules, _sql, _topics
 from ._config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, RunConfig
 from ._connect import connect
 from ._embedded import NoPostgres
@@ -201,7 +201,8 @@ def migrate(
 def run(
     modules: tuple[str, ...], dsn: str, schema: str, concurrency: int, processes: int, queues: tuple[str, ...], tasks: tuple[str, ...],
     forbidden_flags: tuple[str, ...], once: bool, shutdown_timeout: float, poll_interval: float, max_memory: int | None,
-    crontab: str | None, log_format: str, log_level: str, name: str | None, health_port: int | None, stuck_after: float,
+    crontab: str | None, log_format: str, log_level: str, name: str | None, health_port: int | None, metrics_port: int | None,
+    stuck_after: float,
 ) -> None:  # fmt: skip
     """Run the jobs whose tasks MODULES define (packages with all their submodules).
 
@@ -209,6 +210,7 @@ def run(
     signal hands everything back. Exit codes: 0 done, 1 error, 2 wrong usage, 56 the database is older than this pyworker
     (run `pyworker migrate`), 57 it is newer and incompatible (upgrade pyworker).
     """
+    from . import _metrics, _probes
     from ._logging import on_terminal, set_up
     from ._parent import Parent
     from ._progress import progress
@@ -220,12 +222,15 @@ def run(
             only_tasks=list(tasks), forbidden_flags=list(forbidden_flags), once=once, shutdown_timeout=shutdown_timeout,
             poll_interval=poll_interval, max_memory=max_memory << 20 if max_memory else None, log_format=log_format,
             log_level=log_level.upper(), name=name or "", stuck_after=stuck_after,
+            metrics=metrics_port is not None,
         )  # fmt: skip
         if crontab:
             _schedules.load_for_run(url, schema, crontab)
         parent = Parent(config)
+        ports = [port for port in (health_port, metrics_port) if port]
         with (
-            _probes.serving([port for port in (health_port,) if port], _probes.of_worker(parent)),
+            _metrics.collected(parent) as own,
+            _probes.serving(ports, {**_probes.of_worker(parent), **own}),
             progress(url, schema) if once and log_format != "json" and on_terminal() else contextlib.nullcontext(),
         ):
             code = parent.run()
@@ -545,6 +550,7 @@ def resume_sequence(where: tuple[str, str], sequence: str) -> None:
 
 
 main.add_command(_health.health)
+main.add_command(_health.metrics)
 main.add_command(_schedules.schedules)
 main.add_command(_topics.sql)
 main.add_command(_development.replay)

@@ -11,10 +11,10 @@ declare
           next_runs,describe_cron,worker_health}';
     v_admin constant text[] := v_worker ||
         '{job_errors,cancel_job,retry_job,retry_jobs,delete_job,complete_jobs,permanently_fail_jobs,reschedule_jobs,prune,configure,
-          resume_sequence,set_queue,pause_queue,resume_queue,explain_job,doctor,add_schedule,remove_schedule,pause_schedule,resume_schedule,run_schedule,
+          resume_sequence,set_queue,pause_queue,resume_queue,explain_job,doctor,metrics,add_schedule,remove_schedule,pause_schedule,resume_schedule,run_schedule,
           _add_schedule,_lend_query_schema,_query_function,act}';
     v_reader constant text[] :=
-        '{clock,schema_version,next_runs,describe_cron,worker_health,overview,count_jobs,throughput,list_jobs,list_queues,list_sequences,list_workers}'::text[];
+        '{clock,schema_version,next_runs,describe_cron,worker_health,metrics,overview,count_jobs,throughput,list_jobs,list_queues,list_sequences,list_workers}'::text[];
     v_views constant text[] := '{jobs,history,queue_stats,sequences,live_workers,schedules,audit}'::text[];
 begin
     return query

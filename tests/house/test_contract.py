@@ -47,6 +47,7 @@ FUNCTIONS = {
     "list_sequences": {"halted after_key max_sequences"},
     "list_workers": {""},
     "maintain": {""},
+    "metrics": {"max_rows"},
     "next_runs": {"cron timezone n after"},
     "once": {"key"},
     "overview": {""},

@@ -103,12 +103,14 @@ CALLS: dict[str, tuple[dict[str, Any], Calls]] = {
         "remove_job": (lambda a, held: a.remove_job("k78"), 4),
         "cancel_job": (lambda a, held: a.cancel_job(MANY), 4),
         "get_job": (lambda a, held: a.get_job(MANY - 1), 2),
+        "metrics": (lambda a, held: a.metrics(100), 400),
     }),
     "parked": ({"queue": "q"}, {
         "claim_jobs": (lambda a, held: a.claim_jobs(1, 100), 10),
         "finish_job": (lambda a, held: a.finish_job(held[0].id, held[0].run), 10),
         "add_job": (lambda a, held: a.add_job("t", queue_name="q"), 0),
         "promote_jobs": (lambda a, held: a.promote_jobs(), 10),
+        "metrics": (lambda a, held: a.metrics(100), 400),
     }),
     "scheduled": ({"run_at": "1 day"}, {
         "claim_jobs": (lambda a, held: a.claim_jobs(1, 100), 5),
@@ -117,6 +119,7 @@ CALLS: dict[str, tuple[dict[str, Any], Calls]] = {
         "reconcile": (lambda a, held: a.reconcile(1, [], []), 5),
         "force_unlock_workers": (lambda a, held: a.force_unlock_workers(["1"]), 5),
         "maintain": (lambda a, held: a.maintain(), 5),
+        "metrics": (lambda a, held: a.metrics(100), 400),
     }),
 }  # fmt: skip
 
