@@ -19,7 +19,8 @@ from pyworker import _migrate, cli
 
 ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "site" / "build.py")
-assert spec and spec.loader
+assert spec
+assert spec.loader
 build = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(build)
 
