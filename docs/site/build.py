@@ -7,7 +7,6 @@ of an installed schema with their comments, the Python package with its docstrin
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import shutil
 import subprocess
@@ -70,13 +69,19 @@ def sql_reference(conn: psycopg.Connection[Any]) -> str:
     """Every public function, view and type of the schema, by the step of a job's way at which it is used."""
     by_file: dict[str, list[str]] = {}
     for name, arguments, result, comment in conn.execute(FUNCTIONS).fetchall():
-        shape = re.sub(r"\s+", " ", f"{name}({arguments}) → {result}")
-        if len(shape) > 100:
-            shape = f"{name}(\n    " + ",\n    ".join(re.split(r", (?=\w+ )", arguments)) + f"\n) → {result}"
-        by_file.setdefault(home(name), []).append(f"### {name}\n\n```text\n{shape}\n```\n\n{prose(comment)}\n")
+        arguments = re.sub(
+            r" DEFAULT (NULL)?(?:(?<=NULL)::[\w \[\]]+)?", lambda m: " = null" if m[1] else " = ", arguments
+        )
+        call = f"{name}({arguments}) → {result}"
+        if len(call) > 100:
+            call = f"{name}(\n    " + ",\n    ".join(re.split(r", (?=\w+ )", arguments)) + f"\n) → {result}"
+        by_file.setdefault(home(name), []).append(f"### {name}\n\n```text\n{call}\n```\n\n{prose(comment)}\n")
     words = {**chapters(), "optional": "in installations for tests"}
-    parts = ["# SQL reference\n", "Made from the comments in the database: `\\df+ pyworker.*` in psql shows the same. Arguments are given by position or by name "
-             "(`name := value`).\n"]  # fmt: skip
+    parts = [
+        "# SQL reference\n",
+        "Made from the comments in the database: `\\df+ pyworker.*` in psql shows the same. "
+        "Arguments are given by position or by name (`name := value`).\n",
+    ]
     for stem, said in words.items():
         if stem in by_file:
             title = stem.partition("_")[2].replace("_", " ") or stem
@@ -94,8 +99,11 @@ def sql_reference(conn: psycopg.Connection[Any]) -> str:
 
 
 def prose(text: str) -> str:
-    """Plain text as Markdown that shows it as it is."""
-    return re.sub(r"([*<\[\]|])", r"\\\1", text)
+    """Plain text as Markdown that shows it as it is; what stands between backticks is code already."""
+    parts = re.split(r"(`[^`\n]+`)", text)
+    return "".join(
+        part if number % 2 else re.sub(r"([*<\[\]|]|__)", r"\\\1", part) for number, part in enumerate(parts)
+    )
 
 
 def described(doc: str) -> str:
@@ -123,13 +131,18 @@ def python_reference() -> str:
 
 
 def shape(name: str, value: Any) -> str:
-    try:
-        signature = str(inspect.signature(value)).replace("'", "")
-    except (ValueError, TypeError):
-        return name
+    """How it is called; what is private is nobody's to pass."""
+    if value in (pyworker.Job, pyworker.AsyncJob) or (
+        inspect.isclass(value) and issubclass(value, pyworker.PyworkerError)
+    ):
+        return f"class {name}"  # nobody makes one
+    signature = inspect.signature(value)
+    shown = [str(p).replace("'", "") for n, p in signature.parameters.items() if not n.startswith("_")]
+    answer = signature.return_annotation
     kind = "class " if inspect.isclass(value) else "async def " if inspect.iscoroutinefunction(value) else "def "
-    text = f"{kind}{name}{signature}"
-    return text if len(text) <= 100 else text.replace("(", "(\n    ", 1).replace(", ", ",\n    ")
+    said = "" if kind == "class " or answer is signature.empty else f" -> {answer}".replace("'", "")
+    text = f"{kind}{name}({', '.join(shown)}){said}"
+    return text if len(text) <= 100 else f"{kind}{name}(\n    " + ",\n    ".join(shown) + f"\n){said}"
 
 
 def cli_reference() -> str:
@@ -156,7 +169,6 @@ def references(directory: Path) -> None:
 
 def stage(source: Path) -> None:
     """docs/ and its guests in one directory, their links to each other as they are there; a link to code becomes its name."""
-    shutil.copytree(ROOT / "docs" / "pictures", source / "pictures")
     shutil.copytree(ROOT / "docs" / "screenshots", source / "screenshots") if (
         ROOT / "docs" / "screenshots"
     ).is_dir() else None
@@ -207,9 +219,8 @@ def build(target: Path) -> int:
     conf = ROOT / "docs" / "site"
     shutil.rmtree(target, ignore_errors=True)
     arguments = ["-q", "-W", "--keep-going", "-b", "html", "-c", str(conf), "-d", str(source.parent / "doctrees")]
-    return subprocess.run(
-        [sys.executable, "-m", "sphinx", *arguments, str(source), str(target)], env=os.environ
-    ).returncode
+    command = [sys.executable, "-m", "sphinx", *arguments, str(source), str(target)]
+    return subprocess.run(command).returncode
 
 
 if __name__ == "__main__":

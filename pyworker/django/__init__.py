@@ -15,12 +15,19 @@ __all__ = ["RunPyworker", "TasksBackend"]
 
 
 def __getattr__(name: str) -> Any:  # settings.py may import this before there are apps
-    if name == "RunPyworker":
-        from ._operations import RunPyworker
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        if name == "RunPyworker":
+            from ._operations import RunPyworker
 
-        return RunPyworker
-    if name == "TasksBackend":
+            return RunPyworker
         from ._tasks import TasksBackend
 
         return TasksBackend
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        if error.name == "django_tasks":
+            raise ImportError(
+                "Django has tasks of its own from version 6 on; before: pip install django-tasks"
+            ) from error
+        raise ImportError(f"pyworker.django: {error}; pip install 'pyworker[django]'") from error

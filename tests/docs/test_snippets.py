@@ -81,7 +81,7 @@ def of(page: str, language: str) -> list[Block]:
 
 
 @pytest.fixture
-def no_role_stays(pg_server: Any) -> Iterator[None]:
+def no_role_stays(pg_server: Any, pg_template: Any) -> Iterator[None]:
     """Roles belong to the server, not to the database of a test."""
     with psycopg.connect(pg_server.url(), autocommit=True) as conn:
         before = conn.execute("select array_agg(rolname) from pg_roles").fetchone()
@@ -101,15 +101,15 @@ def run_sql(page: str, conn: psycopg.Connection[Any]) -> None:
     conn.execute(TABLES.get(page, "select"))  # type: ignore[arg-type]
     for block in of(page, "sql"):
         expected = re.fullmatch(r"error: (\w{5})", block.marker)
-        statements = pglast.split(block.text)
-        for number, statement in enumerate(statements, 1):
+        *statements, last = pglast.split(block.text)
+        said = [(statement, None) for statement in statements] + [(last, expected and expected[1])]
+        for statement, code in said:
+            refused = None
             try:
                 conn.execute(statement)  # type: ignore[arg-type]
             except psycopg.Error as error:
-                assert expected, f"{page}.md, line {block.line}: {statement}\n{error}"
-                assert (number, error.sqlstate) == (len(statements), expected[1])
-            else:
-                assert not (expected and number == len(statements)), f"{page}.md, line {block.line}: was not refused"
+                refused = error
+            assert (refused and refused.sqlstate) == code, f"{page}.md, line {block.line}: {statement}\n{refused}"
 
 
 # -- Python: a page is a module, imported once by hand (its own adds are committed), then by a real worker --------------

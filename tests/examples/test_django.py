@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import textwrap
 from typing import Any
 
@@ -157,3 +159,18 @@ def test_signals_are_sent_where_tasks_run(project: Any) -> None:
     assert python(project, RECEIPT + textwrap.dedent(code)) == [
         ["RUNNING", 2], ["SUCCESSFUL", 2], ["RUNNING", 2], ["FAILED", 2], "raised"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "words"),
+    [
+        ("TasksBackend", ["django", "asgiref"], "pip install 'pyworker[django]'"),
+        ("RunPyworker", ["django"], "pip install 'pyworker[django]'"),
+        ("TasksBackend", ["django.tasks", "django_tasks"], "pip install django-tasks"),
+    ],
+)
+def test_without_django_it_says_what_to_install(name: str, missing: list[str], words: str) -> None:
+    code = f"import sys; sys.modules.update(dict.fromkeys({missing})); from pyworker.django import {name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: ")
+    assert words in done.stderr.splitlines()[-1]
