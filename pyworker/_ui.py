@@ -66,7 +66,8 @@ async def _serve(server: Any) -> None:
     task = asyncio.create_task(server.serve())
     while not (server.started or task.done()):
         await asyncio.sleep(0.05)
-    for listener in server.servers if server.started else []:
+    listeners: list[Any] = server.servers if server.started else []
+    for listener in listeners:
         for socket in listener.sockets:
             name, port = socket.getsockname()[:2]
             click.echo(f"the dashboard is at http://{f'[{name}]' if ':' in name else name}:{port}/ (Ctrl-C ends it)")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 from markupsafe import Markup
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-WIDTH, HEIGHT = 720, 150
+WIDTH, HEIGHT, TOP = 720, 150, 16
 
 
 def utc(at: datetime | str | None) -> datetime | None:
@@ -27,15 +28,12 @@ def span(seconds: float | None) -> str:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
-    rest = int(seconds)
-    parts: list[str] = []
-    for size, unit in _UNITS:
-        if rest >= size and len(parts) < 2:
-            parts.append(f"{rest // size} {unit}")
-            rest %= size
-        elif parts:
-            break
-    return " ".join(parts)
+    whole = int(seconds)
+    for (size, unit), (smaller, name) in pairwise(_UNITS):
+        if whole >= size:
+            rest = whole % size // smaller if whole < 10 * size else 0
+            return f"{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
+    return f"{whole} s"
 
 
 def ago(at: datetime | str | None, now: datetime) -> str:
@@ -99,7 +97,7 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> Markup:
         ]
         for kind in ("completed", "cancelled", "failed"):
             if row[kind]:
-                height = max(row[kind] / most * (HEIGHT - 6), 1.5)
+                height = max(row[kind] / most * (HEIGHT - TOP), 1.5)
                 base -= height
                 rects.append(
                     Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
@@ -117,7 +115,7 @@ def lines(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Mark
     step = WIDTH / len(rows)
 
     def y(seconds: float) -> float:
-        return HEIGHT - 3 - (seconds / most) ** 0.5 * (HEIGHT - 9)
+        return HEIGHT - 3 - (seconds / most) ** 0.5 * (HEIGHT - TOP - 3)
 
     parts: list[Markup] = []
     for column, kind in columns.items():

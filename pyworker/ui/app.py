@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import jinja2
@@ -41,26 +41,34 @@ class Problem(Exception):
         self.status, self.title, self.text = status, title, text
 
 
-# What a button asks for: its name, what it does to one, and how loudly to ask back.
+# What a button says, what it does to a thing, and whether that can be undone.
 ACTIONS: dict[str, tuple[str, str, bool]] = {
-    "retry": ("Retry", "lets it run now: again, or ahead of its time", False),
-    "cancel": ("Cancel", "calls it off; a running one is asked to stop", False),
+    "retry": ("Retry", "A job that is retried runs now: again, or ahead of its time.", False),
+    "cancel": ("Cancel", "A job that is cancelled does not run; one that runs already is asked to stop.", False),
     "force_cancel": (
         "Force cancel",
-        "calls it off at once, running or not; what its worker says of it later is refused",
+        "The job is cancelled at once, even while it runs: what its worker says later is refused.",
         True,
     ),
-    "delete": ("Delete", "removes it with its errors, for good", True),
-    "pause_queue": ("Pause queue", "lets no further job of this queue start", False),
-    "resume_queue": ("Resume queue", "lets its jobs start again", False),
-    "resume_sequence": (
-        "Resume sequence",
-        "goes on with its next job; the one that halted it stays as it ended",
+    "delete": ("Delete", "A job that is deleted is gone, with its errors.", True),
+    "pause_queue": (
+        "Pause queue",
+        "No further job of a paused queue starts. Running ones run on, and adding goes on.",
         False,
     ),
-    "run_schedule": ("Run now", "does now what it does at each of its ticks", False),
-    "pause_schedule": ("Pause schedule", "lets it do nothing until it is resumed", False),
-    "resume_schedule": ("Resume schedule", "goes on with its next tick", False),
+    "resume_queue": ("Resume queue", "The jobs of the queue start again.", False),
+    "resume_sequence": (
+        "Resume sequence",
+        "The sequence goes on with its next job; the one that halted it stays as it ended.",
+        False,
+    ),
+    "run_schedule": ("Run now", "The schedule does now what it does at each of its ticks.", False),
+    "pause_schedule": ("Pause schedule", "A paused schedule does nothing until it is resumed.", False),
+    "resume_schedule": (
+        "Resume schedule",
+        "The schedule goes on with its next tick; what fell into the pause is passed over.",
+        False,
+    ),
 }
 
 
@@ -88,7 +96,7 @@ class Dashboard:
             number=_show.number,
             last_line=lambda text: _output.text_of(text).plain,
         )
-        self.templates.globals |= {"actions": ACTIONS, "states": STATES}
+        cast("dict[str, Any]", self.templates.globals).update(actions=ACTIONS, states=STATES)
 
     @contextlib.contextmanager
     def database(self) -> Iterator[_sql.Database]:
