@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ._sql import JobRow
 
+STATES = ["scheduled", "pending", "available", "running", "retryable", "completed", "cancelled", "discarded"]
 STYLES = {"completed": "green", "running": "cyan", "retryable": "yellow", "discarded": "red", "cancelled": "magenta"}
 
 

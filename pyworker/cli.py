@@ -17,15 +17,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import _development, _doctor, _health, _migrate, _schedules, _sql, _topics
+from . import _development, _doctor, _health, _migrate, _schedules, _sql, _topics, _ui
 from ._config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, RunConfig
 from ._connect import connect
 from ._embedded import NoPostgres
 from ._options import Problem, as_json, asks, changes, common, database, first_line, part_of_group, resolved
-from ._output import STYLES, print_json, print_table, report, text_of, time_of
+from ._output import STATES, STYLES, print_json, print_table, report, text_of, time_of
 from .errors import PyworkerError, SchemaVersionError, sqlstate_of
 
-STATES = ["scheduled", "pending", "available", "running", "retryable", "completed", "cancelled", "discarded"]
 JOB_ID = click.IntRange(1, 2**63 - 1)
 
 
@@ -555,6 +554,7 @@ main.add_command(_schedules.schedules)
 main.add_command(_topics.sql)
 main.add_command(_development.replay)
 main.add_command(_development.dev)
+main.add_command(_ui.ui)
 
 
 def _name_variables(group: click.Group, prefix: str) -> None:

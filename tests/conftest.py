@@ -84,7 +84,8 @@ def _shared(pg_template: Any) -> Iterator[tuple[str, str]]:
         yield (
             dsn,
             "set search_path = pyworker, pg_temp;"
-            "truncate live_jobs, finished_jobs, unique_keys, errors, wakeups, workers, tasks, queues, sequence_halts, once_marks, timetable, audit_log"
+            "truncate live_jobs, finished_jobs, unique_keys, errors, wakeups, workers, tasks, queues, sequence_halts, once_marks,"
+            " timetable, audit_log"
             " restart identity;"
             "alter sequence job_ids restart; alter sequence armed_until restart; alter sequence notified_at restart;"
             "alter sequence swept_at restart;"

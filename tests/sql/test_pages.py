@@ -42,7 +42,8 @@ def fill(api, live=0, finished=0, state="scheduled"):
         """insert into pyworker.live_jobs (state, ready_at, due_at, updated_at, priority, max_attempts, run_at, created_at, task_identifier,
                delivery, payload)
            select %(s)s, case when %(s)s = 'available' then now() end, case when %(s)s = 'scheduled' then now() + interval '1 day' end,
-                  now(), 0, 25, now() + case when %(s)s = 'scheduled' then interval '1 day' else '0' end, now(), 'wait', 'at_least_once', '{}'
+                  now(), 0, 25, now() + case when %(s)s = 'scheduled' then interval '1 day' else '0' end, now(), 'wait',
+                  'at_least_once', '{}'
            from generate_series(1, %(n)s)""",
         {"s": state, "n": live},
     )

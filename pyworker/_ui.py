@@ -1,0 +1,99 @@
+"""`pyworker ui`: the dashboard, served on this machine; to others only with name and password."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ._options import Problem, common, resolved
+
+
+@click.command()
+@common
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on. Beyond this machine only with names and passwords.",
+)
+@click.option("--port", default=8686, show_default=True, type=click.IntRange(0, 65535))
+@click.option(
+    "--auth-file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Names and passwords, NAME:PASSWORD on each line; or one in PYWORKER_UI_AUTH.",
+)
+@click.option("--read-only", is_flag=True, help="Only look; act on nothing.")
+@click.option("--show-payloads", is_flag=True, help="Show payloads and results of jobs, which may be secret.")
+def ui(
+    dsn: str, schema: str, host: str, port: int, auth_file: str | None, read_only: bool, show_payloads: bool
+) -> None:
+    """Serve the dashboard: jobs, queues, sequences, schedules and workers, to look at and to act on.
+
+    It listens on this machine only. With another --host it wants names and passwords, from --auth-file or the variable
+    PYWORKER_UI_AUTH, and you want TLS in front of it.
+    """
+    users = _users(auth_file)
+    if not (users or _is_this_machine(host)):
+        raise Problem(
+            f"--host {host} is reached from other machines, and nobody would be asked for a password."
+            " Give names and passwords: --auth-file FILE, with a line NAME:PASSWORD for each, or PYWORKER_UI_AUTH=NAME:PASSWORD",
+            2,
+        )
+    try:
+        import uvicorn
+
+        from .ui import create_app
+    except ImportError as error:
+        missing = error.name or str(error)
+        raise Problem(f"the dashboard needs {missing.split('.')[0]}: pip install 'pyworker[web]'") from None
+    with resolved(dsn) as url:
+        # Without passwords it answers to this machine's own names only.
+        hosts = None if users else ["localhost", "[::1]", host if ":" not in host else f"[{host}]", "127.0.0.1"]
+        app = create_app(url, schema, users=users, hosts=hosts, read_only=read_only, show_payloads=show_payloads)
+        config = uvicorn.Config(app, host=host, port=port, log_level="warning", server_header=False)
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(_serve(uvicorn.Server(config)))
+
+
+async def _serve(server: Any) -> None:
+    """Says where it is as soon as it is there."""
+    task = asyncio.create_task(server.serve())
+    while not (server.started or task.done()):
+        await asyncio.sleep(0.05)
+    listeners: list[Any] = server.servers if server.started else []
+    for listener in listeners:
+        for socket in listener.sockets:
+            name, port = socket.getsockname()[:2]
+            click.echo(f"the dashboard is at http://{f'[{name}]' if ':' in name else name}:{port}/ (Ctrl-C ends it)")
+    await task
+
+
+def _users(auth_file: str | None) -> dict[str, str]:
+    lines = Path(auth_file).read_text("utf-8").splitlines() if auth_file else []
+    if given := os.environ.get("PYWORKER_UI_AUTH"):
+        lines.append(given)
+    users: dict[str, str] = {}
+    for line in lines:
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, colon, password = line.partition(":")
+        if not (name and colon and password):
+            raise Problem("a line with a name and a password must look like NAME:PASSWORD (it is not shown here)", 2)
+        users[name] = password
+    if auth_file and not users:
+        raise Problem(f"there is no NAME:PASSWORD in {auth_file}", 2)
+    return users
+
+
+def _is_this_machine(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False

@@ -1,0 +1,96 @@
+"""Who may come in, and from where: the dashboard's door, in front of every page."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import secrets
+from collections.abc import Mapping, Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+COOKIE = "pyworker_csrf"
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+class Guard:
+    """Checks the Host header, asks for name and password (HTTP Basic), and gives each answer its headers.
+
+    The Host matters where nobody is asked for a password: a page elsewhere whose name is made to mean 127.0.0.1 would be let in.
+    """
+
+    def __init__(self, app: ASGIApp, users: Mapping[str, str], hosts: Sequence[str] | None) -> None:
+        self.app, self.users, self.hosts = app, users, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if self.hosts is not None and _name_of(host) not in self.hosts:
+            refusal = PlainTextResponse(f"this dashboard does not answer to the name {host!a}", 421)
+            await refusal(scope, receive, send_with_headers)
+            return
+        if self.users:
+            user = self._user(headers.get("authorization", ""))
+            if user is None:
+                realm = {"WWW-Authenticate": 'Basic realm="pyworker", charset="UTF-8"'}
+                await PlainTextResponse("name and password, please", 401, realm)(scope, receive, send_with_headers)
+                return
+            scope = {**scope, "pyworker.user": user}
+        await self.app(scope, receive, send_with_headers)
+
+    def _user(self, authorization: str) -> str | None:
+        kind, _, value = authorization.partition(" ")
+        try:
+            name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+        # Whoever it is, every comparison is made, and each takes the same time.
+        matches = [
+            hmac.compare_digest(known.encode(), name.encode()) & hmac.compare_digest(secret.encode(), password.encode())
+            for known, secret in self.users.items()
+        ]
+        return name if kind.lower() == "basic" and any(matches) else None
+
+
+def _name_of(host: str) -> str:
+    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+
+
+def csrf_token(request: Request) -> str:
+    """What a form has to say: the cookie's value, which no other site can read or, as it is SameSite=Strict, have sent."""
+    return request.cookies.get(COOKIE) or secrets.token_urlsafe(24)
+
+
+def is_own_form(request: Request, token: str) -> bool:
+    cookie = request.cookies.get(COOKIE, "")
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    origin = request.headers.get("origin")
+    return (
+        len(cookie) >= 32
+        and hmac.compare_digest(cookie.encode(), token.encode())
+        and site in ("same-origin", "none")
+        and (origin is None or origin.partition("://")[2] == request.headers.get("host"))
+    )

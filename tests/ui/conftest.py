@@ -1,0 +1,116 @@
+"""The dashboard over the real database: a client that speaks ASGI to it, and a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+import uvicorn
+from psycopg.rows import namedtuple_row
+from psycopg.types.json import Jsonb
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # the client announces its successor
+    from starlette.testclient import TestClient
+
+from pyworker.ui import create_app
+
+
+class Queue:
+    """SQL functions by name: queue.add_job("t", job_key="k")."""
+
+    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+        self.conn = conn
+
+    def rows(self, sql: str, params: Any = None) -> list[Any]:
+        with self.conn.cursor(row_factory=namedtuple_row) as cursor:
+            cursor.execute(sql, params)  # type: ignore[arg-type]
+            return cursor.fetchall() if cursor.description else []
+
+    def __getattr__(self, function: str) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            values = [Jsonb(v) if isinstance(v, dict) else v for v in (*args, *named.values())]
+            slots = ["%s"] * len(args) + [f"{name} => %s" for name in named]
+            rows = self.rows(f"select * from pyworker.{function}({', '.join(slots)})", values)
+            return rows[0] if rows else None
+
+        return call
+
+    def run(self, worker: int, identifier: str, error: str | None = None, **more: Any) -> Any:
+        """Claims the next job of a task and, if it is to fail, fails it."""
+        job = self.rows("select * from pyworker.claim_jobs(%s, 1, %s)", [worker, [identifier]])[0]
+        if error is not None:
+            failure = [{"id": job.id, "run": job.run, "error": error, **more}]
+            self.rows("select pyworker.fail_jobs(%s)", [Jsonb(failure)])
+        return job
+
+
+@pytest.fixture
+def queue(db: psycopg.Connection[Any]) -> Queue:
+    return Queue(db)
+
+
+@pytest.fixture
+def client(dsn: str, db: Any) -> Iterator[Callable[..., TestClient]]:
+    """client(read_only=True) … is a browser's way to a dashboard with these settings, without a browser."""
+    with contextlib.ExitStack() as stack:
+
+        def make(base_url: str = "http://testserver", **settings: Any) -> TestClient:
+            app = settings.pop("app", None) or create_app(dsn, **settings)
+            return stack.enter_context(TestClient(app, base_url=base_url, raise_server_exceptions=True))
+
+        yield make
+
+
+@pytest.fixture
+def site(dsn: str, db: Any) -> Iterator[Callable[..., str]]:
+    """site() serves a dashboard on a real socket; returns where."""
+    started: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def serve(**settings: Any) -> str:
+        sock = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(create_app(dsn, **settings), log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
+        thread.start()
+        started.append((server, thread))
+        return f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+    yield serve
+    for server, thread in started:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if not chromium:
+        pytest.skip("there is no chromium on this machine (apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page of a browser; what its console complains of fails the test, and it may speak to this machine only."""
+    context = browser.new_context(viewport={"width": 1280, "height": 860})
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on("request", lambda request: complaints.append(request.url) if "//127.0.0.1:" not in request.url else None)
+    yield page
+    context.close()
+    assert complaints == []
