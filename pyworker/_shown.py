@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from ._sql import JOB_COLUMNS, Database, literal, quoted
+from ._rows import JOB_COLUMNS
+from ._sql import BEGIN, Database, literal, quoted
 
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%s|%%")
 _LEFT_OUT = re.compile(r", \w+ => %\((\w+)\)s::[a-z]+(?:\[\])?")  # an argument of a call by names, but the first
@@ -32,7 +33,7 @@ class Printing(Database):
 
     def each(self, *calls: Callable[[], Any]) -> list[Any]:
         if len(calls) > 1:
-            click.echo("begin;")
+            click.echo(BEGIN, nl=False)
         for call in calls:
             try:
                 call()

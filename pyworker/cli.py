@@ -446,6 +446,25 @@ def doctor(dsn: str, schema: str, verbose: bool, machine: bool) -> None:
     raise SystemExit(_doctor.exit_code(rows))
 
 
+@main.command()
+@common
+def top(dsn: str, schema: str) -> None:
+    """Watch the queue in the terminal: jobs, queues, sequences, schedules and workers, with keys for what you do to them.
+
+    Needs pip install 'pyworker[top]'.
+    """
+    try:
+        from ._top import Top
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "textual":
+            raise
+        raise Problem("pyworker top needs textual: pip install 'pyworker[top]'") from None
+    with resolved(dsn) as url:
+        with connect(url) as conn:
+            _sql.Database(conn, schema).check_version(_migrate.newest())
+        Top(url, schema).run()
+
+
 # -- queues and sequences ---------------------------------------------------------------------------------------------
 
 

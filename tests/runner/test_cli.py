@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyworker.cli import main
 
 COMMANDS = sorted(main.commands)
-OF_A_DATABASE = [name for name in COMMANDS if name not in ("demo", "run", "migrate", "sql", "dev")]
+OF_A_DATABASE = [name for name in COMMANDS if name not in ("demo", "run", "migrate", "sql", "dev", "top")]
 
 
 @pytest.fixture

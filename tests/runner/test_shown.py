@@ -51,7 +51,7 @@ LOOKS = [
     ["schedules", "next", "0 4 * * *", "--timezone", "Europe/Berlin"],
 ]
 # They run something else than a statement or two.
-OTHERS = {"demo", "dev", "migrate", "replay", "run", "sql"}
+OTHERS = {"demo", "dev", "migrate", "replay", "run", "sql", "top"}
 
 by_words = pytest.mark.parametrize("words", CHANGES, ids=" ".join)
 

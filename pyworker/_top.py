@@ -1,0 +1,461 @@
+"""`pyworker top`: the queue in a terminal, looked at every two seconds, with keys for what people do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, ClassVar, TypeVar, cast
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, TabPane
+
+from . import _sql
+from ._connect import connect
+from ._options import first_line
+from ._output import STYLES, text_of
+from .errors import PyworkerError
+
+T = TypeVar("T")
+Row = dict[str, Any]
+
+EVERY = 2.0  # seconds from look to look
+PATIENCE = 10  # seconds for an answer: a search may ask much
+ROWS = 50  # of jobs on a page
+FILTERS = {
+    "state": "states",
+    "task": "tasks",
+    "queue": "queues",
+    "key": "job_key",
+}  # word before a colon → argument of list_jobs
+
+
+@dataclass(frozen=True)
+class Page:
+    """A table: its columns, each with what it shows of a row; what names a row; and what can be done to it, by key."""
+
+    title: str
+    rows: Callable[[_sql.Database], list[Row]]
+    key: str
+    columns: Mapping[str, Callable[[Row], Any]]
+    keys: Mapping[str, Callable[[Row], str]]
+    job: Callable[[Row], Any] = lambda _: None  # the job that Enter shows
+    what: str = ""
+
+
+def _of(name: str) -> Callable[[Row], Any]:
+    return lambda row: row[name]
+
+
+def _one(action: str) -> Callable[[Row], str]:
+    return lambda _: action
+
+
+def _about(name: str) -> Callable[[Row], Any]:
+    return lambda row: f"{row[name]}{'' if row['exact'] else '+'}"
+
+
+def _toggle(what: str) -> Callable[[Row], str]:
+    return lambda row: f"{'resume' if row['paused'] else 'pause'}_{what}"
+
+
+def _jobs(row: Row) -> list[Row]:
+    return row["jobs"] or []
+
+
+ON_A_JOB = {name: _one(name) for name in ("retry", "cancel", "force_cancel", "delete")}
+PAGES = {
+    "jobs": Page(
+        "Jobs", lambda _: [], "id",
+        {"id": _of("id"), "task": _of("task_identifier"), "state": _of("state"), "queue": _of("queue_name"), "key": _of("key"),
+         "attempts": lambda row: f"{row['attempts']}/{row['max_attempts']}",
+         "run at": _of("run_at"), "last error": _of("last_error")},
+        ON_A_JOB, _of("id"), "job",
+    ),
+    "queues": Page(
+        "Queues", lambda db: db.list_queues(limit=500), "queue_name",
+        {"queue": _of("queue_name"), "at once": lambda row: "no limit" if row["concurrency"] is None else row["concurrency"],
+         "paused": lambda row: "paused" if row["paused"] else "", "available": _about("available"), "running": _of("running"),
+         "pending": _about("pending")},
+        {"pause": _toggle("queue")}, what="queue",
+    ),
+    "sequences": Page(
+        "Sequences", lambda db: _halted_first(db.list_sequences(True, limit=200), db.list_sequences(False, limit=200)), "sequence_key",
+        {"halted by": _of("halted_by"), "reason": _of("reason"), "since": _of("since"), "running": _of("running"),
+         "waiting": _about("waiting"), "sequence": _of("sequence_key")},
+        {"pause": _one("resume_sequence")}, lambda row: row["halted_by"] or row["running"], "sequence",
+    ),
+    "schedules": Page(
+        "Schedules", lambda db: db.schedules(), "name",
+        {"name": _of("name"), "task": _of("identifier"), "cron": _of("cron"),
+         "next": lambda row: "paused" if row["paused"] else row["next_at"], "last": _of("last_at"), "job": _of("last_job_id"),
+         "when": lambda row: f"{row['words']} ({row['timezone']})", "problem": _of("last_error")},
+        {"pause": _toggle("schedule"), "run": _one("run_schedule")}, _of("last_job_id"), "schedule",
+    ),
+    "workers": Page(
+        "Workers", lambda db: db.list_workers(), "id",
+        {"id": _of("id"), "host": lambda row: row["info"].get("host"), "pid": lambda row: row["info"].get("pid"),
+         "since": _of("started_at"), "last beat": lambda row: "silent" if row["silent"] else row["beat_at"], "running": _of("running"),
+         "what": lambda row: ", ".join(f"{job['task_identifier']} {job['id']}" for job in _jobs(row))},
+        {}, lambda row: next((job["id"] for job in _jobs(row)), None), "worker",
+    ),
+}  # fmt: skip
+
+
+def _halted_first(halted: Iterable[Row], others: Iterable[Row]) -> list[Row]:
+    return [*halted, *(row for row in others if not row["halted_by"])]
+
+
+class Ask(ModalScreen[bool]):
+    """Asks back; only y means yes."""
+
+    BINDINGS: ClassVar = [
+        Binding("y", "answer(True)", "Yes"),
+        Binding("n,escape,q,enter", "answer(False)", "No", key_display="n"),
+    ]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self.question = question
+
+    def compose(self) -> ComposeResult:
+        yield Static(Text.assemble(self.question, "\n\n", ("y", "bold"), " yes    ", ("n", "bold"), " no"), id="ask")
+
+    def action_answer(self, answer: bool) -> None:
+        self.dismiss(answer)
+
+
+class JobPage(ModalScreen[None]):
+    """One job: what it is, why it is not running, and the errors of its attempts. The payload only when asked for."""
+
+    BINDINGS: ClassVar = [
+        Binding("r", "act('retry')", "Retry"), Binding("c", "act('cancel')", "Cancel"),
+        Binding("C", "act('force_cancel')", "Force", show=False), Binding("d", "act('delete')", "Delete"),
+        Binding("v", "reveal", "Payload"), Binding("escape,q,enter", "dismiss", "Back", key_display="esc"),
+    ]  # fmt: skip
+
+    def __init__(self, job_id: int) -> None:
+        super().__init__()
+        self.job_id = job_id
+        self.revealed = False
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="page"):
+            yield Static(id="job")
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        await self.look()
+        self.set_interval(EVERY, self.look)
+
+    async def look(self) -> None:
+        def ask(db: _sql.Database) -> tuple[_sql.JobRow | None, list[tuple[Any, ...]], list[Row]]:
+            job = db.get_job(self.job_id)
+            return job, db.job_errors(self.job_id), db.explain_job(self.job_id) if job else []
+
+        answer = await self.top.ask(ask)
+        if answer is None:
+            return
+        job, errors, reasons = answer
+        self.query_one("#job", Static).update(
+            self._text(job, errors, reasons) if job else Text(f"there is no job {self.job_id} any more")
+        )
+
+    def _text(self, job: _sql.JobRow, errors: list[tuple[Any, ...]], reasons: list[Row]) -> Text:
+        text = Text()
+        for name, value in asdict(job).items():
+            if value is None or name in ("last_error", "deduplicated"):
+                continue
+            shown = text_of(
+                json.dumps(value, ensure_ascii=False) if name in ("payload", "meta", "flags", "result") else value
+            )
+            if name in ("payload", "result") and not self.revealed:
+                shown = Text("not shown; v shows it", "dim")
+            text.append(f"{name:20}", "bold").append_text(shown).append("\n")
+            if name == "state":
+                text.stylize(STYLES.get(job.state, ""), len(text) - len(shown) - 1)
+        text.append("\nwhy\n", "bold underline")
+        for row in reasons:
+            text.append(row["reason"], "bold").append(f": {row['detail']}\n")
+            if row["remedy"]:
+                text.append(f"   → {row['remedy']}\n")
+        for run, at, worker, error in errors:
+            text.append(f"\nattempt (run {run}) failed {text_of(at)} on worker {worker}\n", "yellow").append(
+                f"{error.rstrip()}\n"
+            )
+        return text
+
+    @property
+    def top(self) -> Top:
+        return cast("Top", cast("Any", self).app)
+
+    def action_act(self, action: str) -> None:
+        self.top.ask_back(action, str(self.job_id), "job", self.look)
+
+    async def action_reveal(self) -> None:
+        self.revealed = not self.revealed
+        await self.look()
+
+
+class Top(App[None]):
+    """The screen: an overview of three lines, five tables, and the keys."""
+
+    CSS = """
+    #overview { height: 3; padding: 0 1; }
+    #filter { height: 1; border: none; padding: 0 1; }
+    DataTable { height: 1fr; }
+    Ask { align: center middle; }
+    #ask { width: auto; max-width: 80%; height: auto; padding: 1 3; background: $surface; border: round $warning; }
+    #page { padding: 1 2; background: $surface; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar = [
+        *(Binding(str(n), f"page('{name}')", page.title, show=False) for n, (name, page) in enumerate(PAGES.items(), 1)),
+        Binding("enter", "open", "Show"), Binding("e", "open", "Explain"),
+        Binding("r", "act('retry')", "Retry"), Binding("c", "act('cancel')", "Cancel"),
+        Binding("C", "act('force_cancel')", "Force", show=False), Binding("d", "act('delete')", "Delete"),
+        Binding("p", "act('pause')", "Pause/resume"), Binding("g", "act('run')", "Run now"),
+        Binding("slash", "filter", "Filter", key_display="/"), Binding("n", "older", "Older"), Binding("b", "newest", "Newest"),
+        Binding("escape", "table", "", show=False), Binding("q", "quit", "Quit"),
+    ]  # fmt: skip
+
+    def __init__(self, dsn: str, schema: str) -> None:
+        super().__init__()
+        self.dsn, self.schema = dsn, schema
+        self.conn: psycopg.Connection[Any] | None = None
+        self.turn = asyncio.Lock()
+        self.ready = False
+        self.rows: dict[str, dict[str, Row]] = {name: {} for name in PAGES}  # by page and key
+        self.filters: dict[str, Any] = {}
+        self.after: int | None = None  # the id of the job that the page before ended with
+        try:
+            who = getpass.getuser()
+        except (KeyError, OSError):
+            who = "somebody"
+        self.actor = f"{who}@{socket.gethostname()} (pyworker top)"
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="overview")
+        with TabbedContent(id="pages"):
+            for n, (name, page) in enumerate(PAGES.items(), 1):
+                with TabPane(f"{n} {page.title}", id=name):
+                    if name == "jobs":
+                        yield Input(
+                            placeholder="filter: state:discarded task:NAME queue:NAME key:KEY, and words to look for",
+                            id="filter",
+                        )
+                    yield DataTable[Text](id=f"{name}-table", cursor_type="row", zebra_stripes=True)
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        for name, page in PAGES.items():
+            self._table(name).add_columns(*page.columns)
+        self.ready = True
+        await self.look()
+        self.action_table()
+        self.set_interval(EVERY, self.look)
+
+    def on_unmount(self) -> None:
+        if self.conn is not None:
+            self.conn.close()
+
+    def _table(self, name: str) -> DataTable[Text]:
+        return cast("DataTable[Text]", self.query_one(f"#{name}-table"))
+
+    @property
+    def page(self) -> str:
+        return self.query_one("#pages", TabbedContent).active or "jobs"
+
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    async def ask(self, question: Callable[[_sql.Database], T]) -> T | None:
+        """One at a time, in a thread; None if there is no answer, and the overview says why."""
+        async with self.turn:
+            try:
+                return await asyncio.to_thread(self._answer, question)
+            except PyworkerError as error:
+                self._complain(f"{error}. {error.hint}" if error.hint else str(error))
+            except psycopg.Error as error:
+                if self.conn is not None and self.conn.broken:
+                    self.conn.close()
+                self._complain(first_line(error))
+        return None
+
+    def _answer(self, question: Callable[[_sql.Database], T]) -> T:
+        if self.conn is None or self.conn.closed:
+            self.conn = connect(self.dsn)
+        with self.conn.transaction():
+            db = _sql.Database(self.conn, self.schema)
+            db.limit_time(PATIENCE)
+            return question(db)
+
+    def _complain(self, words: str) -> None:
+        self.query_one("#overview", Static).update(Text(words, "bold red"))
+
+    async def look(self) -> None:
+        name = self.page
+        page = PAGES[name]
+        if name == "jobs":
+            filters = {**self.filters, "after_id": self.after, "max_jobs": ROWS}
+            answer = await self.ask(lambda db: (db.overview(), db.job_page(**filters)[0]))
+        else:
+            answer = await self.ask(lambda db: (db.overview(), page.rows(db)))
+        if answer is None or not self.is_running:
+            return
+        overview, rows = answer
+        self.query_one("#overview", Static).update(self._overview(overview))
+        self.rows[name] = {str(row[page.key]): row for row in rows}
+        self._fill(self._table(name), page)
+        self.refresh_bindings()
+
+    def _fill(self, table: DataTable[Text], page: Page) -> None:
+        """Anew; the cursor stays on its row, or at least at its height."""
+        rows = next(rows for name, rows in self.rows.items() if PAGES[name] is page)
+        at, before = table.cursor_row, self._key(table)
+        table.clear()
+        for key, row in rows.items():
+            table.add_row(*(_cell(value(row), row) for value in page.columns.values()), key=key)
+        if rows:
+            table.move_cursor(row=list(rows).index(before) if before in rows else min(at, len(rows) - 1), animate=False)
+
+    def _key(self, table: DataTable[Text]) -> str | None:
+        if not table.is_valid_row_index(table.cursor_row):
+            return None
+        return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
+
+    def _overview(self, told: Row) -> Text:
+        where = conninfo_to_dict(self.dsn) if self.dsn else {}
+        text = Text(f"pyworker  {where.get('dbname', '')}  schema {self.schema}  ", "bold")
+        text.append(f"{datetime.fromisoformat(told['at']).astimezone():%H:%M:%S}\n", "dim")
+        for state, count in told["states"].items():
+            text.append(f"{state} ", "dim").append(
+                f"{'' if count['exact'] else '~'}{count['jobs']:,}", STYLES.get(state, "bold")
+            ).append("   ")
+        text.append("\n")
+        if oldest := told["oldest"]:
+            text.append(f"oldest waits {_span(oldest['seconds'])} ({oldest['task_identifier']} {oldest['id']})   ")
+        text.append(f"workers {told['workers']}   ", "" if told["workers"] else "bold red")
+        for words, number in (
+            ("silent workers", told["silent_workers"]), ("halted sequences", told["halted_sequences"]),
+            ("paused queues", len(told["paused_queues"])), ("schedules that failed", told["failed_ticks"]),
+        ):  # fmt: skip
+            if number:
+                text.append(f"{words} {number}   ", "yellow")
+        if tick := told["next_tick"]:
+            text.append(f"next {tick['name']} {datetime.fromisoformat(tick['at']).astimezone():%a %H:%M}")
+        return text
+
+    # -- keys -----------------------------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if isinstance(self.screen, ModalScreen):
+            return False
+        if action == "act":
+            return parameters[0] in PAGES[self.page].keys if self.ready else True
+        if action in ("filter", "older", "newest"):
+            return self.page == "jobs" if self.ready else True
+        return True
+
+    def action_page(self, name: str) -> None:
+        self.query_one("#pages", TabbedContent).active = name
+
+    async def on_tabbed_content_tab_activated(self) -> None:
+        if self.ready:
+            await self.look()
+            self.action_table()
+
+    def action_table(self) -> None:
+        self._table(self.page).focus()
+
+    def action_filter(self) -> None:
+        self.query_one("#filter", Input).focus()
+
+    async def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.filters, self.after = _filters(event.value), None
+        self.action_table()
+        await self.look()
+
+    async def action_older(self) -> None:
+        if len(self.rows["jobs"]) == ROWS:
+            self.after = int(list(self.rows["jobs"])[-1])
+            await self.look()
+
+    async def action_newest(self) -> None:
+        self.after = None
+        await self.look()
+
+    async def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        self.action_open()
+
+    def action_open(self) -> None:
+        if row := self._row():
+            job_id = PAGES[self.page].job(row)
+            if job_id:
+                self.push_screen(JobPage(job_id))
+
+    def _row(self) -> Row | None:
+        return self.rows[self.page].get(self._key(self._table(self.page)) or "")
+
+    def action_act(self, key: str) -> None:
+        page, row = PAGES[self.page], self._row()
+        if row and key in page.keys:
+            self.ask_back(page.keys[key](row), str(row[page.key]), page.what, self.look)
+
+    def ask_back(self, action: str, target: str, what: str, afterwards: Callable[[], Any]) -> None:
+        verb = action.replace("_", " ").removesuffix(f" {what}")
+
+        async def act() -> None:
+            answer = await self.ask(lambda db: db.act(action, [target], self.actor))
+            for told in answer or []:
+                self.notify(
+                    f"{verb} {what} {target}: {told['outcome']}",
+                    severity="information" if told["ok"] else "error",
+                    markup=False,
+                )
+            await afterwards()
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.run_worker(act())
+
+        self.push_screen(Ask(f"{verb.capitalize()} {what} {target}?"), answered)
+
+
+def _cell(value: Any, row: Row) -> Text:
+    text = text_of(value)
+    text.truncate(60, overflow="ellipsis")
+    if style := STYLES.get(str(row.get("state")), "red" if row.get("halted_by") else ""):
+        text.stylize(style)
+    return text
+
+
+def _span(seconds: int) -> str:
+    minutes, seconds = divmod(max(seconds, 0), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _filters(text: str) -> dict[str, Any]:
+    """ "state:discarded state:retryable task:send mail": arguments of list_jobs; words without a colon are looked for."""
+    found: dict[str, Any] = {}
+    words: list[str] = []
+    for word in text.split():
+        name, colon, value = word.partition(":")
+        argument = FILTERS.get(name) if colon and value else None
+        if argument is None:
+            words.append(word)
+        elif argument.endswith("s"):
+            found.setdefault(argument, []).append(value)
+        else:
+            found[argument] = value
+    return found | ({"search": " ".join(words)} if words else {})
