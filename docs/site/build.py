@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -212,15 +213,16 @@ def picture(words: str, path: Path) -> str:
 
 
 def build(target: Path) -> int:
-    source = ROOT / "build" / "docs"
-    shutil.rmtree(source, ignore_errors=True)
-    source.mkdir(parents=True)
-    stage(source)
+    """Two at once do not meet."""
     conf = ROOT / "docs" / "site"
     shutil.rmtree(target, ignore_errors=True)
-    arguments = ["-q", "-W", "--keep-going", "-b", "html", "-c", str(conf), "-d", str(source.parent / "doctrees")]
-    command = [sys.executable, "-m", "sphinx", *arguments, str(source), str(target)]
-    return subprocess.run(command).returncode
+    with tempfile.TemporaryDirectory() as made:
+        source = Path(made) / "docs"
+        source.mkdir()
+        stage(source)
+        arguments = ["-q", "-W", "--keep-going", "-b", "html", "-c", str(conf), "-d", str(Path(made) / "doctrees")]
+        command = [sys.executable, "-m", "sphinx", *arguments, str(source), str(target)]
+        return subprocess.run(command).returncode
 
 
 if __name__ == "__main__":
