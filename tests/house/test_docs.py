@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pyworker import _middleware, cli, errors, tasks
+from pyworker import _client, _middleware, cli, errors, tasks
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -41,6 +41,7 @@ def test_python_snippets_run(db):
         tasks._registry.clear()
         tasks._registry.update(known)
         _middleware.registered.clear()
+        _client.producers.clear()
     assert db.execute("select count(*) from pyworker.jobs where task_identifier = 'send_email'").fetchone() == (2,)
 
 

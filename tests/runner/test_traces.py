@@ -94,7 +94,10 @@ import json, sys
 import psycopg
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-import pyworker, pyworker.otel
+import pyworker
+from pyworker import otel
+otel.instrument()
+otel.instrument()
 if sys.argv[2] == "collected":
     trace.set_tracer_provider(TracerProvider())
 with psycopg.connect(sys.argv[1]) as conn, trace.get_tracer("x").start_as_current_span("request") as span:
