@@ -22,7 +22,7 @@ DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
 PODS = {each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in MANIFESTS if "template" in each["spec"]}
 COMMANDS = [
     shlex.split(UNIT["Service"]["ExecStart"])[1:],
-    json.loads(re.search("(?m)CMD (.*health.*)$", DOCKERFILE)[1])[1:],
+    json.loads(re.search("(?m)^HEALTHCHECK .* CMD (.*)$", DOCKERFILE)[1])[1:],
 ]
 COMMANDS += [container["args"] for pod in PODS.values() for container in pod["containers"]]
 
