@@ -1,7 +1,9 @@
-"""What a child is running, in memory that its parent sees, too: even of a child that was killed, or that a handler holds up in C."""
+"""What a child is running and when its loop last turned, in memory that its parent sees, too: even of a child that was killed, or that a
+handler holds up in C. And, the other way, until when the child may begin what it holds: even if its parent stands still."""
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -9,30 +11,31 @@ import tempfile
 import time
 from typing import NamedTuple
 
+_HEAD = struct.Struct("ddd")  # turned, answered, lease
+_TIME = struct.Struct("d")
 _SLOT = struct.Struct("qqd")
-_STAMPS = struct.Struct("dd")  # of time.monotonic(), which all processes of a machine share
 
 
 class Running(NamedTuple):
     job_id: int
     run: int
-    deadline: float  # of time.monotonic(); 0: none
+    deadline: float  # of time.monotonic(), which all processes of a machine share; 0: none
 
 
 class Slots:
     def __init__(self, fd: int, count: int) -> None:
         self.fd = fd
-        self._memory = mmap.mmap(fd, _STAMPS.size + count * _SLOT.size)
-        self._count = count
+        self._memory = mmap.mmap(fd, _HEAD.size + count * _SLOT.size)
 
     @classmethod
     def create(cls, count: int) -> Slots:
         with tempfile.TemporaryFile() as file:
-            file.truncate(_STAMPS.size + count * _SLOT.size)
+            file.truncate(_HEAD.size + count * _SLOT.size)
             fd = os.dup(file.fileno())
         os.set_inheritable(fd, True)
         slots = cls(fd, count)
         slots.turned()
+        slots.prolong(math.inf)
         return slots
 
     def close(self) -> None:
@@ -41,21 +44,35 @@ class Slots:
 
     def turned(self) -> None:
         """The child's loop is at work."""
-        struct.pack_into("d", self._memory, 0, time.monotonic())
+        _TIME.pack_into(self._memory, 0, time.monotonic())
 
     def answered(self) -> None:
         """… and the database has answered it."""
-        struct.pack_into("d", self._memory, 8, time.monotonic())
+        _TIME.pack_into(self._memory, 8, time.monotonic())
 
     def stamps(self) -> tuple[float, float]:
-        """When the child's loop last turned, and when the database last answered it; 0: not yet."""
-        return _STAMPS.unpack_from(self._memory)
+        """When, of time.monotonic(), the child's loop last turned, and when the database last answered it; 0: not yet."""
+        turned, answered, _ = _HEAD.unpack_from(self._memory)
+        return turned, answered
+
+    def prolong(self, until: float) -> None:
+        """The parent: the lease holds until this boottime()."""
+        _TIME.pack_into(self._memory, 16, until)
+
+    def expired(self) -> bool:
+        """The child: may others have been given our jobs?"""
+        return boottime() > _TIME.unpack_from(self._memory, 16)[0]
 
     def set(self, slot: int, job_id: int, run: int, deadline: float = 0.0) -> None:
-        _SLOT.pack_into(self._memory, _STAMPS.size + slot * _SLOT.size, job_id, run, deadline)
+        _SLOT.pack_into(self._memory, _HEAD.size + slot * _SLOT.size, job_id, run, deadline)
 
     def clear(self, slot: int) -> None:
         self.set(slot, 0, 0)
 
     def running(self) -> list[Running]:
-        return [job for job in map(Running._make, _SLOT.iter_unpack(self._memory[_STAMPS.size :])) if job.job_id]
+        return [job for job in map(Running._make, _SLOT.iter_unpack(self._memory[_HEAD.size :])) if job.job_id]
+
+
+def boottime() -> float:
+    """Seconds, those included in which the machine slept: the database's clock did not."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
