@@ -1,6 +1,8 @@
-"""Traces with OpenTelemetry, from whoever adds a job to its handler: import this module, in producers and in a module of tasks.
+"""Traces with OpenTelemetry, from whoever adds a job to its handler: call instrument(), in producers and in a module of tasks.
 
-    import pyworker.otel
+    from pyworker import otel
+
+    otel.instrument()
 
 `pyworker.add_job` then makes a producer span and writes its `traceparent` into the job's meta; whoever adds jobs by SQL may set it
 as well. Each attempt of a job is a consumer span, a child of that one, around the handler and the middlewares that were registered
@@ -23,10 +25,17 @@ try:
 except ImportError as error:
     raise ImportError("pyworker.otel needs OpenTelemetry's API: pip install 'pyworker[otel]'") from error
 
-__all__: list[str] = []
+__all__ = ["instrument"]
 
 _tracer = trace.get_tracer("pyworker")
 _context = TraceContextTextMapPropagator()
+
+
+def instrument() -> None:
+    """Let add_job and the handlers of this process make spans. To call it again does no harm."""
+    middleware(_consume)
+    if _produce not in _client.producers:
+        _client.producers.append(_produce)
 
 
 def _attributes(operation: str, task: str, queue: str | None) -> dict[str, str | int]:
@@ -49,13 +58,7 @@ def _produce(identifier: str, options: dict[str, Any]) -> None:
         options["meta"] = carrier | (options.get("meta") or {})
 
 
-if _produce not in _client.producers:
-    _client.producers.append(_produce)
-
-
-@middleware
-def consume(job: Job | AsyncJob) -> Generator[None, Any, None]:
-    """The consumer span of a job's attempt."""
+def _consume(job: Job | AsyncJob) -> Generator[None, Any, None]:
     attributes = _attributes("process", job.task_identifier, job.queue_name)
     attributes |= {"messaging.message.id": str(job.id), "pyworker.run": job.run, "pyworker.attempt": job.attempts}
     meta = {name: value for name, value in (job.meta or {}).items() if isinstance(value, str)}

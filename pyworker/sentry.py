@@ -1,12 +1,13 @@
-"""Errors of handlers to Sentry: import this module beside your `sentry_sdk.init(…)`, in a module of tasks.
+"""Errors of handlers to Sentry: call instrument() beside your `sentry_sdk.init(…)`, in a module of tasks.
 
     import sentry_sdk
-    import pyworker.sentry
+    from pyworker import sentry
 
     sentry_sdk.init(dsn="…")
+    sentry.instrument()
 
-Every attempt that raises is an event, with the job's id, task, queue and attempt; outcomes (Snooze, Cancel …) are none. Sentry's SDK sends the
-local variables of the frames as well, payloads among them, unless told otherwise: include_local_variables=False.
+Every attempt that raises is an event, with the job's id, task, queue and attempt; outcomes (Snooze, Cancel …) are none. Sentry's SDK sends
+the local variables of the frames as well, payloads among them, unless told otherwise: include_local_variables=False.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ try:
 except ImportError as error:
     raise ImportError("pyworker.sentry needs Sentry's SDK: pip install 'pyworker[sentry]'") from error
 
-__all__: list[str] = []
+__all__ = ["instrument"]
 
 
-@middleware
-def report(job: Job | AsyncJob) -> Generator[None, Any, None]:
-    """Reports what the handler raises, in a scope of the job's own."""
+def instrument() -> None:
+    """Have a middleware report what handlers raise, each in a scope of its job's own. To call it again does no harm."""
+    middleware(_report)
+
+
+def _report(job: Job | AsyncJob) -> Generator[None, Any, None]:
     with sentry_sdk.isolation_scope() as scope:
         scope.clear_breadcrumbs()
         scope.set_transaction_name(job.task_identifier, source="task")

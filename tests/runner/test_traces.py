@@ -5,28 +5,57 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pytest_postgresql.janitor import DatabaseJanitor
 
 both = pytest.mark.parametrize("task", ["traced", "traced_async"])
-PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-TRACEPARENT = {"traceparent": f"00-{PARENT[0]}-{PARENT[1]}-01"}
 
 
-@pytest.fixture
-def run(queue: Any, tmp_path: Path) -> Any:
-    """Run all jobs; gives the spans by name, and Sentry's events."""
+def traceparent(number: int) -> str:
+    """One for each test: they share a file."""
+    return f"00-{number:032x}-b7ad6b7169203331-01"
 
-    def run() -> tuple[dict[str, Any], list[Any]]:
-        told = tmp_path / "told"
-        queue.run_once(modules="traced_tasks", TOLD=str(told))
-        lines = [json.loads(line) for line in told.read_text().splitlines()]
+
+@pytest.fixture(scope="module")
+def served(pg_template: Any, tmp_path_factory: pytest.TempPathFactory, queue_class: Any) -> Iterator[Any]:
+    """A database with one worker that is traced; `told` is the file in which it tells."""
+    t = pg_template
+    told = tmp_path_factory.mktemp("traces") / "told"
+    with DatabaseJanitor(
+        user=t.user, host=t.host, port=t.port, password=t.password, dbname=f"{t.dbname}_traces",
+        template_dbname=t.template_dbname, maintenance_dbname=t.maintenance_dbname,
+    ):  # fmt: skip
+        made = queue_class(f"host={t.host} port={t.port} user={t.user} dbname={t.dbname}_traces", told.parent)
+        made.told = told
+        made.start(modules="traced_tasks", TOLD=str(told))
+        yield made
+        assert made.workers[0].stop() == 0
+        made.close()
+
+
+def ran(served: Any, task: str, payload: Any = None, *, last: str = "process", **options: Any) -> tuple[Any, Any, Any]:
+    """Run a job until the trace that it is in has a span of this name: its id, the spans by name, and Sentry's events of it."""
+    job_id = served.add(task, payload, **options)
+    found: tuple[dict[str, Any], list[Any]] = ({}, [])
+
+    def told() -> bool:
+        nonlocal found
+        text = served.told.read_text() if served.told.exists() else ""
+        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
         spans = [line["span"] for line in lines if "span" in line]
-        return {span["name"]: span for span in spans}, [line["event"] for line in lines if "event" in line]
+        traces = {ids(span)[0] for span in spans if span["attributes"].get("messaging.message.id") == str(job_id)}
+        events = [line["event"] for line in lines if "event" in line]
+        found = (
+            {span["name"]: span for span in spans if ids(span)[0] in traces},
+            [event for event in events if event["contexts"]["pyworker"]["job_id"] == job_id],
+        )
+        return any(name.startswith(last) for name in found[0])
 
-    return run
+    served.until_so(f"there is a span {last}", told)
+    return job_id, *found
 
 
 def ids(span: Any) -> tuple[str, str]:
@@ -34,11 +63,10 @@ def ids(span: Any) -> tuple[str, str]:
 
 
 @both
-def test_a_traceparent_that_was_set_by_sql_is_the_parent_of_the_handlers_span(queue: Any, run: Any, task: str) -> None:
-    job_id = queue.add(task, meta=json.dumps(TRACEPARENT))
-    spans, events = run()
+def test_a_traceparent_that_was_set_by_sql_is_the_parent_of_the_handlers_span(served: Any, task: str) -> None:
+    job_id, spans, events = ran(served, task, meta=json.dumps({"traceparent": traceparent(len(task))}))
     span, inside = spans[f"process {task}"], spans["inside"]
-    assert (ids(span)[0], span["parent_id"]) == (PARENT[0], f"0x{PARENT[1]}")
+    assert (ids(span)[0], span["parent_id"]) == (f"{len(task):032x}", "0xb7ad6b7169203331")
     assert span["kind"] == "SpanKind.CONSUMER"
     assert span["attributes"].items() >= {
         "messaging.system": "pyworker", "messaging.operation.type": "process", "messaging.destination.name": "default",
@@ -50,40 +78,40 @@ def test_a_traceparent_that_was_set_by_sql_is_the_parent_of_the_handlers_span(qu
 
 
 @pytest.mark.parametrize("meta", [None, {"traceparent": 7}, {"traceparent": "nonsense"}])
-def test_without_a_good_traceparent_a_trace_begins_at_the_handler(queue: Any, run: Any, meta: Any) -> None:
-    queue.add("traced", meta=json.dumps(meta) if meta else None)
-    spans, _ = run()
+def test_without_a_good_traceparent_a_trace_begins_at_the_handler(served: Any, meta: Any) -> None:
+    _, spans, _ = ran(served, "traced", meta=json.dumps(meta) if meta else None)
     assert spans["process traced"]["parent_id"] is None
 
 
-def test_a_job_that_a_handler_adds_is_of_the_same_trace(queue: Any, run: Any) -> None:
-    queue.add("traced", {"then": 1}, meta=json.dumps(TRACEPARENT))
-    spans, _ = run()
+def test_a_job_that_a_handler_adds_is_of_the_same_trace(served: Any) -> None:
+    _, spans, _ = ran(
+        served, "traced", {"then": 1}, last="process traced_async", meta=json.dumps({"traceparent": traceparent(3)})
+    )
     chain = [spans[name] for name in ("process traced", "add traced_async", "process traced_async")]
-    assert {ids(span)[0] for span in chain} == {PARENT[0]}
-    assert [span["parent_id"] for span in chain] == [f"0x{PARENT[1]}", f"0x{ids(chain[0])[1]}", f"0x{ids(chain[1])[1]}"]
+    assert {ids(span)[0] for span in chain} == {f"{3:032x}"}
+    assert [span["parent_id"] for span in chain] == [
+        "0xb7ad6b7169203331",
+        f"0x{ids(chain[0])[1]}",
+        f"0x{ids(chain[1])[1]}",
+    ]
     assert chain[1]["kind"] == "SpanKind.PRODUCER"
 
 
 @both
-def test_an_exception_is_an_error_without_its_words_in_the_span_and_an_event_of_sentry(
-    queue: Any, run: Any, task: str
-) -> None:
-    job_id = queue.add(task, {"fail": "canary"}, queue_name="q")
-    spans, events = run()
+def test_an_exception_is_an_error_without_its_words_in_the_span_and_an_event_of_sentry(served: Any, task: str) -> None:
+    job_id, spans, events = ran(served, task, {"fail": "canary"}, queue_name=task)
     assert spans[f"process {task}"]["status"] == {"status_code": "ERROR", "description": "ValueError"}
     assert "canary" not in json.dumps(spans)
     (event,) = events
     assert event["exception"]["values"][-1]["type"] == "ValueError"
-    assert (event["transaction"], event["tags"]) == (task, {"pyworker.task": task, "pyworker.queue": "q"})
+    assert (event["transaction"], event["tags"]) == (task, {"pyworker.task": task, "pyworker.queue": task})
     assert event["contexts"]["pyworker"] == {"job_id": job_id, "run": 1, "attempt": 1, "max_attempts": 25}
-    assert queue.states(job_id) == ["retryable"]
+    served.until_state("retryable", job_id)
 
 
 @both
-def test_an_outcome_is_neither_an_error_nor_an_event(queue: Any, run: Any, task: str) -> None:
-    queue.add(task, {"snooze": 1})
-    spans, events = run()
+def test_an_outcome_is_neither_an_error_nor_an_event(served: Any, task: str) -> None:
+    _, spans, events = ran(served, task, {"snooze": 1})
     assert spans[f"process {task}"]["status"]["status_code"] == "UNSET"
     assert spans[f"process {task}"]["attributes"]["pyworker.outcome"] == "snooze"
     assert events == []
@@ -94,7 +122,10 @@ import json, sys
 import psycopg
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-import pyworker, pyworker.otel
+import pyworker
+from pyworker import otel
+otel.instrument()
+otel.instrument()
 if sys.argv[2] == "collected":
     trace.set_tracer_provider(TracerProvider())
 with psycopg.connect(sys.argv[1]) as conn, trace.get_tracer("x").start_as_current_span("request") as span:

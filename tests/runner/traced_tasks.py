@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from sentry_sdk.transport import Transport
 
-from pyworker import Snooze, task
+from pyworker import Snooze, otel, sentry, task
 
 TOLD = Path(os.environ.get("TOLD", os.devnull))
 
@@ -37,6 +37,8 @@ provider = TracerProvider()
 provider.add_span_processor(SimpleSpanProcessor(ToFile()))
 trace.set_tracer_provider(provider)
 sentry_sdk.init(dsn="https://key@example.org/1", transport=ToFileToo, default_integrations=False)
+otel.instrument()
+sentry.instrument()
 
 
 def work(payload):
