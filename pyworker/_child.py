@@ -274,6 +274,9 @@ class Child:
         """How many jobs to claim now. With a report always: an end may have freed a queue, and the round trip is paid for."""
         if self.dry and not reporting and time.monotonic() < self.claim_at:
             return 0
+        if self.slots.expired():  # not to begin it at once means not to claim it; our parent will say more soon
+            self.dry, self.claim_at = True, time.monotonic() + 1
+            return 0
         in_hand = len(self.ready) + len(self.running)
         room = self.config.concurrency + self.prefetch - in_hand
         # Rather one large claim than many small ones, unless a handler would be idle.
@@ -450,6 +453,9 @@ class Child:
     def _start(self) -> list[Claimed]:
         """Give free slots to ready jobs; called with the lock held. The caller, no longer holding it, is to dispatch them."""
         begun: list[Claimed] = []
+        if self.ready and self.slots.expired():  # we stood still; what is still ours goes back
+            self.outcomes.extend(("released", (job.id, job.run)) for job in self.ready)
+            self.ready.clear()
         while self.ready and len(self.running) < self.config.concurrency and not self.alone:
             if self.ready[0].crashes and self.running:
                 break

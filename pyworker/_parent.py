@@ -26,7 +26,7 @@ import psycopg
 from . import _migrate, _sql
 from ._config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, EXIT_REGISTER_AGAIN, RunConfig
 from ._connect import LOST, Backoff, Watch, answered, connect, is_pooled
-from ._slots import Slots
+from ._slots import Slots, boottime
 
 log = logging.getLogger("pyworker.parent")
 
@@ -82,7 +82,7 @@ class Parent:
         self.kill_at: float | None = None
         self.exit_code = 0
         self.to_unregister: list[Ended] = []
-        self.acknowledged = _boottime()  # when the last beat began that the database has answered
+        self.acknowledged = boottime()  # when the last beat began that the database has answered
         self.fence = 15.0  # seconds without one after which our handlers must end: others may take their jobs soon
         self.pooled = False
         self.backoff = Backoff(log, RETRY)
@@ -197,11 +197,13 @@ class Parent:
     def _beat(self) -> None:
         def beat() -> None:
             assert self.db is not None  # noqa: S101
-            began = _boottime()
+            began = boottime()
             for child in list(self.children.values()):
                 if not self.db.heartbeat(child.worker_id):
                     self._kill(child, "it was declared dead")
-                elif not (child.locked or self.pooled):
+                    continue
+                child.slots.prolong(began + self.fence)
+                if not (child.locked or self.pooled):
                     child.locked = self.db.hold_worker_lock(child.worker_id)
             self.acknowledged = began
 
@@ -255,7 +257,7 @@ class Parent:
     def _fence(self) -> None:
         """In a thread, as nothing may hold it up: may we still believe that our jobs are ours?"""
         while not self.stopped.wait(WATCH):
-            if (away := _boottime() - self.acknowledged) > self.fence:
+            if (away := boottime() - self.acknowledged) > self.fence:
                 with self.reaping:
                     for child in [child for child in self.children.values() if not child.killed]:
                         self._kill(child, f"the database has not answered for {away:.0f} s, others may take its jobs")
@@ -264,7 +266,7 @@ class Parent:
 
     def _spawn(self) -> None:
         assert self.db is not None  # noqa: S101
-        began = _boottime()
+        began = boottime()
         worker_id = self.db.register_worker(
             {"host": socket.gethostname(), "pid": os.getpid(), "version": self._version(), "modules": self.config.tasks}
         )
@@ -272,6 +274,7 @@ class Parent:
             self.acknowledged = began
         locked = not self.pooled and self.db.hold_worker_lock(worker_id)
         slots = Slots.create(self.config.concurrency)
+        slots.prolong(began + self.fence)
         process = subprocess.Popen(
             [sys.executable, "-m", "pyworker._child"],
             stdin=subprocess.PIPE,
@@ -376,11 +379,6 @@ class Parent:
             self.kill_at = None
             for pid in self.children:
                 os.kill(pid, signal.SIGKILL)
-
-
-def _boottime() -> float:
-    """Seconds, those included in which the machine slept: the database's clock did not."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _memory_of(pid: int) -> int:

@@ -13,6 +13,7 @@ import click
 from . import _migrate, _sql
 from ._options import Problem, as_json, common, database, part_of_group
 from ._output import print_json, print_table, report
+from .errors import InvalidArgument
 
 log = logging.getLogger("pyworker.schedules")
 
@@ -53,7 +54,12 @@ def show_next(where: tuple[str, str], schedule: str, timezone: str, n: int, mach
     with database(*where) as db:
         known = {row["name"]: (row["cron"], row["timezone"]) for row in db.schedules()}
         cron, timezone = known.get(schedule, (schedule, timezone))
-        words, runs = db.describe_cron(cron), db.next_runs(cron, timezone, n)
+        try:
+            words, runs = db.describe_cron(cron), db.next_runs(cron, timezone, n)
+        except InvalidArgument as error:
+            if schedule.startswith("@") or " " in schedule.strip():
+                raise
+            raise Problem(f"there is no schedule {schedule!r}, and a cron expression it is not: {error}") from None
     if machine:
         print_json({"cron": cron, "timezone": timezone, "words": words, "runs": runs})
         return

@@ -35,17 +35,27 @@ TABLE = """
 @contextmanager
 def ends_of(pids: list[int]) -> Iterator[None]:
     """After the block: wait until all these processes are gone."""
-    handles = []
+    handles = {}
     for pid in pids:
         with suppress(ProcessLookupError):
-            handles.append(os.pidfd_open(pid))  # before the deed: the number may be used again after it
+            handles[pid] = os.pidfd_open(pid)  # before the deed: the number may be used again after it
     try:
         yield
-        for handle in handles:
-            assert select.select([handle], [], [], DEADLINE)[0], "a process outlived its time"
+        for pid, handle in handles.items():
+            assert select.select([handle], [], [], DEADLINE)[0], f"a process outlived its time\n{state_of(pid)}"
     finally:
-        for handle in handles:
+        for handle in handles.values():
             os.close(handle)
+
+
+def state_of(pid: int) -> str:
+    """What its threads are doing, as far as the kernel tells."""
+    found = []
+    for pattern in ("cmdline", "status", "task/*/wchan", "task/*/stack"):
+        for file in Path("/proc", str(pid)).glob(pattern):
+            with suppress(OSError):
+                found.append(f"{file}: {file.read_text()}")
+    return "\n".join(found)
 
 
 class Queue:

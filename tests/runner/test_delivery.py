@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from typing import Any
 
@@ -209,6 +210,30 @@ def test_a_worker_that_cannot_reach_the_database_for_long_ends_its_handlers(fres
     queue.until("select count(*) = 2 from public.seen where job_id = %s", job_id)
     worker.end()
     queue.rows("drop owned by lonely; drop role lonely")
+
+
+def test_a_process_whose_lease_nobody_has_prolonged_begins_nothing_and_gives_back_what_it_has(queue: Any) -> None:
+    """Its parent stands still, so that nobody ends it; others may be given what it holds at any moment."""
+    queue.rows("select pyworker.configure(worker_ttl => '12 s')")
+    worker = queue.start("--concurrency", "1").until_ready()
+    queue.close_gate(1)
+    specs = [{"identifier": "note", "payload": {"gate": 1} if n == 39 else {}} for n in range(80)]
+    first = queue.rows("select id from pyworker.add_jobs(%s::jsonb)", json.dumps(specs))[0].id
+    queue.until_waiting(1)
+    held = [
+        row.id for row in queue.rows("select id from pyworker.jobs where state = 'running' and id > %s", first + 39)
+    ]
+    assert held
+    worker.signal(signal.SIGSTOP)
+    try:
+        queue.until("select max(beat_at) < clock_timestamp() - interval '9.5 s' from pyworker.live_workers")
+        queue.open_gate(1)
+        queue.until_state("available", *held)
+        assert queue.value("select count(*) from public.seen") == 40
+    finally:
+        worker.signal(signal.SIGCONT)
+    queue.until_state("completed", *held)
+    worker.end()
 
 
 def test_a_killed_workers_jobs_run_elsewhere_long_before_its_lease_ends(queue: Any, clock: Any) -> None:

@@ -222,6 +222,14 @@ def test_next_tries_out_an_expression_or_shows_a_schedule(call: Any, db: Any) ->
     assert {run["local_time"][11:] for run in shown["runs"]} == {"04:00:00"}
 
 
+def test_next_says_so_when_there_is_no_such_schedule(cli: Any, db: Any, dsn: str) -> None:
+    unknown = cli("schedules", "next", "nihgtly", DATABASE_URL=dsn)
+    refused(unknown, "there is no schedule 'nihgtly', and a cron expression it is not: ")
+    broken = cli("schedules", "next", "61 * * * *", DATABASE_URL=dsn)
+    refused(broken, "61")
+    assert "no schedule" not in broken.stderr
+
+
 def test_pause_resume_run_and_remove(call: Any, db: Any) -> None:
     db.execute("select pyworker.add_schedule('s', '0 4 * * *', 't')")
     assert call("schedules", "pause", "s") == "schedule s is paused\n"

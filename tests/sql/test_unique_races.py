@@ -91,6 +91,26 @@ def test_the_second_add_waits_for_the_first_and_then_knows(
     assert live(api) == [result.id]
 
 
+@pytest.mark.parametrize("policy", [REJECT, IGNORE, REPLACE], ids=lambda p: p["on_conflict"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_add_whose_snapshot_is_older_than_the_other_job_says_so(
+    api: Any, actor: Any, level: str, policy: Any
+) -> None:
+    two = actor()
+    two.begin(level)
+    two.rows("select count(*) from pyworker.jobs")
+    job = add(api, policy)
+    result = outcome(add(two.later, policy))
+    if level != "read committed":
+        assert result == "40001"
+    elif policy is REJECT:
+        assert result == "PW003"
+    else:
+        assert (result.id == job.id, result.deduplicated) == (policy is IGNORE, policy is IGNORE)
+    two.rollback()
+    assert live(api) == [job.id]
+
+
 @pytest.mark.parametrize("end", ["commit", "rollback", "kill"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_bulk_add_waits_for_a_single_one_and_the_other_way_round(api: Any, actor: Any, level: str, end: str) -> None:
