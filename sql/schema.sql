@@ -145,7 +145,7 @@ create table audit_log (
     action text not null,
     target text not null,
     ok boolean not null,
-    result text not null,
+    outcome text not null,
     constraint audit_log_pkey PRIMARY KEY (id)
 );
 
@@ -443,7 +443,7 @@ create table workers (
 --    action text
 --    target text
 --    ok boolean
---    result text
+--    outcome text
 
 -- view history
 --    id bigint

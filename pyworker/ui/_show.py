@@ -27,7 +27,7 @@ def span(seconds: float | None) -> str:
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 10:
-        return f"{seconds:.1f} s"
+        return f"{round(seconds, 1):g} s"
     whole = int(seconds)
     for (size, unit), (smaller, name) in pairwise(_UNITS):
         if whole >= size:

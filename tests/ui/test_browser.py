@@ -46,7 +46,7 @@ def test_the_overview_counts_by_itself(page, site, queue):
     count = page.locator(".tile.available .count")
     assert count.inner_text() == "0"
     queue.add_job("t")
-    page.wait_for_function("document.querySelector('.tile.available .count').innerText == '1'")
+    page.locator(".tile.available .count", has_text="1").wait_for()
 
 
 def test_the_keyboard_does_all(page, site, queue):
@@ -100,11 +100,23 @@ def test_text_stands_out_from_what_is_behind_it(page, site, queue, worker, schem
 
 def test_on_a_phone_nothing_is_out_of_sight(page, site, queue, worker):
     page.set_viewport_size({"width": 360, "height": 740})
-    job = queue.add_job("a" * 128, queue_name="q" * 128, job_key="k" * 300, sequence_policy={"key": "s" * 100}, meta={"m": "x" * 200})
+    job = queue.add_job(
+        "a" * 128, queue_name="q" * 128, job_key="k" * 300, sequence_policy={"key": "s" * 100}, meta={"m": "x" * 200}
+    )
     queue.run(worker, "a" * 128, "E" * 400, discard=True)
     queue.add_schedule("n" * 100, "0 4 * * *", "t" * 128)
     base = site()
-    for path in ("/", "/jobs", f"/jobs/{job.id}", "/queues", "/sequences", "/schedules", "/workers", "/audit", f"/confirm?action=delete&target={job.id}"):
+    for path in (
+        "/",
+        "/jobs",
+        f"/jobs/{job.id}",
+        "/queues",
+        "/sequences",
+        "/schedules",
+        "/workers",
+        "/audit",
+        f"/confirm?action=delete&target={job.id}",
+    ):
         page.goto(base + path)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
 
@@ -112,12 +124,30 @@ def test_on_a_phone_nothing_is_out_of_sight(page, site, queue, worker):
 def test_two_hundred_hostile_strings_run_nowhere(page, site, queue, worker):
     """The `page` fails for a dialog, an error on its console (which a refusal by the content policy would be) and any request elsewhere."""
     for number, text in enumerate(XSS):
-        queue.add_job(text, {text: text}, queue_name=text, job_key=text, sequence_policy={"key": f"{text} {number}"}, meta={text: text})
+        queue.add_job(
+            text,
+            {text: text},
+            queue_name=text,
+            job_key=text,
+            sequence_policy={"key": f"{text} {number}"},
+            meta={text: text},
+        )
         queue.run(worker, text, f"{text}\n{text}", discard=True)
         queue.add_schedule(text, "0 4 * * *", text)
     queue.rows("select pyworker.act('pause_queue', %s, %s)", [XSS, XSS[0]])
     base = site(show_payloads=True)
-    for path in ("/", "/jobs", "/jobs?after=151", "/jobs?after=101", "/jobs?after=51", "/queues", "/sequences", "/schedules", "/workers", "/audit"):
+    for path in (
+        "/",
+        "/jobs",
+        "/jobs?after=151",
+        "/jobs?after=101",
+        "/jobs?after=51",
+        "/queues",
+        "/sequences",
+        "/schedules",
+        "/workers",
+        "/audit",
+    ):
         page.goto(base + path)
         assert page.locator("main script, main iframe, main img, main object, main base, main style").count() == 0
     for job_id in range(1, 201, 5):
@@ -127,23 +157,29 @@ def test_two_hundred_hostile_strings_run_nowhere(page, site, queue, worker):
 
 
 @pytest.mark.skipif(not SHOTS, reason="PYWORKER_SCREENSHOTS names no directory")
-@pytest.mark.parametrize(("name", "scheme", "width"), [("light", "light", 1280), ("dark", "dark", 1280), ("phone", "light", 390)])
+@pytest.mark.parametrize(
+    ("name", "scheme", "width"), [("light", "light", 1280), ("dark", "dark", 1280), ("phone", "light", 390)]
+)
 def test_pictures_for_the_documentation(browser, site, queue, worker, name, scheme, width):
     queue.rows("""
         insert into pyworker.finished_jobs (id, run, attempts, state, claimed_at, updated_at, priority, max_attempts, revision, run_at,
             created_at, task_identifier, queue_name, delivery, worker_id, finished_at, expires_at, reason, payload)
-        select nextval('pyworker.job_ids'), 1, 1, case when g % 60 = 0 then 'cancelled' else 'completed' end, at - interval '0.3 s' * (1 + g % 9), at, 0, 25,
-               0, at - interval '0.3 s' * (1 + g % 9) - interval '0.05 s' * (g % 40) * (1 + sin(g / 250.0)), at - interval '10 s',
-               (array['send_email', 'charge', 'reindex', 'thumbnail'])[1 + g % 4], case when g % 4 = 1 then 'customer ' || g % 40 end, 'at_least_once', 1,
+        select nextval('pyworker.job_ids'), 1, 1, case when g % 60 = 0 then 'cancelled' else 'completed' end,
+               at - interval '0.3 s' * (1 + g % 9), at, 0,
+               25, 0, at - interval '0.3 s' * (1 + g % 9) - interval '0.05 s' * (g % 40) * (1 + sin(g / 250.0)), at - interval '10 s',
+               (array['send_email', 'charge', 'reindex', 'thumbnail'])[1 + g % 4],
+               case when g % 4 = 1 then 'customer ' || g % 40 end, 'at_least_once', 1,
                at, at + interval '1 day', 'completed', '{}'
         from (select g, now() - interval '65 min' * (1 - (g + 300 * sin(g / 700.0)) / 6000) as at from generate_series(1, 6000) g) s
         where at < now() order by g""")  # fmt: skip
-    queue.rows("select pyworker.describe_worker(%s, '{\"host\": \"web-1\", \"pid\": 4711, \"version\": \"0.1.0\", \"modules\": [\"shop.tasks\"]}')", [worker])
+    info = {"host": "web-1", "pid": 4711, "version": "0.1.0", "modules": ["shop.tasks"]}
+    queue.describe_worker(worker, info)
     for n in range(30):
         queue.add_job("thumbnail", {"image": n}, queue_name=f"customer {n % 6}", run_at=None if n % 3 else "2100-01-01")
     for n in range(6):
         queue.add_job("sync_account", {"customer": n % 2}, sequence_policy={"key": f"customer {n % 2}"})
-    queue.run(worker, "sync_account", 'Traceback (most recent call last):\n  File "shop/tasks.py", line 12, in sync_account\n    client.sync(customer)\n'
+    traceback = 'Traceback (most recent call last):\n  File "shop/tasks.py", line 12, in sync_account\n    client.sync(customer)\n'
+    queue.run(worker, "sync_account", traceback +
               "ConnectionError: 503 from the billing service", discard=True)  # fmt: skip
     for n in range(4):
         queue.add_job("charge", {"invoice": n}, job_key=f"invoice {n}")
@@ -157,7 +193,16 @@ def test_pictures_for_the_documentation(browser, site, queue, worker, name, sche
     failed = queue.rows("select id from pyworker.jobs where state = 'discarded' order by id limit 1")[0].id
     context = browser.new_context(viewport={"width": width, "height": 844 if width < 500 else 860}, color_scheme=scheme)
     page, base = context.new_page(), site()
-    for path in ("", "jobs?state=discarded", f"jobs/{failed}", "sequences", "schedules", "workers", "queues", f"confirm?action=retry&target={failed}"):
+    for path in (
+        "",
+        "jobs?state=discarded",
+        f"jobs/{failed}",
+        "sequences",
+        "schedules",
+        "workers",
+        "queues",
+        f"confirm?action=retry&target={failed}",
+    ):
         page.goto(f"{base}/{path}")
         word = "job" if path.startswith("jobs/") else path.partition("?")[0] or "overview"
         if page.evaluate("document.documentElement.scrollHeight") < 860 and width > 500:

@@ -50,7 +50,9 @@ def test_no_page_needs_anything_from_elsewhere_or_runs_inline_script(client, pat
     response = client().get(path)
     for tag, attributes in read(response).elements:
         assert not any(name.startswith("on") or name == "style" for name in attributes)
-        assert not re.match(r"(?i)(https?:)?//|javascript:|data:", attributes.get("src") or attributes.get("href") or "")
+        assert not re.match(
+            r"(?i)(https?:)?//|javascript:|data:", attributes.get("src") or attributes.get("href") or ""
+        )
         assert tag != "script" or attributes["src"].startswith("/static/")
     policy = response.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -76,7 +78,15 @@ def test_a_job_page_tells_its_life_its_errors_and_why_it_is_not_running(client, 
     job = queue.add_job("mail", job_key="k", meta={"tenant": "acme"}, queue_name="q")
     queue.run(worker, "mail", "Traceback\nValueError: no such card")
     text = " ".join(read(client().get(f"/jobs/{job.id}")).text.split())
-    for words in ("retryable", "waits for its retry", "created", "failed", "ValueError: no such card", "acme", "1 of 25"):
+    for words in (
+        "retryable",
+        "waits for its retry",
+        "created",
+        "failed",
+        "ValueError: no such card",
+        "acme",
+        "1 of 25",
+    ):
         assert words in text
 
 
@@ -85,7 +95,9 @@ def test_what_is_not_there_is_said_to_be_so(client, path):
     assert "no such" in read(client().get(path), 404).text.lower()
 
 
-@pytest.mark.parametrize("query", ["state=nonsense", "from=nonsense", "after=-1", "after=9999999999999999999", "search=%00"])
+@pytest.mark.parametrize(
+    "query", ["state=nonsense", "from=nonsense", "after=-1", "after=9999999999999999999", "search=%00"]
+)
 def test_a_mistaken_filter_is_explained(client, query):
     assert "Not possible" in (text := read(client().get(f"/jobs?{query}"), 400).text) or "No such" in text
 
@@ -93,7 +105,10 @@ def test_a_mistaken_filter_is_explained(client, query):
 def test_payloads_and_results_are_shown_only_where_that_was_allowed(client, queue, worker):
     job = queue.add_job("mail", {"password": "hunter2"})
     claimed = queue.run(worker, "mail")
-    queue.rows("select pyworker.finish_jobs(array[%s::bigint], array[%s], array['\"swordfish\"'::jsonb])", [job.id, claimed.run])
+    queue.rows(
+        "select pyworker.finish_jobs(array[%s::bigint], array[%s], array['\"swordfish\"'::jsonb])",
+        [job.id, claimed.run],
+    )
     closed, open_ = client().get(f"/jobs/{job.id}").text, client(show_payloads=True).get(f"/jobs/{job.id}").text
     assert "hunter2" not in closed
     assert "swordfish" not in closed
@@ -135,7 +150,9 @@ def test_mounted_below_a_path_it_stays_below_it(client, queue, dsn):
             for name in ("href", "src", "action", "hx-get"):
                 value = attributes.get(name, "") if tag not in ("input", "button") else ""
                 assert not value.startswith("/") or value.startswith("/admin/jobs/"), (path, tag, value)
-    token = re.search(r'name="csrf" value="([^"]+)"', c.get(f"/admin/jobs/confirm?action=cancel&target={job.id}").text)[1]
+    token = re.search(r'name="csrf" value="([^"]+)"', c.get(f"/admin/jobs/confirm?action=cancel&target={job.id}").text)[
+        1
+    ]
     done = c.post("/admin/jobs/act", data={"csrf": token, "action": "cancel", "target": str(job.id), "back": "/"})
     assert "1 done" in done.text
 
@@ -166,16 +183,47 @@ def test_a_database_without_pyworker_is_said_to_be_so(client):
 # -- hostile text -------------------------------------------------------------------------------------------------------
 
 _CORES = [
-    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<svg onload=alert(1)>", "\" onmouseover=\"alert(1)", "' onfocus='alert(1)' autofocus='",
-    "</title><script>alert(1)</script>", "</textarea><script>alert(1)</script>", "--><script>alert(1)</script>", "<![CDATA[<script>alert(1)</script>",
-    "javascript:alert(1)", "<a href=javascript:alert(1)>x</a>", "<iframe srcdoc='<script>alert(1)</script>'>", "<math><mi xlink:href=javascript:alert(1)>",
-    "<body onload=alert(1)>", "<details open ontoggle=alert(1)>", "<input autofocus onfocus=alert(1)>", "<style>@import'//x'</style>",
-    "<base href=//x/>", "<meta http-equiv=refresh content='0;url=//x'>", "<form action=//x><button>", "{{ 7 * 7 }}", "{% import 'os' %}", "${7*7}",
-    "<object data=//x>", "&lt;script&gt;alert(1)&lt;/script&gt;", "\"><script>alert(1)</script>", "'><img src=x onerror=alert(1)>", "<p hx-get=//x hx-trigger=load>",
-    "</pre><script>alert(1)</script>", "\\u003cscript\\u003ealert(1)", "</option></select><script>alert(1)</script>", "<ScRiPt>alert(1)</sCrIpT>",
-    "<script/src=//x>", "<<script>alert(1)//<</script>", "<img/src=x/onerror=alert(1)>", "`onmouseover=alert(1)", "<isindex action=javascript:alert(1)>",
-    "<video><source onerror=alert(1)>", "<x onclick=alert(1)>x", "</time><script>alert(1)</script>",
-]  # fmt: skip
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "<svg onload=alert(1)>",
+    '" onmouseover="alert(1)',
+    "' onfocus='alert(1)' autofocus='",
+    "</title><script>alert(1)</script>",
+    "</textarea><script>alert(1)</script>",
+    "--><script>alert(1)</script>",
+    "<![CDATA[<script>alert(1)</script>",
+    "javascript:alert(1)",
+    "<a href=javascript:alert(1)>x</a>",
+    "<iframe srcdoc='<script>alert(1)</script>'>",
+    "<math><mi xlink:href=javascript:alert(1)>",
+    "<body onload=alert(1)>",
+    "<details open ontoggle=alert(1)>",
+    "<input autofocus onfocus=alert(1)>",
+    "<style>@import'//x'</style>",
+    "<base href=//x/>",
+    "<meta http-equiv=refresh content='0;url=//x'>",
+    "<form action=//x><button>",
+    "{{ 7 * 7 }}",
+    "{% import 'os' %}",
+    "${7*7}",
+    "<object data=//x>",
+    "&lt;script&gt;alert(1)&lt;/script&gt;",
+    '"><script>alert(1)</script>',
+    "'><img src=x onerror=alert(1)>",
+    "<p hx-get=//x hx-trigger=load>",
+    "</pre><script>alert(1)</script>",
+    "\\u003cscript\\u003ealert(1)",
+    "</option></select><script>alert(1)</script>",
+    "<ScRiPt>alert(1)</sCrIpT>",
+    "<script/src=//x>",
+    "<<script>alert(1)//<</script>",
+    "<img/src=x/onerror=alert(1)>",
+    "`onmouseover=alert(1)",
+    "<isindex action=javascript:alert(1)>",
+    "<video><source onerror=alert(1)>",
+    "<x onclick=alert(1)>x",
+    "</time><script>alert(1)</script>",
+]
 XSS = [template.format(core) for core in _CORES for template in ("{}", "{} x", "\u202e{}", "a\tb{}", "日本{}é")]
 
 
@@ -187,11 +235,19 @@ def test_there_are_two_hundred_hostile_strings():
 @pytest.fixture
 def hostile(queue, worker):
     """Every field that somebody may fill has one of them, and each of them is in every field of some job."""
-    queue.rows("select pyworker.describe_worker(%s, %s)", [worker, __import__("json").dumps({"host": XSS[1], "modules": XSS})])
+    queue.rows(
+        "select pyworker.describe_worker(%s, %s)", [worker, __import__("json").dumps({"host": XSS[1], "modules": XSS})]
+    )
     jobs = []
     for number, text in enumerate(XSS):
         job = queue.add_job(
-            text, {text: text}, queue_name=text, job_key=text, sequence_policy={"key": f"{text} {number}"}, meta={text: text}, flags=[text]
+            text,
+            {text: text},
+            queue_name=text,
+            job_key=text,
+            sequence_policy={"key": f"{text} {number}"},
+            meta={text: text},
+            flags=[text],
         )
         queue.run(worker, text, f"{text}\n{text}", discard=True)
         jobs.append(job.id)
@@ -200,7 +256,21 @@ def hostile(queue, worker):
     return jobs
 
 
-SHOWN = {"script", "style", "iframe", "object", "base", "math", "video", "source", "body", "isindex", "x", "img", "meta"}
+SHOWN = {
+    "script",
+    "style",
+    "iframe",
+    "object",
+    "base",
+    "math",
+    "video",
+    "source",
+    "body",
+    "isindex",
+    "x",
+    "img",
+    "meta",
+}
 
 
 def only_ours(html, known):
@@ -217,14 +287,30 @@ def test_two_hundred_hostile_strings_are_text_in_every_field_of_every_page(clien
     """Compared with the same pages for harmless text: no element and no attribute is there that is not there for that."""
     c = client(show_payloads=True)
     known = {}
-    paths = [*PAGES, "/jobs?state=discarded", f"/jobs/{hostile[0]}", "/confirm?action=pause_queue&target=a", "/sequences?halted=1"]
-    harmless = queue.add_job("harmless", queue_name="h", job_key="h", sequence_policy={"key": "h"}, meta={"a": 1}, flags=["f"])
+    paths = [
+        *PAGES,
+        "/jobs?state=discarded",
+        f"/jobs/{hostile[0]}",
+        "/confirm?action=pause_queue&target=a",
+        "/sequences?halted=1",
+    ]
+    harmless = queue.add_job(
+        "harmless", queue_name="h", job_key="h", sequence_policy={"key": "h"}, meta={"a": 1}, flags=["f"]
+    )
     queue.run(worker, "harmless", "boom", discard=True)
-    plain_paths = [*PAGES, "/jobs?search=harmless&state=discarded", f"/jobs/{harmless.id}", "/confirm?action=retry&target=1&target=2", "/jobs?after=3"]
+    plain_paths = [
+        *PAGES,
+        "/jobs?search=harmless&state=discarded",
+        f"/jobs/{harmless.id}",
+        "/confirm?action=retry&target=1&target=2",
+        "/jobs?after=3",
+    ]
     for path in plain_paths:
         for tag, attributes in Reader(c.get(path).text).elements:
             known.setdefault(tag, set()).update(attributes)
-    assert {"script", "meta", "body"} == SHOWN & set(known), "what hostile text would like to be, and what a page has anyway"
+    assert {"script", "meta", "body"} == SHOWN & set(known), (
+        "what hostile text would like to be, and what a page has anyway"
+    )
     assert not any(name.startswith("on") for names in known.values() for name in names)
 
     for job_id, text in zip(hostile, XSS, strict=True):
