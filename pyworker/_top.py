@@ -207,11 +207,20 @@ class JobPage(ModalScreen[None]):
         await self.look()
 
 
+class Pages(TabbedContent):
+    """Keys choose the page; a focus that comes late does not."""
+
+    def on_tab_pane_focused(self, event: TabPane.Focused) -> None:
+        event.prevent_default()
+
+
 class Top(App[None]):
     """The screen: an overview of three lines, five tables, and the keys."""
 
     CSS = """
+    Screen { overflow: hidden; }
     #overview { height: 3; padding: 0 1; }
+    #pages, #pages TabPane, #pages ContentSwitcher { height: 1fr; padding: 0; }
     #filter { height: 1; border: none; padding: 0 1; }
     DataTable { height: 1fr; }
     Ask { align: center middle; }
@@ -246,7 +255,7 @@ class Top(App[None]):
 
     def compose(self) -> ComposeResult:
         yield Static(id="overview")
-        with TabbedContent(id="pages"):
+        with Pages(id="pages"):
             for n, (name, page) in enumerate(PAGES.items(), 1):
                 with TabPane(f"{n} {page.title}", id=name):
                     if name == "jobs":
@@ -260,8 +269,8 @@ class Top(App[None]):
     async def on_mount(self) -> None:
         for name, page in PAGES.items():
             self._table(name).add_columns(*page.columns)
-        self.ready = True
         await self.look()
+        self.ready = True
         self.action_table()
         self.set_interval(EVERY, self.look)
 
