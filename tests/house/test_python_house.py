@@ -48,7 +48,9 @@ def test_sql_is_in_one_module_only(path):
 
 @by_name
 def test_python_knows_states_only_to_show_them(path):
-    if path.stem not in ("cli", "_output", "_demo", "_tasks", "_top") and path.parent.name != "ui":  # _tasks: in Django's words
+    if (
+        path.stem not in ("cli", "_output", "_demo", "_tasks", "_top") and path.parent.name != "ui"
+    ):  # _tasks: in Django's words
         assert [(node.lineno, text) for node, text in strings(path) if text in STATES] == []
 
 

@@ -225,7 +225,15 @@ def one_line(done: subprocess.CompletedProcess[str], *words: str, code: int = 1)
         assert word in done.stderr
 
 
-EXAMPLES = {"add": ["t"], "cancel": ["1"], "retry": ["1"], "remove": ["1"], "run": ["handlers"], "explain": ["1"], "replay": ["1"]}
+EXAMPLES = {
+    "add": ["t"],
+    "cancel": ["1"],
+    "retry": ["1"],
+    "remove": ["1"],
+    "run": ["handlers"],
+    "explain": ["1"],
+    "replay": ["1"],
+}
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("demo", "sql", "dev")])
