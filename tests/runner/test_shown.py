@@ -51,7 +51,7 @@ LOOKS = [
     ["schedules", "next", "0 4 * * *", "--timezone", "Europe/Berlin"],
 ]
 # They run something else than a statement or two.
-OTHERS = {"demo", "dev", "migrate", "replay", "run", "sql", "top"}
+OTHERS = {"demo", "dev", "health", "metrics", "migrate", "replay", "run", "sql", "top", "ui"}
 
 by_words = pytest.mark.parametrize("words", CHANGES, ids=" ".join)
 
