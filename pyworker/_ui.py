@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ._options import Problem, common, resolved
+from ._options import Problem, common, database, resolved
 
 
 @click.command()
@@ -52,6 +52,8 @@ def ui(
     except ImportError as error:
         missing = error.name or str(error)
         raise Problem(f"the dashboard needs {missing.split('.')[0]}: pip install 'pyworker[web]'") from None
+    with database(dsn, schema) as db:
+        db.clock()  # what is wrong with the database is said here, not on the first page
     with resolved(dsn) as url:
         # Without passwords it answers to this machine's own names only.
         hosts = None if users else ["localhost", "[::1]", host if ":" not in host else f"[{host}]", "127.0.0.1"]

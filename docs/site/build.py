@@ -175,6 +175,8 @@ def stage(source: Path) -> None:
     ).is_dir() else None
     pages = {path: path.name for path in (ROOT / "docs").glob("*.md")} | {ROOT / k: v for k, v in GUESTS.items()}
     references(source)
+    if (images := ROOT / "docs" / "images").is_dir():
+        shutil.copytree(images, source / "images")
 
     def link(match: re.Match[str]) -> str:
         text, target, anchor = match[1], match[2], match[3] or ""
