@@ -23,7 +23,7 @@ from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, Tab
 from . import _sql
 from ._connect import connect
 from ._options import first_line
-from ._output import STYLES, text_of
+from ._output import STATES, STYLES, text_of
 from .errors import PyworkerError
 
 T = TypeVar("T")
@@ -346,7 +346,8 @@ class Top(App[None]):
         where = conninfo_to_dict(self.dsn) if self.dsn else {}
         text = Text(f"pyworker  {where.get('dbname', '')}  schema {self.schema}  ", "bold")
         text.append(f"{datetime.fromisoformat(told['at']).astimezone():%H:%M:%S}\n", "dim")
-        for state, count in told["states"].items():
+        for state in STATES:
+            count = told["states"][state]
             text.append(f"{state} ", "dim").append(
                 f"{'' if count['exact'] else '~'}{count['jobs']:,}", STYLES.get(state, "bold")
             ).append("   ")
