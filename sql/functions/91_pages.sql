@@ -198,7 +198,7 @@ begin
         v_first := _id_at(created_from);
     end if;
     if created_before is not null then
-        v_end := least(v_end, _id_at(created_before + interval '10 minutes') + 1000);
+        v_end := least(v_end, _id_at(least(created_before, '294276-01-01') + interval '10 minutes') + 1000);
     end if;
     if after_id is not null and newest_first then
         v_end := least(v_end, after_id);

@@ -38,6 +38,7 @@ class Dev:
             [sys.executable, "-m", "pyworker", "dev", "mytasks", *arguments], cwd=directory, text=True, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
             env={"PATH": os.environ["PATH"], "PYTHONPATH": ROOT, **environment},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), # ignored in what a shell has sent to the background
         )  # fmt: skip
         self.lines: list[str] = []
         self._timer = threading.Timer(DEADLINE, self.process.kill)  # then its output ends, and so does the test

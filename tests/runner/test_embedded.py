@@ -164,7 +164,7 @@ def test_data_of_another_major_version_are_refused():
     with kept_server(fresh=True) as server:
         pass
     Path(server.host, "PG_VERSION").write_text("9\n")
-    with pytest.raises(NoPostgres, match=r"made by PostgreSQL 9.*\n.*`pyworker demo` again"), kept_server():
+    with pytest.raises(NoPostgres, match=r"made by PostgreSQL 9.*\n.*`pyworker demo` makes a new one"), kept_server():
         pass
     with kept_server(fresh=True) as server:
         ask(server, "select 1")

@@ -24,17 +24,21 @@ WORKER = PRODUCER | {
     "finish_job", "fail_jobs", "snooze_job", "release_jobs", "force_unlock_workers", "reconcile", "promote_jobs", "maintain",
     "check_version", "get_job", "describe_worker", "hold_worker_lock", "worker_died", "sweep_workers", "worker_ttl", "start_job",
     "called_off", "task_timeouts", "run_schedules", "seconds_until_tick", "declare_schedules", "parse_crontab", "next_runs",
-    "describe_cron", "was_finished",
+    "describe_cron", "was_finished", "worker_health",
 }  # fmt: skip
-ADMIN = WORKER | {
+LOOKS = {
+    "worker_health", "metrics", "overview", "count_jobs", "throughput", "list_jobs", "list_queues", "list_sequences", "list_workers",
+}  # fmt: skip
+ADMIN = WORKER | LOOKS | {
+    "act",
     "job_errors", "cancel_job", "retry_job", "retry_jobs", "delete_job", "complete_jobs", "permanently_fail_jobs",
     "reschedule_jobs", "prune", "configure", "set_queue", "pause_queue", "resume_queue", "resume_sequence", "explain_job",
     "doctor", "add_schedule", "remove_schedule", "pause_schedule", "resume_schedule", "run_schedule",
     # what add_schedule calls with the caller's rights; see the head of 36_schedules
     "_add_schedule", "_lend_query_schema", "_query_function",
 }  # fmt: skip
-READER = {"clock", "schema_version", "next_runs", "describe_cron"}
-VIEWS = {"jobs", "history", "queue_stats", "sequences", "live_workers", "schedules"}
+READER = LOOKS | {"clock", "schema_version", "next_runs", "describe_cron"}
+VIEWS = {"jobs", "history", "queue_stats", "sequences", "live_workers", "schedules", "audit"}
 
 # The whole matrix: what is not named here nobody but the owner may do. "public" stands for a role with no grant at all.
 MATRIX: dict[str, tuple[set[str], set[str]]] = {
