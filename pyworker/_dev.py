@@ -117,9 +117,9 @@ def _work(modules: list[str], url: str, schema: str, watched: list[str]) -> None
                 for program in programs:
                     program.start()
             elif changed:
+                worker.stop()  # first: whoever reads of the change may count on the new code
                 names = sorted({os.path.relpath(path) for _, path in changed})
                 say("dev", f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''} changed: the worker begins anew")
-                worker.stop()
                 worker.start()
             for program in programs:
                 program.look()

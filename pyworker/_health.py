@@ -89,8 +89,10 @@ def metrics(dsn: str, schema: str, port: int | None, machine: bool) -> None:
     """
     from . import _metrics, _probes
 
+    context = click.get_current_context()
+
     def ask() -> list[dict[str, Any]]:
-        with database(dsn, schema) as db:
+        with context.scope(cleanup=False), database(dsn, schema) as db:  # in threads of the server, too
             return db.metrics()
 
     if port is None:

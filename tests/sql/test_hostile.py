@@ -107,6 +107,7 @@ def test_no_reader_sees_a_payload_or_a_result(own: Any) -> None:
     own.rows("select pyworker.finish_jobs(array[%s], array[1], array['\"xyzzy\"'::jsonb])", [done.id])
     own.fail(failed, payload=[SECRET])
     own.add_schedule("s", "* * * * *", "t", {"password": SECRET})
+    own.rows("select pyworker.act('run_schedule', array['s'], 'somebody')")
     own.rows("set role pyworker_reader")
     for view in sorted(VIEWS):
         rows = own.rows(f"select to_jsonb(v)::text as row from pyworker.{view} v")
