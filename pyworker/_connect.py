@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import socket
 import threading
@@ -26,13 +27,15 @@ _DEFAULTS = {
     "tcp_user_timeout": "10000",
     "target_session_attrs": "read-write",
 }
-# The same for the server's end: what a vanished machine had locked is free in seconds, too.
+# The same for the server's end: what a vanished machine had locked is free in seconds, too. But not before that machine has ended its
+# handlers (FENCE): two seconds after its lock is free, others take the jobs.
 _SERVER = {
-    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_idle": "8",
     "tcp_keepalives_interval": "2",
     "tcp_keepalives_count": "3",
-    "tcp_user_timeout": "10000",
+    "tcp_user_timeout": "14000",
 }
+FENCE = 15.0  # seconds at most without a beat that was answered
 PATIENCE = 5.0  # seconds for an answer
 BLIND_PATIENCE = 60.0  # … where nobody can be asked whether the server is still at it
 
@@ -71,7 +74,7 @@ def is_pooled(conn: psycopg.Connection[Any]) -> bool:
     return conn.execute(_sql.BACKEND_PID).fetchone() != (conn.info.backend_pid,)
 
 
-def _cut(conn: psycopg.Connection[Any]) -> None:
+def cut(conn: psycopg.Connection[Any]) -> None:
     with suppress(OSError, psycopg.Error):
         end = socket.socket(fileno=conn.fileno())
         try:
@@ -80,16 +83,28 @@ def _cut(conn: psycopg.Connection[Any]) -> None:
             end.detach()
 
 
+def abandon(conn: psycopg.Connection[Any]) -> socket.socket:
+    """End it for us alone. For the server it goes on, with the locks it holds, until what is returned is closed."""
+    kept = socket.socket(fileno=os.dup(conn.fileno()))
+    nobody, silent = socket.socketpair()
+    with nobody, silent:
+        os.dup2(nobody.fileno(), conn.fileno(), inheritable=False)  # the server is not to hear what libpq says at the end
+    with suppress(OSError):
+        kept.shutdown(socket.SHUT_RD)  # wakes who waits for an answer
+    return kept
+
+
 @contextmanager
-def answered(conn: psycopg.Connection[Any]) -> Iterator[None]:
+def answered(conn: psycopg.Connection[Any], give_up: Callable[[psycopg.Connection[Any]], None] = cut) -> Iterator[None]:
     """What is asked here takes no time: a server that neither answers nor refuses is not waited for, its connection is cut."""
-    timer = threading.Timer(PATIENCE, _cut, [conn])
+    timer = threading.Timer(PATIENCE, give_up, [conn])
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+        timer.join()  # the connection is not closed under its hands
 
 
 class Watch:
@@ -123,7 +138,7 @@ class Watch:
                 if self._at_it(asked[0], since):
                     time.sleep(PATIENCE)
                 elif self._asked is asked:
-                    _cut(asked[0])
+                    cut(asked[0])
 
     def _at_it(self, conn: psycopg.Connection[Any], since: float) -> bool:
         try:

@@ -25,7 +25,7 @@ import psycopg
 
 from . import _migrate, _sql
 from ._config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, EXIT_REGISTER_AGAIN, RunConfig
-from ._connect import LOST, Backoff, Watch, answered, connect, is_pooled
+from ._connect import FENCE, LOST, Backoff, Watch, abandon, answered, connect, cut, is_pooled
 from ._slots import Slots, boottime
 
 log = logging.getLogger("pyworker.parent")
@@ -88,8 +88,9 @@ class Parent:
         self.exit_code = 0
         self.to_unregister: list[Ended] = []
         self.acknowledged = boottime()  # when the last beat began that the database has answered
-        self.fence = 15.0  # seconds without one after which our handlers must end: others may take their jobs soon
+        self.fence = FENCE  # seconds without one after which our handlers must end: others may take their jobs soon
         self.pooled = False
+        self.abandoned: socket.socket | None = None
         self.backoff = Backoff(log, RETRY)
         self.stopped = threading.Event()
         self.reaping = threading.Lock()  # whoever kills must not meet the pid of a child that is no more
@@ -99,7 +100,7 @@ class Parent:
     def run(self) -> int:
         self.db = self._connect()
         self.db.check_version(_migrate.newest())  # later on the children look
-        self.fence = self.db.worker_ttl().total_seconds() * 0.75
+        self.fence = min(self.db.worker_ttl().total_seconds() * 0.75, FENCE)
         while self.config.once and self.db.run_schedules(ASK)[1]:
             pass
         wakeup, notice = socket.socketpair()
@@ -169,6 +170,9 @@ class Parent:
                 child.locked = db.hold_worker_lock(child.worker_id)
         for child in self.children.values():
             child.told = ""  # it may be another database
+        if self.abandoned:
+            self.abandoned.close()
+            self.abandoned = None
         return db
 
     def _guarded(self, action: Any, otherwise: Any = None) -> None:
@@ -178,13 +182,21 @@ class Parent:
                 if time.monotonic() < self.backoff.until and not self.signals:
                     return otherwise and otherwise()
                 self.db = self._connect()
-            with answered(self.db.conn):
+            with answered(self.db.conn, self._give_up):
                 action()
             self.backoff.worked()
         except LOST as error:
             self._lost(error)
             if otherwise:
                 otherwise()
+
+    def _give_up(self, conn: psycopg.Connection[Any]) -> None:
+        """It does not answer. Were its locks let go of, others would take the jobs at once, and they are still being run."""
+        if self.pooled or self.abandoned:
+            cut(conn)
+        else:
+            with suppress(OSError, psycopg.Error):
+                self.abandoned = abandon(conn)
 
     def _lost(self, error: Exception) -> None:
         self.backoff.failed(error)

@@ -156,7 +156,6 @@ def test_a_start_that_could_not_be_confirmed_is_no_start(queue: Any, network: Pr
 def test_a_worker_that_hears_nothing_any_more_ends_its_handlers_before_others_get_its_jobs(
     queue: Any, network: Proxy, new: str
 ) -> None:
-    queue.rows("select pyworker.configure(worker_ttl => '12 s')")
     worker = queue.start("--dsn", network.dsn, "--concurrency", "1").until_ready()
     job_id = queue.add("look_away")
     queue.until("select count(*) = 1 from public.seen")
@@ -170,6 +169,24 @@ def test_a_worker_that_hears_nothing_any_more_ends_its_handlers_before_others_ge
     queue.rows("select pyworker.cancel_job(%s, true)", job_id)
     after = queue.add("note")
     queue.until_state("completed", after)  # it has registered again
+
+
+def test_a_worker_that_heard_nothing_for_some_seconds_keeps_its_jobs(queue: Any, network: Proxy) -> None:
+    worker = queue.start("--dsn", network.dsn, "--concurrency", "1").until_ready()
+    held = "select count(*) = 1 from pyworker.workers where locked and dead_at is null"
+    queue.until(held)
+    queue.close_gate(1)
+    job_id = queue.add("note", {"gate": 1})
+    queue.until_waiting(1)
+    network.hush()
+    queue.start("--concurrency", "1").until_ready()  # who would take it
+    worker.until_log("no connection to the database")
+    network.speak()
+    worker.until_log("the database is back")
+    queue.until(held.replace("= 1", "= 2"))  # its lock has gone from the old connection to the new one
+    queue.open_gate(1)
+    queue.until_state("completed", job_id)
+    assert [row.run for row in queue.seen(job_id)] == [1]
 
 
 def test_a_control_connection_that_has_gone_silent_is_replaced_and_nobody_is_taken_for_dead(
