@@ -57,12 +57,21 @@ class History:
 
 
 def i1_nothing_stays_with_the_dead(h: History) -> Iterator[str]:
+    """As long as somebody is there to look: a worker is from the first handler that it began to the last."""
     killed = {event["pid"]: event["t"] for event in h.of("kill")}
+    there: dict[int, tuple[float, float]] = {}
+    for event in h.of("begin"):
+        there[event["parent"]] = (there.get(event["parent"], (event["t"],))[0], event["t"])
     for sample in h.samples:
         for job in sample["jobs"]:
-            died = killed.get(job["worker"])
-            if job["state"] == "running" and died is not None and sample["t"] > died + TTL:
-                yield f"job {job['id']} runs with {job['worker']}, dead for {sample['t'] - died:.0f} s"
+            died = killed.get(job["worker"], sample["t"])
+            if job["state"] == "running" and sample["t"] > died + TTL:
+                seen, until = 0.0, died
+                for begin, end in sorted(there.values()):
+                    begin, end = max(begin, until), min(end, sample["t"])
+                    seen, until = seen + max(end - begin, 0), max(end, until)
+                if seen > TTL:
+                    yield f"job {job['id']} runs with {job['worker']}, dead for {sample['t'] - died:.0f} s, {seen:.0f} with others there"
 
 
 def _twice(h: History, of: str, states: set[str]) -> Iterator[str]:

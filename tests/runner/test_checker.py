@@ -48,16 +48,27 @@ def history() -> dict[str, Event]:
         "end 2": {"what": "end", "t": 5.1, "id": 2, "run": 1, "pid": 12},
         "begin 3": {"what": "begin", "t": 6.0, "id": 3, "run": 1, **no_lane, "sequence": "s", "queue": "q", "pid": 12},
         "end 3": {"what": "end", "t": 6.1, "id": 3, "run": 1, "pid": 12},
+        "add 9": {**no_key, "began": 58.0, "t": 58.1, "id": 9},
+        "begin 9": {"what": "begin", "t": 59.0, "id": 9, "run": 1, **no_lane, "pid": 12},
+        "end 9": {"what": "end", "t": 59.1, "id": 9, "run": 1, "pid": 12},
         "late sample": {"what": "sample", "t": 60.0, "views": [["jobs", 1, 1]], "jobs": [job(7, worker=13)]},
         "final 1": {**final, "id": 1, "run": 2, "effects": [2]},
         "final 2": {**final, "id": 2, "run": 1, "delivery": "at_most_once"},
         "final 3": {**final, "id": 3, "run": 1, "schedule": "daily", "due": "Monday"},
+        "final 9": {**final, "id": 9, "run": 1},
         "final 6": {**final, "id": 6, "run": 1, "state": "cancelled", "schedule": "daily", "due": "Tuesday"},  # the one in doubt
     }  # fmt: skip
 
 
 def test_a_history_of_faults_that_did_no_harm_has_no_violations() -> None:
     assert violations(history().values()) == []
+
+
+def test_with_nobody_there_to_look_the_jobs_of_the_dead_stay_with_them() -> None:
+    recorded = history()
+    recorded["kill"].update(pid=13)
+    recorded["begin 9"].update(parent=14)
+    assert violations(recorded.values()) == []
 
 
 DOCTORED: list[tuple[str, Callable[[dict[str, Event]], Any]]] = [
