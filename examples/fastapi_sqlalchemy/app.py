@@ -17,6 +17,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from tasks import charge
 
 from pyworker import add_job
+from pyworker.ui import create_app
 
 URL = "postgresql+psycopg://"  # where it is, the PG* variables say
 engine, async_engine = create_engine(URL), create_async_engine(URL)
@@ -83,3 +84,7 @@ def place_order_sync(
     if "@" not in new.email:
         raise HTTPException(422, "no address")
     return {"order": order.id, "job": job.id}
+
+
+# The dashboard, at /jobs/. Who comes in is this application's matter: here only who is on this machine.
+app.mount("/jobs", create_app(hosts=["127.0.0.1", "localhost"]))

@@ -1,4 +1,4 @@
-"""examples/fastapi_sqlalchemy: requests by FastAPI's own test client, jobs by a real worker."""
+"""examples/fastapi_sqlalchemy: requests by FastAPI's own test client, the dashboard mounted beside them, jobs by a real worker."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 
-for library in ("fastapi", "httpx", "sqlalchemy"):
+for library in ("fastapi", "httpx", "sqlalchemy", "jinja2"):
     pytest.importorskip(library)
 
 CLIENT = """
 import json
 from fastapi.testclient import TestClient
 from app import app
-with TestClient(app) as client:
+with TestClient(app, base_url="http://localhost") as client:
     answers = [client.post(path, json={"email": email}) for path in ("/orders", "/orders/sync")
                for email in ("ada@example.org", "nonsense")]
+    page = client.get("/jobs/jobs").text
+    elsewhere = client.get("/jobs/jobs", headers={"host": "example.org"}).status_code
+assert "charge" in page and 'href="/jobs/' in page, page
+assert elsewhere == 421, elsewhere
 print(json.dumps([[answer.status_code, answer.json()] for answer in answers]))
 """
 
