@@ -9,8 +9,6 @@ A comment on the line above a block says what is special about it:
 
 from __future__ import annotations
 
-import configparser
-import json
 import os
 import re
 import shlex
@@ -215,26 +213,11 @@ def test_the_commands_that_a_page_mentions_exist(page: Path) -> None:
         check(re.sub(r"[…\[\]]+", " ", code).split(), page.name)
 
 
-# -- data ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "block",
-    [b for b in BLOCKS if b.language in ("json", "toml", "ini") and b.is_run],
-    ids=lambda b: f"{b.page} {b.line}",
-)
-def test_data_can_be_read(block: Block) -> None:
-    if block.language == "ini":
-        configparser.ConfigParser(strict=False, interpolation=None).read_string(block.text)
-    else:
-        {"json": json.loads, "toml": tomllib.loads}[block.language](block.text)
-
-
 # -- what is left ----------------------------------------------------------------------------------------------------
 
 
 def test_no_block_is_in_a_language_that_nothing_runs() -> None:
-    known = {"sql", "python", *SHELLS, "json", "toml", "ini", *SHOWN}
+    known = {"sql", "python", *SHELLS, *SHOWN}
     assert [(b.page, b.line, b.language) for b in BLOCKS if b.language not in known and b.is_run] == []
 
 
