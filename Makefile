@@ -27,7 +27,7 @@ torture: ## run the long tests: crashes, races, load
 
 nightly: ## run everything for hours: the README's last section has the figures
 	$(install) '.[test]'
-	PYWORKER_WALKS=50 PYWORKER_EXAMPLES=1000 PYWORKER_MODEL_EXAMPLES=1000 PYWORKER_MODEL_STEPS=60 .venv/bin/pytest
+	PYWORKER_WALKS=50 PYWORKER_CRON_CASES=100000 PYWORKER_EXAMPLES=1000 PYWORKER_MODEL_EXAMPLES=1000 PYWORKER_MODEL_STEPS=60 .venv/bin/pytest
 	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -n 0 -m torture tests/runner/test_torture.py
 	PYWORKER_KILLS=2000 PYWORKER_CRASHES=200 PYWORKER_CUTS=5000 PYWORKER_FUZZ=1000000 PYWORKER_TORTURE_SECONDS=300 \
 		.venv/bin/pytest -m torture --ignore tests/runner/test_torture.py

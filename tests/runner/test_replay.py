@@ -147,6 +147,23 @@ def test_where_the_task_is_defined_a_live_worker_knows(replay: Any, db: Any) -> 
     assert replay("twice", [1], "--schema", "pyworker").stdout == "it would be completed, with the result [1, 1]\n"
 
 
+@pytest.mark.parametrize("task", ["twice", "book_async"])
+def test_middlewares_surround_it_as_in_a_worker(replay: Any, tmp_path: Path, task: str) -> None:
+    (tmp_path / "around.py").write_text(
+        "from pyworker import middleware\n"
+        "@middleware\n"
+        "def told(job):\n"
+        "    print('before', job.task_identifier)\n"
+        "    result = yield\n"
+        "    print('after', result)\n"
+    )
+    lines = replay(
+        task, {"id": 7} if task == "book_async" else "ab", "--modules", "mytasks", "--modules", "around"
+    ).stdout.splitlines()
+    assert lines[0] == f"before {task}"
+    assert lines[-2] == f"after {'None' if task == 'book_async' else 'abab'}"
+
+
 def test_what_is_missing_is_named(replay: Any) -> None:
     assert replay("twice", 1, "--schema", "pyworker").stderr == (
         "pyworker: no live worker knows the task 'twice': name the module that defines it by --modules\n"

@@ -716,9 +716,9 @@ def test_maintenance_forgets_in_small_bites_and_never_walks_what_is_kept_for_goo
         return int(after or 0) - int(before or 0)
 
     clock.advance(days=2)
-    assert looked_at() == 0
+    assert looked_at() < 10  # the planner may look at the ends of an index
     api.configure(once_retention="3 days")
-    assert looked_at() == 0
+    assert looked_at() < 10  # the planner may look at the ends of an index
     api.configure(once_retention="1 day")
     assert looked_at() < 5000
     assert api.value("select count(*) from pyworker.once_marks") == 1500

@@ -298,30 +298,31 @@ def test_workers_are_listed_with_what_they_run(api, worker, clock):
 MANY = 25_000
 
 
-@pytest.mark.parametrize(
-    ("call", "most"),
-    [
-        ("list_jobs()", 2_500),
-        ("list_jobs(newest_first => false)", 2_500),
-        ("list_jobs(after_id => 20000)", 2_500),
-        ("list_jobs(states => '{discarded}')", 10),
-        ("list_jobs(states => '{completed}')", 45_000),
-        ("list_jobs(tasks => '{nobody}')", 45_000),
-        ("list_jobs(search => 'nothing')", 45_000),
-        ("list_sequences()", 10),
-        ("list_queues()", 10),
-        ("overview()", 30_000),
-        ("count_jobs()", 30_000),
-    ],
-)
-def test_a_page_reads_no_more_of_a_long_table(watched, api, call, most):  # noqa: F811
-    """Twice the jobs, and the same bound: what is read does not grow with the table."""
-    fill(api, live=MANY, finished=MANY, state="available")
+MOST = {
+    "list_jobs()": 2_500,
+    "list_jobs(newest_first => false)": 2_500,
+    "list_jobs(after_id => 20000)": 2_500,
+    "list_jobs(states => '{discarded}')": 10,
+    "list_jobs(states => '{completed}')": 45_000,
+    "list_jobs(tasks => '{nobody}')": 45_000,
+    "list_jobs(search => 'nothing')": 45_000,
+    "list_sequences()": 10,
+    "list_queues()": 10,
+    "overview()": 30_000,
+    "count_jobs()": 30_000,
+}
+
+
+def test_a_page_reads_no_more_of_a_long_table(watched, api):  # noqa: F811
+    """Twice the jobs, and the same bounds: what is read does not grow with the table."""
     for _ in range(2):
-        plans = [p for p in watched(lambda a: a.rows(f"select * from pyworker.{call}")) if "Actual Rows" in p["Plan"]]
-        read = sum(sum(touched(plans, table).values()) for table in ("live_jobs", "finished_jobs"))
-        assert read <= most
         fill(api, live=MANY, finished=MANY, state="available")
+        read = {}
+        for call in MOST:
+            plans = watched(lambda a, call=call: a.rows(f"select * from pyworker.{call}"))
+            plans = [plan for plan in plans if "Actual Rows" in plan["Plan"]]
+            read[call] = sum(sum(touched(plans, table).values()) for table in ("live_jobs", "finished_jobs"))
+        assert {call: rows for call, rows in read.items() if rows > MOST[call]} == {}
 
 
 # -- acts ---------------------------------------------------------------------------------------------------------------
