@@ -4,6 +4,8 @@
 
 install = python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q -e
 
+older = /usr/lib/postgresql/15/bin
+
 help: ## show this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 14
 
@@ -28,6 +30,7 @@ torture: ## run the long tests: crashes, races, load
 nightly: ## run everything for hours: the README's last section has the figures
 	$(install) '.[test]'
 	PYWORKER_WALKS=50 PYWORKER_CRON_CASES=100000 PYWORKER_EXAMPLES=1000 PYWORKER_MODEL_EXAMPLES=1000 PYWORKER_MODEL_STEPS=60 .venv/bin/pytest
+	test ! -x $(older)/postgres || PYWORKER_PG_BIN=$(older) .venv/bin/pytest tests/sql
 	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -n 0 -m torture tests/runner/test_torture.py
 	PYWORKER_KILLS=2000 PYWORKER_CRASHES=200 PYWORKER_CUTS=5000 PYWORKER_FUZZ=1000000 PYWORKER_TORTURE_SECONDS=300 \
 		.venv/bin/pytest -m torture --ignore tests/runner/test_torture.py
