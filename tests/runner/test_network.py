@@ -178,8 +178,8 @@ def test_a_worker_that_heard_nothing_for_some_seconds_keeps_its_jobs(queue: Any,
     queue.close_gate(1)
     job_id = queue.add("note", {"gate": 1})
     queue.until_waiting(1)
-    network.hush()
     queue.start("--concurrency", "1").until_ready()  # who would take it
+    network.hush()
     worker.until_log("no connection to the database")
     network.speak()
     worker.until_log("the database is back")
