@@ -78,7 +78,7 @@ create or replace function throughput(minutes integer default 60)
 as $$
 declare
     v_until timestamptz := date_trunc('minute', clock());
-    v_since timestamptz := v_until - make_interval(mins => minutes - 1);
+    v_since timestamptz := v_until - make_interval(mins => least(greatest(minutes, 1), 1440) - 1);
     v_parts text[];
     v_rows text;
     v_exact boolean;

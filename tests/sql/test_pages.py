@@ -161,6 +161,7 @@ def test_a_job_of_a_long_transaction_is_found_by_its_time(api, actor):
         ("list_jobs(max_jobs => 0)", "max_jobs must be from 1 to 1000, got 0"),
         ("list_jobs(max_jobs => 1001)", "got 1001"),
         ("throughput(0)", "minutes must be from 1 to 1440, got 0"),
+        ("throughput(-2147483648)", "minutes must be from 1 to 1440, got -2147483648"),
         ("act('destroy', '{1}', 'me')", "action must be one of retry, .*, got 'destroy'"),
         ("act('retry', '{}', 'me')", "targets must be 1 to 1000, got 0"),
         ("act('retry', '{1,x}', 'me')", "targets of retry must be ids of jobs, got 'x'"),
