@@ -203,7 +203,7 @@ begin
     if after_id is not null and newest_first then
         v_end := least(v_end, after_id);
     elsif after_id is not null then
-        v_first := greatest(v_first, after_id + 1);
+        v_first := greatest(v_first, least(after_id, 9223372036854775806) + 1);
     end if;
 
     -- First what an index knows to be all of it, if that is not much.

@@ -72,6 +72,10 @@ def test_without_a_filter_live_and_finished_jobs_come_together_newest_first(api,
         row.id for row in api.rows("select id from pyworker.jobs union all select id from pyworker.history")
     }
     assert [row.id for row in api.rows("select id from pyworker.list_jobs(newest_first => false)")] == ids[::-1]
+    for first in ("true", "false"):
+        assert api.rows(f"select id from pyworker.list_jobs(after_id => {2**63 - 1}, newest_first => {first})") == (
+            [] if first == "false" else [(job_id,) for job_id in ids]
+        )
 
 
 @pytest.mark.parametrize("newest_first", [True, False])
