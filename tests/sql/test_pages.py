@@ -354,6 +354,24 @@ def test_an_act_that_is_rolled_back_was_none(api, one_of_each):
     assert api.rows("select * from pyworker.audit") == []
 
 
+def test_two_people_who_choose_the_same_jobs_in_opposite_orders_wait_for_each_other(api, actor):
+    ids = [str(api.add_job("t", run_at="2100-01-01").id) for _ in range(3)]
+    a, b, c = actor(), actor(), actor()
+    a.begin()
+    a.act("cancel", ids, "ada")
+    waiting = b.later.act("cancel", ids[::-1], "bob")
+    b.blocked(waiting)
+    killed = c.later.act("cancel", ids, "eve")
+    c.blocked(killed)
+    c.kill()
+    assert killed.exception() is not None
+    a.commit()
+    waiting.result()
+    acts = api.rows("select actor, target, ok from pyworker.audit order by id")
+    assert acts == [("ada", job_id, True) for job_id in ids] + [("bob", job_id, True) for job_id in ids]
+    assert api.rows("select distinct state from pyworker.history") == [("cancelled",)]
+
+
 def test_every_act_does_what_the_function_of_its_name_does(api, worker, job_in):
     def act(action, *targets):
         return [
