@@ -48,6 +48,7 @@ MAX_PREFETCH = 500
 TRY_AGAIN = ("40001", "40P01", "55P03", "57014")  # serialization failure, deadlock, lock or statement timeout
 MARK_LASTS = 2.0  # seconds: claim_jobs promises 2.5, see there
 LINGER = 0.01  # seconds that outcomes may wait for company while there is other work
+AWAKE = -1
 ASK = 10.0  # seconds between questions whether running jobs were called off; a notification comes sooner
 RECONCILE = 5.0  # seconds from a lost connection's first comparison with the database to the next one
 CANCEL_GRACE = 5.0  # seconds that a handler has to stop when it is called off, before its process is ended
@@ -104,14 +105,14 @@ class Child:
         self.lock = threading.Lock()
         self.ready: deque[Claimed] = deque()
         self.running: dict[int, Claimed] = {}
+        self.left: dict[int, Claimed] = {}  # handed back while they run; only so that no handler is garbage before we end
         self.alone = False  # what runs may have ended a process before: nothing runs beside it
         self.threads = 0
         self.thread_jobs: SimpleQueue[Claimed] = SimpleQueue()
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.spawned: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
         # Filled by handlers, emptied by the turn. deque.append is atomic.
         self.outcomes: deque[tuple[str, Any]] = deque()
-        self.asleep = False
+        self.wake_at = AWAKE  # with how few jobs at hand the end of one wakes the turn
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
@@ -290,7 +291,7 @@ class Child:
         in_hand = len(self.ready) + len(self.running)
         room = self.config.concurrency + self.prefetch - in_hand
         # Rather one large claim than many small ones, unless a handler would be idle.
-        return room if in_hand < self.config.concurrency or room > self.prefetch // 2 else 0
+        return room if in_hand < self.config.concurrency or room >= self.prefetch // 2 else 0
 
     def _exchange(self, outcomes: Outcomes, room: int) -> list[tuple[Any, ...]]:
         """Report and claim in one round trip; then, if the claim came back short, ask until when to sleep."""
@@ -405,28 +406,32 @@ class Child:
             if self.aborting:
                 for job in self.running.values():
                     self.outcomes.append(("released", (job.id, job.run)))
-                self.running.clear()
+                self.left, self.running = self.running, {}
 
     def _wait(self) -> None:
         """Until a handler has ended, the database or the parent says something, or it is time to claim."""
+        timeout: float | None = None
+        if not self.stopping and self._room_when_due():
+            timeout = max(self.claim_at - time.monotonic(), 0) if self.dry else 0.0
+        if self.running:
+            until = max(self.ask_at - time.monotonic(), 0)
+            timeout = until if timeout is None else min(timeout, until)
+        self._sleep(timeout, wake_at=sys.maxsize)
+        if self.outcomes and len(self.ready) > self.prefetch // 2:
+            # There is more to do, and reporting many costs little more than reporting one.
+            self._sleep(LINGER, wake_at=self.prefetch // 2)
+
+    def _sleep(self, timeout: float | None, wake_at: int) -> None:
         assert self.db is not None  # noqa: S101
         conn = self.db.conn
-        self.asleep = True
-        try:
-            timeout: float | None = None
-            if not self.stopping and self._room_when_due():
-                timeout = max(self.claim_at - time.monotonic(), 0) if self.dry else 0.0
-            if self.running:
-                until = max(self.ask_at - time.monotonic(), 0)
-                timeout = until if timeout is None else min(timeout, until)
-            if self.outcomes:
-                timeout = 0.0
-            with selectors.DefaultSelector() as selector:
-                selector.register(self.wake_read, selectors.EVENT_READ)
-                selector.register(conn.fileno(), selectors.EVENT_READ)
-                events = selector.select(timeout)
-        finally:
-            self.asleep = False
+        self.wake_at = wake_at
+        if self.outcomes and len(self.ready) <= wake_at:
+            timeout = 0.0
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.wake_read, selectors.EVENT_READ)
+            selector.register(conn.fileno(), selectors.EVENT_READ)
+            events = selector.select(timeout)
+        self.wake_at = AWAKE
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_read, 4096)
         if any(key.fd != self.wake_read for key, _ in events):
@@ -435,8 +440,6 @@ class Child:
                 self._heard(note.extra.decode())
             if conn.pgconn.status != psycopg.pq.ConnStatus.OK:
                 raise psycopg.OperationalError("the server closed the connection")
-        if self.outcomes and len(self.ready) > self.prefetch // 2:
-            time.sleep(LINGER)  # there is more to do, and reporting many costs little more than reporting one
 
     def _room_when_due(self) -> bool:
         return len(self.ready) + len(self.running) < self.config.concurrency
@@ -518,18 +521,14 @@ class Child:
     def _spawn(self, jobs: list[Claimed]) -> None:
         assert self.loop is not None  # noqa: S101
         for job in jobs:
-            task = job.handler = self.loop.create_task(self._run_async(job))
-            self.spawned.add(task)
-            task.add_done_callback(self.spawned.discard)
+            # `running` keeps it from being collected; the loop itself has only weak references.
+            job.handler = self.loop.create_task(self._run_async(job))
 
     def _run_sync(self, job: Claimed) -> tuple[str, Any]:
         try:
-            task = self.tasks[job.task_identifier]
             job.handler = made = job.made(Job, self.connections)
             made._called_off = job.called_off  # pyright: ignore[reportPrivateUsage]
-            if job.delivery == "at_most_once" and not self.connections.start_job(job.id, job.run):
-                return "released", (job.id, job.run)
-            return self._answer(job, task, made)
+            return self._answer(job, made)
         except BaseException as error:
             return self._failure(job, error)
 
@@ -539,30 +538,35 @@ class Child:
     async def _attempt(self, job: Claimed) -> tuple[str, Any]:
         limit, scope = None, None
         try:
-            task = self.tasks[job.task_identifier]
             made = job.made(AsyncJob, self.connections)
             if job.called_off:
                 raise asyncio.CancelledError
             limit = self.timeouts.get(job.task_identifier)
-            if limit:  # the parent has more patience with what can be cancelled
-                self.slots.set(job.slot, job.id, job.run, time.monotonic() + limit + CANCEL_GRACE)
-            async with asyncio.timeout(limit) if limit else contextlib.nullcontext() as scope:
-                if job.delivery == "at_most_once" and not await self.connections.start_job_async(job.id, job.run):
-                    return "released", (job.id, job.run)
-                return await self._answer_async(job, task, made)
+            if not limit:
+                return await self._answer_async(job, made)
+            # The parent has more patience with what can be cancelled.
+            self.slots.set(job.slot, job.id, job.run, time.monotonic() + limit + CANCEL_GRACE)
+            async with asyncio.timeout(limit) as scope:
+                return await self._answer_async(job, made)
         except BaseException as error:
             if isinstance(error, TimeoutError) and scope is not None and scope.expired():
                 error = TimeoutError(f"timed out after {limit:g} s")
             return self._failure(job, error)
 
-    def _answer(self, job: Claimed, task: tasks.Task[..., Any], made: Job) -> tuple[str, Any]:
+    def _answer(self, job: Claimed, made: Job) -> tuple[str, Any]:
+        task = self.tasks[job.task_identifier]
+        if job.delivery == "at_most_once" and not self.connections.start_job(job.id, job.run):
+            return "released", (job.id, job.run)
         if not _middleware.registered:
             return self._outcome(job, task, task.invoke(made))
         with _middleware.Around(made) as around:
             around.result = task.invoke(made)
             return self._outcome(job, task, around.result)
 
-    async def _answer_async(self, job: Claimed, task: tasks.Task[..., Any], made: AsyncJob) -> tuple[str, Any]:
+    async def _answer_async(self, job: Claimed, made: AsyncJob) -> tuple[str, Any]:
+        task = self.tasks[job.task_identifier]
+        if job.delivery == "at_most_once" and not await self.connections.start_job_async(job.id, job.run):
+            return "released", (job.id, job.run)
         if not _middleware.registered:
             return self._outcome(job, task, await task.invoke(made))
         with _middleware.Around(made) as around:
@@ -585,7 +589,8 @@ class Child:
                 return []  # handed back meanwhile
             self.outcomes.append((kind, value))
             begun = self._start()
-        if self.asleep:
+        if len(self.ready) <= self.wake_at:
+            self.wake_at = AWAKE  # once is enough
             self._wake()
         return begun
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 _HEAD = struct.Struct("ddd")  # turned, answered, lease
 _TIME = struct.Struct("d")
 _SLOT = struct.Struct("qqd")
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Running(NamedTuple):
@@ -61,13 +62,13 @@ class Slots:
 
     def expired(self) -> bool:
         """The child: may others have been given our jobs?"""
-        return boottime() > _TIME.unpack_from(self._memory, 16)[0]
+        return time.clock_gettime(_BOOTTIME) > _TIME.unpack_from(self._memory, 16)[0]
 
     def set(self, slot: int, job_id: int, run: int, deadline: float = 0.0) -> None:
         _SLOT.pack_into(self._memory, _HEAD.size + slot * _SLOT.size, job_id, run, deadline)
 
     def clear(self, slot: int) -> None:
-        self.set(slot, 0, 0)
+        _SLOT.pack_into(self._memory, _HEAD.size + slot * _SLOT.size, 0, 0, 0.0)
 
     def running(self) -> list[Running]:
         return [job for job in map(Running._make, _SLOT.iter_unpack(self._memory[_HEAD.size :])) if job.job_id]
@@ -75,4 +76,4 @@ class Slots:
 
 def boottime() -> float:
     """Seconds, those included in which the machine slept: the database's clock did not."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return time.clock_gettime(_BOOTTIME)

@@ -23,7 +23,13 @@ log = logging.getLogger("pyworker.worker")
 
 MAX_ERROR_TEXT = 32_000
 J = TypeVar("J", Job, AsyncJob)
+_decode = json.JSONDecoder().raw_decode
 KINDS = ("finished", "failed", "snoozed", "released")
+
+
+def _decoded(text: str) -> Any:
+    """JSON that PostgreSQL has checked."""
+    return _decode(text.lstrip())[0]
 
 
 @dataclass(slots=True)
@@ -52,23 +58,11 @@ class Claimed:
 
     def made(self, kind: type[J], connections: Connections) -> J:
         """What its handler gets."""
-        return kind(
-            id=self.id,
-            run=self.run,
-            task_identifier=self.task_identifier,
-            payload=json.loads(self.payload),
-            attempts=self.attempts,
-            max_attempts=self.max_attempts,
-            priority=self.priority,
-            run_at=self.run_at,
-            queue_name=self.queue_name,
-            key=self.key,
-            flags=json.loads(self.flags) if self.flags else None,
-            meta=json.loads(self.meta) if self.meta else None,
-            sequence_key=self.sequence_key,
-            created_at=self.created_at,
-            _connections=connections,
-        )
+        return kind(  # by position: by name it takes twice the time
+            self.id, self.run, self.task_identifier, _decoded(self.payload), self.attempts, self.max_attempts, self.priority, self.run_at,
+            self.queue_name, self.key, _decoded(self.flags) if self.flags else None, _decoded(self.meta) if self.meta else None,
+            self.sequence_key, self.created_at, connections,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -50,6 +50,9 @@ declare
     v_began timestamptz;
     v_walked bigint;
     v_rows tid[];
+    v_priorities smallint[];
+    v_ready_ats timestamptz[];
+    v_ids bigint[];
     v_last _span[];
     v_in_lanes boolean;
     v_wanted integer := max_jobs;
@@ -71,8 +74,8 @@ begin
         begin
             perform promote_jobs();
             v_walked := pg_stat_get_xact_tuples_returned(v_index) + 20 * pg_stat_get_xact_blocks_fetched(v_index);
-            select array_agg(r.ctid), array_agg(row(r.priority, r.ready_at, r.id, 0)::_span), bool_or(r.in_lane)
-            into v_rows, v_last, v_in_lanes
+            select array_agg(r.ctid), array_agg(r.priority), array_agg(r.ready_at), array_agg(r.id), bool_or(r.in_lane)
+            into v_rows, v_priorities, v_ready_ats, v_ids, v_in_lanes
             from (
                 select r.* from unnest(coalesce(v_note.spans, v_from_head)) s
                 cross join lateral (
@@ -112,6 +115,13 @@ begin
                 v_note := row(v_owner, clock_timestamp() + least(20 * (clock_timestamp() - v_began), '1 second'), '{}');
             end if;
             if v_note.spans is not null then
+                v_got := cardinality(v_ids);
+                if v_priorities[1] = v_priorities[v_got] then -- they come in order: the last is the last of its priority
+                    v_last := array[row(v_priorities[v_got], v_ready_ats[v_got], v_ids[v_got], 0)::_span];
+                else
+                    v_last := array(select row(r.priority, r.ready_at, r.id, 0)::_span
+                                    from unnest(v_priorities, v_ready_ats, v_ids) r(priority, ready_at, id));
+                end if;
                 v_note.spans := _spans_behind(array(
                     select distinct on (w.priority) w from unnest(v_note.spans || v_last) w
                     where w.ready_at > '-infinity' order by w.priority, w.ready_at desc, w.id desc));
