@@ -105,7 +105,7 @@ class Child:
         self.lock = threading.Lock()
         self.ready: deque[Claimed] = deque()
         self.running: dict[int, Claimed] = {}
-        self.left: dict[int, Claimed] = {}  # handed back while they run; only so that no handler is garbage before we end
+        self.left: dict[int, Claimed] = {}  # handed back at the end; kept, so that no handler is collected
         self.alone = False  # what runs may have ended a process before: nothing runs beside it
         self.threads = 0
         self.thread_jobs: SimpleQueue[Claimed] = SimpleQueue()
@@ -406,7 +406,8 @@ class Child:
             if self.aborting:
                 for job in self.running.values():
                     self.outcomes.append(("released", (job.id, job.run)))
-                self.left, self.running = self.running, {}
+                self.left |= self.running
+                self.running.clear()
 
     def _wait(self) -> None:
         """Until a handler has ended, the database or the parent says something, or it is time to claim."""

@@ -88,7 +88,9 @@ def abandon(conn: psycopg.Connection[Any]) -> socket.socket:
     kept = socket.socket(fileno=os.dup(conn.fileno()))
     nobody, silent = socket.socketpair()
     with nobody, silent:
-        os.dup2(nobody.fileno(), conn.fileno(), inheritable=False)  # the server is not to hear what libpq says at the end
+        os.dup2(
+            nobody.fileno(), conn.fileno(), inheritable=False
+        )  # the server is not to hear what libpq says at the end
     with suppress(OSError):
         kept.shutdown(socket.SHUT_RD)  # wakes who waits for an answer
     return kept
