@@ -20,6 +20,7 @@ from typing import Any
 Event = dict[str, Any]
 LIVE = {"scheduled", "pending", "available", "running", "retryable"}
 TTL = 25.0  # seconds after which nothing may be in the hands of a dead worker
+FENCE = 15.0  # seconds for which a worker goes on with what it holds, though it hears nothing from the database
 
 
 class History:
@@ -37,22 +38,19 @@ class History:
         return [event for event in self.events if event["what"] == what]
 
     def spans(self, of: str) -> dict[Any, list[tuple[float, float, Event]]]:
-        """From when to when handlers ran, by the sequence or queue of their jobs. One that was killed ended then, with its parent if
-        that was killed; of one whose end nobody recorded nothing is claimed."""
+        """From when to when handlers ran, by the sequence or queue of their jobs. Of one whose end nobody recorded it is known that it ran
+        until its process was killed, or at least until that was last heard of. (Numbers of processes come again, hence the parent's.)"""
         ends = {(event["id"], event["run"], event["pid"]): event["t"] for event in self.of("end")}
-        kills: dict[int, list[float]] = defaultdict(list)
-        for event in self.of("kill"):
-            kills[event["pid"]].append(event["t"])
+        alive: dict[tuple[int, int], float] = {}
+        for event in self.of("begin") + self.of("kill"):
+            if "parent" in event:
+                process = event["pid"], event["parent"]
+                alive[process] = max(alive.get(process, 0), event["t"])
         found: dict[Any, list[tuple[float, float, Event]]] = defaultdict(list)
         for event in self.of("begin"):
             if event[of] is not None:
-                known = [
-                    ends.get((event["id"], event["run"], event["pid"])),
-                    *kills[event["pid"]],
-                    *kills[event["parent"]],
-                ]
-                after = [t for t in known if t is not None and t >= event["t"]]
-                found[event[of]].append((event["t"], min(after, default=event["t"]), event))
+                end = ends.get((event["id"], event["run"], event["pid"]), alive[event["pid"], event["parent"]])
+                found[event[of]].append((event["t"], max(end, event["t"]), event))
         return found
 
 
@@ -122,9 +120,12 @@ def i5_at_most_once(h: History) -> Iterator[str]:
         if event["outcome"] == "ok" or event["outcome"] == "unknown":
             decisions[event["id"]].append(event)
     for job_id, final in h.finals.items():
-        if final["delivery"] == "at_most_once":
-            for one, other in pairwise(h.begins[job_id]):
-                made = decisions[job_id] + decisions[None]
+        if final["delivery"] == "at_most_once" and h.begins[job_id]:
+            made = decisions[job_id] + decisions[None]
+            begins = h.begins[
+                job_id
+            ]  # before it was made anew by its key it may have been of another task, and run more than once
+            for one, other in pairwise(begin for begin in begins if begin["task"] == begins[-1]["task"]):
                 if not any(one["t"] <= decision["t"] and decision["began"] <= other["t"] for decision in made):
                     yield f"job {job_id} began as run {one['run']} and again as run {other['run']}"
 
@@ -138,18 +139,19 @@ def i6_at_least_once(h: History) -> Iterator[str]:
 
 
 def i7_run_only_grows(h: History) -> Iterator[str]:
-    """But for what a crash of the server takes back: the commit of a claim outside of sequences and queues does not wait for the disk."""
+    """But for what a crash of the server takes back: the commit of a claim outside of sequences and queues does not wait for the disk. Who
+    has claimed it may begin it after the crash, as long as he does not hear of it."""
     crashes = [event["t"] for event in h.of("stop")]
 
     def taken_back(before: Event, after: Event, job: Event) -> bool:
-        return not (job["sequence"] or job["queue"]) and any(before["t"] < t < after["t"] for t in crashes)
+        return not (job["sequence"] or job["queue"]) and any(before["t"] - FENCE < t < after["t"] for t in crashes)
 
     for job_id, begins in h.begins.items():
         once = job_id in h.finals and h.finals[job_id]["delivery"] == "at_most_once"
         seen: dict[int, Event] = {}
         for begin in begins:
             # Whoever stood still between claim and begin begins late, if nobody has to be asked: as long as its run is refused then.
-            if any(run > begin["run"] for run in seen) and once:
+            if any(run > begin["run"] for run in seen) and once and begin["task"] == begins[-1]["task"]:
                 yield f"job {job_id} began as run {max(seen)}, and later as run {begin['run']}"
             before = seen.setdefault(begin["run"], begin)
             if before is not begin and not taken_back(before, begin, before):

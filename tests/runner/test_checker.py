@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .checker import INVARIANTS, Event, violations
+from .checker import FENCE, INVARIANTS, Event, violations
 
 
 def job(job_id: int, state: str = "running", **more: Any) -> Event:
@@ -41,7 +41,7 @@ def history() -> dict[str, Event]:
             "what": "sample", "t": 2.1, "views": [["jobs", 3, 3]],
             "jobs": [job(1, key="k", unique="u"), job(2, "available", sequence="s"), job(3, "pending", sequence="s")],
         },
-        "kill": {"what": "kill", "t": 2.2, "pid": 11, "how": "child"},
+        "kill": {"what": "kill", "t": 2.2, "pid": 11, "parent": 10, "how": "child"},
         "begin 1 again": {"what": "begin", "t": 4.0, "id": 1, "run": 2, **no_lane, "task": "effect", "pid": 12},
         "end 1": {"what": "end", "t": 4.1, "id": 1, "run": 2, "pid": 12},
         "begin 2": {"what": "begin", "t": 5.0, "id": 2, "run": 1, **no_lane, "sequence": "s", "queue": "q", "pid": 12},
@@ -115,6 +115,37 @@ def test_a_process_that_stood_still_may_begin_late_what_others_have_done_since()
     late = {**recorded["begin 1"], "t": 8.0}
     del recorded["begin 1"]
     assert violations([*recorded.values(), late]) == []
+
+
+def test_who_claimed_before_a_crash_may_begin_after_it() -> None:
+    doctored = history() | {"crash": {"what": "stop", "t": 1.9, "how": "immediate"}}
+    doctored["begin 1 again"]["run"] = doctored["end 1"]["run"] = doctored["final 1"]["run"] = 1
+    doctored["final 1"]["effects"] = [1]
+    assert violations(doctored.values()) == []
+    doctored["crash"]["t"] = 1.9 - FENCE
+    assert [line.split(":")[0] for line in violations(doctored.values())] == ["I7"]
+
+
+def test_a_handler_without_an_end_ran_while_its_process_is_known_to_have_lived() -> None:
+    recorded = history()
+    del recorded["end 2"]
+    recorded["begin 2"].update(pid=14)
+    recorded["kill"].update(pid=14, t=7.0, parent=13)  # the number of a process of somebody else, by then
+    assert violations(recorded.values()) == []
+    recorded["kill"].update(parent=10)
+    assert [line.split(":")[0] for line in violations(recorded.values())] == ["I3", "I13"]
+
+
+def test_a_job_may_have_run_more_than_once_before_its_key_made_another_one_of_it() -> None:
+    recorded = history()
+    recorded["begin 1 again"]["task"] = "plain"
+    recorded["add 1 again"] = {**recorded["add 1"], "began": 4.2, "t": 4.3}
+    recorded["begin 1 once"] = {**recorded["begin 1"], "t": 4.4, "run": 3, "task": "only_once"}
+    recorded["final 1"].update(run=3, effects=[], delivery="at_most_once")
+    assert violations(recorded.values()) == []
+    recorded["begin 1 twice"] = {**recorded["begin 1 once"], "t": 4.5, "run": 4}
+    recorded["final 1"].update(run=4)
+    assert [line.split(":")[0] for line in violations(recorded.values())] == ["I5"]
 
 
 @pytest.mark.parametrize(("invariant", "doctor"), DOCTORED, ids=[f"{name}-{n}" for n, (name, _) in enumerate(DOCTORED)])

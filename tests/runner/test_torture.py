@@ -191,12 +191,10 @@ class Faults:
         deeds = [self.parent, self.child, self.child, self.backend, self.freeze, self.cut, self.hush_one]
         self._rng.choice([*deeds, *deeds, self.server])()
 
-    def _kill(self, how: str, *pids: int) -> None:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in pids:
-            self._record("kill", pid=pid, how=how)
+    def _kill(self, how: str, pid: int, **more: Any) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            self._record("kill", pid=pid, how=how, **more)
 
     def parent(self) -> None:
         at = self._rng.randrange(len(self.workers))
@@ -206,8 +204,9 @@ class Faults:
         self.workers[at] = self._start()
 
     def child(self) -> None:
-        if children := self._rng.choice(self.workers).children():
-            self._kill("child", self._rng.choice(children))
+        worker = self._rng.choice(self.workers)
+        if children := worker.children():
+            self._kill("child", self._rng.choice(children), parent=worker.pid)
 
     def backend(self) -> None:
         self._server.execute(
@@ -252,6 +251,7 @@ def test_the_record_of_a_tortured_queue_has_no_violation(history: Path, tmp_path
         server = Postgres(closing, max_connections="300")
         server.install()
         server.execute("create table public.effects (job_id bigint, run integer)")
+        server.execute("create index on public.effects (job_id)")
         server.execute("select pyworker.set_queue('narrow', 2)")
         Recorder("limits")("limit", queue="narrow", limit=2)
         network = Proxy(server.url)
