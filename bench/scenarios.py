@@ -217,7 +217,7 @@ def pins(jobs: int) -> Iterator[Case]:
 
 FUTURE = {
     "pyworker": """select count(*) from generate_series(1, {n} / 1000) k, lateral pyworker.add_jobs((select jsonb_agg(
-        jsonb_build_object('identifier', 'noop', 'payload', k, 'priority', -1, 'run_at', now() + interval '1 day')) from generate_series(1, 1000)))""",
+        jsonb_build_object('identifier', 'noop', 'payload', k + i, 'priority', -1, 'run_at', now() + interval '1 day')) from generate_series(1, 1000) i))""",
     "graphile-worker": """select count(*) from generate_series(1, {n} / 1000) k, lateral graphile_worker.add_jobs(array(
         select row('noop', json_build_object('n', k), null, now() + interval '1 day', null, null, -1, null)::graphile_worker.job_spec from generate_series(1, 1000)))""",
     "table, 100": "insert into jobs (task, payload, priority, run_at) select 'noop', '{{}}', -1, now() + interval '1 day' from generate_series(1, {n})",
