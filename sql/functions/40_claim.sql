@@ -6,8 +6,8 @@
 --
 -- At the head of that index stand the jobs that others run and those that ended since the last vacuum; under an old snapshot these
 -- stay for ever. A claim that had to walk past many of them leaves a note in its session: how far it came, for each priority. For 20
--- times as long as that walk took, the session's next claims resume there. The note is only a hint: what turns up before it (a retry,
--- an add that was long in committing) is found by the next walk from the head, and a claim that comes back short makes one at once.
+-- times as long as that walk took, at most 5 s, the session's next claims resume there. The note is only a hint: what turns up before it
+-- (an add that was long in committing) is found by the next walk from the head, and a claim that comes back short makes one at once.
 
 -- The spans of the index that are left to walk, once it was walked up to these places, one for each priority met. Priorities that
 -- were not met are left to walk as a whole.
@@ -67,7 +67,7 @@ begin
             using errcode = 'PW004', hint = 'Call register_worker again; jobs of the old registration are handed on.';
     end if;
     v_began := clock_timestamp();
-    if v_note.owner is distinct from v_owner or v_note.until < v_began or v_note.until > v_began + interval '1 second' then
+    if v_note.owner is distinct from v_owner or v_note.until < v_began or v_note.until > v_began + interval '5 seconds' then
         v_note := null;
     end if;
     loop
@@ -112,7 +112,7 @@ begin
         if v_wanted = 0 then
             v_walked := pg_stat_get_xact_tuples_returned(v_index) + 20 * pg_stat_get_xact_blocks_fetched(v_index) - v_walked;
             if v_note.spans is null and v_walked > 500 + 2 * max_jobs then
-                v_note := row(v_owner, clock_timestamp() + least(20 * (clock_timestamp() - v_began), '1 second'), '{}');
+                v_note := row(v_owner, clock_timestamp() + least(20 * (clock_timestamp() - v_began), '5 seconds'), '{}');
             end if;
             if v_note.spans is not null then
                 v_got := cardinality(v_ids);
