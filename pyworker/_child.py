@@ -261,12 +261,14 @@ class Child:
         if not outcomes and not room:
             return self.stopping and self._empty_handed()
         claimed = self._exchange(outcomes, room)
-        if room:
+        if room and claimed is not None:
             with self.lock:
                 self.ready.extend(Claimed(*row) for row in claimed)
                 begun = self._start()
             self._dispatch(begun)
             self._pace(room, len(claimed), len(outcomes))
+            if len(claimed) < room:
+                self._sleep_until(db.seconds_until_due())
         return (self.stopping or (self.config.once and self.dry)) and self._empty_handed()
 
     def _empty_handed(self) -> bool:
@@ -293,28 +295,26 @@ class Child:
         # Rather one large claim than many small ones, unless a handler would be idle.
         return room if in_hand < self.config.concurrency or room >= self.prefetch // 2 else 0
 
-    def _exchange(self, outcomes: Outcomes, room: int) -> list[tuple[Any, ...]]:
-        """Report and claim in one round trip; then, if the claim came back short, ask until when to sleep."""
+    def _exchange(self, outcomes: Outcomes, room: int) -> list[tuple[Any, ...]] | None:
+        """Report and claim, in one round trip. None: the claim was lost with a report."""
         assert self.db is not None  # noqa: S101
         db = self.db
         self.called = False
         try:
-            with db.conn.pipeline() as pipeline:
-                replies: list[psycopg.Cursor[Any]] = []
-                for call in self._reports(outcomes):
+            reports = self._reports(outcomes)
+            replies: list[psycopg.Cursor[Any]] = []
+            with db.conn.pipeline() if reports else contextlib.nullcontext() as pipeline:
+                for call in reports:
                     # Each kind in a transaction of its own: each takes its jobs in the order of their ids, all together would not.
-                    if replies:
+                    if replies and pipeline:
                         pipeline.sync()
                     replies.append(db.send(call))
-                claim = db.send(self._claim(room, not replies)) if room else None
-                due = db.send(db.seconds_until_due_call()) if room else None
+                claim = db.send(self._claim(room, not reports)) if room else None
             for reply in replies:
                 reply.fetchall()
             rows = claim.fetchall() if claim else []
             if self.measures and claim:
                 self.measures.claimed(len(rows))
-            if due and len(rows) < room:
-                self._sleep_until(due.fetchone())
             return rows
         except psycopg.Error as error:
             if not sqlstate_of(error) or (isinstance(error, LOST) and sqlstate_of(error) not in TRY_AGAIN):
@@ -326,7 +326,7 @@ class Child:
                     raise
             log.warning("a report was refused, going on one by one: %s", str(error).strip().split("\n")[0])
             self._report_one_by_one(outcomes)
-            return []
+            return None
 
     def _names(self) -> list[str]:
         return self.config.only_tasks or sorted(self.tasks)
@@ -378,12 +378,12 @@ class Child:
         for kind in KINDS:
             self.outcomes.extend((kind, item) for item in getattr(outcomes, kind))
 
-    def _sleep_until(self, due: tuple[Any, ...] | None) -> None:
+    def _sleep_until(self, due: float | None) -> None:
         # A notification ends the sleep early; the poll is for when none can come. It renews the mark by which those who add
         # jobs know that somebody waits to be notified: only on that condition may a worker sleep at all.
         poll = min(self.config.poll_interval, MARK_LASTS) * random.uniform(0.8, 1.2)  # noqa: S311
-        if due and due[0] is not None:
-            poll = min(poll, max(due[0], 0.001))
+        if due is not None:
+            poll = min(poll, max(due, 0.001))
         # A job added after the claim looked has its notification arrive with the claim's answer.
         self.dry = not self.called
         self.claim_at = time.monotonic() + poll

@@ -40,8 +40,7 @@ def add_job(conn: Any, identifier: str, payload: Any = None, *, schema: str | No
 
 
 def _add(conn: Any, identifier: str, payload: Any, schema: str | None, options: dict[str, Any]) -> Any:
-    statement = _sql.add_job_statement(schema or default_schema())
-    parameters = _sql.add_job_parameters(identifier, payload, options)
+    statement, parameters = _sql.add_job_call(schema or default_schema(), identifier, payload, options)
     if isinstance(conn, psycopg.Cursor | psycopg.AsyncCursor):
         conn = cast("Any", conn).connection  # whoever reads from the cursor goes on doing so
     if isinstance(conn, psycopg.AsyncConnection):

@@ -5,6 +5,7 @@ Rules live in the database: this module carries arguments there and rows back, a
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -149,27 +150,26 @@ def once_statement(schema: str) -> str:
     return f"select {quoted(schema)}.once(%s)"
 
 
-def add_job_statement(schema: str) -> str:
-    """For any driver whose parameters are written %(name)s: psycopg, psycopg2, and those above them."""
-    return f"select {JOB_COLUMNS} from {_call(schema, 'add_job', _ADD_ARGUMENTS)} j"  # noqa: S608
+@functools.lru_cache
+def _add_job_statement(schema: str, names: tuple[str, ...]) -> str:
+    return f"select {JOB_COLUMNS} from {_call(schema, 'add_job', {name: _ADD_ARGUMENTS[name] for name in names})} j"  # noqa: S608
 
 
-def add_job_parameters(identifier: str, payload: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def add_job_call(schema: str, identifier: str, payload: Any, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """For any driver whose parameters are written %(name)s: psycopg, psycopg2, and those above them. Each argument costs time."""
     unknown = options.keys() - _ADD_ARGUMENTS.keys()
     if unknown:
         raise TypeError(f"add_job has no argument {sorted(unknown)[0]!r} (known: {', '.join(_ADD_ARGUMENTS)})")
-    parameters: dict[str, Any] = dict.fromkeys(_ADD_ARGUMENTS)
-    parameters.update(options)
-    parameters["identifier"] = identifier
-    parameters["payload"] = None if payload is None else to_json(payload)
-    for name in ("unique_policy", "sequence_policy", "meta"):
-        if parameters[name] is not None:
-            parameters[name] = to_json(parameters[name])
-    if parameters["flags"] is not None:
-        if isinstance(parameters["flags"], str):
-            raise InvalidArgument(f"flags must be a list of strings, got {parameters['flags']!r}")
-        parameters["flags"] = list(parameters["flags"])
-    return parameters
+    parameters: dict[str, Any] = {"identifier": identifier, "payload": None if payload is None else to_json(payload)}
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name == "flags":
+            if isinstance(value, str):
+                raise InvalidArgument(f"flags must be a list of strings, got {value!r}")
+            value = list(value)
+        parameters[name] = to_json(value) if _ADD_ARGUMENTS[name] == "jsonb" else value
+    return _add_job_statement(schema, tuple(parameters)), parameters
 
 
 # Partitions by the name of what they are partitions of.
@@ -222,7 +222,7 @@ class Database:
     # 20_add
 
     def add_job(self, identifier: str, payload: Any = None, **options: Any) -> JobRow:
-        row = self._rows(add_job_statement(self.schema), add_job_parameters(identifier, payload, options))[0]
+        row = self._rows(*add_job_call(self.schema, identifier, payload, options))[0]
         return cast("JobRow", job_row(row))
 
     def remove_job(self, job_key: str) -> JobRow | None:
@@ -279,8 +279,8 @@ class Database:
         ids, runs = (list(column) for column in zip(*jobs, strict=True))
         return f"select {self._s}.release_jobs(%s::bigint[], %s::integer[])", [ids, runs]
 
-    def seconds_until_due_call(self) -> Call:
-        return f"select {self._s}.seconds_until_due()", []
+    def seconds_until_due(self) -> float | None:
+        return self._value("seconds_until_due()")
 
     def finish_job(self, job_id: int, run: int) -> str:
         return self._rows(finish_job_statement(self.schema), [job_id, run])[0][1]

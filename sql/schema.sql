@@ -133,6 +133,8 @@ create sequence job_ids as bigint minvalue 1 start 1;
 
 create sequence notified_at as bigint minvalue 0 start 0;
 
+create sequence silenced_at as bigint minvalue 0 start 0;
+
 create sequence swept_at as bigint minvalue 0 start 0;
 
 create sequence wakeups_id_seq as bigint minvalue 1 start 1;

@@ -88,7 +88,7 @@ def _shared(pg_template: Any) -> Iterator[tuple[str, str]]:
             " timetable, audit_log"
             " restart identity;"
             "alter sequence job_ids restart; alter sequence armed_until restart; alter sequence notified_at restart;"
-            "alter sequence swept_at restart;"
+            "alter sequence silenced_at restart; alter sequence swept_at restart;"
             "delete from settings; insert into settings (movable_clock) values (true); reset search_path",
         )
 

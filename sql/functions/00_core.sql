@@ -117,13 +117,18 @@ begin
     if not _somebody_waits() or current_setting('pyworker.notify', true) = 'off' then
         return;
     end if;
-    -- Four transactions at a time are enough, as long as they are quick: who wakes finds the jobs of the others, and looks again soon
-    -- after for those that were later in committing (seconds_until_due).
-    if not (pg_try_advisory_xact_lock(v_class, 1) or pg_try_advisory_xact_lock(v_class, 2)
-            or pg_try_advisory_xact_lock(v_class, 3) or pg_try_advisory_xact_lock(v_class, 4))
-       and coalesce(pg_sequence_last_value('notified_at'::regclass), 0) > v_ms - 10 then
-        return;
-    end if;
+    -- Four transactions at a time are enough, as long as they are quick: who wakes finds the jobs of the others, and where some kept
+    -- silent looks again soon after, for those that were later in committing (seconds_until_due). It must not have looked for that mark
+    -- too early: so one of the four must be at it still when the mark is there.
+    for look in 1..2 loop
+        exit when pg_try_advisory_xact_lock(v_class, 1) or pg_try_advisory_xact_lock(v_class, 2)
+            or pg_try_advisory_xact_lock(v_class, 3) or pg_try_advisory_xact_lock(v_class, 4)
+            or coalesce(pg_sequence_last_value('notified_at'::regclass), 0) <= v_ms - 10;
+        if look = 2 then
+            return;
+        end if;
+        perform setval('silenced_at', v_ms);
+    end loop;
     perform setval('notified_at', v_ms);
     perform pg_notify(current_schema(), '');
 end;

@@ -89,15 +89,18 @@ begin
                     order by j.priority, j.ready_at, j.id
                     limit v_wanted for update skip locked) r
                 limit v_wanted) r;
-            return query
-                update live_jobs j
-                set state = 'running', worker_id = claim_jobs.worker_id, run = j.run + 1, claimed_at = v_now,
-                    attempts = least(j.attempts + 1, 32767) -- one worn out job must not break everybody's claims
-                from unnest(v_rows) r(ctid) where j.ctid = r.ctid
-                returning j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts, j.priority, j.run_at, j.queue_name,
-                          j.job_key, j.flags, j.meta, j.delivery, j.sequence_key, j.created_at, j.revision,
-                          coalesce(j.crashes, 0::smallint);
-            get diagnostics v_got = row_count;
+            v_got := 0;
+            if v_rows is not null then
+                return query
+                    update live_jobs j
+                    set state = 'running', worker_id = claim_jobs.worker_id, run = j.run + 1, claimed_at = v_now,
+                        attempts = least(j.attempts + 1, 32767) -- one worn out job must not break everybody's claims
+                    from unnest(v_rows) r(ctid) where j.ctid = r.ctid
+                    returning j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts, j.priority, j.run_at, j.queue_name,
+                              j.job_key, j.flags, j.meta, j.delivery, j.sequence_key, j.created_at, j.revision,
+                              coalesce(j.crashes, 0::smallint);
+                get diagnostics v_got = row_count;
+            end if;
         -- SKIP LOCKED waits after all (PostgreSQL) for a row that was changed, and whose new version was locked, at the moment of the look:
         -- for as long as a producer's transaction is open, or in a circle with it, as claims do not lock in the order of ids.
         exception when lock_not_available or deadlock_detected then
@@ -156,16 +159,16 @@ create or replace function seconds_until_due() returns double precision
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 declare
-    v_notified double precision := extract(epoch from clock_timestamp()) - pg_sequence_last_value('notified_at'::regclass) / 1000.0;
+    v_silenced double precision := extract(epoch from clock_timestamp()) - pg_sequence_last_value('silenced_at'::regclass) / 1000.0;
 begin
     return least(
         (select greatest(extract(epoch from j.due_at - clock()), 0)
          from live_jobs j where j.due_at is not null order by j.due_at, j.id limit 1),
-        -- Twice as long after the last notification each time: see _wake_workers.
-        case when v_notified < 2 then greatest(v_notified, 0.02) end);
+        -- Twice as long after the last add that kept silent each time: see _wake_workers.
+        case when v_silenced < 2 then greatest(v_silenced, 0.02) end);
 end;
 $$;
 comment on function seconds_until_due() is
     'Seconds after which a worker that found nothing should claim again, notified or not: when the next scheduled or retryable job falls '
-    'due (0 if one is overdue), and some moments after a notification, as not every job is notified of when many are added at once. '
+    'due (0 if one is overdue), and some moments after many were added at once, as not each of these is notified of. '
     'Null if there is no such reason.';

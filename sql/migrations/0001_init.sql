@@ -379,5 +379,6 @@ create sequence swept_at minvalue 0 start 0;
 -- Reading it takes no snapshot, so it is right even inside an old REPEATABLE READ transaction, and leaves no dead rows.
 create sequence armed_until minvalue 0 start 0;
 
--- When somebody last notified, in the same unit: claims that come soon after look again a little later.
+-- In the same unit: when somebody last notified, and when an add last left that to others at the same time.
 create sequence notified_at minvalue 0 start 0;
+create sequence silenced_at minvalue 0 start 0;

@@ -71,7 +71,7 @@ TABLES = """
     select relname from pg_class where relnamespace = 'pyworker'::regnamespace and relkind in ('r', 'p') and not relispartition
     order by 1"""
 TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:[\d.]+"
-MARKS = ("armed_until", "notified_at", "swept_at")  # sequences that no rollback takes back
+MARKS = ("armed_until", "notified_at", "silenced_at", "swept_at")  # sequences that no rollback takes back
 
 
 def contents(db: Any) -> dict[str, Any]:

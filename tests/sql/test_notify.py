@@ -202,17 +202,45 @@ def test_one_that_was_rolled_back_silences_nobody(api: Any, actor: Any, worker: 
         assert heard() == [""]
 
 
-def test_who_was_notified_looks_again_soon_and_then_ever_more_rarely(api: Any) -> None:
+def test_an_add_that_leaves_it_to_others_to_notify_has_workers_look_again(api: Any, four_that_notify: list[Any]) -> None:
+    assert api.seconds_until_due() is None
+    notified(api, -60)
+    api.add_job("t")
+    assert 0.02 <= api.seconds_until_due() < 2
+
+
+def test_an_add_notifies_if_the_others_have_ended_before_its_mark_was_there(
+    api: Any, actor: Any, heard: Any, four_that_notify: list[Any]
+) -> None:
+    """Else a worker may have come and gone between its look at them and its mark."""
+    notified(api, -60)
+    a, b = actor(), actor()
+    a.begin()
+    a.rows("alter sequence pyworker.silenced_at cache 1")  # the add comes to wait where it would leave its mark
+    add = b.later.add_job("t")
+    b.blocked(add)
+    for other in four_that_notify:
+        other.rollback()
+    a.commit()
+    assert add.result(20)
+    assert heard() == [""]
+
+
+def test_after_adds_that_kept_silent_workers_look_again_soon_and_then_ever_more_rarely(api: Any) -> None:
+    def silent(seconds_ago: float) -> None:
+        mark = "select setval('pyworker.silenced_at', ((extract(epoch from clock_timestamp()) - %s) * 1000)::bigint)"
+        api.rows(mark, [seconds_ago])
+
     assert api.seconds_until_due() is None
     for ago in (0.3, 0.7, 1.5):
-        notified(api, ago)
+        silent(ago)
         assert ago - 0.001 <= api.seconds_until_due() < 2
-    notified(api, 0)
+    silent(0)
     assert api.seconds_until_due() >= 0.02
-    notified(api, 2.1)
+    silent(2.1)
     assert api.seconds_until_due() is None
     api.add_job("t", run_at=api.at("5 ms"))
-    notified(api, 1)
+    silent(1)
     assert api.seconds_until_due() <= 0.02
 
 
