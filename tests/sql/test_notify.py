@@ -202,7 +202,9 @@ def test_one_that_was_rolled_back_silences_nobody(api: Any, actor: Any, worker: 
         assert heard() == [""]
 
 
-def test_an_add_that_leaves_it_to_others_to_notify_has_workers_look_again(api: Any, four_that_notify: list[Any]) -> None:
+def test_an_add_that_leaves_it_to_others_to_notify_has_workers_look_again(
+    api: Any, four_that_notify: list[Any]
+) -> None:
     assert api.seconds_until_due() is None
     notified(api, -60)
     api.add_job("t")
