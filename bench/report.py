@@ -235,7 +235,9 @@ def plot(letter: str, found: Medians, results: Results, out: Path) -> str | None
                 cells[1].barh(names, value("server"), left=value("client"), color="#a52", label="server")
                 cells[1].set_xlabel("CPU seconds per 1,000 jobs", fontsize=8)
                 totals = value("cpu")
-                cells[1].set_xlim(0, min(max(totals), 10 * statistics.median(totals)) * 1.1)  # the slowest run out of it
+                cells[1].set_xlim(
+                    0, min(max(totals), 10 * statistics.median(totals)) * 1.1
+                )  # the slowest run out of it
                 cells[1].legend(fontsize=7)
             else:
                 for i, part in enumerate(reversed(parts)):
