@@ -248,7 +248,7 @@ begin
     select t.* into v_task from tasks t where t.identifier = request.identifier;
     request.unique_policy := coalesce(nullif(request.unique_policy, 'null'), v_task.unique_policy);
     if request.unique_policy is null and request.job_key is not null then
-        return _add_keyed(request, 'add_job');
+        return _add_keyed(request, v_task, 'add_job');
     elsif request.unique_policy is null then
         return _job_of(_insert_job(request, null, 'add_job'));
     end if;
@@ -261,24 +261,21 @@ $$;
 -- A keyed add. Graphile Worker's algorithm, without its race (two snapshots, between which a worker may claim the row): here
 -- each step holds the lock that its decision rests on, and an add that meets neither a row to change nor a free key looks again.
 -- With `waits` false: null where it would have to wait for a row that it has not locked already.
-create or replace function _add_keyed(request _job_request, label text, new_id bigint default null, waits boolean default true)
-    returns job
+create or replace function _add_keyed(
+    request _job_request, task tasks, label text, new_id bigint default null, waits boolean default true) returns job
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
     v_run_at timestamptz := coalesce(request.run_at, v_now);
     v_mode text := coalesce(request.job_key_mode, 'replace');
-    v_task tasks;
-    v_queue text;
+    v_queue text := nullif(coalesce(request.queue_name, task.queue_name), 'default');
     v_state text;
     v_sequence _sequencing;
     v_head boolean; -- its place in its sequence is kept
     v_old live_jobs;
     v_row live_jobs;
 begin
-    select t.* into v_task from tasks t where t.identifier = request.identifier;
-    v_queue := nullif(coalesce(request.queue_name, v_task.queue_name), 'default');
     loop
         if v_mode = 'unsafe_dedupe' then
             select j.* into v_old from live_jobs j where j.job_key = request.job_key;
@@ -306,11 +303,15 @@ begin
             if v_mode = 'preserve_run_at' and v_old.attempts = 0 and v_old.state <> 'discarded' then
                 v_run_at := v_old.run_at;
             end if;
-            v_old.payload := _merged_payload(v_old.payload, coalesce(request.payload, '{}'));
+            request.payload := coalesce(request.payload, '{}');
+            v_old.payload := case when json_typeof(request.payload) = 'array' then _merged_payload(v_old.payload, request.payload)
+                                  else request.payload end;
             if octet_length(v_old.payload::text) > 1024 and _payload_refusal(v_old.payload) is not null then
                 raise exception '%: merged %', label, _payload_refusal(v_old.payload) using errcode = 'PW001';
             end if;
-            v_sequence := _sequence_of(request, coalesce(nullif(request.sequence_policy, 'null'), v_task.sequence_policy), v_queue, label);
+            if coalesce(request.sequence_policy, task.sequence_policy) is not null then
+                v_sequence := _sequence_of(request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
+            end if;
             v_head := v_old.sequence_head and v_old.sequence_key is not distinct from v_sequence.key;
             v_state := _state_at(v_run_at, v_now, v_queue, _held(v_sequence.key, v_head));
             update live_jobs j
@@ -320,17 +321,19 @@ begin
                 parked = case when v_old.parked = 'next' and v_old.sequence_key = v_sequence.key then 'next'
                               else _parked(v_state, _held(v_sequence.key, v_head)) end,
                 updated_at = v_now, task_identifier = request.identifier, payload = v_old.payload, queue_name = v_queue, run_at = v_run_at,
-                max_attempts = coalesce(request.max_attempts, v_task.max_attempts, 25), attempts = 0,
-                priority = coalesce(request.priority, v_task.priority, 0), flags = _flags_of(request.flags), meta = request.meta,
-                delivery = coalesce(request.delivery, v_task.delivery, 'at_least_once'), revision = j.revision + 1,
+                max_attempts = coalesce(request.max_attempts, task.max_attempts, 25), attempts = 0,
+                priority = coalesce(request.priority, task.priority, 0), flags = _flags_of(request.flags), meta = request.meta,
+                delivery = coalesce(request.delivery, task.delivery, 'at_least_once'), revision = j.revision + 1,
                 last_error = null, reason = null, finished_at = null, expires_at = null, started_at = null, crashes = null
             where j.id = v_old.id
             returning j.* into v_row;
             if v_old.state = 'discarded' and v_old.sequence_key is not null then
                 perform _unhalt_sequence(v_old.sequence_key, v_old.id);
             end if;
-            v_old.sequence_head := v_old.sequence_head and v_head is not true;
-            perform _gone_from_turn(v_old);
+            if v_old.sequence_head or v_old.queue_name is not null then
+                v_old.sequence_head := v_old.sequence_head and v_head is not true;
+                perform _gone_from_turn(v_old);
+            end if;
             exit;
         end if;
         v_row := _insert_job(request, new_id, label);
@@ -506,11 +509,11 @@ begin
                     v_duplicate, v_item.request, v_item.uniqueness, v_item.id, format('add_jobs: specs[%s]', v_item.position));
             end loop;
             for v_item in
-                select i.*
+                select i.*, (select t from tasks t where t.identifier = (i.request).identifier) as task
                 from (select unnest(requests) as request, unnest(ids) as id, generate_series(1, cardinality(requests)) as position) i
                 where (i.request).job_key is not null order by (i.request).job_key collate "C", i.position
             loop
-                v_job := _add_keyed(v_item.request, format('add_jobs: specs[%s]', v_item.position), v_item.id, false);
+                v_job := _add_keyed(v_item.request, v_item.task, format('add_jobs: specs[%s]', v_item.position), v_item.id, false);
                 if v_job.id is null then
                     v_again := true;
                     raise deadlock_detected;
