@@ -80,10 +80,29 @@ def test_what_turns_up_before_the_note_waits_no_longer_than_the_note_lasts(noted
     assert ids(noted.claim_jobs(worker, 2)) == [*early, noted.left[1]]
 
 
-def test_a_note_from_a_clock_that_was_set_back_is_dropped(noted: Any, api: Any, worker: int) -> None:
+@pytest.mark.parametrize("ahead", ["1 hour", "5.5 seconds"])
+def test_a_note_from_a_clock_that_was_set_back_is_dropped(noted: Any, api: Any, worker: int, ahead: str) -> None:
     early = add(api, 1, run_at=str(api.at("-1 hour")))
-    prolong(noted, "1 hour")
+    prolong(noted, ahead)
     assert ids(noted.claim_jobs(worker, 1)) == early
+
+
+def test_a_note_lasts_five_seconds_at_most_however_long_the_walk_was(api: Any, actor: Any, worker: int) -> None:
+    add(api, MANY + 200)
+    api.claim_jobs(worker, MANY)
+    a, b = actor(), actor()
+    b.begin()
+    b.rows("lock table pyworker.wakeups")
+    claim = a.later.claim_jobs(worker, 100)
+    b.rows("select pg_sleep(0.4)")  # 20 times as long would be eight seconds
+    b.commit()
+    assert len(claim.result(20)) == 100
+    left = a.value(
+        "select extract(epoch from (n.note).until - clock_timestamp())::float"
+        " from (select current_setting('pyworker.claim_note')::pyworker._claim_note as note) n"
+    )
+    assert left <= 5
+    a.rows("select set_config('pyworker.claim_note', '', false)")
 
 
 def test_a_claim_that_would_come_back_short_looks_before_its_note(noted: Any, api: Any, worker: int) -> None:
