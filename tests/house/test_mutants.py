@@ -1,0 +1,23 @@
+"""The mutants (make mutants) are tried now and then; that each still has its place and its tests is looked at always."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.mutants import MUTANTS, refusals
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_every_mutant_has_its_place_in_the_sql() -> None:
+    assert refusals(MUTANTS) == []
+
+
+def test_every_mutant_names_tests_that_exist() -> None:
+    named = {test.split("[")[0] for mutant in MUTANTS for test in mutant.tests.split()}
+    files = {name: (TESTS / name).read_text() for name in {test.split("::")[0] for test in named}}
+    missing = [
+        test for test in named if "::" in test and f"def {test.split('::')[1]}(" not in files[test.split("::")[0]]
+    ]
+    assert missing == []
+    assert len(named) > 100
