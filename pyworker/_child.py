@@ -48,6 +48,7 @@ MAX_PREFETCH = 500
 TRY_AGAIN = ("40001", "40P01", "55P03", "57014")  # serialization failure, deadlock, lock or statement timeout
 MARK_LASTS = 2.0  # seconds: claim_jobs promises 2.5, see there
 LINGER = 0.01  # seconds that outcomes may wait for company while there is other work
+SOON = 0.005  # seconds that a worker with nothing else to claim gives quick handlers to end
 AWAKE = -1
 ASK = 10.0  # seconds between questions whether running jobs were called off; a notification comes sooner
 RECONCILE = 5.0  # seconds from a lost connection's first comparison with the database to the next one
@@ -268,7 +269,11 @@ class Child:
             self._dispatch(begun)
             self._pace(room, len(claimed), len(outcomes))
             if len(claimed) < room:
-                self._sleep_until(db.seconds_until_due())
+                if claimed:  # what ends at once is reported with another claim: no need to know how long to sleep
+                    self._sleep(SOON, wake_at=sys.maxsize)
+                self.dry = not (self.outcomes or self.called)
+                if self.dry:
+                    self._sleep_until(db.seconds_until_due())
         return (self.stopping or (self.config.once and self.dry)) and self._empty_handed()
 
     def _empty_handed(self) -> bool:
@@ -301,7 +306,7 @@ class Child:
         db = self.db
         self.called = False
         try:
-            reports = self._reports(outcomes)
+            reports = outcomes.reports(db)
             replies: list[psycopg.Cursor[Any]] = []
             with db.conn.pipeline() if reports else contextlib.nullcontext() as pipeline:
                 for call in reports:
@@ -337,18 +342,6 @@ class Child:
             self.worker_id, room, self._names(), self.config.queues or None, self.config.forbidden_flags or None, alone
         )
 
-    def _reports(self, outcomes: Outcomes) -> list[_sql.Call]:
-        assert self.db is not None  # noqa: S101
-        calls: list[_sql.Call] = []
-        if outcomes.finished:
-            calls.append(self.db.finish_call(outcomes.finished))
-        if outcomes.failed:
-            calls.append(self.db.fail_call(outcomes.failed))
-        if outcomes.released:
-            calls.append(self.db.release_call(outcomes.released))
-        calls.extend(self.db.snooze_call(*snoozed) for snoozed in outcomes.snoozed)
-        return calls
-
     def _report_one_by_one(self, outcomes: Outcomes) -> None:
         """After a report was refused as a whole: the refusal is the matter of one job, the others are to be heard."""
         assert self.db is not None  # noqa: S101
@@ -357,7 +350,7 @@ class Child:
                 one = Outcomes([], [], [], [])
                 getattr(one, kind).append(item)
                 try:
-                    self.db.send(self._reports(one)[0]).fetchall()
+                    self.db.send(one.reports(self.db)[0]).fetchall()
                 except psycopg.Error as error:
                     if isinstance(error, LOST):
                         self._take_back(one)

@@ -77,6 +77,18 @@ class Outcomes:
     def __len__(self) -> int:
         return len(self.finished) + len(self.failed) + len(self.snoozed) + len(self.released)
 
+    def reports(self, db: _sql.Database) -> list[_sql.Call]:
+        """In the order of KINDS; snoozes one by one."""
+        calls: list[_sql.Call] = []
+        if self.finished:
+            calls.append(db.finish_call(self.finished))
+        if self.failed:
+            calls.append(db.fail_call(self.failed))
+        calls.extend(db.snooze_call(*snoozed) for snoozed in self.snoozed)
+        if self.released:
+            calls.append(db.release_call(self.released))
+        return calls
+
 
 def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> tuple[str, Any]:
     if value is None:
