@@ -272,7 +272,9 @@ class Child:
                 if claimed:  # what ends at once is reported with another claim: no need to know how long to sleep
                     self._sleep(SOON, wake_at=sys.maxsize)
                 self.dry = not (self.outcomes or self.called)
-                if self.dry:
+                if self.stopping or self.recheck_version:  # it woke us for the next turn
+                    self._wake()
+                elif self.dry:
                     self._sleep_until(db.seconds_until_due())
         return (self.stopping or (self.config.once and self.dry)) and self._empty_handed()
 
