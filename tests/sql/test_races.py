@@ -153,6 +153,10 @@ def test_two_batches_with_opposite_orders_of_keys_do_not_deadlock(
     if running:
         api.claim_jobs(worker, 10)
     a, b, c = actor(), actor(), actor()
+    for each in (a, b):
+        each.rows(
+            "set deadlock_timeout = '10min'"
+        )  # a bulk add that was in a deadlock begins again, and nobody would notice
     c.begin()
     c.add_job("t", "[9]", job_key="c")  # so that both batches really begin before either ends
 
@@ -174,6 +178,8 @@ def test_two_batches_with_opposite_orders_of_keys_do_not_deadlock(
 
 def test_a_job_that_comes_in_between_two_batches_does_not_make_them_deadlock(api: Any, actor: Any) -> None:
     gate, a, b = actor(), actor(), actor()
+    for each in (a, b):
+        each.rows("set deadlock_timeout = '10min'")
     gate.begin()
     gate.add_job("t", "[0]", job_key="aa")
     second = b.later.add_jobs([{"identifier": "t", "job_key": key, "payload": [2]} for key in ("a", "aa", "b")])

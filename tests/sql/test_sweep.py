@@ -510,7 +510,7 @@ def test_a_sweep_that_stood_still_goes_by_the_time_at_which_it_goes_on(
         api.sweep_workers()
         api.rows("update pyworker.workers set suspect_since = null")
     a.begin()
-    a.rows("lock table pyworker.settings")
+    a.rows("lock table pyworker.workers")  # which it asks for after the time
     sweep = b.later.sweep_workers()
     b.blocked(sweep)
     went_on = a.at()

@@ -55,9 +55,12 @@ def keys_in_order(api: Any, many: int) -> list[int]:
 @pytest.mark.parametrize("policy", [REJECT, IGNORE, REPLACE], ids=lambda p: p["on_conflict"])
 @pytest.mark.parametrize("end", ["commit", "rollback", "kill"])
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("key", ["new", "known"])
 def test_the_second_add_waits_for_the_first_and_then_knows(
-    api: Any, actor: Any, level: str, end: str, policy: Any
+    api: Any, actor: Any, job_in: Any, level: str, end: str, policy: Any, key: str
 ) -> None:
+    if key == "known":  # by a job that is no duplicate any more
+        job_in("completed", payload={"n": 1}, unique_policy=policy)
     one, two = actor(), actor()
     one.begin(level)
     first = add(one, policy)
@@ -314,6 +317,8 @@ def test_a_bulk_add_whose_duplicate_ends_while_it_waits_cannot_deadlock(api: Any
 def test_two_bulk_adds_with_opposite_orders_of_unique_keys_do_not_deadlock(api: Any, actor: Any) -> None:
     low, middle, high = keys_in_order(api, 3)
     blocker, one, two = actor(), actor(), actor()
+    for each in (one, two):
+        each.rows("set deadlock_timeout = '10min'")  # one that was in a deadlock begins again, and nobody would notice
     blocker.begin()
     add(blocker, IGNORE, middle)  # so that both batches really begin before either ends
     first = one.later.add_jobs([spec(IGNORE, n) for n in (low, middle, high)])
@@ -328,6 +333,8 @@ def test_retry_jobs_takes_the_keys_in_the_order_of_bulk_adds(api: Any, actor: An
     low, high = keys_in_order(api, 2)
     done = [job_in("completed", payload={"n": n}, unique_policy=IGNORE) for n in (high, low)]
     blocker, one, two = actor(), actor(), actor()
+    for each in (one, two):
+        each.rows("set deadlock_timeout = '10min'")
     blocker.begin()
     add(blocker, IGNORE, low)
     first = one.later.add_jobs([spec(IGNORE, low), spec(IGNORE, high)])
