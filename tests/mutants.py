@@ -401,7 +401,7 @@ MUTANTS = [
     Mutant("a unique add does not look again", "15_unique.sql",
            "perform _hold_unique_key(uniqueness.key);\n            v_duplicate := _duplicate_of(uniqueness, v_now);",
            "perform _hold_unique_key(uniqueness.key);",
-           "sql/test_unique_races.py::test_the_second_add_waits_for_the_first_and_then_knows"),
+           "sql/test_unique_races.py::test_an_add_looks_again_once_it_holds_a_key_that_was_known_before"),
     Mutant("a bulk add takes unique keys in any order", "20_add.sql",
            "select distinct u.key from unnest(v_uniques) with ordinality u\n                where u.key is not null and"
            " (v_found[u.ordinality]).id is null order by u.key offset 0) k;",

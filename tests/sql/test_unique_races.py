@@ -314,6 +314,22 @@ def test_a_bulk_add_whose_duplicate_ends_while_it_waits_cannot_deadlock(api: Any
     assert live(api) == sorted([a.id, d.id, plain.id])
 
 
+def test_an_add_looks_again_once_it_holds_a_key_that_was_known_before(api: Any, actor: Any, job_in: Any) -> None:
+    """Between its look and its hold another one has come and gone."""
+    job_in("completed", payload={"n": 1}, unique_policy=IGNORE)
+    gate, one = actor(), actor()
+    gate.begin()
+    gate.rows("lock table pyworker.finished_jobs")  # where only this policy looks
+    late = add(one.later, {**IGNORE, "states": ["available", "cancelled"]})
+    one.blocked(late)
+    early = add(api, IGNORE)
+    assert early.deduplicated is False
+    gate.commit()
+    result = outcome(late)
+    assert (result.id, result.deduplicated) == (early.id, True)
+    assert live(api) == [early.id]
+
+
 def test_two_bulk_adds_with_opposite_orders_of_unique_keys_do_not_deadlock(api: Any, actor: Any) -> None:
     low, middle, high = keys_in_order(api, 3)
     blocker, one, two = actor(), actor(), actor()
