@@ -217,7 +217,7 @@ MUTANTS = [
            waits=True),
     Mutant("promote_jobs without the lane", "30_promote.sql",
            "order by min(u.n) offset 0) l\n            where _try_lane(l.lane));", "order by min(u.n) offset 0) l);",
-           "sql/test_races.py::test_two_promoters_at_once_never_fill_one_slot_twice"),
+           "sql/test_races.py::test_two_promoters_at_once_never_fill_one_slot_twice", waits=True),
     Mutant("an end without the lane", "30_promote.sql",
            "elsif not _try_lane('queue:' || queue_name) then", "elsif false then",
            "sql/test_queue_races.py::test_however_many_finish_at_once_the_limit_is_never_passed"),
