@@ -159,16 +159,20 @@ create or replace function seconds_until_due() returns double precision
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 declare
-    v_silenced double precision := extract(epoch from clock_timestamp()) - pg_sequence_last_value('silenced_at'::regclass) / 1000.0;
+    v_now double precision := extract(epoch from clock_timestamp());
+    v_silenced double precision := v_now - pg_sequence_last_value('silenced_at'::regclass) / 1000.0;
+    v_notified double precision := v_now - pg_sequence_last_value('notified_at'::regclass) / 1000.0;
 begin
     return least(
         (select greatest(extract(epoch from j.due_at - clock()), 0)
          from live_jobs j where j.due_at is not null order by j.due_at, j.id limit 1),
-        -- Twice as long after the last add that kept silent each time: see _wake_workers.
-        case when v_silenced < 2 then greatest(v_silenced, 0.02) end);
+        -- Twice as long each time: after the last add that kept silent (_wake_workers), and after the last notification where a wake-up
+        -- was left, as somebody had that lane in hand.
+        case when v_silenced < 2 then greatest(v_silenced, 0.02) end,
+        case when v_notified < 2 and exists (select from wakeups) then greatest(v_notified, 0.02) end);
 end;
 $$;
 comment on function seconds_until_due() is
     'Seconds after which a worker that found nothing should claim again, notified or not: when the next scheduled or retryable job falls '
-    'due (0 if one is overdue), and some moments after many were added at once, as not each of these is notified of. '
-    'Null if there is no such reason.';
+    'due (0 if one is overdue), and some moments after many were added at once, as not each of these is notified of, or after an end in a queue that '
+    'somebody else had in hand. Null if there is no such reason.';

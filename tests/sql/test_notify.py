@@ -246,6 +246,27 @@ def test_after_adds_that_kept_silent_workers_look_again_soon_and_then_ever_more_
     assert api.seconds_until_due() <= 0.02
 
 
+def test_who_was_notified_looks_again_soon_while_somebody_else_has_its_queue_in_hand(
+    api: Any, actor: Any, worker: int
+) -> None:
+    api.set_queue("q", 2)
+    jobs = [api.add_job("t", queue_name="q") for _ in range(4)]
+    one, two = api.claim_jobs(worker, 2)
+    wait(api, worker)
+    a = actor()
+    a.begin()
+    a.finish_job(one.id, one.run)
+    api.finish_job(two.id, two.run)  # it cannot hand its slot on: the lane is taken
+    assert api.claim_jobs(worker, 1) == []
+    assert api.seconds_until_due() < 2
+    notified(api, 2.1)
+    assert api.seconds_until_due() is None
+    a.commit()
+    assert {job.id for job in api.claim_jobs(worker, 2)} == {job.id for job in jobs[2:]}
+    notified(api, 0)
+    assert api.seconds_until_due() is None
+
+
 def test_a_worker_is_told_at_once_when_its_job_is_called_off(api: Any, job_in: Any, heard: Any) -> None:
     job = job_in("running")
     heard()
