@@ -116,7 +116,7 @@ def test_a_process_whose_loop_does_not_turn_is_not_live_until_it_does(
     if how == "stopped":
         os.kill(child, signal.SIGSTOP)
     else:
-        queue.add("hold_the_interpreter")
+        queue.add("hold_the_interpreter", max_attempts=1)  # the next process is not to get it
     with queue.in_one_deadline():
         until(queue, health, 1, f"the loop of process {child} has not turned", "--live", "--port", port)
         until(queue, health, 1, "is not live: the loop of its process does not turn", "--live", "--worker", "one")
