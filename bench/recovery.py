@@ -147,7 +147,7 @@ def restart(rounds: int, directory: str) -> Iterator[float]:
             plain()(queue)
         completed = "select count(*) from pyworker.finished_jobs"
         for _ in range(rounds):
-            queue.rows(ADD, 100_000)  # seen all at once: bit by bit it would be worked off as quickly
+            queue.rows(ADD, 200_000)  # seen all at once: bit by bit it would be worked off as quickly
             usual = statistics.median(rate(queue, completed) for _ in range(5))
             server.stop_immediately()
             server.start()
