@@ -36,8 +36,12 @@ def family(root: int) -> list[int]:
 
 def cpu(root: int, *, without: int = 0) -> float:
     """CPU seconds of a process and its descendants, living or ended."""
-    used = [_stat(pid) for pid in family(root) if pid != without]
-    return sum(stat[1] + stat[2] for stat in used if stat)
+    while True:
+        pids = family(root)
+        used = [_stat(pid) for pid in pids if pid != without]
+        # One that ended meanwhile is in neither its own count nor its parent's, or in both.
+        if all(used) and family(root) == pids:
+            return sum(stat[1] + stat[2] for stat in used if stat)
 
 
 def memory(pid: int) -> float:

@@ -284,27 +284,26 @@ create or replace function _in_period(created_at timestamptz, period interval, m
     language sql immutable
     return period is null or ((created_at at time zone 'UTC') + period) at time zone 'UTC' > moment;
 
--- The newest duplicate, one that has not ended before one that has; a row of nulls if there is none. One statement, so that a job on
--- its way from live to finished is seen in one of the two places.
+-- The newest duplicate, one that has not ended before one that has; a row of nulls if there is none.
 create or replace function _duplicate_of(uniqueness _uniqueness, now timestamptz) returns live_jobs
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_row live_jobs;
 begin
-    -- History has a partition for each day: it is opened only for those who ask for jobs that have ended.
-    if uniqueness.states && array['completed', 'cancelled'] then
+    -- History has a partition for each day: it is opened only for those who ask for jobs that have ended, and where no other is the
+    -- answer. Both looks have one snapshot, as the function is stable: a job on its way from live to finished is in one of the two places.
+    select j.* into v_row from live_jobs j
+    where j.unique_key = uniqueness.key and j.state = any (uniqueness.states)
+      and _in_period(j.created_at, uniqueness.period, _duplicate_of.now)
+    order by j.state = 'discarded', j.created_at desc, j.id desc limit 1;
+    if (v_row.id is null or v_row.state = 'discarded') and uniqueness.states && array['completed', 'cancelled'] then
         select d.* into v_row
         from (select j.* from live_jobs j where j.unique_key = uniqueness.key
               union all
               select f.* from finished_jobs f where f.unique_key = uniqueness.key) d
         where d.state = any (uniqueness.states) and _in_period(d.created_at, uniqueness.period, _duplicate_of.now)
         order by d.state in ('completed', 'cancelled', 'discarded'), d.created_at desc, d.id desc limit 1;
-    else
-        select j.* into v_row from live_jobs j
-        where j.unique_key = uniqueness.key and j.state = any (uniqueness.states)
-          and _in_period(j.created_at, uniqueness.period, _duplicate_of.now)
-        order by j.state = 'discarded', j.created_at desc, j.id desc limit 1;
     end if;
     return v_row;
 end;

@@ -189,13 +189,16 @@ $$;
 create or replace function _merged_payload(older json, newer json) returns json
     language plpgsql immutable set search_path from current
 as $$
+declare
+    v_older constant text := older::text || ''; -- fetched once, where it was stored out of line
 begin
-    if json_typeof(older) <> 'array' or json_typeof(newer) <> 'array' or json_array_length(older) = 0 then
+    -- Patterns, as json_array_length() and left() go through all of a long array.
+    if json_typeof(newer) <> 'array' or v_older !~ '^\s*\[' or v_older ~ '^\s*\[\s*\]' then
         return newer;
-    elsif json_array_length(newer) = 0 then
+    elsif newer::text ~ '^\s*\[\s*\]' then
         return older;
     end if;
-    return (left(rtrim(older::text, E' \t\r\n'), -1) || ',' || substr(ltrim(newer::text, E' \t\r\n'), 2))::json;
+    return (regexp_replace(v_older, '\]\s*$', ',') || regexp_replace(newer::text, '^\s*\[', ''))::json;
 end;
 $$;
 
@@ -231,7 +234,7 @@ begin
     if v_row.parked is not null then
         insert into wakeups values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
-    if v_row.id is not null then
+    if v_row.id is not null and _somebody_waits() then -- asked here, as the call starts a query
         perform _wake_workers();
     end if;
     return v_row;
@@ -345,7 +348,9 @@ begin
     if v_row.parked is not null then
         insert into wakeups values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
-    perform _wake_workers();
+    if _somebody_waits() then
+        perform _wake_workers();
+    end if;
     return _job_of(v_row);
 end;
 $$;

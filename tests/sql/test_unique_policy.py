@@ -402,6 +402,15 @@ def test_replace_cancels_every_live_match_and_ignore_names_the_newest_that_lives
     assert new.run_at == old[3].run_at
 
 
+@pytest.mark.parametrize(
+    "states", ["completed discarded", "discarded completed", "discarded cancelled", "cancelled discarded"]
+)
+def test_of_jobs_that_have_ended_the_newest_is_the_duplicate(api: Any, job_in: Any, states: str) -> None:
+    """Whether it is in history or, as a discarded one, still among the living."""
+    old = [job_in(state, payload=A, unique_policy={**OJS, "states": []}) for state in states.split()]
+    assert add(api, {**OJS, "states": ALL, "on_conflict": "ignore"}).id == old[-1].id
+
+
 def test_a_retry_is_not_checked_again_and_exhaustion_frees_the_key(api: Any, worker: int, clock: Any) -> None:
     job = add(api, OJS, max_attempts=2)
     api.fail(api.claim(worker))
