@@ -78,6 +78,8 @@ def _explained(error: psycopg.Error) -> str:
         return f"{first}: somebody holds a lock on pyworker's tables for long. Nothing was changed; try again"
     if isinstance(error, psycopg.OperationalError) and sqlstate_of(error) is None:
         return f"cannot reach the database: {first}. Name one with --dsn, DATABASE_URL or PGHOST, PGDATABASE …"
+    if isinstance(error, psycopg.ProgrammingError) and sqlstate_of(error) is None:
+        return f"{first}. --dsn, DATABASE_URL take postgresql://user@host/database, or host=… user=… dbname=…"
     return first
 
 

@@ -254,10 +254,11 @@ def test_without_a_database_a_command_says_how_to_name_one(cli: Any, program: An
         ("not a dsn", 'missing "=" after "not"'),
         ("postgresql+psycopg://localhost/x", 'missing "="'),
         ("postgres://localhost:99999/x", "invalid port number"),
+        ("host=localhost database=x", 'invalid connection option "database"'),
     ],
 )
 def test_a_dsn_that_is_none_is_refused(cli: Any, dsn: str, words: str) -> None:
-    one_line(cli("jobs", "--dsn", dsn), words)
+    one_line(cli("jobs", "--dsn", dsn), words, "--dsn, DATABASE_URL")
 
 
 @pytest.mark.parametrize("command", OF_A_DATABASE)
