@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,14 @@ def cpu(root: int, *, without: int = 0) -> float:
         # One that ended meanwhile is in neither its own count nor its parent's, or in both.
         if all(used) and family(root) == pids:
             return sum(stat[1] + stat[2] for stat in used if stat)
+
+
+def stolen(since: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float]:
+    """CPU seconds that the host gave to others while we wanted them, and those that we had; nothing where /proc does not say."""
+    with suppress(FileNotFoundError):
+        fields = [int(field) / TICKS for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        return fields[7] - since[0], sum(fields[:3]) + sum(fields[5:7]) - since[1]
+    return 0.0, 1.0
 
 
 def memory(pid: int) -> float:

@@ -162,7 +162,8 @@ def write(results: Results, out: Path) -> None:
     lines = [
         "# pyworker and its peers on one PostgreSQL", "",
         f"{results['began']}, {results['machine']['cores']} cores of {results['machine']['cpu']}, {results['machine']['system']}, "
-        f"Python {results['machine']['python']}. Medians of {results['rounds']} interleaved rounds; a drain is {results['jobs']:,} jobs where nothing else is said.",
+        f"Python {results['machine']['python']}. Medians of {results['rounds']} interleaved rounds; a drain is {results['jobs']:,} jobs where nothing else is said."
+        f" The host took {statistics.median(run.get('stolen', 0.0) for run in results['runs']):.1%} of the CPU, at most {max(run.get('stolen', 0.0) for run in results['runs']):.0%}.",
         "", "client, server, CPU (their sum): CPU seconds per 1,000 jobs. What is measured how: bench/README.md.", "",
         "PostgreSQL: " + ", ".join(f"{name} {value}" for name, value in sorted(results["settings"].items())), "",
     ]  # fmt: skip

@@ -13,13 +13,17 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from contenders import CONTENDERS, install
+from measure import stolen
 from report import write
-from scenarios import SCENARIOS, cases
-from stage import say, stage
+from scenarios import SCENARIOS, Measure, cases
+from stage import Stage, say, stage
+
+STOLEN = 0.1  # a measurement during which the host took more than this share of the CPU is taken again, twice at most
 
 
 def main() -> None:
@@ -52,19 +56,30 @@ def main() -> None:
             found = [case for case in found if case[1] not in missing]
             for turn in range(options.rounds):
                 for group, name, measure in found:
-                    row = {"scenario": letter, "group": group, "contender": name, "round": turn}
-                    began = time.monotonic()
-                    try:
-                        with site_of.site(name) as site:
-                            row |= measure(site)
-                    except Exception as error:
-                        traceback.print_exc()
-                        row["error"] = str(error)
+                    tries = [_tried(site_of, name, measure)]
+                    while tries[-1]["stolen"] > STOLEN and len(tries) < 3:
+                        say(f"again, as the host took {tries[-1]['stolen']:.0%} of the time:", _line(tries[-1]))
+                        tries.append(_tried(site_of, name, measure))
+                    row = {"scenario": letter, "group": group, "contender": name, "round": turn, "tries": len(tries)}
+                    row |= min(tries, key=lambda tried: ("error" in tried, tried["stolen"]))
                     results["runs"].append(row)
-                    say(f"{letter}{turn} {group}, {name}:", _line(row), f"({time.monotonic() - began:.0f} s)")
+                    say(f"{letter}{turn} {group}, {name}:", _line(row))
                     (site_of.out / "results.json").write_text(json.dumps(results, indent=1))
     write(results, options.out)
     say(f"{options.out / 'report.md'}, results.json, and a plot of each scenario as PNG and SVG")
+
+
+def _tried(stage: Stage, name: str, measure: Measure) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    before, began = stolen(), time.monotonic()
+    try:
+        with stage.site(name) as site:
+            row |= measure(site)
+    except Exception as error:
+        traceback.print_exc()
+        row["error"] = str(error)
+    lost, had = stolen(before)
+    return row | {"stolen": lost / (lost + had), "took": time.monotonic() - began}
 
 
 def _line(row: dict) -> str:
