@@ -192,13 +192,13 @@ as $$
 declare
     v_older constant text := older::text || ''; -- fetched once, where it was stored out of line
 begin
-    -- Patterns, as json_array_length() and left() go through all of a long array.
-    if json_typeof(newer) <> 'array' or v_older !~ '^\s*\[' or v_older ~ '^\s*\[\s*\]' then
+    -- Patterns, as json_array_length() and left() go through all of a long array; without backslashes, which a session may read otherwise.
+    if json_typeof(newer) <> 'array' or v_older !~ '^[[:space:]]*[[]' or v_older ~ '^[[:space:]]*[[][[:space:]]*[]]' then
         return newer;
-    elsif newer::text ~ '^\s*\[\s*\]' then
+    elsif newer::text ~ '^[[:space:]]*[[][[:space:]]*[]]' then
         return older;
     end if;
-    return (regexp_replace(v_older, '\]\s*$', ',') || regexp_replace(newer::text, '^\s*\[', ''))::json;
+    return (regexp_replace(v_older, '[]][[:space:]]*$', ',') || regexp_replace(newer::text, '^[[:space:]]*[[]', ''))::json;
 end;
 $$;
 
