@@ -23,7 +23,7 @@ from report import write
 from scenarios import SCENARIOS, Measure, cases
 from stage import Stage, say, stage
 
-STOLEN = 0.1  # a measurement during which the host took more than this share of the CPU is taken again, twice at most
+STOLEN = 0.15  # a measurement during which the host took more than this share of the CPU is taken again, twice at most
 
 
 def main() -> None:

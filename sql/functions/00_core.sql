@@ -103,7 +103,7 @@ create or replace function _lane_of(parked text, queue_name text, sequence_key t
 -- Does a worker wait for a notification (see claim_jobs)? By the real clock, not clock(): it is about workers that really sleep.
 create or replace function _somebody_waits() returns boolean
     language sql volatile
-    return coalesce(pg_sequence_last_value('armed_until'::regclass) > extract(epoch from clock_timestamp()) * 1000, false);
+    return coalesce(pg_sequence_last_value('armed_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000, false);
 
 -- NOTIFY only then, and not in each of many commits at once: it takes a cluster-wide lock through the fsync. `set pyworker.notify = off` is for
 -- callers that PREPARE TRANSACTION, which no notifying transaction can; workers then find the job when they poll.

@@ -107,7 +107,8 @@ begin
             add_job.delivery);
         if v_problem is not null then
             raise exception 'add_job: %', v_problem using errcode = 'PW001';
-        elsif add_job.job_key is not null or add_job.unique_policy is not null or add_job.sequence_policy is not null then
+        elsif add_job.job_key is not null or add_job.unique_policy is not null or add_job.sequence_policy is not null
+              or add_job.flags is not null then
             return _add_special(row(
                 add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key,
                 add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy, add_job.sequence_policy,
@@ -116,15 +117,18 @@ begin
     end if;
     insert into live_jobs as j (
         state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
-        delivery, flags, meta, payload)
-    select p.state, _ready_at(p.state, r.run_at), _due_at(p.state, r.run_at), _parked(p.state, false), v_now,
+        delivery, meta, payload)
+    -- What _state_at, _ready_at, _due_at and _parked say, spelled out: one within the other they cost a tenth of the call.
+    select case when r.run_at > v_now then 'scheduled' when q.queue_name is not null then 'pending' else 'available' end,
+           case when r.run_at <= v_now and q.queue_name is null then r.run_at end,
+           case when r.run_at > v_now then r.run_at end,
+           case when r.run_at <= v_now and q.queue_name is not null then 'queue' end, v_now,
            coalesce(add_job.priority, t.priority, 0), coalesce(add_job.max_attempts, t.max_attempts, 25), r.run_at, v_now,
-           add_job.identifier, p.queue_name, coalesce(add_job.delivery, t.delivery, 'at_least_once'),
-           case when add_job.flags is not null then _flags_of(add_job.flags) end, add_job.meta, coalesce(add_job.payload, '{}')
+           add_job.identifier, q.queue_name, coalesce(add_job.delivery, t.delivery, 'at_least_once'), add_job.meta,
+           coalesce(add_job.payload, '{}')
     from (select coalesce(add_job.run_at, v_now) as run_at) r
     left join tasks t on t.identifier = add_job.identifier
     cross join lateral (select nullif(coalesce(add_job.queue_name, t.queue_name), 'default') as queue_name) q
-    cross join lateral (select q.queue_name, _state_at(r.run_at, v_now, q.queue_name, false) as state) p
     where t.unique_policy is null and t.sequence_policy is null
     returning j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts, j.max_attempts, j.last_error,
               j.created_at, j.updated_at, j.job_key, j.revision, j.flags, j.claimed_at, null::text, j.state, j.delivery, null::text,
