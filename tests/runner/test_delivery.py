@@ -107,9 +107,11 @@ def test_a_handler_that_takes_too_long_is_ended_and_only_its_job_is_charged(queu
 
 
 def test_a_handler_within_its_time_is_left_alone(queue: Any) -> None:
-    queue.start().until_ready()
-    jobs = [queue.add("too_long", {"gate": 5}) for _ in range(3)]
+    queue.rows("select pyworker.define_task('note', timeout => '1 minute')")
+    queue.start()
+    jobs = [queue.add("note") for _ in range(3)]
     queue.until_state("completed", *jobs)
+    assert [queue.job(job).attempts for job in jobs] == [1, 1, 1]
 
 
 def test_a_timeout_set_by_sql_holds_for_a_task_that_names_none(queue: Any) -> None:
