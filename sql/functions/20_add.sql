@@ -118,7 +118,7 @@ begin
     insert into live_jobs as j (
         state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
         delivery, meta, payload)
-    -- What _state_at, _ready_at, _due_at and _parked say, spelled out: one within the other they cost a tenth of the call.
+    -- What _state_at, _ready_at, _due_at and _parked say, spelled out: one within the other they cost up to a tenth of the call.
     select case when r.run_at > v_now then 'scheduled' when q.queue_name is not null then 'pending' else 'available' end,
            case when r.run_at <= v_now and q.queue_name is null then r.run_at end,
            case when r.run_at > v_now then r.run_at end,
