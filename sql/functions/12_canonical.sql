@@ -63,25 +63,31 @@ create or replace function _utf16_order(key text) returns text
     return case when octet_length(key) = length(key) then key
                 else regexp_replace(replace(key, U&'\+10FFFF', U&'\+10FFFF\0001'), '([\uE000-\uFFFF])', U&'\+10FFFF' || '\1', 'g') end;
 
--- Loops instead of queries: starting one costs more than canonicalizing a small object.
 create or replace function _canonical(value jsonb) returns text
     language plpgsql immutable strict parallel safe set search_path from current
 as $$
 declare
-    v_kind text := jsonb_typeof(value);
-    v_members jsonb;
-    v_member jsonb;
-    v_key text;
-    v_keys text[] := array[]::text[];
-    v_texts text[] := array[]::text[];
+    v_kind constant text := jsonb_typeof(value);
     v_text text;
-    v_at integer;
-    v_count integer;
+    v_normalized boolean;
+    v_name text;
 begin
     if v_kind = 'object' then
-        v_members := jsonb_path_query_array(value, '$.keyvalue()');
+        select string_agg(to_json(m.name)::text || ':' || _canonical_member(m.value), ',' order by _utf16_order(m.name) collate "C"),
+               bool_or(m.name <> m.key)
+        into v_text, v_normalized
+        from (select e.key, normalize(e.key) as name, e.value from jsonb_each(value) e) m;
+        if v_normalized then
+            select normalize(k.key) into v_name from jsonb_object_keys(value) k(key) group by 1 having count(*) > 1;
+            if found then
+                raise exception 'two members are named "%" after Unicode normalization', v_name using errcode = 'PW001';
+            end if;
+        end if;
+        return '{' || coalesce(v_text, '') || '}';
     elsif v_kind = 'array' then
-        v_members := value;
+        select string_agg(_canonical_member(e.value), ',' order by e.ordinality) into v_text
+        from jsonb_array_elements(value) with ordinality e;
+        return '[' || coalesce(v_text, '') || ']';
     elsif v_kind = 'string' then
         return to_json(normalize(value #>> '{}'))::text;
     elsif v_kind = 'number' then
@@ -89,42 +95,11 @@ begin
     else
         return value::text;
     end if;
-    v_count := jsonb_array_length(v_members);
-    for i in 0 .. v_count - 1 loop
-        v_member := v_members -> i;
-        if v_kind = 'object' then
-            v_key := normalize(v_member ->> 'key');
-            v_member := v_member -> 'value';
-        end if;
-        v_text := v_member::text;
-        -- Obviously canonical: small integers and decimals, plain ASCII strings, true, false, null.
-        if v_text !~ '^(0|-?[1-9][0-9]{0,14}|-?(0|[1-9][0-9]{0,7})\.[0-9]{0,4}[1-9]|"[ !#-[\]-~]*"|[tfn].*)$' then
-            v_text := _canonical(v_member);
-        end if;
-        v_at := i;
-        if v_kind = 'object' then
-            v_text := to_json(v_key)::text || ':' || v_text;
-            v_key := _utf16_order(v_key);
-            while v_count <= 12 and v_at > 0 and v_keys[v_at] collate "C" > v_key loop
-                v_keys[v_at + 1] := v_keys[v_at];
-                v_texts[v_at + 1] := v_texts[v_at];
-                v_at := v_at - 1;
-            end loop;
-            if v_at > 0 and v_keys[v_at] = v_key then
-                raise exception 'two members are named "%" after Unicode normalization', v_key using errcode = 'PW001';
-            end if;
-            v_keys[v_at + 1] := v_key;
-        end if;
-        v_texts[v_at + 1] := v_text;
-    end loop;
-    if v_kind = 'array' then
-        return '[' || array_to_string(v_texts, ',') || ']';
-    elsif v_count > 12 then
-        if (select count(*) > count(distinct k.key) from unnest(v_keys) k(key)) then
-            raise exception 'two members have the same name after Unicode normalization' using errcode = 'PW001';
-        end if;
-        v_texts := array(select m.text from unnest(v_keys, v_texts) m(key, text) order by m.key collate "C");
-    end if;
-    return '{' || array_to_string(v_texts, ',') || '}';
 end;
 $$;
+
+-- Obviously canonical: small integers and decimals, plain ASCII strings, true, false, null. Inlined, so that most members need no call.
+create or replace function _canonical_member(value jsonb) returns text
+    language sql immutable
+    return case when value::text ~ '^(0|-?[1-9][0-9]{0,14}|-?(0|[1-9][0-9]{0,7})[.][0-9]{0,4}[1-9]|"[] !#-[^-~]*"|[tfn].*)$'
+                then value::text else _canonical(value) end;

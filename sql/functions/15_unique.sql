@@ -318,8 +318,8 @@ begin
 end;
 $$;
 
-create or replace function _add_unique(request _job_request, uniqueness _uniqueness, label text) returns job
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+create or replace function _add_unique(request _job_request, task tasks, uniqueness _uniqueness, label text) returns job
+    language plpgsql set search_path from current
 as $$
 declare
     v_now timestamptz := clock();
@@ -333,14 +333,14 @@ begin
             v_duplicate := _duplicate_of(uniqueness, v_now);
         end if;
     end if;
-    return _add_against(v_duplicate, request, uniqueness, null, label);
+    return _add_against(v_duplicate, request, task, uniqueness, null, label);
 end;
 $$;
 
 -- What an add comes to against its duplicate, if there is one. Unless it is ignored or rejected for it, the key is held.
 create or replace function _add_against(
-    duplicate live_jobs, request _job_request, uniqueness _uniqueness, new_id bigint, label text) returns job
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+    duplicate live_jobs, request _job_request, task tasks, uniqueness _uniqueness, new_id bigint, label text) returns job
+    language plpgsql set search_path from current
 as $$
 declare
     v_now timestamptz := clock();
@@ -374,7 +374,7 @@ begin
             end if;
         end loop;
     end if;
-    v_row := _insert_job(request, new_id, label, uniqueness.key, case when uniqueness.recheck then uniqueness.states end);
+    v_row := _insert_job(request, task, new_id, label, uniqueness.key, case when uniqueness.recheck then uniqueness.states end);
     return _job_of(v_row);
 end;
 $$;

@@ -190,49 +190,55 @@ end;
 $$;
 
 -- Two arrays become one, as text: exactly the elements that were added, none rewritten by a parser.
-create or replace function _merged_payload(older json, newer json) returns json
-    language plpgsql immutable set search_path from current
+create or replace function _merged_payload(older json, newer json, label text) returns json
+    language plpgsql stable set search_path from current
 as $$
 declare
     v_older constant text := older::text || ''; -- fetched once, where it was stored out of line
+    v_merged json;
 begin
     -- Patterns, as json_array_length() and left() go through all of a long array; without backslashes, which a session may read otherwise.
-    if json_typeof(newer) <> 'array' or v_older !~ '^[[:space:]]*[[]' or v_older ~ '^[[:space:]]*[[][[:space:]]*[]]' then
+    if v_older !~ '^[[:space:]]*[[]' or v_older ~ '^[[:space:]]*[[][[:space:]]*[]]' then
         return newer;
     elsif newer::text ~ '^[[:space:]]*[[][[:space:]]*[]]' then
         return older;
     end if;
-    return (regexp_replace(v_older, '[]][[:space:]]*$', ',') || regexp_replace(newer::text, '^[[:space:]]*[[]', ''))::json;
+    v_merged := (regexp_replace(v_older, '[]][[:space:]]*$', ',') || regexp_replace(newer::text, '^[[:space:]]*[[]', ''))::json;
+    if octet_length(v_merged::text) > 1024 and _payload_refusal(v_merged) is not null then
+        raise exception '%: merged %', label, _payload_refusal(v_merged) using errcode = 'PW001';
+    end if;
+    return v_merged;
 end;
 $$;
 
--- A new row for a job with a job key or a unique key; a row of nulls if its job key is held.
+-- A new row for a job with a job key, a unique key or flags; a row of nulls if its job key is held.
 create or replace function _insert_job(
-    request _job_request, new_id bigint, label text, unique_key bytea default null, unique_recheck text[] default null)
+    request _job_request, task tasks, new_id bigint, label text, unique_key bytea default null, unique_recheck text[] default null)
     returns live_jobs
     language plpgsql set search_path from current
 as $$
 declare
     v_now timestamptz := clock();
     v_run_at timestamptz := coalesce(request.run_at, v_now);
+    v_queue text := nullif(coalesce(request.queue_name, task.queue_name), 'default');
+    v_sequence _sequencing;
+    v_state text;
     v_row live_jobs;
 begin
+    if coalesce(request.sequence_policy, task.sequence_policy) is not null then
+        v_sequence := _sequence_of(request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
+    end if;
+    v_state := _state_at(v_run_at, v_now, v_queue, v_sequence.key is not null);
     insert into live_jobs as j (
         id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
         job_key, delivery, flags, meta, payload, unique_key, unique_recheck, sequence_key, continue_on_cancelled, continue_on_discarded)
-    select coalesce(new_id, nextval('job_ids')), p.state, _ready_at(p.state, v_run_at), _due_at(p.state, v_run_at),
-           _parked(p.state, (s.sequence).key is not null),
-           v_now, coalesce(request.priority, t.priority, 0), coalesce(request.max_attempts, t.max_attempts, 25), v_run_at, v_now,
-           request.identifier, p.queue_name, request.job_key, coalesce(request.delivery, t.delivery, 'at_least_once'),
+    select coalesce(new_id, nextval('job_ids')), v_state, _ready_at(v_state, v_run_at), _due_at(v_state, v_run_at),
+           _parked(v_state, v_sequence.key is not null),
+           v_now, coalesce(request.priority, task.priority, 0), coalesce(request.max_attempts, task.max_attempts, 25), v_run_at, v_now,
+           request.identifier, v_queue, request.job_key, coalesce(request.delivery, task.delivery, 'at_least_once'),
            _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'), _insert_job.unique_key, _insert_job.unique_recheck,
-           (s.sequence).key, (s.sequence).continue_on_cancelled, (s.sequence).continue_on_discarded
-    from (select) as one
-    left join tasks t on t.identifier = request.identifier
-    cross join lateral (select nullif(coalesce(request.queue_name, t.queue_name), 'default') as queue_name) q
-    cross join lateral (
-        select case when coalesce(request.sequence_policy, t.sequence_policy) is not null then _sequence_of(
-            request, coalesce(nullif(request.sequence_policy, 'null'), t.sequence_policy), q.queue_name, label) end as sequence offset 0) s
-    cross join lateral (select q.queue_name, _state_at(v_run_at, v_now, q.queue_name, (s.sequence).key is not null) as state) p
+           v_sequence.key, v_sequence.continue_on_cancelled, v_sequence.continue_on_discarded
+    where not exists (select from live_jobs k where k.job_key = request.job_key) -- for which no id is burnt
     on conflict (job_key) where job_key is not null do nothing
     returning j.* into v_row;
     if v_row.parked is not null then
@@ -245,9 +251,9 @@ begin
 end;
 $$;
 
--- A job with a key of one kind or another, its policies taken from its task where it brings none.
+-- A job with a key of one kind or another, its policies taken from its task where it brings none. Pins the plans of all that it calls.
 create or replace function _add_special(request _job_request) returns job
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_task tasks;
@@ -257,11 +263,11 @@ begin
     if request.unique_policy is null and request.job_key is not null then
         return _add_keyed(request, v_task, 'add_job');
     elsif request.unique_policy is null then
-        return _job_of(_insert_job(request, null, 'add_job'));
+        return _job_of(_insert_job(request, v_task, null, 'add_job'));
     end if;
     return _add_unique(
-        request, _uniqueness_of(request, request.unique_policy, coalesce(request.queue_name, v_task.queue_name), clock(), 'add_job'),
-        'add_job');
+        request, v_task,
+        _uniqueness_of(request, request.unique_policy, coalesce(request.queue_name, v_task.queue_name), clock(), 'add_job'), 'add_job');
 end;
 $$;
 
@@ -270,21 +276,26 @@ $$;
 -- With `waits` false: null where it would have to wait for a row that it has not locked already.
 create or replace function _add_keyed(
     request _job_request, task tasks, label text, new_id bigint default null, waits boolean default true) returns job
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql set search_path from current
 as $$
 declare
     v_now timestamptz := clock();
     v_run_at timestamptz := coalesce(request.run_at, v_now);
     v_mode text := coalesce(request.job_key_mode, 'replace');
     v_queue text := nullif(coalesce(request.queue_name, task.queue_name), 'default');
+    -- Most adds, and the rows that they meet, are of no queue and no sequence: changed at once, without a look before.
+    v_plain boolean := waits and v_mode = 'replace' and v_queue is null and coalesce(request.sequence_policy, task.sequence_policy) is null;
     v_state text;
     v_sequence _sequencing;
     v_head boolean; -- its place in its sequence is kept
     v_old live_jobs;
     v_row live_jobs;
 begin
+    request.payload := coalesce(request.payload, '{}');
     loop
-        if v_mode = 'unsafe_dedupe' then
+        if v_plain then
+            null;
+        elsif v_mode = 'unsafe_dedupe' then
             select j.* into v_old from live_jobs j where j.job_key = request.job_key;
             if found then
                 return _job_of(v_old, true);
@@ -298,23 +309,15 @@ begin
                 return null;
             end if;
         end if;
-        if not found then
-            null;
-        elsif v_old.state = 'running' then
+        if v_old.state = 'running' then
             -- Its run may end, but must be its last; the key is free for a job of its own.
             update live_jobs j
             set job_key = null, attempts = j.max_attempts, superseded = 'superseded', updated_at = v_now
             where j.id = v_old.id;
-        else
+        elsif v_plain or v_old.id is not null then
             -- preserve_run_at does not hold for a job that has failed before.
             if v_mode = 'preserve_run_at' and v_old.attempts = 0 and v_old.state <> 'discarded' then
                 v_run_at := v_old.run_at;
-            end if;
-            request.payload := coalesce(request.payload, '{}');
-            v_old.payload := case when json_typeof(request.payload) = 'array' then _merged_payload(v_old.payload, request.payload)
-                                  else request.payload end;
-            if octet_length(v_old.payload::text) > 1024 and _payload_refusal(v_old.payload) is not null then
-                raise exception '%: merged %', label, _payload_refusal(v_old.payload) using errcode = 'PW001';
             end if;
             if coalesce(request.sequence_policy, task.sequence_policy) is not null then
                 v_sequence := _sequence_of(request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
@@ -327,28 +330,32 @@ begin
                 state = v_state, ready_at = _ready_at(v_state, v_run_at), due_at = _due_at(v_state, v_run_at),
                 parked = case when v_old.parked = 'next' and v_old.sequence_key = v_sequence.key then 'next'
                               else _parked(v_state, _held(v_sequence.key, v_head)) end,
-                updated_at = v_now, task_identifier = request.identifier, payload = v_old.payload, queue_name = v_queue, run_at = v_run_at,
+                updated_at = v_now, task_identifier = request.identifier, queue_name = v_queue, run_at = v_run_at,
+                payload = case when json_typeof(request.payload) = 'array' then _merged_payload(j.payload, request.payload, label)
+                               else request.payload end,
                 max_attempts = coalesce(request.max_attempts, task.max_attempts, 25), attempts = 0,
                 priority = coalesce(request.priority, task.priority, 0), flags = _flags_of(request.flags), meta = request.meta,
                 delivery = coalesce(request.delivery, task.delivery, 'at_least_once'), revision = j.revision + 1,
                 last_error = null, reason = null, finished_at = null, expires_at = null, started_at = null, crashes = null
-            where j.id = v_old.id
+            where j.job_key = request.job_key
+              and (j.id = v_old.id or v_plain and j.state <> 'running' and j.queue_name is null and j.sequence_key is null)
             returning j.* into v_row;
-            if v_old.state = 'discarded' and v_old.sequence_key is not null then
-                perform _unhalt_sequence(v_old.sequence_key, v_old.id);
-            end if;
-            if v_old.sequence_head or v_old.queue_name is not null then
-                v_old.sequence_head := v_old.sequence_head and v_head is not true;
-                perform _gone_from_turn(v_old);
-            end if;
-            exit;
+            exit when found;
         end if;
-        v_row := _insert_job(request, new_id, label);
+        v_row := _insert_job(request, task, new_id, label);
         if v_row.id is not null then
             return _job_of(v_row);
         end if;
-        -- Somebody else's add of this key has just committed: look again, it is to be changed now.
+        v_plain := false;
+        -- A row that is not plain; or somebody else's add of this key has just committed: look again, it is to be changed now.
     end loop;
+    if v_old.state = 'discarded' and v_old.sequence_key is not null then
+        perform _unhalt_sequence(v_old.sequence_key, v_old.id);
+    end if;
+    if v_old.sequence_head or v_old.queue_name is not null then
+        v_old.sequence_head := v_old.sequence_head and v_head is not true;
+        perform _gone_from_turn(v_old);
+    end if;
     if v_row.parked is not null then
         insert into wakeups values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
@@ -505,7 +512,7 @@ begin
                       from unnest(requests) with ordinality r) i
                 order by i.ordinality));
             for v_item in
-                select i.*, v_uniques[i.position] as uniqueness,
+                select i.*, v_uniques[i.position] as uniqueness, (select t from tasks t where t.identifier = (i.request).identifier) as task,
                        bool_or((v_found[i.position]).id is null) over (partition by (v_uniques[i.position]).key) as held
                 from (select unnest(requests) as request, unnest(ids) as id, generate_series(1, cardinality(requests)) as position) i
                 where (v_uniques[i.position]).key is not null order by (v_uniques[i.position]).key, i.position
@@ -515,7 +522,7 @@ begin
                     v_duplicate := _duplicate_of(v_item.uniqueness, v_now);
                 end if;
                 jobs[v_item.position] := _add_against(
-                    v_duplicate, v_item.request, v_item.uniqueness, v_item.id, format('add_jobs: specs[%s]', v_item.position));
+                    v_duplicate, v_item.request, v_item.task, v_item.uniqueness, v_item.id, format('add_jobs: specs[%s]', v_item.position));
             end loop;
             for v_item in
                 select i.*, (select t from tasks t where t.identifier = (i.request).identifier) as task

@@ -418,6 +418,10 @@ def test_keyed_updates_burn_no_ids(api: Any) -> None:
     for mode in ("replace", "preserve_run_at", "unsafe_dedupe"):
         api.add_jobs([{"identifier": "t", "job_key": "k", "job_key_mode": mode}] * 100)
         api.add_job("t", job_key="k", job_key_mode=mode)
+    api.add_job("t", job_key="k", queue_name="q")
+    api.add_job("t", job_key="k")
+    api.add_job("t", job_key="k", sequence_policy={"key": "s"})
+    api.add_job("t", job_key="k")
     assert api.add_job("t").id == first + 1
 
 
