@@ -51,9 +51,13 @@ def drain(
 
 
 def ask(
-    site: Site, n: int, verb: str, *arguments: Any, warm: tuple[Any, ...] | None = None, connections: int = 1
-) -> dict[str, float]:
+    site: Site, n: int, verb: str, *arguments: Any,
+    warm: tuple[Any, ...] | None = None, connections: int = 1, beside: str = "",
+) -> dict[str, float]:  # fmt: skip
     """n jobs added by the contender's own client, which has connected before."""
+    if beside:
+        site.conn.execute(beside.encode())
+        site.conn.execute("vacuum analyze")
     program = site.start()
     program.ask("connect", connections)
     program.ask(verb, min(n, 200), *(arguments if warm is None else warm))
@@ -231,12 +235,25 @@ def futures(jobs: int) -> Iterator[Case]:
         yield f"beside {n:,} future jobs", name, partial(drain, n=jobs, beside=statement.format(n=n))
 
 
+KEYED = {
+    "pyworker": """select count(*) from generate_series(0, 99) k, lateral pyworker.add_jobs((select jsonb_agg(
+        jsonb_build_object('identifier', 'noop', 'payload', i, 'job_key', 'k' || k * 1000 + i)) from generate_series(0, 999) i))""",
+    "graphile-worker": """select count(*) from generate_series(0, 99) k, lateral graphile_worker.add_jobs(array(
+        select row('noop', to_json(i), null, null, null, 'k' || k * 1000 + i, null, null)::graphile_worker.job_spec from generate_series(0, 999) i))""",
+}
+
+
 def keyed(jobs: int) -> Iterator[Case]:
     n = jobs // 10
-    for name in ("pyworker", "graphile-worker"):
+    for name, statement in KEYED.items():
         yield "plain add", name, partial(ask, n=n, verb="add")
-        for keys in (10, 100_000):
-            yield f"{keys:,} keys, replaced", name, lambda site, keys=keys: ask(site, n, "add_keyed", keys, False)
+        yield "new keys", name, lambda site: ask(site, n, "add_keyed", 1_000_000_000, False)
+        yield "10 keys, replaced", name, lambda site: ask(site, n, "add_keyed", 10, False)
+        yield (
+            "100,000 keys, replaced",
+            name,
+            lambda site, fill=statement: ask(site, n, "add_keyed", 100_000, False, beside=fill),
+        )
         yield "arrays of up to 1,000 elements", name, lambda site: ask(site, n, "add_keyed", max(1, n // 1000), True)
 
 

@@ -20,7 +20,7 @@ serve({
   },
   add: (n) => calls(n, loops, (i) => utils.addJob("noop", payload(i))),
   add_keyed: (n, keys, elements) =>
-    calls(n, 1, (i) => utils.addJob("noop", elements ? [i] : payload(i), { jobKey: `k${i % keys}` })),
+    calls(n, 1, (i) => utils.addJob("noop", elements ? [i] : payload(i), { jobKey: `k${(i * 7919) % keys}` })),
   bulk: (n) =>
     calls(Math.ceil(n / 1000), 1, (b) =>
       utils.addJobs(Array.from({ length: Math.min(1000, n - b * 1000) }, (_, i) =>

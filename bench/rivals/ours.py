@@ -60,7 +60,8 @@ def call(n: int, statement: str) -> None:
 
 def add_keyed(n: int, keys: int, elements: bool) -> None:
     in_threads(
-        n, lambda conn, i: pyworker.add_job(conn, "noop", [i] if elements else payload(i), job_key=f"k{i % keys}")
+        n,
+        lambda conn, i: pyworker.add_job(conn, "noop", [i] if elements else payload(i), job_key=f"k{i * 7919 % keys}"),
     )
 
 
