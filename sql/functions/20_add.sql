@@ -238,7 +238,6 @@ begin
            request.identifier, v_queue, request.job_key, coalesce(request.delivery, task.delivery, 'at_least_once'),
            _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'), _insert_job.unique_key, _insert_job.unique_recheck,
            v_sequence.key, v_sequence.continue_on_cancelled, v_sequence.continue_on_discarded
-    where not exists (select from live_jobs k where k.job_key = request.job_key) -- for which no id is burnt
     on conflict (job_key) where job_key is not null do nothing
     returning j.* into v_row;
     if v_row.parked is not null then
@@ -256,26 +255,28 @@ create or replace function _add_special(request _job_request) returns job
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_task tasks;
+    v_found record; -- its task, and whether its job key is taken, as it seems now
 begin
-    select t.* into v_task from tasks t where t.identifier = request.identifier;
-    request.unique_policy := coalesce(nullif(request.unique_policy, 'null'), v_task.unique_policy);
+    select t as task, exists (select from live_jobs j where j.job_key = request.job_key) as taken into v_found
+    from (select) one left join tasks t on t.identifier = request.identifier;
+    request.unique_policy := coalesce(nullif(request.unique_policy, 'null'), (v_found.task).unique_policy);
     if request.unique_policy is null and request.job_key is not null then
-        return _add_keyed(request, v_task, 'add_job');
+        return _add_keyed(request, v_found.task, 'add_job', case when v_found.taken then 'change' else 'insert' end);
     elsif request.unique_policy is null then
-        return _job_of(_insert_job(request, v_task, null, 'add_job'));
+        return _job_of(_insert_job(request, v_found.task, null, 'add_job'));
     end if;
     return _add_unique(
-        request, v_task,
-        _uniqueness_of(request, request.unique_policy, coalesce(request.queue_name, v_task.queue_name), clock(), 'add_job'), 'add_job');
+        request, v_found.task,
+        _uniqueness_of(request, request.unique_policy, coalesce(request.queue_name, (v_found.task).queue_name), clock(), 'add_job'), 'add_job');
 end;
 $$;
 
 -- A keyed add. Graphile Worker's algorithm, without its race (two snapshots, between which a worker may claim the row): here
 -- each step holds the lock that its decision rests on, and an add that meets neither a row to change nor a free key looks again.
+-- `step` is a guess at what will do: to change the row in place, which most rows allow; to insert one; else to look first, under lock.
 -- With `waits` false: null where it would have to wait for a row that it has not locked already.
 create or replace function _add_keyed(
-    request _job_request, task tasks, label text, new_id bigint default null, waits boolean default true) returns job
+    request _job_request, task tasks, label text, step text, new_id bigint default null, waits boolean default true) returns job
     language plpgsql set search_path from current
 as $$
 declare
@@ -283,8 +284,6 @@ declare
     v_run_at timestamptz := coalesce(request.run_at, v_now);
     v_mode text := coalesce(request.job_key_mode, 'replace');
     v_queue text := nullif(coalesce(request.queue_name, task.queue_name), 'default');
-    -- Most adds, and the rows that they meet, are of no queue and no sequence: changed at once, without a look before.
-    v_plain boolean := waits and v_mode = 'replace' and v_queue is null and coalesce(request.sequence_policy, task.sequence_policy) is null;
     v_state text;
     v_sequence _sequencing;
     v_head boolean; -- its place in its sequence is kept
@@ -292,8 +291,11 @@ declare
     v_row live_jobs;
 begin
     request.payload := coalesce(request.payload, '{}');
+    if step = 'change' and (v_mode <> 'replace' or v_queue is not null or coalesce(request.sequence_policy, task.sequence_policy) is not null) then
+        step := 'look';
+    end if;
     loop
-        if v_plain then
+        if step <> 'look' then
             null;
         elsif v_mode = 'unsafe_dedupe' then
             select j.* into v_old from live_jobs j where j.job_key = request.job_key;
@@ -314,7 +316,7 @@ begin
             update live_jobs j
             set job_key = null, attempts = j.max_attempts, superseded = 'superseded', updated_at = v_now
             where j.id = v_old.id;
-        elsif v_plain or v_old.id is not null then
+        elsif step = 'change' or v_old.id is not null then
             -- preserve_run_at does not hold for a job that has failed before.
             if v_mode = 'preserve_run_at' and v_old.attempts = 0 and v_old.state <> 'discarded' then
                 v_run_at := v_old.run_at;
@@ -338,16 +340,18 @@ begin
                 delivery = coalesce(request.delivery, task.delivery, 'at_least_once'), revision = j.revision + 1,
                 last_error = null, reason = null, finished_at = null, expires_at = null, started_at = null, crashes = null
             where j.job_key = request.job_key
-              and (j.id = v_old.id or v_plain and j.state <> 'running' and j.queue_name is null and j.sequence_key is null)
+              and (j.id = v_old.id or step = 'change' and j.state <> 'running' and j.queue_name is null and j.sequence_key is null)
             returning j.* into v_row;
             exit when found;
         end if;
-        v_row := _insert_job(request, task, new_id, label);
-        if v_row.id is not null then
-            return _job_of(v_row);
+        if step <> 'change' then
+            v_row := _insert_job(request, task, new_id, label);
+            if v_row.id is not null then
+                return _job_of(v_row);
+            end if;
         end if;
-        v_plain := false;
-        -- A row that is not plain; or somebody else's add of this key has just committed: look again, it is to be changed now.
+        -- A row of a queue or a sequence, or one that runs; or somebody else's add of this key has just committed.
+        step := 'look';
     end loop;
     if v_old.state = 'discarded' and v_old.sequence_key is not null then
         perform _unhalt_sequence(v_old.sequence_key, v_old.id);
@@ -529,7 +533,8 @@ begin
                 from (select unnest(requests) as request, unnest(ids) as id, generate_series(1, cardinality(requests)) as position) i
                 where (i.request).job_key is not null order by (i.request).job_key collate "C", i.position
             loop
-                v_job := _add_keyed(v_item.request, v_item.task, format('add_jobs: specs[%s]', v_item.position), v_item.id, false);
+                v_job := _add_keyed(
+                    v_item.request, v_item.task, format('add_jobs: specs[%s]', v_item.position), 'look', v_item.id, false);
                 if v_job.id is null then
                     v_again := true;
                     raise deadlock_detected;
