@@ -41,6 +41,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/15_unique.sql
 \ir functions/17_sequence.sql
 \ir functions/20_add.sql
+\ir functions/22_add_jobs.sql
 \ir functions/30_promote.sql
 \ir functions/35_cron.sql
 \ir functions/36_schedules.sql
@@ -55,6 +56,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/83_explain.sql
 \ir functions/84_health.sql
 \ir functions/85_maintain.sql
+\ir functions/86_invariants.sql
 \ir functions/87_doctor.sql
 \ir functions/90_views.sql
 \ir functions/91_pages.sql

@@ -1,0 +1,262 @@
+-- 22_add_jobs: many jobs come in at once: add_jobs (three spellings of the specs). What each of them comes to is what 20_add and 15_unique
+-- say; here is what must hold for all of a call: the order of locks, of ids, and that a spec that is refused refuses the whole.
+
+create or replace function add_jobs(specs job_spec[], job_key_preserve_run_at boolean default false) returns setof job
+    language plpgsql security definer set search_path from current
+as $$
+begin
+    return query select * from _add_jobs(array(
+        select row(s.identifier, s.payload, s.queue_name, s.run_at, s.max_attempts, s.job_key, s.priority, s.flags,
+                   case when job_key_preserve_run_at then 'preserve_run_at' end, null, null, null, null)::_job_request
+        from unnest(specs) with ordinality s order by s.ordinality));
+end;
+$$;
+comment on function add_jobs(job_spec[], boolean) is
+    'Adds many jobs in one statement (Graphile Worker''s signature). The jobs come back in the order of specs. Specs with the same '
+    'job_key meet as consecutive add_job calls would. Existing rows are locked by id, keys in sorted order, so that concurrent '
+    'batches do not deadlock. A spec that is refused (PW001, naming its position) refuses the whole call.';
+
+create or replace function add_jobs(specs jsonb) returns setof job
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_known constant text[] := array[
+        'identifier', 'payload', 'queue_name', 'run_at', 'max_attempts', 'job_key', 'priority', 'flags', 'job_key_mode',
+        'unique_policy', 'sequence_policy', 'meta', 'delivery'];
+    v_requests _job_request[];
+    v_bad record;
+begin
+    if specs is null or jsonb_typeof(specs) <> 'array' then
+        raise exception 'add_jobs: specs must be a JSON array of objects, got %', coalesce(jsonb_typeof(specs), 'NULL')
+            using errcode = 'PW001';
+    end if;
+    select s.ordinality, jsonb_typeof(s.value) as kind, k.key into v_bad
+    from jsonb_array_elements(specs) with ordinality s
+    left join lateral jsonb_object_keys(case jsonb_typeof(s.value) when 'object' then s.value end) k(key) on k.key <> all (v_known)
+    where jsonb_typeof(s.value) <> 'object' or k.key is not null
+    limit 1;
+    if v_bad.kind = 'object' then
+        raise exception 'add_jobs: specs[%] has an unknown member "%" (known: %)', v_bad.ordinality, v_bad.key,
+            array_to_string(v_known, ', ') using errcode = 'PW001';
+    elsif v_bad.kind is not null then
+        raise exception 'add_jobs: specs[%] must be an object, got %', v_bad.ordinality, v_bad.kind using errcode = 'PW001';
+    end if;
+    begin
+        v_requests := array(
+            select row(r.*)::_job_request
+            from jsonb_array_elements(specs) with ordinality s, jsonb_populate_record(null::_job_request, s.value) r
+            order by s.ordinality);
+    exception when data_exception or invalid_text_representation or numeric_value_out_of_range then
+        -- An ill-typed member somewhere: find it, to name it.
+        perform _refuse_ill_typed(s.ordinality, m.key, m.value)
+        from jsonb_array_elements(specs) with ordinality s, jsonb_each(s.value) m;
+        raise;
+    end;
+    return query select * from _add_jobs(v_requests);
+end;
+$$;
+comment on function add_jobs(jsonb) is
+    'Adds many jobs from a JSON array of objects whose members are named like add_job''s arguments. Otherwise as the other add_jobs. '
+    'Errors: PW001 names the position, the member and its value.';
+
+create or replace function add_jobs(specs text) returns setof job
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_specs jsonb;
+begin
+    begin
+        v_specs := _json_of(specs, 'add_jobs: specs')::jsonb;
+    -- jsonb holds less than JSON may: no NUL, no half of a surrogate pair, no number beyond numeric.
+    exception when data_exception then
+        raise exception 'add_jobs: specs must be JSON that jsonb can hold: % (add_job takes any payload)', sqlerrm using errcode = 'PW001';
+    end;
+    return query select * from add_jobs(v_specs);
+end;
+$$;
+comment on function add_jobs(text) is 'add_jobs for specs given as text: what a plain literal in SQL resolves to.';
+
+create or replace function _refuse_ill_typed(position_in_specs bigint, member text, value jsonb) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    perform jsonb_populate_record(null::_job_request, jsonb_build_object(member, value));
+exception when data_exception or invalid_text_representation or numeric_value_out_of_range then
+    raise exception 'add_jobs: specs[%].% is not valid: %', position_in_specs, member, sqlerrm using errcode = 'PW001';
+end;
+$$;
+
+-- Of a bulk add the jobs with a job key or a unique key, at their positions; and ids for the others, as ids rise in spec order.
+-- All locks are taken before the first job is added, in the order that everybody keeps: unique keys, then the rows that are there
+-- by id (as a completion takes them); job keys that are new follow in their order. A row that has come in between must not be waited
+-- for: all is let go, to begin again.
+create or replace function _add_specials(requests _job_request[], out jobs job[], out ids bigint[])
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_uniques _uniqueness[] := array_fill(null::_uniqueness, array[cardinality(requests)]); -- by position
+    v_found live_jobs[]; -- the duplicate that was there before the call; stays one for this call, even if it ends while the call waits
+    v_item record;
+    v_duplicate live_jobs;
+    v_job job;
+    v_again boolean;
+    v_deadlocks integer := 0;
+begin
+    loop
+        v_again := false;
+        begin
+            for v_item in
+                select i.request, i.position, t.queue_name, coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) as policy
+                from (select unnest(requests) as request, generate_series(1, cardinality(requests)) as position) i
+                left join tasks t on t.identifier = (i.request).identifier
+                where coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) is not null
+            loop
+                v_uniques[v_item.position] := _uniqueness_of(
+                    v_item.request, v_item.policy, coalesce((v_item.request).queue_name, v_item.queue_name), v_now,
+                    format('add_jobs: specs[%s]', v_item.position));
+                if (v_uniques[v_item.position]).on_conflict in ('ignore', 'reject') then
+                    v_found[v_item.position] := _duplicate_of(v_uniques[v_item.position], v_now);
+                end if;
+            end loop;
+            perform _hold_unique_key(k.key) from (
+                select distinct u.key from unnest(v_uniques) with ordinality u
+                where u.key is not null and (v_found[u.ordinality]).id is null order by u.key offset 0) k;
+            perform from live_jobs j
+            where j.id = any (array(
+                select k.id from live_jobs k
+                where k.job_key = any (array(select r.job_key from unnest(requests) r where r.job_key_mode is distinct from 'unsafe_dedupe'))
+                union all
+                select k.id from live_jobs k
+                where k.unique_key = any (array(
+                    select u.key from unnest(v_uniques) u where u.on_conflict in ('replace', 'replace_except_schedule')))))
+            order by j.id + 0 for update; -- + 0: never by a walk along all ids
+            -- No id is burnt for a row that will be changed in place, or for a duplicate, be it of a job of the same call.
+            ids := coalesce(ids, array(
+                select case when (i.uniqueness).on_conflict in ('replace', 'replace_except_schedule')
+                              or (i.nth = 1 or not (i.uniqueness).states @> array['available', 'pending', 'scheduled']
+                                  or (i.uniqueness).period = interval '0')
+                                 and not exists (select from live_jobs j where j.job_key = i.job_key
+                                                 and (j.state <> 'running' or i.job_key_mode = 'unsafe_dedupe'))
+                                 and (v_found[i.ordinality]).id is null
+                                 and ((i.uniqueness).key is null or (_duplicate_of(i.uniqueness, v_now)).id is null)
+                       then nextval('job_ids') end
+                from (select r.ordinality, r.job_key, r.job_key_mode, v_uniques[r.ordinality] as uniqueness,
+                             case when r.job_key is null and (v_uniques[r.ordinality]).key is null then 1
+                                  else row_number() over (partition by r.job_key, (v_uniques[r.ordinality]).key order by r.ordinality) end as nth
+                      from unnest(requests) with ordinality r) i
+                order by i.ordinality));
+            for v_item in
+                select i.*, v_uniques[i.position] as uniqueness, (select t from tasks t where t.identifier = (i.request).identifier) as task,
+                       bool_or((v_found[i.position]).id is null) over (partition by (v_uniques[i.position]).key) as held
+                from (select unnest(requests) as request, unnest(ids) as id, generate_series(1, cardinality(requests)) as position) i
+                where (v_uniques[i.position]).key is not null order by (v_uniques[i.position]).key, i.position
+            loop
+                v_duplicate := v_found[v_item.position];
+                if v_item.held then
+                    v_duplicate := _duplicate_of(v_item.uniqueness, v_now);
+                end if;
+                jobs[v_item.position] := _add_against(
+                    v_duplicate, v_item.request, v_item.task, v_item.uniqueness, v_item.id, format('add_jobs: specs[%s]', v_item.position));
+            end loop;
+            for v_item in
+                select i.*, (select t from tasks t where t.identifier = (i.request).identifier) as task
+                from (select unnest(requests) as request, unnest(ids) as id, generate_series(1, cardinality(requests)) as position) i
+                where (i.request).job_key is not null order by (i.request).job_key collate "C", i.position
+            loop
+                v_job := _add_keyed(
+                    v_item.request, v_item.task, format('add_jobs: specs[%s]', v_item.position), 'look', v_item.id, false);
+                if v_job.id is null then
+                    v_again := true;
+                    raise deadlock_detected;
+                end if;
+                jobs[v_item.position] := v_job;
+            end loop;
+            exit;
+        exception when deadlock_detected then
+            -- A true one, too, is tried again once: SKIP LOCKED may wait, and out of order (see claim_jobs).
+            if not v_again then
+                v_deadlocks := v_deadlocks + 1;
+                if v_deadlocks > 1 then
+                    raise;
+                end if;
+            end if;
+        end;
+    end loop;
+end;
+$$;
+
+create or replace function _add_jobs(requests _job_request[]) returns setof job
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_bad record;
+    v_jobs job[];
+    v_ids bigint[];
+    v_job job;
+    v_position integer := 1;
+begin
+    select r.ordinality, p.problem, coalesce(r.job_key, '') <> '' as keyed into v_bad
+    from unnest(requests) with ordinality r
+    cross join lateral (select _job_refusal(
+        r.identifier, r.payload, r.queue_name, r.run_at, r.max_attempts, r.job_key, r.priority, r.flags, r.job_key_mode,
+        r.unique_policy, r.sequence_policy, r.meta, r.delivery) as problem) p
+    where p.problem is not null
+    order by r.ordinality limit 1;
+    if v_bad.problem is not null then
+        raise exception 'add_jobs: specs[%]: %', v_bad.ordinality, v_bad.problem using errcode = 'PW001';
+    end if;
+    if exists (
+        select from unnest(requests) r left join tasks t on t.identifier = r.identifier
+        where r.job_key is not null or coalesce(r.unique_policy, t.unique_policy) is not null) then
+        -- One time for all that name none: they run in the order in which they were given, of whatever kind they are.
+        requests := array(
+            select (r.identifier, r.payload, r.queue_name, coalesce(r.run_at, v_now), r.max_attempts, r.job_key, r.priority, r.flags,
+                    r.job_key_mode, r.unique_policy, r.sequence_policy, r.meta, r.delivery)::_job_request
+            from unnest(requests) with ordinality r order by r.ordinality);
+        select a.jobs, a.ids into v_jobs, v_ids from _add_specials(requests) a;
+    end if;
+    -- Ids rise in spec order, so sorting by id is sorting by position; joining back by position would be quadratic.
+    for v_job in
+        with request as materialized (
+            select r.*, coalesce(v_ids[r.ordinality], nextval('job_ids')) as id, t.priority as task_priority,
+                   t.max_attempts as task_max_attempts, t.delivery as task_delivery, q.queue_name as queue,
+                   case when coalesce(r.sequence_policy, t.sequence_policy) is not null then _sequence_of(
+                       (r.identifier, r.payload, r.queue_name, r.run_at, r.max_attempts, r.job_key, r.priority, r.flags, r.job_key_mode,
+                        r.unique_policy, r.sequence_policy, r.meta, r.delivery)::_job_request,
+                       coalesce(nullif(r.sequence_policy, 'null'), t.sequence_policy), q.queue_name,
+                       format('add_jobs: specs[%s]', r.ordinality)) end as sequence
+            from unnest(requests) with ordinality r
+            left join tasks t on t.identifier = r.identifier
+            cross join lateral (select nullif(coalesce(r.queue_name, t.queue_name), 'default') as queue_name) q
+            where (v_jobs[r.ordinality]).id is null order by r.ordinality),
+        added as (
+            insert into live_jobs as j (
+                id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier,
+                queue_name, delivery, flags, meta, payload, sequence_key, continue_on_cancelled, continue_on_discarded)
+            select r.id, p.state, _ready_at(p.state, p.run_at), _due_at(p.state, p.run_at), _parked(p.state, (r.sequence).key is not null),
+                   v_now, coalesce(r.priority, r.task_priority, 0), coalesce(r.max_attempts, r.task_max_attempts, 25), p.run_at, v_now,
+                   r.identifier, r.queue, coalesce(r.delivery, r.task_delivery, 'at_least_once'),
+                   case when r.flags is not null then _flags_of(r.flags) end, r.meta, coalesce(r.payload, '{}'),
+                   (r.sequence).key, (r.sequence).continue_on_cancelled, (r.sequence).continue_on_discarded
+            from request r
+            cross join lateral (select coalesce(r.run_at, v_now) as run_at) q
+            cross join lateral (select q.run_at, _state_at(q.run_at, v_now, r.queue, (r.sequence).key is not null) as state) p
+            returning j.*),
+        woken as (
+            insert into wakeups
+            select distinct _lane_of(a.parked, a.queue_name, a.sequence_key) from added a where a.parked is not null)
+        select f.* from added a, _job_of(a::live_jobs) f order by a.id
+    loop
+        while (v_jobs[v_position]).id is not null loop
+            return next v_jobs[v_position];
+            v_position := v_position + 1;
+        end loop;
+        return next v_job;
+        v_position := v_position + 1;
+    end loop;
+    return query select k.* from unnest(v_jobs[v_position:]) k where k.id is not null;
+    perform _wake_workers();
+end;
+$$;

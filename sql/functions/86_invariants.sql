@@ -1,0 +1,142 @@
+-- 86_invariants: what must always hold, in one place; and how to mend rows that break it.
+
+-- tests/invariants.sql, with which every test ends, selects from it. Each row is a violation.
+-- max_rows: how many rows of each table are looked at; null is all.
+-- I2: at most one job per job_key, I3: at most one job of a sequence past pending (both by unique indexes too),
+-- I13: a queue never has more than its concurrency in flight; and the columns that the indexes go by tell the truth.
+-- Planned for the sizes of the moment: a plan that was made when the tables were empty would take for ever.
+create or replace function _invariants(max_rows bigint default null) returns table (invariant text, subject text, found jsonb)
+    language plpgsql stable set search_path from current set plan_cache_mode = force_custom_plan set jit = off
+as $$
+begin
+    return query
+    select 'state', j.id::text, to_jsonb(j) - 'payload'
+    from (select l.* from live_jobs l limit max_rows) j
+    where j.state not in ('scheduled', 'pending', 'available', 'running', 'retryable', 'discarded')
+       or (j.state in ('available', 'running')) <> (j.ready_at is not null)
+       or (j.state in ('scheduled', 'retryable')) <> (j.due_at is not null)
+       or (j.state = 'pending') <> (j.parked is not null)
+       or j.parked not in ('queue', 'sequence', 'next') or (j.parked = 'queue' and j.queue_name is null)
+       -- Past `pending`, and while it waits for its queue, a job of a sequence is its head; before that, and once it has ended, not.
+       or (j.sequence_head is true) <> (j.sequence_key is not null and j.state <> 'discarded' and coalesce(j.parked, 'queue') = 'queue')
+       or (j.state = 'running') <> (j.worker_id is not null)
+       or (j.state = 'discarded') <> (j.expires_at is not null)
+       or (j.state = 'discarded') <> (j.finished_at is not null)
+       or (j.state = 'running') <> (j.claimed_at is not null)
+       or coalesce(j.ready_at, j.due_at, j.run_at) <> j.run_at
+       or (j.superseded is not null and (j.state <> 'running' or j.job_key is not null))
+       or j.attempts < 0
+    union all
+    -- I6: nothing is completed that was not run, but by hand.
+    select 'history', f.id::text, to_jsonb(f) - 'payload'
+    from (select h.* from finished_jobs h limit max_rows) f
+    where f.state not in ('completed', 'cancelled') or f.finished_at is null or f.expires_at is null
+       or f.ready_at is not null or f.due_at is not null or f.parked is not null
+       or f.state = 'completed' and f.run = 0 and f.reason is distinct from 'completed by hand'
+    union all
+    select 'one place', j.id::text, null
+    from (select l.id from live_jobs l limit max_rows) j join (select h.id from finished_jobs h limit max_rows) f on f.id = j.id
+    union all
+    -- Silent since its lease ended, declared dead, or gone: whoever claims or sweeps hands on its jobs within seconds.
+    select 'I1', j.id::text, to_jsonb(j.worker_id)
+    from (select l.* from live_jobs l where l.state = 'running' and l.ready_at is not null limit max_rows) j
+    left join workers w on w.id = j.worker_id
+    where coalesce(w.dead_at, w.expires_at, j.claimed_at) < clock() - interval '25 seconds'
+    union all
+    select 'I2', j.job_key, to_jsonb(count(*))
+    from (select l.job_key from live_jobs l where l.job_key is not null limit max_rows) j group by j.job_key having count(*) > 1
+    union all
+    select 'I3', j.sequence_key, to_jsonb(count(*))
+    from (select l.sequence_key from live_jobs l where l.sequence_head limit max_rows) j group by j.sequence_key having count(*) > 1
+    union all
+    -- What bears the mark of its start runs, or is lost: it does not wait to be run again.
+    select 'I5', j.id::text, to_jsonb(j.started_at)
+    from (select l.* from live_jobs l limit max_rows) j
+    where j.started_at is not null and j.state not in ('running', 'discarded')
+    union all
+    -- Uniqueness is as strong as its ledger: a job with a unique key has its key's row there.
+    select 'ledger', j.id::text, null
+    from ((select l.id, l.unique_key from live_jobs l where l.unique_key is not null limit max_rows)
+          union all (select f.id, f.unique_key from finished_jobs f where f.unique_key is not null limit max_rows)) j
+    where not exists (select from unique_keys k where k.unique_key = j.unique_key)
+    union all
+    -- What ran already when a limit was lowered runs on; what a promoter let go at that moment has a wake-up that will call it back.
+    select 'I13', n.queue_name, to_jsonb(t.taken)
+    from (select distinct l.queue_name from live_jobs l where l.queue_name is not null and l.ready_at is not null limit max_rows / 10) n
+    cross join lateral _queue_of(n.queue_name) q
+    cross join lateral (
+        select count(*) as taken from live_jobs j
+        where j.queue_name = n.queue_name and j.ready_at is not null
+          and not (j.state = 'running' and coalesce(j.claimed_at < q.updated_at, false))
+          and not (j.state = 'available' and exists (select from wakeups w where w.lane = 'queue:' || n.queue_name))) t
+    where (q.concurrency is not null or q.paused) and t.taken > case when q.paused then 0 else q.concurrency end
+    union all
+    -- Nobody is stranded: a parked job of a queue with a free slot has a wake-up waiting for it, and so has a sequence without a head.
+    select 'stranded queue', n.queue_name, null
+    from (select distinct l.queue_name from live_jobs l where l.parked = 'queue' limit max_rows / 10) n
+    cross join lateral _queue_of(n.queue_name) q
+    where not q.paused and not exists (select from wakeups w where w.lane = 'queue:' || n.queue_name)
+      and (select count(*) from live_jobs j where j.queue_name = n.queue_name and j.ready_at is not null) < coalesce(q.concurrency, 1)
+    union all
+    select distinct 'stranded sequence', p.sequence_key, null::jsonb
+    from (select l.* from live_jobs l where l.parked in ('sequence', 'next') limit max_rows) p
+    where not exists (select from live_jobs j where j.sequence_key = p.sequence_key and j.sequence_head)
+      and not exists (select from wakeups w where w.lane = 'sequence:' || p.sequence_key)
+      and (p.parked = 'next' or not exists (select from sequence_halts h where h.sequence_key = p.sequence_key and h.job_id < p.id))
+    union all
+    -- I8: a schedule's ticks only go forward; it has a next one, or is paused.
+    select 'I8', t.name, to_jsonb(t.next_at)
+    from (select m.* from timetable m limit max_rows) t where t.paused <> (t.next_at is null) or t.last_at >= t.next_at
+    union all
+    -- A halt is by a job that has ended, or is gone.
+    select 'halt', h.job_id::text, to_jsonb(h.sequence_key)
+    from sequence_halts h join live_jobs j on j.id = h.job_id where j.state <> 'discarded' or j.sequence_key <> h.sequence_key
+    union all
+    select 'halt', h.job_id::text, to_jsonb(h.sequence_key)
+    from sequence_halts h join (select f.* from finished_jobs f limit max_rows) f on f.id = h.job_id
+    where f.state <> 'cancelled' or f.sequence_key <> h.sequence_key;
+end;
+$$;
+
+-- Makes the other columns of jobs agree with their state and their time again. A running job whose worker lives runs on.
+create or replace function _repair_jobs(job_ids bigint[]) returns void
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_job live_jobs;
+    v_held boolean;
+    v_state text;
+begin
+    for v_job in
+        select j.* from live_jobs j where j.id = any (job_ids) order by j.state = 'running', j.id desc for update
+    loop
+        v_held := v_job.sequence_key is not null and (v_job.sequence_head is not true or exists (
+            select from live_jobs j where j.sequence_key = v_job.sequence_key and j.sequence_head and j.id <> v_job.id));
+        if v_job.state = 'running' and exists (select from workers w where w.id = v_job.worker_id and w.dead_at is null) then
+            v_state := 'running';
+            v_held := false;
+        elsif v_job.state = 'discarded' or _is_lost(v_job) then
+            v_state := 'discarded';
+        else
+            v_state := _state_at(v_job.run_at, v_now, v_job.queue_name, v_held,
+                                 case when v_job.state = 'retryable' then 'retryable' else 'scheduled' end);
+        end if;
+        update live_jobs j
+        set state = v_state, ready_at = _ready_at(v_state, j.run_at), due_at = _due_at(v_state, j.run_at), parked = _parked(v_state, v_held),
+            sequence_head = case when j.sequence_key is not null and v_state <> 'discarded' and not v_held then true end,
+            worker_id = case when v_state = 'running' then j.worker_id end,
+            claimed_at = case when v_state = 'running' then coalesce(j.claimed_at, v_now) end,
+            job_key = case when v_state = 'running' and j.superseded is not null then null else j.job_key end,
+            superseded = case when v_state = 'running' then j.superseded end,
+            attempts = greatest(j.attempts, 0), run = greatest(j.run, j.attempts),
+            finished_at = case when v_state = 'discarded' then coalesce(j.finished_at, v_now) end,
+            expires_at = case when v_state = 'discarded' then coalesce(j.expires_at, v_now + s.discarded_retention) end,
+            reason = case when v_state = 'discarded' then coalesce(j.reason, case when _is_lost(j) then 'lost' end) end, updated_at = v_now
+        from settings s where j.id = v_job.id;
+        insert into wakeups select 'queue:' || v_job.queue_name where v_job.queue_name is not null;
+        insert into wakeups select 'sequence:' || v_job.sequence_key where v_job.sequence_key is not null;
+    end loop;
+    perform _wake_workers();
+end;
+$$;
