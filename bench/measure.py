@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,17 +51,6 @@ def stolen(since: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float]:
         fields = [int(field) / TICKS for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
         return fields[7] - since[0], sum(fields[:3]) + sum(fields[5:7]) - since[1]
     return 0.0, 1.0
-
-
-def pace() -> float:
-    """How much CPU work a second of CPU time is worth at the moment: rounds of a loop, in millions. Others on the same cores slow it down."""
-    times = []
-    for _ in range(5):
-        began = time.thread_time()
-        for _ in range(200_000):
-            pass
-        times.append(time.thread_time() - began)
-    return 0.2 / min(times)
 
 
 def memory(pid: int) -> float:

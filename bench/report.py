@@ -158,14 +158,12 @@ def scenario_table(letter: str, found: Medians) -> str:
 
 def write(results: Results, out: Path) -> None:
     found = medians(results)
-    stolen, paces = ([run.get(name, 0.0) for run in results["runs"]] for name in ("stolen", "pace"))
     groups = lambda letter: list(dict.fromkeys(key[1] for key in found if key[0] == letter))  # noqa: E731
     lines = [
         "# pyworker and its peers on one PostgreSQL", "",
         f"{results['began']}, {results['machine']['cores']} cores of {results['machine']['cpu']}, {results['machine']['system']}, "
         f"Python {results['machine']['python']}. Medians of {results['rounds']} interleaved rounds; a drain is {results['jobs']:,} jobs where nothing else is said."
-        f" The host took {statistics.median(stolen):.1%} of the CPU, at most {max(stolen):.0%}; its pace, by a loop before and after each"
-        f" measurement, was {min(paces):.0f} to {max(paces):.0f}.",
+        f" The host took {statistics.median(run.get('stolen', 0.0) for run in results['runs']):.1%} of the CPU, at most {max(run.get('stolen', 0.0) for run in results['runs']):.0%}.",
         "", "client, server, CPU (their sum): CPU seconds per 1,000 jobs. What is measured how: bench/README.md.", "",
         "PostgreSQL: " + ", ".join(f"{name} {value}" for name, value in sorted(results["settings"].items())), "",
     ]  # fmt: skip

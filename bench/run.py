@@ -18,14 +18,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from contenders import CONTENDERS, install
-from measure import pace, stolen
+from measure import stolen
 from report import write
 from scenarios import SCENARIOS, Measure, cases
 from stage import Stage, say, stage
 
-# A measurement is taken again, twice at most, if the host took more than this share of the CPU meanwhile, or if the cores were
-# slower or faster by more than this than in the scenario's first.
-UNREST = 0.15
+STOLEN = 0.15  # a measurement during which the host took more than this share of the CPU is taken again, twice at most; but not memory, which is the same
 
 
 def main() -> None:
@@ -56,19 +54,14 @@ def main() -> None:
         say("PostgreSQL:", *(f"{name}={value}" for name, value in sorted(site_of.settings.items())))
         for letter, found in plan.items():
             found = [case for case in found if case[1] not in missing]
-            usual = 0.0
             for turn in range(options.rounds):
                 for group, name, measure in found:
                     tries = [_tried(site_of, name, measure)]
-                    usual = usual or tries[0]["pace"]
-                    while _unrest(tries[-1], usual) > UNREST and len(tries) < 3:
-                        say(
-                            f"again, as the host took {tries[-1]['stolen']:.0%} of the CPU, or changed its pace:",
-                            _line(tries[-1]),
-                        )
+                    while tries[-1]["stolen"] > STOLEN and "growth" not in tries[-1] and len(tries) < 3:
+                        say(f"again, as the host took {tries[-1]['stolen']:.0%} of the time:", _line(tries[-1]))
                         tries.append(_tried(site_of, name, measure))
                     row = {"scenario": letter, "group": group, "contender": name, "round": turn, "tries": len(tries)}
-                    row |= min(tries, key=lambda tried: ("error" in tried, _unrest(tried, usual)))
+                    row |= min(tries, key=lambda tried: ("error" in tried, tried["stolen"]))
                     results["runs"].append(row)
                     say(f"{letter}{turn} {group}, {name}:", _line(row))
                     (site_of.out / "results.json").write_text(json.dumps(results, indent=1))
@@ -78,7 +71,7 @@ def main() -> None:
 
 def _tried(stage: Stage, name: str, measure: Measure) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    paces, before, began = [pace()], stolen(), time.monotonic()
+    before, began = stolen(), time.monotonic()
     try:
         with stage.site(name) as site:
             row |= measure(site)
@@ -86,14 +79,7 @@ def _tried(stage: Stage, name: str, measure: Measure) -> dict[str, Any]:
         traceback.print_exc()
         row["error"] = str(error)
     lost, had = stolen(before)
-    paces.append(pace())
-    return row | {"stolen": lost / (lost + had), "pace": sum(paces) / 2, "took": time.monotonic() - began}
-
-
-def _unrest(row: dict[str, Any], usual: float) -> float:
-    if "growth" in row:
-        return 0.0  # memory is the same whatever the pace
-    return max(row["stolen"], abs(row["pace"] / usual - 1))
+    return row | {"stolen": lost / (lost + had), "took": time.monotonic() - began}
 
 
 def _line(row: dict) -> str:
