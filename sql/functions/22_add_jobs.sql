@@ -42,10 +42,7 @@ begin
         raise exception 'add_jobs: specs[%] must be an object, got %', v_bad.ordinality, v_bad.kind using errcode = 'PW001';
     end if;
     begin
-        v_requests := array(
-            select row(r.*)::_job_request
-            from jsonb_array_elements(specs) with ordinality s, jsonb_populate_record(null::_job_request, s.value) r
-            order by s.ordinality);
+        v_requests := array(select r from jsonb_populate_recordset(null::_job_request, specs) r); -- in their order
     exception when data_exception or invalid_text_representation or numeric_value_out_of_range then
         -- An ill-typed member somewhere: find it, to name it.
         perform _refuse_ill_typed(s.ordinality, m.key, m.value)
@@ -243,11 +240,11 @@ begin
             from request r
             cross join lateral (select coalesce(r.run_at, v_now) as run_at) q
             cross join lateral (select q.run_at, _state_at(q.run_at, v_now, r.queue, (r.sequence).key is not null) as state) p
-            returning j.*),
+            returning j.id, j.parked, j.queue_name, j.sequence_key, _job_of(j) as job),
         woken as (
             insert into wakeups
             select distinct _lane_of(a.parked, a.queue_name, a.sequence_key) from added a where a.parked is not null)
-        select f.* from added a, _job_of(a::live_jobs) f order by a.id
+        select (a.job).* from added a order by a.id
     loop
         while (v_jobs[v_position]).id is not null loop
             return next v_jobs[v_position];
