@@ -864,7 +864,7 @@ def test_a_query_that_takes_too_long_is_cut_off_and_said(own: Any, roles: dict[s
     tick(own)
     errors = {row.name: row.last_error for row in own.rows("select name, last_error from pyworker.schedules")}
     assert "statement timeout" in errors["slow"]
-    assert own.value("select count(*) from pyworker.live_jobs") == 1
+    assert own.rows("select distinct priority from pyworker.live_jobs") == [(1,)]  # twice, if a minute began meanwhile
 
 
 def test_a_role_that_loses_its_rights_is_an_error_of_its_schedule_alone(own: Any, roles: dict[str, str]) -> None:
