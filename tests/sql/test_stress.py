@@ -181,6 +181,7 @@ def test_queues_stay_serial_and_forget_nobody(
         me = api.register_worker()
         idle = 0
         while crowd.adding.is_set() or api.rows("select from pyworker.jobs limit 1"):
+            api.heartbeat(me)
             jobs = api.claim_jobs(me, rng.choice([1, 3, 10]))
             idle = 0 if jobs or crowd.adding.is_set() else idle + 1
             assert idle < 2000, "jobs are left that nobody can claim"
