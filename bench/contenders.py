@@ -57,8 +57,9 @@ def bare(kind: str, batch: int) -> tuple[str, ...]:
 CONTENDERS = {
     contender.name: contender
     for contender in (
-        Contender("pyworker", **OURS, settings="the defaults: 10 handlers at once, async handler, history kept", concurrency=10),
+        Contender("pyworker", **OURS, settings="the defaults: 10 handlers at once, async handler, history kept, asyncio's event loop", concurrency=10),
         Contender("pyworker, deleted", **OURS, settings="the same, `configure(completed_retention => '0')`", concurrency=10, setup=(DELETED,)),
+        Contender("pyworker, uvloop", **OURS | dict(command=(*OURS["command"], "uvloop")), settings="the defaults, with uvloop installed", concurrency=10),
         Contender("table, 100", command=bare("table", 100), **BARE, settings="the floor: DELETE … SKIP LOCKED, 100 at a time"),
         Contender("table, 500", command=bare("table", 500), **BARE, settings="the floor: the same, 500 at a time"),
         Contender("functions, 100", **OURS | dict(command=bare("functions", 100)), settings="claim_jobs and finish_jobs from a bare loop, 100 at a time"),

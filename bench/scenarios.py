@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socketserver
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -155,6 +157,22 @@ def fill_mixed(site: Site, n: int) -> None:
         site.fill(count, task)
 
 
+class Echo(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        self.wfile.write(self.rfile.readline())
+
+
+def talk(site: Site, n: int) -> dict[str, float]:
+    """Each handler connects to a server on this machine, sends a line and reads one."""
+    socketserver.ThreadingTCPServer.request_queue_size = 128
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        os.environ["BENCH_PORT"] = str(server.server_address[1])  # programs inherit it
+        found = drain(site, n, fill=lambda site, n: site.fill(n, "talk"))
+        server.shutdown()
+    return found
+
+
 def resident(site: Site, n: int, times: int = 10) -> dict[str, Any]:
     """Memory of the processes, after each n jobs."""
     site.workers()
@@ -288,6 +306,11 @@ def resident_sizes(jobs: int) -> Iterator[Case]:
         yield "resident, MB", name, partial(resident, n=jobs // 2)
 
 
+def talks(jobs: int) -> Iterator[Case]:
+    for name in ("pyworker", "pyworker, uvloop"):
+        yield "a line each way over TCP", name, partial(talk, n=jobs // 10)
+
+
 SCENARIOS: dict[str, tuple[str, Callable[[int], Iterator[Case]]]] = {
     "A": ("Adding, one call and commit per job", add),
     "B": ("Adding 1,000 a call", bulk),
@@ -301,6 +324,7 @@ SCENARIOS: dict[str, tuple[str, Callable[[int], Iterator[Case]]]] = {
     "J": ("Drain of large payloads", large),
     "K": ("Drain of a mixture: successes, failures with retry, and (pyworker) sync handlers and snoozes", mixed),
     "L": ("Memory over 11 drains", resident_sizes),
+    "M": ("Drain of async handlers that speak to a server", talks),
 }
 
 

@@ -504,7 +504,11 @@ class Child:
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         if self.loop is None:
-            self.loop = asyncio.new_event_loop()
+            new_event_loop = asyncio.new_event_loop
+            if self.config.uvloop:
+                with contextlib.suppress(ImportError):
+                    from uvloop import new_event_loop
+            self.loop = new_event_loop()
             threading.Thread(target=self.loop.run_forever, daemon=True, name="event-loop").start()
         return self.loop
 

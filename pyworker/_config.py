@@ -29,5 +29,6 @@ class RunConfig:
     name: str = ""  # of the worker, for people and probes; empty: the machine's
     stuck_after: float = 60.0  # seconds in which the loop of a living process turns
     metrics: bool = False  # processes measure their handlers
+    uvloop: bool = True  # for async handlers, where it is installed
     log_format: str = "text"
     log_level: str = "INFO"

@@ -189,6 +189,9 @@ def migrate(
     help="Load the schedules of this file first, as `pyworker schedules load` does.",
 )
 @click.option(
+    "--no-uvloop", is_flag=True, help="Async handlers on asyncio's own event loop, even if uvloop is installed."
+)
+@click.option(
     "--log-format", type=click.Choice(["text", "short", "json"]), default="text", show_default=True,
     help="On a terminal, text is short.",
 )  # fmt: skip
@@ -202,8 +205,8 @@ def migrate(
 def run(
     modules: tuple[str, ...], dsn: str, schema: str, concurrency: int, processes: int, queues: tuple[str, ...], tasks: tuple[str, ...],
     forbidden_flags: tuple[str, ...], once: bool, shutdown_timeout: float, poll_interval: float, max_memory: int | None,
-    crontab: str | None, log_format: str, log_level: str, name: str | None, health_port: int | None, metrics_port: int | None,
-    stuck_after: float,
+    crontab: str | None, no_uvloop: bool, log_format: str, log_level: str, name: str | None, health_port: int | None,
+    metrics_port: int | None, stuck_after: float,
 ) -> None:  # fmt: skip
     """Run the jobs whose tasks MODULES define (packages with all their submodules).
 
@@ -223,7 +226,7 @@ def run(
             only_tasks=list(tasks), forbidden_flags=list(forbidden_flags), once=once, shutdown_timeout=shutdown_timeout,
             poll_interval=poll_interval, max_memory=max_memory << 20 if max_memory else None, log_format=log_format,
             log_level=log_level.upper(), name=name or "", stuck_after=stuck_after,
-            metrics=metrics_port is not None,
+            metrics=metrics_port is not None, uvloop=not no_uvloop,
         )  # fmt: skip
         if crontab:
             _schedules.load_for_run(url, schema, crontab)

@@ -84,6 +84,7 @@ def latency(n: int, gap_ms: float) -> None:
 def work(concurrency: int, *_quick: Any) -> None:
     path = os.pathsep.join([str(HERE), *sys.path])
     command = [sys.executable, "-m", "pyworker", "run", "ours_tasks", "--log-level", "error"]
+    command += ["--no-uvloop"] * ("uvloop" not in sys.argv)
     workers.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}))
 
 

@@ -1,5 +1,8 @@
 """The handlers of the benchmark, for `pyworker run`."""
 
+import asyncio
+import os
+
 from repl import noop as count
 from repl import stamp as leave_stamp
 
@@ -19,6 +22,15 @@ def noop_sync(payload):
 @task
 async def stamp(payload):
     leave_stamp(payload)
+
+
+@task
+async def talk(payload):
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(os.environ["BENCH_PORT"]))
+    writer.write(b"ping\n")
+    await reader.readline()
+    writer.close()
+    count()
 
 
 @task(backoff=["1 ms"])

@@ -196,6 +196,7 @@ class Worker:
             "DATABASE_URL": queue.dsn,
             "PYWORKER_SCHEMA": queue.schema,
             "PYTHONPATH": f"{HERE}:{HERE.parents[1]}",
+            "PYWORKER_RUN_NO_UVLOOP": "1",  # as without it; tests that want it say so
         } | environment
         with log.open("wb") as output:
             self.process = subprocess.Popen(command, cwd=log.parent, env=env, stderr=output, stdin=subprocess.DEVNULL)
@@ -268,8 +269,10 @@ def queue_class() -> type[Queue]:
 
 
 @pytest.fixture(scope="module")
-def served(pg_template: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
-    """A database with one worker that is always there, for tests that only add jobs and look at what becomes of them."""
+def served(request: Any, pg_template: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
+    """A database with one worker that is always there, for tests that only add jobs and look at what becomes of them.
+
+    A parameter is the worker's environment."""
     t = pg_template
     with DatabaseJanitor(
         user=t.user, host=t.host, port=t.port, password=t.password, dbname=f"{t.dbname}_served",
@@ -279,7 +282,7 @@ def served(pg_template: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             host=t.host, port=t.port, user=t.user, password=t.password, dbname=f"{t.dbname}_served"
         )
         made = Queue(dsn, tmp_path_factory.mktemp("served"))
-        made.start("--concurrency", "5")
+        made.start("--concurrency", "5", **getattr(request, "param", {}))
         yield made
         assert made.workers[0].stop() == 0
         made.close()

@@ -62,6 +62,18 @@ async def act_async(payload, job):
     return answer(payload)
 
 
+@task(result=True)
+async def which_loop(payload):
+    return type(asyncio.get_running_loop()).__module__.partition(".")[0]
+
+
+@task(result=True)
+async def run_program(payload):
+    program = await asyncio.create_subprocess_exec(*payload, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await program.communicate()
+    return [printed.decode(), program.returncode]
+
+
 @task
 def note(payload, job: Job):
     tell(job, payload)

@@ -86,10 +86,12 @@ def test_job_once_is_true_once_over_all_attempts(queue: Any, task: str, said: li
 # Time
 
 
-@pytest.mark.parametrize("task", ["too_long", "too_long_async"])
-def test_a_handler_that_takes_too_long_is_ended_and_only_its_job_is_charged(queue: Any, task: str) -> None:
+@pytest.mark.parametrize(("task", "no_uvloop"), [("too_long", "1"), ("too_long_async", "1"), ("too_long_async", "0")])
+def test_a_handler_that_takes_too_long_is_ended_and_only_its_job_is_charged(
+    queue: Any, task: str, no_uvloop: str
+) -> None:
     queue.close_gate(1)
-    worker = queue.start("--concurrency", "3")
+    worker = queue.start("--concurrency", "3", PYWORKER_RUN_NO_UVLOOP=no_uvloop)
     worker.until_ready()
     bystander = queue.add("note", {"gate": 1}, max_attempts=1)
     queue.until_waiting(1)
@@ -136,8 +138,9 @@ def test_a_sync_handler_sees_that_it_is_called_off(queue: Any) -> None:
     assert told(queue, stops) == told(queue, ends) == ["begun", "saw it"]
 
 
-def test_an_async_handler_is_cancelled_and_may_clean_up(queue: Any) -> None:
-    queue.start().until_ready()
+@pytest.mark.parametrize("no_uvloop", ["1", "0"])
+def test_an_async_handler_is_cancelled_and_may_clean_up(queue: Any, no_uvloop: str) -> None:
+    queue.start(PYWORKER_RUN_NO_UVLOOP=no_uvloop).until_ready()
     job_id = queue.add("sleep_async")
     queue.until("select count(*) = 1 from public.seen")
     queue.rows("select pyworker.cancel_job(%s)", job_id)

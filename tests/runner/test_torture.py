@@ -184,8 +184,9 @@ class Faults:
 
     def _start(self) -> Any:
         return self._queue.start(
-            "--dsn", self._network.dsn, "--processes", "2", "--concurrency", "4", modules="recorded_tasks"
-        )
+            "--dsn", self._network.dsn, "--processes", "2", "--concurrency", "4", modules="recorded_tasks",
+            PYWORKER_RUN_NO_UVLOOP=self._rng.choice("01"),
+        )  # fmt: skip
 
     def strike(self) -> None:
         deeds = [self.parent, self.child, self.child, self.backend, self.freeze, self.cut, self.hush_one]

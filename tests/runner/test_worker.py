@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-both = pytest.mark.parametrize("kind", ["", "_async"], ids=["sync", "async"])
+both = pytest.mark.parametrize(
+    ("served", "kind"), [({}, ""), ({}, "_async"), ({"PYWORKER_RUN_NO_UVLOOP": "0"}, "_async")],
+    indirect=["served"], ids=["sync", "async", "async on uvloop"],
+)  # fmt: skip
 EVERYTHING = "select count(*) = 0 from pyworker.jobs where state not in ('discarded', 'scheduled', 'retryable')"
 
 
