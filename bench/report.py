@@ -105,7 +105,8 @@ def by_round(results: Results, groups: Callable[[str], list[str]]) -> dict[tuple
         found = medians(results | {"runs": [run for run in results["runs"] if run["round"] == turn]})
         for *target, find in targets(lambda *key, found=found: found[key[:3]][key[3]], groups):
             with suppress(KeyError, ZeroDivisionError):  # not measured this time
-                values.setdefault(tuple(target), []).append(find())
+                value = find()
+                values.setdefault(tuple(target), []).append(value)
     return values
 
 
