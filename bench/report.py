@@ -240,7 +240,7 @@ def plot(letter: str, found: Medians, results: Results, out: Path) -> str | None
         figure, grid = pyplot.subplots(len(groups), 2 if parts[0] == "jobs_s" else 1, squeeze=False, figsize=(11, 1.2 + sum(0.4 + 0.3 * sum(k[1] == g for k in rows) for g in groups)))  # fmt: skip
         for group, cells in zip(groups, grid, strict=True):
             names = [key[2] for key in rows if key[1] == group][::-1]
-            colors = ["#1b6" if n in OURS else "#aaa" if n in FLOOR + FUNCTIONS else "#47a" for n in names]
+            colors = ["#1b6" if n.startswith("pyworker") else "#aaa" if n in FLOOR + FUNCTIONS else "#47a" for n in names]
             value = lambda metric, group=group, names=names: [rows[letter, group, n].get(metric, 0.0) for n in names]  # noqa: E731
             cells[0].set_title(group, fontsize=9)
             if parts[0] == "jobs_s":
