@@ -14,7 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from contenders import CONTENDERS, PEERS, version_of
-from scenarios import FLOOR, FUNCTIONS, OURS, SCENARIOS
+from scenarios import FLOOR, FUNCTIONS, SCENARIOS
 
 Results = dict[str, Any]
 Medians = dict[tuple[str, str, str], dict[str, float]]
