@@ -22,7 +22,8 @@ COLUMNS = {
     "jobs_s": ("jobs/s", ",.0f"), "client": ("client", ".4f"), "server": ("server", ".4f"), "cpu": ("CPU", ".4f"), "wal": ("WAL B/job", ",.0f"),
     "first_fifth": ("first fifth, jobs/s", ",.0f"), "last_fifth": ("last fifth, jobs/s", ",.0f"),
     "p50": ("p50 ms", ".2f"), "p95": ("p95 ms", ".2f"), "p99": ("p99 ms", ".2f"),
-    "parent": ("parent MB", ".1f"), "child": ("child MB", ".1f"), "growth": ("growth", ".1%"), "n": ("jobs", ",.0f"),
+    "parent": ("parent MB", ".1f"), "child": ("child MB", ".1f"), "growth": ("growth", ".1%"), "idle": ("CPU ms a second, each", ".1f"),
+    "n": ("jobs", ",.0f"),
 }  # fmt: skip
 BETTER = {"jobs_s": max, "cpu": min, "p50": min, "p99": min}  # what is compared with the best peer and with the floor
 
@@ -221,6 +222,8 @@ def plot(letter: str, found: Medians, results: Results, out: Path) -> str | None
     except ImportError:
         return None
     rows = in_groups(letter, found)
+    if letter == "N":  # one contender: its groups beside each other
+        rows = {(letter, "pyworker", key[1]): values for key, values in rows.items() if "jobs_s" in values}
     groups = list(dict.fromkeys(key[1] for key in rows))
     if letter == "L":
         figure, axes = pyplot.subplots(figsize=(8, 4))
@@ -240,7 +243,9 @@ def plot(letter: str, found: Medians, results: Results, out: Path) -> str | None
         figure, grid = pyplot.subplots(len(groups), 2 if parts[0] == "jobs_s" else 1, squeeze=False, figsize=(11, 1.2 + sum(0.4 + 0.3 * sum(k[1] == g for k in rows) for g in groups)))  # fmt: skip
         for group, cells in zip(groups, grid, strict=True):
             names = [key[2] for key in rows if key[1] == group][::-1]
-            colors = ["#1b6" if n.startswith("pyworker") else "#aaa" if n in FLOOR + FUNCTIONS else "#47a" for n in names]
+            colors = [
+                "#1b6" if n.startswith("pyworker") else "#aaa" if n in FLOOR + FUNCTIONS else "#47a" for n in names
+            ]
             value = lambda metric, group=group, names=names: [rows[letter, group, n].get(metric, 0.0) for n in names]  # noqa: E731
             cells[0].set_title(group, fontsize=9)
             if parts[0] == "jobs_s":

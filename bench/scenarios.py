@@ -138,12 +138,17 @@ def fill_with(payload: str) -> Callable[[Site, int], None]:
     return fill
 
 
-def fill_sequences(count: int) -> Callable[[Site, int], None]:
+SEQUENCE, QUEUE = "'sequence_policy', jsonb_build_object('key', 's' || i %% %s)", "'queue_name', 'q' || i %% %s"
+
+
+def fill_lanes(kind: str, count: int) -> Callable[[Site, int], None]:
+    """Over so many sequences or queues, in turn."""
+
     def fill(site: Site, n: int) -> None:
         for start in range(0, n, 1000):
             site.conn.execute(
                 f"""select count(*) from pyworker.add_jobs((select jsonb_agg(jsonb_build_object('identifier', 'noop', 'payload', {PAYLOAD},
-                    'sequence_policy', jsonb_build_object('key', 's' || i %% %s))) from generate_series(%s::int, %s) i))""",
+                    {kind})) from generate_series(%s::int, %s) i))""",
                 [count, start + 1, min(start + 1000, n)],
             )
 
@@ -187,6 +192,15 @@ def resident(site: Site, n: int, times: int = 10) -> dict[str, Any]:
         series.append([memory(pid) for pid in pids])
     growth = max(series[-1][i] / series[0][i] - 1 for i in range(len(pids)))
     return {"parent": series[-1][0], "child": series[-1][-1], "growth": growth, "series": series, "n": n * (times + 1)}
+
+
+def idle(site: Site, count: int, seconds: float = 10.0) -> dict[str, float]:
+    """What workers cost who have nothing to do: CPU of their processes and of the server."""
+    site.workers(count)
+    before = site.read()
+    time.sleep(seconds)
+    used = site.read() - before
+    return {"idle": (used.client + used.server) * 1000 / seconds / count, "n": count}
 
 
 # -- what --------------------------------------------------------------------------------------------------------------
@@ -286,8 +300,8 @@ def unique(jobs: int) -> Iterator[Case]:
 def sequences(jobs: int) -> Iterator[Case]:
     many, one = jobs // 2, jobs // 20
     yield f"{many:,} plain jobs", "pyworker", partial(drain, n=many)
-    yield f"{many // 10:,} sequences of 10", "pyworker", partial(drain, n=many, fill=fill_sequences(many // 10))
-    yield f"1 sequence of {one:,}", "pyworker", partial(drain, n=one, fill=fill_sequences(1))
+    yield f"{many // 10:,} sequences of 10", "pyworker", partial(drain, n=many, fill=fill_lanes(SEQUENCE, many // 10))
+    yield f"1 sequence of {one:,}", "pyworker", partial(drain, n=one, fill=fill_lanes(SEQUENCE, 1))
 
 
 def large(jobs: int) -> Iterator[Case]:
@@ -311,6 +325,26 @@ def talks(jobs: int) -> Iterator[Case]:
         yield "a line each way over TCP", name, partial(talk, n=jobs // 10)
 
 
+WAITING = """select count(*) from generate_series(1, {n} / 1000) k, lateral pyworker.add_jobs((select jsonb_agg(
+    jsonb_build_object('identifier', 'noop', 'payload', k + i)) from generate_series(1, 1000) i))"""
+
+
+def growth(jobs: int) -> Iterator[Case]:
+    for n in (jobs // 10, jobs, jobs * 5):
+        yield f"drain of {n:,} jobs", "pyworker", partial(drain, n=n)
+    for n in (jobs // 10, jobs, jobs * 5):
+        yield (
+            f"an add beside {n:,} that wait", "pyworker",
+            partial(ask, n=jobs // 20, verb="add", beside=WAITING.format(n=n)),
+        )  # fmt: skip
+    for count in (10, 100, 1000, 10_000):
+        yield f"{count:,} serial queues", "pyworker", partial(drain, n=jobs // 5, fill=fill_lanes(QUEUE, count))
+    for count in (1, 2, 4, 8):
+        yield f"drain by {count} workers", "pyworker", partial(drain, n=jobs, workers=count)
+    for count in (1, 8, 32):
+        yield f"{count} idle workers", "pyworker", partial(idle, count=count)
+
+
 SCENARIOS: dict[str, tuple[str, Callable[[int], Iterator[Case]]]] = {
     "A": ("Adding, one call and commit per job", add),
     "B": ("Adding 1,000 a call", bulk),
@@ -325,6 +359,7 @@ SCENARIOS: dict[str, tuple[str, Callable[[int], Iterator[Case]]]] = {
     "K": ("Drain of a mixture: successes, failures with retry, and (pyworker) sync handlers and snoozes", mixed),
     "L": ("Memory over 11 drains", resident_sizes),
     "M": ("Drain of async handlers that speak to a server", talks),
+    "N": ("How cost grows", growth),
 }
 
 
