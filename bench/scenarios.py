@@ -29,9 +29,9 @@ FUNCTIONS = ("functions, 100", "functions, 500", "functions, 500, deleted")
 
 def drain(
     site: Site, n: int, workers: int = 1, fill: Callable[[Site, int], None] | None = None,
-    pinned: bool = False, beside: str = "",
+    pinned: bool = False, beside: str = "", statistics: bool = True,
 ) -> dict[str, float]:  # fmt: skip
-    """n jobs become visible by one COMMIT to workers that are warm."""
+    """n jobs become visible by one COMMIT to workers that are warm, with the statistics that autovacuum would make sooner or later."""
     if beside:
         site.conn.execute(beside.encode())
         site.conn.execute("vacuum analyze")
@@ -44,6 +44,8 @@ def drain(
             pin.execute("select txid_current_snapshot()")
         site.conn.execute("begin")
         (fill or Site.fill)(site, n)
+        if statistics:
+            site.conn.execute("analyze")
         with site.measured(n) as found:
             site.conn.execute("commit")
             site.wait_drained()
@@ -234,6 +236,8 @@ def drains(jobs: int) -> Iterator[Case]:
     for workers, group in ((1, "one process"), (2, "two processes")):
         for name in (*OURS, *PEERS, *FLOOR, *FUNCTIONS):
             yield group, name, partial(drain, n=few(jobs, name), workers=workers)
+    for name in ("pyworker", "graphile-worker", "pg-boss", "river", "pgqueuer"):
+        yield "one process, without statistics", name, partial(drain, n=few(jobs, name), statistics=False)
 
 
 def latencies(jobs: int) -> Iterator[Case]:
