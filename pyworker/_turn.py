@@ -9,7 +9,7 @@ import logging
 import os
 import traceback
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _sql, tasks
@@ -43,13 +43,13 @@ class Claimed:
     attempts: int
     max_attempts: int
     priority: int
-    run_at: datetime
+    run_at: float  # seconds since 1970
     queue_name: str | None
     key: str | None
     flags: str | None
     meta: str | None
     sequence_key: str | None
-    created_at: datetime
+    created_at: float
     delivery: str
     crashes: int
     slot: int = -1  # while it runs: its place in the memory that the parent watches
@@ -59,9 +59,9 @@ class Claimed:
     def made(self, kind: type[J], connections: Connections) -> J:
         """What its handler gets."""
         return kind(  # by position: by name it takes twice the time
-            self.id, self.run, self.task_identifier, _decoded(self.payload), self.attempts, self.max_attempts, self.priority, self.run_at,
-            self.queue_name, self.key, _decoded(self.flags) if self.flags else None, _decoded(self.meta) if self.meta else None,
-            self.sequence_key, self.created_at, connections,
+            self.id, self.run, self.task_identifier, _decoded(self.payload), self.attempts, self.max_attempts, self.priority,
+            datetime.fromtimestamp(self.run_at, UTC), self.queue_name, self.key, _decoded(self.flags) if self.flags else None,
+            _decoded(self.meta) if self.meta else None, self.sequence_key, datetime.fromtimestamp(self.created_at, UTC), connections,
         )  # fmt: skip
 
 

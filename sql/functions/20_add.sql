@@ -50,8 +50,9 @@ create or replace function _job_refusal(
             then format('priority must be from -32768 to 32767, got %s', priority)
         when job_key_mode not in ('replace', 'preserve_run_at', 'unsafe_dedupe')
             then format('job_key_mode must be replace, preserve_run_at or unsafe_dedupe, got %L', job_key_mode)
-        when not isfinite(run_at)
-            then format('run_at must be a finite time, got %s', run_at)
+        -- What others can read, too: most languages know no other years.
+        when run_at not between '0001-01-02 00:00+00' and '9999-12-30 00:00+00'
+            then format('run_at must be a time of the years 1 to 9999, got %s', run_at)
         when array_ndims(flags) > 1
             then format('flags must be a plain list, got %s', flags)
         when array_position(flags, null) is not null
@@ -152,7 +153,7 @@ $$;
 comment on function add_job(text, json, text, timestamptz, integer, text, integer, text[], text, jsonb, jsonb, jsonb, text) is
     'Adds a job in the caller''s transaction and returns it; the job is seen by workers when that transaction commits. The first nine '
     'arguments are Graphile Worker''s. identifier: the task, 1 to 128 characters. payload: JSON, {} by default, at most 1 MiB and 100 '
-    'levels deep. queue_name: jobs of a named queue run one after another; ''default'' means none. run_at: not before this time. '
+    'levels deep. queue_name: jobs of a named queue run one after another; ''default'' means none. run_at: not before this time, of the years 1 to 9999. '
     'max_attempts: tries in all, 25 by default. job_key: a later add_job with the same key replaces this job; job_key_mode says how: '
     '''replace'' (default), ''preserve_run_at'', ''unsafe_dedupe''; two JSON array payloads are merged. priority: smaller runs first, '
     'default 0. flags: labels a worker may refuse (forbidden_flags). meta: a JSON object for the caller''s own use. What is not given '

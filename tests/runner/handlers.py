@@ -63,6 +63,16 @@ async def act_async(payload, job):
 
 
 @task(result=True)
+def times(payload, job):
+    return [job.run_at.isoformat(), job.created_at.isoformat()]
+
+
+@task(result=True)
+async def times_async(payload, job):
+    return times.function(payload, job)
+
+
+@task(result=True)
 async def which_loop(payload):
     return type(asyncio.get_running_loop()).__module__.partition(".")[0]
 

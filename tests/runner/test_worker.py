@@ -121,6 +121,17 @@ def test_a_payload_that_python_cannot_decode_fails_only_its_own_job(served: Any,
     assert "digits" in served.value("select last_error from pyworker.jobs where id = %s", job_id)
 
 
+@both
+def test_a_handler_is_told_its_times_to_the_microsecond(served: Any, kind: str) -> None:
+    moment = "2026-01-02 03:04:05.678901+00"
+    job_id = served.add(f"times{kind}", run_at=moment)
+    served.until_state("completed", job_id)
+    created = served.value("select to_json(created_at)#>>'{}' from pyworker.get_job(%s)", job_id)
+    told = served.job(job_id).result
+    assert told[0] == moment.replace(" ", "T").replace("+00", "+00:00")
+    assert served.value("select %s::timestamptz = %s::timestamptz", told[1], created)
+
+
 def test_a_handler_that_was_never_awaited_has_not_succeeded(served: Any) -> None:
     job_id = served.add("not_awaited")
     served.until_state("retryable", job_id)

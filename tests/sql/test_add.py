@@ -102,6 +102,7 @@ def test_limits_themselves_are_accepted(api: Any) -> None:
     at_the_limit = [
         {"identifier": "é" * 128}, {"queue_name": "é" * 128}, {"job_key": "é" * 512}, {"max_attempts": 1},
         {"max_attempts": 32767}, {"priority": 32767}, {"priority": -32768},
+        {"run_at": "0001-01-02 00:00+00"}, {"run_at": "9999-12-30 00:00+00"},
     ]  # fmt: skip
     specs = [{"identifier": "t", **change} for change in at_the_limit]
     for spec in specs:
@@ -126,6 +127,8 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"flags": ["a", None]}, ("flags", "NULL")),
     ({"delivery": "sometimes"}, ("delivery", "sometimes")),
     ({"run_at": "infinity"}, ("run_at", "infinity")),
+    ({"run_at": "0044-03-15 BC"}, ("run_at", "0044-03-15 00:00:00", "BC")),
+    ({"run_at": "10000-01-01"}, ("run_at", "10000-01-01")),
     ({"run_at": "-infinity"}, ("run_at", "-infinity")),
     ({"payload": {"a": "x" * 1048576}}, ("payload", "1048576 bytes")),
     ({"payload": json.loads("[" * 101 + "]" * 101)}, ("payload", "100 levels")),
