@@ -304,7 +304,7 @@ CREATE INDEX live_jobs_due ON live_jobs USING btree (due_at, id) WHERE (due_at I
 CREATE INDEX live_jobs_expires ON live_jobs USING btree (expires_at) WHERE (expires_at IS NOT NULL);
 CREATE UNIQUE INDEX live_jobs_job_key ON live_jobs USING btree (job_key) WHERE (job_key IS NOT NULL);
 CREATE INDEX live_jobs_queue_parked ON live_jobs USING btree (queue_name, priority, run_at, id) WHERE (parked = 'queue'::text);
-CREATE INDEX live_jobs_queue_taken ON live_jobs USING btree (queue_name) WHERE ((ready_at IS NOT NULL) AND (queue_name IS NOT NULL));
+CREATE INDEX live_jobs_queue_taken ON live_jobs USING btree (queue_name, priority, run_at, id) WHERE ((ready_at IS NOT NULL) AND (queue_name IS NOT NULL));
 CREATE INDEX live_jobs_ready ON live_jobs USING btree (priority, ready_at, id) WHERE (ready_at IS NOT NULL);
 CREATE UNIQUE INDEX live_jobs_sequence_head ON live_jobs USING btree (sequence_key) WHERE sequence_head;
 CREATE INDEX live_jobs_sequence_parked ON live_jobs USING btree (sequence_key, parked, id) WHERE (parked <> 'queue'::text);

@@ -45,9 +45,11 @@ $$;
 -- was paused meanwhile, or its limit lowered), those that nobody has claimed are called back, the last first.
 create or replace function _fill_queue(queue_name text) returns integer
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set jit = off set lock_timeout = '200ms' -- see claim_jobs
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off set jit = off
+    set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
+    -- In order even where none is needed: only one index has it, whatever the statistics say of the others' size.
     -- Without a limit a queue still keeps its waiting jobs out of the claim index: so many of them may be there at once.
     v_window constant integer := 1000;
     v_queue queues := _queue_of(queue_name);
@@ -59,17 +61,19 @@ begin
     v_slots := v_slots - (select count(*) from (
         select from live_jobs j
         where j.queue_name = _fill_queue.queue_name and j.ready_at is not null
-          and (j.state = 'available' or not (v_endless or v_queue.paused)) limit v_slots + v_window) taken);
+          and (j.state = 'available' or not (v_endless or v_queue.paused))
+        order by j.queue_name, j.priority, j.run_at, j.id limit v_slots + v_window) taken);
     if v_slots < 0 and not v_endless then
         update live_jobs j set state = 'pending', ready_at = null, parked = 'queue', updated_at = clock()
         where j.ctid = any (array(
             select p.ctid from live_jobs p
             where p.queue_name = _fill_queue.queue_name and p.ready_at is not null and p.state = 'available'
-            order by p.priority desc, p.run_at desc, p.id desc limit -v_slots for update skip locked));
+            order by p.queue_name desc, p.priority desc, p.run_at desc, p.id desc limit -v_slots for update skip locked));
         get diagnostics v_moved = row_count;
         -- There may be more; and one that somebody has in hand is there again if he rolls back.
-        v_again := (v_moved < -v_slots or v_moved >= v_window) and exists (
-            select from live_jobs p where p.queue_name = _fill_queue.queue_name and p.ready_at is not null and p.state = 'available');
+        v_again := (v_moved < -v_slots or v_moved >= v_window) and ( -- `exists` would drop the order
+            select true from live_jobs p where p.queue_name = _fill_queue.queue_name and p.ready_at is not null and p.state = 'available'
+            order by p.queue_name, p.priority, p.run_at, p.id limit 1);
         v_moved := 0;
     else
         if v_slots > 0 then
@@ -81,8 +85,9 @@ begin
             get diagnostics v_moved = row_count;
         end if;
         -- Without a limit it is claims, not ends, that make room for more: the next one looks again.
-        v_again := (v_endless or v_moved < v_slots) and exists (
-            select from live_jobs p where p.queue_name = _fill_queue.queue_name and p.parked = 'queue');
+        v_again := (v_endless or v_moved < v_slots) and (
+            select true from live_jobs p where p.queue_name = _fill_queue.queue_name and p.parked = 'queue'
+            order by p.queue_name, p.priority, p.run_at, p.id limit 1);
     end if;
     if v_again then
         insert into wakeups values ('queue:' || _fill_queue.queue_name);

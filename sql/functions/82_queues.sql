@@ -40,7 +40,8 @@ comment on function set_queue(text, integer) is
     'beyond a lowered limit that run already run on. Errors: PW001.';
 
 create or replace function pause_queue(queue_name text) returns void
-    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql security definer set search_path from current
+    set enable_seqscan = off set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -55,7 +56,8 @@ begin
     update live_jobs j set state = 'pending', ready_at = null, parked = 'queue', updated_at = clock()
     where j.ctid = any (array(
         select p.ctid from live_jobs p
-        where p.queue_name = pause_queue.queue_name and p.ready_at is not null and p.state = 'available' for update skip locked));
+        where p.queue_name = pause_queue.queue_name and p.ready_at is not null and p.state = 'available'
+        order by p.queue_name, p.priority, p.run_at, p.id for update skip locked)); -- in order: see _fill_queue
     perform _queue_changed(pause_queue.queue_name);
 end;
 $$;

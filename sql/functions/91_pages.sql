@@ -319,7 +319,7 @@ comment on function list_workers() is
 
 -- Names in an index, one after the other, without reading what has them in common.
 create or replace function _queue_after(name text) returns text
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable set search_path from current set enable_seqscan = off set enable_sort = off set jit = off
 as $$
 begin
     return least(
@@ -332,7 +332,8 @@ $$;
 
 create or replace function list_queues(after_name text default null, max_queues integer default 50)
     returns table (queue_name text, concurrency integer, paused boolean, available bigint, running bigint, pending bigint, exact boolean)
-    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -349,9 +350,11 @@ begin
                count(*) filter (where t.state = 'pending')
         into available, running, pending
         from ((select j.state from live_jobs j
-               where j.queue_name = list_queues.queue_name and j.ready_at is not null and j.queue_name is not null limit 1000)
+               where j.queue_name = list_queues.queue_name and j.ready_at is not null and j.queue_name is not null
+               order by j.queue_name, j.priority, j.run_at, j.id limit 1000) -- see _fill_queue
               union all
-              (select j.state from live_jobs j where j.queue_name = list_queues.queue_name and j.parked = 'queue' limit 1000)) t;
+              (select j.state from live_jobs j where j.queue_name = list_queues.queue_name and j.parked = 'queue'
+               order by j.queue_name, j.priority, j.run_at, j.id limit 1000)) t;
         exact := available + running < 1000 and pending < 1000;
         return next;
     end loop;

@@ -261,7 +261,7 @@ create index live_jobs_ready on live_jobs (priority, ready_at, id) where ready_a
 create index live_jobs_due on live_jobs (due_at, id) where due_at is not null;
 create unique index live_jobs_job_key on live_jobs (job_key) where job_key is not null;
 create index live_jobs_queue_parked on live_jobs (queue_name, priority, run_at, id) where parked = 'queue';
-create index live_jobs_queue_taken on live_jobs (queue_name) where ready_at is not null and queue_name is not null;
+create index live_jobs_queue_taken on live_jobs (queue_name, priority, run_at, id) where ready_at is not null and queue_name is not null;
 create index live_jobs_sequence_parked on live_jobs (sequence_key, parked, id) where parked <> 'queue';
 create unique index live_jobs_sequence_head on live_jobs (sequence_key) where sequence_head;
 create index live_jobs_unique_key on live_jobs (unique_key) where unique_key is not null;

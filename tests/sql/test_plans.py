@@ -261,6 +261,37 @@ STEPS: dict[str, tuple[Callable[[Any], Any], float]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("analyzed", ["while empty", "while all of them wait", "while some are ready"])
+def test_a_queues_turn_looks_at_no_other_queue(api: Any, worker: int, watched: Any, analyzed: str) -> None:
+    analyze = "analyze pyworker.live_jobs"
+    ready = "update pyworker.live_jobs set state = 'available', ready_at = run_at, parked = null where queue_name ~ %s"
+
+    def turn(number: int) -> dict[str, float]:
+        """Within a claim, as its settings count, too."""
+        sql = f"insert into wakeups values ('queue:n{number}'); select claim_jobs({worker}, 1, '{{}}')"
+        plans = watched(step(sql))
+        return touched([plan for plan in plans if "_fill_queue.queue_name" in plan["Query Text"]])
+
+    api.rows(f"truncate pyworker.live_jobs; {analyze}")
+    try:
+        api.rows(  # in no order
+            "select count(*) from (select pyworker.add_jobs(jsonb_agg(jsonb_build_object("
+            "  'identifier', 't', 'queue_name', 'n' || i * 7919 % 5000))) from generate_series(1, 10000) i) jobs;"
+            "delete from pyworker.wakeups"
+        )
+        if analyzed == "while some are ready":
+            api.rows(ready, ["^n10"])
+        if analyzed != "while empty":
+            api.rows(analyze)
+        turn(3000)  # plans are kept from here on
+        api.rows(ready, ["^n1"])
+        rows = [turn(number) for number in range(3001, 3010)]
+        assert all(rows)
+        assert [found for found in rows if sum(found.values()) > 4] == []
+    finally:
+        api.rows("truncate pyworker.live_jobs, pyworker.wakeups; analyze pyworker.live_jobs")
+
+
 def test_queues_and_sequences_touch_few_rows_whatever_waits_and_whatever_the_statistics_say(
     api: Any, watched: Any
 ) -> None:
