@@ -49,7 +49,6 @@ create or replace function _fill_queue(queue_name text) returns integer
     set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
-    -- In order even where none is needed: only one index has it, whatever the statistics say of the others' size.
     -- Without a limit a queue still keeps its waiting jobs out of the claim index: so many of them may be there at once.
     v_window constant integer := 1000;
     v_queue queues := _queue_of(queue_name);
@@ -58,6 +57,7 @@ declare
     v_moved integer := 0;
     v_again boolean;
 begin
+    -- In an order that only one index has, even where none is needed: else the statistics may speak for another one.
     v_slots := v_slots - (select count(*) from (
         select from live_jobs j
         where j.queue_name = _fill_queue.queue_name and j.ready_at is not null
