@@ -62,6 +62,7 @@ CONTENDERS = {
         Contender("pyworker, uvloop", **OURS | dict(command=(*OURS["command"], "uvloop")), settings="the defaults, with uvloop installed", concurrency=10),
         Contender("table, 100", command=bare("table", 100), **BARE, settings="the floor: DELETE … SKIP LOCKED, 100 at a time"),
         Contender("table, 500", command=bare("table", 500), **BARE, settings="the floor: the same, 500 at a time"),
+        Contender("table, two steps", command=bare("two steps", 500), **BARE, settings="UPDATE … SKIP LOCKED when taken, DELETE when done, 500 at a time: no job is lost"),
         Contender("functions, 100", **OURS | dict(command=bare("functions", 100)), settings="claim_jobs and finish_jobs from a bare loop, 100 at a time"),
         Contender("functions, 500", **OURS | dict(command=bare("functions", 500)), settings="the same, 500 at a time"),
         Contender("functions, 500, deleted", **OURS | dict(command=bare("functions", 500)), settings="the same, history off", setup=(DELETED,)),

@@ -20,7 +20,7 @@ from stage import Site, percentiles, pgbench, rates
 Measure = Callable[[Site], dict[str, float]]
 Case = tuple[str, str, Measure]  # within a group contenders are compared
 OURS = ("pyworker", "pyworker, deleted")
-FLOOR = ("table, 100", "table, 500")
+FLOOR = ("table, 100", "table, 500", "table, two steps")
 FUNCTIONS = ("functions, 100", "functions, 500", "functions, 500, deleted")
 
 

@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 from collections import deque
+from contextvars import copy_context
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -97,6 +98,7 @@ class Child:
         self.orders = orders
         self.declared = False  # what our code wants to be scheduled, once: the last to start has the say
         self.tasks: dict[str, tasks.Task[..., Any]] = {}
+        self.context = copy_context()  # with what the modules of the tasks set; each handler runs in a copy of its own
         self.measures: Measures | None = None
         self.connections = Connections(config)
         self.db: _sql.Database | None = None
@@ -118,8 +120,7 @@ class Child:
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
         # Orders
-        self.stopping = False
-        self.aborting = False
+        self.stopping = self.aborting = False
         self.recheck_version = False
         self.ask_at = 0.0  # when to ask the database whether what runs was called off
         self.reconcile_in, self.reconcile_at = 0.0, 0.0
@@ -153,7 +154,7 @@ class Child:
             from ._metrics import Measures
 
             self.measures = Measures()
-        self.tasks = tasks.load(self.config.tasks)
+        self.tasks = self.context.run(tasks.load, self.config.tasks)
         if unknown := [name for name in self.config.only_tasks if name not in self.tasks]:
             raise TaskError(f"--task {unknown[0]}: no such task (known: {', '.join(sorted(self.tasks))})")
         while True:
@@ -516,13 +517,13 @@ class Child:
         while True:
             job = self.thread_jobs.get()
             while job:
-                job = self._dispatch(self._ended(job, *self._run_sync(job)), in_thread=True)
+                job = self._dispatch(self._ended(job, *self.context.copy().run(self._run_sync, job)), in_thread=True)
 
     def _spawn(self, jobs: list[Claimed]) -> None:
         assert self.loop is not None  # noqa: S101
         for job in jobs:
             # `running` keeps it from being collected; the loop itself has only weak references.
-            job.handler = self.loop.create_task(self._run_async(job))
+            job.handler = self.loop.create_task(self._run_async(job), context=self.context.copy())
 
     def _run_sync(self, job: Claimed) -> tuple[str, Any]:
         try:

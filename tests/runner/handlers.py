@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -327,3 +328,22 @@ hoard: list[bytes] = []
 def hold_memory(payload, job):
     hoard.append(os.urandom(payload["mb"] << 20))
     tell(job, payload)
+
+
+tenant_of_job = ContextVar("tenant_of_job", default="nobody's")
+tenant_of_job.set("set on import")
+
+
+@task(result=True)
+def tenant(payload):
+    before = tenant_of_job.get()
+    tenant_of_job.set(payload)
+    return before
+
+
+@task(result=True)
+async def tenant_async(payload):
+    before = tenant_of_job.get()
+    await asyncio.sleep(0)
+    tenant_of_job.set(payload)
+    return before
