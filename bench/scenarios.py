@@ -109,16 +109,17 @@ def sql_adds(site: Site, n: int, connections: int, worker: bool = False, notify:
 
 
 def latency(site: Site, n: int, gap_ms: float) -> dict[str, float]:
-    """From just before the call that adds a job to the start of its handler, on an idle system."""
+    """From just before the call that adds a job to the start of its handler; and what a job costs that comes by itself."""
     worker, client = site.start(), site.start()
     worker.ask("work", site.contender.concurrency, True)
     client.ask("connect", 1)
     client.ask("latency", 20, gap_ms)  # warm
     _await_lines(site, 20)
     site.trail.write_text("")
-    client.ask("latency", n, gap_ms)
-    _await_lines(site, n)
-    return percentiles(site.trail)
+    with site.measured(n) as found:
+        client.ask("latency", n, gap_ms)
+        _await_lines(site, n)
+    return found | percentiles(site.trail)
 
 
 def _await_lines(site: Site, n: int) -> None:
@@ -241,8 +242,10 @@ def drains(jobs: int) -> Iterator[Case]:
 
 
 def latencies(jobs: int) -> Iterator[Case]:
-    for name in ("pyworker", *PEERS):
-        yield "20 jobs/s", name, partial(latency, n=max(50, min(jobs // 400, 1000)), gap_ms=50)
+    n = max(50, min(jobs // 400, 1000))
+    for group, times, gap_ms in (("20 jobs/s", 1, 50), ("up to 200 jobs/s", 4, 5), ("up to 1,000 jobs/s", 20, 1)):
+        for name in ("pyworker", *PEERS):
+            yield group, name, partial(latency, n=times * n, gap_ms=gap_ms)
 
 
 def pins(jobs: int) -> Iterator[Case]:
@@ -353,7 +356,7 @@ SCENARIOS: dict[str, tuple[str, Callable[[int], Iterator[Case]]]] = {
     "A": ("Adding, one call and commit per job", add),
     "B": ("Adding 1,000 a call", bulk),
     "C": ("Drain", drains),
-    "D": ("Latency of an idle system: from the call to the handler's start", latencies),
+    "D": ("Latency, from the call to the handler's start: of an idle system, and of one that is kept awake", latencies),
     "E": ("Drain under a pinned xmin (a REPEATABLE READ snapshot held by another session)", pins),
     "F": ("Drain beside jobs of the far future and better priority", futures),
     "G": ("Adding with a job key", keyed),

@@ -322,7 +322,7 @@ begin
         select from finished_jobs_default f join _partition_days(2) d(day) on f.expires_at >= d.day and f.expires_at < d.day + interval '24 hours'
         limit 100000) m;
     if v_misplaced > 0 then
-        return query values ('info', format('%s%s finished jobs are in the default partition: they are pruned one by one', v_misplaced,
+        return query values ('info', format('finished jobs in the default partition: %s%s; they are pruned one by one', v_misplaced,
                                             case when v_misplaced = 100000 then ' or more' else '' end),
             _fix(E'begin;\ncreate temp table pyworker_moved on commit drop as select * from ~.finished_jobs_default;\n'
                  'delete from ~.finished_jobs_default;\nselect ~._make_partitions();\n'
@@ -374,7 +374,7 @@ begin
         (select l.due_at from live_jobs l where l.due_at <= v_now order by l.due_at limit 10000)) j;
     if v_waiting > 0 then
         return query values (case when v_since < v_now - interval '1 minute' then 'warning' else 'info' end,
-            format('no worker is alive, and %s%s jobs wait, the first since %s', v_waiting,
+            format('no worker is alive; jobs that wait: %s%s, the first since %s', v_waiting,
                    case when v_waiting >= 10000 then ' or more' else '' end, v_since),
             'start one: pyworker run MODULE');
     end if;

@@ -386,7 +386,7 @@ def test_partitions(own: Any) -> None:
     own.add_job("t")
     job = own.claim(1)
     own.finish_job(job.id, job.run)
-    heals(own, "partitions", "info", "1 finished jobs are in the default partition")
+    heals(own, "partitions", "info", "finished jobs in the default partition: 1; they are pruned one by one")
     assert own.get_job(job.id).state == "completed"
     assert own.value("select tableoid::regclass::text from pyworker.finished_jobs") == f"pyworker.{name}"
     own.rows("drop table pyworker.finished_jobs_default")
@@ -415,9 +415,9 @@ def test_nobody_prunes(own: Any) -> None:
 
 def test_no_worker(api: Any, clock: Any) -> None:
     api.add_job("t")
-    the(api, "workers", "info", "no worker is alive, and 1 jobs wait")
+    the(api, "workers", "info", "no worker is alive; jobs that wait: 1, the first since")
     clock.advance(minutes=2)
-    the(api, "workers", "warning", "no worker is alive, and 1 jobs wait")
+    the(api, "workers", "warning", "no worker is alive; jobs that wait: 1, the first since")
     api.register_worker()
     assert of(api, "workers")[0].severity == "ok"
 
