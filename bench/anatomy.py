@@ -1,0 +1,125 @@
+"""Where a drained job's CPU goes, in microseconds: python bench/anatomy.py [--jobs N] [--rounds N]
+
+In the server: what a backend uses per job, in batches of 500, one kind of batch after the other, so that all of them meet the same machine. In
+the worker: the same calls' share of the client, and a job's way through a worker's handlers, without a database. Medians over the batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent / "rivals"))
+os.environ["BENCH_TRAIL"] = os.devnull  # the handlers of the benchmark ask for both
+os.environ["DATABASE_URL"] = os.environ.get("DATABASE_URL", "")
+
+import psycopg
+from stage import Site, stage
+
+from pyworker import _sql, tasks
+from pyworker._child import Child
+from pyworker._config import RunConfig
+from pyworker._slots import Slots
+from pyworker._turn import Claimed
+
+BATCH = 500
+PLAIN = (
+    f"""update jobs set worker = 1 where id = any(array(select id from jobs where run_at <= now() and worker is null
+        order by priority, run_at, id limit {BATCH} for update skip locked)) returning id, payload""",
+    "delete from jobs where id = any(%s)",
+)  # fmt: skip
+found: dict[str, list[float]] = {}
+
+
+def backend(conn: psycopg.Connection[Any]) -> float:
+    """CPU seconds, by the scheduler's own clock: a batch takes less than a tick."""
+    return int(Path(f"/proc/{conn.info.backend_pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def measured(what: str, conn: psycopg.Connection[Any], call: Callable[[], Any]) -> Any:
+    before, own = backend(conn), time.process_time()
+    answer = call()
+    for side, seconds in (("server", backend(conn) - before), ("worker", time.process_time() - own)):
+        found.setdefault(f"{side}: {what}", []).append(seconds / BATCH * 1e6)
+    return answer
+
+
+def drain(site: Site, jobs: int, history: str) -> None:
+    site.fill(jobs)
+    site.conn.execute("analyze")
+    db = _sql.Database(site.conn)
+    worker = db.register_worker({})
+    claim = db.claim_call(worker, BATCH, ["noop"], None, None, alone=True)
+    narrow = (claim[0].replace(_sql._CLAIMED, "id, run"), claim[1])
+    for _ in range(jobs // BATCH // 2):
+        for what, call in (("claim_jobs", claim), ("claim_jobs, of its columns only id and run", narrow)):
+            rows = measured(what, site.conn, lambda call=call: db.send(call).fetchall())
+            report = measured(
+                "writing the report", site.conn, lambda rows=rows: db.finish_call([(*row[:2], None) for row in rows])
+            )
+            measured(f"finish_jobs, {history}", site.conn, lambda report=report: db.send(report).fetchall())
+
+
+def plain(site: Site, jobs: int) -> None:
+    site.fill(jobs)
+    site.conn.execute("analyze")
+    for _ in range(jobs // BATCH):
+        rows = measured("a plain UPDATE", site.conn, lambda: site.conn.execute(PLAIN[0]).fetchall())
+        ids = [row[0] for row in rows]
+        measured("a plain DELETE", site.conn, lambda ids=ids: site.conn.execute(PLAIN[1], [ids]))
+
+
+def handlers(task: str, uvloop: bool, batches: int) -> None:
+    """From rows to outcomes, through the threads of a real worker."""
+    config = RunConfig("", tasks=["ours_tasks"], uvloop=uvloop)
+    child = Child(config, 1, sys.stdin, Slots.create(config.concurrency))
+    child.tasks = tasks.load(config.tasks)
+    now = time.time()
+    for batch in range(batches):
+        rows = [
+            (batch * BATCH + n, 1, task, '{"n": 1, "to": "ada@example.org"}', 1, 25, 0, now, None, None, None, None, None, now, "at_least_once", 0)
+            for n in range(BATCH)
+        ]  # fmt: skip
+        before = time.process_time()
+        with child.lock:
+            child.ready.extend(Claimed(*row) for row in rows)
+            begun = child._start()
+        child._dispatch(begun)
+        while len(child.outcomes) < BATCH:
+            time.sleep(0.002)
+        child._collect()
+        used = (time.process_time() - before) / BATCH * 1e6
+        found.setdefault(f"worker: {task}{', uvloop' if uvloop else ''}, from rows to outcomes", []).append(used)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=50_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as out, stage(Path(out)) as here:
+        for _ in range(options.rounds):
+            with here.site("pyworker") as site:
+                drain(site, options.jobs, "with history")
+            with here.site("pyworker, deleted") as site:
+                drain(site, options.jobs, "deleted")
+            with here.site("table, two steps") as site:
+                plain(site, options.jobs)
+            for task, uvloop in (("noop", False), ("noop", True), ("noop_sync", False)):
+                handlers(task, uvloop, options.jobs // BATCH)
+    for what, values in sorted(found.items()):
+        quarters = statistics.quantiles(values, n=4)
+        print(f"{what:60} {quarters[1]:6.2f}   ({quarters[0]:.2f} to {quarters[2]:.2f})")
+    os._exit(0)  # the handlers' threads wait for more
+
+
+if __name__ == "__main__":
+    main()
