@@ -160,7 +160,7 @@ def _sessions(_kept: dict[str, Any]) -> Iterator[list[Any]]:
         try:
             assert session.conn.info.transaction_status != psycopg.pq.TransactionStatus.ACTIVE
             session.run("rollback")
-            session.run("reset all; unlisten *; select pg_advisory_unlock_all()")
+            session.run("reset role; reset all; unlisten *; select pg_advisory_unlock_all()")
             _kept["sessions"].append(session)
         except (AssertionError, psycopg.OperationalError):  # still at it, or killed
             session.close()
