@@ -22,3 +22,13 @@ def test_the_benchmark_measures_and_reports_every_scenario(tmp_path):
     assert {run["scenario"] for run in runs} == set("ABCDEFGHIJKLMN")
     assert all(f"\n## {letter}. " in report for letter in "ABCDEFGHIJKLMN")
     assert all(run.get("jobs_s", run.get("p50", run.get("child", run.get("idle", 0)))) > 0 for run in runs)
+
+
+@pytest.mark.torture
+def test_the_anatomy_of_a_drain_names_what_each_part_takes():
+    command = [sys.executable, BENCH / "anatomy.py", "--jobs", "2000", "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = {line[:60].strip(): float(line[60:68]) for line in done.stdout.splitlines()}
+    wanted = {"server: claim_jobs", "server: finish_jobs, with history", "worker: noop, from rows to outcomes"}
+    assert all(found[what] > 0 for what in wanted), done.stdout
