@@ -28,7 +28,6 @@ from pyworker import _sql, tasks
 from pyworker._child import Child
 from pyworker._config import RunConfig
 from pyworker._slots import Slots
-from pyworker._turn import Claimed
 
 BATCH = 500
 PLAIN = (
@@ -81,7 +80,7 @@ def handlers(task: str, uvloop: bool, batches: int) -> None:
     """From rows to outcomes, through the threads of a real worker."""
     config = RunConfig("", tasks=["ours_tasks"], uvloop=uvloop)
     child = Child(config, 1, sys.stdin, Slots.create(config.concurrency))
-    child.tasks = tasks.load(config.tasks)
+    child.handlers.tasks = tasks.load(config.tasks)
     now = time.time()
     for batch in range(batches):
         rows = [
@@ -89,13 +88,10 @@ def handlers(task: str, uvloop: bool, batches: int) -> None:
             for n in range(BATCH)
         ]  # fmt: skip
         before = time.process_time()
-        with child.lock:
-            child.ready.extend(Claimed(*row) for row in rows)
-            begun = child._start()
-        child._dispatch(begun)
-        while len(child.outcomes) < BATCH:
+        child.handlers.begin(rows)
+        while len(child.handlers.outcomes) < BATCH:
             time.sleep(0.002)
-        child._collect()
+        child.handlers.collect()
         used = (time.process_time() - before) / BATCH * 1e6
         found.setdefault(f"worker: {task}{', uvloop' if uvloop else ''}, from rows to outcomes", []).append(used)
 

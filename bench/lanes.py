@@ -58,7 +58,7 @@ def drain(conn: psycopg.Connection[Any], worker: int, batch: int, limit: int | N
     while True:
         with conn.pipeline():
             if ids:
-                conn.execute(f"select {FN}finish_jobs(%s::bigint[], %s::integer[])", [ids, runs])
+                conn.execute(f"select {FN}finish_jobs(%s::bigint[], %s::bigint[])", [ids, runs])
             cursor = None
             if limit is None or done < limit:
                 cursor = conn.execute(f"select id, run from {FN}claim_jobs(%s, %s)", [worker, batch])

@@ -11,9 +11,11 @@ Whatever is not listed in __all__ is private and changes without notice.
 
 from importlib.metadata import version as _version
 
-from ._client import add_job
+from ._arguments import AddOptions, JobSpec
+from ._client import add_job, add_jobs, cancel_job, delete_job, get_job, remove_job, retry_job
+from ._distribution import DISTRIBUTION as _DISTRIBUTION
 from ._middleware import middleware
-from ._sql import JobRow
+from ._rows import JobRow
 from .errors import (
     ClaimLost,
     Duplicate,
@@ -28,6 +30,7 @@ from .job import AsyncJob, Cancel, Discard, Failed, Job, NotStarted, Snooze
 from .tasks import Task, cron, task
 
 __all__ = [
+    "AddOptions",
     "AsyncJob",
     "Cancel",
     "ClaimLost",
@@ -37,6 +40,7 @@ __all__ = [
     "InvalidArgument",
     "Job",
     "JobRow",
+    "JobSpec",
     "NotFound",
     "NotStarted",
     "PyworkerError",
@@ -46,9 +50,15 @@ __all__ = [
     "TaskError",
     "WrongState",
     "add_job",
+    "add_jobs",
+    "cancel_job",
     "cron",
+    "delete_job",
+    "get_job",
     "middleware",
+    "remove_job",
+    "retry_job",
     "task",
 ]
 
-__version__ = _version("pyworker")
+__version__ = _version(_DISTRIBUTION)

@@ -1,22 +1,18 @@
-"""add_job from Python, in the caller's own transaction, on whatever connection the caller has.
-
-psycopg connections and cursors (sync and async), psycopg2's, SQLAlchemy connections and sessions over either (sync and async),
-and Django's `connection`: told apart by what they can do, so that none of them is imported.
-"""
+"""add_job and its kin from Python, in the caller's own transaction, on whatever connection the caller has (see _drivers)."""
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
-import psycopg
-from psycopg.rows import tuple_row
+from . import _calls
+from ._arguments import AddOptions, JobSpec
+from ._drivers import AsyncConnection, Rows, SyncConnection, query
+from ._rows import JobRow, job_row
 
-from . import _sql
-from ._sql import JobRow
-from .errors import translated
+if TYPE_CHECKING:
+    from .tasks import Task
 
 # Called before each add: told the task, and the options, which it may change.
 producers: list[Callable[[str, dict[str, Any]], None]] = []
@@ -26,80 +22,135 @@ def default_schema() -> str:
     return os.environ.get("PYWORKER_SCHEMA") or "pyworker"
 
 
-def add_job(conn: Any, identifier: str, payload: Any = None, *, schema: str | None = None, **options: Any) -> Any:
+def job_of(task: str | Task[..., Any], payload: Any, options: Mapping[str, Any]) -> tuple[str, Any, dict[str, Any]]:
+    """Identifier, payload and options as they are sent: a task gives its own options where the call gives none."""
+    identifier: Any = task
+    given = dict(options)
+    if not isinstance(task, str) and hasattr(task, "add_options"):
+        identifier, payload = task.name, task.encoded(payload)
+        given = {**task.add_options, **{name: value for name, value in options.items() if value is not None}}
+    for producer in producers:
+        producer(identifier, given)
+    return identifier, payload, given
+
+
+@overload
+def add_job(
+    conn: AsyncConnection,
+    identifier: str | Task[..., Any],
+    payload: Any = None,
+    *,
+    schema: str | None = None,
+    **options: Unpack[AddOptions],
+) -> Coroutine[Any, Any, JobRow]: ...
+@overload
+def add_job(
+    conn: SyncConnection,
+    identifier: str | Task[..., Any],
+    payload: Any = None,
+    *,
+    schema: str | None = None,
+    **options: Unpack[AddOptions],
+) -> JobRow: ...
+def add_job(
+    conn: Any, identifier: Any, payload: Any = None, *, schema: str | None = None, **options: Unpack[AddOptions]
+) -> Any:
     """Add a job in the caller's transaction; it is run when that transaction has committed.
 
-    conn: a connection, cursor or session of psycopg, psycopg2, SQLAlchemy or Django. With an asynchronous one the result must be
-    awaited. payload: any JSON value, or a dataclass, pydantic model or msgspec struct. options: add_job's SQL arguments
-    (queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode, meta, …). schema: where pyworker is installed,
-    by default $PYWORKER_SCHEMA or "pyworker". Returns the job as a JobRow. Raises InvalidArgument and its kin.
+    conn: a connection, cursor or session of psycopg, asyncpg, psycopg2, SQLAlchemy or Django. With an asynchronous one the result
+    must be awaited. identifier: a task's name, or the task itself, whose options then hold where the call gives none. payload: any
+    JSON value, or a dataclass, pydantic model or msgspec struct. options: add_job's SQL arguments (queue_name, run_at,
+    max_attempts, job_key, priority, flags, job_key_mode, unique_policy, sequence_policy, meta, delivery); run_at is a datetime with
+    a time zone, or a timedelta from now. schema: where pyworker is installed, by default $PYWORKER_SCHEMA or "pyworker". Returns
+    the job. Raises InvalidArgument and its kin.
     """
-    for producer in producers:
-        producer(identifier, options)
-    return _add(conn, identifier, payload, schema, options)
+    call = _calls.add_job_call(schema or default_schema(), *job_of(identifier, payload, cast("Any", options)))
+    return query("add_job", conn, call, _one)
 
 
-def _add(conn: Any, identifier: str, payload: Any, schema: str | None, options: dict[str, Any]) -> Any:
-    statement, parameters = _sql.add_job_call(schema or default_schema(), identifier, payload, options)
-    if isinstance(conn, psycopg.Cursor | psycopg.AsyncCursor):
-        conn = cast("Any", conn).connection  # whoever reads from the cursor goes on doing so
-    if isinstance(conn, psycopg.AsyncConnection):
-        return _add_async(cast("Any", conn), statement, parameters)
-    if isinstance(conn, psycopg.Connection):
-        with translated(), psycopg.Cursor[Any](cast("Any", conn), row_factory=tuple_row) as cursor:
-            return _add_on_cursor(cursor, statement, parameters)
-    if hasattr(conn, "exec_driver_sql"):  # a SQLAlchemy connection
-        _require_psycopg_style(conn)
-        if hasattr(conn, "sync_connection"):
-            return _add_on_sqlalchemy_async(conn, statement, parameters)
-        with translated():
-            return _sql.job_row(tuple(conn.exec_driver_sql(statement, parameters).one()))
-    if hasattr(conn, "get_bind") and hasattr(conn, "connection"):  # a SQLAlchemy session, of whatever kind
-        connection = conn.connection()
-        if inspect.isawaitable(connection):
-            return _add_on_awaited(connection, statement, parameters)
-        return _add(connection, identifier, payload, schema, options)
-    with translated():
-        if hasattr(conn, "execute") and hasattr(conn, "fetchone"):  # a cursor: psycopg2's or Django's
-            return _add_on_cursor(conn, statement, parameters)
-        if hasattr(conn, "cursor"):  # a connection of theirs
-            with conn.cursor() as cursor:
-                return _add_on_cursor(cursor, statement, parameters)
-    raise TypeError(
-        f"add_job: conn must be a connection, cursor or session of psycopg, psycopg2, SQLAlchemy or Django, got {type(conn).__name__}"
-    )
+@overload
+def add_jobs(
+    conn: AsyncConnection, specs: Iterable[JobSpec], *, schema: str | None = None
+) -> Coroutine[Any, Any, list[JobRow]]: ...
+@overload
+def add_jobs(conn: SyncConnection, specs: Iterable[JobSpec], *, schema: str | None = None) -> list[JobRow]: ...
+def add_jobs(conn: Any, specs: Iterable[JobSpec], *, schema: str | None = None) -> Any:
+    """Add many jobs in one statement; they are returned in the order of specs.
+
+    specs: dicts with add_job's arguments: {"identifier": "send_email", "payload": {…}, "priority": 1}. identifier: a task's name, or
+    the task itself. A spec that is refused refuses them all.
+    """
+    sent: list[Mapping[str, Any]] = []
+    for spec in specs:
+        given: dict[str, Any] = dict(spec)
+        name, payload, options = job_of(given.pop("identifier", None), given.pop("payload", None), given)
+        sent.append({"identifier": name, "payload": payload, **options})
+    return query("add_jobs", conn, _calls.add_jobs_call(schema or default_schema(), sent), _all)
 
 
-def _add_on_cursor(cursor: Any, statement: str, parameters: Mapping[str, Any]) -> JobRow | None:
-    cursor.execute(statement, parameters)
-    row = cursor.fetchone()
-    # psycopg2's RealDictCursor makes a mapping of it.
-    return _sql.job_row(tuple(cast("Mapping[str, Any]", row).values()) if isinstance(row, Mapping) else row)
+@overload
+def get_job(conn: AsyncConnection, job_id: int, *, schema: str | None = None) -> Coroutine[Any, Any, JobRow | None]: ...
+@overload
+def get_job(conn: SyncConnection, job_id: int, *, schema: str | None = None) -> JobRow | None: ...
+def get_job(conn: Any, job_id: int, *, schema: str | None = None) -> Any:
+    """The job with this id, live or finished, or None if there is none (any more)."""
+    return _verb(conn, schema, "get_job", _maybe, job_id=job_id)
 
 
-async def _add_async(conn: Any, statement: str, parameters: Mapping[str, Any]) -> JobRow | None:
-    with translated():
-        async with psycopg.AsyncCursor[Any](conn, row_factory=tuple_row) as cursor:
-            await cursor.execute(cast("Any", statement), parameters)
-            return _sql.job_row(await cursor.fetchone())
+@overload
+def cancel_job(
+    conn: AsyncConnection, job_id: int, force: bool = False, *, schema: str | None = None
+) -> Coroutine[Any, Any, JobRow]: ...
+@overload
+def cancel_job(conn: SyncConnection, job_id: int, force: bool = False, *, schema: str | None = None) -> JobRow: ...
+def cancel_job(conn: Any, job_id: int, force: bool = False, *, schema: str | None = None) -> Any:
+    """Cancel a job. A running one is asked to stop; force: it ends at once, and what its worker reports later is refused.
+
+    Returns the job as it is afterwards. Raises NotFound.
+    """
+    return _verb(conn, schema, "cancel_job", _one, job_id=job_id, force=force)
 
 
-async def _add_on_awaited(connection: Awaitable[Any], statement: str, parameters: Mapping[str, Any]) -> JobRow | None:
-    conn = await connection
-    _require_psycopg_style(conn)
-    return await _add_on_sqlalchemy_async(conn, statement, parameters)
+@overload
+def retry_job(conn: AsyncConnection, job_id: int, *, schema: str | None = None) -> Coroutine[Any, Any, JobRow]: ...
+@overload
+def retry_job(conn: SyncConnection, job_id: int, *, schema: str | None = None) -> JobRow: ...
+def retry_job(conn: Any, job_id: int, *, schema: str | None = None) -> Any:
+    """Run a job now: a finished one again, a waiting one ahead of its time. Raises NotFound, WrongState, Duplicate."""
+    return _verb(conn, schema, "retry_job", _one, job_id=job_id)
 
 
-async def _add_on_sqlalchemy_async(conn: Any, statement: str, parameters: Mapping[str, Any]) -> JobRow | None:
-    with translated():
-        result = await conn.exec_driver_sql(statement, parameters)
-        return _sql.job_row(tuple(result.one()))
+@overload
+def delete_job(conn: AsyncConnection, job_id: int, *, schema: str | None = None) -> Coroutine[Any, Any, JobRow]: ...
+@overload
+def delete_job(conn: SyncConnection, job_id: int, *, schema: str | None = None) -> JobRow: ...
+def delete_job(conn: Any, job_id: int, *, schema: str | None = None) -> Any:
+    """Delete a job that does not run, also a finished one. Returns it as it was. Raises NotFound, WrongState."""
+    return _verb(conn, schema, "delete_job", _one, job_id=job_id)
 
 
-def _require_psycopg_style(conn: Any) -> None:
-    dialect = getattr(conn, "dialect", None)
-    if getattr(dialect, "paramstyle", "pyformat") != "pyformat":
-        raise TypeError(
-            f"add_job: SQLAlchemy's driver {dialect.driver if dialect else '?'} is not supported; use psycopg or psycopg2, "
-            "or execute SELECT pyworker.add_job(…) yourself"
-        )
+@overload
+def remove_job(
+    conn: AsyncConnection, job_key: str, *, schema: str | None = None
+) -> Coroutine[Any, Any, JobRow | None]: ...
+@overload
+def remove_job(conn: SyncConnection, job_key: str, *, schema: str | None = None) -> JobRow | None: ...
+def remove_job(conn: Any, job_key: str, *, schema: str | None = None) -> Any:
+    """Delete the job that holds this key; a running one loses the key and is not tried again. None: no job holds it."""
+    return _verb(conn, schema, "remove_job", _maybe, job_key=job_key)
+
+
+def _verb(conn: Any, schema: str | None, verb: str, answer: Callable[[Rows], Any], **arguments: Any) -> Any:
+    return query(verb, conn, _calls.verb_call(schema or default_schema(), verb, **arguments), answer)
+
+
+def _maybe(rows: Rows) -> JobRow | None:
+    return job_row(rows[0]) if rows else None
+
+
+def _one(rows: Rows) -> JobRow:
+    return cast("JobRow", job_row(rows[0]))
+
+
+def _all(rows: Rows) -> list[JobRow]:
+    return [cast("JobRow", job_row(row)) for row in rows]

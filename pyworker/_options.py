@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,8 +16,11 @@ import psycopg
 from . import _sql
 from ._connect import connect
 from ._embedded import kept_server
+from ._escape import shown
+from ._logging import is_json
 from ._shown import Printing
 
+_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 _MODE = "pyworker.mode"  # where the options --print and --dry-run leave word for `database`
 
 as_json = click.option("--json", "machine", is_flag=True, help="Print JSON, for machines.")
@@ -29,7 +34,10 @@ class Problem(click.ClickException):
         self.exit_code = exit_code  # pyright: ignore[reportAttributeAccessIssue] - click declares it for the class
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"pyworker: {self.message}", file=file or sys.stderr)
+        if is_json():  # `pyworker run`: each line of its log is JSON, the last one, too
+            logging.getLogger("pyworker").error("%s", self.message)
+            return
+        click.echo(f"pyworker: {shown(self.message)}", file=file or sys.stderr)
 
 
 @contextlib.contextmanager
@@ -92,6 +100,21 @@ schema_option = click.option(
     show_default=True,
     help="Schema that pyworker is installed in.",
 )
+
+
+class PortOption(click.Option):
+    """A port, which a variable may name: but not one of those that Kubernetes makes for a service named like ours."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        value = super().resolve_envvar_value(ctx)
+        if value is None or not _SERVICE_LINK.match(value):
+            return value
+        click.echo(
+            f"pyworker: {self.envvar}={shown(value)} is ignored: it is the address of a service, as Kubernetes sets it, and no port"
+            " (enableServiceLinks: false in the pod's spec prevents such variables)",
+            err=True,
+        )
+        return None
 
 
 def common(command: Callable[..., Any]) -> Callable[..., Any]:

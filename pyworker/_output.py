@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,10 +16,54 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ._escape import shown, shown_json
 from ._sql import JobRow
 
 STATES = ["scheduled", "pending", "available", "running", "retryable", "completed", "cancelled", "discarded"]
 STYLES = {"completed": "green", "running": "cyan", "retryable": "yellow", "discarded": "red", "cancelled": "magenta"}
+
+
+FULL = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+class Screen(Console):
+    """rich's console; a reader that has gone is the business of `unwritten`."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def open_streams() -> None:
+    """A stream that was closed (`>&-`) leads nowhere; otherwise the next connection would get its number."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            if nothing != number:
+                os.dup2(nothing, number)
+                os.close(nothing)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode))
+
+
+def unwritten(error: BaseException) -> OSError | None:
+    """Why standard output could not be written, if this ended a command for it; from now on nothing is written to it."""
+    if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):  # click has seen that the reader has gone
+        return BrokenPipeError()
+    found = error if isinstance(error, OSError) and error.errno in FULL and error.filename is None else None
+    try:
+        sys.stdout.flush()
+    except OSError as again:
+        found = again
+    if found:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)
+    return found
+
+
+def say(text: str, err: bool = False) -> None:
+    """A line for people, of whatever was said by others."""
+    click.echo(shown(text), err=err)
 
 
 def report(jobs: Sequence[JobRow], machine: bool) -> None:
@@ -26,7 +72,7 @@ def report(jobs: Sequence[JobRow], machine: bool) -> None:
         return
     for job in jobs:
         asked = job.state == "running"
-        click.echo(f"job {job.id} is running and was asked to stop" if asked else f"job {job.id} {job.state}")
+        say(f"job {job.id} is running and was asked to stop" if asked else f"job {job.id} {job.state}")
 
 
 def print_json(value: Any) -> None:
@@ -43,7 +89,7 @@ def print_json(value: Any) -> None:
         text.encode(sys.stdout.encoding)
     except UnicodeEncodeError:  # half a surrogate pair, or a narrow terminal
         text = dump(ensure_ascii=True)
-    click.echo(text)
+    click.echo(shown_json(text))
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
@@ -66,7 +112,7 @@ def print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
         )
     for row, text in zip(rows, texts, strict=True):
         table.add_row(*text, style=STYLES.get(str(row.get("state"))))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    console = Screen(highlight=False, width=None if sys.stdout.isatty() else 200)
     console.width = max(console.width, sum(width + 1 for width in widths[:-1]) + 20)
     console.print(table)
 
@@ -75,7 +121,7 @@ def text_of(value: Any) -> Text:
     if isinstance(value, datetime):
         return Text(time_of(value))
     lines = str(value).strip().split("\n") if value is not None else [""]
-    return Text(lines[-1])  # of a traceback, its last line says what happened
+    return Text(shown(lines[-1]))  # of a traceback, its last line says what happened
 
 
 def time_of(value: datetime) -> str:

@@ -17,21 +17,23 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import psycopg
 
-from . import _migrate, _sql
+from . import _migrate, _signals, _sql
 from ._config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, EXIT_REGISTER_AGAIN, RunConfig
-from ._connect import FENCE, LOST, Backoff, Watch, abandon, answered, connect, cut, is_pooled
+from ._connect import FENCE, Backoff, Watch, abandon, answered, connect, cut, is_lost, is_pooled
+from ._escape import shown
 from ._slots import Slots, boottime
 
 log = logging.getLogger("pyworker.parent")
 
 BEAT = 4.0  # seconds; the lease is settings.worker_ttl, 20 by default
-RETRY = 0.7  # seconds, at most, while the database is away: once it is back, others sweep, and a lock not taken within two is a death
+RETRY = 0.5  # seconds, at most, while the database is away: once it is back, others sweep, and a lock not taken within two is a death
 SWEEP = 1.0
 MAINTAIN = 15.0
 ASK = 60.0  # seconds that the query of a schedule may take
@@ -39,7 +41,6 @@ WATCH = 0.25  # seconds between looks at the children's deadlines and memory
 MEMORY = "it holds too much memory"
 PAGE = os.sysconf("SC_PAGE_SIZE")
 GRACE = 2.0  # seconds from "abort" to SIGKILL
-NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
 
 
 @dataclass
@@ -92,6 +93,7 @@ class Parent:
         self.pooled = False
         self.abandoned: socket.socket | None = None
         self.backoff = Backoff(log, RETRY)
+        self.refused = ""  # what of our own the database refuses
         self.stopped = threading.Event()
         self.reaping = threading.Lock()  # whoever kills must not meet the pid of a child that is no more
 
@@ -106,11 +108,9 @@ class Parent:
         wakeup, notice = socket.socketpair()
         for end in (wakeup, notice):
             end.setblocking(False)
-        before = {number: signal.getsignal(number) for number in (signal.SIGCHLD, *NAMES)}
+        handlers = {signal.SIGCHLD: _signals.nothing, **dict.fromkeys(_signals.heard(), self._signalled)}
         signal.set_wakeup_fd(notice.fileno())
-        signal.signal(signal.SIGCHLD, _nothing)
-        for number in NAMES:
-            signal.signal(number, self._signalled)
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             self._work(wakeup)
         finally:
@@ -130,7 +130,7 @@ class Parent:
         threading.Thread(target=self._fence, daemon=True, name="fence").start()
         while self.children or self.respawn_at or self.to_unregister:
             self.turned = now = time.monotonic()
-            if self.db is None:
+            if self.backoff.until:
                 self.next_beat = min(self.next_beat, max(self.backoff.until, now))
             deadlines = [self.next_beat, now + WATCH, *self.respawn_at, *([self.kill_at] if self.kill_at else [])]
             ends: list[Any] = [wakeup, *([self.db.conn] if self.db else [])]
@@ -163,11 +163,15 @@ class Parent:
     # -- the database ---------------------------------------------------------------------------------------------
 
     def _connect(self) -> _sql.Database:
-        db = _sql.Database(connect(self.config.dsn), self.config.schema)
-        self.pooled = is_pooled(db.conn)
-        if not self.pooled:
-            for child in self.children.values():
-                child.locked = db.hold_worker_lock(child.worker_id)
+        db = _sql.Database(connect(self.config.dsn, worker=True), self.config.schema)
+        try:
+            self.pooled = is_pooled(db.conn)
+            if not self.pooled:
+                for child in self.children.values():
+                    child.locked = db.hold_worker_lock(child.worker_id)
+        except psycopg.Error:
+            db.conn.close()
+            raise
         for child in self.children.values():
             child.told = ""  # it may be another database
         if self.abandoned:
@@ -175,18 +179,26 @@ class Parent:
             self.abandoned = None
         return db
 
-    def _guarded(self, action: Any, otherwise: Any = None) -> None:
-        """Do something with the database; if it is away, try to get it back now and then, and go on without it."""
+    def _guarded(self, action: Callable[[], object], otherwise: Callable[[], object] | None = None) -> None:
+        """Do something with the database; if it is away or refuses, try again now and then, and go on without it."""
+        what = action.__name__
         try:
+            if time.monotonic() < self.backoff.until and not self.signals:
+                if otherwise:
+                    otherwise()
+                return
             if self.db is None:
-                if time.monotonic() < self.backoff.until and not self.signals:
-                    return otherwise and otherwise()
                 self.db = self._connect()
             with answered(self.db.conn, self._give_up):
                 action()
-            self.backoff.worked()
-        except LOST as error:
-            self._lost(error)
+            self.backoff.worked(what)
+            self.refused = "" if self.refused == what else self.refused
+        except psycopg.Error as error:
+            if is_lost(error):
+                self._lost(error)
+            else:
+                self.backoff.refused(error, what)
+                self.refused = what
             if otherwise:
                 otherwise()
 
@@ -240,12 +252,15 @@ class Parent:
                 if ended.crashed:
                     self.db.worker_died(ended.worker_id, ended.running, ended.why)
                 self.db.unregister_worker(ended.worker_id)
+                charged = [job_id for job_id, _ in ended.running] + ([ended.failure["id"]] if ended.failure else [])
+                for job_id, reason in self.db.discarded(charged) if charged else []:
+                    log.error("job %s is discarded now: %s", job_id, shown(reason or ""), extra={"job_id": job_id})
                 self.to_unregister.pop(0)
 
         if self.to_unregister:
             self._guarded(unregister)
-            if self.signals and self.db is None:
-                self.to_unregister.clear()  # leaving without it: the lease will run out
+            if self.signals:
+                self.to_unregister.clear()  # leaving without what did not work: the lease will run out
 
     def _maintain(self) -> None:
         """In a thread with its own connection: a long pruning must not hold up a beat."""
@@ -256,22 +271,21 @@ class Parent:
         while True:
             try:
                 if db is None:
-                    db = _sql.Database(connect(self.config.dsn), self.config.schema)
+                    db = _sql.Database(connect(self.config.dsn, worker=True), self.config.schema)
                 with watch.over(db.conn):
                     tick, fired = db.run_schedules(ASK)
                     # On time for the next one; at once, if there may be more.
                     pause = 0.0 if fired else min(SWEEP * random.uniform(0.8, 1.2), SWEEP if tick is None else tick)  # noqa: S311
+                    db.sweep_workers()  # in a transaction of its own, like all that maintain() repeats
                     if time.monotonic() >= maintain_at:
                         maintain_at = time.monotonic() + MAINTAIN * random.uniform(0.8, 1.2)  # noqa: S311
                         db.maintain()
-                    else:
-                        db.sweep_workers()
                 backoff.worked()
             except psycopg.Error as error:
                 if db is not None:
                     db.conn.close()
                     db = None
-                backoff.failed(error)
+                (backoff.failed if is_lost(error) else backoff.refused)(error)
             if self.stopped.wait(max(pause if db else backoff.until - time.monotonic(), 0)):
                 return
 
@@ -299,13 +313,14 @@ class Parent:
         locked = not self.pooled and self.db.hold_worker_lock(worker_id)
         slots = Slots.create(self.config.concurrency)
         slots.prolong(began + self.fence)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pyworker._child"],
-            stdin=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": _python_path()},
-            pass_fds=[slots.fd],
-        )
+        with _signals.held_back():
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pyworker._child"],
+                stdin=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": _python_path()},
+                pass_fds=[slots.fd],
+            )
         child = ChildProcess(worker_id, process, time.monotonic(), slots, locked, told="starting")
         self.children[process.pid] = child
         child.tell(json.dumps({"config": asdict(self.config), "worker_id": worker_id, "slots": slots.fd}))
@@ -330,20 +345,23 @@ class Parent:
         with suppress(OSError):
             assert child.process.stdin is not None  # noqa: S101
             child.process.stdin.close()
+        # A process that ends deliberately clears its slots. Jobs that are left there have ended it, with whichever exit code.
+        running = [(job.job_id, job.run) for job in child.slots.running()]
+        deliberate = not running
         crashed = code not in (0, EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER, EXIT_REGISTER_AGAIN)
+        crashed = crashed or not deliberate
         # A child that we killed ourselves, for one job, or while stopping, did not crash: its jobs go back with their attempt.
         crashed = crashed and not self.signals and (not child.killed or child.killed == MEMORY)
         failure = None
         if child.culprit:
             failure = {"id": child.culprit[0], "run": child.culprit[1], "error": child.killed}
-        running = [(job.job_id, job.run) for job in child.slots.running()] if crashed else []
         why = f"its worker process ended with {_exit_text(code)}{child.killed and ': ' + child.killed}"
-        self.to_unregister.append(Ended(child.worker_id, crashed, running, failure, why))
+        self.to_unregister.append(Ended(child.worker_id, crashed, running if crashed else [], failure, why))
         child.slots.close()
-        if code in (EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER):
+        if deliberate and code in (EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER):
             self.exit_code = 1 if code == EXIT_CANNOT_START else code
             self._stop("a worker process cannot go on")
-        elif self.signals or (code == 0 and self.config.once and not child.leaving):
+        elif self.signals or (deliberate and code == 0 and self.config.once and not child.leaving):
             pass
         else:
             log.warning("worker process %s ended with %s; starting another", child.process.pid, _exit_text(code))
@@ -378,14 +396,16 @@ class Parent:
         turned, answered = child.slots.stamps()
         if now - turned > self.config.stuck_after:
             return "stuck"
+        if answered < 0 and not (self.signals or child.leaving):
+            return "refused"
         return "stopping" if self.signals or child.leaving else None if answered else "starting"
 
     # -- signals --------------------------------------------------------------------------------------------------
 
     def _signalled(self, number: int, _frame: object) -> None:
         if self.signals == 0:
-            self._stop(NAMES[signal.Signals(number)])
-        else:
+            self._stop(signal.Signals(number).name)
+        elif number != signal.SIGHUP:  # of which a closing terminal and its shell send one each, and systemd one more
             self.kill_at = time.monotonic()
             self.signals += 1
 
@@ -420,10 +440,6 @@ def _memory_of(pid: int) -> int:
             return int(file.read().split()[1]) * PAGE
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def _nothing(_number: int, _frame: object) -> None:
-    """A handler, so that the signal wakes select."""
 
 
 def _python_path() -> str:

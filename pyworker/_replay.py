@@ -12,16 +12,17 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-import click
 import psycopg
 
 from . import _logging, _sql, tasks
-from ._child import Child
+from ._attempt import run_job, run_job_async
+from ._claimed import Claimed
 from ._config import RunConfig
-from ._connect import conninfo, server_options
+from ._connect import conninfo
 from ._connections import Connections
+from ._escape import shown
 from ._options import Problem, database, resolved
-from ._turn import Claimed
+from ._output import say
 from .job import Outcome
 
 
@@ -36,12 +37,13 @@ class _Pool:
     """Connections whose work is never committed, for whatever a handler does by way of its job."""
 
     def __init__(self, dsn: str) -> None:
-        # Quiet: when somebody was last notified is no part of a transaction.
-        self._arguments = conninfo(dsn, "pyworker replay"), f"{server_options(dsn)} -c pyworker.notify=off"
+        self._conninfo = conninfo(dsn, "pyworker replay")
 
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Any]]:
-        with psycopg.connect(self._arguments[0], options=self._arguments[1]) as conn:
+        with psycopg.connect(self._conninfo) as conn:
+            conn.execute(_sql.BE_QUIET)
+            conn.commit()
             try:
                 yield conn
             finally:
@@ -54,7 +56,9 @@ class _Pool:
 class _AsyncPool(_Pool):
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        async with await psycopg.AsyncConnection.connect(self._arguments[0], options=self._arguments[1]) as conn:
+        async with await psycopg.AsyncConnection.connect(self._conninfo) as conn:
+            await conn.execute(_sql.BE_QUIET)
+            await conn.commit()
             try:
                 yield conn
             finally:
@@ -81,23 +85,6 @@ class _Connections(Connections):
         raise psycopg.Rollback
 
 
-class _Child(Child):
-    """What a worker's child does with one job, in the foreground, and telling nobody."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self.tasks = tasks.load(config.tasks)
-        self.connections = _Connections(config)
-        self.timeouts = {}  # who debugs has time
-        self.error: BaseException | None = None
-
-    def _failure(self, job: Claimed, error: BaseException) -> tuple[str, Any]:
-        self.error = error
-        return "failed", None
-
-    def run_one(self, job: Claimed) -> tuple[str, Any]:
-        return asyncio.run(self._attempt(job)) if self.tasks[job.task_identifier].is_async else self._run_sync(job)
-
-
 def _claimed(job: _sql.JobRow) -> Claimed:
     """The job as its handler had it, or will have it."""
     flags, meta = (None if value is None else json.dumps(value) for value in (job.flags, job.meta))
@@ -120,22 +107,26 @@ def run(job_id: int, dsn: str, schema: str, modules: list[str], debug: bool) -> 
             f"no live worker knows the task {job.task_identifier!r}: name the module that defines it by --modules"
         )
     with resolved(dsn) as url:
-        child = _Child(RunConfig(url, schema=schema, tasks=where, concurrency=1))
-        if job.task_identifier not in child.tasks:
+        connections = _Connections(RunConfig(url, schema=schema, tasks=where, concurrency=1))
+        known = tasks.load(where)
+        if job.task_identifier not in known:
             raise Problem(
-                f"{', '.join(where)} has no task {job.task_identifier!r} (it has: {', '.join(sorted(child.tasks))})"
+                f"{', '.join(where)} has no task {job.task_identifier!r} (it has: {', '.join(sorted(known))})"
             )
-        click.echo(f"job {job.id} ({job.task_identifier}, {job.state}) is run here, and rolled back", err=True)
-        kind, value = child.run_one(_claimed(job))
-    error = child.error
-    if error is None:
+        say(f"job {job.id} ({job.task_identifier}, {job.state}) is run here, and rolled back", err=True)
+        task, claimed = known[job.task_identifier], _claimed(job)
+        if task.is_async:  # without a time limit: in a debugger you need time
+            kind, value, error = asyncio.run(run_job_async(claimed, task, connections))
+        else:
+            kind, value, error = run_job(claimed, task, connections)
+    if kind in ("finished", "released"):
         result = value[2] if kind == "finished" else None
-        click.echo(f"it would be completed{f', with the result {result}' if result else ''}")
+        say(f"it would be completed{f', with the result {result}' if result else ''}")
         return
     if isinstance(error, Outcome):
-        click.echo(f"it answered {type(error).__name__}: {error}")
+        say(f"it answered {type(error).__name__}: {error}")
         return
-    traceback.print_exception(error)
+    sys.stderr.write(shown("".join(traceback.format_exception(error))))
     if debug:
         pdb.post_mortem(error.__traceback__)
     raise SystemExit(1)

@@ -1,14 +1,12 @@
-"""Jobs as the database tells them, and values as it is told them."""
+"""Jobs as the database returns them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
-
-from .errors import InvalidArgument
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,41 +44,18 @@ class JobRow:
 
 _JSON_FIELDS = ("payload", "meta", "flags", "result")
 _NAMES = [field.name for field in dataclasses.fields(JobRow)]
-# JSON travels as text: decoding is done per job, so one that cannot be decoded harms no other.
-JOB_COLUMNS = ", ".join(f"j.{name}::text" if name in _JSON_FIELDS else f"j.{name}" for name in _NAMES)
-
-
-class JsonText(str):
-    """JSON that is sent as it is."""
-
-
-def to_json(value: Any) -> str:
-    """JSON text of a payload or result: plain JSON values, dataclasses, pydantic models, msgspec structs."""
-    if isinstance(value, JsonText):
-        return value
-    try:
-        return json.dumps(value, default=_plain, allow_nan=False)
-    except ValueError as error:  # before the database sees it, which would abort the caller's transaction
-        raise InvalidArgument(f"what is stored must be JSON: {error}") from None
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if dump := getattr(value, "model_dump", None):  # pydantic
-        return dump(mode="json")
-    if hasattr(value, "__struct_fields__"):  # msgspec
-        import msgspec
-
-        return msgspec.to_builtins(value)
-    raise TypeError(f"a value of type {type(value).__name__} cannot be stored as JSON")
+_TIMES = [field.name for field in dataclasses.fields(JobRow) if "datetime" in str(field.type)]
+_SENT = {  # JSON and times travel as text that no setting of the session changes
+    **{name: "j.{0}::text" for name in _JSON_FIELDS},  # decoded per job, so one that cannot be decoded harms no other
+    **{name: "to_json(j.{0})::text as {0}" for name in _TIMES},
+}
+JOB_COLUMNS = ", ".join(_SENT.get(name, "j.{0}").format(name) for name in _NAMES)
 
 
 def job_row(row: Sequence[Any] | None) -> JobRow | None:
     if row is None or row[0] is None:
         return None
-    values = [_decoded(v) if name in _JSON_FIELDS else v for name, v in zip(_NAMES, row, strict=True)]
-    return JobRow(*values)
+    return JobRow(*[_DECODED[name](v) if name in _DECODED else v for name, v in zip(_NAMES, row, strict=True)])
 
 
 def _decoded(text: str | None) -> Any:
@@ -88,3 +63,10 @@ def _decoded(text: str | None) -> Any:
         return None if text is None else json.loads(text)
     except ValueError:  # JSON that Python cannot hold, such as a number of more than 4,300 digits
         return text
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text.strip('"'))
+
+
+_DECODED: dict[str, Callable[[Any], Any]] = {**dict.fromkeys(_JSON_FIELDS, _decoded), **dict.fromkeys(_TIMES, _time)}

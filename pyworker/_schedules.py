@@ -11,8 +11,9 @@ from typing import Any, cast
 import click
 
 from . import _migrate, _sql
+from ._distribution import pip_install
 from ._options import Problem, as_json, asks, database, part_of_group, question_of_group
-from ._output import print_json, print_table, report
+from ._output import print_json, print_table, report, say
 from .errors import InvalidArgument
 
 log = logging.getLogger("pyworker.schedules")
@@ -63,9 +64,9 @@ def show_next(where: tuple[str, str], schedule: str, timezone: str, n: int, mach
     if machine:
         print_json({**about, "runs": runs})
         return
-    click.echo(f"{about['words']} ({about['timezone']})")
+    say(f"{about['words']} ({about['timezone']})")
     for run in runs:
-        click.echo(f"  {run['local_time']:%a %Y-%m-%d %H:%M}")
+        say(f"  {run['local_time']:%a %Y-%m-%d %H:%M}")
 
 
 @schedules.command("load")
@@ -80,9 +81,9 @@ def load(where: tuple[str, str], file: str, dry_run: bool) -> None:
     with database(*where) as db:
         done = load_crontab(db, file, dry_run)
     for row in done:
-        click.echo(f"{row['name']}: {'would be ' if dry_run else ''}{row['action']}")
+        say(f"{row['name']}: {'would be ' if dry_run else ''}{row['action']}")
     plural = "" if len(done) == 1 else "s"
-    click.echo(f"{len(done)} schedule{plural}{', nothing was changed' if dry_run else ''}")
+    say(f"{len(done)} schedule{plural}{', nothing was changed' if dry_run else ''}")
 
 
 def load_crontab(db: _sql.Database, file: str, dry_run: bool = False) -> list[dict[str, Any]]:
@@ -100,9 +101,7 @@ def _json_of(payload: str, line: int) -> Any:
     except ValueError:
         pass
     if importlib.util.find_spec("json5") is None:
-        raise Problem(
-            f"the payload on line {line} of crontab is not plain JSON; for JSON5: pip install 'pyworker[crontab]'"
-        )
+        raise Problem(f"the payload on line {line} of crontab is not plain JSON; for JSON5: {pip_install('crontab')}")
     import json5
 
     try:
@@ -136,7 +135,7 @@ def pause(where: tuple[str, str], schedule: str) -> None:
     """Let SCHEDULE do nothing until it is resumed."""
     with database(*where) as db:
         db.pause_schedule(schedule)
-    click.echo(f"schedule {schedule} is paused")
+    say(f"schedule {schedule} is paused")
 
 
 @schedules.command("resume")
@@ -146,7 +145,7 @@ def resume(where: tuple[str, str], schedule: str) -> None:
     """Let a paused SCHEDULE go on with its next tick; what fell into the pause is passed over."""
     with database(*where) as db:
         db.resume_schedule(schedule)
-    click.echo(f"schedule {schedule} goes on")
+    say(f"schedule {schedule} goes on")
 
 
 @schedules.command("remove")
@@ -156,4 +155,4 @@ def remove(where: tuple[str, str], schedule: str) -> None:
     """End SCHEDULE; the jobs that it has added stay."""
     with database(*where) as db:
         db.remove_schedule(schedule)
-    click.echo(f"schedule {schedule} removed")
+    say(f"schedule {schedule} removed")

@@ -9,6 +9,8 @@ import os
 import struct
 import tempfile
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 _HEAD = struct.Struct("ddd")  # turned, answered, lease
@@ -30,9 +32,8 @@ class Slots:
 
     @classmethod
     def create(cls, count: int) -> Slots:
-        with tempfile.TemporaryFile() as file:
-            file.truncate(_HEAD.size + count * _SLOT.size)
-            fd = os.dup(file.fileno())
+        fd = _anonymous_file()
+        os.truncate(fd, _HEAD.size + count * _SLOT.size)
         os.set_inheritable(fd, True)
         slots = cls(fd, count)
         slots.turned()
@@ -51,8 +52,12 @@ class Slots:
         """… and the database has answered it."""
         _TIME.pack_into(self._memory, 8, time.monotonic())
 
+    def refused(self) -> None:
+        """… or it has refused what the child asked."""
+        _TIME.pack_into(self._memory, 8, -1.0)
+
     def stamps(self) -> tuple[float, float]:
-        """When, of time.monotonic(), the child's loop last turned, and when the database last answered it; 0: not yet."""
+        """When, of time.monotonic(), the child's loop last turned, and when the database last answered it; 0: not yet, -1: it refuses."""
         turned, answered, _ = _HEAD.unpack_from(self._memory)
         return turned, answered
 
@@ -70,8 +75,23 @@ class Slots:
     def clear(self, slot: int) -> None:
         _SLOT.pack_into(self._memory, _HEAD.size + slot * _SLOT.size, 0, 0, 0.0)
 
+    def blame(self, jobs: Iterable[tuple[int, int, int]]) -> None:
+        """The child, before it ends: of the jobs that run, only these (slot, id, run) are to blame."""
+        size = len(self._memory) - _HEAD.size
+        self._memory[_HEAD.size :] = bytes(size)
+        for slot, job_id, run in jobs:
+            self.set(slot, job_id, run)
+
     def running(self) -> list[Running]:
         return [job for job in map(Running._make, _SLOT.iter_unpack(self._memory[_HEAD.size :])) if job.job_id]
+
+
+def _anonymous_file() -> int:
+    """In memory where the system can, so that a worker needs no directory that it may write to."""
+    with suppress(AttributeError, OSError):
+        return os.memfd_create("pyworker")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def boottime() -> float:

@@ -5,7 +5,6 @@ Rules live in the database: this module carries arguments there and rows back, a
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -14,10 +13,11 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 
-from ._rows import JOB_COLUMNS, job_row, to_json
+from ._payload import JsonText as JsonText
+from ._payload import to_json
+from ._rows import JOB_COLUMNS, job_row
 from ._rows import JobRow as JobRow
-from ._rows import JsonText as JsonText
-from .errors import InvalidArgument, translated
+from .errors import translated
 
 # -- sessions ---------------------------------------------------------------------------------------------------------
 
@@ -26,6 +26,7 @@ SHOW_ISOLATION = b"show default_transaction_isolation"
 SET_ALL = b"select set_config(s.name, s.value, false) from unnest(%s::text[], %s::text[]) s(name, value)"
 # Null: there is no such process, or its statement is not ours to see.
 AT_IT = b"select bool_or(state = 'active' and wait_event_type is distinct from 'Client') from pg_stat_activity where pid = %s"
+BE_QUIET = b"select set_config('pyworker.notify', 'off', false)"
 READ_COMMITTED = b"set default_transaction_isolation = 'read committed'"
 
 # -- migrations -------------------------------------------------------------------------------------------------------
@@ -43,8 +44,8 @@ CLOCK_IS_MOVABLE = b"select movable_clock from settings"
 
 # For a script inside a transaction that is not ours: what begin.sql sets, as it was before.
 KEEP_SETTINGS = (
-    "select set_config('pyworker.before', json_build_object('search_path', current_setting('search_path'), 'lock_timeout',"
-    " current_setting('lock_timeout'), 'client_min_messages', current_setting('client_min_messages'))::text, true);\n"
+    "select set_config('pyworker.before', json_object_agg(s, current_setting(s))::text, true) from unnest(array["
+    "'search_path', 'lock_timeout', 'client_min_messages', 'standard_conforming_strings', 'datestyle', 'intervalstyle']) s;\n"
 )
 RESTORE_SETTINGS = (
     "select set_config(s.key, s.value, true) from json_each_text(current_setting('pyworker.before')::json) s;\n"
@@ -52,7 +53,7 @@ RESTORE_SETTINGS = (
 
 
 def drop_schema_text(schema: str) -> str:
-    return f"drop schema {quoted(schema)} cascade"
+    return f"drop schema {as_identifier(schema)} cascade"
 
 
 def unless_applied(version: int, text: str) -> str:
@@ -76,7 +77,7 @@ def record_migration_text(version: int, name: str, breaking: bool, checksum: str
 
 
 # The argument names of add_job, each with the type it is cast to.
-_ADD_ARGUMENTS = {
+ADD_ARGUMENTS = {
     "identifier": "text",
     "payload": "json",
     "queue_name": "text",
@@ -104,7 +105,7 @@ _DEFINE_ARGUMENTS = {
     "retention": "interval",
 }
 # What @cron may say of a schedule, besides its cron expression.
-SCHEDULE_OPTIONS = (_ADD_ARGUMENTS.keys() - {"identifier", "run_at"}) | {"name", "timezone", "backfill"}
+SCHEDULE_OPTIONS = (ADD_ARGUMENTS.keys() - {"identifier", "run_at"}) | {"name", "timezone", "backfill"}
 TASK_OPTIONS = _DEFINE_ARGUMENTS.keys() - {"identifier"}
 # Times as seconds: psycopg takes longer for two times than for all the rest. A double has room for the microseconds of these centuries.
 _CLAIMED = (
@@ -113,13 +114,29 @@ _CLAIMED = (
 )
 
 
-def _call(schema: str, function: str, arguments: Mapping[str, str]) -> str:
+# Times from now, by the queue's clock, which an installation for tests may move.
+SOON = "{schema}.clock() + make_interval(secs => {value}::double precision)"
+SPECS = """(select coalesce(jsonb_agg(case when s.spec ? 'run_in'
+    then s.spec - 'run_in' || jsonb_build_object('run_at', {soon}) else s.spec end order by s.nr), '[]')
+    from jsonb_array_elements(%(specs)s::jsonb) with ordinality s(spec, nr))"""
+
+
+def as_identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quoted(schema: str) -> str:
+    """In a statement with parameters, where drivers take a lone % for one."""
+    return as_identifier(schema).replace("%", "%%")
+
+
+def named_call(schema: str, function: str, arguments: Mapping[str, str]) -> str:
     given = ", ".join(f"{name} => %({name})s::{kind}" for name, kind in arguments.items())
     return f"{quoted(schema)}.{function}({given})"
 
 
-def quoted(schema: str) -> str:
-    return '"' + schema.replace('"', '""') + '"'
+def rows_of(schema: str, call: str) -> str:
+    return f"select {JOB_COLUMNS} from {quoted(schema)}.{call} j"  # noqa: S608
 
 
 def literal(value: Any) -> str:
@@ -151,28 +168,6 @@ def once_statement(schema: str) -> str:
     return f"select {quoted(schema)}.once(%s)"
 
 
-@functools.lru_cache
-def _add_job_statement(schema: str, names: tuple[str, ...]) -> str:
-    return f"select {JOB_COLUMNS} from {_call(schema, 'add_job', {name: _ADD_ARGUMENTS[name] for name in names})} j"  # noqa: S608
-
-
-def add_job_call(schema: str, identifier: str, payload: Any, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """For any driver whose parameters are written %(name)s: psycopg, psycopg2, and those above them. Each argument costs time."""
-    unknown = options.keys() - _ADD_ARGUMENTS.keys()
-    if unknown:
-        raise TypeError(f"add_job has no argument {sorted(unknown)[0]!r} (known: {', '.join(_ADD_ARGUMENTS)})")
-    parameters: dict[str, Any] = {"identifier": identifier, "payload": None if payload is None else to_json(payload)}
-    for name, value in options.items():
-        if value is None:
-            continue
-        if name == "flags":
-            if isinstance(value, str):
-                raise InvalidArgument(f"flags must be a list of strings, got {value!r}")
-            value = list(value)
-        parameters[name] = to_json(value) if _ADD_ARGUMENTS[name] == "jsonb" else value
-    return _add_job_statement(schema, tuple(parameters)), parameters
-
-
 # Partitions by the name of what they are partitions of.
 _CHANGES = """
     select coalesce(parent.relname, s.relname), sum(s.n_tup_ins)::int, sum(s.n_tup_upd)::int, sum(s.n_tup_del)::int
@@ -183,7 +178,7 @@ _CHANGES = """
     group by 1 order by 1"""
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "backslashreplace").decode()
 
 
@@ -197,7 +192,8 @@ class Database:
 
     def _rows(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         with translated():
-            return self.conn.execute(cast("Any", statement), parameters).fetchall()
+            # In binary: the text of a time or an interval depends on settings of the session.
+            return self.conn.execute(cast("Any", statement), parameters, binary=True).fetchall()
 
     def _value(self, call: str, *parameters: Any) -> Any:
         return self._rows(f"select {self._s}.{call}", parameters)[0][0]
@@ -223,6 +219,8 @@ class Database:
     # 20_add
 
     def add_job(self, identifier: str, payload: Any = None, **options: Any) -> JobRow:
+        from ._calls import add_job_call  # it needs this module
+
         row = self._rows(*add_job_call(self.schema, identifier, payload, options))[0]
         return cast("JobRow", job_row(row))
 
@@ -237,7 +235,13 @@ class Database:
         for name in ("unique_policy", "sequence_policy", "backoff"):
             if parameters[name] is not None:
                 parameters[name] = json.dumps(parameters[name])
-        self._rows(f"select {_call(self.schema, 'define_task', _DEFINE_ARGUMENTS)}", parameters)
+        self._rows(f"select {named_call(self.schema, 'define_task', _DEFINE_ARGUMENTS)}", parameters)
+
+    def list_tasks(self) -> list[dict[str, Any]]:
+        options = (
+            "max_attempts, priority, queue_name, unique_policy, sequence_policy, delivery, timeout, backoff, retention"
+        )
+        return self._dicts(f"identifier, {options}, updated_at", "list_tasks() order by identifier")
 
     # 40_claim, 50_finish, 60_fail: a worker's turn sends several of these in one round trip
 
@@ -266,11 +270,11 @@ class Database:
         kept = results if any(result is not None for result in results) else None
         # Arrays of numbers as text: written in a tenth of the time that psycopg takes for a list.
         numbers = ["{" + ",".join(map(str, column)) + "}" for column in (ids, runs)]
-        return f"select cardinality({self._s}.finish_jobs(%s::bigint[], %s::integer[], %s::jsonb[]))", [*numbers, kept]
+        return f"select cardinality({self._s}.finish_jobs(%s::bigint[], %s::bigint[], %s::jsonb[]))", [*numbers, kept]
 
     def fail_call(self, failures: Sequence[Mapping[str, Any]]) -> Call:
         # jsonb can hold neither NUL nor half a surrogate pair; an error does without, a payload is never altered.
-        cleaned = [{**failure, "error": _printable(str(failure["error"]))} for failure in failures]
+        cleaned = [{**failure, "error": printable(str(failure["error"]))} for failure in failures]
         return f"select {self._s}.fail_jobs(%s::jsonb)", [json.dumps(cleaned)]
 
     def snooze_call(self, job_id: int, run: int, delay: timedelta) -> Call:
@@ -278,7 +282,12 @@ class Database:
 
     def release_call(self, jobs: Iterable[tuple[int, int]]) -> Call:
         ids, runs = (list(column) for column in zip(*jobs, strict=True))
-        return f"select {self._s}.release_jobs(%s::bigint[], %s::integer[])", [ids, runs]
+        return f"select {self._s}.release_jobs(%s::bigint[], %s::bigint[])", [ids, runs]
+
+    def discarded(self, job_ids: Sequence[int]) -> list[tuple[int, str | None]]:
+        """Which of these jobs are discarded, and why."""
+        which = f"unnest(%s::bigint[]) i(id), {self._s}.get_job(i.id) j where j.state = 'discarded' order by j.id"
+        return cast("Any", self._rows(f"select j.id, j.reason from {which}", [list(job_ids)]))  # noqa: S608
 
     def seconds_until_due(self) -> float | None:
         return self._value("seconds_until_due()")
@@ -310,14 +319,14 @@ class Database:
 
     def reconcile(self, worker_id: int, jobs: Sequence[tuple[int, int]]) -> list[int]:
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))
-        return self._value("reconcile(%s, %s::bigint[], %s::integer[])", worker_id, ids, runs)
+        return self._value("reconcile(%s, %s::bigint[], %s::bigint[])", worker_id, ids, runs)
 
     def hold_worker_lock(self, worker_id: int) -> bool:
         return self._value("hold_worker_lock(%s)", worker_id)
 
     def worker_died(self, worker_id: int, jobs: Sequence[tuple[int, int]], error: str) -> None:
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))
-        self._value("worker_died(%s, %s::bigint[], %s::integer[], %s)", worker_id, ids, runs, error)
+        self._value("worker_died(%s, %s::bigint[], %s::bigint[], %s)", worker_id, ids, runs, error)
 
     def sweep_workers(self) -> int:
         return self._value("sweep_workers()")
@@ -331,7 +340,7 @@ class Database:
 
     def called_off(self, jobs: Sequence[tuple[int, int]]) -> list[int]:
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))
-        return self._value("called_off(%s::bigint[], %s::integer[])", ids, runs)
+        return self._value("called_off(%s::bigint[], %s::bigint[])", ids, runs)
 
     def fail_job(self, failure: Mapping[str, Any]) -> None:
         self.send(self.fail_call([failure])).fetchall()
@@ -343,7 +352,7 @@ class Database:
         self._value("force_unlock_workers(%s)", list(worker_ids))
 
     def listen(self) -> None:
-        self.conn.execute(cast("Any", f"listen {self._s}"))
+        self.conn.execute(cast("Any", f"listen {as_identifier(self.schema)}"))
 
     # 80_admin, 85_maintain, 90_views
 
@@ -545,7 +554,7 @@ class Database:
         return self._dicts(columns, "list_workers() order by id")
 
     def list_queues(self, after: str | None = None, limit: int = 50) -> list[dict[str, Any]]:
-        columns = "queue_name, concurrency, paused, available, running, pending, exact"
+        columns = "queue_name, concurrency, paused, available, running, exact"
         return self._dicts(columns, "list_queues(%s, %s)", after, limit)
 
     def list_sequences(self, halted: bool = False, after: str | None = None, limit: int = 50) -> list[dict[str, Any]]:

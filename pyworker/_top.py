@@ -22,6 +22,7 @@ from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, Tab
 
 from . import _sql
 from ._connect import connect
+from ._escape import shown
 from ._options import first_line
 from ._output import STATES, STYLES, text_of
 from .errors import PyworkerError
@@ -85,8 +86,7 @@ PAGES = {
     "queues": Page(
         "Queues", lambda db: db.list_queues(limit=500), "queue_name",
         {"queue": _of("queue_name"), "at once": lambda row: "no limit" if row["concurrency"] is None else row["concurrency"],
-         "paused": lambda row: "paused" if row["paused"] else "", "available": _about("available"), "running": _of("running"),
-         "pending": _about("pending")},
+         "paused": lambda row: "paused" if row["paused"] else "", "available": _about("available"), "running": _of("running")},
         {"pause": _toggle("queue")}, what="queue",
     ),
     "sequences": Page(
@@ -129,7 +129,9 @@ class Ask(ModalScreen[bool]):
         self.question = question
 
     def compose(self) -> ComposeResult:
-        yield Static(Text.assemble(self.question, "\n\n", ("y", "bold"), " yes    ", ("n", "bold"), " no"), id="ask")
+        yield Static(
+            Text.assemble(shown(self.question), "\n\n", ("y", "bold"), " yes    ", ("n", "bold"), " no"), id="ask"
+        )
 
     def action_answer(self, answer: bool) -> None:
         self.dismiss(answer)
@@ -176,22 +178,22 @@ class JobPage(ModalScreen[None]):
         for name, value in asdict(job).items():
             if value is None or name in ("last_error", "deduplicated"):
                 continue
-            shown = text_of(
+            cell = text_of(
                 json.dumps(value, ensure_ascii=False) if name in ("payload", "meta", "flags", "result") else value
             )
             if name in ("payload", "result") and not self.revealed:
-                shown = Text("not shown; v shows it", "dim")
-            text.append(f"{name:20}", "bold").append_text(shown).append("\n")
+                cell = Text("not shown; v shows it", "dim")
+            text.append(f"{name:20}", "bold").append_text(cell).append("\n")
             if name == "state":
-                text.stylize(STYLES.get(job.state, ""), len(text) - len(shown) - 1)
+                text.stylize(STYLES.get(job.state, ""), len(text) - len(cell) - 1)
         text.append("\nwhy\n", "bold underline")
         for row in reasons:
-            text.append(row["reason"], "bold").append(f": {row['detail']}\n")
+            text.append(row["reason"], "bold").append(shown(f": {row['detail']}\n"))
             if row["remedy"]:
-                text.append(f"   → {row['remedy']}\n")
-        for run, at, worker, error in errors:
-            text.append(f"\nattempt (run {run}) failed {text_of(at)} on worker {worker}\n", "yellow").append(
-                f"{error.rstrip()}\n"
+                text.append(shown(f"   → {row['remedy']}\n"))
+        for _, at, worker, error in errors:
+            text.append(f"\nattempt failed {text_of(at)} on worker {worker}\n", "yellow").append(
+                shown(f"{error.rstrip()}\n")
             )
         return text
 
@@ -309,7 +311,7 @@ class Top(App[None]):
             return question(db)
 
     def _complain(self, words: str) -> None:
-        self.query_one("#overview", Static).update(Text(words, "bold red"))
+        self.query_one("#overview", Static).update(Text(shown(words), "bold red"))
 
     async def look(self) -> None:
         name = self.page
@@ -353,7 +355,9 @@ class Top(App[None]):
             ).append("   ")
         text.append("\n")
         if oldest := told["oldest"]:
-            text.append(f"oldest waits {_span(oldest['seconds'])} ({oldest['task_identifier']} {oldest['id']})   ")
+            text.append(
+                f"oldest waits {_span(oldest['seconds'])} ({shown(oldest['task_identifier'])} {oldest['id']})   "
+            )
         text.append(f"workers {told['workers']}   ", "" if told["workers"] else "bold red")
         for words, number in (
             ("silent workers", told["silent_workers"]), ("halted sequences", told["halted_sequences"]),
@@ -362,7 +366,7 @@ class Top(App[None]):
             if number:
                 text.append(f"{words} {number}   ", "yellow")
         if tick := told["next_tick"]:
-            text.append(f"next {tick['name']} {datetime.fromisoformat(tick['at']).astimezone():%a %H:%M}")
+            text.append(f"next {shown(tick['name'])} {datetime.fromisoformat(tick['at']).astimezone():%a %H:%M}")
         return text
 
     # -- keys -----------------------------------------------------------------------------------------------------
@@ -428,7 +432,7 @@ class Top(App[None]):
             answer = await self.ask(lambda db: db.act(action, [target], self.actor))
             for told in answer or []:
                 self.notify(
-                    f"{verb} {what} {target}: {told['outcome']}",
+                    shown(f"{verb} {what} {target}: {told['outcome']}"),
                     severity="information" if told["ok"] else "error",
                     markup=False,
                 )

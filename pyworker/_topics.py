@@ -14,7 +14,7 @@ def topics(schema: str) -> dict[str, tuple[str, str]]:
     """By name: what it is about, and its statements."""
     text = (_files.directory("sql") / "topics.sql").read_text("utf-8")
     if schema != "pyworker":
-        quoted = _sql.quoted(schema)
+        quoted = _sql.as_identifier(schema)
         text = text.replace("'pyworker'::regnamespace", _sql.literal(quoted) + "::regnamespace").replace(
             "pyworker.", f"{quoted}."
         )

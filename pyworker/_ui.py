@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ._options import Problem, common, database, resolved
+from ._distribution import pip_install
+from ._options import PortOption, Problem, common, database, resolved
 
 
 @click.command()
@@ -22,7 +25,7 @@ from ._options import Problem, common, database, resolved
     show_default=True,
     help="Address to listen on. Beyond this machine only with names and passwords.",
 )
-@click.option("--port", default=8686, show_default=True, type=click.IntRange(0, 65535))
+@click.option("--port", cls=PortOption, default=8686, show_default=True, type=click.IntRange(0, 65535))
 @click.option(
     "--auth-file",
     type=click.Path(exists=True, dir_okay=False),
@@ -51,27 +54,59 @@ def ui(
         from .ui import create_app
     except ImportError as error:
         missing = error.name or str(error)
-        raise Problem(f"the dashboard needs {missing.split('.')[0]}: pip install 'pyworker[web]'") from None
+        raise Problem(f"the dashboard needs {missing.split('.')[0]}: {pip_install('web')}") from None
     with database(dsn, schema) as db:
         db.clock()  # what is wrong with the database is said here, not on the first page
     with resolved(dsn) as url:
         # Without passwords it answers to this machine's own names only.
         hosts = None if users else ["localhost", "[::1]", host if ":" not in host else f"[{host}]", "127.0.0.1"]
         app = create_app(url, schema, users=users, hosts=hosts, read_only=read_only, show_payloads=show_payloads)
-        config = uvicorn.Config(app, host=host, port=port, log_level="warning", server_header=False)
+        sockets = _listening(host, port)
+        config = uvicorn.Config(app, log_level="warning", server_header=False)
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(_serve(uvicorn.Server(config)))
+            asyncio.run(_serve(uvicorn.Server(config), sockets))
 
 
-async def _serve(server: Any) -> None:
+def _listening(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of the host. uvicorn itself would end with a traceback where there is none to be had."""
+    made: list[socket.socket] = []
+    refused: OSError | None = None
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        addresses, refused = [], error
+    for family, kind, protocol, _, address in addresses:
+        try:
+            one = socket.socket(family, kind, protocol)
+            made.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind(address)
+            one.listen()
+        except OSError as error:
+            refused = error
+    if refused is None or (
+        # `localhost` has an address of IPv6 even on a machine without.
+        refused.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and (made := [one for one in made if _is_bound(one)])
+    ):
+        return made
+    raise Problem(f"cannot listen on {host}, port {port}: {refused.strerror}")
+
+
+def _is_bound(one: socket.socket) -> bool:
+    return bool(one.getsockname()[1])
+
+
+async def _serve(server: Any, sockets: list[socket.socket]) -> None:
     """Says where it is as soon as it is there."""
-    task = asyncio.create_task(server.serve())
+    task = asyncio.create_task(server.serve(sockets=sockets))
     while not (server.started or task.done()):
         await asyncio.sleep(0.05)
     listeners: list[Any] = server.servers if server.started else []
     for listener in listeners:
-        for socket in listener.sockets:
-            name, port = socket.getsockname()[:2]
+        for one in listener.sockets:
+            name, port = one.getsockname()[:2]
             click.echo(f"the dashboard is at http://{f'[{name}]' if ':' in name else name}:{port}/ (Ctrl-C ends it)")
     await task
 

@@ -15,20 +15,50 @@ import click
 import psycopg
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from . import _development, _doctor, _health, _migrate, _schedules, _sql, _topics, _ui
+from . import _development, _doctor, _health, _migrate, _queues, _schedules, _sql, _tasks_command, _topics, _ui
 from ._config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, RunConfig
 from ._connect import connect
+from ._distribution import DISTRIBUTION, pip_install
 from ._embedded import NoPostgres
-from ._options import Problem, as_json, asks, changes, common, database, first_line, part_of_group, resolved
-from ._output import STATES, STYLES, print_json, print_table, report, text_of, time_of
-from .errors import PyworkerError, SchemaVersionError, sqlstate_of
+from ._escape import shown
+from ._options import Problem, as_json, asks, changes, common, database, first_line, resolved
+from ._output import (
+    STATES,
+    STYLES,
+    Screen,
+    open_streams,
+    print_json,
+    print_table,
+    report,
+    say,
+    text_of,
+    time_of,
+    unwritten,
+)
+from .errors import InvalidArgument, PyworkerError, SchemaVersionError, sqlstate_of
 
 JOB_ID = click.IntRange(1, 2**63 - 1)
 
 
+class Gone(Exception):
+    """The reader of the output has gone."""
+
+
 class Group(click.Group):
+    def main(self, *args: Any, **extra: Any) -> Any:
+        open_streams()
+        try:
+            return super().main(*args, **extra)
+        except (SystemExit, OSError, Gone) as ended:
+            error = unwritten(ended.__cause__ or ended)
+            if error is None:
+                raise
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(0) from None  # `pyworker jobs | head` is no error
+            click.echo(f"pyworker: cannot write the output: {error.strerror}", err=True)
+            raise SystemExit(1) from None
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return self._invoke(ctx)
@@ -51,9 +81,8 @@ class Group(click.Group):
             raise Problem(_explained(error)) from error
         except UnicodeEncodeError as error:
             raise Problem(f"an argument is not UTF-8: {error.object!a}") from error
-        except BrokenPipeError:
-            sys.stderr.close()  # `pyworker jobs | head` is no error
-            ctx.exit(0)
+        except BrokenPipeError as error:
+            raise Gone from error  # click would call it an error
 
 
 def _with_hint(error: PyworkerError) -> str:
@@ -76,6 +105,10 @@ def _explained(error: psycopg.Error) -> str:
         return f"{first}. Is pyworker installed here? Run: pyworker migrate (or name its schema with --schema)"
     if isinstance(error, psycopg.errors.LockNotAvailable):
         return f"{first}: somebody holds a lock on pyworker's tables for long. Nothing was changed; try again"
+    if "session is read-only" in first:
+        return (
+            f"{first}: default_transaction_read_only is on for this server, database or role. Its owner can turn it off"
+        )
     if isinstance(error, psycopg.OperationalError) and sqlstate_of(error) is None:
         return f"cannot reach the database: {first}. Name one with --dsn, DATABASE_URL or PGHOST, PGDATABASE …"
     if isinstance(error, psycopg.ProgrammingError) and sqlstate_of(error) is None:
@@ -84,7 +117,7 @@ def _explained(error: psycopg.Error) -> str:
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="pyworker")
+@click.version_option(package_name=DISTRIBUTION)
 def main() -> None:
     """A job queue that lives in PostgreSQL.
 
@@ -123,12 +156,18 @@ def migrate(
     One transaction; repeated, concurrent and interrupted runs do no harm, and running workers go on.
     """
     if print_sql:
-        click.echo(
-            _migrate.script(
+        try:
+            script = _migrate.script(
                 schema, from_version, roles=roles, movable_clock=movable_clock, transaction=not no_transaction
             )
-        )
+        except InvalidArgument as error:
+            raise click.UsageError(f"--from: {error}") from None
+        click.echo(script)
         return
+    if from_version or no_transaction:
+        raise click.UsageError(
+            f"{'--from' if from_version else '--no-transaction'} is for --sql: `migrate` looks for itself"
+        )
     with resolved(dsn) as url, connect(url) as conn:
         if dry_run:
             pending = _migrate.pending(conn, schema)
@@ -195,6 +234,7 @@ def migrate(
     "--log-format", type=click.Choice(["text", "short", "json"]), default="text", show_default=True,
     help="On a terminal, text is short.",
 )  # fmt: skip
+@click.option("--no-tracebacks", is_flag=True, help="Log what a failed handler raised without its traceback.")
 @click.option(
     "--log-level",
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
@@ -205,7 +245,7 @@ def migrate(
 def run(
     modules: tuple[str, ...], dsn: str, schema: str, concurrency: int, processes: int, queues: tuple[str, ...], tasks: tuple[str, ...],
     forbidden_flags: tuple[str, ...], once: bool, shutdown_timeout: float, poll_interval: float, max_memory: int | None,
-    crontab: str | None, no_uvloop: bool, log_format: str, log_level: str, name: str | None, health_port: int | None,
+    crontab: str | None, no_uvloop: bool, log_format: str, no_tracebacks: bool, log_level: str, name: str | None, health_port: int | None,
     metrics_port: int | None, stuck_after: float,
 ) -> None:  # fmt: skip
     """Run the jobs whose tasks MODULES define (packages with all their submodules).
@@ -226,7 +266,7 @@ def run(
             only_tasks=list(tasks), forbidden_flags=list(forbidden_flags), once=once, shutdown_timeout=shutdown_timeout,
             poll_interval=poll_interval, max_memory=max_memory << 20 if max_memory else None, log_format=log_format,
             log_level=log_level.upper(), name=name or "", stuck_after=stuck_after,
-            metrics=metrics_port is not None, uvloop=not no_uvloop,
+            metrics=metrics_port is not None, uvloop=not no_uvloop, tracebacks=not no_tracebacks,
         )  # fmt: skip
         if crontab:
             _schedules.load_for_run(url, schema, crontab)
@@ -269,8 +309,10 @@ def demo(users: int) -> None:
 @click.option("--priority", type=int, help="Smaller runs first.")
 @click.option("--flag", "flags", multiple=True)
 @click.option("--meta", help="A JSON object.")
-@click.option("--unique", help="A unique_policy, a JSON object: add the job only if there is no other like it.")
-@click.option("--sequence", help="A sequence_policy, a JSON object: one job after the other, in order, for each key.")
+@click.option("--unique-policy", help="A unique_policy, a JSON object: add the job only if there is no other like it.")
+@click.option(
+    "--sequence-policy", help="A sequence_policy, a JSON object: one job after the other, in order, for each key."
+)
 @as_json
 def add(
     task: str,
@@ -280,15 +322,15 @@ def add(
     machine: bool,
     flags: tuple[str, ...],
     meta: str | None,
-    unique: str | None,
-    sequence: str | None,
+    unique_policy: str | None,
+    sequence_policy: str | None,
     **options: Any,
 ) -> None:
     """Add a job of TASK with PAYLOAD, a JSON text ("-" reads it from standard input)."""
     value = _parsed("PAYLOAD", sys.stdin.read() if payload == "-" else payload)
     options |= {"flags": flags or None, "meta": None if meta is None else _parsed("--meta", meta)}
-    options["unique_policy"] = None if unique is None else _parsed("--unique", unique)
-    options["sequence_policy"] = None if sequence is None else _parsed("--sequence", sequence)
+    options["unique_policy"] = None if unique_policy is None else _parsed("--unique-policy", unique_policy)
+    options["sequence_policy"] = None if sequence_policy is None else _parsed("--sequence-policy", sequence_policy)
     with database(dsn, schema) as db:
         job = db.add_job(task, value, **options)
     if machine:
@@ -355,19 +397,17 @@ def _show_job(db: _sql.Database, job_id: int, machine: bool) -> None:
     if machine:
         print_json({**dataclasses.asdict(job), "errors": errors})
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = Screen(soft_wrap=True, highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in dataclasses.asdict(job).items():
         if value is not None and name not in ("last_error", "deduplicated"):
             is_json = name in ("payload", "meta", "flags", "result")
-            text = Text(json.dumps(value, ensure_ascii=False)) if is_json else text_of(value)
+            text = text_of(json.dumps(value, ensure_ascii=False) if is_json else value)
             table.add_row(name, text, style=STYLES.get(job.state) if name == "state" else None)
     console.print(table)
     for error in errors:
-        console.print(
-            f"\nattempt (run {error['run']}) failed {time_of(error['at'])} on worker {error['worker']}:", style="yellow"
-        )
-        console.print(error["error"].rstrip(), markup=False)
+        console.print(f"\nattempt failed {time_of(error['at'])} on worker {error['worker']}:", style="yellow")
+        console.print(shown(error["error"].rstrip()), markup=False)
 
 
 @main.command()
@@ -427,9 +467,9 @@ def explain(job_id: int, dsn: str, schema: str, machine: bool) -> None:
         print_json(rows)
         return
     for n, row in enumerate(rows, 1):
-        click.echo(f"{n}. {click.style(row['reason'], bold=True)}: {row['detail']}")
+        click.echo(f"{n}. {click.style(row['reason'], bold=True)}: {shown(row['detail'])}")
         if row["remedy"]:
-            click.echo(f"   → {row['remedy']}")
+            say(f"   → {row['remedy']}")
 
 
 @main.command()
@@ -456,125 +496,26 @@ def doctor(dsn: str, schema: str, verbose: bool, machine: bool) -> None:
 def top(dsn: str, schema: str) -> None:
     """Watch the queue in the terminal: jobs, queues, sequences, schedules and workers, with keys for what you do to them.
 
-    Needs pip install 'pyworker[top]'.
+    Needs pip install 'pyworker-pg[top]'.
     """
     try:
         from ._top import Top
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "textual":
             raise
-        raise Problem("pyworker top needs textual: pip install 'pyworker[top]'") from None
+        raise Problem(f"pyworker top needs textual: {pip_install('top')}") from None
     with resolved(dsn) as url:
         with connect(url) as conn:
             _sql.Database(conn, schema).check_version(_migrate.newest())
         Top(url, schema).run()
 
 
-# -- queues and sequences ---------------------------------------------------------------------------------------------
-
-
-@main.group(invoke_without_command=True)
-@asks
-@as_json
-@click.pass_context
-def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
-    """Show the queues that have jobs or limits, with their counts per state; or change one."""
-    ctx.obj = (dsn, schema)
-    if ctx.invoked_subcommand:
-        return
-    with database(dsn, schema) as db:
-        rows = db.queue_stats()
-    if machine:
-        print_json(rows)
-        return
-    for row in rows:
-        row["concurrency"] = "no limit" if row["concurrency"] is None else str(row["concurrency"])
-        row["paused"] = "yes" if row["paused"] else "no"
-    print_table(rows, "no queue has jobs")
-    if any(row["paused"] == "yes" for row in rows):
-        click.echo("\nTo let a paused queue go on: pyworker queues resume QUEUE")
-
-
-@queues.command("set")
-@click.argument("queue")
-@click.argument("concurrency", type=click.IntRange(1), required=False)
-@click.option("--no-limit", is_flag=True, help="Any number at once.")
-@part_of_group
-def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_limit: bool) -> None:
-    """Let CONCURRENCY jobs of QUEUE run at once. 'customer:*' stands for all queues that begin like it."""
-    if (concurrency is None) != no_limit:
-        raise click.UsageError("name a number, or --no-limit")
-    with database(*where) as db:
-        db.set_queue(queue, concurrency)
-    click.echo(f"queue {queue}: {'no limit' if no_limit else f'{concurrency} at once'}")
-
-
-@queues.command("pause")
-@click.argument("queue")
-@part_of_group
-def pause_queue(where: tuple[str, str], queue: str) -> None:
-    """Let no further job of QUEUE start. Running ones run on, and adding goes on."""
-    with database(*where) as db:
-        db.pause_queue(queue)
-    click.echo(f"queue {queue} is paused")
-
-
-@queues.command("resume")
-@click.argument("queue")
-@part_of_group
-def resume_queue(where: tuple[str, str], queue: str) -> None:
-    """Let a paused QUEUE go on."""
-    with database(*where) as db:
-        db.resume_queue(queue)
-    click.echo(f"queue {queue} goes on")
-
-
-@main.group(invoke_without_command=True)
-@asks
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(1))
-@as_json
-@click.pass_context
-def sequences(ctx: click.Context, dsn: str, schema: str, limit: int, machine: bool) -> None:
-    """Show the sequences that have jobs to run, halted ones first; or resume one."""
-    ctx.obj = (dsn, schema)
-    if ctx.invoked_subcommand:
-        return
-    with database(dsn, schema) as db:
-        rows = db.sequences(limit)
-    if machine:
-        print_json(rows)
-        return
-    halted = next((row["halted_by"] for row in rows if row["halted_by"]), None)
-    shown = [
-        {
-            "running": row["running"], "waiting": row["waiting"], "halted by": row["halted_by"], "reason": row["reason"],
-            "since": row["since"], "sequence": row["sequence_key"],
-        }
-        for row in rows
-    ]  # fmt: skip
-    print_table(shown, "no sequence has jobs to run")
-    if halted:
-        click.echo(
-            f"\nTo go on with a halted sequence: pyworker retry {halted} (the job that halted it),"
-            " or pyworker sequences resume SEQUENCE (without it)"
-        )
-
-
-@sequences.command("resume")
-@click.argument("sequence")
-@part_of_group
-def resume_sequence(where: tuple[str, str], sequence: str) -> None:
-    """Let a halted SEQUENCE go on with its next job; the one that halted it stays as it is."""
-    with database(*where) as db:
-        resumed = db.resume_sequence(sequence)
-    if not resumed:
-        raise Problem(f"sequence {sequence} is not halted (pyworker sequences lists them)")
-    click.echo(f"sequence {sequence} goes on")
-
-
 main.add_command(_health.health)
 main.add_command(_health.metrics)
+main.add_command(_queues.queues)
+main.add_command(_queues.sequences)
 main.add_command(_schedules.schedules)
+main.add_command(_tasks_command.tasks)
 main.add_command(_topics.sql)
 main.add_command(_development.replay)
 main.add_command(_development.dev)

@@ -81,13 +81,31 @@ BY_SQLSTATE: dict[str, type[PyworkerError]] = {
 }
 
 
+def _within(error: BaseException) -> Iterator[Any]:
+    """The exception, and those that SQLAlchemy or Django have wrapped."""
+    original = getattr(error, "orig", None)
+    for candidate in (error, original, error.__cause__, getattr(original, "__cause__", None)):
+        if candidate is not None:
+            yield candidate
+
+
 def sqlstate_of(error: BaseException) -> str | None:
-    """The SQLSTATE of a driver's exception: psycopg's, psycopg2's, or either wrapped by SQLAlchemy or Django."""
-    for candidate in (error, getattr(error, "orig", None), error.__cause__):
+    """The SQLSTATE of a driver's exception: psycopg's, asyncpg's, psycopg2's, or one of them wrapped by SQLAlchemy or Django."""
+    for candidate in _within(error):
         code = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
         if isinstance(code, str):
             return code
     return None
+
+
+def _told(error: BaseException) -> tuple[str, str | None, str | None]:
+    """Message, detail and hint of the database."""
+    for candidate in _within(error):
+        if diag := getattr(candidate, "diag", None):
+            return diag.message_primary or str(error), diag.message_detail, diag.message_hint
+        if isinstance(message := getattr(candidate, "message", None), str) and hasattr(candidate, "detail"):  # asyncpg
+            return message, candidate.detail, getattr(candidate, "hint", None)
+    return str(error), None, None
 
 
 @contextmanager
@@ -99,11 +117,7 @@ def translated() -> Iterator[None]:
         cls = BY_SQLSTATE.get(sqlstate_of(error) or "")
         if cls is None or isinstance(error, PyworkerError):
             raise
-        source: Any = next(
-            (e for e in (error, getattr(error, "orig", None), error.__cause__) if hasattr(e, "diag")), None
-        )
-        diag = getattr(source, "diag", None)
-        own = cls(getattr(diag, "message_primary", None) or str(error))
-        own.detail = getattr(diag, "message_detail", None)
-        own.hint = getattr(diag, "message_hint", None)
+        message, detail, hint = _told(error)
+        own = cls(message)
+        own.detail, own.hint = detail, hint
         raise own from error

@@ -17,10 +17,16 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from . import _client
+from ._logging import JobLogger
 from ._sql import JobRow
+from .errors import WrongState
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from ._arguments import AddOptions
     from ._connections import Connections
+    from .tasks import Task
 
 
 class Outcome(Exception):
@@ -89,12 +95,29 @@ class _JobFields:
     _connections: Connections = field(repr=False)
     _in_transaction: Any = field(default=None, repr=False)
     _called_off: bool = field(default=False, repr=False)
+    _transaction: str = field(default="", repr=False)  # "open", or "committed", by which the job is completed
+
+    @property
+    def _completed(self) -> bool:
+        """Has job.transaction() completed the job?"""
+        return self._transaction == "committed"
+
+    def _begin_transaction(self) -> None:
+        if self._transaction == "open":
+            raise WrongState(
+                "job.transaction(): not inside another job.transaction() of this job: use the connection that is open"
+            )
+        if self._transaction:
+            raise WrongState(
+                "job.transaction(): not after another job.transaction() of this job, which has completed it"
+            )
+        self._transaction = "open"
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger whose records carry job_id, run and task."""
         logger = logging.getLogger(f"pyworker.task.{self.task_identifier}")
-        return logging.LoggerAdapter(logger, {"job_id": self.id, "run": self.run, "task": self.task_identifier})
+        return JobLogger(logger, {"job_id": self.id, "run": self.run, "task": self.task_identifier})
 
 
 class Job(_JobFields):
@@ -115,7 +138,8 @@ class Job(_JobFields):
 
     def once(self, key: str) -> bool:
         """True the first time in the life of this job, over all its attempts, false ever after: at least once up to this call, at
-        most once after it. It is committed on its own, at once. (McKinley) For a key of the application: SELECT pyworker.once(key)."""
+        most once after it. It is committed on its own, at once, inside job.transaction() too: the mark stays if that is rolled back.
+        (McKinley) For a key of the application: SELECT pyworker.once(key)."""
         return self._connections.once(f"job {self.id}: {key}")
 
     @contextmanager
@@ -123,28 +147,32 @@ class Job(_JobFields):
         """A connection in a transaction that ends with the job's own end: its writes and the job's completion are one commit.
 
         When the claim was lost meanwhile (the worker was taken for dead and the job handed on), ClaimLost is raised
-        instead of the commit and everything rolls back. Effects in this database thus happen once.
+        instead of the commit and everything rolls back. Effects in this database thus happen once. A second one, inside the first
+        or after it, is refused with WrongState; after one that was rolled back you may try again.
         """
-        xact: str | None = None
-        with self._connections.sync_pool().connection() as conn:
-            try:
-                with conn.transaction():
-                    self._in_transaction = conn
-                    yield conn
-                    xact = self._connections.database(conn).finish_job(self.id, self.run)
-            except psycopg.OperationalError:
-                # Lost during the COMMIT? Then only the database knows.
-                if xact is None or not conn.closed or not self._connections.committed(self.id, self.run, xact):
-                    raise
-            finally:
-                self._in_transaction = None
+        xact, ended = None, ""
+        self._begin_transaction()
+        try:
+            with self._connections.sync_pool().connection() as conn:
+                try:
+                    with conn.transaction():
+                        self._in_transaction = conn
+                        yield conn
+                        self._in_transaction = None
+                        xact = self._connections.database(conn).finish_job(self.id, self.run)
+                except psycopg.OperationalError:
+                    # Lost during the COMMIT? Then only the database knows.
+                    if xact is None or not conn.closed or not self._connections.committed(self.id, self.run, xact):
+                        raise
+                ended = "committed" if xact else ""
+        finally:
+            self._in_transaction, self._transaction = None, ended
 
-    def add_job(self, identifier: str, payload: Any = None, **options: Any) -> JobRow:
+    def add_job(self, identifier: str | Task[..., Any], payload: Any = None, **options: Unpack[AddOptions]) -> JobRow:
         """Add another job: in `transaction()` if that is open, otherwise at once. Arguments as pyworker.add_job."""
-        if self._in_transaction is not None:
-            return _client.add_job(
-                self._in_transaction, identifier, payload, schema=self._connections.schema, **options
-            )
+        open_one: psycopg.Connection[Any] | None = self._in_transaction
+        if open_one is not None:
+            return _client.add_job(open_one, identifier, payload, schema=self._connections.schema, **options)
         with self._connections.sync_pool().connection() as conn:
             return _client.add_job(conn, identifier, payload, schema=self._connections.schema, **options)
 
@@ -157,31 +185,40 @@ class AsyncJob(_JobFields):
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
         """As Job.transaction, with an asynchronous connection."""
-        pool = await self._connections.async_pool()
-        xact: str | None = None
-        async with pool.connection() as conn:
-            try:
-                async with conn.transaction():
-                    self._in_transaction = conn
-                    yield conn
-                    xact = await self._connections.finish_job_async(conn, self.id, self.run)
-            except psycopg.OperationalError:
-                committed = self._connections.committed
-                if xact is None or not conn.closed or not await asyncio.to_thread(committed, self.id, self.run, xact):
-                    raise
-            finally:
-                self._in_transaction = None
+        xact, ended = None, ""
+        self._begin_transaction()
+        try:
+            pool = await self._connections.async_pool()
+            async with pool.connection() as conn:
+                try:
+                    async with conn.transaction():
+                        self._in_transaction = conn
+                        yield conn
+                        self._in_transaction = None
+                        xact = await self._connections.finish_job_async(conn, self.id, self.run)
+                except psycopg.OperationalError:
+                    committed = self._connections.committed
+                    if (
+                        xact is None
+                        or not conn.closed
+                        or not await asyncio.to_thread(committed, self.id, self.run, xact)
+                    ):
+                        raise
+                ended = "committed" if xact else ""
+        finally:
+            self._in_transaction, self._transaction = None, ended
 
     async def once(self, key: str) -> bool:
         """As Job.once."""
         return await self._connections.once_async(f"job {self.id}: {key}")
 
-    async def add_job(self, identifier: str, payload: Any = None, **options: Any) -> JobRow:
+    async def add_job(
+        self, identifier: str | Task[..., Any], payload: Any = None, **options: Unpack[AddOptions]
+    ) -> JobRow:
         """As Job.add_job."""
-        if self._in_transaction is not None:
-            return await _client.add_job(
-                self._in_transaction, identifier, payload, schema=self._connections.schema, **options
-            )
+        open_one: psycopg.AsyncConnection[Any] | None = self._in_transaction
+        if open_one is not None:
+            return await _client.add_job(open_one, identifier, payload, schema=self._connections.schema, **options)
         pool = await self._connections.async_pool()
         async with pool.connection() as conn:
             return await _client.add_job(conn, identifier, payload, schema=self._connections.schema, **options)

@@ -15,6 +15,7 @@ from collections.abc import Generator
 from typing import Any
 
 from . import _client
+from ._distribution import pip_install
 from ._middleware import middleware
 from .job import AsyncJob, Job, Outcome
 
@@ -23,7 +24,7 @@ try:
     from opentelemetry.trace import SpanKind, StatusCode
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
-    raise ImportError("pyworker.otel needs OpenTelemetry's API: pip install 'pyworker[otel]'") from error
+    raise ImportError(f"pyworker.otel needs OpenTelemetry's API: {pip_install('otel')}") from error
 
 __all__ = ["instrument"]
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+from ._distribution import pip_install
 from ._middleware import middleware
 from .job import AsyncJob, Job, Outcome
 
 try:
     import sentry_sdk
 except ImportError as error:
-    raise ImportError("pyworker.sentry needs Sentry's SDK: pip install 'pyworker[sentry]'") from error
+    raise ImportError(f"pyworker.sentry needs Sentry's SDK: {pip_install('sentry')}") from error
 
 __all__ = ["instrument"]
 

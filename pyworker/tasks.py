@@ -4,61 +4,198 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import inspect
 import pkgutil
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
-from . import _client, _sql
-from .errors import TaskError
+from . import _client, _payload, _sql
+from ._arguments import AddOptions, CronOptions, TaskOptions
+from ._drivers import AsyncConnection, SyncConnection
+from ._rows import JobRow
+from .errors import InvalidArgument, TaskError
 from .job import AsyncJob, Job
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Payload = TypeVar("Payload")
 
 _registry: dict[str, Task[..., Any]] = {}
 
 
 class Task(Generic[P, R]):
-    """A handler with its name and defaults. Calling it calls the plain function, as in a unit test."""
+    """A handler with its name and options. Calling it calls the plain function, as in a unit test.
+
+    Of Task[P, R], P are the handler's parameters, whose first is the payload, and R is what it returns.
+    """
 
     def __init__(self, function: Callable[P, R], name: str, options: dict[str, Any], result: bool) -> None:
+        # What a function or object carries must not hide what a task has.
+        self.__dict__.update({k: v for k, v in getattr(function, "__dict__", {}).items() if not hasattr(Task, k)})
+        functools.update_wrapper(cast("Any", self), function, updated=())
         self.function = function
         self.name = name
         self.options = options
         self.result = result
         self.schedules: list[dict[str, Any]] = []
-        self.is_async = inspect.iscoroutinefunction(function)
-        functools.update_wrapper(cast("Any", self), function)
+        origin = _origin(function)
+        self.module, self.qualname = str(origin.__module__), str(origin.__qualname__)
+        self.is_async = inspect.iscoroutinefunction(_called(function))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"<task {self.name} ({self.function.__module__}.{self.function.__qualname__})>"
+        return f"<task {self.name} ({self.module}.{self.qualname})>"
 
-    def add(self, conn: Any, payload: Any = None, **options: Any) -> Any:
-        """Add a job of this task in the caller's transaction: pyworker.add_job(conn, this task's name, …)."""
-        return _client.add_job(conn, self.name, payload, **options)
+    # The payload is what the handler's first parameter takes; a handler without one, or with a job alone, has none.
+    @overload
+    def add(
+        self: Callable[[], Any],
+        conn: AsyncConnection,
+        payload: None = None,
+        *,
+        schema: str | None = None,
+        **options: Unpack[AddOptions],
+    ) -> Coroutine[Any, Any, JobRow]: ...
+    @overload
+    def add(
+        self: Callable[Concatenate[Job, ...], Any],
+        conn: AsyncConnection,
+        payload: None = None,
+        *,
+        schema: str | None = None,
+        **options: Unpack[AddOptions],
+    ) -> Coroutine[Any, Any, JobRow]: ...
+    @overload
+    def add(
+        self: Callable[Concatenate[AsyncJob, ...], Any],
+        conn: AsyncConnection,
+        payload: None = None,
+        *,
+        schema: str | None = None,
+        **options: Unpack[AddOptions],
+    ) -> Coroutine[Any, Any, JobRow]: ...
+    @overload
+    def add(
+        self: Callable[Concatenate[Payload, ...], Any],
+        conn: AsyncConnection,
+        payload: Payload,
+        *,
+        schema: str | None = None,
+        **options: Unpack[AddOptions],
+    ) -> Coroutine[Any, Any, JobRow]: ...
+    @overload
+    def add(
+        self: Callable[[], Any],
+        conn: SyncConnection,
+        payload: None = None,
+        *,
+        schema: str | None = None,
+        **options: Unpack[AddOptions],
+    ) -> JobRow: ...
+    @overload
+    def add(
+        self: Callable[Concatenate[Job, ...], Any],
+        conn: SyncConnection,
+        payload: None = None,
+        *,
+        schema: str | None = None,
+        **options: Unpack[AddOptions],
+    ) -> JobRow: ...
+    @overload
+    def add(
+        self: Callable[Concatenate[AsyncJob, ...], Any],
+        conn: SyncConnection,
+        payload: None = None,
+        *,
+        schema: str | None = None,
+        **options: Unpack[AddOptions],
+    ) -> JobRow: ...
+    @overload
+    def add(
+        self: Callable[Concatenate[Payload, ...], Any],
+        conn: SyncConnection,
+        payload: Payload,
+        *,
+        schema: str | None = None,
+        **options: Unpack[AddOptions],
+    ) -> JobRow: ...
+    def add(
+        self: Any, conn: Any, payload: Any = None, *, schema: str | None = None, **options: Unpack[AddOptions]
+    ) -> Any:
+        """Add a job of this task in the caller's transaction: pyworker.add_job(conn, this task, …).
+
+        The task's options hold, also before a worker has started with them; what the call gives replaces them.
+        """
+        add: Callable[..., Any] = _client.add_job
+        return add(conn, self, payload, schema=schema, **options)
+
+    @property
+    def add_options(self) -> dict[str, Any]:
+        """Those of its options that add_job takes."""
+        return {name: value for name, value in self.options.items() if name in _sql.ADD_ARGUMENTS}
+
+    def encoded(self, payload: Any) -> Any:
+        """The payload in the JSON values from which the handler's annotation is made again."""
+        hint = self._payload_hint
+        if payload is None:
+            # Without a payload a job has {}, but null where the handler says that it takes None.
+            return _payload.JsonText("null") if _payload.takes_null(hint) else None
+        return _payload.encoded(self._codec_if_any, payload, f"{self!r}: its payload")
+
+    @functools.cached_property
+    def _codec_if_any(self) -> _payload.Codec | None:
+        """None, too, where the library that reads the annotation is not installed: a producer need not have it."""
+        try:
+            return _payload.codec_of(self._payload_hint)
+        except Exception:
+            return None
+
+    @functools.cached_property
+    def _hints(self) -> dict[str, Any]:
+        try:
+            annotations = {p.name: p.annotation for p in self._parameters if p.annotation is not p.empty}
+            bare = types.SimpleNamespace(__annotations__=annotations)  # the return type does not matter here
+            return typing.get_type_hints(
+                bare, globalns=getattr(inspect.unwrap(_called(self.function)), "__globals__", {})
+            )
+        except Exception as error:
+            raise TaskError(f"{self!r}: its annotations cannot be resolved: {error}") from error
+
+    @functools.cached_property
+    def _parameters(self) -> list[inspect.Parameter]:
+        try:
+            return list(inspect.signature(self.function).parameters.values())
+        except (TypeError, ValueError) as error:
+            raise TaskError(f"{self!r}: its parameters cannot be found out: {error}") from error
+
+    def _is_job(self, parameter: inspect.Parameter) -> bool:
+        return parameter.name == "job" or self._hints.get(parameter.name) in (Job, AsyncJob)
+
+    @property
+    def _payload_hint(self) -> Any:
+        """Any where the handler takes no payload, or does not say which."""
+        first = next(iter(self._parameters), None)
+        if (
+            first is None
+            or self._is_job(first)
+            or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
+        ):
+            return Any
+        return self._hints.get(first.name, Any)
 
     @functools.cached_property
     def invoke(self) -> Callable[[Any], Any]:
         """The function as the worker calls it, with a job: payload converted, and the job passed, where it asks for them."""
-        try:
-            parameters = list(inspect.signature(self.function).parameters.values())
-            annotations = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
-            bare = types.SimpleNamespace(__annotations__=annotations)  # the return type is nobody's business
-            hints = typing.get_type_hints(bare, globalns=getattr(inspect.unwrap(self.function), "__globals__", {}))
-        except Exception as error:
-            raise TaskError(f"{self!r}: its annotations cannot be resolved: {error}") from error
+        parameters = self._parameters
         takes_payload, job_name = False, None
         for parameter in parameters:
-            if parameter.name == "job" or hints.get(parameter.name) in (Job, AsyncJob):
+            if self._is_job(parameter):
                 job_name = parameter.name
             elif not takes_payload and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
                 takes_payload = True
@@ -71,162 +208,143 @@ class Task(Generic[P, R]):
                 raise TaskError(
                     f"{self!r}: parameter {parameter.name!r} has nothing to fill it; a handler takes payload and job"
                 )
-        if inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function):
+        called = _called(self.function)
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
             raise TaskError(f"{self!r}: a handler that yields would not be run to its end")
         try:
-            convert = self._converter(hints.get(parameters[0].name)) if takes_payload else None
-        except TaskError:
-            raise
+            codec = _payload.codec_of(self._payload_hint) if takes_payload else None
+        except TaskError as error:
+            raise TaskError(f"{self!r}: {error}") from None
         except Exception as error:
             raise TaskError(f"{self!r}: payloads cannot be converted to its annotation: {error}") from error
         function = cast("Callable[..., Any]", self.function)
 
         def invoke(job: Any) -> Any:
-            args = () if not takes_payload else (job.payload if convert is None else convert(job.payload),)
+            args = () if not takes_payload else (job.payload if codec is None else codec.decode(job.payload),)
             return function(*args, **({job_name: job} if job_name else {}))
 
         return invoke
 
-    def _converter(self, hint: Any) -> Callable[[Any], Any] | None:
-        """How to make the annotated type of a JSON value, and check it; None for plain JSON types."""
-        records = _records(hint, set())
-        if not records:
-            return None
-        if any(hasattr(record, "__pydantic_validator__") for record in records) or not _importable("msgspec"):
-            if not _importable("pydantic"):
-                raise TaskError(f"{self!r}: to convert payloads to {hint!r}, pip install 'pyworker[types]'")
-            from pydantic import TypeAdapter, ValidationError
 
-            adapter = TypeAdapter(hint)
-
-            def by_pydantic(payload: Any) -> Any:
-                try:
-                    return adapter.validate_python(payload)
-                except ValidationError as error:
-                    # Without the input: a payload is not to be seen in errors and logs.
-                    problems = "; ".join(
-                        f"{e['msg']} - at `{'.'.join(str(part) for part in e['loc'])}`"
-                        for e in error.errors(include_input=False)
-                    )
-                    raise ValueError(f"the payload does not fit {hint!r}: {problems}") from None
-
-            return by_pydantic
-        import msgspec
-
-        msgspec.json.Decoder(hint)  # looks at the type, now
-
-        def by_msgspec(payload: Any) -> Any:
-            try:
-                return msgspec.convert(payload, hint)
-            except msgspec.ValidationError as error:
-                raise ValueError(f"the payload does not fit {hint!r}: {error}") from None
-
-        return by_msgspec
+def _origin(function: Any) -> Any:
+    """The function of a partial, or the class of another object that is called: what has a name."""
+    while isinstance(function, functools.partial):
+        function = cast("Any", function).func
+    return function if hasattr(function, "__qualname__") else cast("Any", type(function))
 
 
-def _records(hint: Any, found: set[Any]) -> set[Any]:
-    """The classes with fields that a type is made of: dataclasses, TypedDicts, msgspec structs, pydantic models."""
-    for argument in typing.get_args(hint):
-        _records(argument, found)
-    if inspect.isclass(hint) and hint not in found:
-        marks = ("__dataclass_fields__", "__struct_fields__", "__pydantic_validator__")
-        if typing.is_typeddict(hint) or any(hasattr(hint, mark) for mark in marks):
-            found.add(hint)
-            for field in typing.get_type_hints(hint).values():
-                _records(field, found)
-    return found
-
-
-def _importable(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
+def _called(function: Any) -> Any:
+    """The function that runs."""
+    origin = _origin(function)
+    return origin.__call__ if inspect.isclass(origin) else origin
 
 
 @overload
 def task(function: Callable[P, R], /) -> Task[P, R]: ...
 @overload
-def task(
-    *,
-    name: str | None = ...,
-    max_attempts: int | None = ...,
-    priority: int | None = ...,
-    queue_name: str | None = ...,
-    unique: dict[str, Any] | None = ...,
-    sequence: dict[str, Any] | None = ...,
-    delivery: str | None = ...,
-    timeout: timedelta | float | None = ...,
-    backoff: list[Any] | dict[str, Any] | None = ...,
-    retention: timedelta | float | None = ...,
-    result: bool = ...,
-) -> Callable[[Callable[P, R]], Task[P, R]]: ...
-def task(
-    function: Any = None,
-    /,
-    *,
-    name: str | None = None,
-    result: bool = False,
-    unique: dict[str, Any] | None = None,
-    sequence: dict[str, Any] | None = None,
-    **options: Any,
-) -> Any:
-    """Make a function, sync or async, the handler of the jobs of its name.
+def task(function: str | None = None, /, **options: Unpack[TaskOptions]) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+def task(function: Any = None, /, **options: Any) -> Any:
+    """Make a function, sync or async, the handler of the jobs of its name: @task, @task("name") or @task(max_attempts=5, …).
 
     name: the identifier in add_job, by default the function's name. result: keep what it returns with the finished job.
-    unique: the unique_policy of its jobs, in River's or the Open Job Spec's terms (docs/unique-jobs.md). sequence: their
-    sequence_policy, such as {"by_args": ["customer_id"]}: one at a time, in order, per customer (docs/sequences-and-queues.md).
-    The rest are the defaults of define_task, written to the database when a worker starts, so that a bare
-    SELECT add_job(…) inherits them; timeout and retention are timedeltas or seconds. A task that gives none leaves the
-    database's definition alone.
+    unique_policy: in River's or the Open Job Spec's terms (docs/unique-jobs.md). sequence_policy: such as
+    {"by_args": ["customer_id"]}: one at a time, in order, per customer (docs/sequences-and-queues.md). The rest are those of
+    define_task: max_attempts, priority, queue_name, delivery, timeout, backoff, retention; timeout and retention are timedeltas or
+    seconds. They hold for every job that Task.add adds. A worker writes them to the database when it starts, and so does
+    `pyworker tasks sync`, so that SELECT add_job(…) inherits them. A task that gives none leaves the database's definition alone.
     """
-    plain = _sql.TASK_OPTIONS - {"unique_policy", "sequence_policy"}
-    if unknown := options.keys() - plain:
-        known = ", ".join(["name", "result", "unique", "sequence", *sorted(plain)])
+    name: str | None = options.pop("name", None)
+    result: bool = options.pop("result", False)
+    if isinstance(function, str):
+        if name is not None:
+            raise TypeError(f"task: two names were given, {function!r} and {name!r}")
+        function, name = None, function
+    if name is not None and (not isinstance(name, str) or not name):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"task: name must be a string that is not empty, got {name!r}")
+    if unknown := options.keys() - _sql.TASK_OPTIONS:
+        known = ", ".join(["name", "result", *sorted(_sql.TASK_OPTIONS)])
         raise TypeError(f"task has no option {sorted(unknown)[0]!r} (known: {known})")
-    options |= {"unique_policy": unique, "sequence_policy": sequence}
     for key in ("timeout", "retention"):
         if isinstance(options.get(key), int | float):
             options[key] = timedelta(seconds=options[key])
+    given = {key: value for key, value in options.items() if value is not None}
 
     def decorate(function: Callable[P, R]) -> Task[P, R]:
-        made = Task(function, name or function.__name__, {k: v for k, v in options.items() if v is not None}, result)
-        other = _registry.get(made.name)
-        if other and (other.function.__module__, other.function.__qualname__) != (
-            function.__module__,
-            function.__qualname__,
-        ):
-            raise TaskError(f"two tasks are named {made.name!r}: {other!r} and {made!r}; give one of them name=…")
-        _registry[made.name] = made
-        return made
+        handler = _handler(function)
+        return _register(Task(handler, name or _name_of(handler), given, result))
 
     return decorate if function is None else decorate(function)
 
 
-def cron(expression: str, /, **options: Any) -> Callable[[Callable[P, R]], Task[P, R]]:
+def _handler(function: Any) -> Any:
+    if isinstance(function, Task):
+        raise TypeError(f"task: {function!r} is a task already")
+    if inspect.isclass(function) or not callable(function):
+        raise TypeError(f"task: a handler is a function or another object that can be called, got {function!r}")
+    return function
+
+
+def _name_of(function: Any) -> str:
+    """A partial is named after its function, an object that can be called after its class."""
+    return _origin(function).__name__
+
+
+def _register(made: Task[P, R]) -> Task[P, R]:
+    other = _registry.get(made.name)
+    if other and (other.module, other.qualname) != (made.module, made.qualname):
+        raise TaskError(f"two tasks are named {made.name!r}: {other!r} and {made!r}; give one of them name=…")
+    _registry[made.name] = made
+    return made
+
+
+def cron(expression: str, /, **options: Unpack[CronOptions]) -> Callable[[Callable[P, R]], Task[P, R]]:
     """Have jobs of a task added by the clock: @cron("0 4 * * *", timezone="Europe/Berlin") above its @task.
 
     The schedule is written to the database when a worker starts, and goes when one starts whose code has it no longer
     (docs/schedules.md). name: by default the task's; a second @cron needs one. timezone: "UTC" by default. backfill: for how long
-    a missed tick is made up for, a timedelta or seconds. The rest are add_job's: payload, queue_name, priority … unique and
-    sequence are as in @task.
+    a missed tick is made up for, a timedelta or seconds. The rest are add_job's: payload, queue_name, priority …
     """
-    renamed = {"unique": "unique_policy", "sequence": "sequence_policy"}
-    known = _sql.SCHEDULE_OPTIONS - set(renamed.values()) | set(renamed)
-    if unknown := options.keys() - known:
-        raise TypeError(f"cron has no option {sorted(unknown)[0]!r} (known: {', '.join(sorted(known))})")
-    options = {renamed.get(name, name): value for name, value in options.items() if value is not None}
-    if isinstance(backfill := options.get("backfill"), timedelta):
-        options["backfill"] = f"{backfill.total_seconds()} seconds"
+    if unknown := options.keys() - _sql.SCHEDULE_OPTIONS:
+        raise TypeError(
+            f"cron has no option {sorted(unknown)[0]!r} (known: {', '.join(sorted(_sql.SCHEDULE_OPTIONS))})"
+        )
+    given = {name: value for name, value in cast("Mapping[str, Any]", options).items() if value is not None}
+    if isinstance(backfill := given.get("backfill"), timedelta):
+        given["backfill"] = f"{backfill.total_seconds()} seconds"
     elif isinstance(backfill, int | float):
-        options["backfill"] = f"{backfill} seconds"
+        given["backfill"] = f"{backfill} seconds"
 
     def decorate(function: Callable[P, R]) -> Task[P, R]:
         made = cast("Task[P, R]", function if isinstance(function, Task) else task(function))
-        schedule = {"name": made.name, "cron": expression, "identifier": made.name, **options}
+        schedule = {"name": made.name, "cron": expression, "identifier": made.name, **given}
         if any(schedule["name"] == other["name"] for each in _registry.values() for other in each.schedules):
             raise TaskError(f"{made!r}: another schedule is named {schedule['name']!r}; give one of them name=…")
-        made.schedules.append({**schedule, "origin": f"code:{made.function.__module__}"})
+        made.schedules.append({**schedule, "origin": f"code:{made.module}"})
         return made
 
     return decorate
+
+
+def define(db: _sql.Database, known: Mapping[str, Task[..., Any]]) -> None:
+    """Write the options of these tasks, of those that have any, to the database."""
+
+    def write(task: Task[..., Any]) -> None:
+        try:
+            db.define_task(task.name, task.options)
+        except InvalidArgument as error:
+            raise TaskError(f"{task!r}: {error}") from None
+
+    # In one order, as two that write several at once must not deadlock.
+    db.each(*(functools.partial(write, known[name]) for name in sorted(known) if known[name].options))
+
+
+def definitions(known: Mapping[str, Task[..., Any]]) -> dict[str, dict[str, Any]]:
+    """The options that these tasks declare, as JSON: times in seconds. Tasks without any are left out."""
+    return {
+        name: {k: v.total_seconds() if isinstance(v, timedelta) else v for k, v in task.options.items()}
+        for name, task in known.items()
+        if task.options
+    }
 
 
 def schedules(modules: Iterable[str]) -> tuple[list[str], list[dict[str, Any]]]:

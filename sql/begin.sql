@@ -10,10 +10,15 @@ select pg_advisory_xact_lock(hashtextextended('pyworker.migrate', 0));
 set local lock_timeout = '5s';
 set local client_min_messages = warning;
 
+-- What the files after this one are written in, whatever the role's or the database's settings are.
+set local standard_conforming_strings = on;
+set local datestyle = 'ISO';
+set local intervalstyle = 'postgres';
+
 do $$
 begin
-    if current_setting('server_version_num')::integer < 140000 then
-        raise exception 'pyworker needs PostgreSQL 14 or newer, this is %', current_setting('server_version')
+    if current_setting('server_version_num')::integer < 150000 then
+        raise exception 'pyworker needs PostgreSQL 15 or newer, this is %', current_setting('server_version')
             using errcode = 'PW006';
     end if;
     if current_setting('server_encoding') <> 'UTF8' then

@@ -36,6 +36,8 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
   update settings set movable_clock = true;
 \endif
 \ir functions/00_core.sql
+\ir functions/01_notify.sql
+\ir functions/02_walks.sql
 \ir functions/10_tasks.sql
 \ir functions/12_canonical.sql
 \ir functions/15_unique.sql
@@ -43,6 +45,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/20_add.sql
 \ir functions/22_add_jobs.sql
 \ir functions/30_promote.sql
+\ir functions/32_slots.sql
 \ir functions/35_cron.sql
 \ir functions/36_schedules.sql
 \ir functions/37_crontab.sql

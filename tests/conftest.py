@@ -84,11 +84,13 @@ def _shared(pg_template: Any) -> Iterator[tuple[str, str]]:
         yield (
             dsn,
             "set search_path = pyworker, pg_temp;"
-            "truncate live_jobs, finished_jobs, unique_keys, errors, wakeups, workers, tasks, queues, sequence_halts, once_marks,"
+            "truncate live_jobs, finished_jobs, unique_keys, errors, wakeups, workers, claims, tasks, queues, sequence_halts, once_marks,"
             " timetable, audit_log"
             " restart identity;"
-            "alter sequence job_ids restart; alter sequence armed_until restart; alter sequence notified_at restart;"
-            "alter sequence silenced_at restart; alter sequence swept_at restart;"
+            "alter sequence job_ids restart; alter sequence armed_until restart; alter sequence looking_until restart;"
+            "alter sequence found_lately restart;"
+            "alter sequence silent_before restart; alter sequence silent_at restart; alter sequence walks_until restart;"
+            "alter sequence swept_at restart;"
             "delete from settings; insert into settings (movable_clock) values (true); reset search_path",
         )
 

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,24 @@ def shape(name: str, value: Any) -> str:
         inspect.isclass(value) and issubclass(value, pyworker.PyworkerError)
     ):
         return f"class {name}"  # nobody makes one
+    if typing.is_typeddict(value):
+        members = {
+            n: kind for base in reversed(bases_of(value)) for n, kind in vars(base).get("__annotations__", {}).items()
+        }
+        lines = [f"    {n}: {getattr(kind, '__forward_arg__', kind)}" for n, kind in members.items()]
+        return "\n".join([f"class {name}(TypedDict, total=False)", *lines])
+    overloads = typing.get_overloads(value) if inspect.isfunction(value) else []
+    if 0 < len(overloads) <= 2:  # with more of them the function itself says it better
+        return "\n".join(signed(name, each) for each in overloads)
+    return signed(name, value)
+
+
+def bases_of(value: Any) -> list[Any]:
+    """A TypedDict and those that it extends, of which Python forgets the order."""
+    return [value, *(base for base in getattr(value, "__orig_bases__", ()) if typing.is_typeddict(base))]
+
+
+def signed(name: str, value: Any) -> str:
     signature = inspect.signature(value)
     shown = [str(p).replace("'", "") for n, p in signature.parameters.items() if not n.startswith("_")]
     answer = signature.return_annotation

@@ -19,8 +19,8 @@ from tasks import charge
 from pyworker import add_job
 from pyworker.ui import create_app
 
-URL = "postgresql+psycopg://"  # where it is, the PG* variables say
-engine, async_engine = create_engine(URL), create_async_engine(URL)
+# Where the database is, the PG* variables say.
+engine, async_engine = create_engine("postgresql+psycopg://"), create_async_engine("postgresql+asyncpg://")
 
 
 class Base(DeclarativeBase):

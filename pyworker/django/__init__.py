@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._distribution import pip_install
+
 __all__ = ["RunPyworker", "TasksBackend"]
 
 
@@ -30,4 +32,4 @@ def __getattr__(name: str) -> Any:  # settings.py may import this before there a
             raise ImportError(
                 "Django has tasks of its own from version 6 on; before: pip install django-tasks"
             ) from error
-        raise ImportError(f"pyworker.django: {error}; pip install 'pyworker[django]'") from error
+        raise ImportError(f"pyworker.django: {error}; {pip_install('django')}") from error

@@ -180,7 +180,7 @@ class Dashboard:
             life.append(("due", job.run_at, None))
         life += [("failed", error["at"], f"run {error['run']}") for error in errors]
         if job.locked_at:
-            life.append(("claimed", job.locked_at, f"by worker {job.locked_by}, run {job.run}"))
+            life.append(("claimed", job.locked_at, f"by worker {job.locked_by}"))
         if job.finished_at:
             life.append((job.state, job.finished_at, job.reason if job.reason != job.state else None))
         return self.page(

@@ -4,7 +4,8 @@
 --   PW001 invalid argument      PW002 claim lost                    PW003 duplicate
 --   PW004 not found             PW005 not possible in this state    PW006 schema version
 --
--- Lock order, kept by every function: worker, unique key, job key, sequence, queue, job by id. Batches sort first.
+-- Lock order, kept by every function: worker, unique key, job key, sequence, queue, job by id, and after a job
+-- the halt that names it. Batches sort first.
 -- A name with a leading underscore is private: callable by the owner only, changed without notice.
 
 -- Every function but a few names its search_path; those few have a body that was bound when it was created ("return …"),
@@ -36,7 +37,7 @@ begin
             using errcode = 'PW006', detail = 'older', hint = 'Run: pyworker migrate';
     elsif v_breaking is not null then
         raise exception 'the database has the breaking schema version %, this pyworker knows versions up to %', v_breaking, client_version
-            using errcode = 'PW006', detail = 'newer', hint = 'Upgrade pyworker: pip install -U pyworker';
+            using errcode = 'PW006', detail = 'newer', hint = 'Upgrade pyworker: pip install -U pyworker-pg';
     end if;
 end;
 $$;
@@ -70,69 +71,44 @@ create or replace function _job_of(f finished_jobs) returns job
     language sql stable
     return _job_of(row(f.*)::live_jobs, false);
 
--- The state of a job that may run from run_at on. One that is not at the head of its sequence is `held`, whatever its time; then
--- what still waits for its time is `waiting` ('scheduled', or 'retryable' after a failure); what belongs to a named queue waits for
--- its turn; the rest is for anybody to claim.
+-- The state of a job that may run from run_at on. One that is not at the head of its sequence is `held`, whatever its time; a job
+-- whose time is ahead is `waiting` ('scheduled', or 'retryable' after a failure); any other is available.
 create or replace function _state_at(
-    run_at timestamptz, moment timestamptz, queue_name text, held boolean, waiting text default 'scheduled') returns text
+    run_at timestamptz, moment timestamptz, held boolean, waiting text default 'scheduled') returns text
     language sql immutable
-    return case when held then 'pending' when run_at > moment then waiting when queue_name is not null then 'pending' else 'available' end;
+    return case when held then 'pending' when run_at > moment then waiting else 'available' end;
+
+-- Must a job of this queue wait for a slot? Not where the queue has no limit and is not paused. Asked of _queues_of's rules for one name.
+create or replace function _is_limited(queue_name text) returns boolean
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    return (select q.paused or q.concurrency is not null from _queues_of(array[_is_limited.queue_name]) q);
+end;
+$$;
 
 create or replace function _held(sequence_key text, sequence_head boolean) returns boolean
     language sql immutable
     return sequence_key is not null and sequence_head is not true;
 
--- What the indexes are told of a state.
-create or replace function _ready_at(state text, run_at timestamptz) returns timestamptz
+-- What the indexes are told of a state. A job of a queue that limits it is parked until _fill_queues makes it a candidate.
+create or replace function _parked(state text, queue_name text) returns text
+    language sql stable
+    return case when state = 'pending' then 'sequence'
+                when state = 'available' and queue_name is not null and _is_limited(queue_name) then 'queue' end;
+
+create or replace function _ready_at(state text, parked text, run_at timestamptz) returns timestamptz
     language sql immutable
-    return case when state in ('available', 'running') then run_at end;
+    return case when parked is null and state in ('available', 'running') then run_at end;
 
 create or replace function _due_at(state text, run_at timestamptz) returns timestamptz
     language sql immutable
     return case when state in ('scheduled', 'retryable') then run_at end;
 
-create or replace function _parked(state text, held boolean) returns text
-    language sql immutable
-    return case when state <> 'pending' then null when held then 'sequence' else 'queue' end;
-
 -- What promote_jobs is to look at when this job is parked.
 create or replace function _lane_of(parked text, queue_name text, sequence_key text) returns text
     language sql immutable
     return case when parked = 'queue' then 'queue:' || queue_name else 'sequence:' || sequence_key end;
-
--- Does a worker wait for a notification (see claim_jobs)? By the real clock, not clock(): it is about workers that really sleep.
-create or replace function _somebody_waits() returns boolean
-    language sql volatile
-    return coalesce(pg_sequence_last_value('armed_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000, false);
-
--- NOTIFY only then, and not in each of many commits at once: it takes a cluster-wide lock through the fsync. `set pyworker.notify = off` is for
--- callers that PREPARE TRANSACTION, which no notifying transaction can; workers then find the job when they poll.
-create or replace function _wake_workers() returns void
-    language plpgsql set search_path from current
-as $$
-declare
-    v_class constant integer := ('notified_at'::regclass::oid::bigint - 2147483648)::integer;
-    v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
-begin
-    if not _somebody_waits() or current_setting('pyworker.notify', true) = 'off' then
-        return;
-    end if;
-    -- Four transactions at a time are enough, as long as they are quick: who wakes finds the jobs of the others, and where some kept
-    -- silent looks again soon after, for those that were later in committing (seconds_until_due). It must not have looked for that mark
-    -- too early: so one of the four must be at it still when the mark is there.
-    for look in 1..2 loop
-        exit when pg_try_advisory_xact_lock(v_class, 1) or pg_try_advisory_xact_lock(v_class, 2)
-            or pg_try_advisory_xact_lock(v_class, 3) or pg_try_advisory_xact_lock(v_class, 4)
-            or coalesce(pg_sequence_last_value('notified_at'::regclass), 0) <= v_ms - 10;
-        if look = 2 then
-            return;
-        end if;
-        perform setval('silenced_at', v_ms);
-    end loop;
-    perform setval('notified_at', v_ms);
-    perform pg_notify(current_schema(), '');
-end;
-$$;
 
 -- A duration given in JSON: seconds, or PostgreSQL's interval text. Null if it is neither, negative or longer than 1000 years.
 create or replace function _interval_of(value jsonb) returns interval
@@ -148,5 +124,77 @@ begin
     return case when v_interval between interval '0' and interval '1000 years' then v_interval end;
 exception when data_exception then
     return null;
+end;
+$$;
+
+-- The running jobs of these workers, found by what their claims took: the cost follows the number of these jobs,
+-- not that of the jobs that wait.
+create or replace function _held_by(worker_ids bigint[]) returns bigint[]
+    language plpgsql stable set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set jit = off set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return array(
+        select distinct r.id from claims c
+        cross join lateral unnest(c.job_ids) i(id)
+        -- Looked up one by one, whatever the statistics say: offset 0 keeps the planner from turning the join round.
+        cross join lateral (
+            select j.id from live_jobs j
+            where j.id between i.id and i.id and j.worker_id = c.worker_id and j.state = 'running' offset 0) r
+        where c.worker_id = any (worker_ids) order by r.id);
+end;
+$$;
+
+-- Makes one row of a worker's claims since a run and before this one, with the jobs that it still holds. A claim
+-- does so again after 20 times as long as that took: the session remembers from where on, and when. Claims of
+-- open transactions are left as they are.
+create or replace function _tidy_claims(worker_id bigint, since bigint, run bigint) returns void
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set jit = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_began constant timestamptz := clock_timestamp();
+    v_pause bigint;
+begin
+    -- Under an older snapshot than that of the last statement a row that another session has tidied would be an error.
+    if current_setting('transaction_isolation') = 'read committed' then
+        with gone as (
+            delete from claims c
+            where c.ctid = any (array(
+                select t.ctid from claims t
+                where t.worker_id = _tidy_claims.worker_id and t.run >= coalesce(since, 0) and t.run < _tidy_claims.run
+                for update skip locked))
+            returning c.job_ids, c.seen),
+        held as (
+            select array_agg(distinct r.id) as job_ids, (array_agg(g.seen order by g.seen))[1] as seen
+            from gone g cross join lateral unnest(g.job_ids) i(id)
+            cross join lateral (
+                select j.id from live_jobs j
+                where j.id between i.id and i.id and j.worker_id = _tidy_claims.worker_id and j.state = 'running'
+                offset 0) r)
+        insert into claims
+        select _tidy_claims.worker_id, _tidy_claims.run, h.job_ids, h.seen from held h where h.job_ids is not null;
+        v_pause := greatest(50 * extract(epoch from clock_timestamp() - v_began), 0.25) * 1000000;
+        perform set_config('pyworker.claims_tidied', array[worker_id, run, run + v_pause]::text, false);
+    end if;
+end;
+$$;
+
+-- Forgets the claims of workers that have ended; not those of which a job still runs, as another session has it locked.
+create or replace function _forget_claims(worker_ids bigint[]) returns void
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set jit = off
+as $$
+begin
+    delete from claims c
+    where c.ctid = any (array(
+        select t.ctid from claims t where t.worker_id = any (worker_ids) for update skip locked))
+      and not exists (
+        select from unnest(c.job_ids) i(id) cross join lateral (
+            select from live_jobs j
+            where j.id between i.id and i.id and j.worker_id = c.worker_id and j.state = 'running' offset 0) r);
 end;
 $$;

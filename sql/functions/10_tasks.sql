@@ -97,3 +97,47 @@ comment on function define_task(text, integer, integer, text, jsonb, jsonb, text
     'failures, either an array ["10 s", "5 min"] whose last entry repeats, or {"strategy": "exponential" | "linear" | "constant", '
     '"initial", "factor", "max", "jitter"}; without one, exp(attempts) seconds as in Graphile Worker. retention: how long completed and '
     'cancelled jobs are kept, 0 deletes at once (discarded jobs follow the setting discarded_retention). Errors: PW001.';
+
+create or replace function list_tasks() returns table (
+    identifier text, max_attempts smallint, priority smallint, queue_name text, unique_policy jsonb, sequence_policy jsonb, delivery text,
+    timeout interval, backoff jsonb, retention interval, payload_schema jsonb, updated_at timestamptz)
+    language plpgsql stable security definer set search_path from current
+as $$
+begin
+    return query
+    select t.identifier, t.max_attempts, t.priority, t.queue_name, t.unique_policy, t.sequence_policy, t.delivery, t.timeout,
+           t.backoff, t.retention, t.payload_schema, t.updated_at
+    from tasks t order by t.identifier;
+end;
+$$;
+comment on function list_tasks() is
+    'The definitions of tasks (define_task), by name; null stands for the system''s default. A task that nobody defined is not listed.';
+
+-- Where the code of a live worker declares a task otherwise than its definition says: one row per option.
+create or replace function _definitions_that_differ() returns table (identifier text, option text, declared jsonb, stored jsonb, workers text)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select d.identifier, o.name, o.declared, o.stored, string_agg(d.worker, ', ' order by d.worker)
+    from (
+        select coalesce(w.info ->> 'name', w.id::text) as worker, e.key as identifier, e.value as options
+        from workers w
+        cross join lateral jsonb_each(
+            case when jsonb_typeof(w.info -> 'definitions') = 'object' then w.info -> 'definitions' else '{}' end) e
+        where w.dead_at is null and w.expires_at >= clock() and jsonb_typeof(e.value) = 'object') d
+    left join tasks t on t.identifier = d.identifier
+    cross join lateral (values
+        ('max_attempts', d.options -> 'max_attempts', to_jsonb(t.max_attempts)),
+        ('priority', d.options -> 'priority', to_jsonb(t.priority)),
+        ('queue_name', nullif(d.options -> 'queue_name', '"default"'), to_jsonb(t.queue_name)),
+        ('unique_policy', d.options -> 'unique_policy', t.unique_policy),
+        ('sequence_policy', d.options -> 'sequence_policy', t.sequence_policy),
+        ('delivery', d.options -> 'delivery', to_jsonb(t.delivery)),
+        ('timeout', d.options -> 'timeout', to_jsonb(extract(epoch from t.timeout))),
+        ('backoff', d.options -> 'backoff', t.backoff),
+        ('retention', d.options -> 'retention', to_jsonb(extract(epoch from t.retention)))) o(name, declared, stored)
+    where nullif(o.declared, 'null') is distinct from o.stored
+    group by 1, 2, 3, 4 order by 1, 2, 3;
+end;
+$$;

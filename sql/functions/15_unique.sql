@@ -159,7 +159,7 @@ $$;
 create or replace function unique_opts(
     by_args jsonb default null, by_period interval default null, by_queue boolean default null, by_state text[] default null,
     exclude_kind boolean default null, on_conflict text default null) returns jsonb
-    language plpgsql stable set search_path from current
+    language plpgsql stable set search_path from current set intervalstyle = 'postgres' -- a policy is stored as it is written here
 as $$
 declare
     v_policy jsonb := jsonb_strip_nulls(jsonb_build_object(
@@ -184,7 +184,7 @@ create or replace function _uniqueness_of(request _job_request, policy jsonb, qu
     language plpgsql stable set search_path from current
 as $$
 declare
-    v_problem text;
+    v_problem text := _unique_policy_refusal(policy);
     v_ojs boolean := not policy ?| array['by_args', 'by_period', 'by_queue', 'by_state', 'exclude_kind'];
     v_queue text := coalesce(_uniqueness_of.queue_name, 'default');
     v_payload jsonb;
@@ -192,13 +192,6 @@ declare
     v_key text; -- the canonical object of the dimensions, its members in order
     v_unique _uniqueness;
 begin
-    -- What is wrong with a policy depends on nothing else, and most sessions use few of them.
-    if policy::text is distinct from current_setting('pyworker.valid_policy', true) then
-        v_problem := _unique_policy_refusal(policy);
-        if v_problem is null then
-            perform set_config('pyworker.valid_policy', policy::text, false);
-        end if;
-    end if;
     if v_problem is null and request.job_key is not null then
         v_problem := 'it cannot be combined with job_key';
     end if;

@@ -97,7 +97,7 @@ as $$
 begin
     delete from sequence_halts h where h.sequence_key = _unhalt_sequence.sequence_key and h.job_id = _unhalt_sequence.job_id;
     if found then
-        insert into wakeups values ('sequence:' || sequence_key);
+        insert into wakeups (lane) values ('sequence:' || sequence_key);
         perform _wake_workers();
     end if;
 end;

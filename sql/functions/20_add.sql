@@ -2,30 +2,30 @@
 --
 -- An unkeyed job is one INSERT. A keyed one looks for its namesake first: _add_keyed.
 
--- The limits of a payload, for one that may break them.
-create or replace function _payload_refusal(payload json) returns text
+-- The limits of a payload or a meta, for one that may break them.
+create or replace function _json_refusal(argument text, value text) returns text
     language plpgsql stable set search_path from current
 as $$
 declare
     v_limit integer := (select s.max_payload_bytes from settings s);
     v_brackets text;
 begin
-    if octet_length(payload::text) > v_limit then
-        return format('payload must not be larger than %s bytes, got %s', v_limit, octet_length(payload::text));
+    if octet_length(value) > v_limit then
+        return format('%s must not be larger than %s bytes, got %s', argument, v_limit, octet_length(value));
     end if;
     -- Not deeper than it has brackets: that settles most payloads without a regular expression.
-    if octet_length(payload::text) - octet_length(replace(replace(payload::text, '[', ''), '{', '')) <= 100 then
+    if octet_length(value) - octet_length(replace(replace(value, '[', ''), '{', '')) <= 100 then
         return null;
     end if;
     -- Nesting depth: drop strings, keep brackets, then peel off one level after the other.
     v_brackets := translate(regexp_replace(
-        regexp_replace(payload::text, E'"(\\\\.|[^"\\\\])*"', '', 'g'), '[^][{}]+', '', 'g'), '{}', '[]');
+        regexp_replace(value, E'"(\\\\.|[^"\\\\])*"', '', 'g'), '[^][{}]+', '', 'g'), '{}', '[]');
     for i in 1..100 loop
         exit when v_brackets = '';
         v_brackets := replace(v_brackets, '[]', '');
     end loop;
     if v_brackets <> '' then
-        return 'payload must not be nested deeper than 100 levels';
+        return argument || ' must not be nested deeper than 100 levels';
     end if;
     return null;
 end;
@@ -66,7 +66,8 @@ create or replace function _job_refusal(
         -- Only a payload that may break a limit is looked at more closely.
         when octet_length(payload::text) > 1024
              or octet_length(payload::text) - octet_length(translate(payload::text, '[{', '')) > 100
-            then _payload_refusal(payload)
+            then _json_refusal('payload', payload::text)
+        when octet_length(meta::text) > 200 then _json_refusal('meta', meta::text)
     end;
 
 -- JSON that came as text. The message holds the parser's word on the mistake, never the payload: it may be secret.
@@ -120,16 +121,18 @@ begin
         state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
         delivery, meta, payload)
     -- What _state_at, _ready_at, _due_at and _parked say, spelled out: one within the other they cost up to a tenth of the call.
-    select case when r.run_at > v_now then 'scheduled' when q.queue_name is not null then 'pending' else 'available' end,
-           case when r.run_at <= v_now and q.queue_name is null then r.run_at end,
+    select case when r.run_at > v_now then 'scheduled' else 'available' end,
+           case when r.run_at <= v_now and not q.limited then r.run_at end,
            case when r.run_at > v_now then r.run_at end,
-           case when r.run_at <= v_now and q.queue_name is not null then 'queue' end, v_now,
+           case when r.run_at <= v_now and q.limited then 'queue' end, v_now,
            coalesce(add_job.priority, t.priority, 0), coalesce(add_job.max_attempts, t.max_attempts, 25), r.run_at, v_now,
            add_job.identifier, q.queue_name, coalesce(add_job.delivery, t.delivery, 'at_least_once'), add_job.meta,
            coalesce(add_job.payload, '{}')
     from (select coalesce(add_job.run_at, v_now) as run_at) r
     left join tasks t on t.identifier = add_job.identifier
-    cross join lateral (select nullif(coalesce(add_job.queue_name, t.queue_name), 'default') as queue_name) q
+    cross join lateral (
+        select n.queue_name, n.queue_name is not null and _is_limited(n.queue_name) as limited
+        from (select nullif(coalesce(add_job.queue_name, t.queue_name), 'default') as queue_name) n offset 0) q
     where t.unique_policy is null and t.sequence_policy is null
     returning j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts, j.max_attempts, j.last_error,
               j.created_at, j.updated_at, j.job_key, j.revision, j.flags, j.claimed_at, null::text, j.state, j.delivery, null::text,
@@ -140,8 +143,12 @@ begin
             add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, null, add_job.priority,
             add_job.flags, null, null, add_job.sequence_policy, add_job.meta, add_job.delivery)::_job_request);
     end if;
-    if v_job.state = 'pending' then
-        insert into wakeups values ('queue:' || v_job.queue_name);
+    if v_job.queue_name is not null and v_job.state = 'available' then
+        -- To be made a candidate; without a limit it is one already.
+        insert into wakeups (lane) values ('queue:' || v_job.queue_name);
+    end if;
+    if v_job.run_at < v_now then
+        perform _arrive_late(array[v_job.id]);
     end if;
     if v_job.deduplicated then -- which here says for once that somebody waits
         v_job.deduplicated := false;
@@ -205,8 +212,8 @@ begin
         return older;
     end if;
     v_merged := (regexp_replace(v_older, '[]][[:space:]]*$', ',') || regexp_replace(newer::text, '^[[:space:]]*[[]', ''))::json;
-    if octet_length(v_merged::text) > 1024 and _payload_refusal(v_merged) is not null then
-        raise exception '%: merged %', label, _payload_refusal(v_merged) using errcode = 'PW001';
+    if octet_length(v_merged::text) > 1024 and _json_refusal('payload', v_merged::text) is not null then
+        raise exception '%: merged %', label, _json_refusal('payload', v_merged::text) using errcode = 'PW001';
     end if;
     return v_merged;
 end;
@@ -224,25 +231,28 @@ declare
     v_queue text := nullif(coalesce(request.queue_name, task.queue_name), 'default');
     v_sequence _sequencing;
     v_state text;
+    v_parked text;
     v_row live_jobs;
 begin
     if coalesce(request.sequence_policy, task.sequence_policy) is not null then
         v_sequence := _sequence_of(request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
     end if;
-    v_state := _state_at(v_run_at, v_now, v_queue, v_sequence.key is not null);
+    v_state := _state_at(v_run_at, v_now, v_sequence.key is not null);
+    v_parked := _parked(v_state, v_queue);
     insert into live_jobs as j (
         id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
         job_key, delivery, flags, meta, payload, unique_key, unique_recheck, sequence_key, continue_on_cancelled, continue_on_discarded)
-    select coalesce(new_id, nextval('job_ids')), v_state, _ready_at(v_state, v_run_at), _due_at(v_state, v_run_at),
-           _parked(v_state, v_sequence.key is not null),
-           v_now, coalesce(request.priority, task.priority, 0), coalesce(request.max_attempts, task.max_attempts, 25), v_run_at, v_now,
+    select coalesce(new_id, nextval('job_ids')), v_state, _ready_at(v_state, v_parked, v_run_at), _due_at(v_state, v_run_at), v_parked, v_now, coalesce(request.priority, task.priority, 0), coalesce(request.max_attempts, task.max_attempts, 25), v_run_at, v_now,
            request.identifier, v_queue, request.job_key, coalesce(request.delivery, task.delivery, 'at_least_once'),
            _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'), _insert_job.unique_key, _insert_job.unique_recheck,
            v_sequence.key, v_sequence.continue_on_cancelled, v_sequence.continue_on_discarded
     on conflict (job_key) where job_key is not null do nothing
     returning j.* into v_row;
     if v_row.parked is not null then
-        insert into wakeups values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+        insert into wakeups (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+    end if;
+    if v_row.ready_at < v_now then
+        perform _arrive_late(array[v_row.id]);
     end if;
     if v_row.id is not null and _somebody_waits() then -- asked here, as the call starts a query
         perform _wake_workers();
@@ -286,6 +296,7 @@ declare
     v_mode text := coalesce(request.job_key_mode, 'replace');
     v_queue text := nullif(coalesce(request.queue_name, task.queue_name), 'default');
     v_state text;
+    v_parked text;
     v_sequence _sequencing;
     v_head boolean; -- its place in its sequence is kept
     v_old live_jobs;
@@ -326,13 +337,12 @@ begin
                 v_sequence := _sequence_of(request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
             end if;
             v_head := v_old.sequence_head and v_old.sequence_key is not distinct from v_sequence.key;
-            v_state := _state_at(v_run_at, v_now, v_queue, _held(v_sequence.key, v_head));
+            v_state := _state_at(v_run_at, v_now, _held(v_sequence.key, v_head));
+            v_parked := case when v_old.parked = 'next' and v_old.sequence_key = v_sequence.key then 'next' else _parked(v_state, v_queue) end;
             update live_jobs j
             set sequence_key = v_sequence.key, sequence_head = v_head, continue_on_cancelled = v_sequence.continue_on_cancelled,
                 continue_on_discarded = v_sequence.continue_on_discarded,
-                state = v_state, ready_at = _ready_at(v_state, v_run_at), due_at = _due_at(v_state, v_run_at),
-                parked = case when v_old.parked = 'next' and v_old.sequence_key = v_sequence.key then 'next'
-                              else _parked(v_state, _held(v_sequence.key, v_head)) end,
+                state = v_state, ready_at = _ready_at(v_state, v_parked, v_run_at), due_at = _due_at(v_state, v_run_at), parked = v_parked,
                 updated_at = v_now, task_identifier = request.identifier, queue_name = v_queue, run_at = v_run_at,
                 payload = case when json_typeof(request.payload) = 'array' then _merged_payload(j.payload, request.payload, label)
                                else request.payload end,
@@ -362,7 +372,10 @@ begin
         perform _gone_from_turn(v_old);
     end if;
     if v_row.parked is not null then
-        insert into wakeups values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+        insert into wakeups (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+    end if;
+    if v_row.ready_at < v_now then
+        perform _arrive_late(array[v_row.id]);
     end if;
     if _somebody_waits() then
         perform _wake_workers();

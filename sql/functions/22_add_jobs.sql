@@ -188,6 +188,7 @@ create or replace function _add_jobs(requests _job_request[]) returns setof job
 as $$
 declare
     v_now timestamptz := clock();
+    v_places_are_kept boolean := _places_are_kept();
     v_bad record;
     v_jobs job[];
     v_ids bigint[];
@@ -228,22 +229,30 @@ begin
             left join tasks t on t.identifier = r.identifier
             cross join lateral (select nullif(coalesce(r.queue_name, t.queue_name), 'default') as queue_name) q
             where (v_jobs[r.ordinality]).id is null order by r.ordinality),
+        limited as materialized (
+            select q.queue_name from _queues_of(array(select distinct r.queue from request r where r.queue is not null)) q
+            where q.paused or q.concurrency is not null),
         added as (
             insert into live_jobs as j (
                 id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier,
                 queue_name, delivery, flags, meta, payload, sequence_key, continue_on_cancelled, continue_on_discarded)
-            select r.id, p.state, _ready_at(p.state, p.run_at), _due_at(p.state, p.run_at), _parked(p.state, (r.sequence).key is not null),
-                   v_now, coalesce(r.priority, r.task_priority, 0), coalesce(r.max_attempts, r.task_max_attempts, 25), p.run_at, v_now,
+            select r.id, p.state, _ready_at(p.state, p.parked, p.run_at), _due_at(p.state, p.run_at), p.parked, v_now, coalesce(r.priority, r.task_priority, 0), coalesce(r.max_attempts, r.task_max_attempts, 25), p.run_at, v_now,
                    r.identifier, r.queue, coalesce(r.delivery, r.task_delivery, 'at_least_once'),
                    case when r.flags is not null then _flags_of(r.flags) end, r.meta, coalesce(r.payload, '{}'),
                    (r.sequence).key, (r.sequence).continue_on_cancelled, (r.sequence).continue_on_discarded
             from request r
             cross join lateral (select coalesce(r.run_at, v_now) as run_at) q
-            cross join lateral (select q.run_at, _state_at(q.run_at, v_now, r.queue, (r.sequence).key is not null) as state) p
-            returning j.id, j.parked, j.queue_name, j.sequence_key, _job_of(j) as job),
+            left join limited l on l.queue_name = r.queue
+            cross join lateral (select q.run_at, _state_at(q.run_at, v_now, (r.sequence).key is not null) as state) s
+            cross join lateral (
+                select s.*, case when s.state = 'pending' then 'sequence' when s.state = 'available' and l.queue_name is not null then 'queue' end
+                            as parked) p
+            returning j.id, j.parked, j.ready_at, j.queue_name, j.sequence_key, _job_of(j) as job),
         woken as (
-            insert into wakeups
-            select distinct _lane_of(a.parked, a.queue_name, a.sequence_key) from added a where a.parked is not null)
+            insert into wakeups (lane)
+            select distinct _lane_of(a.parked, a.queue_name, a.sequence_key) from added a where a.parked is not null),
+        late as (
+            insert into late_arrivals (job_id) select a.id from added a where v_places_are_kept and a.ready_at < v_now)
         select (a.job).* from added a order by a.id
     loop
         while (v_jobs[v_position]).id is not null loop

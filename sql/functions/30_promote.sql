@@ -1,146 +1,16 @@
--- 30_promote: scheduled and retryable jobs fall due; pending ones get their turn.
+-- 30_promote: scheduled and retryable jobs fall due; pending ones get their turn; jobs that wait for a
+-- slot become candidates.
 --
--- Whatever may let a pending job start (an add, an end, a changed limit) writes a wake-up in its own transaction.
--- A promoter takes the lane (an advisory lock of the transaction), deletes the lane's wake-ups that it can see, and only then,
--- with a fresh snapshot, counts what is taken and fills the rest. So each change is seen by a promotion that begins after its
--- commit; a promoter that finds the lane taken leaves the wake-up where it is. Nobody ever waits.
+-- Each change that may let a parked job start (an add, an end, a changed limit) writes a request
+-- (wakeups) in its own transaction. A promoter takes the lane (an advisory lock of the transaction),
+-- deletes the lane's requests that it can see, and only then, with a fresh snapshot, looks at the lane.
+-- So each change is seen by a promotion that begins after its commit; a promoter that finds the lane
+-- taken leaves the request to the next one. No session blocks here.
 
--- The lane's lock; false if somebody else is at it, or if this transaction's snapshot is too old to judge.
-create or replace function _try_lane(lane text) returns boolean
-    language plpgsql set search_path from current
-as $$
-begin
-    return current_setting('transaction_isolation') = 'read committed'
-       and pg_try_advisory_xact_lock(hashtextextended(current_schema() || '/' || lane, 0));
-end;
-$$;
-
--- What set_queue and pause_queue said of this name: of the name itself, else of the longest family ('customer:*') that it
--- belongs to, else a queue is serial. A name that was only paused goes by its family still.
-create or replace function _queue_of(queue_name text) returns queues
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_own queues;
-    v_queue queues;
-begin
-    select q.* into v_own from queues q where q.queue_name = _queue_of.queue_name;
-    if v_own.inherits is false then
-        return v_own;
-    end if;
-    select q.* into v_queue from queues q
-    where right(q.queue_name, 1) = '*' and starts_with(_queue_of.queue_name, left(q.queue_name, -1))
-    order by length(q.queue_name) desc limit 1;
-    if not found then
-        v_queue.concurrency := 1;
-    end if;
-    v_queue.queue_name := _queue_of.queue_name;
-    v_queue.paused := coalesce(v_own.paused, false);
-    v_queue.updated_at := greatest(v_queue.updated_at, v_own.updated_at);
-    return v_queue;
-end;
-$$;
-
--- Fills the free slots of a queue whose lane we hold: best priority first, then run_at, then id. Where more were let go than may be (it
--- was paused meanwhile, or its limit lowered), those that nobody has claimed are called back, the last first.
-create or replace function _fill_queue(queue_name text) returns integer
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off set jit = off
-    set lock_timeout = '200ms' -- see claim_jobs
-as $$
-declare
-    -- Without a limit a queue still keeps its waiting jobs out of the claim index: so many of them may be there at once.
-    v_window constant integer := 1000;
-    v_queue queues := _queue_of(queue_name);
-    v_endless boolean := v_queue.concurrency is null and not v_queue.paused;
-    v_slots bigint := case when v_queue.paused then 0 else coalesce(v_queue.concurrency, v_window) end;
-    v_moved integer := 0;
-    v_again boolean;
-begin
-    -- In an order that only one index has, even where none is needed: else the statistics may speak for another one.
-    v_slots := v_slots - (select count(*) from (
-        select from live_jobs j
-        where j.queue_name = _fill_queue.queue_name and j.ready_at is not null
-          and (j.state = 'available' or not (v_endless or v_queue.paused))
-        order by j.queue_name, j.priority, j.run_at, j.id limit v_slots + v_window) taken);
-    if v_slots < 0 and not v_endless then
-        update live_jobs j set state = 'pending', ready_at = null, parked = 'queue', updated_at = clock()
-        where j.ctid = any (array(
-            select p.ctid from live_jobs p
-            where p.queue_name = _fill_queue.queue_name and p.ready_at is not null and p.state = 'available'
-            order by p.queue_name desc, p.priority desc, p.run_at desc, p.id desc limit -v_slots for update skip locked));
-        get diagnostics v_moved = row_count;
-        -- There may be more; and one that somebody has in hand is there again if he rolls back.
-        v_again := (v_moved < -v_slots or v_moved >= v_window) and ( -- `exists` would drop the order
-            select true from live_jobs p where p.queue_name = _fill_queue.queue_name and p.ready_at is not null and p.state = 'available'
-            order by p.queue_name, p.priority, p.run_at, p.id limit 1);
-        v_moved := 0;
-    else
-        if v_slots > 0 then
-            -- A parked row that an open transaction has in hand is passed over: nobody waits for it here.
-            update live_jobs j set state = 'available', ready_at = j.run_at, parked = null, updated_at = clock()
-            where j.ctid = any (array(
-                select p.ctid from live_jobs p where p.queue_name = _fill_queue.queue_name and p.parked = 'queue'
-                order by p.queue_name, p.priority, p.run_at, p.id limit least(v_slots, v_window) for update skip locked));
-            get diagnostics v_moved = row_count;
-        end if;
-        -- Without a limit it is claims, not ends, that make room for more: the next one looks again.
-        v_again := (v_endless or v_moved < v_slots) and (
-            select true from live_jobs p where p.queue_name = _fill_queue.queue_name and p.parked = 'queue'
-            order by p.queue_name, p.priority, p.run_at, p.id limit 1);
-    end if;
-    if v_again then
-        insert into wakeups values ('queue:' || _fill_queue.queue_name);
-    end if;
-    return v_moved;
-end;
-$$;
-
--- Has all queues of a family looked at: those where something waits, and those where something may have to be called back.
-create or replace function _fill_family(prefix text) returns void
-    language plpgsql set search_path from current set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
-as $$
-begin
-    -- From name to name, not from job to job.
-    insert into wakeups
-    with recursive name as (
-        select least(
-            (select j.queue_name from live_jobs j where j.parked = 'queue' and j.queue_name >= prefix order by j.queue_name limit 1),
-            (select j.queue_name from live_jobs j where j.ready_at is not null and j.queue_name >= prefix
-             order by j.queue_name limit 1)) as queue_name
-        union all
-        select least(
-            (select j.queue_name from live_jobs j where j.parked = 'queue' and j.queue_name > n.queue_name
-             order by j.queue_name limit 1),
-            (select j.queue_name from live_jobs j where j.ready_at is not null and j.queue_name > n.queue_name
-             order by j.queue_name limit 1))
-        from name n where starts_with(n.queue_name, prefix))
-    select 'queue:' || n.queue_name from name n where starts_with(n.queue_name, prefix);
-end;
-$$;
-
--- Called by whatever ends or moves a job that held a slot of a named queue; null is no queue. Where there is no limit an end makes no room
--- (and takes no lane), but by the time of its commit there may be one.
-create or replace function _queue_slot_freed(queue_name text) returns void
-    language plpgsql set search_path from current
-as $$
-begin
-    if queue_name is null then
-        return;
-    elsif (_queue_of(queue_name)).concurrency is null then
-        insert into wakeups values ('queue:' || queue_name);
-    elsif not _try_lane('queue:' || queue_name) then
-        insert into wakeups values ('queue:' || queue_name);
-        perform _wake_workers();
-    elsif _fill_queue(queue_name) > 0 then
-        perform _wake_workers();
-    end if;
-end;
-$$;
-
--- Whose turn is it? Makes the first waiting job of each sequence its head. Only for who may say that there is none: a session that has
--- just ended the head (it had that row in hand), or one that holds the sequence's lane and has seen no head. The first one is the
--- lowest id, after the one that retry_job has put first. It is never overtaken: if somebody has it in hand, a wake-up says to come again.
+-- Makes the first waiting job of each sequence its head. Only a session that knows that there is no head
+-- may call it: one that has just ended the head, and so had its row locked, or one that holds the
+-- sequence's lane and has seen none. The first job is the one that retry_job has put first, else the
+-- lowest id. No other job overtakes it: if another session has it locked, a request is left.
 create or replace function _advance_sequences(keys text[]) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off set enable_mergejoin = off
@@ -148,12 +18,12 @@ create or replace function _advance_sequences(keys text[]) returns integer
 as $$
 declare
     v_now timestamptz := clock();
-    v_available integer;
+    v_ready bigint[];
     v_moved integer;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         -- A snapshot that may be too old to judge.
-        insert into wakeups select 'sequence:' || k.key from unnest(keys) k(key);
+        insert into wakeups (lane) select 'sequence:' || k.key from unnest(keys) k(key);
         perform _wake_workers();
         return 0;
     end if;
@@ -165,33 +35,34 @@ begin
             order by j.sequence_key, j.parked, j.id limit 1) f
         where f.parked = 'next' or not exists (select from sequence_halts h where h.sequence_key = k.key and h.job_id < f.id)),
     free as materialized (
-        select j.ctid as tid from live_jobs j where j.ctid = any (array(select f.tid from first f)) for update skip locked),
+        select j.ctid as tid, j.queue_name, _state_at(j.run_at, v_now, false) as state
+        from live_jobs j where j.ctid = any (array(select f.tid from first f)) for update skip locked),
     moved as (
         update live_jobs j
-        set sequence_head = true, state = _state_at(j.run_at, v_now, j.queue_name, false), updated_at = v_now,
-            ready_at = _ready_at(_state_at(j.run_at, v_now, j.queue_name, false), j.run_at),
-            due_at = _due_at(_state_at(j.run_at, v_now, j.queue_name, false), j.run_at),
-            parked = _parked(_state_at(j.run_at, v_now, j.queue_name, false), false)
-        from free f where j.ctid = f.tid
-        returning j.sequence_key, j.state, j.queue_name),
+        set sequence_head = true, state = f.state, updated_at = v_now, due_at = _due_at(f.state, j.run_at), parked = f.parked,
+            ready_at = _ready_at(f.state, f.parked, j.run_at)
+        from (select p.*, _parked(p.state, p.queue_name) as parked from free p offset 0) f where j.ctid = f.tid
+        returning j.id, j.sequence_key, j.ready_at, j.parked, j.queue_name),
     woken as (
         insert into wakeups (lane)
         (select 'sequence:' || f.key from first f except select 'sequence:' || m.sequence_key from moved m)
         union all
-        select distinct 'queue:' || m.queue_name from moved m where m.state = 'pending')
-    select count(*) filter (where m.state = 'available'), count(*) into v_available, v_moved from moved m;
-    -- Not for what somebody has in hand: workers would call each other until he lets go.
+        select distinct 'queue:' || m.queue_name from moved m where m.parked = 'queue')
+    select array_agg(m.id) filter (where m.ready_at is not null), count(*) into v_ready, v_moved from moved m;
+    perform _arrive_late(v_ready);
+    -- Not for a job that another session has locked: workers would wake each other as long as that lasts.
     if v_moved > 0 then
         perform _wake_workers();
     end if;
-    return v_available;
+    return coalesce(cardinality(v_ready), 0);
 end;
 $$;
 
--- Sequences with wake-ups. One without a head is idle: its first job gets its turn. One with a head needs nothing, as whoever ends
--- that job looks for the next, and sees what this session sees; unless he is at it already, and has looked before. Whether he is, the
--- head's row tells: nobody has it in hand if its xmax is 0, or if it can be locked. The lock is given back at once: whoever ends the
--- job must not wait for the end of a transaction that claims.
+-- Answers the requests of sequences. A sequence without a head is idle: its first job gets its turn. A
+-- sequence with a head needs nothing, as the session that ends the head looks for the next job and sees
+-- what this session sees. But that session may have looked already, and hold the head's row locked. The
+-- row tells: it is not locked if its xmax is 0, or if it can be locked here. That lock is given back at
+-- once, since an end must not wait for a claiming transaction.
 create or replace function _settle_sequences(keys text[]) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off set enable_mergejoin = off
@@ -218,7 +89,7 @@ begin
         exception when sqlstate 'PW000' then
             null;
         end;
-        insert into wakeups select 'sequence:' || k.key from unnest(v_touched) k(key) where k.key <> all (v_free);
+        insert into wakeups (lane) select 'sequence:' || k.key from unnest(v_touched) k(key) where k.key <> all (v_free);
         if v_free <> '{}' then
             perform _wake_workers(); -- a claim may have passed over such a head in that moment
         end if;
@@ -227,88 +98,166 @@ begin
 end;
 $$;
 
+-- Scheduled and retryable jobs whose time has come, up to 1,000; returns how many became available to claims.
+create or replace function _promote_due(began timestamptz) returns integer
+    language plpgsql set search_path from current set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_from timestamptz := _walked_due();
+    v_read bigint := _entries_read('live_jobs_due');
+    v_due tid[];
+    v_limited text[];
+    v_ready bigint[];
+    v_job live_jobs;
+    v_promoted integer;
+begin
+    v_due := array(
+        select d.ctid from live_jobs d where d.due_at <= v_now and d.due_at > v_from order by d.due_at, d.id limit 1000 for update skip locked);
+    if v_from = '-infinity' and _entries_read('live_jobs_due') - v_read > 2000 + 2 * cardinality(v_due)
+       -- All that was due a second ago is promoted now: no more was due than one call takes, and no other
+       -- session has one locked.
+       and not exists (select from live_jobs d where d.due_at <= v_now and d.ctid <> all (v_due)) then
+        perform _keep_walk('due', row('live_jobs'::regclass::oid::bigint, null, array[row(
+            0, v_now - interval '1 second', 0, null, null, null)::_span], null, null), began);
+    end if;
+    if v_due = '{}' then
+        return 0;
+    end if;
+    v_limited := array(
+        select q.queue_name from _queues_of(array(
+            select distinct d.queue_name from live_jobs d where d.ctid = any (v_due) and d.queue_name is not null)) q
+        where q.paused or q.concurrency is not null);
+    with due as (
+        update live_jobs j
+        set state = 'available', updated_at = v_now, due_at = null, parked = case when j.queue_name = l.name then 'queue' end,
+            ready_at = case when l.name is null then j.run_at end
+        from unnest(v_due) d(tid)
+        left join lateral (select i.queue_name from live_jobs i where i.ctid = d.tid) q on true
+        left join unnest(v_limited) l(name) on l.name = q.queue_name
+        where j.ctid = d.tid and (j.unique_recheck is null or j.state = 'scheduled')
+        returning j.id, j.ready_at, j.queue_name),
+    woken as (
+        insert into wakeups (lane) select distinct 'queue:' || d.queue_name from due d where d.ready_at is null)
+    select array_agg(d.id) filter (where d.ready_at is not null) into v_ready from due d;
+    perform _arrive_late(v_ready);
+    v_promoted := coalesce(cardinality(v_ready), 0);
+    -- River's rule for a retry that did not hold its unique key while it waited: of those that want it
+    -- now one survives. One at a time, with the key's row held, so that each sees what became of the one
+    -- before; a key in use is left for the next call.
+    for v_job in
+        select d.* from live_jobs d
+        cross join lateral (select from unique_keys k where k.unique_key = d.unique_key for update skip locked) held
+        where d.ctid = any (v_due) and d.state = 'retryable' and d.unique_recheck is not null
+        order by d.due_at, d.id
+    loop
+        if not _gave_way(v_job) then
+            perform _put_back(v_job, v_job.run_at, v_job.attempts, 'retryable');
+            v_promoted := v_promoted + (select count(*) from live_jobs j where j.id = v_job.id and j.ready_at is not null);
+        end if;
+    end loop;
+    return v_promoted;
+end;
+$$;
+
+-- Of up to 100 other requests, from anywhere and round again, the lanes: where the oldest ones may all
+-- belong to lanes that open transactions hold.
+create or replace function _other_lanes(walked bigint) returns text[]
+    language plpgsql set search_path from current set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+begin
+    return array(
+        with recursive lanes as (
+            (select w.lane, w.lane as first, 1 as n from wakeups w
+             where w.id >= (select min(a.id) + floor(random() * (max(a.id) - min(a.id) + 1))::bigint from wakeups a where a.id > walked)
+             order by w.id limit 1)
+            union all
+            select r.lane, l.first, l.n + 1
+            from lanes l
+            cross join lateral (select coalesce(
+                (select w.lane from wakeups w where w.lane > l.lane order by w.lane limit 1),
+                (select w.lane from wakeups w order by w.lane limit 1)) as lane) r
+            where l.n < 100 and r.lane <> l.first)
+        select l.lane from lanes l);
+end;
+$$;
+
+-- Answers the oldest requests whose lanes are free; returns how many jobs became available to claims.
+create or replace function _promote_requested(walked bigint) returns integer
+    language plpgsql set search_path from current set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+declare
+    v_xmin xid8 := pg_snapshot_xmin(pg_current_snapshot());
+    v_lanes text[] := array(
+        select w.lane from wakeups w where w.id > walked and (w.after is null or w.after < v_xmin) order by w.id limit 100);
+    v_held text[] := array(
+        select l.lane from (select distinct u.lane from unnest(v_lanes) u(lane) offset 0) l where _try_lane(l.lane));
+    v_keys text[];
+    v_last bigint;
+    v_lane text;
+    v_promoted integer := 0;
+begin
+    if cardinality(v_lanes) = 100 and cardinality(v_held) < 10 then
+        v_lanes := _other_lanes(walked);
+        v_held := v_held || array(
+            select l.lane from (select distinct u.lane from unnest(v_lanes) u(lane) where u.lane <> all (v_held) offset 0) l
+            where _try_lane(l.lane));
+    end if;
+    delete from wakeups w where w.lane = any (v_held) and w.id > walked and (w.after is null or w.after < v_xmin);
+    v_keys := array(select substr(l.lane, length('sequence:') + 1) from unnest(v_held) l(lane) where starts_with(l.lane, 'sequence:'));
+    if v_keys <> '{}' then
+        v_last := pg_sequence_last_value('wakeups_id_seq'::regclass);
+        v_promoted := v_promoted + _settle_sequences(v_keys);
+        -- The queues in which new heads now wait.
+        v_keys := array(
+            select q.lane from (select distinct w.lane from wakeups w where w.id > v_last and starts_with(w.lane, 'queue:') offset 0) q
+            where q.lane <> all (v_held) and _try_lane(q.lane));
+        delete from wakeups w where w.lane = any (v_keys) and w.id > walked and w.after is null;
+        v_held := v_held || v_keys;
+    end if;
+    v_keys := array(select substr(l.lane, length('queue:') + 1) from unnest(v_held) l(lane) where starts_with(l.lane, 'queue:'));
+    if v_keys <> '{}' then
+        v_promoted := v_promoted + _fill_queues(v_keys);
+    end if;
+    for v_lane in select l.lane from unnest(v_held) l(lane) where starts_with(l.lane, 'family:') loop
+        perform _fill_family(substr(v_lane, length('family:') + 1));
+        v_promoted := v_promoted + promote_jobs();
+    end loop;
+    return v_promoted;
+end;
+$$;
+
 create or replace function promote_jobs() returns integer
     language plpgsql security definer set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 declare
+    v_began timestamptz := clock_timestamp();
     v_now timestamptz := clock();
-    v_lane text;
-    v_lanes text[];
-    v_keys text[];
-    v_last bigint;
+    v_due_from timestamptz := '-infinity'::timestamptz;
+    v_from bigint := 0;
     v_promoted integer := 0;
-    v_due tid[];
-    v_job live_jobs;
+    v_due boolean;
+    v_requested boolean;
 begin
-    if exists (select from live_jobs j where j.due_at <= v_now) then
-        v_due := array(
-            select d.ctid from live_jobs d where d.due_at <= v_now order by d.due_at, d.id limit 1000 for update skip locked);
-        with due as (
-            update live_jobs j
-            set state = _state_at(j.run_at, v_now, j.queue_name, false), updated_at = v_now, due_at = null,
-                ready_at = _ready_at(_state_at(j.run_at, v_now, j.queue_name, false), j.run_at),
-                parked = _parked(_state_at(j.run_at, v_now, j.queue_name, false), false)
-            where j.ctid = any (v_due) and (j.unique_recheck is null or j.state = 'scheduled')
-            returning j.state, j.queue_name),
-        woken as (
-            insert into wakeups select distinct 'queue:' || d.queue_name from due d where d.state = 'pending')
-        select count(*) filter (where d.state = 'available') into v_promoted from due d;
-        -- River's rule for a retry that did not hold its unique key while it waited: of those that want it now one survives. One at a
-        -- time, with the key's row held, so that each sees what became of the one before; a key in use is left for the next call.
-        for v_job in
-            select d.* from live_jobs d
-            cross join lateral (select from unique_keys k where k.unique_key = d.unique_key for update skip locked) held
-            where d.ctid = any (v_due) and d.state = 'retryable' and d.unique_recheck is not null
-            order by d.due_at, d.id
-        loop
-            if not _gave_way(v_job) then
-                perform _put_back(v_job, v_job.run_at, v_job.attempts, 'retryable');
-                v_promoted := v_promoted + (select count(*) from live_jobs j where j.id = v_job.id and j.state = 'available');
-            end if;
-        end loop;
+    if current_setting('pyworker.walk_due', true) <> '' then
+        v_due_from := _walked_due();
     end if;
-    if exists (select from wakeups) then
-        -- The oldest first, so that busy lanes keep none waiting for ever.
-        v_lanes := array(select w.lane from wakeups w order by w.id limit 100);
-        if cardinality(v_lanes) = 100 then
-            -- They may all belong to a lane that an open transaction holds: as many other lanes from somewhere on, and round again.
-            v_lanes := v_lanes || array(
-                with recursive lanes as (
-                    (select w.lane, w.lane as first, 1 as n from wakeups w
-                     where w.id >= (select min(a.id) + floor(random() * (max(a.id) - min(a.id) + 1))::bigint from wakeups a)
-                     order by w.id limit 1)
-                    union all
-                    select r.lane, l.first, l.n + 1
-                    from lanes l
-                    cross join lateral (select coalesce(
-                        (select w.lane from wakeups w where w.lane > l.lane order by w.lane limit 1),
-                        (select w.lane from wakeups w order by w.lane limit 1)) as lane) r
-                    where l.n < 100 and r.lane <> l.first)
-                select l.lane from lanes l);
-        end if;
-        v_lanes := array(
-            select l.lane from (select u.lane from unnest(v_lanes) with ordinality u(lane, n) group by u.lane order by min(u.n) offset 0) l
-            where _try_lane(l.lane));
-        delete from wakeups w where w.lane = any (v_lanes);
-        v_keys := array(select substr(l.lane, length('sequence:') + 1) from unnest(v_lanes) l(lane) where starts_with(l.lane, 'sequence:'));
-        if v_keys <> '{}' then
-            v_last := pg_sequence_last_value('wakeups_id_seq'::regclass);
-            v_promoted := v_promoted + _settle_sequences(v_keys);
-            -- The queues in which new heads now wait.
-            v_keys := array(
-                select q.lane from (select distinct w.lane from wakeups w where w.id > v_last and starts_with(w.lane, 'queue:') offset 0) q
-                where q.lane <> all (v_lanes) and _try_lane(q.lane));
-            delete from wakeups w where w.lane = any (v_keys);
-            v_lanes := v_lanes || v_keys;
-        end if;
-        for v_lane in select l.lane from unnest(v_lanes) l(lane) where starts_with(l.lane, 'queue:') loop
-            v_promoted := v_promoted + _fill_queue(substr(v_lane, length('queue:') + 1));
-        end loop;
-        for v_lane in select l.lane from unnest(v_lanes) l(lane) where starts_with(l.lane, 'family:') loop
-            perform _fill_family(substr(v_lane, length('family:') + 1));
-            v_promoted := v_promoted + promote_jobs();
-        end loop;
+    if current_setting('pyworker.walk_requests', true) <> '' then
+        v_from := _walked_requests();
+    end if;
+    select (select true from live_jobs j where j.due_at <= v_now and j.due_at > v_due_from order by j.due_at, j.id limit 1),
+           (select true from wakeups w where w.id > v_from order by w.id limit 1)
+    into v_due, v_requested; -- `exists` would drop the order, and with it the index
+    -- A walk that took long is looked at more closely.
+    if v_due or clock_timestamp() > v_began + interval '0.5 ms' then
+        v_promoted := _promote_due(v_began);
+    end if;
+    if v_requested or v_due then -- due jobs may wait for a slot from now on
+        v_promoted := v_promoted + _promote_requested(v_from);
+    end if;
+    if v_from = 0 and clock_timestamp() > v_began + interval '0.5 ms' then
+        perform _keep_requests(v_began);
     end if;
     if v_promoted > 0 then
         perform _wake_workers();
@@ -317,5 +266,43 @@ begin
 end;
 $$;
 comment on function promote_jobs() is
-    'Moves jobs on that wait no longer: scheduled and retryable ones whose time has come, pending ones whose queue has a free slot. '
-    'Returns how many became available. claim_jobs and maintain do this themselves; calling it more often does no harm.';
+    'Moves jobs on that wait no longer: scheduled and retryable ones whose time has come, pending ones whose turn it is in their sequence, and those '
+    'whose queue has a free slot. Returns how many claims can take. claim_jobs and maintain do this themselves; calling it more often does no harm.';
+
+-- The oldest request that was left.
+create or replace function _oldest_request() returns bigint
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+begin
+    if current_setting('pyworker.walk_requests', true) <> '' then
+        return (select w.id from wakeups w where w.id > _walked_requests() and w.after is null order by w.id limit 1);
+    end if;
+    return (select w.id from wakeups w where w.after is null order by w.id limit 1);
+end;
+$$;
+
+-- If the walk along the requests was dear: the few that are left go to the end, and the next walk begins
+-- there.
+create or replace function _keep_requests(began timestamptz) returns void
+    language plpgsql set search_path from current set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+declare
+    v_last bigint := pg_sequence_last_value('wakeups_id_seq'::regclass);
+    v_read bigint := _entries_read('wakeups_pkey');
+    v_left bigint[] := array(select w.id from wakeups w where w.id <= v_last order by w.id limit 101);
+begin
+    if cardinality(v_left) > 100 or _entries_read('wakeups_pkey') - v_read < 2000 then
+        return;
+    end if;
+    with moved as (
+        delete from wakeups w where w.ctid = any (array(
+            select k.ctid from wakeups k where k.id = any (v_left) for update skip locked))
+        returning w.lane, w.after, w.at)
+    insert into wakeups (lane, after, at) select m.lane, m.after, m.at from moved m;
+    if not exists (select from wakeups w where w.id = any (v_left)) then
+        perform _keep_walk('requests', row('wakeups'::regclass::oid::bigint, null, array[row(
+            0, '-infinity', v_last, null, null, null)::_span], null, null), began);
+    end if;
+end;
+$$;

@@ -75,7 +75,7 @@ begin
                 v_from := _cron_value(regexp_replace(v_part, '(L|#.)$', '', 'i'), v_names, 0, 7);
                 v_values := v_values || (v_from % 7 + 10 * case when right(v_part, 2) ~ '#' then right(v_part, 1)::integer else 6 end);
             else
-                v_match := regexp_match(v_part, '^(?:(\*)|([0-9a-z]+)(?:-([0-9a-z]+))?)(?:/([0-9]{1,9}))?$', 'i');
+                v_match := regexp_match(v_part, '^(?:([*])|([0-9a-z]+)(?:-([0-9a-z]+))?)(?:/([0-9]{1,9}))?$', 'i');
                 v_from := case when v_match[1] is null then _cron_value(v_match[2], v_names, v_least[f], v_most[f]) else v_least[f] end;
                 v_to := case when v_match[3] is not null then _cron_value(v_match[3], v_names, v_least[f], v_most[f])
                              when v_match[1] is null and v_match[4] is null then v_from else v_most[f] end;
@@ -104,8 +104,8 @@ begin
             when 5 then v_cron.weekdays := v_values;
         end case;
     end loop;
-    v_cron.fixed := v_words[1] !~ '^\*' and v_words[2] !~ '^\*';
-    v_cron.both_days := v_words[3] ~ '^\*' or v_words[5] ~ '^\*';
+    v_cron.fixed := v_words[1] !~ '^[*]' and v_words[2] !~ '^[*]';
+    v_cron.both_days := v_words[3] ~ '^[*]' or v_words[5] ~ '^[*]';
     if _cron_day(v_cron, '2000-01-01') is null then
         v_cron.problem := format('%L never comes: no month has such a day%s', cron, ' (line ' || line || ' of crontab)');
     end if;
@@ -308,7 +308,7 @@ begin
                  then concat(coalesce(names[min(s.n) + 1], min(s.n)::text), ' to ', coalesce(names[max(s.n) + 1], max(s.n)::text))
                  else string_agg(coalesce(names[s.n + 1], s.n::text), ', ' order by s.n) end as words
           from (select u.n, u.n - row_number() over (order by u.n) as span from unnest(numbers) u(n)) s group by s.span) x;
-    return regexp_replace(array_to_string(v_spans, ', '), ', ([^,]*)$', ' and \1');
+    return regexp_replace(array_to_string(v_spans, ', '), ', ([^,]*)$', E' and \\1');
 end;
 $$;
 
@@ -333,7 +333,7 @@ begin
     if cardinality(c.minutes) * cardinality(c.hours) <= 6 then
         v_time := 'at ' || regexp_replace((
             select string_agg(format('%s:%s', lpad(h.h::text, 2, '0'), lpad(m.m::text, 2, '0')), ', ' order by h.h, m.m)
-            from unnest(c.hours) h(h), unnest(c.minutes) m(m)), ', ([^,]*)$', ' and \1');
+            from unnest(c.hours) h(h), unnest(c.minutes) m(m)), ', ([^,]*)$', E' and \\1');
     else
         v_time := case when v_all_minutes then 'every minute' when v_step is not null then format('every %s minutes', v_step)
                        when c.minutes = '{0}' and v_all_hours then 'every hour'

@@ -6,8 +6,9 @@
 --
 -- The query of a schedule runs with the rights of its query_role, in a SECURITY DEFINER function that this role itself has created (in the
 -- schema pyworker_queries, named after ours), so that PostgreSQL vouches for its owner. Nobody has to be trusted with a text that is
--- run for somebody else: add_schedule does SET ROLE, which PostgreSQL refuses to those who are not members, and inside of any SECURITY
--- DEFINER function, this one too. So the query cannot get out of it. As the function is STABLE, it can only read; and whatever the functions that
+-- run for somebody else: add_schedule does SET ROLE (by default to the caller's own
+-- role; one with the rights of our owner may lend them, as it could run the query anyway), which PostgreSQL
+-- refuses to those who are not members, and inside of any SECURITY DEFINER function, this one too. So the query cannot get out of it. As the function is STABLE, it can only read; and whatever the functions that
 -- it calls may do is rolled back, settings of the session included, which would outlast it otherwise.
 -- Its owner could turn it into one that runs with the rights of who calls it: ours. For that he has to name it, so nobody has any right on the
 -- schema but while add_schedule makes one, under a lock that whoever runs a query shares; and it is run only if it is what it was.
@@ -131,15 +132,7 @@ create or replace function _lend_query_schema(name text, query_role text) return
     language plpgsql security definer set search_path from current
 as $$
 declare
-    v_owner name := (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = current_schema());
 begin
-    if query_role is null or not exists (select from pg_roles r where r.rolname = query_role) then
-        raise exception 'add_schedule: query_role must name the role with whose rights the query is run, got %',
-            coalesce(quote_literal(query_role), 'NULL') using errcode = 'PW001';
-    elsif pg_has_role(query_role, v_owner, 'member') then
-        raise exception 'add_schedule: query_role must not have the rights of the owner of schema %, got %', current_schema(),
-            quote_literal(query_role) using errcode = 'PW001', hint = 'Name a role that can read what the query reads, and no more.';
-    end if;
     if not exists (select from pg_namespace n where n.nspname = _query_schema()) then
         execute format('create schema %I', _query_schema());
     end if;
@@ -229,6 +222,7 @@ begin
         job_key = excluded.job_key, job_key_mode = excluded.job_key_mode, flags = excluded.flags, unique_policy = excluded.unique_policy,
         sequence_policy = excluded.sequence_policy, meta = excluded.meta, delivery = excluded.delivery, query = excluded.query,
         query_role = excluded.query_role, query_limit = excluded.query_limit, origin = excluded.origin, last_error = null, updated_at = v_now,
+        retry_at = case when (t.cron, t.timezone) = (excluded.cron, excluded.timezone) then t.retry_at end,
         next_at = case when t.paused then null when (t.cron, t.timezone) = (excluded.cron, excluded.timezone) then t.next_at
                        else _cron_next(_cron_of(s.cron), s.timezone, greatest(v_now, t.last_at)) end
     returning t.* into v_new;
@@ -249,6 +243,7 @@ create or replace function add_schedule(
 as $$
 declare
     v_role text := current_setting('role');
+    v_query_role text := case when query is null then query_role else coalesce(query_role, current_user) end;
     v_owner name := (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = current_schema());
     v_function record;
     v_known constant text[] := '{identifier,payload,queue_name,run_at,max_attempts,job_key,priority,flags,job_key_mode,unique_policy,
@@ -256,10 +251,18 @@ declare
     v_columns jsonb;
     v_problem text;
 begin
-    if query is not null then
-        perform _lend_query_schema(name, query_role);
+    if query is not null and name is not null then -- without a name it is refused below
+        if not exists (select from pg_roles r where r.rolname = v_query_role) then
+            raise exception 'add_schedule: query_role must name the role whose rights the query has, got %',
+                quote_literal(v_query_role) using errcode = 'PW001';
+        elsif pg_has_role(v_query_role, v_owner, 'member') and not pg_has_role(v_owner, 'member') then
+            raise exception 'add_schedule: query_role must not have the rights of the owner of schema %, got %',
+                current_schema(), quote_literal(v_query_role)
+                using errcode = 'PW001', hint = 'Name a role that can read what the query reads, and no more.';
+        end if;
+        perform _lend_query_schema(name, v_query_role);
         v_function := _query_function(name, query);
-        perform set_config('role', query_role, true);
+        perform set_config('role', v_query_role, true);
         execute format('create function %s(max_rows integer) returns setof jsonb language plpgsql stable security definer '
                        'set search_path = pg_catalog, pg_temp as %L', v_function.path, v_function.body);
         execute format('revoke all on function %s(integer) from public', v_function.path);
@@ -279,8 +282,9 @@ begin
     end if;
     return _add_schedule(row(
         name, cron, timezone, identifier, payload, backfill, queue_name, max_attempts, priority, job_key, job_key_mode, flags, unique_policy,
-        sequence_policy, meta, delivery, query, query_role, case when query is not null then query_limit end, 'sql', false, null, null, null,
-        null, null, null)::schedule);
+        sequence_policy, meta, delivery, query, v_query_role,
+        case when query is not null then query_limit end, 'sql', false,
+        null, null, null, null, null, null)::schedule);
 end;
 $$;
 comment on function add_schedule(
@@ -290,8 +294,9 @@ comment on function add_schedule(
     'backfill: ticks that were missed, because nobody was there, are fired up to that long after their time; not those before the schedule '
     'was added. A payload that is an object gets a member _cron, {"ts", "backfilled"}. The other arguments are add_job''s. query: a SELECT '
     'that is asked at each tick what is to be done; each of its rows, up to query_limit, becomes a job: its columns are named like add_job''s '
-    'arguments, what it leaves out is as given here. It is run with the rights of query_role, of which the caller must be a member; '
-    'names in it must be qualified. Errors: PW001 names the argument, its value, and the position in cron.';
+    'arguments, what it leaves out is as given here. It is run with the rights of query_role, of which the '
+    'caller must be a member, by default the caller''s; names in it must be qualified. Errors: PW001 names '
+    'the argument, its value, and the position in cron.';
 
 -- The jobs of one tick. With a query its rows, whose payloads stay as they are.
 create or replace function _add_tick(s timetable, tick timestamptz, backfilled boolean) returns setof job
@@ -329,85 +334,152 @@ begin
 end;
 $$;
 
--- Fires the ticks of a schedule that are due. Its row is moved on first, so that nothing that its query calls finds it due again. How many.
-create or replace function _fire_schedule(name text, moment timestamptz) returns integer
+-- Was a tick interrupted (cancelled, out of time, memory or disk, shut down, locked out)? Then it is still to
+-- be fired.
+create or replace function _is_interruption(code text) returns boolean
+    language plpgsql immutable set search_path from current
+as $$
+begin
+    return left(code, 2) in ('40', '53', '57', '58', 'XX') or code in ('25006', '55006', '55P03', '72000');
+end;
+$$;
+
+-- The ticks of a schedule that are to be fired at a moment, at most 100, and the one after them. A tick that
+-- was interrupted is due however late it is; any other only for a minute, or for as long as `backfill` says.
+create or replace function _ticks_due(
+    s timetable, moment timestamptz, out ticks timestamptz[], out next_at timestamptz)
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_cron constant _cron := _cron_of(s.cron);
+    v_oldest constant timestamptz := moment - greatest(s.backfill, interval '1 minute');
+begin
+    ticks := array[]::timestamptz[];
+    next_at := s.next_at;
+    if s.retry_at is not null then
+        ticks := ticks || next_at;
+        next_at := _cron_next(v_cron, s.timezone, next_at);
+    end if;
+    if next_at < v_oldest then
+        next_at := _cron_next(v_cron, s.timezone, v_oldest - interval '1 microsecond');
+    end if;
+    while next_at <= moment and cardinality(ticks) < 100 loop
+        ticks := ticks || next_at;
+        next_at := _cron_next(v_cron, s.timezone, next_at);
+    end loop;
+end;
+$$;
+
+-- Fires the ticks of a schedule that are due. Its row is moved on first, so that nothing that its query calls
+-- finds it due again. `fired`: how many. `cut_off`: the statement was cancelled or ran out of time, so it
+-- should end soon.
+create or replace function _fire_schedule(
+    name text, moment timestamptz, out fired integer, out cut_off boolean)
     language plpgsql set search_path from current
 as $$
 declare
-    v_on_time constant interval := interval '1 minute';
     v_schedule timetable;
-    v_cron _cron;
-    v_oldest timestamptz;   -- that is still to be fired
+    v_due record;
     v_tick timestamptz;
-    v_ticks timestamptz[] := array[]::timestamptz[];
     v_job_id bigint;
+    v_code text;
     v_error text;
+    v_late interval;
 begin
-    select t.* into v_schedule from timetable t where t.name = _fire_schedule.name and t.next_at <= moment for update skip locked;
+    fired := 0;
+    cut_off := false;
+    select t.* into v_schedule from timetable t
+    where t.name = _fire_schedule.name and t.next_at <= moment and coalesce(t.retry_at, moment) <= moment
+    for update skip locked;
     if not found then
-        return 0;
+        return;
     end if;
-    v_cron := _cron_of(v_schedule.cron);
-    v_tick := v_schedule.next_at;
-    v_oldest := moment - greatest(v_schedule.backfill, v_on_time);
-    if v_tick < v_oldest then
-        v_tick := _cron_next(v_cron, v_schedule.timezone, v_oldest - interval '1 microsecond');
-    end if;
-    while v_tick <= moment and cardinality(v_ticks) < 100 loop
-        v_ticks := v_ticks || v_tick;
-        v_tick := _cron_next(v_cron, v_schedule.timezone, v_tick);
-    end loop;
-    update timetable t set next_at = v_tick, last_at = coalesce(v_ticks[cardinality(v_ticks)], t.last_at) where t.name = v_schedule.name;
-    foreach v_tick in array v_ticks loop
+    v_due := _ticks_due(v_schedule, moment);
+    update timetable t set next_at = v_due.next_at, retry_at = null where t.name = v_schedule.name;
+    foreach v_tick in array v_due.ticks loop
         begin
-            select max(j.id) into v_job_id from _add_tick(v_schedule, v_tick, v_tick < moment - v_on_time) j;
-            v_error := null;
+            select max(j.id) into v_job_id
+            from _add_tick(v_schedule, v_tick, v_tick < moment - interval '1 minute') j;
+            v_code := null;
         exception
-            when serialization_failure or deadlock_detected or lock_not_available then
-                raise; -- whoever comes next tries again
-            when sqlstate 'PW003' then
-                v_error := null; -- a job like it is there: that is what its policy wants
+            when serialization_failure or deadlock_detected then
+                raise; -- the next call tries again
             when query_canceled or others then
+                -- A job like it is there: that is what its policy wants.
+                v_code := nullif(sqlstate, 'PW003');
                 v_error := sqlerrm;
         end;
+        exit when _is_interruption(v_code);
+        fired := fired + 1;
     end loop;
+    if _is_interruption(v_code) then
+        -- At once after the first interruption, and in the first minute; then at intervals that grow, as
+        -- others want their turn.
+        v_late := case when v_schedule.retry_at is null then interval '0'
+                       else least(greatest(clock() - v_tick - interval '1 minute', '0'), '10 minutes') end;
+        update timetable t set next_at = v_tick, retry_at = clock() + v_late
+        where t.name = v_schedule.name;
+        cut_off := v_code = '57014';
+    end if;
     update timetable t
-    set last_job_id = coalesce(v_job_id, t.last_job_id), last_error = format('tick of %s: ', v_ticks[cardinality(v_ticks)]) || v_error
-    where t.name = v_schedule.name and cardinality(v_ticks) > 0;
-    return cardinality(v_ticks);
+    set last_at = coalesce(v_due.ticks[fired], t.last_at), last_job_id = coalesce(v_job_id, t.last_job_id),
+        -- A lock is no fault.
+        last_error = case when v_code <> '55P03' then format('tick of %s: %s', v_tick, v_error) end
+    where t.name = v_schedule.name and cardinality(v_due.ticks) > 0;
+end;
+$$;
+
+-- One turn; `cut_off`: see _fire_schedule. An interrupted query is asked again `patience` after its time.
+create or replace function _run_schedules(patience interval, out fired integer, out cut_off boolean)
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_asking boolean;
+    v_due record;
+    v_one record;
+begin
+    fired := 0;
+    cut_off := false;
+    -- Queries only when nothing else was to be done, so that the jobs of no other schedule wait for their answers.
+    foreach v_asking in array '{false,true}'::boolean[] loop
+        exit when fired > 0;
+        for v_due in
+            select t.name, t.retry_at from timetable t
+            where t.next_at <= v_now and (t.query is not null) = v_asking
+              and (t.retry_at is null or t.retry_at <= v_now - case when v_asking then patience else '0' end)
+            order by t.retry_at nulls first, t.next_at, t.name limit 500
+        loop
+            -- Nor does another query wait for one that was interrupted.
+            exit when v_asking and fired > 0 and v_due.retry_at is not null;
+            begin
+                select f.* into v_one from _fire_schedule(v_due.name, v_now) f;
+            exception when serialization_failure or deadlock_detected or lock_not_available then
+                continue; -- another session fires it, or changes it
+            end;
+            fired := fired + v_one.fired;
+            cut_off := v_one.cut_off;
+            if cut_off then
+                return; -- there is no time limit any more
+            end if;
+        end loop;
+    end loop;
 end;
 $$;
 
 create or replace function run_schedules() returns integer
     language plpgsql security definer set search_path from current set lock_timeout = '200ms'
 as $$
-declare
-    v_now timestamptz := clock();
-    v_asking boolean;
-    v_name text;
-    v_fired integer := 0;
 begin
-    -- Queries only when nothing else was to be done, so that the jobs of no other schedule wait for their answers.
-    foreach v_asking in array '{false,true}'::boolean[] loop
-        exit when v_fired > 0;
-        for v_name in
-            select t.name from timetable t
-            where t.next_at <= v_now and (t.query is not null) = v_asking order by t.next_at, t.name limit 500
-        loop
-            begin
-                v_fired := v_fired + _fire_schedule(v_name, v_now);
-            exception when serialization_failure or deadlock_detected or lock_not_available then
-                null; -- somebody else is at it
-            end;
-        end loop;
-    end loop;
-    return v_fired;
+    return (select r.fired from _run_schedules('0') r);
 end;
 $$;
 comment on function run_schedules() is
     'Adds the jobs of all schedules that are due, each tick once, whoever calls this and how often; returns how many ticks were fired. When that '
-    'is not 0 there may be more: call it again. A schedule that somebody else has in hand is passed over. What goes wrong with one is kept '
-    'with it (view schedules, last_error) and hinders no other. Every worker calls it as often as seconds_until_tick() says.';
+    'is not 0 there may be more: call it again. A schedule that another session has locked is passed over. '
+    'What goes wrong with one is kept with it (view schedules, last_error) and hinders no other; a tick that is '
+    'interrupted (cancelled, out of time, memory or disk) stays due. Every worker calls it as '
+    'often as seconds_until_tick() says.';
 
 create or replace function seconds_until_tick() returns double precision
     language plpgsql security definer set search_path from current
@@ -439,7 +511,8 @@ as $$
 declare
     v_schedule timetable := _schedule(pause_schedule.name, 'pause_schedule');
 begin
-    update timetable t set paused = true, next_at = null, updated_at = clock() where t.name = v_schedule.name returning t.* into v_schedule;
+    update timetable t set paused = true, next_at = null, retry_at = null, updated_at = clock()
+    where t.name = v_schedule.name returning t.* into v_schedule;
     return _schedule_of(v_schedule);
 end;
 $$;
@@ -454,7 +527,8 @@ declare
     v_schedule timetable := _schedule(resume_schedule.name, 'resume_schedule');
 begin
     update timetable t
-    set paused = false, updated_at = v_now, next_at = _cron_next(_cron_of(t.cron), t.timezone, v_now),
+    set paused = false, updated_at = v_now, retry_at = null,
+        next_at = _cron_next(_cron_of(t.cron), t.timezone, v_now),
         last_at = case when t.last_at <= v_now then t.last_at end
     where t.name = v_schedule.name and (t.paused or t.last_at > v_now);
     return _schedule_of(_schedule(v_schedule.name, 'resume_schedule'));

@@ -108,14 +108,14 @@ declare
     v_seen jsonb := jsonb_build_object();
 begin
     for line, v_text in
-        select l.n, btrim(l.text, E' \t\r') from regexp_split_to_table(content, '\n') with ordinality l(text, n)
+        select l.n, btrim(l.text, E' \t\r') from regexp_split_to_table(content, E'\n') with ordinality l(text, n)
     loop
         continue when v_text = '' or starts_with(v_text, '#');
-        v_match := regexp_match(v_text, '^(@[a-zA-Z]+|(?:\S+\s+){4}\S+)\s+(.*)$');
+        v_match := regexp_match(v_text, E'^(@[a-zA-Z]+|(?:\\S+\\s+){4}\\S+)\\s+(.*)$');
         if v_match is null then
             raise exception 'Could not process line ''%'' of crontab: ''%''', line, v_text using errcode = 'PW001';
         end if;
-        v_words := regexp_split_to_array(v_match[1], '\s+');
+        v_words := regexp_split_to_array(v_match[1], E'\\s+');
         v_cron := _cron_of(array_to_string(v_words, ' '), line);
         if v_cron.problem is not null then
             raise exception '%', v_cron.problem using errcode = 'PW001';
@@ -125,7 +125,7 @@ begin
             v_words[3] := case when v_cron.dates @> array(select generate_series(1, 31)) then '*' else replace(v_words[3], '*', '1-31') end;
             v_words[5] := case when v_cron.weekdays @> '{0,1,2,3,4,5,6}' then '*' else replace(v_words[5], '*', '0-6') end;
         end if;
-        v_match := regexp_match(v_match[2], '^([_a-zA-Z][_a-zA-Z0-9:/_-]*)(?:\s+\?(\S+))?(?:\s+(\{.*\}))?$');
+        v_match := regexp_match(v_match[2], E'^([_a-zA-Z][_a-zA-Z0-9:/_-]*)(?:\\s+\\?(\\S+))?(?:\\s+(\\{.*\\}))?$');
         if v_match is null then
             raise exception 'Invalid command specification in line % of crontab.', line using errcode = 'PW001';
         end if;
@@ -145,7 +145,7 @@ begin
             end if;
             v_words := v_words || v_option;
             if v_option = 'fill' then
-                v_value := regexp_replace(v_value, '([smhdw])', '\1 ', 'g'); -- an interval
+                v_value := regexp_replace(v_value, '([smhdw])', E'\\1 ', 'g'); -- an interval
             end if;
             schedule := schedule || jsonb_build_object(v_options[v_at][2], v_value);
         end loop;

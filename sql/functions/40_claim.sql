@@ -4,35 +4,26 @@
 -- other nor meet. The plan is pinned: a queue goes from empty to a million rows and back faster than statistics follow, and any
 -- other plan than this walk is slow at one of the two ends.
 --
--- At the head of that index stand the jobs that others run and those that ended since the last vacuum; under an old snapshot these
--- stay for ever. A claim that had to walk past many of them leaves a note in its session: how far it came, for each priority. For 20
--- times as long as that walk took, at most 5 s, the session's next claims resume there. The note is only a hint: what turns up before it
--- (an add that was long in committing) is found by the next walk from the head, and a claim that comes back short makes one at once.
+-- Where that walk has many dead entries to pass, the session's next claims go on from where it came to: 02_walks. Which of the jobs
+-- of a limited queue may start, once they are locked: 32_slots.
 
--- The spans of the index that are left to walk, once it was walked up to these places, one for each priority met. Priorities that
--- were not met are left to walk as a whole.
-create or replace function _spans_behind(walked _span[]) returns _span[]
-    language plpgsql immutable set search_path from current
-as $$
-begin
-    return array(
-        select row(s.priority, s.ready_at, s.id, s.up_to)::_span
-        from (select w.*, lead(w.priority, 1, 32768) over (order by w.priority) - 1 as before_next, min(w.priority) over () as lowest
-              from unnest(walked) w) w
-        cross join lateral (values
-            (-32768, '-infinity'::timestamptz, 0::bigint, case when w.priority = w.lowest then w.priority - 1 end),
-            (w.priority, w.ready_at, w.id, w.priority),
-            (w.priority + 1, '-infinity', 0, w.before_next)) s(priority, ready_at, id, up_to)
-        where s.priority <= s.up_to
-        order by s.priority, s.ready_at);
-end;
-$$;
+-- A run is the microsecond of its claim, by the server's own clock. A counter would give the same number out again
+-- after a crash of the server that forgot a claim. Below 2^53 until the year 2255, so that JavaScript reads it.
+create or replace function _new_run() returns bigint
+    language sql volatile
+    return (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
+
+-- A run only grows, even where the clock was set back: then by a random step, as a claim that was forgotten may
+-- have made a step before.
+create or replace function _next_run(last_run bigint, new_run bigint) returns bigint
+    language sql volatile
+    return case when last_run < new_run then new_run else last_run + 1 + (random() * 1000000000)::bigint end;
 
 create or replace function claim_jobs(
     worker_id bigint, max_jobs integer default 1, task_identifiers text[] default null, queue_names text[] default null,
     forbidden_flags text[] default null)
     returns table (
-        id bigint, run integer, task_identifier text, payload json, attempts smallint, max_attempts smallint, priority smallint,
+        id bigint, run bigint, task_identifier text, payload json, attempts smallint, max_attempts smallint, priority smallint,
         run_at timestamptz, queue_name text, key text, flags jsonb, meta jsonb, delivery text, sequence_key text,
         created_at timestamptz, revision integer, crashes smallint)
     language plpgsql security definer set search_path from current
@@ -41,23 +32,27 @@ create or replace function claim_jobs(
 as $$
 declare
     v_now timestamptz := clock();
-    -- For this worker and these filters, no other.
-    v_owner bigint := hashtextextended(
-        row('live_jobs'::regclass::oid, worker_id, task_identifiers, queue_names, forbidden_flags)::text, 0);
-    v_note _claim_note := nullif(current_setting('pyworker.claim_note', true), '')::_claim_note;
-    v_from_head constant _span[] := array[row(-32768, '-infinity', 0, 32767)::_span];
     v_index constant regclass := 'live_jobs_ready';
     v_began timestamptz;
-    v_walked bigint;
-    v_rows tid[];
-    v_priorities smallint[];
-    v_ready_ats timestamptz[];
-    v_ids bigint[];
-    v_last _span[];
-    v_in_lanes boolean;
+    v_read bigint;
+    v_walk _walk;
+    v_start _span[] := array[row(-32768, '-infinity', 0, 32767, 'infinity', 9223372036854775807)::_span];
+    v_spans _span[];
+    v_found record;
+    v_places _span[];
+    v_closed text[]; -- queues of which this claim takes no more
+    v_full text[];
+    v_admitted tid[];
+    v_in_turn boolean;
+    v_promote boolean := true;
+    v_rounds integer := 0;
+    v_oldest bigint; -- request that was left
+    v_before bigint;
     v_wanted integer := max_jobs;
     v_got integer;
-    v_armed_ms bigint;
+    v_run bigint;
+    v_seen constant xid8 := pg_snapshot_xmin(pg_current_snapshot()); -- before it looks at queues
+    v_tidied bigint[] := nullif(current_setting('pyworker.claims_tidied', true), '')::bigint[];
 begin
     if max_jobs is null or max_jobs < 1 then
         raise exception 'claim_jobs: max_jobs must be at least 1, got %', coalesce(max_jobs::text, 'NULL') using errcode = 'PW001';
@@ -66,87 +61,115 @@ begin
         raise exception 'claim_jobs: worker % is unknown or was declared dead', coalesce(worker_id::text, 'NULL')
             using errcode = 'PW004', hint = 'Call register_worker again; jobs of the old registration are handed on.';
     end if;
-    v_began := clock_timestamp();
-    if v_note.owner is distinct from v_owner or v_note.until < v_began or v_note.until > v_began + interval '5 seconds' then
-        v_note := null;
+    if current_setting('pyworker.walk_claim', true) <> '' then
+        v_walk := _walk_of('claim', _claim_owner(worker_id, task_identifiers, queue_names, forbidden_flags));
     end if;
     loop
         begin
-            perform promote_jobs();
-            v_walked := pg_stat_get_xact_tuples_returned(v_index) + 20 * pg_stat_get_xact_blocks_fetched(v_index);
-            select array_agg(r.ctid), array_agg(r.priority), array_agg(r.ready_at), array_agg(r.id), bool_or(r.in_lane)
-            into v_rows, v_priorities, v_ready_ats, v_ids, v_in_lanes
+            if v_promote then
+                perform promote_jobs();
+                v_promote := false;
+                v_began := clock_timestamp();
+                v_read := _entries_read(v_index);
+                v_places := v_walk.places;
+                if v_places is not null then
+                    select w.* into v_found from _spans_with_late(v_walk) w;
+                    v_walk.late_ids := v_found.late_ids;
+                    v_walk.seen := v_found.seen;
+                    v_start := v_found.spans;
+                end if;
+                v_spans := v_start;
+            end if;
+            select array_agg(r.ctid) as rows, array_agg(r.priority) as priorities, array_agg(r.ready_at) as ready_ats, array_agg(r.id) as ids,
+                   array_agg(r.queue_name) as queues, bool_or(r.queue_name is not null) as queued, bool_or(r.sequence_key is not null) as in_sequence
+            into v_found
             from (
-                select r.* from unnest(coalesce(v_note.spans, v_from_head)) s
+                select r.* from unnest(v_spans) s
                 cross join lateral (
-                    select j.ctid, j.priority, j.ready_at, j.id, j.queue_name is not null or j.sequence_key is not null as in_lane
+                    select j.ctid, j.priority, j.ready_at, j.id, j.queue_name, j.sequence_key
                     from live_jobs j
                     where j.ready_at is not null and j.state = 'available'
-                      and (j.priority, j.ready_at, j.id) > (s.priority, s.ready_at, s.id) and j.priority <= s.up_to
+                      and (j.priority, j.ready_at, j.id) > (s.priority, s.ready_at, s.id)
+                      and (j.priority, j.ready_at, j.id) <= (s.to_priority, s.to_ready_at, s.to_id)
                       and (claim_jobs.task_identifiers is null or j.task_identifier = any (claim_jobs.task_identifiers))
                       and (claim_jobs.queue_names is null or coalesce(j.queue_name, 'default') = any (claim_jobs.queue_names))
                       and (claim_jobs.forbidden_flags is null or j.flags is null or not j.flags ?| claim_jobs.forbidden_flags)
+                      and (v_closed is null or j.queue_name is null or j.queue_name <> all (v_closed))
                     order by j.priority, j.ready_at, j.id
                     limit v_wanted for update skip locked) r
                 limit v_wanted) r;
             v_got := 0;
-            if v_rows is not null then
+            v_in_turn := v_found.in_sequence;
+            v_admitted := v_found.rows;
+            v_full := null;
+            if v_found.queued then
+                select a.closed, a.admitted, a.full_queues, a.in_turn or v_found.in_sequence into v_closed, v_admitted, v_full, v_in_turn
+                from _admit(v_found.rows, v_found.queues, v_closed) a;
+            end if;
+            if v_admitted is not null then
+                v_run := _new_run();
                 return query
+                    with noted as (
+                        insert into claims values (claim_jobs.worker_id, v_run, v_found.ids, v_seen))
                     update live_jobs j
-                    set state = 'running', worker_id = claim_jobs.worker_id, run = j.run + 1, claimed_at = v_now,
+                    set state = 'running', worker_id = claim_jobs.worker_id, run = _next_run(j.run, v_run),
+                        claimed_at = v_now,
                         attempts = least(j.attempts + 1, 32767) -- one worn out job must not break everybody's claims
-                    from unnest(v_rows) r(ctid) where j.ctid = r.ctid
+                    from unnest(v_admitted) r(ctid) where j.ctid = r.ctid
                     returning j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts, j.priority, j.run_at, j.queue_name,
                               j.job_key, j.flags, j.meta, j.delivery, j.sequence_key, j.created_at, j.revision,
                               coalesce(j.crashes, 0::smallint);
                 get diagnostics v_got = row_count;
+                if (v_tidied[1] = claim_jobs.worker_id and v_run between v_tidied[2] and v_tidied[3]) is not true then
+                    perform _tidy_claims(
+                        claim_jobs.worker_id, case when v_tidied[1] = claim_jobs.worker_id then v_tidied[2] end, v_run);
+                end if;
+            end if;
+            if v_full <> '{}' then
+                perform _park_candidates(v_full);
             end if;
         -- SKIP LOCKED waits after all (PostgreSQL) for a row that was changed, and whose new version was locked, at the moment of the look:
         -- for as long as a producer's transaction is open, or in a circle with it, as claims do not lock in the order of ids.
         exception when lock_not_available or deadlock_detected then
+            v_promote := true;
+            v_closed := null;
             continue;
         end;
         -- A crash of the server may forget a claim whose commit did not wait for the disk, while the jobs are at work: their worker
         -- learns of it when it reconnects (reconcile). But two of a sequence or of a serial queue must not be at work at once.
-        if v_in_lanes then
+        if v_in_turn then
             perform _commit_durably();
         end if;
         v_wanted := v_wanted - v_got;
-        if v_wanted = 0 then
-            v_walked := pg_stat_get_xact_tuples_returned(v_index) + 20 * pg_stat_get_xact_blocks_fetched(v_index) - v_walked;
-            if v_note.spans is null and v_walked > 500 + 2 * max_jobs then
-                v_note := row(v_owner, clock_timestamp() + least(20 * (clock_timestamp() - v_began), '5 seconds'), '{}');
-            end if;
-            if v_note.spans is not null then
-                v_got := cardinality(v_ids);
-                if v_priorities[1] = v_priorities[v_got] then -- they come in order: the last is the last of its priority
-                    v_last := array[row(v_priorities[v_got], v_ready_ats[v_got], v_ids[v_got], 0)::_span];
-                else
-                    v_last := array(select row(r.priority, r.ready_at, r.id, 0)::_span
-                                    from unnest(v_priorities, v_ready_ats, v_ids) r(priority, ready_at, id));
-                end if;
-                v_note.spans := _spans_behind(array(
-                    select distinct on (w.priority) w from unnest(v_note.spans || v_last) w
-                    where w.ready_at > '-infinity' order by w.priority, w.ready_at desc, w.id desc));
-                perform set_config('pyworker.claim_note', v_note::text, false);
-            end if;
-            exit;
-        end if;
-        if v_note.spans is not null then -- perhaps there are some before
-            v_note := null;
+        if v_wanted > 0 and v_got < cardinality(v_found.rows) then
+            -- Some were refused, as their queue is full: go on behind them.
+            v_places := _places_after(v_places, v_found.priorities, v_found.ready_ats, v_found.ids, null);
+            v_spans := _spans_left(v_spans, v_found.priorities, v_found.ready_ats, v_found.ids);
             continue;
         end if;
-        -- This worker will wait, so from now on adds have to notify. An add that looked just before this mark was set is
-        -- found by looking once more.
-        v_armed_ms := (extract(epoch from clock_timestamp()) * 1000)::bigint;
-        exit when (select a.last_value from armed_until a) > v_armed_ms + 2500;
-        perform setval('armed_until', v_armed_ms + 5000);
+        exit when v_wanted = 0;
+        -- One promotion answers some requests: as long as that goes on, this worker need not wait.
+        v_promote := true;
+        v_rounds := v_rounds + 1;
+        v_before := v_oldest;
+        v_oldest := _oldest_request();
+        continue when v_rounds <= 10 and v_oldest <> coalesce(v_before, 0);
+        exit when not _begin_to_wait(max_jobs - v_wanted);
     end loop;
+    if v_wanted = 0 and _worker_looks() then
+        perform _stop_looking();
+    end if;
+    if v_walk.owner is not null or _entries_read(v_index) - v_read > 1000 + 2 * (max_jobs - v_wanted) then
+        perform _keep_claim(
+            _claim_owner(worker_id, task_identifiers, queue_names, forbidden_flags), v_walk, v_began,
+            _places_after(v_places, v_found.priorities, v_found.ready_ats, v_found.ids, case when v_wanted > 0 then v_began end));
+    end if;
 end;
 $$;
 comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
     'Claims up to max_jobs available jobs for a worker and returns them in the order they are to run: by priority, run_at, id. Each comes '
-    'with its run, the fencing token that every later word about it must carry. task_identifiers, queue_names: only these; null means '
+    'with its run, the fencing token that every later word about it must carry; it only grows, and is never given out '
+    'twice for a job, not even after a crash of the server that forgot a claim. task_identifiers, queue_names: only these; null means '
     'all, an empty array none; ''default'' stands for jobs without a queue. forbidden_flags: not jobs with any of these flags '
     '(Graphile Worker). A job with delivery at_most_once is only reserved: call start_job before its handler. One with crashes above 0 '
     'may have ended its process before: run it alone. A claim that returns fewer than max_jobs has arranged for a NOTIFY on the channel named like the schema '
@@ -154,25 +177,46 @@ comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
     'dead; PW001. With synchronous_commit off (for a transaction that does nothing else) a claim does not wait for the disk, unless its '
     'jobs take turns: a crash of the server may then forget it, and its jobs run again.';
 
-create or replace function seconds_until_due() returns double precision
-    language plpgsql security definer set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+-- For this worker and these filters, no other.
+create or replace function _claim_owner(worker_id bigint, task_identifiers text[], queue_names text[], forbidden_flags text[])
+    returns bigint
+    language plpgsql stable set search_path from current
 as $$
-declare
-    v_now double precision := extract(epoch from clock_timestamp());
-    v_silenced double precision := v_now - pg_sequence_last_value('silenced_at'::regclass) / 1000.0;
-    v_notified double precision := v_now - pg_sequence_last_value('notified_at'::regclass) / 1000.0;
 begin
-    return least(
-        (select greatest(extract(epoch from j.due_at - clock()), 0)
-         from live_jobs j where j.due_at is not null order by j.due_at, j.id limit 1),
-        -- Twice as long each time: after the last add that kept silent (_wake_workers), and after the last notification where a wake-up
-        -- was left, as somebody had that lane in hand.
-        case when v_silenced < 2 then greatest(v_silenced, 0.02) end,
-        case when v_notified < 2 and exists (select from wakeups) then greatest(v_notified, 0.02) end);
+    return hashtextextended(row('live_jobs'::regclass::oid, worker_id, task_identifiers, queue_names, forbidden_flags)::text, 0);
 end;
 $$;
-comment on function seconds_until_due() is
-    'Seconds after which a worker that found nothing should claim again, notified or not: when the next scheduled or retryable job falls '
-    'due (0 if one is overdue), and some moments after many were added at once, as not each of these is notified of, or after an end in a queue that '
-    'somebody else had in hand. Null if there is no such reason.';
+
+-- What is left of these spans behind the last of the jobs that a walk found.
+create or replace function _spans_left(spans _span[], priorities smallint[], ready_ats timestamptz[], ids bigint[]) returns _span[]
+    language plpgsql immutable set search_path from current
+as $$
+declare
+    v_last constant integer := cardinality(ids);
+begin
+    return array(
+        select case when (s.priority, s.ready_at, s.id) < (priorities[v_last], ready_ats[v_last], ids[v_last])
+                    then row(priorities[v_last], ready_ats[v_last], ids[v_last], s.to_priority, s.to_ready_at, s.to_id)::_span
+                    else row(s.priority, s.ready_at, s.id, s.to_priority, s.to_ready_at, s.to_id)::_span end
+        from unnest(spans) s
+        where (s.to_priority, s.to_ready_at, s.to_id) > (priorities[v_last], ready_ats[v_last], ids[v_last])
+        order by s.priority, s.ready_at, s.id);
+end;
+$$;
+
+-- Remembers where the claim came to. What arrived late before it began its walk from the head has been seen.
+create or replace function _keep_claim(owner bigint, walk _walk, began timestamptz, places _span[]) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    if cardinality(walk.late_ids) > 1000 then
+        perform set_config('pyworker.walk_claim', '', false); -- simpler to walk all
+    elsif walk.owner is null then
+        perform _keep_walk('claim', row(
+            owner, null, places, '{}', coalesce((select a.id from late_arrivals a where a.at < began order by a.id desc limit 1), 0))::_walk, began);
+    else
+        walk.places := places;
+        perform _keep_walk('claim', walk, null);
+    end if;
+end;
+$$;

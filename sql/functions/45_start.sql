@@ -11,7 +11,7 @@ begin
 end;
 $$;
 
-create or replace function start_job(job_id bigint, run integer) returns boolean
+create or replace function start_job(job_id bigint, run bigint) returns boolean
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
@@ -23,7 +23,7 @@ begin
     return found;
 end;
 $$;
-comment on function start_job(bigint, integer) is
+comment on function start_job(bigint, bigint) is
     'The mark that the handler of a job begins: call it, commit, and begin only if it returned true and the commit was acknowledged. From then '
     'on a job with delivery at_most_once is never run again by itself: if its worker is lost, or hands it back, it ends discarded with the '
     'reason ''lost''; if it fails, discarded, unless fail_jobs says not_started. False: the claim was lost, the job was called off, or it '
@@ -49,7 +49,7 @@ comment on function once(text) is
     'gets true if that rolled back. Under REPEATABLE READ and SERIALIZABLE it may raise 40001. Errors: PW001. (McKinley: at least once up to '
     'this call, at most once after it.)';
 
-create or replace function called_off(job_ids bigint[], runs integer[]) returns bigint[]
+create or replace function called_off(job_ids bigint[], runs bigint[]) returns bigint[]
     language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
@@ -60,7 +60,7 @@ begin
             where j.id = i.id and j.run = i.run and j.state = 'running' and j.cancel_requested_at is null));
 end;
 $$;
-comment on function called_off(bigint[], integer[]) is
+comment on function called_off(bigint[], bigint[]) is
     'Which of these runs have been called off: cancel_job asked for it, or the claim is lost. A worker asks when it is notified (''cancel''), and '
     'now and then, and tells the handlers.';
 

@@ -3,7 +3,7 @@
 -- Ends the given jobs as completed or cancelled. With `runs`, only those that still run under that run: the fence. Rows are
 -- locked in the order of their ids and matched by id and run, never by position, since an add may have moved them meanwhile.
 create or replace function _close_jobs(
-    job_ids bigint[], runs integer[], final_state text, results jsonb[] default null, close_reason text default null,
+    job_ids bigint[], runs bigint[], final_state text, results jsonb[] default null, close_reason text default null,
     error text default null) returns bigint[]
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
@@ -19,7 +19,6 @@ declare
     v_keys bytea[];
     v_queues text[];
     v_left text[];
-    v_queue text;
     v_sequences text[];
 begin
     select case final_state when 'completed' then s.completed_retention else s.cancelled_retention end into v_retention
@@ -54,10 +53,10 @@ begin
     select array_agg(e.id),
            -- Only these may have rows in errors: an error is a job's last_error until an add with its key clears it.
            array_agg(e.id) filter (where e.retention = interval '0' and (
-               e.run > 1 or e.revision > 0 or coalesce(error, e.last_error) is not null)),
+               e.revision > 0 or coalesce(error, e.last_error) is not null)),
            array_agg(e.unique_key) filter (where e.retention = interval '0' and e.unique_key is not null),
            array_agg(distinct e.queue_name) filter (where e.queue_name is not null and e.state = 'running'),
-           array_agg(distinct e.queue_name) filter (where e.queue_name is not null and e.state = 'available'),
+           array_agg(distinct e.queue_name) filter (where e.queue_name is not null and e.state = 'available' and e.ready_at is not null),
            array_agg(distinct e.sequence_key) filter (where e.sequence_head)
     into v_closed, v_dropped, v_keys, v_queues, v_left, v_sequences
     from ended e;
@@ -75,21 +74,17 @@ begin
         -- By a producer, whose transaction may stay open for long: it must not hold a lane.
         v_left := v_left || v_queues;
     elsif v_queues is not null then
-        -- Each lane is a lock, and PostgreSQL has room for some 6,000: the rest of a large batch is left to the next promotions.
-        v_left := v_left || v_queues[101:];
-        foreach v_queue in array v_queues[:100] loop
-            perform _queue_slot_freed(v_queue);
-        end loop;
+        perform _slots_freed(v_queues);
     end if;
     if v_left <> '{}' then
-        insert into wakeups select 'queue:' || l.queue_name from unnest(v_left) l(queue_name);
+        insert into wakeups (lane) select 'queue:' || l.queue_name from unnest(v_left) l(queue_name);
         perform _wake_workers();
     end if;
     return coalesce(v_closed, '{}');
 end;
 $$;
 
-create or replace function finish_jobs(job_ids bigint[], runs integer[], results jsonb[] default null) returns bigint[]
+create or replace function finish_jobs(job_ids bigint[], runs bigint[], results jsonb[] default null) returns bigint[]
     language plpgsql security definer set search_path from current
 as $$
 begin
@@ -100,12 +95,12 @@ begin
     return _close_jobs(job_ids, coalesce(runs, '{}'), 'completed', results);
 end;
 $$;
-comment on function finish_jobs(bigint[], integer[], jsonb[]) is
+comment on function finish_jobs(bigint[], bigint[], jsonb[]) is
     'Completes jobs and returns the ids that were accepted. A stale run (the job was handed on, cancelled or finished meanwhile) is left '
     'out: the worker must drop its result. results: kept with the job in history (River: recorded output). Errors: PW001 when the '
     'arrays differ in length.';
 
-create or replace function finish_job(job_id bigint, run integer) returns void
+create or replace function finish_job(job_id bigint, run bigint) returns void
     language plpgsql security definer set search_path from current
 as $$
 begin
@@ -115,12 +110,12 @@ begin
     end if;
 end;
 $$;
-comment on function finish_job(bigint, integer) is
+comment on function finish_job(bigint, bigint) is
     'Completes one job inside the handler''s own transaction, as its last statement before the commit: the job''s end and the handler''s '
     'writes are one. Errors: PW002 on a stale run, so that a late worker''s writes roll back as well.';
 
 -- A transaction's number alone does not tell: one that a crash of the server, or a failover, has swallowed is given out again.
-create or replace function was_finished(job_id bigint, run integer, transaction_id xid8) returns boolean
+create or replace function was_finished(job_id bigint, run bigint, transaction_id xid8) returns boolean
     language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -136,6 +131,6 @@ exception when invalid_parameter_value then -- it is yet to come
     return false;
 end;
 $$;
-comment on function was_finished(bigint, integer, xid8) is
+comment on function was_finished(bigint, bigint, xid8) is
     'After a COMMIT that was not answered: did the transaction that called finish_job for this run (its pg_current_xact_id()) commit? Null while '
     'it is in progress: the server has not noticed yet that its client is gone; ask again.';

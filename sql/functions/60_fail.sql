@@ -55,7 +55,8 @@ as $$
 declare
     v_now timestamptz := clock();
     v_held boolean := _held(job.sequence_key, job.sequence_head);
-    v_state text := _state_at(_put_back.run_at, v_now, job.queue_name, v_held, waiting);
+    v_state text := _state_at(_put_back.run_at, v_now, v_held, waiting);
+    v_parked text := _parked(v_state, job.queue_name);
 begin
     if job.superseded is not null or job.cancel_requested_at is not null then
         perform _close_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'),
@@ -70,11 +71,12 @@ begin
         return;
     end if;
     update live_jobs j
-    set state = v_state, ready_at = _ready_at(v_state, _put_back.run_at), due_at = _due_at(v_state, _put_back.run_at),
-        parked = _parked(v_state, v_held), run_at = _put_back.run_at, updated_at = v_now, attempts = _put_back.attempts,
+    set state = v_state, ready_at = _ready_at(v_state, v_parked, _put_back.run_at), due_at = _due_at(v_state, _put_back.run_at),
+        parked = v_parked, run_at = _put_back.run_at, updated_at = v_now, attempts = _put_back.attempts,
         worker_id = null, claimed_at = null, started_at = null, last_error = coalesce(error, j.last_error), payload = coalesce(_put_back.payload, j.payload)
     where j.id = job.id;
     perform _queue_slot_freed(job.queue_name);
+    perform _arrive_late(array[job.id]);
     perform _wake_workers();
 end;
 $$;
@@ -116,8 +118,8 @@ begin
     end if;
     if job.state = 'running' then
         perform _queue_slot_freed(job.queue_name);
-    elsif job.state = 'available' and job.queue_name is not null then
-        insert into wakeups values ('queue:' || job.queue_name);
+    elsif job.ready_at is not null and job.queue_name is not null then
+        insert into wakeups (lane) values ('queue:' || job.queue_name);
         perform _wake_workers();
     end if;
 end;
@@ -138,51 +140,103 @@ begin
 end;
 $$;
 
+-- The items of fail_jobs, each with its problem if it is malformed. Ids and runs may be strings, as JavaScript
+-- sends large numbers. No cast can fail, so that one statement reads all items: an exception block for each costs
+-- more than the failure itself.
+create or replace function _failures_of(failures jsonb) returns setof _failure
+    language plpgsql stable set search_path from current set jit = off
+as $$
+begin
+    return query
+    select case when p.problem is null then (i.value ->> 'id')::bigint end,
+           case when p.problem is null then (i.value ->> 'run')::bigint end,
+           coalesce(nullif(i.value ->> 'error', ''), 'failed without a message')
+           || coalesce(E'\n(The payload given with this failure was left out: ' || g.refusal || '.)', ''),
+           case when g.refusal is null then g.payload end, i.value -> 'discard' = 'true', i.value -> 'cancel' = 'true',
+           i.value -> 'not_started' = 'true', d.delay, i.n::integer, p.problem
+    from jsonb_array_elements(failures) with ordinality i(value, n)
+    cross join lateral (
+        select case when jsonb_typeof(i.value -> 'delay') <> 'null' then _interval_of(i.value -> 'delay') end
+            as delay) d
+    cross join lateral (select nullif(i.value -> 'payload', 'null')::json as payload) w
+    cross join lateral (
+        select w.payload, case when octet_length(w.payload::text) > 200 then
+            _json_refusal('payload', w.payload::text) end as refusal offset 0) g
+    cross join lateral (
+        select case
+            when jsonb_typeof(i.value) <> 'object' then 'it must be an object, got ' || jsonb_typeof(i.value)
+            when (i.value ->> 'id' ~ '^-?[0-9]{1,18}$') is not true
+                then 'id must be an integer, got ' || coalesce(left((i.value -> 'id')::text, 40), 'none')
+            when (i.value ->> 'run' ~ '^-?[0-9]{1,18}$') is not true
+                then 'run must be an integer, got ' || coalesce(left((i.value -> 'run')::text, 40), 'none')
+            when jsonb_typeof(i.value -> 'discard') not in ('boolean', 'null') then 'discard must be true or false'
+            when jsonb_typeof(i.value -> 'cancel') not in ('boolean', 'null') then 'cancel must be true or false'
+            when jsonb_typeof(i.value -> 'not_started') not in ('boolean', 'null')
+                then 'not_started must be true or false'
+            when jsonb_typeof(i.value -> 'delay') <> 'null' and d.delay is null
+                then 'delay must be seconds or an interval from 0 to 1000 years, got '
+                     || left((i.value -> 'delay')::text, 40)
+        end as problem offset 0) p; -- offset 0: once for an item, not once for each use
+end;
+$$;
+
 create or replace function fail_jobs(failures jsonb) returns bigint[]
-    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql security definer set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
+    v_items _failure[];
+    v_malformed text;
+    v_accepted bigint[];
+    v_odd boolean;
+    v_forget boolean := (select s.discarded_retention = interval '0' from settings s);
     v_failure record;
-    v_job live_jobs;
-    v_backoff jsonb;
-    v_accepted bigint[] := array[]::bigint[];
 begin
     if failures is null or jsonb_typeof(failures) <> 'array' then
         raise exception 'fail_jobs: failures must be a JSON array of objects, got %', coalesce(jsonb_typeof(failures), 'NULL')
             using errcode = 'PW001';
     end if;
-    -- A malformed item is left out of the result and harms no other. Sorted by id, as every batch is.
-    for v_failure in
-        select f.* from jsonb_array_elements(failures) i, _failure_of(i.value) f where f.id is not null and f.run is not null
-        order by f.id
-    loop
-        select j.* into v_job from live_jobs j
-        where j.id = v_failure.id and j.run = v_failure.run and j.state = 'running' for update;
-        continue when not found;
-        perform _note_error(v_job, v_failure.error);
-        if v_failure.cancel then
-            perform _close_jobs(array[v_job.id], null, 'cancelled', null, coalesce(v_job.superseded, v_failure.error), v_failure.error);
-            v_accepted := v_accepted || v_job.id;
-            continue;
-        end if;
-        if v_failure.not_started then
-            v_job.started_at := null;
-        end if;
-        if v_failure.discard or _is_lost(v_job) or v_job.attempts >= v_job.max_attempts then
-            perform _discard(
-                v_job, v_failure.error,
-                case when v_failure.discard then 'discarded by its handler' when _is_lost(v_job) then 'failed, and must not be run twice'
-                     else 'out of attempts' end, v_failure.payload);
-        else
-            select t.backoff into v_backoff from tasks t where t.identifier = v_job.task_identifier;
-            perform _put_back(
-                v_job, case when v_failure.delay is not null then clock() + v_failure.delay
-                            else greatest(clock(), v_job.run_at) + _retry_delay(v_backoff, v_job.attempts) end,
-                v_job.attempts, 'retryable', v_failure.error, v_failure.payload);
-        end if;
-        v_accepted := v_accepted || v_job.id;
-    end loop;
-    return v_accepted;
+    select array_agg(f) filter (where f.problem is null),
+           string_agg(format('item %s: %s', f.position, f.problem), '; ') filter (where f.problem is not null)
+    into v_items, v_malformed from _failures_of(failures) f;
+    if v_malformed is not null then
+        raise warning 'fail_jobs: malformed items are left out: %', left(v_malformed, 1000)
+            using hint = 'Their jobs keep running until their worker ends.';
+    end if;
+    -- Locks all jobs, by id, before it changes any; a job named twice fails once.
+    with item as materialized (
+        select distinct on (i.id, i.run) i.id, i.run, i.error, i.discard, i.cancel
+        from unnest(v_items) i order by i.id, i.run, i.position),
+    held as materialized (
+        select j.id, j.run, j.worker_id, i.error,
+               i.cancel or j.superseded is not null or j.cancel_requested_at is not null as ends,
+               i.discard or j.attempts >= j.max_attempts or j.started_at is not null as may_be_discarded
+        from item i cross join lateral (
+            select j.* from live_jobs j
+            where j.id between i.id and i.id and j.run = i.run and j.state = 'running' for update) j),
+    noted as (
+        insert into errors (job_id, run, at, worker, error)
+        select h.id, h.run, clock(), h.worker_id::text, h.error from held h)
+    select array_agg(h.id), bool_or(h.ends or h.may_be_discarded and v_forget) into v_accepted, v_odd from held h;
+    if v_odd then
+        for v_failure in
+            select j.job, i.error, i.discard, i.cancel, i.not_started, i.payload
+            from (select distinct on (u.id, u.run) u.* from unnest(v_items) u order by u.id, u.run, u.position) i
+            cross join lateral (
+                select l as job from live_jobs l
+                where l.id between i.id and i.id and l.run = i.run and l.state = 'running' offset 0) j
+            order by i.id
+        loop
+            perform _fail_for_good(
+                v_failure.job, v_failure.error, v_failure.discard, v_failure.cancel, v_failure.not_started,
+                v_failure.payload);
+        end loop;
+    end if;
+    if v_accepted is not null then
+        perform _fail_all(v_items);
+    end if;
+    return coalesce(v_accepted, '{}');
 end;
 $$;
 comment on function fail_jobs(jsonb) is
@@ -190,41 +244,97 @@ comment on function fail_jobs(jsonb) is
     'retryable at greatest(now, run_at) plus its backoff (Graphile Worker''s formula, or the task''s), or now plus delay; otherwise, or with '
     'discard, it is discarded; with cancel it is cancelled. payload replaces the payload for the retry (Graphile Worker: partial '
     'success of a batch). A job with delivery at_most_once that was started is discarded whatever attempts it has left, unless not_started '
-    'says that its handler had not come to what must not be done twice. Returns the ids that were accepted; stale runs and malformed items are left out.';
+    'says that its handler had not come to what must not be done twice. Ids and runs may be strings. Returns the ids '
+    'that were accepted; a stale run is left out, and so is a malformed item, which a warning names. A payload beyond '
+    'the limits is left out, and the error says so. Errors: PW001.';
 
--- One item of fail_jobs, or a row of nulls if it is malformed.
-create or replace function _failure_of(
-    item jsonb, out id bigint, out run integer, out error text, out payload json, out discard boolean, out cancel boolean,
-    out not_started boolean, out delay interval)
-    language plpgsql immutable set search_path from current
+-- The uncommon ends of a failed run, one by one: cancelled, superseded, or discarded where no discarded job is kept.
+create or replace function _fail_for_good(
+    job live_jobs, error text, discard boolean, cancel boolean, not_started boolean, payload json) returns void
+    language plpgsql set search_path from current
 as $$
-declare
-    -- A member that is null is one that is missing.
-    v_delay jsonb := nullif(item -> 'delay', 'null');
-    v_discard jsonb := coalesce(nullif(item -> 'discard', 'null'), 'false');
-    v_cancel jsonb := coalesce(nullif(item -> 'cancel', 'null'), 'false');
-    v_not_started jsonb := coalesce(nullif(item -> 'not_started', 'null'), 'false');
 begin
-    if jsonb_typeof(item) <> 'object' or jsonb_typeof(item -> 'id') <> 'number' or jsonb_typeof(item -> 'run') <> 'number'
-       or jsonb_typeof(v_discard) <> 'boolean' or jsonb_typeof(v_cancel) <> 'boolean' or jsonb_typeof(v_not_started) <> 'boolean'
-       or (v_delay is not null and _interval_of(v_delay) is null) then
-        return;
+    if not_started then
+        job.started_at := null;
     end if;
-    error := coalesce(nullif(item ->> 'error', ''), 'failed without a message');
-    payload := nullif(item -> 'payload', 'null');
-    discard := v_discard::boolean;
-    cancel := v_cancel::boolean;
-    not_started := v_not_started::boolean;
-    delay := _interval_of(v_delay);
-    -- By way of text: a cast from jsonb would round 1.4 to somebody else's id.
-    run := (item ->> 'run')::integer;
-    id := (item ->> 'id')::bigint;
-exception when data_exception then
-    id := null;
+    if cancel then
+        perform _close_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, error), error);
+    elsif job.superseded is not null or job.cancel_requested_at is not null then
+        perform _close_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'), error);
+    elsif (select s.discarded_retention from settings s) = interval '0'
+          and _failed_for(job, discard, not_started) is not null then
+        perform _discard(job, error, _failed_for(job, discard, not_started), payload);
+    end if;
 end;
 $$;
 
-create or replace function snooze_job(job_id bigint, run integer, delay interval) returns void
+-- Why a failed run is its job's last; null if the job may be tried again.
+create or replace function _failed_for(job live_jobs, discard boolean, not_started boolean) returns text
+    language sql immutable
+    return case when discard then 'discarded by its handler'
+                when not coalesce(not_started, false) and _is_lost(job) then 'failed, and must not be run twice'
+                when (job).attempts >= (job).max_attempts then 'out of attempts' end;
+
+-- The common ends of failed runs, all at once: retryable or discarded. Their rows are locked, and their errors noted.
+create or replace function _fail_all(items _failure[]) returns void
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set jit = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_now timestamptz := clock();
+    v_retention interval := (select s.discarded_retention from settings s);
+    v_queues text[];
+    v_sequences text[];
+    v_ready bigint[];
+begin
+    with item as materialized (
+        select distinct on (i.id, i.run) i.* from unnest(items) i order by i.id, i.run, i.position),
+    fate as materialized (
+        select j.id, i.error, i.payload, r.run_at, w.why,
+               case when w.why is not null then 'discarded' else _state_at(r.run_at, v_now, false, 'retryable') end as state
+        from item i
+        cross join lateral (
+            select l.* from live_jobs l
+            where l.id between i.id and i.id and l.run = i.run and l.state = 'running' offset 0) j
+        left join tasks t on t.identifier = j.task_identifier
+        cross join lateral (select _failed_for(j, i.discard, i.not_started) as why) w
+        cross join lateral (
+            select case when w.why is not null then j.run_at when i.delay is not null then v_now + i.delay
+                        when t.backoff is null
+                            then greatest(v_now, j.run_at) + exp(least(j.attempts, 10)) * interval '1 second'
+                        else greatest(v_now, j.run_at) + _retry_delay(t.backoff, j.attempts) end as run_at) r),
+    failed as (
+        update live_jobs j
+        set state = f.state, parked = _parked(f.state, j.queue_name), due_at = _due_at(f.state, f.run_at),
+            ready_at = _ready_at(f.state, _parked(f.state, j.queue_name), f.run_at), run_at = f.run_at, updated_at = v_now,
+            worker_id = null, claimed_at = null, last_error = f.error, payload = coalesce(f.payload, j.payload),
+            started_at = case when f.why is not null then j.started_at end,
+            reason = coalesce(f.why, j.reason), finished_at = case when f.why is not null then v_now end,
+            expires_at = case when f.why is not null then v_now + v_retention end,
+            sequence_head = case when f.why is null then j.sequence_head end
+        from fate f where j.id between f.id and f.id
+        returning j.id, j.ready_at, j.parked, j.queue_name, j.sequence_key, j.continue_on_discarded, f.why),
+    halted as (
+        insert into sequence_halts
+        select f.sequence_key, f.id, 'discarded', v_now from failed f
+        where f.why is not null and f.sequence_key is not null and not f.continue_on_discarded
+        order by f.sequence_key, f.id
+        on conflict do nothing)
+    select array_agg(distinct f.queue_name) filter (where f.queue_name is not null),
+           array_agg(distinct f.sequence_key) filter (where f.why is not null and f.sequence_key is not null),
+           array_agg(f.id) filter (where f.ready_at is not null)
+    into v_queues, v_sequences, v_ready from failed f;
+    if v_sequences is not null then
+        perform _advance_sequences(v_sequences);
+    end if;
+    perform _slots_freed(v_queues);
+    perform _arrive_late(v_ready);
+    perform _wake_workers();
+end;
+$$;
+
+create or replace function snooze_job(job_id bigint, run bigint, delay interval) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -244,11 +354,11 @@ begin
     perform _put_back(v_job, clock() + delay, greatest(v_job.attempts - 1, 0), 'scheduled');
 end;
 $$;
-comment on function snooze_job(bigint, integer, interval) is
+comment on function snooze_job(bigint, bigint, interval) is
     'Puts a running job off by delay and gives the attempt back (River: snooze). Errors: PW002 on a stale run; PW005 when it must not be run '
     'twice and was started; PW001.';
 
-create or replace function release_jobs(job_ids bigint[], runs integer[]) returns bigint[]
+create or replace function release_jobs(job_ids bigint[], runs bigint[]) returns bigint[]
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -269,11 +379,11 @@ begin
     return v_accepted;
 end;
 $$;
-comment on function release_jobs(bigint[], integer[]) is
+comment on function release_jobs(bigint[], bigint[]) is
     'Hands claimed jobs back that were not begun; their attempt is given back and others may claim them at once. Returns the ids '
     'accepted; a stale run is left out. Errors: PW001.';
 
-create or replace function job_errors(job_id bigint) returns table (run integer, at timestamptz, worker text, error text)
+create or replace function job_errors(job_id bigint) returns table (run bigint, at timestamptz, worker text, error text)
     language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin

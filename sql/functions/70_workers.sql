@@ -43,7 +43,8 @@ $$;
 comment on function describe_worker(bigint, jsonb) is
     'Adds to what a worker has said of itself. Three members tell explain_job which jobs it claims: task_identifiers, queue_names '
     '(''default'' for jobs without a queue), forbidden_flags, arrays as claim_jobs takes them; without them it is taken to claim any. '
-    'A fourth tells worker_health how the process is: condition, ''starting'', ''stuck'', ''stopping'' or null. Errors: PW001.';
+    'A fourth tells worker_health how the process is: condition, ''starting'', ''stuck'', ''stopping'' or null. A fifth tells doctor '
+    'how its code declares tasks: definitions, an object {task: {option: value}} with define_task''s options, times in seconds. Errors: PW001.';
 
 create or replace function heartbeat(worker_id bigint) returns boolean
     language plpgsql security definer set search_path from current
@@ -64,14 +65,19 @@ create or replace function unregister_worker(worker_id bigint) returns void
 as $$
 declare
     v_job live_jobs;
+    v_ids bigint[];
 begin
     update workers w set dead_at = clock() where w.id = unregister_worker.worker_id;
+    v_ids := _held_by(array[unregister_worker.worker_id]);
     for v_job in
-        select j.* from live_jobs j where j.worker_id = unregister_worker.worker_id and j.state = 'running' and j.ready_at is not null
+        select j.* from live_jobs j
+        where j.id = any (v_ids) and j.worker_id = unregister_worker.worker_id
+          and j.state = 'running'
         order by j.id + 0 for update -- + 0: never by a walk along all ids
     loop
         perform _put_back(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
     end loop;
+    perform _forget_claims(array[unregister_worker.worker_id]);
     -- Its row stays for a while: a claim that was under way is found by it.
     perform pg_advisory_unlock(w.class, w.id)
     from _worker_lock(unregister_worker.worker_id) w where w.mine;
@@ -80,18 +86,21 @@ $$;
 comment on function unregister_worker(bigint) is
     'Ends a worker in good order: whatever it still holds is handed back with its attempt, and can be claimed at once.';
 
-create or replace function reconcile(worker_id bigint, job_ids bigint[], runs integer[]) returns bigint[]
+create or replace function reconcile(worker_id bigint, job_ids bigint[], runs bigint[]) returns bigint[]
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_job live_jobs;
     v_held bigint[] := array[]::bigint[];
+    v_ids bigint[];
 begin
     if not exists (select from workers w where w.id = reconcile.worker_id and w.dead_at is null) then
         raise exception 'reconcile: worker % is unknown or was declared dead', coalesce(worker_id::text, 'NULL') using errcode = 'PW004';
     end if;
+    v_ids := _held_by(array[reconcile.worker_id]);
     for v_job in
-        select j.* from live_jobs j where j.worker_id = reconcile.worker_id and j.state = 'running' and j.ready_at is not null
+        select j.* from live_jobs j
+        where j.id = any (v_ids) and j.worker_id = reconcile.worker_id and j.state = 'running'
         order by j.id + 0 for update
     loop
         if exists (select from unnest(job_ids, runs) k(id, run) where k.id = v_job.id and k.run = v_job.run) then
@@ -103,7 +112,7 @@ begin
     return v_held;
 end;
 $$;
-comment on function reconcile(bigint, bigint[], integer[]) is
+comment on function reconcile(bigint, bigint[], bigint[]) is
     'After a lost connection worker and database compare what they know: the worker names the jobs it has in hand, the ids it really '
     'still holds come back, and what it holds without knowing (a claim whose answer never arrived) is handed back with its attempt. '
     'Errors: PW004 as claim_jobs.';
@@ -115,10 +124,11 @@ as $$
 declare
     v_job live_jobs;
     v_count integer := 0;
+    v_ids bigint[] := _held_by(worker_ids);
 begin
     for v_job in
         select j.* from live_jobs j
-        where j.worker_id = any (_abandon_jobs.worker_ids) and j.state = 'running' and j.ready_at is not null
+        where j.id = any (v_ids) and j.worker_id = any (_abandon_jobs.worker_ids) and j.state = 'running'
         order by j.id + 0 for update skip locked
     loop
         perform _note_error(v_job, error);
@@ -129,11 +139,12 @@ begin
         end if;
         v_count := v_count + 1;
     end loop;
+    perform _forget_claims(worker_ids);
     return v_count;
 end;
 $$;
 
-create or replace function worker_died(worker_id bigint, job_ids bigint[] default '{}', runs integer[] default '{}', error text default null)
+create or replace function worker_died(worker_id bigint, job_ids bigint[] default '{}', runs bigint[] default '{}', error text default null)
     returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -142,10 +153,13 @@ declare
     v_limit integer := (select s.max_crashes from settings s);
     v_alone boolean := cardinality(job_ids) = 1;
     v_job live_jobs;
+    v_ids bigint[];
 begin
     update workers w set dead_at = clock() where w.id = worker_died.worker_id and w.dead_at is null;
+    v_ids := _held_by(array[worker_died.worker_id]);
     for v_job in
-        select j.* from live_jobs j where j.worker_id = worker_died.worker_id and j.state = 'running' and j.ready_at is not null
+        select j.* from live_jobs j
+        where j.id = any (v_ids) and j.worker_id = worker_died.worker_id and j.state = 'running'
         order by j.id + 0 for update
     loop
         if not exists (select from unnest(job_ids, runs) k(id, run) where k.id = v_job.id and k.run = v_job.run) then
@@ -154,7 +168,7 @@ begin
         end if;
         update live_jobs j set crashes = coalesce(j.crashes, 0) + 1 where j.id = v_job.id returning j.* into v_job;
         perform _note_error(v_job, v_error);
-        if v_job.crashes >= v_limit and not _is_lost(v_job) then
+        if v_alone and v_job.crashes >= v_limit and not _is_lost(v_job) then
             perform _discard(v_job, v_error, format('it ended %s worker processes', v_job.crashes));
         elsif v_alone and v_job.attempts >= v_job.max_attempts and not _is_lost(v_job) then
             perform _discard(v_job, v_error, 'worker lost on the last attempt');
@@ -163,13 +177,14 @@ begin
             perform _put_back(v_job, v_job.run_at, v_job.attempts - case when v_alone then 0 else 1 end, 'scheduled', v_error);
         end if;
     end loop;
+    perform _forget_claims(array[worker_died.worker_id]);
     perform pg_advisory_unlock(w.class, w.id) from _worker_lock(worker_died.worker_id) w where w.mine;
 end;
 $$;
-comment on function worker_died(bigint, bigint[], integer[], text) is
+comment on function worker_died(bigint, bigint[], bigint[], text) is
     'What a supervisor says of a worker whose process has ended by itself. job_ids and runs: those that it was running. A single one is to '
     'blame: its attempt counts. Of several each gets its attempt back, and is marked (claim_jobs: crashes) to be run alone the next time. '
-    'A job in whose runs max_crashes processes ended (3, see configure) is discarded. What was claimed and not begun is handed back '
+    'A single one in whose runs max_crashes processes ended (3, see configure) is discarded. What was claimed and not begun is handed back '
     'with its attempt.';
 
 create or replace function force_unlock_workers(worker_ids text[]) returns void
@@ -177,9 +192,11 @@ create or replace function force_unlock_workers(worker_ids text[]) returns void
 as $$
 declare
     v_ids bigint[] := array(select w.id::bigint from unnest(worker_ids) w(id) where w.id ~ '^[0-9]{1,18}$');
+    v_held bigint[] := _held_by(v_ids);
 begin
     -- A sweep passes over a row that somebody has in hand and comes again; this must not.
-    perform from live_jobs j where j.worker_id = any (v_ids) and j.state = 'running' and j.ready_at is not null order by j.id + 0 for update;
+    perform from live_jobs j
+    where j.id = any (v_held) and j.worker_id = any (v_ids) and j.state = 'running' order by j.id + 0 for update;
     perform _abandon_jobs(v_ids, 'worker was unlocked by force');
 end;
 $$;
@@ -234,6 +251,7 @@ declare
     v_clock_ms bigint := (extract(epoch from clock_timestamp()) * 1000)::bigint; -- the real one: it is about gaps in which nobody was there
     v_swept_ms bigint := (select s.last_value from swept_at s);
     v_gap boolean := v_swept_ms > 0 and abs(v_clock_ms - v_swept_ms) > 10000;
+    v_pause boolean := v_swept_ms > 0 and abs(v_clock_ms - v_swept_ms) > 1500;
     v_class integer := (select w.class from _worker_lock(0) w);
     v_ttl interval := (select s.worker_ttl from settings s);
     v_held bigint[];
@@ -264,11 +282,16 @@ begin
     where w.id in (
         select c.id from workers c where c.dead_at is null and c.expires_at > clock() + v_ttl + interval '1 second'
         order by c.id for update skip locked);
+    -- A lock counts as free for as long as sweeps have seen it so: after a pause of them, as while the database was away,
+    -- a worker has the same time again to come back.
     update workers w
-    set suspect_since = case when not w.locked or w.id & 2147483647 = any (v_held) then null else coalesce(w.suspect_since, clock()) end
+    set suspect_since = case when not w.locked or w.id & 2147483647 = any (v_held) then null
+                             when v_pause then clock() else coalesce(w.suspect_since, clock()) end
     where w.id in (
         select s.id from workers s
-        where s.dead_at is null and s.locked and (s.suspect_since is null) = (s.id & 2147483647 <> all (v_held))
+        where s.dead_at is null and s.locked and (
+            (s.suspect_since is null) = (s.id & 2147483647 <> all (v_held))
+            or v_pause and s.suspect_since is not null and s.id & 2147483647 <> all (v_held))
         order by s.id for update skip locked);
     update workers w set dead_at = v_now
     where w.id in (
@@ -276,11 +299,9 @@ begin
         where d.dead_at is null and (d.expires_at < v_now or d.suspect_since < v_now - interval '2 seconds') order by d.id for update skip locked);
     delete from workers w
     where w.id in (select o.id from workers o where o.dead_at < v_now - interval '1 day' order by o.id for update skip locked);
-    -- For some time after a death: a claim may have been under way.
-    if not exists (select from workers w where w.dead_at > v_now - interval '1 minute') then
-        return 0;
-    end if;
-    return _abandon_jobs(array(select w.id from workers w where w.dead_at is not null), 'worker died');
+    -- For some time after a death, as a claim may have been under way; maintain() finds what comes even later.
+    return _abandon_jobs(
+        array(select w.id from workers w where w.dead_at > v_now - interval '1 minute'), 'worker died');
 end;
 $$;
 comment on function sweep_workers() is
@@ -288,15 +309,14 @@ comment on function sweep_workers() is
     'hands their jobs on; returns how many. Every worker calls it about once a second, maintain() does, too. After a gap of ten seconds '
     'in which nobody swept, all leases are good for another while, once: it was hardly their workers'' fault.';
 
--- Running jobs whose worker is nowhere to be found.
+-- Hands on the running jobs of workers that died longer ago, or are not known at all.
 create or replace function _abandon_orphans() returns integer
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     return _abandon_jobs(
-        array(select distinct j.worker_id from live_jobs j
-              where j.state = 'running' and j.ready_at is not null
-                and not exists (select from workers w where w.id = j.worker_id and w.dead_at is null)),
+        array(select distinct c.worker_id from claims c
+              where not exists (select from workers w where w.id = c.worker_id and w.dead_at is null)),
         'worker died');
 end;
 $$;

@@ -101,6 +101,7 @@ declare
     v_row live_jobs;
     v_now timestamptz := clock();
     v_state text;
+    v_parked text;
     -- A job's unique key never changes, so it can be looked up before the job is locked: keys come before jobs.
     v_before job := get_job(job_id);
     v_unique_key bytea := decode(v_before.unique_key, 'hex');
@@ -126,7 +127,7 @@ begin
         update live_jobs j set run_at = least(j.run_at, v_now), parked = case when found then 'next' else j.parked end, updated_at = v_now
         where j.id = v_row.id
         returning j.* into v_row;
-        insert into wakeups values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+        insert into wakeups (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
         perform _wake_workers();
         return _job_of(v_row);
     elsif v_row.state = 'running' then
@@ -145,15 +146,15 @@ begin
         if not found then
             return retry_job(job_id);
         end if;
-        v_state := _state_at(v_now, v_now, v_past.queue_name, v_past.sequence_key is not null);
+        v_state := _state_at(v_now, v_now, v_past.sequence_key is not null);
+        v_parked := _parked(v_state, v_past.queue_name);
         loop
             insert into live_jobs as j (
                 id, run, attempts, state, ready_at, parked, updated_at, priority, max_attempts, revision, run_at, created_at,
                 task_identifier, queue_name, job_key, delivery, flags, meta, unique_key, sequence_key, continue_on_cancelled,
                 continue_on_discarded, last_error, payload, unique_recheck)
             values (
-                v_past.id, v_past.run, v_past.attempts, v_state, _ready_at(v_state, v_now),
-                _parked(v_state, v_past.sequence_key is not null), v_now, v_past.priority,
+                v_past.id, v_past.run, v_past.attempts, v_state, _ready_at(v_state, v_parked, v_now), v_parked, v_now, v_past.priority,
                 case when v_past.attempts >= v_past.max_attempts then least(v_past.attempts + 1, 32767) else v_past.max_attempts end,
                 v_past.revision, v_now, v_past.created_at, v_past.task_identifier, v_past.queue_name, v_past.job_key, v_past.delivery,
                 v_past.flags, v_past.meta, v_past.unique_key, v_past.sequence_key, v_past.continue_on_cancelled,
@@ -167,10 +168,10 @@ begin
             end if;
         end loop;
     else
-        v_state := _state_at(v_now, v_now, v_row.queue_name, _held(v_row.sequence_key, v_row.sequence_head));
+        v_state := _state_at(v_now, v_now, _held(v_row.sequence_key, v_row.sequence_head));
+        v_parked := _parked(v_state, v_row.queue_name);
         update live_jobs j
-        set state = v_state, ready_at = _ready_at(v_state, v_now), due_at = null,
-            parked = _parked(v_state, _held(j.sequence_key, j.sequence_head)), run_at = v_now, updated_at = v_now, finished_at = null,
+        set state = v_state, ready_at = _ready_at(v_state, v_parked, v_now), due_at = null, parked = v_parked, run_at = v_now, updated_at = v_now, finished_at = null,
             expires_at = null, reason = null, started_at = null, crashes = null,
             max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767) else j.max_attempts end
         where j.id = v_row.id
@@ -180,8 +181,9 @@ begin
         perform _unhalt_sequence(v_row.sequence_key, v_row.id);
     end if;
     if v_row.parked is not null then
-        insert into wakeups values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+        insert into wakeups (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
+    perform _arrive_late(array[v_row.id]);
     perform _wake_workers();
     return _job_of(v_row);
 end;
@@ -192,23 +194,62 @@ comment on function retry_job(bigint) is
     'turn by its id; the one that halted the sequence thereby resumes it, and a waiting one behind the halt skips what halted it. '
     'Errors: PW004; PW005 while it runs; PW003 when its job_key or unique key is held by another job.';
 
+-- Takes all locks of retry_job for many jobs, before the first of them is retried: unique keys in order, then jobs
+-- and the halts before them by the job's id. Returns the order in which to retry: by id, but first those that bring a
+-- job_key back from history, by that key, as adds order theirs.
+create or replace function _lock_for_retry(job_ids bigint[]) returns bigint[]
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_ids bigint[] := array(select distinct i.id from unnest(job_ids) i(id) where i.id is not null order by 1);
+    v_lock record;
+begin
+    perform _hold_unique_key(k.key) from (
+        select j.unique_key as key from live_jobs j where j.id = any (v_ids) and j.unique_key is not null
+        union
+        select f.unique_key from finished_jobs f where f.id = any (v_ids) and f.unique_key is not null
+        order by 1 offset 0) k;
+    for v_lock in
+        with sequenced as (
+            select j.id, j.sequence_key from live_jobs j where j.id = any (v_ids) and j.sequence_key is not null
+            union all
+            select f.id, f.sequence_key from finished_jobs f where f.id = any (v_ids) and f.sequence_key is not null)
+        select i.id, null as halted from unnest(v_ids) i(id)
+        union
+        select h.job_id, h.sequence_key
+        from sequenced s join sequence_halts h on h.sequence_key = s.sequence_key and h.job_id <= s.id
+        order by 1, 2 nulls first
+    loop
+        if v_lock.halted is not null then
+            perform from sequence_halts h where h.sequence_key = v_lock.halted and h.job_id = v_lock.id for update;
+            continue;
+        end if;
+        perform from live_jobs j where j.id = v_lock.id for update;
+        if not found then
+            perform from finished_jobs f where f.id = v_lock.id for update;
+        end if;
+    end loop;
+    return array(
+        select i.id from unnest(v_ids) i(id) left join finished_jobs f on f.id = i.id and f.id = any (v_ids)
+        order by f.job_key, i.id); -- nulls last
+end;
+$$;
+
 create or replace function retry_jobs(job_ids bigint[]) returns setof job
     language plpgsql security definer set search_path from current
 as $$
 declare
     v_id bigint;
+    v_jobs job[];
 begin
-    -- Keys before jobs, in order.
-    perform _hold_unique_key(k.key) from (
-        select distinct decode((get_job(i.id)).unique_key, 'hex') as key from unnest(job_ids) i(id) order by 1 offset 0) k
-    where k.key is not null;
-    for v_id in select distinct i.id from unnest(job_ids) i(id) order by i.id loop
+    foreach v_id in array _lock_for_retry(job_ids) loop
         begin
-            return next retry_job(v_id);
+            v_jobs := v_jobs || retry_job(v_id);
         exception when sqlstate 'PW003' or sqlstate 'PW004' or sqlstate 'PW005' then
             null;
         end;
     end loop;
+    return query select j.* from unnest(v_jobs) j order by j.id;
 end;
 $$;
 comment on function retry_jobs(bigint[]) is 'retry_job for many; those for which it is not possible are left out of the result.';
@@ -330,7 +371,7 @@ begin
         if v_old.state = 'discarded' and num_nonnulls(reschedule_jobs.run_at, reschedule_jobs.attempts, reschedule_jobs.max_attempts) = 0 then
             null; -- that it matters more is no decision to run it again: it may be one that is lost
         elsif v_row.attempts < v_row.max_attempts then
-            v_row.state := _state_at(v_row.run_at, v_now, v_old.queue_name, _held(v_old.sequence_key, v_old.sequence_head),
+            v_row.state := _state_at(v_row.run_at, v_now, _held(v_old.sequence_key, v_old.sequence_head),
                                      case when v_row.attempts > 0 then 'retryable' else 'scheduled' end);
             v_row.finished_at := null;
             v_row.expires_at := null;
@@ -346,16 +387,15 @@ begin
                       and (_unique_holder(v_old.id, v_old.unique_key)).id is not null;
         update live_jobs j
         set run_at = v_row.run_at, attempts = v_row.attempts, max_attempts = v_row.max_attempts, state = v_row.state,
-            ready_at = _ready_at(v_row.state, v_row.run_at), due_at = _due_at(v_row.state, v_row.run_at),
-            parked = case when j.parked = 'next' and v_row.state = 'pending' then 'next'
-                          else _parked(v_row.state, _held(j.sequence_key, j.sequence_head)) end,
+            ready_at = _ready_at(v_row.state, _parked(v_row.state, j.queue_name), v_row.run_at), due_at = _due_at(v_row.state, v_row.run_at),
+            parked = case when j.parked = 'next' and v_row.state = 'pending' then 'next' else _parked(v_row.state, j.queue_name) end,
             sequence_head = v_row.sequence_head, started_at = case when v_row.state = 'discarded' then j.started_at end,
             crashes = case when v_old.state <> 'discarded' or v_row.state = 'discarded' then j.crashes end, finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,
             priority = coalesce(reschedule_jobs.priority, j.priority), updated_at = v_now
         where j.id = v_old.id
         returning j.* into v_row;
         if v_row.parked is not null then
-            insert into wakeups values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+            insert into wakeups (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
         end if;
         if v_row.sequence_key is not null and v_row.state = 'discarded' then
             perform _halt_sequence(v_old, 'discarded');
@@ -364,6 +404,7 @@ begin
         end if;
         v_old.sequence_head := v_old.sequence_head and v_row.sequence_head is not true;
         perform _gone_from_turn(v_old);
+        perform _arrive_late(array[v_row.id]);
         return next _job_of(v_row);
     end loop;
     perform _wake_workers();

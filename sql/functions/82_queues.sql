@@ -29,7 +29,8 @@ begin
     end if;
     insert into queues as q (queue_name, concurrency, updated_at) values (set_queue.queue_name, set_queue.concurrency, clock())
     on conflict (queue_name) do update
-    set concurrency = excluded.concurrency, inherits = false, updated_at = excluded.updated_at;
+    set concurrency = excluded.concurrency, inherits = false, updated_at = excluded.updated_at,
+        changed = excluded.changed;
     perform _queue_changed(set_queue.queue_name);
 end;
 $$;
@@ -40,8 +41,7 @@ comment on function set_queue(text, integer) is
     'beyond a lowered limit that run already run on. Errors: PW001.';
 
 create or replace function pause_queue(queue_name text) returns void
-    language plpgsql security definer set search_path from current
-    set enable_seqscan = off set enable_sort = off set enable_incremental_sort = off set jit = off
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -51,13 +51,7 @@ begin
         raise exception 'pause_queue: %', v_problem using errcode = 'PW001';
     end if;
     insert into queues as q (queue_name, paused, inherits, updated_at) values (pause_queue.queue_name, true, true, clock())
-    on conflict (queue_name) do update set paused = true, updated_at = excluded.updated_at;
-    -- What was let go already, and is not claimed; what others let go at this moment is called back by the next promotion.
-    update live_jobs j set state = 'pending', ready_at = null, parked = 'queue', updated_at = clock()
-    where j.ctid = any (array(
-        select p.ctid from live_jobs p
-        where p.queue_name = pause_queue.queue_name and p.ready_at is not null and p.state = 'available'
-        order by p.queue_name, p.priority, p.run_at, p.id for update skip locked)); -- in order: see _fill_queue
+    on conflict (queue_name) do update set paused = true, updated_at = excluded.updated_at, changed = excluded.changed;
     perform _queue_changed(pause_queue.queue_name);
 end;
 $$;
@@ -79,7 +73,8 @@ begin
     -- A queue that has no limit of its own is again what it was before it was paused.
     delete from queues q where q.queue_name = resume_queue.queue_name and q.inherits;
     v_paused := found;
-    update queues q set paused = false, updated_at = clock() where q.queue_name = resume_queue.queue_name and q.paused;
+    update queues q set paused = false, updated_at = clock(), changed = pg_current_xact_id()
+    where q.queue_name = resume_queue.queue_name and q.paused;
     if v_paused or found then
         perform _queue_changed(resume_queue.queue_name);
     end if;
@@ -87,13 +82,15 @@ end;
 $$;
 comment on function resume_queue(text) is 'Lets the jobs of a paused queue start again; no more than its limit at once. Errors: PW001.';
 
--- Has all queues of this name, or of this family, looked at: once this transaction has committed, by all that are there then.
+-- Has all queues of this name, or of this family, looked at when this transaction has committed; and once more when all transactions have ended
+-- that may still go by what was said before, as they did not see it: an end in a queue without a limit looks for no successor.
 create or replace function _queue_changed(queue_name text) returns void
     language plpgsql set search_path from current
 as $$
+declare
+    v_lane constant text := case when right(queue_name, 1) = '*' then 'family:' || left(queue_name, -1) else 'queue:' || queue_name end;
 begin
-    insert into wakeups values (
-        case when right(queue_name, 1) = '*' then 'family:' || left(queue_name, -1) else 'queue:' || queue_name end);
+    insert into wakeups (lane, after) values (v_lane, null), (v_lane, pg_current_xact_id());
     perform _wake_workers();
 end;
 $$;
@@ -111,7 +108,7 @@ begin
     if not found then
         return false;
     end if;
-    insert into wakeups values ('sequence:' || sequence_key);
+    insert into wakeups (lane) values ('sequence:' || sequence_key);
     perform _wake_workers();
     return true;
 end;

@@ -15,7 +15,8 @@ declare
     v_now timestamptz := clock();
     v_job live_jobs;
     v_past job;
-    v_queue queues;
+    v_queue record;
+    v_candidates bigint;
     v_head live_jobs;
     v_halt sequence_halts;
     v_worker workers;
@@ -104,12 +105,12 @@ begin
         return query values (position, 'promotion', format('it has been due since %s', v_job.due_at), v_promote);
     end if;
     -- Then its queue.
-    if v_job.queue_name is not null and v_job.state <> 'available' then
-        v_queue := _queue_of(v_job.queue_name);
+    if v_job.queue_name is not null then
+        select q.* into v_queue from _queues_of(array[v_job.queue_name]) q;
         v_taken := array(
             select t.id from live_jobs t
-            where t.queue_name = v_job.queue_name and t.ready_at is not null and (v_queue.concurrency is not null or t.state = 'available')
-            order by t.id + 0 limit coalesce(v_queue.concurrency, 1000)); -- + 0: never by a walk along all ids
+            where t.queue_name = v_job.queue_name and t.ready_at is not null and t.state = 'running'
+            order by t.id + 0 limit coalesce(v_queue.concurrency, 0)); -- + 0: never by a walk along all ids
         if v_queue.paused then
             position := position + 1;
             return query values (position, 'queue paused', format('queue %s is paused', v_job.queue_name),
@@ -122,21 +123,19 @@ begin
                 format('queue %s runs %s at once; now taken by job %s', v_job.queue_name, v_queue.concurrency,
                        array_to_string(v_taken[:5], ', ') || case when cardinality(v_taken) > 5 then ', …' else '' end),
                 _to_call(format('set_queue(%L, %s)', v_job.queue_name, v_queue.concurrency::bigint + 1)) || ' lets one more run at once');
-        elsif cardinality(v_taken) >= 1000 then
-            -- Its window, see _fill_queue.
-            position := position + 1;
-            return query values (position, 'waits for a worker',
-                format('queue %s has no limit, but 1000 or more of its jobs come first', v_job.queue_name),
-                'start more workers, or workers with --queue');
         elsif v_job.parked = 'queue' then
-            select count(*) into v_ahead from (
-                select from live_jobs p
-                where p.queue_name = v_job.queue_name and p.parked = 'queue'
-                  and (p.priority, p.run_at, p.id) < (v_job.priority, v_job.run_at, v_job.id) limit 1000) ahead;
+            select count(*), count(*) filter (where a.ready_at is not null) into v_ahead, v_candidates from (
+                select p.ready_at from live_jobs p
+                where p.queue_name = v_job.queue_name and (p.parked = 'queue' or p.ready_at is not null and p.state = 'available')
+                  and p.task_identifier = v_job.task_identifier and p.flags is not distinct from v_job.flags
+                  and (p.priority, p.run_at, p.id) < (v_job.priority, v_job.run_at, v_job.id) limit 1000) a;
             position := position + 1;
-            return query values (position, 'promotion',
-                format('queue %s has room; jobs that come before this one: %s%s', v_job.queue_name, v_ahead,
-                       case when v_ahead = 1000 then ' or more' else '' end), v_promote);
+            return query select position,
+                case when v_candidates = 0 or v_candidates < v_queue.concurrency - cardinality(v_taken) then 'promotion' else 'waits for a worker' end,
+                format('queue %s has room; jobs of its task that come before it: %s%s', v_job.queue_name, v_ahead,
+                       case when v_ahead = 1000 then ' or more' else '' end),
+                case when v_candidates = 0 or v_candidates < v_queue.concurrency - cardinality(v_taken) then v_promote
+                     else 'they start first; if none does, the workers are busy, or cannot reach the database' end;
         end if;
     end if;
     -- Last, somebody to do it.
@@ -207,7 +206,7 @@ begin
             remedy := 'start a worker with its module and without --task, --queue and --forbid-flag';
         end if;
         return next;
-    elsif job.state = 'available' then
+    elsif job.ready_at is not null and job.state = 'available' then
         select count(*), min(a.priority) into v_ahead, v_priority from (
             select j.priority from live_jobs j
             where j.ready_at is not null and j.state = 'available' and (j.priority, j.ready_at, j.id) < (job.priority, job.ready_at, job.id)

@@ -22,6 +22,7 @@ begin
                     when w.info ->> 'condition' = 'stuck' then 'the loop of its process does not turn' end as ailment,
                case when w.info ->> 'condition' = 'starting' then 'it is starting'
                     when w.info ->> 'condition' = 'stopping' then 'it is stopping'
+                    when w.info ->> 'condition' = 'refused' then 'the database refuses its claims (see its log)'
                     when pg_is_in_recovery() then 'this database can only be read' end as hindrance
         from workers w
         where case when worker_health.worker is null then w.dead_at is null
@@ -31,5 +32,5 @@ end;
 $$;
 comment on function worker_health(text) is
     'How the workers are: live: it beats, its control connection is there, and the loop of its process turns; ready: it also claims, so it is neither '
-    'starting nor stopping. worker: an id, or the name that it was started with (several processes may have one); by default all that were '
-    'not declared dead. No row: there is no such worker.';
+    'starting nor stopping, and the database accepts its claims. worker: an id, or the name that it was started with (several processes '
+    'may have one); by default all that were not declared dead. No row: there is no such worker.';

@@ -14,7 +14,17 @@ begin
 end;
 $$;
 
+-- Partitions are looked up in our schema alone: a temporary table may bear the name of one.
+create or replace function _partition(name text) returns regclass
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return to_regclass(format('%I.%I', current_schema(), name));
+end;
+$$;
+
 -- A partition for each of these days. A day that already has rows in the default partition is left to it (they are pruned one by one).
+-- Takes a lock that every finish waits for, and keeps it to the end of the transaction: call it last.
 create or replace function _make_partitions() returns void
     language plpgsql set search_path from current
 as $$
@@ -26,7 +36,7 @@ begin
         select d.day from _partition_days(2) d(day) order by 1
     loop
         v_name := 'finished_jobs_' || to_char(v_day at time zone 'UTC', 'YYYYMMDD');
-        continue when to_regclass(v_name) is not null or exists (
+        continue when _partition(v_name) is not null or exists (
             select from finished_jobs_default f
             where f.expires_at >= v_day and f.expires_at < v_day + interval '24 hours');
         begin
@@ -39,102 +49,281 @@ begin
             execute format('alter table finished_jobs attach partition %I for values from (%L) to (%L)', v_name,
                            to_char(v_day at time zone 'UTC', 'YYYY-MM-DD "00:00+00"'),
                            to_char(v_day at time zone 'UTC' + interval '1 day', 'YYYY-MM-DD "00:00+00"'));
-        exception when lock_not_available or check_violation then
-            null; -- busy, or the first such row has just come in: the next call tries again
+        exception
+            when check_violation then
+                null; -- the first such row has just come in
+            when lock_not_available then
+                return; -- a long transaction has finished a job: the next call tries again
         end;
     end loop;
 end;
 $$;
 
--- Row by row, at most max_rows of each kind; then whole days.
-create or replace function _prune(max_rows integer) returns bigint
+-- The partitions of days that are over, oldest first: all their rows have expired.
+create or replace function _ended_days() returns text[]
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return array(
+        select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
+        where i.inhparent = 'finished_jobs'::regclass and c.relname ~ '^finished_jobs_[0-9]{8}$'
+          and ((substr(c.relname, 15)::date + 1)::timestamp at time zone 'UTC') <= clock()
+        order by 1 limit 20);
+end;
+$$;
+
+-- After rows were pruned: their errors, their halts and their unique keys.
+create or replace function _forget_pruned(job_ids bigint[], sequence_keys text[], unique_keys bytea[])
+    returns void language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    with unhalted as (
+        delete from sequence_halts h using unnest(job_ids, sequence_keys) g(id, sequence_key)
+        where h.sequence_key = g.sequence_key and h.job_id = g.id
+        returning h.sequence_key)
+    -- A job may have been added behind it since the pruning looked.
+    insert into wakeups (lane) select 'sequence:' || u.sequence_key from unhalted u;
+    delete from errors e where e.job_id = any (job_ids);
+    perform _release_unique_keys(_forget_pruned.unique_keys);
+end;
+$$;
+
+-- Discarded jobs whose time is over, at most max_rows. One at which a sequence halts is kept for another day
+-- as long as jobs wait behind it: so each is looked at once a day, however many there are.
+create or replace function _prune_discarded(max_rows integer) returns bigint
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
+    v_expired bigint[];
+    v_kept bigint[];
     v_gone bigint[];
+    v_sequences text[];
     v_keys bytea[];
-    v_pruned bigint := 0;
-    v_once_retention interval := (select s.once_retention from settings s);
-    v_partition text;
-    v_rows bigint;
 begin
+    select array_agg(e.id) filter (where not e.holds), array_agg(e.id) filter (where e.holds)
+    into v_expired, v_kept
+    from (select d.id, d.sequence_key is not null and _holds_up(d.sequence_key, d.id) as holds
+          from live_jobs d where d.expires_at <= v_now order by d.expires_at
+          limit max_rows for update skip locked) e;
+    update live_jobs j set expires_at = v_now + interval '1 day' where j.id = any (v_kept);
     with gone as (
-        delete from live_jobs j where j.id = any (array(
-            select d.id from live_jobs d
-            where d.expires_at <= v_now and (d.sequence_key is null or not _holds_up(d.sequence_key, d.id))
-            order by d.expires_at limit max_rows for update skip locked))
-        returning j.id, j.unique_key, j.sequence_key),
-    unhalted as (
-        delete from sequence_halts h using gone g where h.sequence_key = g.sequence_key and h.job_id = g.id returning h.sequence_key),
-    woken as (
-        -- Somebody may have come to wait behind it since the look above.
-        insert into wakeups select 'sequence:' || u.sequence_key from unhalted u)
-    select array_agg(g.id), array_agg(g.unique_key) filter (where g.unique_key is not null) into v_gone, v_keys from gone g;
-    perform _release_unique_keys(v_keys);
-    v_pruned := v_pruned + coalesce(cardinality(v_gone), 0);
-    delete from errors e where e.job_id = any (v_gone);
+        delete from live_jobs j where j.id = any (v_expired) returning j.id, j.sequence_key, j.unique_key)
+    select array_agg(g.id), array_agg(g.sequence_key),
+           array_agg(g.unique_key) filter (where g.unique_key is not null)
+    into v_gone, v_sequences, v_keys from gone g;
+    perform _forget_pruned(v_gone, v_sequences, v_keys);
+    return coalesce(cardinality(v_gone), 0);
+end;
+$$;
 
-    for v_partition in
+-- The same for the finished jobs of one partition.
+create or replace function _prune_partition(name text, first_id bigint, max_rows integer) returns bigint
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_expired bigint[];
+    v_kept bigint[];
+    v_gone bigint[];
+    v_sequences text[];
+    v_keys bytea[];
+begin
+    execute format($q$
+        select array_agg(e.id) filter (where not e.holds), array_agg(e.id) filter (where e.holds)
+        from (select d.id, d.sequence_key is not null and _holds_up(d.sequence_key, d.id) as holds
+              from %1$I d
+              where d.expires_at <= $1 and d.id = any (array(
+                  select l.id
+                  from (select x.id, x.expires_at from %1$I x where x.id >= $2 order by x.id limit $4) l
+                  where l.expires_at <= $1 limit $3))
+              for update skip locked) e$q$, name)
+    into v_expired, v_kept using v_now, first_id, max_rows, max_rows::bigint * 10;
+    update finished_jobs f set expires_at = v_now + interval '1 day'
+    where f.id = any (v_kept) and f.tableoid = _partition(name);
+    execute format($q$
+        with gone as (
+            delete from %I f where f.id = any ($1) returning f.id, f.sequence_key, f.unique_key)
+        select array_agg(g.id), array_agg(g.sequence_key),
+               array_agg(g.unique_key) filter (where g.unique_key is not null) from gone g$q$, name)
+    into v_gone, v_sequences, v_keys using v_expired;
+    perform _forget_pruned(v_gone, v_sequences, v_keys);
+    return coalesce(cardinality(v_gone), 0);
+end;
+$$;
+
+-- Finished jobs whose time is over, row by row, but for those days. Today's partition may be large and hold little that has
+-- expired: a call looks at 10 * max_rows rows from its lowest id on, and at as many from anywhere.
+create or replace function _prune_finished(max_rows integer, but_days text[]) returns bigint
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_tomorrow constant text := 'finished_jobs_' || to_char(clock() at time zone 'UTC' + interval '1 day', 'YYYYMMDD');
+    v_name text;
+    v_low bigint;
+    v_high bigint;
+    v_pruned bigint := 0;
+begin
+    for v_name in
         select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
-        where i.inhparent = 'finished_jobs'::regclass and c.relname ~ '^finished_jobs_[0-9]{8}$'
-          and ((substr(c.relname, 15)::date + 1)::timestamp at time zone 'UTC') <= v_now
+        where i.inhparent = 'finished_jobs'::regclass and c.relname <> all (but_days)
+          and (c.relname !~ '^finished_jobs_[0-9]{8}$' or c.relname < v_tomorrow)
         order by 1
     loop
+        execute format('select min(f.id), max(f.id) from %I f', v_name) into v_low, v_high;
+        continue when v_low is null;
+        v_pruned := v_pruned + _prune_partition(v_name, v_low, max_rows);
+        if v_high - v_low >= max_rows::bigint * 10 then
+            v_pruned := v_pruned + _prune_partition(
+                v_name, v_low + floor(random() * (v_high - v_low))::bigint, max_rows);
+        end if;
+    end loop;
+    return v_pruned;
+end;
+$$;
+
+-- Prepares a day that is over for its drop, without a lock that a finish waits for. `pruned`: its rows that
+-- are gone now; `rest`: those that may go with the table, null if more is to do than one call may (max_rows
+-- halts, 20 times as many keys).
+create or replace function _empty_day(day text, max_rows integer, out pruned bigint, out rest bigint)
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_halts bigint;
+    v_gone bigint[];
+    v_keys bytea[];
+begin
+    -- A job at which a sequence halts is kept for another day as long as jobs wait behind it.
+    execute format($q$
+        with halting as materialized (
+            select h.sequence_key, h.job_id, _holds_up(h.sequence_key, h.job_id) as holds
+            from sequence_halts h
+            join %1$I p on p.id = h.job_id and p.sequence_key = h.sequence_key limit $1),
+        kept as (
+            update finished_jobs f set expires_at = $2 from halting g
+            where g.holds and f.id = g.job_id and f.tableoid = %1$L::regclass),
+        unhalted as (
+            delete from sequence_halts h using halting g
+            where not g.holds and h.sequence_key = g.sequence_key and h.job_id = g.job_id
+            returning h.sequence_key),
+        woken as (
+            insert into wakeups (lane) select 'sequence:' || u.sequence_key from unhalted u)
+        select count(*) from halting g$q$, day) into v_halts using max_rows, clock() + interval '1 day';
+    -- A unique key is free when its row is gone, and there may be millions of them: too many to free under
+    -- the lock.
+    execute format($q$
+        with gone as (
+            delete from %1$I f where f.id = any (array(
+                select k.id from %1$I k where k.unique_key is not null limit $1 for update skip locked))
+            returning f.id, f.unique_key)
+        select array_agg(g.id), array_agg(g.unique_key), count(*) from gone g$q$, day)
+    into v_gone, v_keys, pruned using max_rows::bigint * 20;
+    perform _forget_pruned(v_gone, null, v_keys);
+    if v_halts < max_rows and pruned < max_rows::bigint * 20 then
+        execute format('delete from errors e using %I f where e.job_id = f.id', day);
+        execute format('select count(*) from %I', day) into rest;
+    end if;
+end;
+$$;
+
+-- Drops partitions until it meets a lock; returns how many. No job can be finished from here to the end of
+-- the transaction: call it last.
+create or replace function _drop_days(days text[]) returns integer
+    language plpgsql set search_path from current
+as $$
+begin
+    for i in 1..cardinality(days) loop
         begin
-            -- What a sequence halts at stays as long as somebody waits behind it.
-            execute format('update finished_jobs f set expires_at = $1 from %I p, sequence_halts h '
-                           'where h.job_id = p.id and _holds_up(h.sequence_key, h.job_id) and f.id = p.id and f.tableoid = %L::regclass',
-                           v_partition, v_partition) using v_now + interval '1 day';
-            execute format('with unhalted as (delete from sequence_halts h using %I f where h.job_id = f.id returning h.sequence_key) '
-                           'insert into wakeups select %L || u.sequence_key from unhalted u', v_partition, 'sequence:');
-            execute format('delete from errors e using %I f where e.job_id = f.id', v_partition);
-            execute format('select count(*), array_agg(f.unique_key) filter (where f.unique_key is not null) from %I f', v_partition)
-            into v_rows, v_keys;
-            execute format('drop table %I', v_partition);
-            v_pruned := v_pruned + v_rows;
-            perform _release_unique_keys(v_keys);
+            execute format('drop table %I', days[i]);
         exception when lock_not_available then
-            exit; -- somebody reads history, and everybody who finishes a job queues up behind us: the next call tries again
+            return i - 1; -- another session reads history, and every finish waits behind us: the next call tries
         end;
     end loop;
+    return cardinality(days);
+end;
+$$;
 
-    with gone as (
-        delete from finished_jobs f
-        where (f.tableoid, f.ctid) in (
-            select d.tableoid, d.ctid from finished_jobs d
-            where d.expires_at <= v_now and (d.sequence_key is null or not _holds_up(d.sequence_key, d.id))
-            limit max_rows for update skip locked)
-        returning f.id, f.unique_key, f.sequence_key),
-    unhalted as (
-        delete from sequence_halts h using gone g where h.sequence_key = g.sequence_key and h.job_id = g.id returning h.sequence_key),
-    woken as (
-        -- Somebody may have come to wait behind it since the look above.
-        insert into wakeups select 'sequence:' || u.sequence_key from unhalted u)
-    select array_agg(g.id), array_agg(g.unique_key) filter (where g.unique_key is not null) into v_gone, v_keys from gone g;
-    perform _release_unique_keys(v_keys);
-    delete from errors e where e.job_id = any (v_gone);
+-- What has no partitions: marks of once(), the audit log, and halts by jobs of which nothing was kept.
+create or replace function _prune_marks(max_rows integer) returns void
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_once_retention interval := (select s.once_retention from settings s);
+    -- No index has the time of halts: look at some pages from anywhere, or at all of them when all is to go.
+    v_pages constant bigint := pg_relation_size('sequence_halts') / current_setting('block_size')::integer;
+    v_span constant bigint := case when max_rows > 1000 then v_pages + 1 else 16 end;
+    v_first constant bigint := floor(random() * greatest(v_pages - v_span + 1, 0));
+begin
     if v_once_retention is not null then
         delete from once_marks o where o.key = any (array(
             select d.key from once_marks d where d.at < v_now - v_once_retention order by d.at limit max_rows for update skip locked));
     end if;
     delete from audit_log a where a.id = any (array(
         select d.id from audit_log d where d.at < v_now - interval '90 days' order by d.at limit max_rows for update skip locked));
-    -- Halts by jobs of which nothing was kept.
     with unhalted as (
         delete from sequence_halts h
-        where h.at < v_now - interval '30 days' and not _holds_up(h.sequence_key, h.job_id) and (get_job(h.job_id)).id is null
+        where h.ctid >= format('(%s,0)', v_first)::tid and h.ctid < format('(%s,0)', v_first + v_span)::tid
+          and h.at < v_now - interval '30 days' and not _holds_up(h.sequence_key, h.job_id)
+          and (get_job(h.job_id)).id is null
         returning h.sequence_key)
-    insert into wakeups select 'sequence:' || u.sequence_key from unhalted u;
-    return v_pruned + coalesce(cardinality(v_gone), 0);
+    insert into wakeups (lane) select 'sequence:' || u.sequence_key from unhalted u;
+end;
+$$;
+
+-- Everything whose retention is over, at most max_rows of each kind; whole days are made ready to be dropped.
+create or replace function _prune(max_rows integer, out pruned bigint, out days text[], out rests bigint[])
+    language plpgsql set search_path from current
+as $$
+declare
+    v_day text;
+    v_pruned bigint;
+    v_rest bigint;
+begin
+    days := array[]::text[];
+    rests := array[]::bigint[];
+    pruned := _prune_discarded(max_rows) + _prune_finished(max_rows, _ended_days());
+    perform _prune_marks(max_rows);
+    foreach v_day in array _ended_days() loop
+        begin
+            select e.pruned, e.rest into v_pruned, v_rest from _empty_day(v_day, max_rows) e;
+        exception when lock_not_available then
+            -- Another session has one of its jobs locked: the others go one by one.
+            pruned := pruned + _prune_finished(max_rows, '{}');
+            exit;
+        end;
+        pruned := pruned + v_pruned;
+        exit when v_rest is null;
+        days := days || v_day;
+        rests := rests || v_rest;
+    end loop;
+end;
+$$;
+
+-- The end of a pruning: drops its days. If not even the first can be dropped, rows go one by one.
+create or replace function _finish_pruning(
+    max_rows integer, pruned bigint, days text[], rests bigint[], may_lock boolean) returns bigint
+    language plpgsql set search_path from current
+as $$
+declare
+    v_dropped integer := case when may_lock then _drop_days(days) else 0 end;
+begin
+    return pruned + coalesce((select sum(r.n) from unnest(rests[:v_dropped]) r(n)), 0)
+        + case when v_dropped = 0 and days <> '{}' then _prune_finished(max_rows, '{}') else 0 end;
 end;
 $$;
 
 create or replace function prune() returns bigint
     language plpgsql security definer set search_path from current set lock_timeout = '200ms'
 as $$
+declare
+    v_may_lock constant boolean := pg_current_xact_id_if_assigned() is null; -- see maintain
+    v_max constant integer := 2147483647;
+    v_pruned record;
 begin
-    return _prune(2147483647);
+    select p.* into v_pruned from _prune(v_max) p;
+    return _finish_pruning(v_max, v_pruned.pruned, v_pruned.days, v_pruned.rests, v_may_lock);
 end;
 $$;
 comment on function prune() is
@@ -145,29 +334,52 @@ create or replace function maintain() returns jsonb
     language plpgsql security definer set search_path from current set lock_timeout = '200ms'
 as $$
 declare
-    v_result jsonb;
+    -- Locks on history last to the end of the transaction: not in one that has other work to do.
+    v_may_lock constant boolean := pg_current_xact_id_if_assigned() is null;
     v_somewhere constant bytea := sha256(convert_to(random()::text, 'UTF8'));
+    v_fired integer := 0;
+    v_turn record;
+    v_pruned record;
+    v_result jsonb;
 begin
     -- One at a time; a second one has nothing to do.
     if not pg_try_advisory_xact_lock(hashtextextended(current_schema() || '/maintain', 0)) then
         return null;
     end if;
-    perform _make_partitions();
-    v_result := jsonb_build_object('pruned', _prune(1000));
+    -- What may take long comes first, while nothing is locked that others need. Twice, as queries are asked
+    -- only when nothing else is due. A query that has just run out of time is left to run_schedules(), which
+    -- workers call with a time limit.
+    for i in 1..2 loop
+        select r.* into v_turn from _run_schedules('5 seconds') r;
+        v_fired := v_fired + v_turn.fired;
+        exit when v_turn.fired = 0 or v_turn.cut_off;
+    end loop;
+    v_result := jsonb_build_object('scheduled', v_fired);
+    select p.* into v_pruned from _prune(1000) p;
     -- Keys whose release was passed over, or whose add rolled back after a release: a few of them, from anywhere.
     perform _release_unique_keys(
         array(select k.unique_key from unique_keys k where k.unique_key > v_somewhere order by k.unique_key limit 100)
         || array(select k.unique_key from unique_keys k where k.unique_key <= v_somewhere order by k.unique_key limit 100));
-    -- Twice, as queries are asked only when nothing else is due.
-    v_result := v_result || jsonb_build_object('scheduled', run_schedules() + run_schedules());
-    -- Last: the lanes that these take are held to the end of the transaction, and whoever finishes a job meanwhile finds them taken.
+    -- No walk lasts longer, see 02_walks.
+    delete from late_arrivals a where a.at < clock_timestamp() - interval '1 minute';
+    -- The lanes that these take are held to the end of the transaction: a finish meanwhile leaves a request
+    -- behind.
     v_result := v_result || jsonb_build_object('rescued', sweep_workers() + _abandon_orphans());
-    return v_result || jsonb_build_object('promoted', promote_jobs());
+    v_result := v_result || jsonb_build_object('promoted', promote_jobs());
+    -- Last and briefly: the locks on history that finishing a job waits for.
+    v_result := v_result || jsonb_build_object(
+        'pruned', _finish_pruning(1000, v_pruned.pruned, v_pruned.days, v_pruned.rests, v_may_lock));
+    if v_may_lock then
+        perform _make_partitions();
+    end if;
+    return v_result;
 end;
 $$;
 comment on function maintain() is
     'Every periodic duty in one call: adds the jobs of schedules, promotes what is due, hands on the jobs of dead workers, makes and drops the daily partitions '
-    'of history, prunes. Workers call it themselves; without workers, pg_cron may. Returns counts, or null while another call is at it.';
+    'of history, prunes. Workers call it themselves; without workers, pg_cron may. Call it in a transaction of its own: '
+    'in one that has written before it leaves partitions alone, as every finish would wait for its end. Returns '
+    'counts, or null while another call runs.';
 
 create or replace function configure(
     completed_retention interval default null, cancelled_retention interval default null, discarded_retention interval default null,

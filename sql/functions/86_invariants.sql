@@ -13,10 +13,10 @@ begin
     select 'state', j.id::text, to_jsonb(j) - 'payload'
     from (select l.* from live_jobs l limit max_rows) j
     where j.state not in ('scheduled', 'pending', 'available', 'running', 'retryable', 'discarded')
-       or (j.state in ('available', 'running')) <> (j.ready_at is not null)
+       or (j.state = 'running' or j.state = 'available' and j.parked is null) <> (j.ready_at is not null)
        or (j.state in ('scheduled', 'retryable')) <> (j.due_at is not null)
-       or (j.state = 'pending') <> (j.parked is not null)
-       or j.parked not in ('queue', 'sequence', 'next') or (j.parked = 'queue' and j.queue_name is null)
+       or (j.state = 'pending') <> (coalesce(j.parked, 'queue') <> 'queue')
+       or j.parked not in ('queue', 'sequence', 'next') or (j.parked = 'queue' and (j.queue_name is null or j.state <> 'available'))
        -- Past `pending`, and while it waits for its queue, a job of a sequence is its head; before that, and once it has ended, not.
        or (j.sequence_head is true) <> (j.sequence_key is not null and j.state <> 'discarded' and coalesce(j.parked, 'queue') = 'queue')
        or (j.state = 'running') <> (j.worker_id is not null)
@@ -43,6 +43,12 @@ begin
     left join workers w on w.id = j.worker_id
     where coalesce(w.dead_at, w.expires_at, j.claimed_at) < clock() - interval '25 seconds'
     union all
+    -- A worker's running jobs are found by its claims.
+    select 'claims', j.id::text, to_jsonb(j.worker_id)
+    from (select l.id, l.worker_id from live_jobs l
+          where l.state = 'running' and l.ready_at is not null and l.worker_id is not null limit max_rows) j
+    where not exists (select from claims c where c.worker_id = j.worker_id and j.id = any (c.job_ids))
+    union all
     select 'I2', j.job_key, to_jsonb(count(*))
     from (select l.job_key from live_jobs l where l.job_key is not null limit max_rows) j group by j.job_key having count(*) > 1
     union all
@@ -60,23 +66,31 @@ begin
           union all (select f.id, f.unique_key from finished_jobs f where f.unique_key is not null limit max_rows)) j
     where not exists (select from unique_keys k where k.unique_key = j.unique_key)
     union all
-    -- What ran already when a limit was lowered runs on; what a promoter let go at that moment has a wake-up that will call it back.
-    select 'I13', n.queue_name, to_jsonb(t.taken)
+    -- What was claimed by a session that could not see yet that a limit was lowered runs on, whenever that was committed.
+    select 'I13', n.queue_name, to_jsonb(t.running)
     from (select distinct l.queue_name from live_jobs l where l.queue_name is not null and l.ready_at is not null limit max_rows / 10) n
-    cross join lateral _queue_of(n.queue_name) q
+    cross join lateral _queues_of(array[n.queue_name]) q
     cross join lateral (
-        select count(*) as taken from live_jobs j
-        where j.queue_name = n.queue_name and j.ready_at is not null
-          and not (j.state = 'running' and coalesce(j.claimed_at < q.updated_at, false))
-          and not (j.state = 'available' and exists (select from wakeups w where w.lane = 'queue:' || n.queue_name))) t
-    where (q.concurrency is not null or q.paused) and t.taken > case when q.paused then 0 else q.concurrency end
+        select count(*) as running from live_jobs j
+        where j.queue_name = n.queue_name and j.ready_at is not null and j.state = 'running' and exists (
+            select from claims c
+            where c.worker_id = j.worker_id and j.id = any (c.job_ids) and c.seen > coalesce(q.changed, '0'::xid8))) t
+    where t.running > case when q.paused then 0 else q.concurrency end
     union all
-    -- Nobody is stranded: a parked job of a queue with a free slot has a wake-up waiting for it, and so has a sequence without a head.
-    select 'stranded queue', n.queue_name, null
-    from (select distinct l.queue_name from live_jobs l where l.parked = 'queue' limit max_rows / 10) n
-    cross join lateral _queue_of(n.queue_name) q
-    where not q.paused and not exists (select from wakeups w where w.lane = 'queue:' || n.queue_name)
-      and (select count(*) from live_jobs j where j.queue_name = n.queue_name and j.ready_at is not null) < coalesce(q.concurrency, 1)
+    -- A job that waits for a slot where one is free has a request, or a candidate of its kind stands before it.
+    select distinct 'stranded queue', j.queue_name, null::jsonb
+    from (select distinct on (l.queue_name, l.task_identifier, coalesce(l.flags::text, '')) l.*
+          from live_jobs l where l.parked = 'queue' limit max_rows / 10) j
+    cross join lateral _queues_of(array[j.queue_name]) q
+    where not q.paused
+      and not exists (select from wakeups w where w.lane = 'queue:' || j.queue_name)
+      and not exists (select from wakeups w where starts_with(w.lane, 'family:') and starts_with(j.queue_name, substr(w.lane, 8)))
+      and (select count(*) from live_jobs r where r.queue_name = j.queue_name and r.ready_at is not null and r.state = 'running')
+          < coalesce(q.concurrency, 2147483647)
+      and not exists (
+          select from live_jobs c
+          where c.queue_name = j.queue_name and c.ready_at is not null and c.state = 'available'
+            and c.task_identifier = j.task_identifier and c.flags is not distinct from j.flags)
     union all
     select distinct 'stranded sequence', p.sequence_key, null::jsonb
     from (select l.* from live_jobs l where l.parked in ('sequence', 'next') limit max_rows) p
@@ -119,11 +133,12 @@ begin
         elsif v_job.state = 'discarded' or _is_lost(v_job) then
             v_state := 'discarded';
         else
-            v_state := _state_at(v_job.run_at, v_now, v_job.queue_name, v_held,
+            v_state := _state_at(v_job.run_at, v_now, v_held,
                                  case when v_job.state = 'retryable' then 'retryable' else 'scheduled' end);
         end if;
         update live_jobs j
-        set state = v_state, ready_at = _ready_at(v_state, j.run_at), due_at = _due_at(v_state, j.run_at), parked = _parked(v_state, v_held),
+        set state = v_state, ready_at = _ready_at(v_state, _parked(v_state, j.queue_name), j.run_at), due_at = _due_at(v_state, j.run_at),
+            parked = _parked(v_state, j.queue_name),
             sequence_head = case when j.sequence_key is not null and v_state <> 'discarded' and not v_held then true end,
             worker_id = case when v_state = 'running' then j.worker_id end,
             claimed_at = case when v_state = 'running' then coalesce(j.claimed_at, v_now) end,
@@ -134,8 +149,9 @@ begin
             expires_at = case when v_state = 'discarded' then coalesce(j.expires_at, v_now + s.discarded_retention) end,
             reason = case when v_state = 'discarded' then coalesce(j.reason, case when _is_lost(j) then 'lost' end) end, updated_at = v_now
         from settings s where j.id = v_job.id;
-        insert into wakeups select 'queue:' || v_job.queue_name where v_job.queue_name is not null;
-        insert into wakeups select 'sequence:' || v_job.sequence_key where v_job.sequence_key is not null;
+        insert into claims select v_job.worker_id, v_job.run, array[v_job.id] where v_state = 'running';
+        insert into wakeups (lane) select 'queue:' || v_job.queue_name where v_job.queue_name is not null;
+        insert into wakeups (lane) select 'sequence:' || v_job.sequence_key where v_job.sequence_key is not null;
     end loop;
     perform _wake_workers();
 end;

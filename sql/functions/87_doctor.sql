@@ -39,6 +39,8 @@ begin
             when 'history' then 'finished jobs that cannot have ended like this: job '
             when 'one place' then 'jobs that are live and finished at once: job '
             when 'I1' then 'jobs are held by workers that have been dead for more than 25 seconds: job '
+            when 'claims' then 'running jobs are missing from the claims of their workers, whose end would not free '
+                               'them: job '
             when 'I2' then 'more than one job holds the job_key '
             when 'I3' then 'more than one job is at the head of the sequence '
             when 'I5' then 'jobs that may run at most once have been started and wait to be run again: job '
@@ -63,11 +65,11 @@ begin
                 'union select f.unique_key from ~.finished_jobs f where f.unique_key is not null on conflict do nothing')
             when 'I8' then _fix('select t.name from (select t.name from ~.timetable t where t.name = any (%L)) t cross join lateral ~.pause_schedule(t.name) '
                 'cross join lateral ~.resume_schedule(t.name)', v_first)
-            when 'I13' then _fix(E'insert into ~.wakeups select ''queue:'' || unnest(%L::text[]);\nselect ~.promote_jobs()', v_first)
+            when 'I13' then 'no other job of these queues starts before enough of them have ended; cancel_job() ends one sooner'
             when 'stranded queue' then
-                _fix(E'insert into ~.wakeups select ''queue:'' || unnest(%L::text[]);\nselect ~.promote_jobs()', v_first)
+                _fix(E'insert into ~.wakeups (lane) select ''queue:'' || unnest(%L::text[]);\nselect ~.promote_jobs()', v_first)
             when 'stranded sequence' then
-                _fix(E'insert into ~.wakeups select ''sequence:'' || unnest(%L::text[]);\nselect ~.promote_jobs()', v_first)
+                _fix(E'insert into ~.wakeups (lane) select ''sequence:'' || unnest(%L::text[]);\nselect ~.promote_jobs()', v_first)
             when 'halt' then _fix('delete from ~.sequence_halts where job_id = any (%L)', v_first)
             else _fix('select ~._repair_jobs(%L)', v_first) end;
         return next;
@@ -79,6 +81,9 @@ $$;
 -- maintain() makes, and without storage parameters, which people tune. Functions and views are made by the installer.
 create or replace function _objects() returns table (object text, part_of text, definition text, make text, change text)
     language plpgsql stable set search_path from current set jit = off
+    -- What the text of a definition depends on.
+    set timezone = 'UTC' set datestyle = 'ISO' set intervalstyle = 'postgres' set quote_all_identifiers = off
+    set standard_conforming_strings = on
 as $$
 begin
     return query
@@ -275,7 +280,8 @@ begin
         union all
         select g.role, 3, 'view', v.name, 'select on'
         from role g cross join unnest(g.views) v(name)
-        where to_regclass(v.name) is not null and not has_table_privilege(g.role, v.name, 'select')
+        where to_regclass(format('%I.%I', current_schema(), v.name)) is not null
+          and not has_table_privilege(g.role, format('%I.%I', current_schema(), v.name), 'select')
     ), by_role as (
         select m.role, m.step, m.privilege,
                array_agg(case when m.step = 1 then m.name else format('%I.%s', current_schema(), m.name) end order by m.name) as names,
@@ -304,7 +310,7 @@ declare
     v_missing text[];
     v_misplaced bigint;
 begin
-    if to_regclass('finished_jobs_default') is null then
+    if _partition('finished_jobs_default') is null then
         return query values ('error', 'finished_jobs has no default partition: a job whose day has none cannot be finished',
                              _fix('create table ~.finished_jobs_default partition of ~.finished_jobs default'));
         return;
@@ -312,7 +318,7 @@ begin
     -- Today's only: the ones after it may be made up to the last moment.
     v_missing := array(
         select to_char(d.day at time zone 'UTC', 'YYYY-MM-DD') from _partition_days(0) d(day)
-        where to_regclass('finished_jobs_' || to_char(d.day at time zone 'UTC', 'YYYYMMDD')) is null
+        where _partition('finished_jobs_' || to_char(d.day at time zone 'UTC', 'YYYYMMDD')) is null
           and not exists (select from finished_jobs_default f where f.expires_at >= d.day and f.expires_at < d.day + interval '24 hours')
         order by 1);
     if v_missing <> '{}' then
@@ -344,7 +350,7 @@ begin
     end if;
     select min(e.expires_at) into v_expired from (
         (select j.expires_at from live_jobs j
-         where j.expires_at < v_now - interval '1 hour' and (j.sequence_key is null or not _holds_up(j.sequence_key, j.id))
+         where j.expires_at < v_now - interval '1 hour' -- pruning puts off what it keeps
          order by j.expires_at limit 1)
         union all
         (select ((substr(c.relname, 15)::date + 1)::timestamp at time zone 'UTC')
@@ -409,6 +415,14 @@ begin
                'start a worker without --queue, or with --queue for it'
         from unserved u having count(*) > 0) f(severity, finding, fix)
     where exists (select from alive);
+    -- Two programs that declare a task in two ways: the last one to start has written the definition.
+    return query
+    select 'warning', 'the code of live workers declares tasks otherwise than the database defines them: '
+               || _few(array_agg(format('%s (%s: %s in worker %s, %s in the database)', d.identifier, d.option,
+                                        coalesce(d.declared::text, 'none'), d.workers, coalesce(d.stored::text, 'none'))
+                                 order by d.identifier, d.option)),
+           'deploy the same code everywhere; then start the workers again, or run: pyworker tasks sync MODULE'
+    from _definitions_that_differ() d having count(*) > 0;
 end;
 $$;
 
@@ -450,7 +464,10 @@ begin
     select f.severity, f.finding, f.fix from (
         select 1, 'warning', 'nobody fires schedules: ' || _few(array_agg(format('%s (due since %s)', t.name, t.next_at) order by t.next_at)),
                _fix('select ~.run_schedules()')
-        from timetable t where t.next_at < v_now - interval '5 minutes' having count(*) > 0
+        from timetable t
+        where t.next_at < v_now - interval '5 minutes'
+          and (t.retry_at is null or t.last_error is null or t.retry_at < v_now - interval '5 minutes')
+        having count(*) > 0
         union all
         select 2, 'warning', format('schedule %s failed: %s', t.name, t.last_error), _fix('select * from ~.run_schedule(%L)', t.name)
         from timetable t where t.last_error is not null

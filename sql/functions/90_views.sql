@@ -1,4 +1,6 @@
 -- 90_views: the read-only face. Payloads and results stay out: they may be secret. New columns go last.
+-- Constants have names, too: a restored dump would name them otherwise, and doctor() compares the texts of
+-- views.
 
 create or replace view jobs as
 select j.id, j.queue_name, j.task_identifier, j.priority, j.run_at, j.attempts, j.max_attempts, j.last_error, j.created_at, j.updated_at,
@@ -33,7 +35,7 @@ from (
            min(u.run_at) filter (where u.state in ('available', 'pending')) as oldest_waiting
     from (select coalesce(j.queue_name, 'default') as queue_name, j.state, j.run_at from live_jobs j
           union all
-          select k.queue_name, null, null from queues k) u
+          select k.queue_name, null::text as state, null::timestamptz as run_at from queues k) u
     group by u.queue_name) q
 left join queues o on o.queue_name = q.queue_name
 left join lateral (
@@ -47,19 +49,21 @@ comment on view queue_stats is
 create or replace view sequences as
 select s.sequence_key, s.running, s.waiting, h.job_id as halted_by, h.reason, h.at as since
 from (select u.sequence_key, max(u.id) filter (where u.sequence_head) as head, min(u.id) filter (where u.parked = 'next') as next,
-             max(u.id) filter (where u.sequence_head and u.state <> 'pending') as running,
+             max(u.id) filter (where u.sequence_head) as running,
              count(*) filter (where u.state = 'pending') as waiting, min(u.id) filter (where u.parked = 'sequence') as first
       from (select j.sequence_key, j.id, j.sequence_head, j.parked, j.state from live_jobs j
             where j.sequence_key is not null and (j.sequence_head or j.parked <> 'queue')
             union all
-            select h.sequence_key, null, null, null, null from sequence_halts h) u
+            select h.sequence_key, null::bigint as id, null::boolean as sequence_head, null::text as parked,
+                   null::text as state
+            from sequence_halts h) u
       group by u.sequence_key) s
 left join lateral (
     select h.* from sequence_halts h
     where h.sequence_key = s.sequence_key and s.head is null and s.next is null and (s.first is null or h.job_id < s.first)
     order by h.job_id limit 1) h on true;
 comment on view sequences is
-    'One row per sequence that has jobs to run or is halted. running: the job past pending, if there is one; waiting: how many wait behind it; '
+    'One row per sequence that has jobs to run or is halted. running: the job past pending, if there is one (it runs, or is the next to run); waiting: how many wait behind it; '
     'halted_by, reason (cancelled or discarded) and since: the job at which it stands, see resume_sequence. It looks at every live job of '
     'a sequence: look at it, do not poll it.';
 

@@ -28,9 +28,9 @@ begin
         union all
         (select 3, l.state from live_jobs l where l.expires_at is not null limit v_most)
         union all
-        (select 4, p.state from ((select l.state from live_jobs l where l.parked = 'queue' limit v_most)
-                                 union all
-                                 (select l.state from live_jobs l where l.parked <> 'queue' limit v_most)) p limit v_most)
+        (select 4, l.state from live_jobs l where l.parked <> 'queue' limit v_most)
+        union all
+        (select 6, l.state from live_jobs l where l.parked = 'queue' limit v_most)
         union all
         (select 5, f.state from finished_jobs f limit v_most)),
     counted as (select k.kind, count(*) < v_most as whole from looked k group by k.kind),
@@ -39,11 +39,11 @@ begin
            case when coalesce(c.whole, true) or s.state = 'running' then coalesce(t.jobs, 0) -- running ones come first in the order of claims
                 else greatest(coalesce(t.jobs, 0), _estimate(format('select from %s j where j.state = %L', s.source, s.state))) end,
            coalesce(c.whole, true)
-    from (values (1, 2, 'scheduled', 'live_jobs'), (2, 4, 'pending', 'live_jobs'), (3, 1, 'available', 'live_jobs'), (4, 1, 'running', 'live_jobs'),
-                 (5, 2, 'retryable', 'live_jobs'), (6, 5, 'completed', 'finished_jobs'), (7, 5, 'cancelled', 'finished_jobs'),
-                 (8, 3, 'discarded', 'live_jobs')) s(place, kind, state, source)
-    left join counted c on c.kind = s.kind
-    left join tallied t on t.kind = s.kind and t.state = s.state
+    from (values (1, '{2}'::integer[], 'scheduled', 'live_jobs'), (2, '{4}', 'pending', 'live_jobs'), (3, '{1,6}', 'available', 'live_jobs'),
+                 (4, '{1}', 'running', 'live_jobs'), (5, '{2}', 'retryable', 'live_jobs'), (6, '{5}', 'completed', 'finished_jobs'),
+                 (7, '{5}', 'cancelled', 'finished_jobs'), (8, '{3}', 'discarded', 'live_jobs')) s(place, kinds, state, source)
+    cross join lateral (select bool_and(k.whole) as whole from counted k where k.kind = any (s.kinds)) c
+    cross join lateral (select sum(k.jobs)::bigint as jobs from tallied k where k.kind = any (s.kinds) and k.state = s.state) t
     order by s.place;
 end;
 $$;
@@ -220,7 +220,7 @@ begin
                 union all
                 (select l.id from live_jobs l where l.expires_at is not null and 'discarded' = any (v_states) limit v_limit)
                 union all
-                (select l.id from live_jobs l where l.parked = 'queue' and 'pending' = any (v_states) limit v_limit)
+                (select l.id from live_jobs l where l.parked = 'queue' and 'available' = any (v_states) limit v_limit)
                 union all
                 (select l.id from live_jobs l where l.parked <> 'queue' and 'pending' = any (v_states) limit v_limit)) k
             limit v_limit);
@@ -331,38 +331,32 @@ end;
 $$;
 
 create or replace function list_queues(after_name text default null, max_queues integer default 50)
-    returns table (queue_name text, concurrency integer, paused boolean, available bigint, running bigint, pending bigint, exact boolean)
+    returns table (queue_name text, concurrency integer, paused boolean, available bigint, running bigint, exact boolean)
     language plpgsql stable security definer set search_path from current
     set enable_seqscan = off set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 #variable_conflict use_column
-declare
-    v_queue queues;
 begin
     queue_name := coalesce(after_name, '');
     for i in 1..least(max_queues, 1000) loop
         queue_name := _queue_after(list_queues.queue_name);
         exit when list_queues.queue_name is null;
-        v_queue := _queue_of(list_queues.queue_name);
-        concurrency := v_queue.concurrency;
-        paused := coalesce(v_queue.paused, false);
-        select count(*) filter (where t.state = 'available'), count(*) filter (where t.state = 'running'),
-               count(*) filter (where t.state = 'pending')
-        into available, running, pending
+        select q.concurrency, q.paused into concurrency, paused from _queues_of(array[list_queues.queue_name]) q;
+        select count(*) filter (where t.state = 'available'), count(*) filter (where t.state = 'running'), count(*) < 1000
+        into available, running, exact
         from ((select j.state from live_jobs j
                where j.queue_name = list_queues.queue_name and j.ready_at is not null and j.queue_name is not null
-               order by j.queue_name, j.priority, j.run_at, j.id limit 1000) -- see _fill_queue
+               order by j.queue_name, j.priority, j.run_at, j.id limit 1000)
               union all
               (select j.state from live_jobs j where j.queue_name = list_queues.queue_name and j.parked = 'queue'
-               order by j.queue_name, j.priority, j.run_at, j.id limit 1000)) t;
-        exact := available + running < 1000 and pending < 1000;
+               order by j.queue_name, j.task_identifier, coalesce(j.flags::text, '') collate "C" limit 1000)) t;
         return next;
     end loop;
 end;
 $$;
 comment on function list_queues(text, integer) is
-    'Queues by name that were set or paused or have jobs that run or wait for their turn in it, and how many, counted up to 1,000 of those let go and '
-    '1,000 pending (then exact is false). The next page: after_name := the last name of this one. queue_stats counts all.';
+    'Queues by name that were set or paused or have jobs that run or are available, and how many of these, counted up to 1,000 (then exact is '
+    'false). The next page: after_name := the last name of this one. queue_stats counts all.';
 
 create or replace function _sequence_after(name text, halted boolean) returns text
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
@@ -393,11 +387,10 @@ begin
         exit when v_name is null;
         sequence_key := v_name;
         select j.* into v_head from live_jobs j where j.sequence_key = v_name and j.sequence_head;
-        running := case when v_head.state <> 'pending' then v_head.id end;
+        running := v_head.id;
         select count(*), min(w.id) into waiting, v_first
         from (select j.id from live_jobs j where j.sequence_key = v_name and j.parked <> 'queue' order by j.parked, j.id limit 1000) w;
         exact := waiting < 1000;
-        waiting := waiting + coalesce(v_head.state = 'pending' and v_head.parked = 'queue', false)::integer;
         -- As the view sequences has it.
         select h.job_id, h.reason, h.at into halted_by, reason, since
         from sequence_halts h

@@ -31,6 +31,7 @@ as $$
 declare
     v_now timestamptz := clock();
     v_actions constant text[] := '{retry,cancel,force_cancel,delete,pause_queue,resume_queue,resume_sequence,run_schedule,pause_schedule,resume_schedule}'::text[];
+    v_order bigint[];
     v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete');
     v_bad text := (select t.target from unnest(targets) t(target)
                    where t.target is null or (v_jobs and t.target !~ '^[0-9]{1,18}$') limit 1);
@@ -47,14 +48,14 @@ begin
         raise exception 'act: actor must be 1 to 200 characters long, got %', coalesce(quote_literal(left(actor, 220)), 'NULL') using errcode = 'PW001';
     end if;
     if action = 'retry' then
-        -- Keys before jobs, in order, as retry_jobs does.
-        perform _hold_unique_key(k.key) from (
-            select distinct decode((get_job(t.target::bigint)).unique_key, 'hex') as key from unnest(targets) t(target) order by 1 offset 0) k
-        where k.key is not null;
+        v_order := _lock_for_retry(targets::bigint[]);
+    elsif action = 'resume_sequence' then -- halts of all of them by job, as retry_jobs does
+        perform from sequence_halts h where h.sequence_key = any (targets) order by h.job_id for update;
     end if;
     for target in
         select t.target from (select distinct u.target from unnest(targets) u(target)) t
-        order by case when v_jobs then t.target::bigint end, t.target
+        order by array_position(v_order, case when v_jobs then t.target::bigint end),
+                 case when v_jobs then t.target::bigint end, t.target
     loop
         begin
             outcome := _act(action, target);

@@ -14,7 +14,7 @@ declare
           resume_sequence,set_queue,pause_queue,resume_queue,explain_job,doctor,metrics,add_schedule,remove_schedule,pause_schedule,resume_schedule,run_schedule,
           _add_schedule,_lend_query_schema,_query_function,act}';
     v_reader constant text[] :=
-        '{clock,schema_version,next_runs,describe_cron,worker_health,metrics,overview,count_jobs,throughput,list_jobs,list_queues,list_sequences,list_workers}'::text[];
+        '{clock,schema_version,next_runs,describe_cron,worker_health,metrics,overview,count_jobs,throughput,list_jobs,list_queues,list_sequences,list_tasks,list_workers}'::text[];
     v_views constant text[] := '{jobs,history,queue_stats,sequences,live_workers,schedules,audit}'::text[];
 begin
     return query

@@ -34,7 +34,7 @@ create type job as (
     sequence_key text,
     deduplicated boolean,
     sequence_halted_by bigint,
-    run integer,
+    run bigint,
     reason text,
     finished_at timestamptz,
     result jsonb
@@ -76,6 +76,20 @@ create type _uniqueness as (
     period interval,
     on_conflict text,
     recheck boolean
+);
+
+-- One item of fail_jobs (private); problem: why it is malformed.
+create type _failure as (
+    id bigint,
+    run bigint,
+    error text,
+    payload json,
+    discard boolean,
+    cancel boolean,
+    not_started boolean,
+    delay interval,
+    position integer,
+    problem text
 );
 
 -- What a sequence_policy means for one job (private).
@@ -128,19 +142,23 @@ create type _cron as (
     problem text
 );
 
--- A part of the order of claims: what comes after a place, up to a priority (private).
+-- A part of the order of claims: after one place, up to another (private).
 create type _span as (
     priority integer,
     ready_at timestamptz,
     id bigint,
-    up_to integer
+    to_priority integer,
+    to_ready_at timestamptz,
+    to_id bigint
 );
 
--- What a session remembers from one claim to the next (private), see functions/40_claim.sql.
-create type _claim_note as (
+-- How far a session has walked an index (private), see functions/02_walks.sql. Of due jobs and requests there is one place.
+create type _walk as (
     owner bigint,
     until timestamptz,
-    spans _span[]
+    places _span[],         -- one for each priority; the first half of each
+    late_ids bigint[],      -- claims: jobs that came in before these places, and are not claimed yet
+    seen bigint             -- claims: the last of late_arrivals that was read
 );
 
 create table settings (
@@ -180,7 +198,8 @@ create table queues (
     concurrency integer default 1 constraint queues_concurrency check (concurrency >= 1),
     paused boolean not null default false,
     updated_at timestamptz,
-    inherits boolean not null default false     -- it was paused, never set: concurrency says nothing, its family's counts
+    inherits boolean not null default false,    -- it was paused, never set: concurrency says nothing, its family's counts
+    changed xid8 not null default pg_current_xact_id() -- by it; a claim that could not see it yet breaks no limit
 );
 create index queues_family on queues (length(queue_name)) where right(queue_name, 1) = '*';
 
@@ -196,17 +215,27 @@ create table workers (
     suspect_since timestamptz                       -- that lock was found free
 ) with (fillfactor = 50);
 
+-- Which jobs each claim took, so that a worker's running jobs are found without a walk along all that wait: no index
+-- of live_jobs may know who runs a job. The claim writes it, and now and then makes one row of what its worker holds.
+create table claims (
+    worker_id bigint not null,
+    run bigint not null,
+    job_ids bigint[] not null,
+    seen xid8 not null default pg_snapshot_xmin(pg_current_snapshot()) -- it could see what older transactions did
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+create index claims_worker on claims (worker_id, run);
+
 create sequence job_ids;
 
 create table live_jobs (
     id bigint primary key default nextval('job_ids'),
     -- what the indexes know of the state
-    ready_at timestamptz,                           -- run_at while available or running: the claim's order
+    ready_at timestamptz,                           -- run_at while running, or available and not parked: the claim's order
     due_at timestamptz,                             -- run_at while scheduled or retryable
-    parked text collate "C",                        -- while pending, what for: 'queue', 'sequence', or 'next' in its sequence
+    parked text collate "C",                        -- what it waits for: 'queue' (a slot; available), 'sequence', or 'next' in it (pending)
     -- what a claim changes
     worker_id bigint,                               -- not null exactly while running
-    run integer not null default 0,                 -- fencing token: counts claims, only grows
+    run bigint not null default 0,                  -- fencing token: only grows, never repeats; see claim_jobs
     attempts smallint not null default 0,           -- retry budget used; may be given back
     state text collate "C" not null,               -- scheduled, pending, available, running, retryable, discarded
     claimed_at timestamptz,
@@ -260,7 +289,9 @@ $$;
 create index live_jobs_ready on live_jobs (priority, ready_at, id) where ready_at is not null;
 create index live_jobs_due on live_jobs (due_at, id) where due_at is not null;
 create unique index live_jobs_job_key on live_jobs (job_key) where job_key is not null;
-create index live_jobs_queue_parked on live_jobs (queue_name, priority, run_at, id) where parked = 'queue';
+-- A queue's waiting jobs by their kind: which workers take a job depends on its task and its flags.
+create index live_jobs_queue_parked on live_jobs
+    (queue_name, task_identifier, (coalesce(flags::text, '') collate "C"), priority, run_at, id) where parked = 'queue';
 create index live_jobs_queue_taken on live_jobs (queue_name, priority, run_at, id) where ready_at is not null and queue_name is not null;
 create index live_jobs_sequence_parked on live_jobs (sequence_key, parked, id) where parked <> 'queue';
 create unique index live_jobs_sequence_head on live_jobs (sequence_key) where sequence_head;
@@ -271,8 +302,9 @@ create index live_jobs_expires on live_jobs (expires_at) where expires_at is not
 -- drops exactly what has expired, whatever retention each task has. maintain() makes and drops the daily partitions.
 create table finished_jobs (like live_jobs including compression) partition by range (expires_at);
 create table finished_jobs_default partition of finished_jobs default;
--- Ids grow with time, so a block range index finds one at a fraction of a B-tree's cost per insert.
-create index finished_jobs_id on finished_jobs using brin (id) with (pages_per_range = 16, autosummarize = on);
+-- A B-tree costs a finished job some 0.7 us more than a block range index does, which finds nothing before
+-- autovacuum has summarized it: look-ups by id took 10 ms and more beside 150,000 jobs that had just ended.
+create index finished_jobs_id on finished_jobs (id);
 create index finished_jobs_unique_key on finished_jobs (unique_key) where unique_key is not null;
 
 -- One row per unique key that some job has. Its constraint is what makes uniqueness strong: see functions/15_unique.sql.
@@ -294,7 +326,7 @@ create table sequence_halts (
 -- One row per failed attempt, pruned with its job.
 create table errors (
     job_id bigint not null,
-    run integer not null,
+    run bigint not null,
     at timestamptz not null,
     worker text,
     error text not null
@@ -302,13 +334,21 @@ create table errors (
 create index errors_job on errors (job_id, run);
 
 -- "Something changed that may let a parked job of this queue or sequence start": written with the change, in the same
--- transaction, and popped by whoever promotes next. That is why no promotion can be lost, and why adding a job never
--- waits for the end of another.
+-- transaction, and popped by the next promotion. So no promotion is lost, and an add never waits for the end of another job.
 create table wakeups (
     lane text collate "C" not null,             -- 'queue:' || queue_name, 'family:' || prefix, 'sequence:' || sequence_key
-    id bigint generated always as identity primary key -- the oldest are looked at first, so that no lane starves
+    id bigint generated always as identity primary key, -- the oldest are looked at first, so that no lane starves
+    after xid8,                                 -- not before all transactions up to this one have ended
+    at timestamptz not null default clock_timestamp()
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
-create index wakeups_lane on wakeups (lane);
+create index wakeups_lane on wakeups (lane, id);
+
+-- Jobs that became available at an earlier place in the order of claims than a session may have walked; only a hint.
+create unlogged table late_arrivals (
+    id bigint generated always as identity primary key,
+    job_id bigint not null,
+    at timestamptz not null default clock_timestamp()
+);
 
 -- once(): what must not be done twice.
 create table once_marks (
@@ -317,7 +357,7 @@ create table once_marks (
 );
 create index once_marks_at on once_marks (at); -- for pruning
 
--- The schedules; see functions/36_schedules.sql. The columns of type schedule, in its order.
+-- The schedules; see functions/36_schedules.sql. The columns of type schedule, in its order, and retry_at.
 create table timetable (
     name text collate "C" primary key,
     cron text not null,
@@ -345,7 +385,8 @@ create table timetable (
     last_job_id bigint,
     last_error text,                            -- of that tick
     created_at timestamptz not null,
-    updated_at timestamptz not null
+    updated_at timestamptz not null,
+    retry_at timestamptz                        -- the tick at next_at was interrupted: try it again from then on
 ) with (fillfactor = 50);
 create index timetable_next on timetable (next_at) where next_at is not null;
 
@@ -375,10 +416,11 @@ create table installed_objects (
 -- A register: when some worker last looked for dead ones (epoch, ms). After a gap nobody could beat, so nobody is declared dead.
 create sequence swept_at minvalue 0 start 0;
 
--- A register, not a counter: its last_value is the time (epoch, ms) until which some worker waits for a notification.
--- Reading it takes no snapshot, so it is right even inside an old REPEATABLE READ transaction, and leaves no dead rows.
-create sequence armed_until minvalue 0 start 0;
-
--- In the same unit: when somebody last notified, and when an add last left that to others at the same time.
-create sequence notified_at minvalue 0 start 0;
-create sequence silenced_at minvalue 0 start 0;
+-- Registers, not counters: see functions/01_notify.sql. Reading one takes no snapshot, so it is right even inside an old
+-- REPEATABLE READ transaction, and leaves no dead rows. Times are in ms since 1970.
+create sequence armed_until minvalue 0 start 0;     -- until then a worker waits for a notification
+create sequence looking_until minvalue 0 start 0;   -- until then a worker looks every 10 ms, notified or not
+create sequence found_lately minvalue 0 start 0;    -- how many jobs looks have found, with the 20 ms to which that belongs
+create sequence silent_before minvalue 0 start 0;   -- transactions before this one may have added jobs without a notification
+create sequence silent_at minvalue 0 start 0;       -- when that was set
+create sequence walks_until minvalue 0 start 0;     -- until then a session claims from a remembered place, see functions/02_walks.sql

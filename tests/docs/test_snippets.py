@@ -25,8 +25,10 @@ import pglast
 import psycopg
 import psycopg.sql
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from pyworker import cli
+from pyworker._migrate import migrate
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -88,11 +90,24 @@ def no_role_stays(pg_server: Any, pg_template: Any) -> Iterator[None]:
             conn.execute(psycopg.sql.SQL("drop role {}").format(psycopg.sql.Identifier(name)))
 
 
+@pytest.fixture
+def owner(no_role_stays: None, fresh: psycopg.Connection[Any], fresh_dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a database of this test alone, as its owner, who is no superuser and has installed pyworker there."""
+    name = f"owner of {fresh.info.dbname}"
+    fresh.execute("drop schema pyworker cascade")
+    fresh.execute(f'create role "{name}" login createrole; alter database "{fresh.info.dbname}" owner to "{name}"')
+    theirs = make_conninfo(fresh_dsn, user=name)
+    with psycopg.connect(theirs, autocommit=True) as conn:
+        migrate(conn, movable_clock=True)
+        yield conn
+    fresh.execute(f'alter database "{fresh.info.dbname}" owner to current_user')
+    for (role,) in fresh.execute("select rolname from pg_roles where rolname !~ '^pg_' and not rolsuper").fetchall():
+        fresh.execute(psycopg.sql.SQL("drop owned by {} cascade").format(psycopg.sql.Identifier(role)))
+
+
 @pytest.mark.parametrize("page", sorted(set(pages_with("sql")) - set(pages_with("python"))))
-def test_the_sql_of_a_page_runs_from_top_to_bottom(
-    page: str, no_role_stays: None, fresh: psycopg.Connection[Any]
-) -> None:
-    run_sql(page, fresh)
+def test_the_sql_of_a_page_runs_from_top_to_bottom(page: str, owner: psycopg.Connection[Any]) -> None:
+    run_sql(page, owner)
 
 
 def run_sql(page: str, conn: psycopg.Connection[Any]) -> None:
@@ -114,25 +129,31 @@ def run_sql(page: str, conn: psycopg.Connection[Any]) -> None:
 
 MODULE = """
 import os
+import sys
 import psycopg
 from pyworker import *
-conn = psycopg.connect(os.environ["DATABASE_URL"])
+sys.modules["tasks"] = sys.modules[__name__]  # the file that the page says it is
+page = conn = psycopg.connect(os.environ["DATABASE_URL"])
 {blocks}
-conn.{end}()
-conn.close()
+page.{end}()
+page.close()
 """
 
 
 @pytest.mark.parametrize("page", pages_with("python"))
 def test_a_page_runs_its_sql_then_its_python_then_its_tasks_by_a_worker(
-    page: str, no_role_stays: None, fresh: psycopg.Connection[Any], fresh_dsn: str, tmp_path: Path
+    page: str, owner: psycopg.Connection[Any], fresh_dsn: str, tmp_path: Path
 ) -> None:
-    run_sql(page, fresh)
+    run_sql(page, owner)
     blocks = [block for block in of(page, "python") if not block.marker.endswith(".py")]
     if not blocks:
         return  # files of a project, which another test runs
     module = tmp_path / ("page_" + page.replace("-", "_") + ".py")
-    environment = {**os.environ, "DATABASE_URL": fresh_dsn, "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "DATABASE_URL": make_conninfo(fresh_dsn, user=owner.info.user),
+        "PYTHONPATH": str(ROOT),
+    }
 
     def python(*arguments: str, end: str) -> None:
         module.write_text(MODULE.format(blocks="\n".join(block.text for block in blocks), end=end), "utf-8")
@@ -144,10 +165,10 @@ def test_a_page_runs_its_sql_then_its_python_then_its_tasks_by_a_worker(
     python(module.name, end="commit")
     if any("@task" in block.text for block in blocks):
         python("-m", "pyworker", "run", module.stem, "--once", end="rollback")
-    rows = fresh.execute("select task_identifier from pyworker.history where state = 'completed'").fetchall()
+    rows = owner.execute("select task_identifier from pyworker.history where state = 'completed'").fetchall()
     assert RUN.get(page, set()) <= {name for (name,) in rows}
     failed = "select id, task_identifier, last_error from pyworker.jobs where last_error is not null"
-    assert fresh.execute(failed).fetchall() == []
+    assert owner.execute(failed).fetchall() == []
 
 
 # -- commands --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-for library in ("fastapi", "httpx", "sqlalchemy", "jinja2"):
+for library in ("fastapi", "httpx", "sqlalchemy", "jinja2", "asyncpg"):
     pytest.importorskip(library)
 
 CLIENT = """

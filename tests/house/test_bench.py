@@ -32,3 +32,12 @@ def test_the_anatomy_of_a_drain_names_what_each_part_takes():
     found = {line[:60].strip(): float(line[60:68]) for line in done.stdout.splitlines()}
     wanted = {"server: claim_jobs", "server: finish_jobs, with history", "worker: noop, from rows to outcomes"}
     assert all(found[what] > 0 for what in wanted), done.stdout
+
+
+@pytest.mark.torture
+def test_what_once_was_slow_is_measured_beside_another_checkout():
+    sql = BENCH.parent / "sql"
+    command = [sys.executable, BENCH / "faults.py", "slow-query", "--rounds", "1", "--sql", sql]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "finish_jobs beside maintain(), the longest, ms" in done.stdout

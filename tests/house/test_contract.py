@@ -44,6 +44,7 @@ FUNCTIONS = {
     "job_errors": {"job_id"},
     "list_jobs": {"states tasks queues job_key search created_from created_before after_id newest_first max_jobs"},
     "list_queues": {"after_name max_queues"},
+    "list_tasks": {""},
     "list_sequences": {"halted after_key max_sequences"},
     "list_workers": {""},
     "maintain": {""},

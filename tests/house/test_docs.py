@@ -37,3 +37,15 @@ def test_every_error_code_is_in_the_readme_and_in_the_core(code):
 def test_ci_runs_the_test_command_of_the_readme():
     (command,) = re.findall(r"(?m)^python3 -m venv .*pytest$", README)
     assert command in (ROOT / ".ci" / "run").read_text("utf-8")
+
+
+def test_the_docs_name_the_versions_of_postgresql_that_the_installer_takes_and_ci_tests():
+    """PostgreSQL 18 is the wheel's, the others are named in .ci/run."""
+    (oldest, newest) = re.search(r"PostgreSQL (\d+) to (\d+)", (ROOT / "README.md").read_text("utf-8")).groups()
+    begin = (ROOT / "sql" / "begin.sql").read_text("utf-8")
+    assert f"< {oldest}0000 then" in begin
+    assert f"needs PostgreSQL {oldest} or newer" in begin
+    assert f"({oldest} to {newest}," in (ROOT / "docs" / "start.md").read_text("utf-8")
+    ci = (ROOT / ".ci" / "run").read_text("utf-8")
+    tested = re.findall(r"(?m)^older=(\d+)", ci) + re.findall(r"\b(\d+)\.\d+\.\d+-beta", ci)
+    assert sorted(tested) == [str(n) for n in range(int(oldest), int(newest))]

@@ -286,3 +286,28 @@ def test_the_clock_of_an_ordinary_installation_cannot_be_moved(fresh, dsn):
         fresh.execute("select pyworker.advance_clock('1 hour')")
     fresh.execute("set pyworker.clock_offset = '1 hour'; update pyworker.settings set clock_offset = '1 hour'")
     assert fresh.execute("select pyworker.clock() - clock_timestamp() < interval '1 second'").fetchone() == (True,)
+
+
+def test_a_restored_dump_is_healthy_and_works_on(fresh, programs, fresh_dsn):
+    """Old jobs and schedules, queries included, are there; and what the dump made counts as what was installed."""
+    fresh.execute("""
+        select pyworker.add_job('t'), pyworker.add_job('t', queue_name := 'q'), pyworker.add_job('t', job_key := 'k'),
+               pyworker.add_job('t', unique_policy := '{"by_args": true}'), pyworker.add_job('t', sequence_policy := '{"by_args": true}');
+        select pyworker.add_schedule('asks', '* * * * *', 'u', query := 'select 1 as priority');
+        select pyworker.set_queue('q', 2)""")
+    other = f"restored_{fresh.info.dbname}"
+    fresh.execute(f'create database "{other}"')
+    restored = psycopg.conninfo.make_conninfo(**{**conninfo_to_dict(fresh_dsn), "dbname": other})
+    try:
+        dumped = subprocess.run([programs / "pg_dump", "-d", fresh_dsn], capture_output=True, text=True, check=True)
+        command = [programs / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", restored]
+        subprocess.run(command, input=dumped.stdout, capture_output=True, text=True, check=True)
+        with psycopg.connect(restored, autocommit=True) as conn:
+            conn.execute("set pyworker.clock_offset = '61 seconds'")
+            assert conn.execute("select pyworker.run_schedules()").fetchone() == (1,)
+            worker = conn.execute("select pyworker.register_worker()").fetchone()[0]
+            found = conn.execute("select check_name, finding from pyworker.doctor() where severity <> 'ok'").fetchall()
+            assert found == []
+            assert len(conn.execute("select id from pyworker.claim_jobs(%s, 10)", [worker]).fetchall()) == 6
+    finally:
+        fresh.execute(f'drop database if exists "{other}" with (force)')

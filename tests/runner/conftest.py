@@ -28,8 +28,9 @@ GATES = 77  # the class of the advisory locks at which handlers wait
 # What the handlers tell of themselves. The trigger's sequence keeps the order.
 TABLE = """
     create table if not exists public.seen (
-        at bigserial primary key, job_id bigint, run integer, task text, attempts integer, pid integer, told json);
-    truncate public.seen restart identity"""
+        at bigserial primary key, job_id bigint, run bigint, task text, attempts integer, pid integer, told json);
+    create table if not exists public.runs (job_id bigint);
+    truncate public.seen, public.runs restart identity"""
 
 
 @contextmanager
@@ -95,6 +96,17 @@ class Queue:
         return self.rows(
             "select * from public.seen where %s = '{}' or job_id = any (%s) order by at", list(job_ids), list(job_ids)
         )
+
+    def runs(self, *job_ids: int) -> list[int]:
+        """The last run of each: to be compared, as a run is the time of its claim."""
+        return [self.job(job_id).run for job_id in job_ids]
+
+    def begun(self, job_id: int) -> list[tuple[int, int]]:
+        """Each time that the job's handler told of itself: in which of its runs (1 is the first), and attempts."""
+        seen = self.seen(job_id)
+        runs = sorted({one.run for one in seen})
+        assert runs[-1:] == self.runs(job_id), "it was claimed again, and no handler told of it"
+        return [(runs.index(one.run) + 1, one.attempts) for one in seen]
 
     def until(self, sql: str, *params: Any) -> Any:
         """Ask until the answer is true, and return it; give up at the deadline."""

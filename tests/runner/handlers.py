@@ -182,10 +182,17 @@ def nonsense(payload):
     return float("nan") if payload["value"] else {1, 2}
 
 
+def nth_run(job):
+    """Whether this is the job's first run, its second …"""
+    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
+        conn.execute("insert into public.runs values (%s)", [job.id])
+        return conn.execute("select count(*) from public.runs where job_id = %s", [job.id]).fetchone()[0]
+
+
 @task(backoff=[0.05])
 def again(payload, job):
     """Until it has run so often."""
-    if job.run < payload["runs"]:
+    if nth_run(job) < payload["runs"]:
         if "snooze" in payload:
             raise Snooze(payload["snooze"])
         raise Canary
@@ -225,12 +232,12 @@ def say(job, what):
         )
 
 
-@task(sequence={"by_args": ["customer"]}, backoff=[0.05])
+@task(sequence_policy={"by_args": ["customer"]}, backoff=[0.05])
 def in_turn(payload, job):
     """Says when it begins and ends; `fate` names what happens in its first runs."""
     say(job, "begin")
-    if job.run <= len(payload.get("fate", "")):
-        match payload["fate"][job.run - 1]:
+    if "fate" in payload and (run := nth_run(job)) <= len(payload["fate"]):
+        match payload["fate"][run - 1]:
             case "e":
                 say(job, "end")
                 raise Canary
@@ -242,7 +249,7 @@ def in_turn(payload, job):
     say(job, "end")
 
 
-@task(sequence={"by_args": ["customer"]})
+@task(sequence_policy={"by_args": ["customer"]})
 async def in_turn_async(payload, job):
     await asyncio.to_thread(say, job, "begin")
     await asyncio.to_thread(say, job, "end")
@@ -251,7 +258,7 @@ async def in_turn_async(payload, job):
 @task(delivery="at_most_once", max_attempts=5, backoff=[0.05])
 def deliver(payload, job):
     """What must not be done twice."""
-    if payload.get("not_started") == job.run:
+    if "not_started" in payload and payload["not_started"] == nth_run(job):
         raise NotStarted("the mail server is away")
     tell(job, payload)
     if payload.get("die"):
@@ -309,7 +316,7 @@ def mail_once(payload, job):
     """At least once up to job.once, at most once after it."""
     first = job.once("mail")
     tell(job, first)
-    if job.run == 1:
+    if job.attempts == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -317,7 +324,7 @@ def mail_once(payload, job):
 async def mail_once_async(payload, job):
     first = await job.once("mail")
     await asyncio.to_thread(tell, job, first)
-    if job.run < 3:
+    if job.attempts < 3:
         raise Canary
 
 
@@ -347,3 +354,26 @@ async def tenant_async(payload):
     await asyncio.sleep(0)
     tenant_of_job.set(payload)
     return before
+
+
+@task
+def log_this(payload, job):
+    job.logger.info("%s", payload)
+
+
+SETTINGS = """
+    insert into public.seen (job_id, told)
+    values (%s, to_json(array[current_setting('app.tenant', true), current_setting('work_mem')]))"""
+
+
+@task
+def tell_settings(payload, job):
+    """Those of the connection that its job gives it."""
+    with job.transaction() as conn:
+        conn.execute(SETTINGS, [job.id])
+
+
+@task
+async def tell_settings_async(payload, job: AsyncJob):
+    async with job.transaction() as conn:
+        await conn.execute(SETTINGS, [job.id])

@@ -190,14 +190,16 @@ class Proxy:
         return self.fault is None or self.fault(message)
 
 
-def once(word: str, up: bool, kinds: bytes, spare: int = 0) -> Any:
+def once(word: str, up: bool, kinds: bytes, spare: int = 0, after: str = "") -> Any:
     """A fault: the first such message about a statement with this word (after `spare` others) is lost, and its connection with it.
 
-    Its `struck` is set when that has happened."""
+    Only on a connection on which a statement with the word `after` was sent before. Its `struck` is set when that has happened."""
     lock, left = threading.Lock(), [spare]
 
     def fault(message: Message) -> bool:
         if message.up != up or message.kind not in kinds or word not in message.about:
+            return True
+        if not any(after in sql for sql in list(message.link.said)):
             return True
         with lock:
             left[0] -= 1

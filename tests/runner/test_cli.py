@@ -44,7 +44,8 @@ def add(db: Any) -> Any:
 def fail(db: Any, job_id: int, error: str = "boom") -> None:
     worker = db.execute("select pyworker.register_worker()").fetchone()[0]
     db.execute("select * from pyworker.claim_jobs(%s, 100)", [worker])
-    failure = json.dumps([{"id": job_id, "run": 1, "error": error}])
+    run = db.execute("select run from pyworker.jobs where id = %s", [job_id]).fetchone()[0]
+    failure = json.dumps([{"id": job_id, "run": run, "error": error}])
     assert db.execute("select pyworker.fail_jobs(%s)", [failure]).fetchone() == ([job_id],)
 
 
@@ -53,7 +54,7 @@ def fail(db: Any, job_id: int, error: str = "boom") -> None:
 
 def test_add_says_what_became_of_the_job(call: Any, db: Any) -> None:
     assert call("add", "t") == "job 1 available\n"
-    assert call("add", "t", '{"a": 1}', "--queue", "q") == "job 2 pending\n"
+    assert call("add", "t", '{"a": 1}', "--queue", "q") == "job 2 available\n"
     assert re.fullmatch(
         r"job 3 scheduled, due 2100-01-0[12] \d\d:00:00\n", call("add", "t", "--run-at", "2100-01-02 00:00Z")
     )
@@ -139,12 +140,12 @@ def test_one_job_is_shown_with_the_errors_of_its_attempts(call: Any, db: Any, zo
         r"(?m)^task_identifier +fails *$",
         r"(?m)^queue_name +q *$",
         r"(?m)^payload +\{\} *$",
-        "attempt .run 1. failed",
+        "attempt failed ",
     ):
         assert re.search(pattern, shown)
     assert shown.endswith('Traceback\n  File "x"\nValueError: [red]bad[/b]\n')
     job = call("jobs", "1", "--json")
-    assert (job["state"], len(job["errors"]), job["errors"][0]["run"]) == ("retryable", 1, 1)
+    assert (job["state"], len(job["errors"]), job["errors"][0]["run"]) == ("retryable", 1, job["run"])
     assert job["last_error"] == job["errors"][0]["error"]
 
 
@@ -159,7 +160,7 @@ def test_an_empty_queue_says_how_to_begin(call: Any) -> None:
 
 
 def test_retry_runs_jobs_now(call: Any, zoo: dict[str, int]) -> None:
-    assert call("retry", "1", "2") == "job 1 pending\njob 2 available\n"
+    assert call("retry", "1", "2") == "job 1 available\njob 2 available\n"
     assert [job["state"] for job in call("retry", "2", "4", "--json")] == ["available", "available"]
 
 
@@ -277,7 +278,7 @@ def test_a_database_without_pyworker_says_to_migrate(cli: Any, fresh: Any, fresh
         (["add", "t", "--priority", "99999"], ["add_job: priority must be from -32768 to 32767, got 99999"]),
         (["add", "t", "--meta", "[]"], ["add_job: meta must be a JSON object, got array"]),
         (["add", "t", "--meta", '{"a": "\\u0000"}'], ["unsupported Unicode escape sequence"]),
-        (["add", "\udce9"], [r"an argument is not UTF-8: '\udce9'"]),
+        (["add", "\udce9"], [r"add_job: identifier must not contain NUL or half a surrogate pair, got '\udce9'"]),
         (["add", "t", "[" * 500 + "]" * 500], ["payload must not be nested deeper than 100 levels"]),
     ],
     ids=lambda value: value[0] if value[0] != "add" else value[-2],

@@ -167,4 +167,4 @@ def test_what_is_missing_is_named(program: Any, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['watchfiles'] = None\n")
     done = program("dev", "mytasks", PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "pyworker: pyworker dev needs watchfiles: pip install 'pyworker[dev-server]'\n"
+    assert done.stderr == "pyworker: pyworker dev needs watchfiles: pip install 'pyworker-pg[dev-server]'\n"

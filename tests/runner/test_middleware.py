@@ -98,12 +98,13 @@ def test_an_outcome_that_it_raises_is_the_jobs(
 @pytest.mark.parametrize(
     ("meta", "words"),
     [
-        ({"before": ["error", "secret"]}, "inner failed before its yield: Canary"),
-        ({"after": ["error", "secret"]}, "inner failed after its yield: Canary"),
+        ({"before": ["error", "why"]}, "inner failed before its yield: handlers.Canary: why"),
+        ({"after": ["error", "why"]}, "inner failed after its yield: handlers.Canary: why"),
+        ({"before": ["exit", "why"]}, "inner failed before its yield: SystemExit: why"),
         ({"never": True}, "inner has not come to its yield"),
         ({"twice": True}, "inner has more than one yield"),
     ],
-    ids=["before", "after", "no yield", "two yields"],
+    ids=["before", "after", "exit", "no yield", "two yields"],
 )
 def test_one_that_breaks_is_logged_and_the_job_goes_on_without_it(
     served: Any, task: str, meta: Any, words: str
@@ -111,9 +112,7 @@ def test_one_that_breaks_is_logged_and_the_job_goes_on_without_it(
     job, told = ran(served, task, "completed", {"value": 1}, **meta)
     assert job.result == 1
     assert told[-1] == ["outer ends", 1]
-    log = served.workers[0].log
-    assert words in log
-    assert "secret" not in log
+    assert words in served.workers[0].log
 
 
 def test_a_handler_that_timed_out_is_seen_as_cancelled_and_fails_by_its_timeout(served: Any) -> None:

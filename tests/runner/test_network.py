@@ -47,7 +47,7 @@ def lives(pid: int) -> bool:
 def test_a_transaction_whose_commit_was_done_but_not_answered_has_completed_its_job(
     queue: Any, network: Proxy, task: str
 ) -> None:
-    network.fault = once("COMMIT", False, b"C")
+    network.fault = once("COMMIT", False, b"C", after="finish_job(")
     queue.start("--dsn", network.dsn).until_ready()
     job_id = queue.add(task)
     queue.until_state("completed", job_id)
@@ -60,14 +60,15 @@ def test_a_transaction_whose_commit_was_done_but_not_answered_has_completed_its_
 def test_a_transaction_whose_commit_never_arrived_is_rolled_back_and_its_job_tried_again(
     queue: Any, network: Proxy, task: str
 ) -> None:
-    network.fault = once("COMMIT", True, b"Q")
+    network.fault = once("COMMIT", True, b"Q", after="finish_job(")
     queue.start("--dsn", network.dsn).until_ready()
     job_id = queue.add(task)
     queue.until_state("retryable", job_id)
+    assert network.fault.struck.is_set()
     assert queue.seen(job_id) == []
     queue.rows("select pyworker.retry_job(%s)", job_id)
     queue.until_state("completed", job_id)
-    assert [row.run for row in queue.seen(job_id)] == [2]
+    assert [row.run for row in queue.seen(job_id)] == [queue.job(job_id).run]  # the last one
 
 
 LOST_CLAIMS = {
@@ -146,7 +147,7 @@ def test_a_start_that_could_not_be_confirmed_is_no_start(queue: Any, network: Pr
     job_id = queue.add(task)
     queue.until_state("completed", job_id)
     assert fault.struck.is_set()
-    assert [row.run for row in queue.seen(job_id)] == [2]
+    assert [row.run for row in queue.seen(job_id)] == [queue.job(job_id).run]  # the last one
 
 
 # Silence: no answer, and no refusal either
@@ -186,7 +187,7 @@ def test_a_worker_that_heard_nothing_for_some_seconds_keeps_its_jobs(queue: Any,
     queue.until(held.replace("= 1", "= 2"))  # its lock has gone from the old connection to the new one
     queue.open_gate(1)
     queue.until_state("completed", job_id)
-    assert [row.run for row in queue.seen(job_id)] == [1]
+    assert len(queue.seen(job_id)) == 1
 
 
 def test_a_control_connection_that_has_gone_silent_is_replaced_and_nobody_is_taken_for_dead(

@@ -88,7 +88,7 @@ def test_producers_of_all_kinds_share_the_poolers_connections(queue: Any, pooled
 
 
 def test_a_worker_behind_a_pooler_says_so_and_works(queue: Any, pooled: str) -> None:
-    worker = queue.start("--concurrency", "4", "--poll-interval", "0.2", DATABASE_URL=pooled)
+    worker = queue.start("--concurrency", "4", "--poll-interval", "0.2", "--no-tracebacks", DATABASE_URL=pooled)
     worker.until_log("transaction pooler")
     jobs = [
         queue.add("in_turn", {"customer": n % 2}, sequence_policy=Jsonb({"by_args": ["customer"]})) for n in range(8)

@@ -58,8 +58,7 @@ def stops(payload):
 EVERYTHING = """
     select (select json_agg(to_jsonb(j) order by id) from pyworker.live_jobs j),
            (select json_agg(to_jsonb(f) order by id) from pyworker.finished_jobs f), (select json_agg(e) from pyworker.errors e),
-           (select count(*) from pyworker.once_marks), (select count(*) from booked), (select count(*) from pyworker.workers),
-           (select last_value from pyworker.notified_at)"""
+           (select count(*) from pyworker.once_marks), (select count(*) from booked), (select count(*) from pyworker.workers)"""
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def test_many_workers_fire_each_tick_once(queue: Any) -> None:
         queue.start("--processes", "2")
     for worker in queue.workers:
         worker.until_ready(2)
-    queue.rows("update pyworker.timetable set next_at = date_trunc('minute', pyworker.clock())")
+    queue.rows("update pyworker.timetable set next_at = pyworker.clock()")
     queue.until("select count(*) >= 20 from public.seen")
     assert [worker.stop() for worker in queue.workers] == [0, 0, 0]
     assert len(queue.seen()) == 20
@@ -151,7 +151,7 @@ def test_a_worker_loads_a_crontab_first(queue: Any, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("registry")
 def test_cron_stands_above_task_or_alone() -> None:
-    @cron("0 4 * * *", unique={"by_args": True}, backfill=60)
+    @cron("0 4 * * *", unique_policy={"by_args": True}, backfill=60)
     @task(max_attempts=3)
     def one(payload: Any) -> str:
         return f"one {payload}"
@@ -294,5 +294,5 @@ def test_plain_json_needs_no_json5(call: Any, cli: Any, db: Any, dsn: str, tmp_p
     file.write_text('* * * * * t {"a": [1]}\n')
     assert call("schedules", "load", str(file)) == "t: added\n1 schedule\n"
     file.write_text("* * * * * t {a: [1]}\n")
-    words = "the payload on line 1 of crontab is not plain JSON; for JSON5: pip install 'pyworker[crontab]'"
+    words = "the payload on line 1 of crontab is not plain JSON; for JSON5: pip install 'pyworker-pg[crontab]'"
     refused(cli("schedules", "load", str(file), DATABASE_URL=dsn), words)

@@ -83,7 +83,7 @@ def test_a_halted_sequence_is_shown_explained_and_resumed_from_the_command_line(
 
     assert call("sequences") == "no sequence has jobs to run\n"
     for payload in ({"raise": ["discard", "broken"]}, {}, {}):
-        call("add", "act", json.dumps(payload), "--sequence", '{"key": "customer 42"}')
+        call("add", "act", json.dumps(payload), "--sequence-policy", '{"key": "customer 42"}')
     queue.run_once()
     assert queue.states(1, 2, 3) == ["discarded", "pending", "pending"]
     shown = call("sequences")
@@ -94,7 +94,7 @@ def test_a_halted_sequence_is_shown_explained_and_resumed_from_the_command_line(
     assert (row["sequence_key"], row["running"], row["waiting"], row["halted_by"]) == ("customer 42", None, 2, 1)
     assert "sequence halted" in call("explain", "3")
     assert next(row["reason"] for row in json.loads(call("explain", "2", "--json"))) == "sequence halted"
-    assert "halted by job 1" in call("add", "act", "{}", "--sequence", '{"key": "customer 42"}')
+    assert "halted by job 1" in call("add", "act", "{}", "--sequence-policy", '{"key": "customer 42"}')
     assert call("sequences", "resume", "customer 42") == "sequence customer 42 goes on\n"
     queue.run_once()
     assert queue.states(1, 2, 3, 4) == ["discarded", "completed", "completed", "completed"]
@@ -114,7 +114,7 @@ def test_queues_are_limited_paused_and_resumed_from_the_command_line(queue: Any,
     assert call("queues", "pause", "q") == "queue q is paused\n"
     jobs = [queue.add("note", queue_name="q") for _ in range(3)]
     queue.run_once()
-    assert set(queue.states(*jobs)) == {"pending"}
+    assert set(queue.states(*jobs)) == {"available"}
     assert "queue paused" in call("explain", str(jobs[0]))
     assert "yes" in call("queues")
     assert "queues resume" in call("queues")

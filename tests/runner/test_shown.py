@@ -5,21 +5,28 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from typing import Any
 
 import click
 import psycopg
 import pytest
 
+from pyworker import tasks
 from pyworker.cli import main
 
 CRONTAB = '0 4 * * * report ?id=nightly {"a": "ü"}\n* * * * * often {it: \'is JSON5\'}\n'
+DEPLOYED = """
+from pyworker import task
+@task(max_attempts=2, delivery="at_most_once", timeout=90, backoff=["it's 5 s"[-3:]], unique_policy={"by_args": True})
+def charge(payload): ...
+"""
 # A command line for each verb that changes rows, in the zoo below.
 CHANGES = [
     ["add", "t"],
     ["add", "it's", '{"a": "%s \\\\ ü\'"}', "--queue", "q", "--run-at", "2100-01-01", "--key", "k2", "--flag", "a b", "--flag", "c"],
-    ["add", "t", "[1]", "--meta", '{"m": 1}', "--max-attempts", "3", "--priority", "-7", "--sequence", '{"key": "s"}'],
-    ["add", "t", "--unique", '{"by_args": true}'],
+    ["add", "t", "[1]", "--meta", '{"m": 1}', "--max-attempts", "3", "--priority", "-7", "--sequence-policy", '{"key": "s"}'],
+    ["add", "t", "--unique-policy", '{"by_args": true}'],
     ["retry", "1"],
     ["retry", "2", "1"],
     ["cancel", "4"],
@@ -37,6 +44,7 @@ CHANGES = [
     ["schedules", "resume", "sleeping"],
     ["schedules", "remove", "nightly"],
     ["schedules", "load", "crontab"],
+    ["tasks", "sync", "deployed"],
 ]  # fmt: skip
 LOOKS = [
     ["jobs"],
@@ -47,6 +55,7 @@ LOOKS = [
     ["queues"],
     ["sequences"],
     ["schedules"],
+    ["tasks"],
     ["schedules", "next", "nightly"],
     ["schedules", "next", "0 4 * * *", "--timezone", "Europe/Berlin"],
 ]
@@ -70,15 +79,25 @@ ZOO = """
 TABLES = """
     select relname from pg_class where relnamespace = 'pyworker'::regnamespace and relkind in ('r', 'p') and not relispartition
     order by 1"""
-TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:[\d.]+"
-MARKS = ("armed_until", "notified_at", "silenced_at", "swept_at")  # sequences that no rollback takes back
+TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:[\d.]+|(?<=\"run\": )[1-9]\d*"  # a run is the time of its claim
+MARKS = (
+    "armed_until",
+    "looking_until",
+    "found_lately",
+    "silent_before",
+    "silent_at",
+    "walks_until",
+    "swept_at",
+)  # sequences that no rollback takes back
 
 
 def contents(db: Any) -> dict[str, Any]:
-    """Every row of every table, but for its times."""
+    """Every row of every table, but for its times and the numbers of transactions."""
     found: dict[str, Any] = {}
     for (table,) in db.execute(TABLES).fetchall():
-        times = "(select array_agg(attname::text) from pg_attribute where attrelid = %s::regclass and atttypid = 'timestamptz'::regtype)"
+        times = """(
+            select array_agg(attname::text) from pg_attribute
+            where attrelid = %s::regclass and atttypid in ('timestamptz'::regtype, 'xid8'::regtype))"""
         rows = db.execute(
             f"select to_jsonb(t) - coalesce({times}, '{{}}') from pyworker.{table} t", [f"pyworker.{table}"]
         )
@@ -90,6 +109,10 @@ def contents(db: Any) -> dict[str, Any]:
 def zoo(db: Any, _shared: Any, dsn: str, cli: Any, tmp_path: Any, monkeypatch: Any) -> Any:
     """zoo() makes a few jobs, queues, sequences and schedules, always the same; it returns a way to call commands."""
     (tmp_path / "crontab").write_text(CRONTAB)
+    (tmp_path / "deployed.py").write_text(DEPLOYED)
+    monkeypatch.setattr(tasks, "_registry", {})
+    monkeypatch.delitem(sys.modules, "deployed", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
 
     def make() -> Any:

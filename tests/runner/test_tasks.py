@@ -93,8 +93,95 @@ def test_options_are_kept_for_the_database_and_seconds_become_intervals() -> Non
 def test_an_unknown_option_is_refused_with_those_there_are(decorate: Any) -> None:
     with pytest.raises(
         TypeError,
-        match=r"task has no option '(retries|job_key|run_at)' \(known: name, result, unique, sequence, backoff, ",
+        match=r"task has no option '(retries|job_key|run_at)' \(known: name, result, backoff, delivery, ",
     ):
+        decorate()
+
+
+def test_a_name_may_be_given_by_position() -> None:
+    @task("first")
+    def handler() -> None: ...
+
+    @task("second", max_attempts=2)
+    def other() -> None: ...
+
+    assert (handler.name, other.name, other.options) == ("first", "second", {"max_attempts": 2})
+    assert list(tasks.registered()) == ["first", "second"]
+
+
+def send(channel: str, payload: Data, job: Any = None) -> Any:
+    return channel, payload, job
+
+
+async def send_async(channel: str, payload: Data) -> Any:
+    return channel, payload
+
+
+class Sender:
+    def __init__(self, channel: str) -> None:
+        self.channel = channel
+        self.name, self.options, self.invoke, self.add = "not", "to", "be", "seen"  # what a task has, too
+
+    def __call__(self, payload: Data, job: Any) -> Any:
+        return self.channel, payload, job
+
+
+class AsyncSender:
+    async def __call__(self, payload: Data) -> Any: ...
+
+
+class Yields:
+    def __call__(self, payload: Data) -> Any:
+        yield 1
+
+
+def test_a_partial_is_a_handler() -> None:
+    made = task("by mail")(functools.partial(send, "mail"))
+    job = types.SimpleNamespace(payload={"to": "a"})
+    assert made.invoke(job) == ("mail", Data("a"), job)
+    assert (made.name, made.is_async, made.module) == ("by mail", False, __name__)
+    assert "by mail" in repr(made)
+    assert task(functools.partial(functools.partial(send_async), "mail")).is_async
+
+
+def test_a_partial_is_named_after_its_function_unless_it_is_told_otherwise() -> None:
+    assert task(functools.partial(send, "mail")).name == "send"
+
+
+def test_an_object_that_can_be_called_is_a_handler() -> None:
+    made = task(Sender("sms"))
+    job = types.SimpleNamespace(payload={"to": "a"})
+    assert made.invoke(job) == ("sms", Data("a"), job)
+    assert (made.name, made.options, made.is_async, made.module) == ("Sender", {}, False, __name__)
+    assert task(AsyncSender()).is_async
+    assert task("method")(Sender("sms").__call__).invoke(job) == ("sms", Data("a"), job)
+    with pytest.raises(TaskError, match="would not be run to its end"):
+        _ = task(Yields()).invoke
+
+
+def test_two_partials_of_one_function_need_two_names() -> None:
+    task(functools.partial(send, "mail"))
+    with pytest.raises(TaskError, match="two tasks are named 'send'"):
+        task(name="send")(Sender("sms"))
+
+
+@pytest.mark.parametrize(
+    ("decorate", "words"),
+    [
+        (lambda: task(5), "task: a handler is a function or another object that can be called, got 5"),  # type: ignore[call-overload]
+        (lambda: task(Data), r"task: a handler is a function .*, got <class '.*Data'>"),
+        (lambda: task("x")(None), r"task: a handler is a function .*, got None"),  # type: ignore[arg-type]
+        (lambda: task(task("x")(Sender("a"))), r"task: <task x \(.*Sender\)> is a task already"),
+        (lambda: task("x", name="y"), "task: two names were given, 'x' and 'y'"),
+        (lambda: task(name=5), "task: name must be a string that is not empty, got 5"),  # type: ignore[call-overload]
+        (lambda: task(""), "task: name must be a string that is not empty, got ''"),
+        (lambda: task(unique={}), "task has no option 'unique'"),  # type: ignore[call-overload]
+        (lambda: tasks.cron("* * * * *", sequence={}), "cron has no option 'sequence'"),  # type: ignore[call-arg]
+    ],
+    ids=lambda value: None,
+)
+def test_what_is_no_handler_or_no_name_is_refused_in_words(decorate: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=f"^{words}"):
         decorate()
 
 

@@ -51,7 +51,7 @@ from pyworker import Cancel, Discard, task
 def again(payload, job):
     job.add_job("again")
 
-@task(sequence={"by_args": ["who"]})
+@task(sequence_policy={"by_args": ["who"]})
 def in_turn(payload):
     if payload.get("bad"):
         raise Discard("bad")
@@ -113,3 +113,46 @@ def test_the_fixtures_keep_their_promises(project: Any) -> None:
     code, output = project({"test_cases.py": CASES})
     assert code == 0, output
     assert "7 passed" in output
+
+
+INTERRUPTED = """
+import pytest
+from pyworker import task
+from pyworker.errors import TaskError
+
+ERRORS = {"ctrl_c": KeyboardInterrupt, "fail": pytest.fail.Exception, "skip": pytest.skip.Exception}
+ERRORS |= {"plain": ValueError, "exit": SystemExit}
+
+@task(max_attempts=1)
+def breaks(payload):
+    raise ERRORS[payload]("told")
+
+@task(max_attempts=1)
+async def breaks_async(payload):
+    raise ERRORS[payload]("told")
+
+def test_what_is_meant_for_the_test_is_raised(pyworker_queue, pyworker_db):
+    for what in ("ctrl_c", "fail", "skip"):
+        pyworker_db.execute("select pyworker.add_job('breaks', to_json(%s::text))", [what])
+        with pytest.raises(ERRORS[what], match="told"):
+            pyworker_queue.drain(raise_errors=False)
+
+def test_what_fails_a_job_is_not(pyworker_queue, pyworker_db):
+    for what in ("plain", "exit"):
+        for task in ("breaks", "breaks_async")[:1 if what == "exit" else 2]:
+            pyworker_db.execute("select pyworker.add_job(%s, to_json(%s::text), max_attempts => 1)", [task, what])
+            (ran,) = pyworker_queue.drain(raise_errors=False)
+            assert type(ran.error) is ERRORS[what]
+            assert ran.job.state == "discarded"
+
+def test_a_task_that_was_not_imported_is_named(drain, run_task):
+    for call in (drain, run_task):
+        with pytest.raises(TaskError, match="there is no task 'nosuch' .known: .*breaks.*. Import the module that defines it"):
+            call("nosuch")
+"""
+
+
+def test_a_drain_keeps_nothing_from_the_test_and_names_an_unknown_task(project: Any) -> None:
+    code, output = project({"test_interrupted.py": INTERRUPTED})
+    assert code == 0, output
+    assert "3 passed" in output

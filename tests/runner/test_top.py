@@ -356,4 +356,4 @@ def test_without_textual_it_says_what_to_install(tmp_path: Path, dsn: str) -> No
         env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path}:{ROOT}", "DATABASE_URL": dsn},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "pyworker: pyworker top needs textual: pip install 'pyworker[top]'\n"
+    assert done.stderr == "pyworker: pyworker top needs textual: pip install 'pyworker-pg[top]'\n"

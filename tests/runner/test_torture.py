@@ -251,7 +251,7 @@ def test_the_record_of_a_tortured_queue_has_no_violation(history: Path, tmp_path
     with ExitStack() as closing:
         server = Postgres(closing, max_connections="300")
         server.install()
-        server.execute("create table public.effects (job_id bigint, run integer)")
+        server.execute("create table public.effects (job_id bigint, run bigint)")
         server.execute("create index on public.effects (job_id)")
         server.execute("select pyworker.set_queue('narrow', 2)")
         Recorder("limits")("limit", queue="narrow", limit=2)

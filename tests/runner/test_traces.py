@@ -105,7 +105,9 @@ def test_an_exception_is_an_error_without_its_words_in_the_span_and_an_event_of_
     (event,) = events
     assert event["exception"]["values"][-1]["type"] == "ValueError"
     assert (event["transaction"], event["tags"]) == (task, {"pyworker.task": task, "pyworker.queue": task})
-    assert event["contexts"]["pyworker"] == {"job_id": job_id, "run": 1, "attempt": 1, "max_attempts": 25}
+    assert event["contexts"]["pyworker"] == {
+        "job_id": job_id, "run": served.job(job_id).run, "attempt": 1, "max_attempts": 25,
+    }  # fmt: skip
     served.until_state("retryable", job_id)
 
 
@@ -153,4 +155,4 @@ def test_add_job_writes_the_trace_into_meta_if_one_is_collected(queue: Any, coll
 def test_without_its_library_the_error_names_the_extra(module: str, package: str) -> None:
     code = f"import sys; sys.modules['{package}'] = None; import pyworker.{module}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert f"pip install 'pyworker[{module}]'" in done.stderr.splitlines()[-1]
+    assert f"pip install 'pyworker-pg[{module}]'" in done.stderr.splitlines()[-1]

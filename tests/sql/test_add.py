@@ -223,6 +223,22 @@ def test_a_payload_that_is_no_json_is_refused(api: Any, payload: str) -> None:
     assert nothing_was_added(api)
 
 
+@pytest.mark.parametrize(
+    ("meta", "words"), [("repeat('x', 1048576)", "larger than 1048576 bytes"), ("deep", "deeper than 100 levels")]
+)
+@pytest.mark.parametrize("bulk", [False, True], ids=["add_job", "add_jobs"])
+def test_meta_has_the_limits_of_the_payload(api: Any, meta: str, words: str, bulk: bool) -> None:
+    meta = f"jsonb_build_object('m', {meta})".replace("deep", "(repeat('[', 100) || repeat(']', 100))::jsonb")
+    with api.refusal("PW001", "meta", words):
+        if bulk:
+            api.rows(
+                f"select pyworker.add_jobs(jsonb_build_array(jsonb_build_object('identifier', 't', 'meta', {meta})))"
+            )
+        else:
+            api.rows(f"select pyworker.add_job('t', meta => {meta})")
+    assert api.rows("select from pyworker.jobs") == []
+
+
 def test_meta_must_be_an_object(api: Any) -> None:
     for meta in ("[]", "1", '"a"', "null"):
         with api.refusal("PW001", "meta"):
@@ -276,7 +292,7 @@ def test_deeper_nesting_is_refused(api: Any, payload: str) -> None:
 def test_a_task_gives_its_defaults_to_bare_adds_and_each_argument_replaces_one(api: Any) -> None:
     api.define_task("t", max_attempts=3, priority=-5, queue_name="q")
     for job in (api.add_job("t"), api.add_job("t", job_key="k"), *api.add_jobs([{"identifier": "t"}])):
-        assert (job.max_attempts, job.priority, job.queue_name, job.state) == (3, -5, "q", "pending")
+        assert (job.max_attempts, job.priority, job.queue_name, job.state) == (3, -5, "q", "available")
     given = {"max_attempts": 9, "priority": 0, "queue_name": "other"}
     for job in (
         api.add_job("t", **given), api.add_job("t", job_key="k", **given), *api.add_jobs([{"identifier": "t", **given}]),

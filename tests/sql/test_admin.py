@@ -145,7 +145,7 @@ def test_retry_lets_a_job_run_now(api: Any, job_in: Any, worker: int, state: str
     assert api.get_job(job.id) == again
     assert api.payload(job.id) == "[1e2]"
     assert api.rows("select from pyworker.history") == []
-    assert api.claim(worker).run == job.run + 1
+    assert api.claim(worker).run > job.run
 
 
 def test_retry_gives_one_more_attempt_where_none_is_left(api: Any, worker: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -171,8 +172,8 @@ def test_a_handler_may_give_up_at_once_or_call_the_job_off(api: Any, job_in: Any
 @pytest.mark.parametrize(
     "item",
     [
-        "5", "null", "[]", '"x"', "{{}}", '{{"id": {id}}}', '{{"run": {run}}}', '{{"id": "{id}", "run": {run}}}',
-        '{{"id": {id}, "run": "{run}"}}', '{{"id": {id}.4, "run": {run}}}', '{{"id": {id}, "run": {run}.4}}',
+        "5", "null", "[]", '"x"', "{{}}", '{{"id": {id}}}', '{{"run": {run}}}', '{{"id": "{id}.0", "run": {run}}}',
+        '{{"id": {id}, "run": "0x1"}}', '{{"id": {id}.4, "run": {run}}}', '{{"id": {id}, "run": {run}.4}}',
         '{{"id": 1e30, "run": 1}}', '{{"id": {id}, "run": 1e30}}', '{{"id": null, "run": null}}',
         '{{"id": {id}, "run": {run}, "discard": "yes"}}', '{{"id": {id}, "run": {run}, "cancel": 1}}',
         '{{"id": {id}, "run": {run}, "delay": "soon"}}', '{{"id": {id}, "run": {run}, "delay": -1}}',
@@ -209,17 +210,96 @@ def test_the_errors_of_all_attempts_are_kept_oldest_first(api: Any, job_in: Any,
     job = job_in("running")
     before = api.at()
     api.fail(job, "one")
-    api.fail(api.claim(worker), "two")
+    again = api.claim(worker)
+    api.fail(again, "two")
     api.permanently_fail_jobs([job.id], "by hand")
     api.retry_job(job.id)
     done = api.claim(worker)
     api.finish_job(done.id, done.run)
     errors = api.job_errors(job.id)
     assert [(e.run, e.worker, e.error) for e in errors] == [
-        (1, str(worker), "one"),
-        (2, str(worker), "two"),
-        (2, None, "by hand"),
+        (job.run, str(worker), "one"),
+        (again.run, str(worker), "two"),
+        (again.run, None, "by hand"),
     ]
     assert before <= errors[0].at <= errors[1].at <= errors[2].at <= api.at()
     api.delete_job(job.id)
     assert api.job_errors(job.id) == []
+
+
+def test_ids_and_runs_may_be_strings_as_javascript_sends_large_numbers(api: Any, job_in: Any) -> None:
+    job = job_in("running")
+    assert api.fail_jobs([{"id": str(job.id), "run": str(job.run), "error": "boom"}]) == [job.id]
+    assert api.get_job(job.id).state == "retryable"
+
+
+def test_a_malformed_item_is_told_in_a_warning_without_what_it_carries(api: Any, job_in: Any) -> None:
+    job = job_in("running")
+    told: list[tuple[Any, str]] = []
+
+    def hear(notice: Any) -> None:
+        told.append((notice.severity, notice.message_primary))
+
+    api.conn.add_notice_handler(hear)
+    try:
+        assert (
+            api.fail_jobs(
+                [{"id": "x", "run": job.run, "error": "secret"}, {"id": job.id, "run": job.run, "delay": "soon"}]
+            )
+            == []
+        )
+    finally:
+        api.conn.remove_notice_handler(hear)
+    ((severity, warning),) = told
+    assert severity == "WARNING"
+    for words in ("fail_jobs", "item 1: id must be an integer", 'item 2: delay .* got "soon"'):
+        assert re.search(words, warning), warning
+    assert "secret" not in warning
+
+
+@pytest.mark.parametrize("payload", ["x" * 1_048_576, 101], ids=["too large", "too deep"])
+@pytest.mark.parametrize("how", [{}, {"discard": True}, {"delay": 0}], ids=["retry", "discard", "at once"])
+def test_a_payload_beyond_the_limits_is_left_out_and_the_job_fails_with_its_own(
+    api: Any, job_in: Any, payload: Any, how: dict[str, Any]
+) -> None:
+    job = job_in("running", payload={"n": 1})
+    if isinstance(payload, int):
+        payload = json.loads("[" * payload + "]" * payload)
+    assert api.fail_jobs([{"id": job.id, "run": job.run, "error": "boom", "payload": payload, **how}]) == [job.id]
+    failed = api.get_job(job.id)
+    assert failed.state != "running"
+    assert failed.payload == {"n": 1}
+    assert re.search("^boom\n.*payload .* was left out: payload must not be", failed.last_error)
+
+
+def test_a_batch_ends_each_job_in_its_own_way(api: Any, worker: int) -> None:
+    """Retried by its task's backoff or the given delay, discarded, cancelled, superseded: all in one call, in queues and sequences."""
+    api.define_task("slow", backoff='["1 hour"]')
+    api.set_queue("q", 9)
+    api.add_jobs([{"identifier": "t", "queue_name": "q"}, {"identifier": "slow"}, {"identifier": "t"}])
+    api.add_jobs(
+        [{"identifier": "t", "max_attempts": 1, "sequence_policy": {"key": "s"}}, {"identifier": "t", "job_key": "k"}]
+    )
+    api.add_jobs([{"identifier": "t"}, {"identifier": "t", "queue_name": "q", "max_attempts": 1}])
+    behind = api.add_job("t", sequence_policy={"key": "s"})
+    api.promote_jobs()
+    plain, slow, delayed, last, superseded, cancelled, queued = sorted(
+        api.claim_jobs(worker, 9), key=lambda job: job.id
+    )
+    api.add_job("t", job_key="k")
+    before = api.at()
+    how: dict[int, dict[str, Any]] = {delayed.id: {"delay": "1 day"}, cancelled.id: {"cancel": True}}
+    batch = [plain, slow, delayed, last, superseded, cancelled, queued]
+    failures = [
+        {"id": job.id, "run": job.run, "error": f"error {job.id}", **how.get(job.id, {})} for job in batch[::-1]
+    ]
+    assert api.fail_jobs(failures) == [job.id for job in batch]
+    ended = [api.get_job(job.id) for job in batch]
+    assert [(job.state, job.reason) for job in ended] == [
+        ("retryable", None), ("retryable", None), ("retryable", None), ("discarded", "out of attempts"),
+        ("cancelled", "superseded"), ("cancelled", "error 6"), ("discarded", "out of attempts"),
+    ]  # fmt: skip
+    waits = [(job.run_at - before).total_seconds() for job in ended[:3]]
+    assert waits == [pytest.approx(wanted, abs=5) for wanted in (math.e, 3600, DAY)]
+    assert [api.job_errors(job.id)[0].error for job in batch] == [f"error {job.id}" for job in batch]
+    assert api.get_job(behind.id).sequence_halted_by == last.id

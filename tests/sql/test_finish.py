@@ -33,14 +33,14 @@ def test_a_finished_job_moves_to_history_with_everything_about_it(api: Any, work
 
 def test_a_batch_is_judged_job_by_job(api: Any, worker: int) -> None:
     jobs = [api.add_job("t") for _ in range(7)]
-    api.claim_jobs(worker, 6)
+    run = api.claim_jobs(worker, 6)[0].run  # one for the whole claim
     released, snoozed, finished, cancelled, wrong_run, good, waiting = (job.id for job in jobs)
-    api.release_jobs([released], [1])
-    api.snooze_job(snoozed, 1, "1 hour")
-    api.finish_job(finished, 1)
+    api.release_jobs([released], [run])
+    api.snooze_job(snoozed, run, "1 hour")
+    api.finish_job(finished, run)
     api.cancel_job(cancelled, True)
     batch = [released, snoozed, finished, cancelled, wrong_run, waiting, good, 4711, None, good]
-    runs = [1, 1, 1, 1, 2, 0, 1, 1, 1, 1]
+    runs = [run, run, run, run, run + 1, 0, run, run, run, run]
     assert api.finish_jobs(batch, runs) == [good]
     states = {job.id: api.get_job(job.id).state for job in jobs}
     assert list(states.values()) == [
@@ -170,18 +170,18 @@ def test_an_earlier_error_stays_visible_on_a_completed_job(api: Any, job_in: Any
 
 def test_was_finished_tells_a_commit_from_a_rollback_and_waits_for_neither(api: Any, worker: int, session: Any) -> None:
     done, undone, open_ = (api.add_job("t").id for _ in range(3))
-    api.claim_jobs(worker, 3)
+    run = api.claim_jobs(worker, 3)[0].run
     with api.conn.transaction():
-        api.finish_job(done, 1)
+        api.finish_job(done, run)
         committed = api.value("select pg_current_xact_id()::text")
     with api.conn.transaction(force_rollback=True):
-        api.finish_job(undone, 1)
+        api.finish_job(undone, run)
         rolled_back = api.value("select pg_current_xact_id()::text")
     other = session()
     other.begin()
-    other.run("select pyworker.finish_job(%s, 1)", [open_])
+    other.run("select pyworker.finish_job(%s, %s)", [open_, run])
     in_progress = other.value("select pg_current_xact_id()::text")
-    ask = "select pyworker.was_finished(%s, 1, %s::xid8)"
+    ask = f"select pyworker.was_finished(%s, {run}, %s::xid8)"
     assert api.value(ask, [done, committed]) is True
     assert api.value(ask, [undone, rolled_back]) is False
     assert api.value(ask, [open_, in_progress]) is None
@@ -192,10 +192,10 @@ def test_was_finished_tells_a_commit_from_a_rollback_and_waits_for_neither(api: 
 def test_a_number_that_a_crash_has_given_to_another_transaction_finishes_nothing(api: Any, worker: int) -> None:
     """The server forgets a transaction that it had not logged when it crashed, and its number is given out again."""
     job_id = api.add_job("t").id
-    api.claim_jobs(worker, 1)
+    run = api.claim(worker).run
     with api.conn.transaction():
         api.add_job("somebody else's")
         stranger = api.value("select pg_current_xact_id()::text")
-    ask = "select pyworker.was_finished(%s, 1, %s::xid8)"
+    ask = f"select pyworker.was_finished(%s, {run}, %s::xid8)"
     assert api.value(ask, [job_id, stranger]) is False
     assert api.value(ask, [job_id, str(int(stranger) + 10**6)]) is False  # not given out again yet

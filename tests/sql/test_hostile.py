@@ -27,7 +27,8 @@ WORKER = PRODUCER | {
     "describe_cron", "was_finished", "worker_health",
 }  # fmt: skip
 LOOKS = {
-    "worker_health", "metrics", "overview", "count_jobs", "throughput", "list_jobs", "list_queues", "list_sequences", "list_workers",
+    "worker_health", "metrics", "overview", "count_jobs", "throughput", "list_jobs", "list_queues", "list_sequences",
+    "list_tasks", "list_workers",
 }  # fmt: skip
 ADMIN = WORKER | LOOKS | {
     "act",
@@ -104,7 +105,7 @@ def test_no_reader_sees_a_payload_or_a_result(own: Any) -> None:
         own.add_job("t", f'{{"password": "{SECRET}"}}', job_key=key)
     own.add_job("u", f'{{"password": "{SECRET}"}}', sequence_policy={"by_args": True})
     done, failed = own.claim_jobs(worker, 2)
-    own.rows("select pyworker.finish_jobs(array[%s], array[1], array['\"xyzzy\"'::jsonb])", [done.id])
+    own.rows("select pyworker.finish_jobs(array[%s], array[%s], array['\"xyzzy\"'::jsonb])", [done.id, done.run])
     own.fail(failed, payload=[SECRET])
     own.add_schedule("s", "* * * * *", "t", {"password": SECRET})
     own.rows("select pyworker.act('run_schedule', array['s'], 'somebody')")
@@ -198,8 +199,8 @@ def test_a_producers_own_objects_and_search_path_fool_no_add(hostile: Any, own: 
     own.rows("reset role; reset search_path")
     jobs = own.rows("select id, state, queue_name, key from pyworker.jobs order by id")
     assert [(job.id, job.state) for job in jobs] == [
-        (1, "available"), (2, "available"), (3, "pending"), (4, "available"), (5, "available"), (6, "available"),
-        (7, "pending"), (8, "available"),
+        (1, "available"), (2, "available"), (3, "available"), (4, "available"), (5, "available"), (6, "available"),
+        (7, "available"), (8, "available"),
     ]  # fmt: skip
     assert own.get_job(5).payload == [1, 2, 3]
     assert own.value("select min(created_at) > now() - interval '1 hour' from pyworker.jobs")
@@ -211,12 +212,12 @@ def test_a_workers_own_objects_and_search_path_fool_no_claim(hostile: Any, own: 
     worker = api.register_worker()
     jobs = api.claim_jobs(worker, 10, ["t"], ["default", "q"], ["flag"])
     assert [job.id for job in jobs] == list(range(1, 9))
-    assert api.finish_jobs([1, 2], [1, 1]) == [1, 2]
-    api.finish_job(8, 1)
+    assert api.finish(1, 2) == [1, 2]
+    api.finish(8)
     assert api.fail(jobs[2]) == [3]
-    api.snooze_job(4, 1, "1 hour")
-    assert api.release_jobs([5], [1]) == [5]
-    assert api.reconcile(worker, [6], [1]) == [6]
+    api.snooze_job(4, jobs[3].run, "1 hour")
+    assert api.release_jobs([5], [jobs[4].run]) == [5]
+    assert api.reconcile(worker, [6], [jobs[5].run]) == [6]
     assert api.heartbeat(worker) is True
     assert api.maintain()["rescued"] == 0
     api.define_task("t", priority=1)
@@ -275,8 +276,17 @@ def test_no_setting_of_the_caller_changes_what_a_call_does(api: Any, actor: Any,
     a.fail(jobs[0])
     a.finish_jobs([jobs[1].id], [jobs[1].run])
     a.release_jobs([jobs[2].id], [jobs[2].run])
-    a.snooze_job(a.claim(worker, "slow").id, 1, "1 hour 30 min")
+    slow = a.claim(worker, "slow")
+    a.snooze_job(slow.id, slow.run, "1 hour 30 min")
     a.maintain()
     assert 26 * 3600 - 60 < (api.get_job(jobs[0].id).run_at - api.at()).total_seconds() <= 26 * 3600
     assert a.cancel_job(jobs[2].id).state == "cancelled"
     assert a.retry_job(jobs[1].id).state == "available"
+    for call in (
+        "describe_cron('*/5 4,6 * jan mon-fri')",
+        "parse_crontab('*/5 4 * * * t ?id=a&fill=1d2h {a: 1}\n@daily u ?jobKey=k')",
+        "next_runs('0 4 * * *', 'UTC', 2, '2026-01-01 00:00+00') r cross join lateral timezone('UTC', r.run_at)",
+        "unique_opts(by_period => '90 minutes')",
+    ):
+        assert len({str(one.rows(f"select to_json(c) from pyworker.{call} c")) for one in (a, api)}) == 1
+    assert a.rows("select finding from pyworker.doctor() where severity = 'error'") == []

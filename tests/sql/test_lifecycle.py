@@ -13,35 +13,35 @@ import pytest
 
 # A state: the job's new one. =: returned or accepted, unchanged. -: left out, unchanged. PW…: refused, unchanged.
 TABLE = """
-                     scheduled  pending    available  running    retryable  due        discarded  completed  cancelled
-claim                -          -          running    -          -          running    -          -          -
-promote              -          -          -          -          -          -          -          -          -
-maintain             -          -          -          -          -          -          -          -          -
-finish_jobs          -          -          -          completed  -          -          -          -          -
-finish_job           PW002      PW002      PW002      completed  PW002      PW002      PW002      PW002      PW002
-fail                 -          -          -          retryable  -          -          -          -          -
-fail_for_good        -          -          -          discarded  -          -          -          -          -
-fail_cancel          -          -          -          cancelled  -          -          -          -          -
-snooze               PW002      PW002      PW002      scheduled  PW002      PW002      PW002      PW002      PW002
-release              -          -          -          available  -          -          -          -          -
-reconcile            -          -          -          available  -          -          -          -          -
-unregister           -          -          -          available  -          -          -          -          -
-force_unlock         -          -          -          available  -          -          -          -          -
-sweep                -          -          -          available  -          -          -          -          -
-cancel               cancelled  cancelled  cancelled  =          cancelled  cancelled  =          =          =
-cancel_by_force      cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  =          =          =
-retry                available  =          =          PW005      available  =          available  available  available
-retry_jobs           available  =          =          -          available  =          available  available  available
-delete               gone       gone       gone       PW005      gone       gone       gone       gone       gone
-complete_jobs        completed  completed  completed  -          completed  completed  completed  -          -
-permanently_fail     discarded  discarded  discarded  -          discarded  discarded  discarded  -          -
-reschedule_later     scheduled  scheduled  scheduled  -          retryable  retryable  retryable  -          -
-reschedule_earlier   available  pending    available  -          available  available  available  -          -
-reschedule_used_up   discarded  discarded  discarded  -          discarded  discarded  discarded  -          -
-remove_job           gone       gone       gone       running    gone       gone       gone       -          -
-replace              available  available  available  running    available  available  available  -          -
-preserve_run_at      scheduled  available  available  running    available  available  available  -          -
-unsafe_dedupe        =          =          =          =          =          =          =          -          -
+                    scheduled  pending    queued     available  running    retryable  due        discarded  completed  cancelled
+claim               -          -          -          running    -          -          running    -          -          -
+promote             -          -          -          -          -          -          -          -          -          -
+maintain            -          -          -          -          -          -          -          -          -          -
+finish_jobs         -          -          -          -          completed  -          -          -          -          -
+finish_job          PW002      PW002      PW002      PW002      completed  PW002      PW002      PW002      PW002      PW002
+fail                -          -          -          -          retryable  -          -          -          -          -
+fail_for_good       -          -          -          -          discarded  -          -          -          -          -
+fail_cancel         -          -          -          -          cancelled  -          -          -          -          -
+snooze              PW002      PW002      PW002      PW002      scheduled  PW002      PW002      PW002      PW002      PW002
+release             -          -          -          -          available  -          -          -          -          -
+reconcile           -          -          -          -          available  -          -          -          -          -
+unregister          -          -          -          -          available  -          -          -          -          -
+force_unlock        -          -          -          -          available  -          -          -          -          -
+sweep               -          -          -          -          available  -          -          -          -          -
+cancel              cancelled  cancelled  cancelled  cancelled  =          cancelled  cancelled  =          =          =
+cancel_by_force     cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  cancelled  =          =          =
+retry               available  pending    =          =          PW005      available  =          available  available  available
+retry_jobs          available  pending    =          =          -          available  =          available  available  available
+delete              gone       gone       gone       gone       PW005      gone       gone       gone       gone       gone
+complete_jobs       completed  completed  completed  completed  -          completed  completed  completed  -          -
+permanently_fail    discarded  discarded  discarded  discarded  -          discarded  discarded  discarded  -          -
+reschedule_later    scheduled  pending    scheduled  scheduled  -          retryable  retryable  retryable  -          -
+reschedule_earlier  available  pending    available  available  -          available  available  available  -          -
+reschedule_used_up  discarded  discarded  discarded  discarded  -          discarded  discarded  discarded  -          -
+remove_job          gone       gone       gone       gone       running    gone       gone       gone       -          -
+replace             available  available  available  available  running    available  available  available  -          -
+preserve_run_at     scheduled  available  available  available  running    available  available  available  -          -
+unsafe_dedupe       =          =          =          =          =          =          =          =          -          -
 """
 
 
@@ -124,7 +124,7 @@ def test_time_goes_on_within_a_transaction(actor: Any, worker: int) -> None:
     assert a.heartbeat(worker) is True
     beat_at = a.value("select beat_at from pyworker.workers")
     assert beat_at > job.created_at
-    a.finish_job(job.id, 1)
+    a.finish(job.id)
     assert a.get_job(job.id).finished_at > beat_at
     soon = a.add_job("t", run_at=a.at("10 ms"))
     until = time.monotonic() + 5

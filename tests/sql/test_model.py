@@ -132,26 +132,12 @@ class Model:
         elif job.run_at > self.now:
             job.state = until
         else:
-            job.state = "pending" if job.queue else "available"
+            job.state = "available"
 
     def at(self, job: Job, delay: timedelta = timedelta(0)) -> None:
         job.run_at, job.fresh = self.now + delay, True
 
     # Turns
-
-    def fill(self, queue: str) -> None:
-        ready = [j for j in self.live("available", "running") if j.queue == queue]
-        limit, paused = self.limit(queue), queue in self.paused
-        if paused or limit is None:
-            ready = [j for j in ready if j.state == "available"]
-        slots = (0 if paused else 1000 if limit is None else limit) - len(ready)
-        if slots < 0:
-            for job in sorted((j for j in ready if j.state == "available"), key=Job.rank)[slots:]:
-                job.state = "pending"
-        else:
-            parked = [j for j in self.live("pending") if j.queue == queue and j.place in (None, "head")]
-            for job in sorted(parked, key=Job.rank)[:slots]:
-                job.state = "available"
 
     def advance(self, sequence: str) -> None:
         for job in self.waiting(sequence)[:1]:
@@ -173,23 +159,25 @@ class Model:
         for sequence in {j.sequence for j in self.jobs if j.place in ("waiting", "next")}:
             if not self.head(sequence):
                 self.advance(sequence)
-        for queue in {j.queue for j in self.live() if j.queue}:
-            self.fill(queue)
 
-    def make_way(self, jobs: list[tuple[Job, str, str | None]], at_once: bool = True) -> None:
-        """These jobs, with the state and the place that they had, have left: their sequences and queues go on."""
-        for sequence in sorted({job.sequence for job, _, place in jobs if place == "head"}):
+    def make_way(self, jobs: list[tuple[Job, str | None]]) -> None:
+        """These jobs, with the place that they had, have left: their sequences go on."""
+        for sequence in sorted({job.sequence for job, place in jobs if place == "head"}):
             self.advance(sequence)
-        for queue in sorted({job.queue for job, was, _ in jobs if job.queue and was == "running"}):
-            if at_once and self.limit(queue) is not None:
-                self.fill(queue)
+
+    def room(self, queue: str | None) -> float:
+        """How many jobs more may start in it."""
+        limit = self.limit(queue) if queue else None
+        if queue in self.paused:
+            return 0
+        return float("inf") if limit is None else limit - sum(j.queue == queue for j in self.live("running"))
 
     # Ends
 
     def close(self, jobs: list[Job], state: str, reason: str | None = None, error: str | None = None) -> None:
         left = []
         for job in jobs:
-            left.append((job, job.state, job.place))
+            left.append((job, job.place))
             if state == "cancelled" and not (job.superseded or reason == "replaced"):
                 self.halt(job, 0)
             job.state, job.place, job.reason, job.error = state, None, reason, error or job.error
@@ -197,7 +185,7 @@ class Model:
             job.expires = self.now + retention
             if not retention:
                 self.jobs.remove(job)
-        self.make_way(left, reason != "replaced")
+        self.make_way(left)
 
     def halt(self, job: Job, flag: int) -> None:
         if job.sequence and job.state != "discarded" and not job.goes_on[flag]:
@@ -210,7 +198,7 @@ class Model:
         if job.superseded or job.called_off:
             return self.close([job], "cancelled", job.superseded or "cancelled", error)
         self.halt(job, 1)
-        left = [(job, job.state, job.place)]
+        left = [(job, job.place)]
         job.state, job.place, job.worker, job.reason = "discarded", None, None, reason
         job.error, job.expires = error or job.error, self.now + RETENTION["discarded"]
         self.make_way(left)
@@ -231,12 +219,11 @@ class Model:
         if delay is not None:
             self.at(job, delay)
         self.wait(job, until)
-        self.make_way([(job, "running", None)])
 
     def forget(self, job: Job) -> None:
         self.jobs.remove(job)
         self.unhalt(job)
-        self.make_way([(job, job.state, job.place)])
+        self.make_way([(job, job.place)])
 
     # Adds
 
@@ -288,7 +275,7 @@ class Model:
         if old and old.state == "running":
             old.key, old.attempts, old.superseded = None, old.max_attempts, "superseded"
         elif old:
-            left = [(deepcopy(old), old.state, old.place)]
+            left = [(deepcopy(old), old.place)]
             failed = old.attempts > 0 or old.state == "discarded"
             if old.state == "discarded":
                 self.unhalt(old)
@@ -365,11 +352,14 @@ class Model:
             if (tasks is None or j.task in tasks) and (queues is None or (j.queue or "default") in queues)
             and not set(forbidden or []) & set(j.flags or [])
         ]  # fmt: skip
-        claimed = sorted(ready, key=Job.rank)[:limit]
-        for job in claimed:
-            job.state, job.worker, job.run, job.attempts = "running", worker, job.run + 1, job.attempts + 1
+        claimed = []
+        for job in sorted(ready, key=Job.rank):
+            if len(claimed) == limit or self.room(job.queue) <= 0:
+                continue
+            claimed.append(job)
+            job.state, job.worker, job.attempts = "running", worker, job.attempts + 1
             job.called_off = False
-        return [(j.id, j.run, j.attempts, j.payload, j.key, j.queue) for j in claimed]
+        return [(j.id, j.attempts, j.payload, j.key, j.queue) for j in claimed]
 
     def start(self, job_id: int, run: int) -> bool:
         job = self.running(job_id, run)
@@ -466,7 +456,7 @@ class Model:
         job = self.known(job_id)
         if job.state == "running":
             raise Refused("PW005")
-        if job.state == "available" or (job.state == "pending" and job.place in (None, "head")):
+        if job.state == "available":
             return job.state
         if job.state == "pending":
             before = [(s, h) for s, h in self.halts if s == job.sequence and h < job.id]
@@ -570,7 +560,6 @@ class Model:
 
     def pause(self, queue: str) -> None:
         self.paused.add(queue)
-        self.fill(queue)
 
     def once(self, key: str) -> bool:
         new = key not in self.marks
@@ -605,9 +594,7 @@ class Model:
             waiting, head = self.waiting(s), self.head(s)
             halts = [h for h in sorted(h for t, h in self.halts if t == s) if not waiting or h < waiting[0].id]
             halted = not head and (not waiting or waiting[0].place == "waiting")
-            queued = bool(head and head.state == "pending")
-            running = head.id if head and not queued else None
-            shown[s] = (running, len(waiting) + queued, halts[0] if halted and halts else None)
+            shown[s] = (head.id if head else None, len(waiting), halts[0] if halted and halts else None)
         return shown
 
 
@@ -811,14 +798,19 @@ class Machine(RuleBasedStateMachine):
         self.api.rows(
             "reset pyworker.claim_note"
         )  # how far the last claim came: it may pass over what came in before that, for a while
-        got = self.same(
-            lambda m: m.claim(worker, limit, *only),
-            lambda: [
-                (j.id, j.run, j.attempts, j.payload, j.key, j.queue_name) for j in self.api.claim_jobs(worker, limit, *only)
-            ],
-        )  # fmt: skip
-        if not isinstance(got, str):
-            self.runs += [(job[0], job[1]) for job in got]
+        runs: dict[int, int] = {}
+
+        def theirs() -> Any:
+            rows = self.api.claim_jobs(worker, limit, *only)
+            runs.update({j.id: j.run for j in rows})
+            return [(j.id, j.attempts, j.payload, j.key, j.queue_name) for j in rows]
+
+        self.same(lambda m: m.claim(worker, limit, *only), theirs)
+        for job in self.model.jobs:
+            if job.id in runs:
+                assert runs[job.id] > job.run
+                job.run = runs[job.id]
+        self.runs += runs.items()
 
     @rule(number=numbers, limit=st.sampled_from([1, 2, 9]))
     def claim_any(self, number: int, limit: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 
 
@@ -156,99 +157,121 @@ def test_notifications_can_be_switched_off_for_a_session(api: Any, actor: Any, w
     assert heard() == [""]
 
 
-def notified(api: Any, seconds_ago: float) -> None:
-    api.rows(
-        "select setval('pyworker.notified_at', ((extract(epoch from clock_timestamp()) - %s) * 1000)::bigint)",
-        [seconds_ago],
-    )
+def look(api: Any) -> float:
+    """Seconds after which a worker that waits looks again, notified or not."""
+    # Rows of other tests may have made a walk dear: not what is asked for here.
+    api.rows("select set_config('pyworker.walk_' || name, '', false) from unnest('{claim,due,requests}'::text[]) name")
+    due = api.seconds_until_due()
+    return 2.0 if due is None else due
 
 
-@pytest.fixture
-def four_that_notify(api: Any, actor: Any, worker: int) -> list[Any]:
-    """Four open transactions that have added a job while a worker waits."""
+def test_each_transaction_that_adds_while_a_worker_waits_notifies_whatever_others_do(
+    api: Any, actor: Any, worker: int, heard: Any
+) -> None:
+    """Those that stay open hold back no other's notification; nor does one that is rolled back."""
     wait(api, worker)
-    actors = [actor() for _ in range(4)]
-    for a in actors:
-        a.begin()
-        a.add_job("t")
-    return actors
-
-
-def test_of_many_adds_at_once_four_notify(api: Any, heard: Any, four_that_notify: list[Any]) -> None:
-    notified(api, -60)  # just now, however slow this test is
-    api.add_job("t")
-    assert heard() == []
-    four_that_notify[0].commit()
-    assert heard() == [""]
-    api.add_job("t")
-    assert heard() == [""]
-
-
-def test_four_transactions_that_stay_open_silence_nobody(api: Any, heard: Any, four_that_notify: list[Any]) -> None:
-    notified(api, 0.1)
-    api.add_job("t")
-    assert heard() == [""]
-
-
-def test_one_that_was_rolled_back_silences_nobody(api: Any, actor: Any, worker: int, heard: Any) -> None:
-    wait(api, worker)
-    a = actor()
-    for _ in range(10):
-        a.begin()
-        a.add_job("t")
-        a.rollback()
-        notified(api, -60)
+    others = [actor() for _ in range(6)]
+    for other in others:
+        other.begin()
+        other.add_job("t")
+    for _ in range(2):
         api.add_job("t")
+        assert heard() == [""]
+    for other in others[:3]:
+        other.rollback()
+    api.add_job("t")
+    assert heard() == [""]
+    for other in others[3:]:
+        other.commit()
         assert heard() == [""]
 
 
-def test_an_add_that_leaves_it_to_others_to_notify_has_workers_look_again(
-    api: Any, four_that_notify: list[Any]
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+def test_while_a_transaction_is_open_that_saw_no_worker_wait_a_worker_looks_again_soon(
+    api: Any, actor: Any, worker: int, outcome: str
 ) -> None:
-    assert api.seconds_until_due() is None
-    notified(api, -60)
-    api.add_job("t")
-    assert 0.02 <= api.seconds_until_due() < 2
-
-
-def test_an_add_notifies_if_the_others_have_ended_before_its_mark_was_there(
-    api: Any, actor: Any, heard: Any, four_that_notify: list[Any]
-) -> None:
-    """Else a worker may have come and gone between its look at them and its mark."""
-    notified(api, -60)
-    a, b = actor(), actor()
+    a = actor()
     a.begin()
-    a.rows("alter sequence pyworker.silenced_at cache 1")  # the add comes to wait where it would leave its mark
-    add = b.later.add_job("t")
-    b.blocked(add)
-    for other in four_that_notify:
-        other.rollback()
-    a.commit()
-    assert add.result(20)
+    job = a.add_job("t")
+    wait(api, worker)  # begins to wait now
+    assert 0 < look(api) <= 0.25
+    api.rows("select pg_sleep(0.3)")  # however long it is open
+    assert 0.2 < look(api) <= 0.25
+    getattr(a, outcome)()
+    assert look(api) == 2
+    assert [found.id for found in api.claim_jobs(worker)] == ([job.id] if outcome == "commit" else [])
+
+
+def test_a_transaction_that_began_later_or_in_another_database_keeps_no_worker_awake(
+    api: Any, actor: Any, worker: int, dsn: str
+) -> None:
+    with psycopg.connect(dsn, dbname="postgres") as elsewhere:
+        elsewhere.execute("select pg_current_xact_id()")
+        wait(api, worker)
+        a = actor()
+        a.begin()
+        a.add_job("t")  # notifies with its commit
+        assert look(api) == 2
+
+
+def many(api: Any, worker: int) -> None:
+    """One look that finds many jobs."""
+    api.add_jobs([{"identifier": "t"}] * 20)
+    assert len(api.claim_jobs(worker, 1000)) == 20
+
+
+def test_where_many_jobs_come_in_a_worker_looks_every_10_ms_and_adds_are_silent(
+    api: Any, worker: int, heard: Any
+) -> None:
+    wait(api, worker)
+    many(api, worker)
+    assert heard() == [""]
+    assert look(api) == 0.01
+    api.add_job("t")
+    assert heard() == []
+    api.rows("select pg_sleep(0.06)")
+    wait(api, worker)  # it finds that one: no longer many
+    assert look(api) == 2
+    api.add_job("t")
     assert heard() == [""]
 
 
-def test_after_adds_that_kept_silent_workers_look_again_soon_and_then_ever_more_rarely(api: Any) -> None:
-    def silent(seconds_ago: float) -> None:
-        mark = "select setval('pyworker.silenced_at', ((extract(epoch from clock_timestamp()) - %s) * 1000)::bigint)"
-        api.rows(mark, [seconds_ago])
-
-    assert api.seconds_until_due() is None
-    for ago in (0.3, 0.7, 1.5):
-        silent(ago)
-        assert ago - 0.001 <= api.seconds_until_due() < 2
-    silent(0)
-    assert api.seconds_until_due() >= 0.02
-    silent(2.1)
-    assert api.seconds_until_due() is None
-    api.add_job("t", run_at=api.at("5 ms"))
-    silent(1)
-    assert api.seconds_until_due() <= 0.02
+def test_an_add_that_was_silent_and_is_long_in_committing_is_looked_for(api: Any, actor: Any, worker: int) -> None:
+    wait(api, worker)
+    many(api, worker)
+    a = actor()
+    a.begin()
+    job = a.add_job("t")
+    api.rows("select pg_sleep(0.06)")
+    wait(api, worker)
+    assert look(api) <= 0.25
+    a.commit()
+    assert [found.id for found in api.claim_jobs(worker)] == [job.id]
 
 
-def test_who_was_notified_looks_again_soon_while_somebody_else_has_its_queue_in_hand(
-    api: Any, actor: Any, worker: int
+def test_a_worker_that_looks_every_10_ms_and_has_no_room_any_more_leaves_it_to_others(
+    api: Any, worker: int, heard: Any
 ) -> None:
+    wait(api, worker)
+    many(api, worker)
+    heard()
+    api.add_jobs([{"identifier": "t"}] * 3)
+    assert heard() == []
+    assert len(api.claim_jobs(worker, 2)) == 2
+    assert heard() == [""]
+    assert look(api) == 2
+
+
+def test_nobody_stays_silent_for_a_worker_that_has_stopped_looking(api: Any, worker: int, heard: Any) -> None:
+    wait(api, worker)
+    many(api, worker)
+    heard()
+    api.rows("select setval('pyworker.looking_until', (extract(epoch from clock_timestamp()) * 1000)::bigint - 1)")
+    api.add_job("t")
+    assert heard() == [""]
+
+
+def test_a_worker_looks_again_soon_while_another_session_has_locked_a_queue(api: Any, actor: Any, worker: int) -> None:
     api.set_queue("q", 2)
     jobs = [api.add_job("t", queue_name="q") for _ in range(4)]
     one, two = api.claim_jobs(worker, 2)
@@ -256,15 +279,33 @@ def test_who_was_notified_looks_again_soon_while_somebody_else_has_its_queue_in_
     a = actor()
     a.begin()
     a.finish_job(one.id, one.run)
-    api.finish_job(two.id, two.run)  # it cannot hand its slot on: the lane is taken
+    api.finish_job(two.id, two.run)  # it cannot look for the next one: the lane is taken
     assert api.claim_jobs(worker, 1) == []
-    assert api.seconds_until_due() < 2
-    notified(api, 2.1)
-    assert api.seconds_until_due() is None
+    assert look(api) <= 0.25
+    api.rows("select pg_sleep(0.3)")
+    assert 0.2 < look(api) <= 0.25
     a.commit()
     assert {job.id for job in api.claim_jobs(worker, 2)} == {job.id for job in jobs[2:]}
-    notified(api, 0)
-    assert api.seconds_until_due() is None
+    assert look(api) == 2
+
+
+@pytest.mark.parametrize("verb", ["delete_job", "cancel_job", "remove_job"])
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+def test_a_worker_looks_again_soon_while_another_session_has_locked_the_next_job_of_a_sequence(
+    api: Any, actor: Any, worker: int, verb: str, outcome: str
+) -> None:
+    policy = {"key": "s", "continue_on_cancelled": True}
+    ids = [api.add_job("t", sequence_policy=policy, job_key=f"k{n}").id for n in range(3)]
+    api.claim(worker)
+    wait(api, worker)
+    a = actor()
+    a.begin()
+    a.remove_job("k1") if verb == "remove_job" else getattr(a, verb)(ids[1])
+    api.finish(ids[0])
+    wait(api, worker)
+    assert look(api) <= 0.25
+    getattr(a, outcome)()
+    assert [job.id for job in api.claim_jobs(worker)] == [ids[2 if outcome == "commit" else 1]]
 
 
 def test_a_worker_is_told_at_once_when_its_job_is_called_off(api: Any, job_in: Any, heard: Any) -> None:
@@ -284,8 +325,8 @@ def test_a_follow_up_in_a_sequence_is_notified_when_its_turn_comes(api: Any, wor
     sequenced(api, run_at=api.at("1 hour"))
     wait(api, worker)
     heard()
-    for run in range(2):
-        api.finish_jobs([run + 1], [1])
+    for job_id in (1, 2):
+        api.finish(job_id)
         assert set(heard()) == {""}
         wait(api, worker)
     api.cancel_job(3)
@@ -308,7 +349,7 @@ def test_workers_do_not_keep_each_other_awake_while_somebody_has_a_job_in_hand(
     a.begin()
     if which == "first waiting":
         a.cancel_job(second.id)
-        api.finish_jobs([head.id], [1])
+        api.finish(head.id)
     else:
         a.cancel_job(head.id)
         sequenced(api)

@@ -68,7 +68,14 @@ BEGIN = """
     select from pyworker.add_job('t', queue_name => 'q');
     select pyworker.promote_jobs();
 """
-CLAIMED = BEGIN + "select from pyworker.claim_jobs(1, 2);"
+# Run 1, so that both can speak of it; the next run is the time of its claim, and shown as 2.
+CLAIMED = (
+    BEGIN
+    + """
+    select from pyworker.claim_jobs(1, 2);
+    update pyworker.live_jobs set run = 1 where state = 'running';
+"""
+)
 START = {
     "waiting": BEGIN,
     "running": CLAIMED,
@@ -78,7 +85,7 @@ START = {
         select pyworker.fail_jobs('[{"id": 1, "run": 1, "error": "e", "discard": true}]'), pyworker.finish_job(2, 1);""",
 }
 # Made once, and put back by copying.
-TABLES = ["live_jobs", "finished_jobs", "unique_keys", "errors", "wakeups", "workers", "sequence_halts"]
+TABLES = ["live_jobs", "finished_jobs", "unique_keys", "errors", "wakeups", "workers", "claims", "sequence_halts"]
 KEEP = [f'create table "{{0}}".{table} as table pyworker.{table}' for table in TABLES]
 RESTORE = [f'insert into pyworker.{table} overriding system value table "{{0}}".{table}' for table in TABLES] + [
     """update pyworker.workers set expires_at = pyworker.clock()
@@ -94,8 +101,8 @@ GATES = {
     "another key": "select pyworker.add_job('t', '[2]', job_key => 'j')",
 }
 SHOWN = """
-    select coalesce(j.meta ->> 'by', j.id::text), j.state, j.key, (pyworker.get_job(j.id)).payload::text, j.attempts, j.run, j.revision,
-           j.queue_name, j.sequence_key, j.unique_key is not null, j.last_error, j.reason, j.locked_by
+    select coalesce(j.meta ->> 'by', j.id::text), j.state, j.key, (pyworker.get_job(j.id)).payload::text, j.attempts,
+           least(j.run, 2), j.revision, j.queue_name, j.sequence_key, j.unique_key is not null, j.last_error, j.reason, j.locked_by
     from (select * from pyworker.jobs union all select * from pyworker.history) j
 """
 
@@ -131,6 +138,12 @@ class Stage:
         return self.sessions[n]
 
     def reset(self, start: str) -> None:
+        for session in [self.api, *self.sessions]:
+            # The rows that are put back here come in by no function: no session may remember a walk past them.
+            if not session.conn.closed:
+                session.rows(
+                    "select set_config('pyworker.walk_' || name, '', false) from unnest('{claim,due,requests}'::text[]) name"
+                )
         if not self.api.value("select to_regnamespace(quote_ident(%s)) is not null", [start]):
             self.clean()
             self.api.conn.execute(START[start])

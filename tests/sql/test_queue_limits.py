@@ -38,7 +38,7 @@ def test_a_queue_of_n_runs_n_at_once_and_a_next_one_for_each_that_ends(
         api.set_queue("q", limit)
     assert claim(api, worker) == ids[:limit]
     for i in range(10):
-        api.finish_job(ids[i], 1)
+        api.finish(ids[i])
         assert claim(api, worker) == ids[i + limit : i + limit + 1]
 
 
@@ -55,19 +55,25 @@ def test_set_queue_with_a_name_alone_lifts_the_limit(api: Any, worker: int) -> N
     assert claim(api, worker) == ids
 
 
-def test_more_than_a_thousand_jobs_of_a_queue_without_a_limit_run_at_once(api: Any, worker: int) -> None:
-    """As many as that wait in the claim index; what is claimed makes room there, whether or not it ever ends."""
+def test_one_claim_takes_thousands_of_jobs_of_a_queue_without_a_limit(api: Any, worker: int) -> None:
     api.set_queue("q", None)
     ids = add(api, 2500)
-    api.promote_jobs()
-    assert states(api) == {"available": 1000, "pending": 1500}
+    assert (
+        api.rows("select from pyworker.wakeups where after is null and lane = 'queue:q' offset 1") == []
+    )  # only set_queue's own
+    assert claim(api, worker, 2400) == ids[:2400]
+    last = add(api, 1)
+    assert claim(api, worker, 500) == ids[2400:] + last
+
+
+def test_a_queue_that_loses_its_limit_starts_all_that_waits_in_it(api: Any, worker: int) -> None:
+    ids = add(api, 2500)
+    assert claim(api, worker) == ids[:1]
+    api.set_queue("q", None)
     claimed: list[int] = []
     while more := claim(api, worker, 700):
         claimed += more
-        assert states(api).get("available", 0) <= 1000
-    assert sorted(claimed) == ids
-    last = add(api, 1)
-    assert claim(api, worker) == last
+    assert sorted(claimed) == ids[1:]
 
 
 def test_a_limit_as_large_as_an_integer_harms_nobody(api: Any, worker: int) -> None:
@@ -92,41 +98,38 @@ def test_jobs_beyond_a_lowered_limit_run_on_and_none_starts_before_they_have_end
     api.set_queue("q", 2)
     for job in ids[:2]:
         assert claim(api, worker) == []
-        assert api.finish_jobs([job], [1]) == [job]
+        assert api.finish(job) == [job]
     assert claim(api, worker) == []
-    api.finish_job(ids[2], 1)
+    api.finish(ids[2])
     assert claim(api, worker) == [ids[4]]
-    api.finish_jobs(ids[3:5], [1, 1])
+    api.finish(*ids[3:5])
     assert claim(api, worker) == ids[5:]
 
 
 @pytest.mark.parametrize("before", [None, 5, 2000])
-def test_back_to_one_calls_back_what_nobody_has_claimed_the_last_first(
+def test_back_to_one_the_jobs_that_no_worker_has_claimed_start_one_by_one(
     api: Any, worker: int, before: int | None
 ) -> None:
     api.set_queue("q", before)
     ids = add(api, 4)
     api.promote_jobs()
-    assert states(api) == {"available": 4}
     api.set_queue("q", 1)
-    api.promote_jobs()
-    assert [job for job in ids if api.get_job(job).state == "available"] == ids[:1]
     for job in ids:
         assert claim(api, worker) == [job]
-        api.finish_job(job, 1)
+        api.finish(job)
 
 
-def test_thousands_that_were_let_go_are_all_called_back(api: Any, worker: int) -> None:
-    api.set_queue("q", 2**31 - 1)
+def test_of_thousands_of_candidates_one_starts_where_the_limit_was_lowered(api: Any, worker: int) -> None:
+    """And another queue's job, behind all of them, in the same claim."""
+    api.set_queue("q", None)
     ids = add(api, 2500)
-    while api.promote_jobs():
-        pass
-    assert states(api) == {"available": 2500}
+    other = api.add_job("t", priority=1)
     api.set_queue("q", 1)
-    while api.rows("select from pyworker.wakeups"):
-        api.promote_jobs()
-    assert states(api) == {"available": 1, "pending": 2499}
-    assert claim(api, worker) == ids[:1]
+    assert claim(api, worker) == [ids[0], other.id]
+    for i in range(3):
+        assert claim(api, worker) == []
+        api.finish(ids[i])
+        assert claim(api, worker) == [ids[i + 1]]
 
 
 def test_from_no_limit_to_a_limit_counts_what_runs(api: Any, worker: int) -> None:
@@ -135,7 +138,7 @@ def test_from_no_limit_to_a_limit_counts_what_runs(api: Any, worker: int) -> Non
     assert claim(api, worker, 2) == ids[:2]
     api.set_queue("q", 3)
     assert claim(api, worker) == [ids[2]]
-    api.finish_jobs(ids[:2], [1, 1])
+    api.finish(*ids[:2])
     assert claim(api, worker) == ids[3:]
 
 
@@ -146,7 +149,7 @@ def test_in_a_queue_of_n_the_order_is_priority_run_at_id(api: Any, worker: int) 
     seen: list[int] = []
     while jobs := api.claim_jobs(worker, 100):
         seen += [job.id for job in jobs]
-        api.finish_jobs(seen[-len(jobs) :], [1] * len(jobs))
+        api.finish(*seen[-len(jobs) :])
     assert seen == [early, *high, *low]
 
 
@@ -161,8 +164,8 @@ def test_a_failed_job_does_not_hold_its_queue_of_n(api: Any, worker: int, clock:
     clock.advance(hours=1)
     api.heartbeat(worker)
     assert claim(api, worker) == []  # its time has come, its place is taken
-    assert api.get_job(first.id).state == "pending"
-    api.finish_job(ids[2], 1)
+    assert api.get_job(first.id).state == "available"
+    api.finish(ids[2])
     assert claim(api, worker) == [first.id]
 
 
@@ -189,7 +192,7 @@ def test_a_tasks_default_queue_has_its_limit_too(api: Any, worker: int) -> None:
     api.set_queue("q", 2)
     ids = [api.add_job("t").id for _ in range(3)]
     assert claim(api, worker) == ids[:2]
-    api.finish_job(ids[0], 1)
+    api.finish(ids[0])
     assert claim(api, worker) == ids[2:]
 
 
@@ -200,9 +203,9 @@ def test_jobs_of_sequences_share_the_slots_of_their_queue(api: Any, worker: int)
     ]
     a1, a2, b, c1, c2 = [job.id for job in api.add_jobs(specs)]
     assert claim(api, worker) == [a1, b]
-    api.finish_job(b, 1)
+    api.finish(b)
     assert claim(api, worker) == [c1]
-    api.finish_jobs([a1, c1], [1, 1])
+    api.finish(a1, c1)
     assert claim(api, worker) == [a2, c2]
 
 
@@ -252,7 +255,7 @@ def test_odd_names_are_names(api: Any, worker: int, name: str) -> None:
     api.set_queue(name, 2)
     assert claim(api, worker) == ids[:2]
     api.pause_queue(name)
-    api.finish_jobs(ids[:2], [1, 1])
+    api.finish(*ids[:2])
     assert claim(api, worker) == []
     api.resume_queue(name)
     assert claim(api, worker) == ids[2:]
@@ -304,7 +307,7 @@ def test_changing_a_family_lets_the_waiting_jobs_of_all_its_queues_go_on(api: An
     }
 
 
-def test_lowering_a_family_calls_back_what_nobody_has_claimed_even_where_nothing_waits(api: Any, worker: int) -> None:
+def test_a_lowered_family_holds_for_candidates_too(api: Any, worker: int) -> None:
     api.set_queue("c:*", 3)
     for name in ("c:1", "c:2"):
         add(api, 3, name)
@@ -312,7 +315,7 @@ def test_lowering_a_family_calls_back_what_nobody_has_claimed_even_where_nothing
     assert states(api, "c:1") == states(api, "c:2") == {"available": 3}
     api.set_queue("c:*", 1)
     assert len(claim(api, worker)) == 2
-    assert states(api, "c:1") == states(api, "c:2") == {"running": 1, "pending": 2}
+    assert states(api, "c:1") == states(api, "c:2") == {"running": 1, "available": 2}
 
 
 def test_a_new_family_does_not_change_a_queue_that_was_set_by_its_name(api: Any, worker: int) -> None:
@@ -342,20 +345,20 @@ def test_no_job_of_a_paused_queue_starts_and_adding_goes_on(api: Any, worker: in
     api.pause_queue("q")
     ids += add(api, 5)
     assert claim(api, worker) == []
-    assert states(api) == {"pending": 10}
+    assert states(api) == {"available": 10}
     api.resume_queue("q")
     assert claim(api, worker) == ids[:limit]
 
 
 @pytest.mark.parametrize("limit", [1, 3, None])
-def test_a_pause_calls_back_what_was_let_go_and_nobody_has_claimed(api: Any, worker: int, limit: int | None) -> None:
+def test_a_pause_holds_for_candidates_too(api: Any, worker: int, limit: int | None) -> None:
     api.set_queue("q", limit)
-    add(api, 5)
+    ids = add(api, 5)
     api.promote_jobs()
-    assert states(api)["available"] == (limit or 5)
     api.pause_queue("q")
-    assert states(api) == {"pending": 5}
     assert claim(api, worker) == []
+    api.resume_queue("q")
+    assert claim(api, worker) == ids[:limit]
 
 
 @pytest.mark.parametrize("end", ["finish", "fail", "release", "snooze"])
@@ -375,7 +378,7 @@ def test_running_jobs_of_a_paused_queue_run_on_and_nothing_follows_them(
         api.snooze_job(job.id, job.run, "0")
     clock.advance(seconds=1)
     assert claim(api, worker) == []
-    assert states(api) == {"pending": 2 if end == "finish" else 3}
+    assert states(api) == {"available": 2 if end == "finish" else 3}
 
 
 @pytest.mark.parametrize("limit", [1500, None])
@@ -387,12 +390,11 @@ def test_a_pause_holds_with_1500_jobs_that_wait_in_the_claim_index_or_run(
     claimed = claim(api, worker, 100)
     while api.promote_jobs():
         pass
-    assert states(api)["available"] == 1400
     api.set_queue("q", limit)
     api.pause_queue("q")
-    assert states(api) == {"running": 100, "pending": 2900}
+    assert states(api) == {"running": 100, "available": 2900}
     assert claim(api, worker, 10) == []
-    api.finish_jobs(claimed, [1] * 100)
+    api.finish(*claimed)
     assert claim(api, worker, 10) == []
     api.resume_queue("q")
     claimed = []
@@ -409,7 +411,7 @@ def test_a_paused_queue_without_a_limit_stays_paused_while_1500_run(api: Any, wo
     api.pause_queue("q")
     assert claim(api, worker) == []
     for i in range(0, 1500, 500):
-        api.finish_jobs(claimed[i : i + 500], [1] * 500)
+        api.finish(*claimed[i : i + 500])
         assert claim(api, worker) == []
     assert api.rows("select from pyworker.wakeups") == []  # nothing to do until it is resumed
     api.resume_queue("q")
@@ -464,7 +466,7 @@ def test_a_job_that_moves_into_a_paused_queue_waits_and_one_that_moves_out_runs(
     api.add_job("t", job_key="out", queue_name="q")
     out = api.add_job("t", job_key="out")
     assert claim(api, worker) == [out.id]
-    assert api.get_job(moved.id).state == "pending"
+    assert api.get_job(moved.id).state == "available"
 
 
 def test_what_falls_due_in_a_paused_queue_waits_there(api: Any, worker: int, clock: Any) -> None:
@@ -473,7 +475,7 @@ def test_what_falls_due_in_a_paused_queue_waits_there(api: Any, worker: int, clo
     clock.advance(hours=2)
     api.heartbeat(worker)
     assert claim(api, worker) == []
-    assert api.get_job(job.id).state == "pending"
+    assert api.get_job(job.id).state == "available"
     api.resume_queue("q")
     assert claim(api, worker) == [job.id]
 
@@ -535,12 +537,12 @@ def test_queue_stats_show_limits_pauses_and_families(api: Any, worker: int) -> N
     rows = api.rows("select queue_name, concurrency, paused, available, running, pending from pyworker.queue_stats")
     assert sorted(map(tuple, rows)) == [
         ("c:*", 2, False, 0, 0, 0),
-        ("c:1", 2, True, 0, 0, 2),
-        ("c:2", 2, False, 0, 2, 1),
+        ("c:1", 2, True, 2, 0, 0),
+        ("c:2", 2, False, 1, 2, 0),
         ("default", None, False, 1, 0, 0),
         ("empty", 9, False, 0, 0, 0),
         ("free", None, False, 4, 0, 0),
-        ("plain", 1, False, 1, 0, 1),
+        ("plain", 1, False, 2, 0, 0),
     ]
 
 

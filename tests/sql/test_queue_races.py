@@ -61,7 +61,7 @@ def test_a_pause_meets_a_claim_that_is_just_letting_jobs_go(
     getattr(w, outcome)()
     assert claim(api, worker) == []
     ran = 1 if outcome == "commit" else 0
-    assert states(api) == {"running": 1, "pending": 4} if ran else {"pending": 5}
+    assert states(api) == {"running": 1, "available": 4} if ran else {"available": 5}
     api.resume_queue("q")
     assert claim(api, worker) == ids[ran : limit and limit]
     assert finish_all(api, worker) == ids
@@ -77,12 +77,12 @@ def test_a_pause_meets_an_end_in_an_open_transaction(
     claim(api, worker)
     w = actor()
     w.begin(level)
-    w.finish_job(ids[0], 1)
+    w.finish(ids[0])
     api.pause_queue("q")
     assert claim(api, worker) == []
     getattr(w, outcome)()
     assert claim(api, worker) == []
-    assert states(api) == ({"pending": 2} if outcome == "commit" else {"pending": 2, "running": 1})
+    assert states(api) == ({"available": 2} if outcome == "commit" else {"available": 2, "running": 1})
     api.resume_queue("q")
     assert finish_all(api, worker) == ids[1 if outcome == "commit" else 0 :]
 
@@ -104,7 +104,7 @@ def test_a_pause_meets_an_add(api: Any, actor: Any, worker: int, first: str, out
         added = add(api, 2)
         assert claim(api, worker) == added[:1]  # not paused yet
         getattr(a, outcome)()
-        api.finish_job(added[0], 1)
+        api.finish(added[0])
         assert claim(api, worker) == (added[1:] if outcome == "rollback" else [])
 
 
@@ -123,10 +123,10 @@ CHANGES: dict[str, Callable[[Any, int], Any]] = {
 @pytest.mark.parametrize("how", CHANGES)
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
 @pytest.mark.parametrize("change", ["pause", "lower"])
-def test_a_job_that_somebody_has_in_hand_is_called_back_when_he_has_let_go(
+def test_a_candidate_that_another_session_has_locked_does_not_start_once_its_queue_is_full_or_paused(
     api: Any, actor: Any, worker: int, change: str, outcome: str, how: str
 ) -> None:
-    """It was let go before the queue was paused, or its limit lowered; nobody waits for him, and the job does not start."""
+    """It became a candidate before the queue was paused, or its limit lowered; no claim waits for that session."""
     api.set_queue("q", 2)
     running = add(api, 1)
     assert claim(api, worker) == running
@@ -144,7 +144,6 @@ def test_a_job_that_somebody_has_in_hand_is_called_back_when_he_has_let_go(
         assert claim(api, worker) == []
     getattr(a, outcome)()
     assert [job.id for job in api.claim_jobs(worker, 10, None, ["q"])] == []
-    assert states(api).get("available") is None
 
 
 HOLDS: dict[str, Callable[[Any, int], Any]] = {
@@ -194,13 +193,13 @@ def test_a_pause_in_an_open_transaction_holds_nobody_up_and_rolled_back_it_was_n
     claimed = claim(api, worker, 2)
     a = actor()
     a.begin()
-    a.pause_queue("q")  # takes the one that is available, and nobody has claimed, back
+    a.pause_queue("q")  # no claim can see it yet
     more = add(api, 1)
-    assert claim(api, worker) == []
-    assert api.finish_jobs(claimed, [1, 1]) == claimed
+    assert claim(api, worker) == ids[2:3]
+    assert api.finish(*claimed) == claimed
     assert claim(api, worker) == ids[3:5]
     a.rollback()
-    assert claim(api, worker) == ids[2:3]
+    assert claim(api, worker) == []
     assert finish_all(api, worker) == ids[2:] + more
 
 
@@ -239,7 +238,7 @@ def test_a_resume_while_an_open_transaction_holds_the_lane(
     api.pause_queue("q")
     w = actor()
     w.begin()
-    w.finish_job(ids[0], 1)
+    w.finish(ids[0])
     api.resume_queue("q")
     started = claim(api, worker)
     assert started == ([] if limit else ids[1:])  # the lane of a queue with a limit is taken; nobody waits for it
@@ -277,14 +276,14 @@ def test_a_limit_is_lowered_while_jobs_are_being_finished(
     finishers = [actor() for _ in range(3)]
     for i, finisher in enumerate(finishers):
         finisher.begin(level)
-        finisher.finish_job(ids[i], 1)
+        finisher.finish(ids[i])
     api.set_queue("q", 2)
     for i in order:
         finishers[i].commit()
         claim(api, worker)
         assert states(api)["running"] <= max(2, 4 - order.index(i) - 1)
     claim(api, worker)
-    assert states(api) == {"running": 2, "pending": 3}
+    assert states(api) == {"running": 2, "available": 3}
     assert finish_all(api, worker) == ids[3:]
 
 
@@ -300,7 +299,7 @@ def test_however_many_finish_at_once_the_limit_is_never_passed(
     finishers = [actor() for _ in range(limit)]
     for i, finisher in enumerate(finishers):
         finisher.begin(level)
-        assert finisher.finish_jobs([ids[i]], [1]) == [ids[i]]
+        assert finisher.finish(ids[i]) == [ids[i]]
         assert claim(api, worker) == []
     for i, finisher in enumerate(finishers):
         if outcome == "commit" or (outcome == "mixed" and i % 2):
@@ -335,9 +334,9 @@ def test_whoever_changes_a_queue_in_an_open_transaction_blocks_no_add_no_claim_a
     more = add(api, 1)
     single = api.add_job("t", queue_name="q").id
     assert claim(api, worker) == []
-    assert sorted(api.finish_jobs([ids[0], other[0]], [1, 1])) == [other[0], ids[0]]
+    assert sorted(api.finish(ids[0], other[0])) == [other[0], ids[0]]
     assert claim(api, worker) == ids[2:3]
-    api.fail_jobs([{"id": ids[1], "run": 1, "discard": True}])
+    api.fail_jobs([{"id": ids[1], "run": api.runs(ids[1])[0], "discard": True}])
     assert claim(api, worker) == ids[3:]
     api.maintain()
     api.conn.execute("set lock_timeout = '10s'")
@@ -360,13 +359,13 @@ def test_a_limit_set_while_a_job_of_a_queue_without_one_is_being_finished(
     assert claim(api, worker) == ids
     w = actor()
     w.begin()
-    w.finish_job(ids[0], 1)
+    w.finish(ids[0])
     more = add(api, 2)
     assert claim(api, worker) == more  # nobody waits for the one that finishes
     api.set_queue(name, 4)
     last = add(api, 2)
     assert claim(api, worker) == []
-    api.finish_job(more[0], 1)
+    api.finish(more[0])
     assert claim(api, worker) == []
     getattr(w, outcome)()
     assert claim(api, worker) == (last[:1] if outcome == "commit" else [])
@@ -385,7 +384,7 @@ def test_a_family_changed_in_an_open_transaction_reaches_what_was_added_meanwhil
     assert claim(api, worker) == ids[1:2]
 
 
-def test_a_family_lowered_in_an_open_transaction_calls_back_what_was_let_go_meanwhile(
+def test_a_family_lowered_in_an_open_transaction_holds_for_what_became_a_candidate_meanwhile(
     api: Any, actor: Any, worker: int
 ) -> None:
     api.set_queue("c:*", 3)
@@ -430,7 +429,7 @@ PRODUCES: dict[str, Callable[[Any], Any]] = {
 def test_nobody_waits_for_a_producers_open_transaction(
     api: Any, actor: Any, worker: int, limit: int | None, how: str, outcome: str
 ) -> None:
-    """It may have the first job of the queue in hand, which was let go already; then that place is taken until it ends."""
+    """It may have locked the first job of the queue, which is a candidate already."""
     api.set_queue("q", limit)
     own = {"unique_policy": UNIQUE} if how == "unique replace" else {"job_key": "k"}
     first = api.add_job("u", "[1]", queue_name="q", priority=-1, **own)
@@ -459,7 +458,7 @@ def test_a_replaced_running_job_frees_its_place_when_the_producer_commits(api: A
     second = a.add_job("u", queue_name="q", unique_policy=UNIQUE)
     ids = add(api, 3)
     assert claim(api, worker) == ids[:1]
-    api.finish_job(ids[0], 1)
+    api.finish(ids[0])
     assert claim(api, worker) == ids[1:2]
     a.commit()
     assert second.id > first.id
@@ -473,9 +472,9 @@ FIXED = {"one": 1, "three": 3, "f:a": 2, "f:b": 2}  # never set anew: their limi
 CHANGING: dict[str, list[int | None]] = {"x": [1, 3, None], "g:a": [2, 4, None], "g:b": [2, 4, None]}
 OVER = """
     select j.queue_name, count(*)::integer, q.concurrency, q.paused
-    from pyworker.live_jobs j cross join lateral pyworker._queue_of(j.queue_name) q
-    where j.queue_name is not null and (j.queue_name = any (%s) or
-          j.state = 'running' and j.claimed_at > q.updated_at + interval '1 second') and j.ready_at is not null
+    from pyworker.live_jobs j cross join lateral pyworker._queues_of(array[j.queue_name]) q
+    where j.queue_name is not null and j.state = 'running' and j.ready_at is not null and (j.queue_name = any (%s) or exists (
+        select from pyworker.claims c where c.worker_id = j.worker_id and j.id = any (c.job_ids) and c.seen > q.changed))
     group by 1, 3, 4
     having count(*) > case when q.paused and j.queue_name <> all (%s) then 0 else q.concurrency end
 """

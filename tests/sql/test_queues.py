@@ -122,7 +122,7 @@ def test_a_job_that_moves_into_a_busy_queue_waits_there(api: Any, worker: int) -
     api.add_job("t", job_key="k")
     moved = api.add_job("t", job_key="k", queue_name="q")
     assert api.claim_jobs(worker, 10) == []
-    api.finish_job(holder.id, 1)
+    api.finish(holder.id)
     assert ids(api.claim_jobs(worker, 10)) == [moved.id]
 
 
@@ -131,7 +131,7 @@ def test_a_running_job_holds_its_queue_even_when_superseded(api: Any, worker: in
     api.claim(worker)
     new = api.add_job("t", queue_name="q", job_key="k")
     assert api.claim_jobs(worker, 10) == []
-    api.finish_job(old.id, 1)
+    api.finish(old.id)
     assert ids(api.claim_jobs(worker, 10)) == [new.id]
 
 
@@ -142,7 +142,7 @@ def test_what_is_not_due_does_not_hold_its_queue_and_waits_its_turn_when_due(api
     assert claimed.id == now.id
     clock.advance(hours=2)
     assert api.claim_jobs(worker, 10) == []
-    assert api.get_job(later.id).state == "pending"
+    assert api.get_job(later.id).state == "available"
     api.finish_job(claimed.id, claimed.run)
     assert ids(api.claim_jobs(worker, 10)) == [later.id]
 
@@ -162,9 +162,9 @@ def test_a_job_retried_by_hand_waits_for_its_queue(api: Any, job_in: Any, worker
     job = job_in(state, queue_name="q")
     holder = api.add_job("u", queue_name="q")
     assert api.claim(worker, "u")
-    assert api.retry_job(job.id).state == "pending"
+    assert api.retry_job(job.id).state == "available"
     assert api.claim_jobs(worker, 10) == []
-    api.finish_job(holder.id, 1)
+    api.finish(holder.id)
     assert ids(api.claim_jobs(worker, 10)) == [job.id]
 
 
@@ -217,7 +217,7 @@ def test_a_completion_in_an_open_transaction_holds_up_no_other_queue(api: Any, a
     api.claim(worker)
     handler = actor()
     handler.begin()
-    handler.finish_job(first.id, 1)
+    handler.finish(first.id)
     for _ in range(300):
         api.add_job("t", queue_name="q")
     others = [api.add_job("t", queue_name=name) for name in ("a", "z")]
@@ -236,4 +236,43 @@ def test_queue_stats_tell_what_waits_where(api: Any, worker: int, three: list[An
     rows = api.rows(
         "select queue_name, concurrency, running, pending, scheduled, available from pyworker.queue_stats order by 1"
     )
-    assert rows == [("default", None, 0, 0, 0, 1), ("q", 1, 1, 2, 1, 0)]
+    assert rows == [("default", None, 0, 0, 0, 1), ("q", 1, 1, 0, 1, 2)]
+
+
+def test_a_family_that_was_just_set_strands_none_of_its_queues(api: Any, invariants: Any) -> None:
+    """Their jobs wait until the family is looked at."""
+    for _ in range(3):
+        api.add_job("t", queue_name="c:1")
+    api.promote_jobs()
+    api.set_queue("c:*", 2)
+    invariants(api.conn)
+
+
+@pytest.mark.parametrize("verb", ["pause_queue", "set_queue"])
+def test_what_was_claimed_before_a_queues_change_was_committed_is_within_its_limit(
+    api: Any, actor: Any, worker: int, invariants: Any, verb: str
+) -> None:
+    api.set_queue("q", 2)
+    for _ in range(2):
+        api.add_job("t", queue_name="q")
+    a = actor()
+    a.begin()
+    a.rows("select pyworker.pause_queue('q')" if verb == "pause_queue" else "select pyworker.set_queue('q', 1)")
+    claimed = api.claim_jobs(worker, 2)
+    a.commit()
+    assert len(claimed) == 2
+    invariants(api.conn)
+
+
+def test_what_was_claimed_after_a_limit_was_lowered_counts_against_it(api: Any, worker: int) -> None:
+    api.set_queue("q", 3)
+    jobs = [api.add_job("t", queue_name="q") for _ in range(3)]
+    api.set_queue("q", 1)
+    api.set_queue("q", 3)
+    assert len(api.claim_jobs(worker, 3)) == 3
+    found = "select subject from pyworker._invariants() where invariant = 'I13'"
+    assert api.rows(found) == []
+    # As if the limit had been one all the time, and a claim had passed it.
+    api.rows("update pyworker.queues set concurrency = 1")
+    assert api.rows(found) == [("q",)]
+    api.finish(*(job.id for job in jobs))

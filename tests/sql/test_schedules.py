@@ -693,7 +693,6 @@ def test_a_query_is_tried_when_it_is_given(own: Any, roles: dict[str, str], quer
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"query_role": None}, "query_role must name the role .*got NULL"),
         ({"query_role": "nobody at all"}, "query_role must name the role .*got 'nobody at all'"),
         (
             {"query_role": "postgres"},
@@ -855,6 +854,158 @@ def test_a_query_that_calls_back_finds_nothing_due(own: Any, roles: dict[str, st
     add(own, roles, "select json_build_array(pyworker.run_schedules()) as payload")
     tick(own)
     assert own.rows("select payload from pyworker.live_jobs") == [([0],)]
+
+
+def cancelled_while_it_waits(api: Any, firing: Any) -> None:
+    """Cancels the call of another session once it waits for a lock, or sleeps."""
+    waits = "select from pg_stat_activity where pid = %s and (wait_event_type = 'Lock' or wait_event = 'PgSleep')"
+    while not api.rows(waits, [firing.session.pid]):
+        api.rows("select pg_sleep(0.01)")
+    api.rows("select pg_cancel_backend(%s)", [firing.session.pid])
+
+
+@pytest.mark.parametrize("by", ["pg_cancel_backend", "statement_timeout"])
+def test_a_tick_whose_statement_was_cancelled_is_still_due(api: Any, actor: Any, hour: OnTheHour, by: str) -> None:
+    api.add_schedule("s", HOURLY, "t", job_key="k")
+    api.add_job("t", job_key="k", run_at=api.at("1 day"))
+    due = scheduled(api, "s").next_at
+    hour.go()
+    holder, firing = actor(), actor()
+    holder.begin()
+    holder.add_job("t", job_key="k", payload={"by": "hand"}, run_at=api.at("1 day"))
+    if by == "statement_timeout":
+        firing.rows("set statement_timeout = '100ms'")
+    future = firing.later.run_schedules()
+    if by == "pg_cancel_backend":
+        cancelled_while_it_waits(api, firing)
+    with suppress(psycopg.errors.QueryCanceled):
+        assert future.result(20) == [(0,)]
+    holder.rollback()
+    row = scheduled(api, "s")
+    assert (row.next_at, row.last_at) == (due, None)
+    assert run_all(api) == 1
+    assert [job.payload["_cron"]["ts"][:13] for job in jobs(api)] == [due.strftime("%Y-%m-%dT%H")]
+    assert scheduled(api, "s").last_error is None
+
+
+def test_a_tick_that_is_interrupted_again_and_again_is_fired_however_late_it_is(
+    api: Any, actor: Any, hour: OnTheHour
+) -> None:
+    api.add_schedule("s", HOURLY, "t", job_key="k")
+    api.add_schedule("other", HOURLY, "u")
+    api.add_job("t", job_key="k", run_at=api.at("10 days"))
+    holder = actor()
+    holder.begin()
+    holder.add_job("t", job_key="k", run_at=api.at("10 days"))
+    hour.go()
+    assert run_all(api) == 1, "the other one"
+    for minutes in (5, 10, 20):
+        hour.clock.advance(minutes=minutes)
+        assert run_all(api) == 0
+    holder.rollback()
+    hour.clock.advance(minutes=15)
+    assert run_all(api) == 1
+    assert [job.payload["_cron"]["backfilled"] for job in jobs(api)] == [True]
+    assert run_all(api) == 0
+
+
+def test_a_schedule_that_never_gets_done_leaves_others_their_turn(own: Any, roles: dict[str, str]) -> None:
+    add(own, roles, "select pg_sleep(60)::text as job_key", name="a slow one")
+    add(own, roles, "select 1 as priority", name="quick")
+    own.add_schedule("plain", MINUTELY, "plain")
+    own.rows("set statement_timeout = '200ms'")
+    for n in (1, 2, 3, 4):
+        tick(own, n)
+        tick(own, n)  # as after a call that fired nothing, a worker comes again within a second
+    fired = own.rows(
+        "select task_identifier as t, count(distinct run_at) from pyworker.live_jobs group by 1 order by 1"
+    )
+    assert fired == [("bill", 4), ("plain", 4)]
+    slow = scheduled(own, "a slow one")
+    assert (slow.last_at, "statement timeout" in slow.last_error) == (None, True)
+    late = own.value(
+        "select pyworker.clock() - next_at > interval '2 minutes' from pyworker.timetable where name = 'a slow one'"
+    )
+    assert late, "its first tick is due still"
+
+
+def test_after_a_query_ran_out_of_time_no_other_is_asked_without_a_limit(own: Any, roles: dict[str, str]) -> None:
+    for name in ("one", "two"):
+        add(own, roles, "select pg_sleep(0.3)::text as job_key", name=name)
+    own.rows("set statement_timeout = '100ms'")
+    tick(own)
+    assert own.rows("select name from pyworker.schedules where last_error is not null") == [("one",)]
+    assert own.rows("select from pyworker.live_jobs") == []
+
+
+def test_maintain_does_not_ask_a_query_that_has_just_run_out_of_time(own: Any, roles: dict[str, str]) -> None:
+    """It would have no time limit any more."""
+    add(own, roles, "select pg_sleep(0.3)::text as job_key")
+    own.rows("set statement_timeout = '100ms'")
+    tick(own)
+    own.rows("set statement_timeout = 0")
+    assert own.maintain()["scheduled"] == 0
+    own.rows("set pyworker.clock_offset = '70 seconds'")
+    assert own.maintain()["scheduled"] >= 1
+
+
+@pytest.mark.parametrize("condition", ["disk_full", "admin_shutdown", "out_of_memory", "io_error"])
+def test_a_tick_that_met_a_fault_of_the_server_is_still_due(own: Any, roles: dict[str, str], condition: str) -> None:
+    own.rows("reset session authorization")
+    own.rows(f"""create function public.meets() returns text language plpgsql as
+                 $$ begin raise {condition} using message = 'the server is in trouble'; end $$""")
+    own.rows(f'set session authorization "{roles["caller"]}"')
+    add(own, roles, "select public.meets() as job_key where 1 = 1", name="s")
+    due = scheduled(own, "s").next_at
+    tick(own)
+    own.rows("reset session authorization")
+    row = scheduled(own, "s")
+    assert (row.next_at, row.last_at, "in trouble" in row.last_error) == (due, None, True)
+    own.rows("create or replace function public.meets() returns text language sql as $$ select 'well' $$")
+    assert run_all(own) >= 1
+    assert own.rows("select job_key from pyworker.live_jobs") == [("well",)]
+
+
+def test_a_tick_whose_query_is_wrong_counts_as_fired(own: Any, roles: dict[str, str]) -> None:
+    add(own, roles, "select 1 / (id - 1) as priority from public.orders")
+    due = scheduled(own, "q").next_at
+    tick(own)
+    row = scheduled(own, "q")
+    assert (row.last_at >= due, row.next_at > due, row.last_error is not None) == (True, True, True)
+
+
+def test_the_owner_may_ask_with_its_own_rights_and_needs_no_role(own: Any, roles: dict[str, str]) -> None:
+    own.rows(
+        "reset session authorization; drop schema pyworker cascade; drop schema if exists pyworker_queries cascade"
+    )
+    database = own.conn.info.dbname
+    owner = f"owner of {database}"
+    own.rows(f'create role "{owner}"; grant create on database "{database}" to "{owner}"')
+    own.rows(f'grant select on public.orders to "{owner}"; set session authorization "{owner}"')
+    try:
+        migrate(own.conn, movable_clock=True)
+        assert (
+            own.value("select query_role from pyworker.add_schedule('q', '* * * * *', 'bill', query => %s)", [ORDERS])
+            == owner
+        )
+        own.rows("set pyworker.clock_offset = '61 seconds'")
+        assert run_all(own) == 1
+        assert own.value("select count(*) from pyworker.jobs") == 5
+        writes = "select (pyworker.add_job('more')).task_identifier as job_key"
+        own.rows("select pyworker.add_schedule('q', '* * * * *', 'bill', query => %s)", [writes])
+        own.rows("set pyworker.clock_offset = '122 seconds'")
+        run_all(own)
+        assert own.value("select count(*) from pyworker.jobs where task_identifier = 'more'") == 0
+    finally:
+        own.rows(f'reset session authorization; drop owned by "{owner}" cascade; drop role "{owner}"')
+
+
+def test_a_query_runs_with_the_rights_of_its_caller_unless_told_otherwise(own: Any, roles: dict[str, str]) -> None:
+    added = add(own, roles, "select current_user::text as job_key", query_role=None)
+    assert own.value("select query_role from pyworker.schedules") == roles["caller"]
+    assert added
+    tick(own)
+    assert own.rows("select job_key from pyworker.live_jobs") == [(roles["caller"],)]
 
 
 def test_a_query_that_takes_too_long_is_cut_off_and_said(own: Any, roles: dict[str, str]) -> None:

@@ -123,11 +123,11 @@ def test_an_add_that_stays_open_neither_delays_nor_is_delayed(
     late.append(one())
     assert api.claim(worker).id == second.id
     late.append(one())
-    api.finish_jobs([second.id], [1])
+    api.finish(second.id)
     assert api.claim(worker).id == third.id
     adder.commit()
     assert api.claim(worker) is None, "a lower id that commits late waits for the end of what runs"
-    api.finish_jobs([third.id], [1])
+    api.finish(third.id)
     assert drain(api, worker) == ids(late)
 
 
@@ -157,10 +157,10 @@ def test_lower_ids_that_commit_late_run_next_and_by_id(impatient: Any, actor: An
     for a in (adders[2], adders[0]):
         a.commit()
         assert api.claim(worker) is None
-    api.finish_jobs([first.id], [1])
+    api.finish(first.id)
     assert api.claim(worker).id == late[0].id
     adders[1].commit()
-    api.finish_jobs([late[0].id], [1])
+    api.finish(late[0].id)
     assert drain(api, worker) == ids([late[1], late[2], last])
 
 
@@ -176,7 +176,7 @@ def test_adds_of_several_sessions_to_an_idle_sequence_start_one_job(impatient: A
         a.commit()
         claimed = api.claim_jobs(worker, 10)
         assert ids(claimed) == ([jobs[3].id] if a is adders[3] else [])
-    api.finish_jobs([jobs[3].id], [1])
+    api.finish(jobs[3].id)
     assert drain(api, worker) == ids(jobs[:3])
 
 
@@ -201,7 +201,7 @@ def test_of_two_promoters_at_once_one_promotes_and_none_waits(
     getattr(a, end)()
     if verb == "claim_jobs" and end == "commit":
         assert api.claim_jobs(worker, 10) == []
-        api.finish_jobs([jobs[0].id], [1])
+        api.finish(jobs[0].id)
         jobs = jobs[1:]
     assert drain(api, worker) == ids(jobs + new)
 
@@ -219,7 +219,7 @@ def test_a_claim_in_a_savepoint_that_is_rolled_back_gives_everything_back(
     a.rows("rollback to s")
     assert api.claim(worker).id == jobs[0].id
     getattr(a, end)()
-    api.finish_jobs([jobs[0].id], [1])
+    api.finish(jobs[0].id)
     assert drain(api, worker) == [jobs[1].id]
 
 
@@ -437,7 +437,7 @@ def test_the_head_in_somebodys_hand_is_neither_claimed_nor_overtaken(
         assert halted_by(api) == head.id
     elif how == "keyed add to another sequence":
         assert sorted(ids(api.claim_jobs(worker, 10))) == ids([head, second])
-        api.finish_jobs([second.id], [1])
+        api.finish(second.id)
         assert drain(api, worker) == [third.id]
     else:
         assert drain(api, worker) == ids([second, third])
@@ -611,7 +611,7 @@ def test_a_completed_job_that_is_retried_meets_the_end_of_the_head(
 ) -> None:
     api = impatient
     jobs = add(api, 3)
-    api.finish_jobs([api.claim(worker).id], [1])
+    api.finish(api.claim(worker).id)
     claimed = api.claim(worker)
     w, a = actor(), actor()
     now(a)
@@ -626,7 +626,7 @@ def test_a_completed_job_that_is_retried_meets_the_end_of_the_head(
         assert api.claim(worker) is None
     a.commit()
     assert api.claim(worker) is None
-    api.finish_jobs([jobs[2 if end == "commit" else 1].id], [1])
+    api.finish(jobs[2 if end == "commit" else 1].id)
     assert drain(api, worker) == ids([jobs[0]] if end == "commit" else [jobs[0], jobs[2]])
 
 
@@ -741,7 +741,7 @@ def test_a_keyed_add_that_moves_jobs_between_two_sequences_meets_their_promoters
     a0, a1, b0, b1 = ids(jobs)
     claimed = api.claim_jobs(worker, 10)
     assert sorted(ids(claimed)) == ([a0, a1] if end == "commit" else [a0, b0])
-    api.finish_jobs(ids(claimed), [1, 1])
+    api.finish(*ids(claimed))
     assert sorted(ids(api.claim_jobs(worker, 10))) == ([b0, b1] if end == "commit" else [a1, b1])
 
 
@@ -754,7 +754,7 @@ def test_a_head_that_was_promoted_since_the_snapshot_is_left_alone(
     a = actor()
     a.begin(level)
     a.rows("select from pyworker.jobs")
-    api.finish_jobs([api.claim(worker).id], [1])
+    api.finish(api.claim(worker).id)
     with pytest.raises(psycopg.errors.SerializationFailure):
         add(a, job_key="k")
     a.rollback()

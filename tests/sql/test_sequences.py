@@ -258,7 +258,7 @@ def test_sequences_run_side_by_side_and_beside_plain_jobs(api: Any, worker: int)
     jobs = api.add_jobs([{"identifier": "t", "sequence_policy": {"key": k}} for k in "abcabc"] + [{"identifier": "t"}])
     first = api.claim_jobs(worker, 10)
     assert sorted(ids(first)) == ids([*jobs[:3], jobs[6]])
-    api.finish_jobs(ids(first), [1] * 4)
+    api.finish(*ids(first))
     assert sorted(ids(api.claim_jobs(worker, 10))) == ids(jobs[3:6])
 
 
@@ -291,7 +291,7 @@ def test_the_first_job_of_an_idle_sequence_is_there_for_the_next_claim(api: Any,
 def test_a_follow_up_is_available_as_soon_as_the_job_before_it_ends(api: Any, worker: int) -> None:
     jobs = add(api)
     api.claim(worker)
-    api.finish_jobs([jobs[0].id], [1])
+    api.finish(jobs[0].id)
     assert [api.get_job(job.id).state for job in jobs] == ["completed", "available", "pending"]
 
 
@@ -300,7 +300,7 @@ def test_a_follow_up_can_be_claimed_in_the_same_transaction(api: Any, worker: in
     with api.conn.transaction():
         for job in jobs:
             assert api.claim(worker).id == job.id
-            api.finish_job(job.id, 1)
+            api.finish(job.id)
         new = add(api, 1)[0]
         assert api.claim(worker).id == new.id
 
@@ -311,14 +311,14 @@ def test_a_follow_up_that_the_running_job_adds_starts_right_after_it(api: Any, w
     api.claim(worker)
     with api.conn.transaction():
         follow_up = add(api, 1)[0]
-        api.finish_job(first.id, 1)
+        api.finish(first.id)
     assert api.get_job(follow_up.id).state == "available"
 
 
 def test_a_batch_of_completions_lets_all_its_sequences_go_on(api: Any, worker: int) -> None:
     jobs = api.add_jobs([{"identifier": "t", "sequence_policy": {"key": k}} for k in "abcabc"])
     claimed = api.claim_jobs(worker, 10)
-    api.finish_jobs(ids(claimed), [1] * 3)
+    api.finish(*ids(claimed))
     assert sorted(ids(api.claim_jobs(worker, 10))) == ids(jobs[3:])
 
 
@@ -382,7 +382,7 @@ def test_a_waiting_jobs_future_that_has_passed_at_its_turn_does_not_delay_it(api
     later = add(api, 1, run_at=api.at("1 hour"))[0]
     api.claim(worker)
     clock.advance(hours=2)
-    api.finish_jobs([first.id], [1])
+    api.finish(first.id)
     assert api.get_job(later.id).state == "available"
 
 
@@ -394,9 +394,9 @@ def test_a_head_that_this_worker_forbids_or_does_not_know_is_not_overtaken(api: 
     assert api.claim_jobs(worker, 10, ["u"]) == []
     assert api.claim(worker, "t").id == heavy.id
     assert api.claim_jobs(worker, 10) == []
-    api.finish_jobs([heavy.id], [1])
+    api.finish(heavy.id)
     assert ids(api.claim_jobs(worker, 10, None, None, ["heavy"])) == [other.id]
-    api.finish_jobs([other.id], [1])
+    api.finish(other.id)
     assert api.claim_jobs(worker, 10, None, ["default"]) == []
     assert ids(api.claim_jobs(worker, 10, None, ["q"])) == [queued.id]
 
@@ -512,7 +512,7 @@ def test_a_waiting_job_that_is_called_off_halts_when_its_turn_comes(
     assert view(api) == (first.id, 2, None, None), "it is not halted yet"
     assert api.get_job(second.id).sequence_halted_by is None
     assert api.get_job(fourth.id).sequence_halted_by == halted_by
-    api.finish_jobs([first.id], [1])
+    api.finish(first.id)
     assert drain(api, worker) == [second.id, *([fourth.id] if flag else [])]
     if not flag:
         assert view(api) == (None, 1, third.id, "cancelled" if how == "cancel_job" else "discarded")
@@ -588,7 +588,7 @@ def test_many_duplicates_of_one_sequence_are_all_replaced(api: Any, worker: int)
 def halted(api: Any, worker: int, request: Any) -> list[Any]:
     """Four jobs of the sequence s, the second of which halted it."""
     jobs = add(api, 4)
-    api.finish_jobs([api.claim(worker).id], [1])
+    api.finish(api.claim(worker).id)
     api.fail(api.claim(worker), cancel=request.param == "cancelled", discard=True)
     assert view(api) == (None, 2, jobs[1].id, request.param)
     return jobs
@@ -651,7 +651,7 @@ def test_the_halting_job_and_later_ones_retried_together_keep_their_order(
 
 def test_a_retried_job_waits_for_the_head_and_runs_next(api: Any, worker: int) -> None:
     jobs = add(api, 3)
-    api.finish_jobs([api.claim(worker).id], [1])
+    api.finish(api.claim(worker).id)
     head = api.claim(worker)
     assert api.retry_job(jobs[0].id).state == "pending"
     assert api.claim(worker) is None
@@ -701,7 +701,7 @@ def test_resume_sequence_of_one_that_is_not_halted_is_false(api: Any, worker: in
     assert api.resume_sequence("s") is False
     api.claim(worker)
     assert api.resume_sequence("s") is False
-    api.finish_jobs([jobs[0].id], [1])
+    api.finish(jobs[0].id)
     assert drain(api, worker) == [jobs[1].id]
 
 
@@ -887,10 +887,10 @@ def test_a_keyed_add_moves_a_job_to_another_sequence(
     first = before or after
     assert sorted(ids(claimed)) == sorted(ids(first + ([] if busy else [job])))
     if busy:
-        api.finish_jobs(ids(busy), [1])
+        api.finish(*ids(busy))
         assert ids(api.claim_jobs(worker, 10)) == [job.id]
     if before:
-        api.finish_jobs(ids(before), [1])
+        api.finish(*ids(before))
         assert ids(api.claim_jobs(worker, 10)) == ids(after)
 
 
@@ -1008,13 +1008,13 @@ def test_a_job_of_both_waits_for_its_sequence_first_and_then_for_its_queue(api: 
     assert api.claim(worker) is None
     states = "select parked from pyworker.live_jobs where sequence_key = 's' order by id"
     assert [row.parked for row in api.rows(states)] == ["queue", "sequence"]
-    assert view(api) == (None, 2, None, None)
+    assert view(api) == (jobs[0].id, 1, None, None)
     assert api.get_job(jobs[0].id).sequence_halted_by is None
     api.finish_jobs([busy.id], [busy.run])
     assert ids(api.claim_jobs(worker, 10)) == [jobs[0].id]
-    api.finish_jobs([jobs[0].id], [1])
+    api.finish(jobs[0].id)
     assert ids(api.claim_jobs(worker, 10)) == [jobs[1].id], "the end of its predecessor made room, too"
-    api.finish_jobs([jobs[1].id], [1])
+    api.finish(jobs[1].id)
     assert ids(api.claim_jobs(worker, 10)) == [follower.id]
 
 
@@ -1023,7 +1023,7 @@ def test_a_job_of_an_idle_sequence_and_an_idle_queue_is_there_for_the_next_claim
     for _ in range(2):
         (job,) = add(api, 1, queue_name="q")
         assert api.claim(worker).id == job.id
-        api.finish_jobs([job.id], [1])
+        api.finish(job.id)
 
 
 def test_one_sequence_spans_queues(api: Any, worker: int) -> None:
@@ -1062,7 +1062,7 @@ def test_a_queue_with_room_runs_as_many_sequences(api: Any, worker: int) -> None
     jobs = api.add_jobs([{"identifier": "t", "queue_name": "q", "sequence_policy": {"key": key}} for key in "aabbccdd"])
     claimed = api.claim_jobs(worker, 10)
     assert ids(claimed) == ids([jobs[0], jobs[2], jobs[4]])
-    api.finish_jobs([jobs[0].id], [1])
+    api.finish(jobs[0].id)
     assert ids(api.claim_jobs(worker, 10)) == [jobs[1].id]
 
 
@@ -1102,7 +1102,7 @@ def test_rescheduling_a_waiting_job_leaves_it_in_its_place(api: Any, worker: int
     api.claim(worker)
     assert api.reschedule_jobs([jobs[1].id], run_at=api.at("1 hour"), priority=-5)[0].state == "pending"
     assert api.reschedule_jobs([jobs[2].id], run_at=api.at("-1 hour"), priority=-9)[0].state == "pending"
-    api.finish_jobs([jobs[0].id], [1])
+    api.finish(jobs[0].id)
     assert api.claim(worker) is None
     assert api.get_job(jobs[1].id).state == "scheduled"
     clock.advance(hours=2)
@@ -1180,7 +1180,7 @@ def test_a_waiting_job_that_is_retried_while_the_sequence_still_moves_keeps_its_
     api.claim(worker)
     api.cancel_job(called_off.id)
     assert api.retry_job(last.id).state == "pending"
-    api.finish_job(head.id, 1)
+    api.finish(head.id)
     assert api.claim_jobs(worker, 10) == []  # halted by the second, as before
     assert [api.get_job(job.id).sequence_halted_by for job in (waiting, last)] == [called_off.id] * 2
     api.retry_job(last.id)

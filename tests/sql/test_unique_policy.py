@@ -197,7 +197,7 @@ def test_a_unique_job_may_be_as_deep_as_any_job_and_too_deep_meta_is_refused(api
         deep = [deep]
     policy = {"keys": ["args", "meta"], "meta_keys": ["m"]}
     assert add(api, policy, {"a": deep}, meta=Jsonb({"m": deep})).unique_key
-    with api.refusal("PW001", "unique_policy", "stack depth"):
+    with api.refusal("PW001", "meta", "100 levels"):
         api.rows(
             "select pyworker.add_job('t', unique_policy => %s, meta => jsonb_build_object('m', (repeat('[', 3000) || repeat(']', 3000))::jsonb))",  # noqa: E501
             [Jsonb(policy)],
@@ -552,7 +552,7 @@ def test_an_ended_job_brought_back_by_retry_counts_as_live_again(api: Any, job_i
 def test_deleting_the_last_job_of_a_key_releases_its_row(api: Any, job_in: Any, state: str) -> None:
     policy = {**OJS, "states": []}
     two = [
-        job_in(state, payload=A, unique_policy=policy, queue_name=f"q{n}" if state == "pending" else None)
+        job_in(state, payload=A, unique_policy=policy, sequence_policy={"key": f"s{n}"} if state == "pending" else None)
         for n in range(2)
     ]
     assert keys(api) == 1
@@ -684,3 +684,10 @@ def test_in_a_mixed_batch_every_fresh_key_gets_its_row(api: Any) -> None:
         ]
     )
     assert api.value("select count(*) from pyworker.unique_keys") == 2
+
+
+def test_no_setting_of_a_session_makes_a_policy_valid(api: Any) -> None:
+    policy = {"by_args": True, "on_conflict": "nonsense", "unknown": 1}
+    api.rows("select set_config('pyworker.valid_policy', %s::jsonb::text, false)", [json.dumps(policy)])
+    with api.refusal("PW001", "unknown member"):
+        api.add_job("t", unique_policy=Jsonb(policy))

@@ -90,9 +90,9 @@ def test_of_several_retries_due_at_once_the_first_survives(
 def test_retries_give_way_to_any_live_holder(api: Any, worker: int, clock: Any, holder: str) -> None:
     retries = [waiting(api, worker) for _ in range(2)]
     if holder == "pending":
-        api.add_job("other", queue_name="q")
+        api.add_job("other", sequence_policy={"key": "s"})
         api.promote_jobs()
-    named = {"scheduled": {"run_at": api.at("1 year")}, "pending": {"queue_name": "q"}}.get(holder, {})
+    named = {"scheduled": {"run_at": api.at("1 year")}, "pending": {"sequence_policy": {"key": "s"}}}.get(holder, {})
     job = add(api, **named)
     if holder == "running":
         assert api.claim(worker, "t").id == job.id

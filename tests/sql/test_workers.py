@@ -55,11 +55,17 @@ def test_the_jobs_of_a_dead_worker_are_handed_on_with_their_attempt_counted(
     clock.advance(seconds=21)
     assert api.maintain()["rescued"] == 1
     again = api.get_job(job.id)
-    assert (again.state, again.attempts, again.run, again.run_at, again.key) == ("available", 1, 1, job.run_at, "k")
+    assert (again.state, again.attempts, again.run, again.run_at, again.key) == (
+        "available",
+        1,
+        job.run,
+        job.run_at,
+        "k",
+    )
     assert again.last_error
-    assert [(error.run, error.worker) for error in api.job_errors(job.id)] == [(1, str(worker))]
+    assert [(error.run, error.worker) for error in api.job_errors(job.id)] == [(job.run, str(worker))]
     claimed = api.claim(api.register_worker())
-    assert (claimed.id, claimed.run, claimed.attempts, claimed.payload) == (job.id, 2, 2, [1])
+    assert (claimed.id, claimed.run > job.run, claimed.attempts, claimed.payload) == (job.id, True, 2, [1])
 
 
 def test_a_dead_workers_late_word_is_refused(api: Any, job_in: Any, worker: int, clock: Any) -> None:
@@ -179,7 +185,8 @@ def test_after_a_lost_connection_worker_and_database_agree_again(api: Any, worke
     known, unheard, finished = api.claim_jobs(worker, 3)
     theirs = api.claim(api.register_worker())
     api.finish_job(finished.id, finished.run)
-    assert api.reconcile(worker, [known.id, finished.id, theirs.id, 4711], [1, 1, 1, 1]) == [known.id]
+    named = [known.id, finished.id, theirs.id, 4711]
+    assert api.reconcile(worker, named, [known.run, finished.run, theirs.run, 1]) == [known.id]
     states = [(job.state, job.attempts) for job in map(api.get_job, [job.id for job in jobs])]
     assert states == [("running", 1), ("available", 0), ("completed", 1), ("running", 1)]
     assert api.finish_jobs([unheard.id], [unheard.run]) == []

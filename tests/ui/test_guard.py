@@ -255,4 +255,4 @@ def test_without_its_extra_the_command_names_it():
     code = "import sys; sys.modules['starlette'] = None; sys.argv = ['pyworker', 'ui']; from pyworker.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "pip install 'pyworker[web]'" in done.stderr
+    assert "pip install 'pyworker-pg[web]'" in done.stderr

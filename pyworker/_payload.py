@@ -1,0 +1,178 @@
+"""Payloads and results as JSON. What a typed payload is written with is what it is read with: pydantic or msgspec.
+
+A type that is made of plain JSON values needs neither library and stays as it is.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import datetime
+import decimal
+import enum
+import functools
+import importlib.util
+import inspect
+import json
+import typing
+import uuid
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+from ._distribution import pip_install
+from .errors import InvalidArgument, TaskError
+
+# Values that JSON writes as strings or arrays: without their type nothing makes them of JSON again.
+_SCALARS = (
+    datetime.date, datetime.time, datetime.timedelta, uuid.UUID, decimal.Decimal, bytes, bytearray, set, frozenset,
+    collections.abc.Set, tuple, enum.Enum,
+)  # fmt: skip
+_MARKS = ("__dataclass_fields__", "__struct_fields__", "__pydantic_validator__")
+Library = Literal["pydantic", "msgspec"]
+
+
+class JsonText(str):
+    """JSON that is sent as it is."""
+
+
+class Codec:
+    """One type, to JSON values and back."""
+
+    def __init__(self, hint: Any, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
+        self.hint = hint
+        self.encode = encode
+        self.decode = decode
+
+
+def to_json(value: Any, what: str = "what is stored") -> str:
+    """JSON text of a payload or result: plain JSON values, dataclasses, pydantic models, msgspec structs."""
+    if isinstance(value, JsonText):
+        return value
+    try:
+        return json.dumps(value, default=_plain, allow_nan=False)
+    except TypeError as error:
+        raise TypeError(f"{what} must be JSON: {error}") from None
+    except RecursionError:
+        raise InvalidArgument(f"{what} must be JSON: it is nested too deeply") from None
+    except ValueError as error:  # before the database sees it, which would abort the caller's transaction
+        raise InvalidArgument(f"{what} must be JSON: {error}") from None
+
+
+def encoded(codec: Codec | None, value: Any, what: str) -> Any:
+    """A value of the codec's type as something that to_json takes."""
+    if codec is None or isinstance(value, JsonText):
+        return value
+    try:
+        return codec.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:  # pydantic's and msgspec's own are among these
+        raise TypeError(f"{what} cannot be stored as {codec.hint!r}: {type(error).__name__}: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    kind = cast("type[Any]", type(value))
+    if any(hasattr(kind, mark) for mark in _MARKS):
+        if codec := _codec_of_class(kind):
+            return codec.encode(value)
+        if dataclasses.is_dataclass(value):
+            return dataclasses.asdict(cast("Any", value))
+    raise TypeError(f"a value of type {kind.__name__} cannot be stored as JSON")
+
+
+@functools.lru_cache(maxsize=1000)
+def _codec_of_class(kind: type[Any]) -> Codec | None:
+    """For a value that comes without its task: by its own class. None where no library can write it."""
+    try:
+        return codec_of(kind)
+    except Exception:  # a library is missing, or the annotations mean nothing outside the function that they stand in
+        return _by_msgspec(kind) if hasattr(kind, "__struct_fields__") else None
+
+
+def codec_of(hint: Any) -> Codec | None:
+    """How this type is written to JSON and read from it; None for plain JSON types. Refuses what no library can read."""
+    parts: set[Any] = set()
+    if not _needs_conversion(hint, parts):
+        return None
+    library = _library(parts)
+    if library is None:
+        raise TaskError(f"to convert payloads to {hint!r}, {pip_install('types')}")
+    return _by_pydantic(hint) if library == "pydantic" else _by_msgspec(hint)
+
+
+def _library(parts: set[Any]) -> Library | None:
+    """pydantic where one of its models is among the parts, or where msgspec is not installed."""
+    pydantic_only = any(hasattr(part, "__pydantic_validator__") for part in parts)
+    if not pydantic_only and _importable("msgspec"):
+        return "msgspec"
+    return "pydantic" if _importable("pydantic") else None
+
+
+def _by_pydantic(hint: Any) -> Codec:
+    from pydantic import TypeAdapter, ValidationError
+
+    adapter: TypeAdapter[Any] = TypeAdapter(hint)
+
+    def encode(value: Any) -> Any:
+        # By alias, as it is read. A plain dict in place of a model passes as it is; to check it is the reader's part.
+        return adapter.dump_python(value, mode="json", by_alias=True, warnings="none")
+
+    def decode(payload: Any) -> Any:
+        try:
+            return adapter.validate_json(json.dumps(payload))
+        except ValidationError as error:
+            # Without the input: a payload is not to be seen in errors and logs.
+            problems = "; ".join(
+                f"{e['msg']} - at `{'.'.join(str(part) for part in e['loc'])}`"
+                for e in error.errors(include_input=False)
+            )
+            raise ValueError(f"the payload does not fit {hint!r}: {problems}") from None
+
+    return Codec(hint, encode, decode)
+
+
+def _by_msgspec(hint: Any) -> Codec:
+    import msgspec
+
+    msgspec.json.Decoder(hint)  # looks at the type, now
+
+    def encode(value: Any) -> Any:
+        return msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
+
+    def decode(payload: Any) -> Any:
+        try:
+            return msgspec.convert(payload, hint, str_keys=True)  # the keys of a JSON object are strings
+        except msgspec.ValidationError as error:
+            raise ValueError(f"the payload does not fit {hint!r}: {error}") from None
+
+    return Codec(hint, encode, decode)
+
+
+def _needs_conversion(hint: Any, parts: set[Any]) -> bool:
+    """Is it made of more than plain JSON values? Collects the classes with fields that it consists of."""
+    for aliased in ("__value__", "__supertype__"):  # `type A = …`, NewType
+        if hasattr(hint, aliased) and not inspect.isclass(hint):
+            return _needs_conversion(getattr(hint, aliased), parts)
+    arguments: tuple[Any, ...] = typing.get_args(hint)
+    origin: Any = typing.get_origin(hint) or hint
+    if origin is Literal:
+        return False
+    found = [_needs_conversion(argument, parts) for argument in arguments]
+    if not inspect.isclass(origin):
+        return any(found)
+    if typing.is_typeddict(origin) or any(hasattr(origin, mark) for mark in _MARKS):
+        if origin not in parts:
+            parts.add(origin)
+            # pydantic has resolved its own fields, and is the library that counts.
+            for field in () if hasattr(origin, "__pydantic_validator__") else typing.get_type_hints(origin).values():
+                _needs_conversion(field, parts)
+        return True
+    if issubclass(origin, collections.abc.Mapping) and arguments and arguments[0] not in (str, Any):
+        return True
+    return any(found) or issubclass(origin, _SCALARS)
+
+
+def takes_null(hint: Any) -> bool:
+    return hint is None or hint is type(None) or type(None) in typing.get_args(hint)
+
+
+def _importable(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None

@@ -1,0 +1,61 @@
+"""Texts of exceptions, which may be anything: their own text may raise, have no end, or hold what PostgreSQL cannot store."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from types import TracebackType
+from typing import Any
+
+from . import _sql
+
+MAX_ERROR_TEXT = 32_000  # characters that are kept of an error: its first and its last half
+MAX_LINE = 500  # of its first line, in a log
+
+
+def first_line(text: str) -> str:
+    first, *more = limited(text).strip().split("\n")
+    return first if not more and len(first) <= MAX_LINE else f"{first[:MAX_LINE]} …"
+
+
+def limited(text: str) -> str:
+    """What PostgreSQL can store of a text, and no more than its two ends."""
+    if len(text) <= MAX_ERROR_TEXT and len(whole := _sql.printable(text)) <= MAX_ERROR_TEXT:
+        return whole
+    half = MAX_ERROR_TEXT // 2
+    head, tail = _sql.printable(text[:half])[:half], _sql.printable(text[-half:])[-half:]
+    return f"{head}\n… the middle of {len(text)} characters is left out …\n{tail}"
+
+
+def name_of(error: BaseException) -> str:
+    try:
+        return str(type(error).__name__)
+    except BaseException:  # by its metaclass
+        return "an exception"
+
+
+def text_of(value: Any) -> str:
+    try:
+        return str(value)
+    except BaseException as problem:
+        return f"<{type(value).__name__}: its text raises {name_of(problem)}>"
+
+
+def summary_of(error: BaseException) -> str:
+    """The exception's class and its text."""
+    try:
+        return "".join(traceback.format_exception_only(type(error), error)).strip()
+    except BaseException as problem:
+        return f"{name_of(error)}: its text cannot be shown ({name_of(problem)})"
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback, from the handler on."""
+    frames: TracebackType | None = error.__traceback__
+    while frames and os.path.dirname(frames.tb_frame.f_code.co_filename) == os.path.dirname(__file__):
+        frames = frames.tb_next
+    try:
+        return "".join(traceback.format_exception(type(error), error, frames))
+    except BaseException as problem:
+        where = "".join(traceback.format_tb(frames))
+        return f"Traceback (most recent call last):\n{where}{name_of(error)}: its text cannot be shown ({name_of(problem)})\n"

@@ -1,0 +1,136 @@
+-- 01_notify: when a worker is notified of new jobs, and when it looks by itself.
+--
+-- NOTIFY takes a cluster-wide lock through the commit's fsync, so an add notifies only while a worker
+-- waits. The marks for that are sequences (migrations/0001_init.sql). A claim that comes back short sets
+-- armed_until: its worker waits, so adds notify. A claim that finds many jobs (found_lately) sets looking_until: its
+-- worker looks every 10 ms, so adds are silent.
+--
+-- An add that read a mark before it was set may commit later. So a session that sets armed_until, or ends
+-- looking_until, writes its own transaction id to silent_before. As long as an older transaction is open,
+-- workers look every 20 to 250 ms.
+
+-- Does a worker wait for a notification? By the real clock, not clock(): it is about workers that really
+-- sleep.
+create or replace function _somebody_waits() returns boolean
+    language sql volatile
+    return coalesce(
+        pg_sequence_last_value('armed_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000, false);
+
+-- `set pyworker.notify = off` is for callers that PREPARE TRANSACTION, which no notifying transaction can.
+create or replace function _wake_workers() returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    if _somebody_waits() and not _worker_looks() and current_setting('pyworker.notify', true) is distinct from 'off' then
+        perform pg_notify(current_schema(), '');
+    end if;
+end;
+$$;
+
+-- Does a worker look every 10 ms?
+create or replace function _worker_looks() returns boolean
+    language sql volatile
+    return coalesce(
+        pg_sequence_last_value('looking_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000, false);
+
+-- Everything that is open now may have added jobs silently.
+create or replace function _mark_silent() returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    perform setval('silent_before', pg_current_xact_id()::text::bigint),
+            setval('silent_at', (extract(epoch from clock_timestamp()) * 1000)::bigint);
+end;
+$$;
+
+-- Are some of these open still, in this database? A snapshot shows transactions of all databases.
+create or replace function _silent_ones_are_open() returns boolean
+    language plpgsql set search_path from current
+as $$
+begin
+    return exists (
+        select from pg_snapshot_xip(pg_current_snapshot()) x
+        join pg_locks l
+            on l.locktype = 'transactionid' and l.granted
+            and l.transactionid::text::bigint = x::text::bigint & 4294967295
+        join pg_stat_activity a on a.pid = l.pid and a.datname = current_database()
+        where x::text::bigint < (select s.last_value from silent_before s));
+end;
+$$;
+
+-- A claim that came back short, with so many jobs, waits from now on. True if it must look once more:
+-- adds were silent until now.
+create or replace function _begin_to_wait(claimed integer) returns boolean
+    language plpgsql set search_path from current
+as $$
+declare
+    v_many constant integer := 16; -- found in 20 ms: from here on a look every 10 ms costs less than the notifications
+    v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
+    v_armed_until constant bigint := coalesce(pg_sequence_last_value('armed_until'::regclass), 0);
+    v_looking_until constant bigint := coalesce(pg_sequence_last_value('looking_until'::regclass), 0);
+    v_lately constant bigint := coalesce(pg_sequence_last_value('found_lately'::regclass), 0); -- 20 ms * 10^5 + how many
+    v_found constant bigint := claimed + case v_ms / 20 - v_lately / 100000
+        when 0 then v_lately % 100000 when 1 then v_lately % 100000 / 2 else 0 end;
+begin
+    if claimed > 0 then
+        perform setval('found_lately', v_ms / 20 * 100000 + least(v_found, 99999));
+    end if;
+    if v_armed_until <= v_ms + 2500 then
+        perform setval('armed_until', v_ms + 5000);
+    end if;
+    if v_found >= v_many then
+        perform setval('looking_until', v_ms + 100);
+    elsif v_looking_until > 0 then
+        perform setval('looking_until', 0);
+    end if;
+    if v_armed_until <= v_ms or (v_looking_until > 0 and v_found < v_many) then
+        perform _mark_silent();
+        return true;
+    end if;
+    return false;
+end;
+$$;
+
+-- A claim that came back full looks no more every 10 ms: other workers have to.
+create or replace function _stop_looking() returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    perform setval('looking_until', 0);
+    perform _mark_silent();
+    perform _wake_workers();
+end;
+$$;
+
+create or replace function seconds_until_due() returns double precision
+    language plpgsql security definer set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+declare
+    v_xmin bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    v_due_from timestamptz := case when current_setting('pyworker.walk_due', true) <> '' then _walked_due() else '-infinity' end;
+    v_requests_from bigint := case when current_setting('pyworker.walk_requests', true) <> '' then _walked_requests() else 0 end;
+begin
+    return least(
+        (select greatest(extract(epoch from j.due_at - clock()), 0)
+         from live_jobs j where j.due_at > v_due_from order by j.due_at, j.id limit 1),
+        case when _worker_looks() then 0.01 end,
+        case when (select s.last_value from silent_before s) > v_xmin and _silent_ones_are_open() then
+            _growing((select to_timestamp(s.last_value / 1000.0) from silent_at s)) end,
+        -- A promotion left this request, as another session has the queue, the sequence or the job locked.
+        (select _growing(w.at) from wakeups w
+         where w.id > v_requests_from and w.after is null order by w.id limit 1),
+        _seconds_until_full_walk());
+end;
+$$;
+comment on function seconds_until_due() is
+    'Seconds after which a worker that found too few jobs should claim again, notified or not. When the next scheduled '
+    'or retryable job falls due (0 if one is overdue); 0.01 while many jobs come in; 0.02 to 0.25 while a transaction is '
+    'open that may have added jobs silently, or that has locked a queue, a sequence or a job whose turn it is. Null '
+    'without such a reason: then claim again within 2.5 seconds.';
+
+-- As long again as it has been since then, within limits: a short transaction is waited for closely, a
+-- long one seldom.
+create or replace function _growing(since timestamptz) returns double precision
+    language sql volatile
+    return least(greatest(extract(epoch from clock_timestamp() - since), 0.02), 0.25);

@@ -1,0 +1,177 @@
+-- 02_walks: how far a session has walked an index, and when it walks all of it again.
+--
+-- At the head of an index stand the entries of rows that have ended since the last vacuum; under an old
+-- snapshot they stay. A session that had to pass many of them remembers the place it came to, in the
+-- setting pyworker.walk_NAME, and its next walks begin there. After 20 times as long as the walk from the
+-- head took, at most 2 s, it walks from the head again, and finds what a transaction that was long in
+-- committing has added before that place.
+--
+-- Other jobs come to stand before a remembered place, too: the next job of a queue or a sequence, a
+-- retry, a released job. They are listed in late_arrivals, as long as walks_until says that a session
+-- remembers a place.
+--
+-- Three walks go by this: 'claim' (claim_jobs), 'due' and 'requests' (promote_jobs).
+
+-- The remembered walk, or a row of nulls.
+create or replace function _walk_of(name text, owner bigint) returns _walk
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_walk _walk := nullif(current_setting('pyworker.walk_' || name, true), '')::_walk;
+begin
+    if v_walk.owner = _walk_of.owner
+       and v_walk.until between clock_timestamp() and clock_timestamp() + interval '2 seconds' then
+        return v_walk;
+    end if;
+    return null;
+end;
+$$;
+
+-- How many entries of this index the session has read since some time ago, a page as 20. Only differences mean anything.
+create or replace function _entries_read(index regclass) returns bigint
+    language sql volatile
+    return pg_stat_get_xact_tuples_returned(index) + 20 * pg_stat_get_xact_blocks_fetched(index);
+
+-- Remembers a walk. `began`: when a walk from the head began; null for one that went on from a remembered
+-- place.
+create or replace function _keep_walk(name text, walk _walk, began timestamptz) returns void
+    language plpgsql set search_path from current
+as $$
+declare
+    v_ms bigint;
+begin
+    if began is not null then
+        walk.until := clock_timestamp() + least(20 * (clock_timestamp() - began), interval '2 seconds');
+        v_ms := extract(epoch from walk.until) * 1000;
+        if (select w.last_value from walks_until w) < v_ms then
+            perform setval('walks_until', v_ms + 2000);
+        end if;
+    end if;
+    perform set_config('pyworker.walk_' || name, walk::text, false);
+end;
+$$;
+
+-- Does a session claim from a remembered place?
+create or replace function _places_are_kept() returns boolean
+    language sql volatile
+    return coalesce(
+        pg_sequence_last_value('walks_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000, false);
+
+-- These jobs became available at places that a session may have passed.
+create or replace function _arrive_late(job_ids bigint[]) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    if _places_are_kept() then
+        insert into late_arrivals (job_id) select j.id from unnest(job_ids) j(id) where j.id is not null;
+    end if;
+end;
+$$;
+
+-- From where the due jobs and the requests are left to walk.
+create or replace function _walked_due() returns timestamptz
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return coalesce(((_walk_of('due', 'live_jobs'::regclass::oid::bigint)).places[1]).ready_at, '-infinity');
+end;
+$$;
+
+create or replace function _walked_requests() returns bigint
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return coalesce(((_walk_of('requests', 'wakeups'::regclass::oid::bigint)).places[1]).id, 0);
+end;
+$$;
+
+-- For seconds_until_due: an idle worker comes back for the next walk from the head.
+create or replace function _seconds_until_full_walk() returns double precision
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_until timestamptz;
+begin
+    if concat(current_setting('pyworker.walk_claim', true), current_setting('pyworker.walk_due', true),
+              current_setting('pyworker.walk_requests', true)) = '' then
+        return null;
+    end if;
+    select min((nullif(current_setting('pyworker.walk_' || n.name, true), '')::_walk).until) into v_until
+    from unnest(array['claim', 'due', 'requests']) n(name)
+    where (nullif(current_setting('pyworker.walk_' || n.name, true), '')::_walk).until > clock_timestamp();
+    return extract(epoch from v_until - clock_timestamp());
+end;
+$$;
+
+-- The parts of the order of claims that are left after these places: what follows each one in its
+-- priority, and all of the priorities that have none.
+create or replace function _spans_after(places _span[]) returns _span[]
+    language plpgsql immutable set search_path from current
+as $$
+begin
+    return array(
+        select row(s.priority, s.ready_at, s.id, s.to_priority, 'infinity', 9223372036854775807)::_span
+        from (select p.*, lead(p.priority, 1, 32768) over (order by p.priority) - 1 as before_next,
+                     min(p.priority) over () as lowest from unnest(places) p) p
+        cross join lateral (values
+            (-32768, '-infinity'::timestamptz, 0::bigint,
+             case when p.priority = p.lowest then p.priority - 1 end),
+            (p.priority, p.ready_at, p.id, p.priority),
+            (p.priority + 1, '-infinity', 0, p.before_next)) s(priority, ready_at, id, to_priority)
+        where s.priority <= s.to_priority
+        order by s.priority, s.ready_at);
+end;
+$$;
+
+-- The same, and a part for each job that arrived late, all in the order of claims. Forgets those that are
+-- gone.
+create or replace function _spans_with_late(
+    walk _walk, out late_ids bigint[], out seen bigint, out spans _span[])
+    language plpgsql set search_path from current
+as $$
+begin
+    spans := _spans_after(walk.places);
+    select walk.late_ids || array_agg(a.job_id), coalesce(max(a.id), walk.seen) into late_ids, seen
+    from late_arrivals a where a.id > walk.seen;
+    if cardinality(late_ids) > 0 then
+        select array_agg(j.id), spans || array_agg(row(j.priority, j.ready_at, j.id - 1, j.priority, j.ready_at, j.id)::_span)
+        into late_ids, spans
+        from live_jobs j
+        where j.id = any (late_ids) and j.ready_at is not null and j.state = 'available' and not exists (
+            select from unnest(walk.places) p
+            where p.priority = j.priority and (j.ready_at, j.id) > (p.ready_at, p.id))
+          and exists (select from unnest(walk.places) p where p.priority = j.priority);
+        spans := array(select s from unnest(spans) s order by s.priority, s.ready_at, s.id);
+    end if;
+end;
+$$;
+
+-- The places after a walk: the old ones, moved on by the jobs that it found, in the order of claims.
+-- `short`: when a walk began that came to the end. It has seen all that was there a second before, of
+-- these priorities and of the usual one.
+create or replace function _places_after(
+    places _span[], priorities smallint[], ready_ats timestamptz[], ids bigint[], short timestamptz) returns _span[]
+    language plpgsql immutable set search_path from current
+as $$
+declare
+    v_last constant integer := cardinality(ids);
+    v_place constant _span := row(priorities[v_last], ready_ats[v_last], ids[v_last], null, null, null);
+begin
+    if short is null and priorities[1] = priorities[v_last] then -- the common case, and quicker
+        if places is null or cardinality(places) = 1 and (places[1]).priority = v_place.priority then
+            return array[v_place];
+        end if;
+    end if;
+    return array(
+        select distinct on (p.priority) row(p.priority, p.ready_at, p.id, null, null, null)::_span
+        from (select o.priority, o.ready_at, o.id from unnest(places) o
+              union all
+              select f.priority, f.ready_at, f.id
+              from unnest(priorities, ready_ats, ids) f(priority, ready_at, id) where short is null
+              union all
+              select f.priority, short - interval '1 second', 0
+              from (select p.priority from unnest(places) p union select unnest(priorities) union select 0) f
+              where short is not null) p
+        order by p.priority, p.ready_at desc, p.id desc);
+end;
+$$;

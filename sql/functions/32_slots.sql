@@ -1,0 +1,290 @@
+-- 32_slots: which jobs of a queue run.
+--
+-- A job that runs takes a slot of its queue. A job that waits for one is available and parked ('queue'),
+-- apart from the index that claims walk. Only the candidates stand in that index: for each kind of job,
+-- that is each task with its flags, the first ones in order, as many as there are free slots. So each
+-- worker finds the first job that it takes.
+--
+-- The claim that takes a candidate also takes the queue's lane, an advisory lock of its transaction. It
+-- counts what runs, and if the queue is full then, it parks the other candidates. The end of a job takes
+-- the lane as well, and makes candidates of the next jobs. A lane is tried, never waited for: without it
+-- a claim leaves the job where it is, and both leave a request (wakeups). So a session that parks a job
+-- has seen every job that runs, and a session that ends a job has seen every job that is parked.
+--
+-- A queue without a limit that is not paused needs none of this: its jobs are never parked, and its ends
+-- do nothing.
+
+-- The limits of these queues, by the queue's own row, else by the longest family ('customer:*') that it
+-- belongs to. Without either a queue is serial. A queue that was only paused goes by its family still.
+-- Inlined.
+create or replace function _queues_of(queue_names text[])
+    returns table (queue_name text, concurrency integer, paused boolean, changed xid8)
+    language sql stable
+begin atomic
+    select n.name,
+           case when q.inherits is false then q.concurrency when f.found then f.concurrency else 1 end,
+           coalesce(q.paused, false), greatest(q.changed, f.changed)
+    from unnest(_queues_of.queue_names) n(name)
+    left join queues q on q.queue_name = n.name
+    left join lateral (
+        select true as found, o.concurrency, o.changed from queues o
+        where q.inherits is not false and right(o.queue_name, 1) = '*'
+          and starts_with(n.name, left(o.queue_name, -1))
+        order by length(o.queue_name) desc limit 1) f on true;
+end;
+
+-- How many jobs of a queue run, counted up to a limit. Inlined. In an order that only one index has:
+-- without it the statistics may speak for another index.
+create or replace function _running_in(queue_name text, up_to integer) returns table (running bigint)
+    language sql stable
+begin atomic
+    select count(*) from (
+        select from live_jobs j
+        where j.queue_name = _running_in.queue_name and j.ready_at is not null and j.state = 'running'
+        order by j.queue_name, j.priority, j.run_at, j.id limit _running_in.up_to) r;
+end;
+
+-- The kinds of jobs that are parked in a queue, from kind to kind. Inlined.
+create or replace function _kinds_in(queue_name text) returns table (task_identifier text, flags text)
+    language sql stable
+begin atomic
+    with recursive kind as (
+        (select p.task_identifier, coalesce(p.flags::text, '') collate "C" as flags from live_jobs p
+         where p.queue_name = _kinds_in.queue_name and p.parked = 'queue'
+         order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C" limit 1)
+        union all
+        select n.* from kind k cross join lateral (
+            select p.task_identifier, coalesce(p.flags::text, '') collate "C" from live_jobs p
+            where p.queue_name = _kinds_in.queue_name and p.parked = 'queue'
+              and (p.task_identifier, coalesce(p.flags::text, '') collate "C") > (k.task_identifier, k.flags)
+            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C" limit 1) n)
+    select k.task_identifier, k.flags from kind k;
+end;
+
+-- The lane's lock; false if another session has it, or if this transaction's snapshot is too old to judge.
+create or replace function _try_lane(lane text) returns boolean
+    language plpgsql set search_path from current
+as $$
+begin
+    return current_setting('transaction_isolation') = 'read committed'
+       and pg_try_advisory_xact_lock(hashtextextended(current_schema() || '/' || lane, 0));
+end;
+$$;
+
+-- Makes candidates in queues whose lanes this session holds, up to the free slots of each; returns how many.
+create or replace function _fill_queues(queue_names text[]) returns integer
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off
+    set jit = off set lock_timeout = '200ms' -- see claim_jobs
+as $$
+declare
+    v_most constant integer := 1000; -- of a kind at once; a request says that there are more
+    v_ids bigint[];
+    v_ranked bigint;
+    v_wanted text[];
+    v_paused text[];
+begin
+    with queue as materialized (
+        select q.queue_name, q.paused,
+               case when q.paused then 0 when q.concurrency is null then v_most
+                    else least(q.concurrency - r.running, v_most) end as slots
+        from _queues_of(_fill_queues.queue_names) q
+        cross join lateral _running_in(
+            q.queue_name, case when q.paused then 0 else coalesce(q.concurrency, 0) end) r),
+    turn as materialized ( -- the first jobs of each kind; tid is null for one that is a candidate already
+        select q.queue_name, f.tid
+        from queue q
+        cross join lateral _kinds_in(q.queue_name) k
+        cross join lateral (
+            select u.tid from (
+                (select p.ctid as tid, p.priority, p.run_at, p.id from live_jobs p
+                 where p.queue_name = q.queue_name and p.parked = 'queue'
+                   and p.task_identifier = k.task_identifier and coalesce(p.flags::text, '') collate "C" = k.flags
+                 order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
+                          p.priority, p.run_at, p.id limit q.slots)
+                union all
+                (select null, c.priority, c.run_at, c.id from live_jobs c
+                 where c.queue_name = q.queue_name and c.ready_at is not null and c.state = 'available'
+                   and c.task_identifier = k.task_identifier and coalesce(c.flags::text, '') collate "C" = k.flags
+                 order by c.queue_name, c.priority, c.run_at, c.id limit q.slots)) u
+            order by u.priority, u.run_at, u.id limit q.slots) f
+        where q.slots > 0),
+    moved as (
+        -- A job that another session has locked is passed over.
+        update live_jobs j set ready_at = j.run_at, parked = null
+        where j.ctid = any (array(
+            select p.ctid from live_jobs p where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
+        returning j.id)
+    select (select array_agg(m.id) from moved m), count(*), array_agg(t.queue_name) filter (where t.tid is not null),
+           (select array_agg(q.queue_name) from queue q where q.paused)
+    into v_ids, v_ranked, v_wanted, v_paused
+    from turn t;
+    if v_ids is not null then
+        perform _arrive_late(v_ids);
+    end if;
+    v_paused := case when v_paused is not null then _park_candidates(v_paused) end;
+    if v_ranked >= v_most or cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) then
+        v_paused := v_paused || v_wanted; -- there may be more of these
+    end if;
+    if v_paused <> '{}' then
+        insert into wakeups (lane) select distinct 'queue:' || a.queue_name from unnest(v_paused) a(queue_name);
+    end if;
+    return coalesce(cardinality(v_ids), 0);
+end;
+$$;
+
+-- Parks the candidates of full and of paused queues whose lanes this session holds. Returns the queues
+-- that may have more of them.
+create or replace function _park_candidates(queue_names text[]) returns text[]
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off
+    set jit = off set lock_timeout = '200ms' -- see claim_jobs
+as $$
+declare
+    v_most constant integer := 1000;
+    v_parked text[];
+begin
+    with parked as (
+        update live_jobs j set ready_at = null, parked = 'queue'
+        where j.ctid = any (array(
+            select p.ctid from unnest(queue_names) q(name)
+            cross join lateral (
+                select c.ctid from live_jobs c
+                where c.queue_name = q.name and c.ready_at is not null and c.state = 'available'
+                order by c.queue_name, c.priority, c.run_at, c.id limit v_most for update skip locked) p))
+        returning j.queue_name)
+    select array_agg(p.queue_name) into v_parked from (
+        select k.queue_name from parked k group by k.queue_name having count(*) >= v_most) p;
+    return coalesce(v_parked, '{}');
+end;
+$$;
+
+-- Of the jobs that a claim has locked, those that may start, in the claim's order: all of queues without a limit, and of
+-- the others as many as have a free slot. `full_queues`: they have more candidates, which have to be parked now.
+-- `closed`: this claim takes no more of these queues. `in_turn`: some of the queues are limited.
+create or replace function _admit(
+    rows tid[], queue_names text[], inout closed text[], out admitted tid[], out full_queues text[],
+    out in_turn boolean)
+    language plpgsql set search_path from current
+as $$
+declare
+    v_limited text[];
+    v_held text[];
+    -- For each held queue: its free slots (null where the limit was lifted meanwhile), and whether it has more candidates.
+    v_queues text[];
+    v_free bigint[];
+    v_crowded boolean[];
+    v_queue integer;
+begin
+    select array_agg(q.name), coalesce(array_agg(q.name) filter (where q.n <= 500 and _try_lane('queue:' || q.name)), '{}')
+    into v_limited, v_held -- not of more queues: PostgreSQL has room for some 6,000 advisory locks
+    from (select l.name, row_number() over () as n
+          from (select distinct q.queue_name as name from _queues_of(queue_names) q
+                where q.queue_name is not null and (q.paused or q.concurrency is not null)) l) q;
+    in_turn := v_limited is not null;
+    if not in_turn then
+        admitted := rows;
+        return;
+    end if;
+    select array_agg(q.queue_name), array_agg(case when q.paused then 0 else q.concurrency - r.running end),
+           array_agg(c.others > 0)
+    into v_queues, v_free, v_crowded
+    from _queues_of(v_held) q
+    cross join lateral _running_in(q.queue_name, case when q.paused then 0 else q.concurrency end) r
+    cross join lateral (
+        select count(*) as others from (
+            select from live_jobs j
+            where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available' and j.ctid <> all (rows)
+            order by j.queue_name, j.priority, j.run_at, j.id limit 1) o) c;
+    for i in 1..cardinality(rows) loop
+        v_queue := array_position(v_queues, queue_names[i]);
+        continue when v_queue is null and queue_names[i] = any (v_limited); -- another session has the lane
+        if v_free[v_queue] <= 0 then
+            v_crowded[v_queue] := true;
+            continue;
+        end if;
+        admitted := admitted || rows[i];
+        if v_queue is not null then
+            v_free[v_queue] := v_free[v_queue] - 1;
+        end if;
+    end loop;
+    full_queues := '{}';
+    for i in 1..coalesce(cardinality(v_queues), 0) loop
+        continue when (v_free[i] <= 0) is not true;
+        closed := closed || v_queues[i];
+        if v_crowded[i] then
+            full_queues := full_queues || v_queues[i];
+        end if;
+    end loop;
+    if cardinality(v_held) < cardinality(v_limited) then
+        -- The worker looks again when the other sessions have ended.
+        v_limited := array(select l.name from unnest(v_limited) l(name) where l.name <> all (v_held));
+        closed := closed || v_limited;
+        insert into wakeups (lane) select 'queue:' || l.name from unnest(v_limited) l(name);
+    end if;
+end;
+$$;
+
+-- Slots of these queues are free: jobs that ran have ended, or were put back.
+create or replace function _slots_freed(queue_names text[]) returns void
+    language plpgsql set search_path from current
+as $$
+declare
+    v_limited text[];
+    v_held text[];
+begin
+    -- Of a queue with many slots the next promotion counts what runs, once for all that ended until then. And not
+    -- more lanes of a large batch: PostgreSQL has room for some 6,000 advisory locks.
+    select array_agg(q.queue_name), coalesce(array_agg(q.queue_name) filter (
+               where q.concurrency <= 100 and q.n <= 100 and _try_lane('queue:' || q.queue_name)), '{}')
+    into v_limited, v_held
+    from (select q.queue_name, q.concurrency, row_number() over () as n
+          from _queues_of(queue_names) q where q.concurrency is not null) q;
+    if v_limited is null then
+        return;
+    end if;
+    if cardinality(v_held) < cardinality(v_limited) then
+        insert into wakeups (lane) select 'queue:' || l.name from unnest(v_limited) l(name) where l.name <> all (v_held);
+        perform _wake_workers();
+    end if;
+    if v_held <> '{}' and _fill_queues(v_held) > 0 then
+        perform _wake_workers();
+    end if;
+end;
+$$;
+
+-- For one queue; null is none.
+create or replace function _queue_slot_freed(queue_name text) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    if queue_name is not null then
+        perform _slots_freed(array[queue_name]);
+    end if;
+end;
+$$;
+
+-- Requests a look at each queue of a family that has parked jobs or candidates. From name to name, not
+-- from job to job.
+create or replace function _fill_family(prefix text) returns void
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+begin
+    insert into wakeups (lane)
+    with recursive name as (
+        select least(
+            (select j.queue_name from live_jobs j
+             where j.parked = 'queue' and j.queue_name >= prefix order by j.queue_name limit 1),
+            (select j.queue_name from live_jobs j where j.ready_at is not null and j.queue_name >= prefix
+             order by j.queue_name limit 1)) as queue_name
+        union all
+        select least(
+            (select j.queue_name from live_jobs j where j.parked = 'queue' and j.queue_name > n.queue_name
+             order by j.queue_name limit 1),
+            (select j.queue_name from live_jobs j where j.ready_at is not null and j.queue_name > n.queue_name
+             order by j.queue_name limit 1))
+        from name n where starts_with(n.queue_name, prefix))
+    select 'queue:' || n.queue_name from name n where starts_with(n.queue_name, prefix);
+end;
+$$;

@@ -1,0 +1,312 @@
+"""What a session remembers of its walks along an index: a saving, never a change of who gets what, but for a moment in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from .test_plans import touched, watched
+
+__all__ = ["watched"]
+
+MANY = 3_000
+
+
+def ids(jobs: list[Any]) -> list[int]:
+    return [job.id for job in jobs]
+
+
+def add(api: Any, count: int, **more: Any) -> list[int]:
+    return ids(api.add_jobs([{"identifier": "t", **more}] * count))
+
+
+@pytest.fixture
+def noted(api: Any, actor: Callable[[], Any], worker: int) -> Any:
+    """A session that has claimed past MANY running jobs, so that it remembers its place, and 100 jobs that are left."""
+    a = actor()
+    jobs = add(api, MANY + 200)
+    assert len(api.claim_jobs(worker, MANY)) == MANY
+    a.rows("begin")  # the place is kept for 20 times as long as the walk took; here it is to last
+    assert ids(a.claim_jobs(worker, 100)) == jobs[MANY : MANY + 100]
+    a.rows("commit")
+    assert a.value("select current_setting('pyworker.walk_claim', true)")
+    prolong(a)
+    a.left = jobs[MANY + 100 :]
+    yield a
+    a.rows("select set_config('pyworker.walk_claim', '', false)")
+
+
+def prolong(a: Any, by: str = "0.9 seconds") -> None:
+    a.rows(
+        "select set_config('pyworker.walk_claim',"
+        " row(w.owner, clock_timestamp() + %s::interval, w.places, w.late_ids, w.seen)::text, false),"
+        " setval('pyworker.walks_until', (extract(epoch from clock_timestamp()) * 1000)::bigint + 10000)"
+        " from (select (current_setting('pyworker.walk_claim')::pyworker._walk).*) w",
+        [by],
+    )
+
+
+@pytest.fixture
+def hidden(noted: Any, api: Any, actor: Callable[[], Any], worker: int) -> int:
+    """A job that was long in committing: the session has passed its place before that."""
+    a = actor()
+    a.begin()
+    job = a.add_job("t")
+    rest = noted.left + add(api, 5)
+    assert ids(noted.claim_jobs(worker, 105)) == rest
+    a.commit()
+    prolong(noted)
+    return job.id
+
+
+def test_a_claim_does_not_walk_again_what_it_walked_before(api: Any, worker: int, watched: Any) -> None:
+    jobs = add(api, MANY + 200)
+    api.claim_jobs(worker, MANY)
+    walks = [sum(touched(watched(lambda a: (prolong(a), a.claim_jobs(worker, 10))[1] if a.value(
+        "select current_setting('pyworker.walk_claim', true)") else a.claim_jobs(worker, 10))).values()) for _ in range(3)]  # fmt: skip
+    assert walks[0] > MANY
+    assert max(walks[1:]) < 60
+    assert ids(watched.result) == jobs[MANY + 20 : MANY + 30]
+
+
+def test_nor_does_one_that_comes_back_short(noted: Any, api: Any, worker: int) -> None:
+    read = "select pyworker._entries_read('pyworker.live_jobs_ready')"
+    assert ids(noted.claim_jobs(worker, 1000)) == noted.left
+    (job,) = add(api, 1)
+    prolong(noted)
+    noted.begin()
+    before = noted.value(read)
+    assert ids(noted.claim_jobs(worker, 1000)) == [job]
+    assert noted.value(read) - before < 2500  # the running jobs of the last second, and not those before
+    noted.rollback()
+
+
+def test_a_more_urgent_job_never_waits_for_a_walk_from_the_head(noted: Any, api: Any, worker: int) -> None:
+    """Nor does one of a priority that stands between two that the session knows."""
+    urgent = add(api, 1, priority=-3) + add(api, 1, priority=-1)
+    assert ids(noted.claim_jobs(worker, 3)) == [*urgent, noted.left[0]]
+    prolong(noted)
+    between = add(api, 1, priority=-2)
+    assert ids(noted.claim_jobs(worker, 2)) == [*between, noted.left[1]]
+    prolong(noted)
+    again = add(api, 1, priority=-3)
+    later = add(api, 1, priority=1)
+    assert ids(noted.claim_jobs(worker, 2)) == [*again, noted.left[2]]
+    prolong(noted)
+    assert ids(noted.claim_jobs(worker, 98)) == [*noted.left[3:], *later]
+
+
+def of_a_queue(api: Any, worker: int) -> Callable[[], int]:
+    first, second = (api.add_job("t", queue_name="q", run_at=api.at("-1 hour")) for _ in range(2))
+    assert ids(api.claim_jobs(worker, 1)) == [first.id]
+    return lambda: (api.finish(first.id), second.id)[1]
+
+
+def of_a_sequence(api: Any, worker: int) -> Callable[[], int]:
+    policy = {"sequence_policy": {"key": "s"}, "run_at": api.at("-1 hour")}
+    first, second = (api.add_job("t", **policy) for _ in range(2))
+    assert ids(api.claim_jobs(worker, 1)) == [first.id]
+    return lambda: (api.finish(first.id), second.id)[1]
+
+
+def of_a_worker(api: Any, worker: int, how: str) -> Callable[[], int]:
+    api.add_job("t", run_at=api.at("-1 hour"))
+    (job,) = api.claim_jobs(worker, 1)
+    act = {
+        "release": lambda: api.release_jobs([job.id], [job.run]),
+        "fail": lambda: api.fail(job, delay=0),
+        "snooze": lambda: api.snooze_job(job.id, job.run, "0"),
+        "unlock": lambda: api.force_unlock_workers([str(worker)]),
+    }[how]
+    return lambda: (act(), job.id)[1]
+
+
+def waiting(api: Any, worker: int, how: str) -> Callable[[], int]:
+    job = api.add_job("t", job_key="k", run_at=api.at("1 hour"))
+    act = {
+        "retry": lambda: api.retry_job(job.id),
+        "reschedule": lambda: api.reschedule_jobs([job.id], api.at("-1 hour")),
+        "replace": lambda: api.add_job("t", job_key="k", run_at=api.at("-1 hour")),
+    }[how]
+    return lambda: (act(), job.id)[1]
+
+
+LATE: dict[str, Callable[[Any, int], Callable[[], int]]] = {
+    "next of a queue": of_a_queue,
+    "next of a sequence": of_a_sequence,
+    **{
+        how: lambda api, worker, how=how: of_a_worker(api, worker, how)
+        for how in ("release", "fail", "snooze", "unlock")
+    },
+    **{how: lambda api, worker, how=how: waiting(api, worker, how) for how in ("retry", "reschedule", "replace")},
+    "added for an earlier time": lambda api, worker: lambda: api.add_job("t", run_at=api.at("-1 hour")).id,
+    "added in bulk": lambda api, worker: lambda: add(api, 1, run_at=str(api.at("-1 hour")))[0],
+}
+
+
+@pytest.mark.parametrize("how", LATE)
+def test_a_job_that_comes_to_stand_before_the_place_is_found_by_the_next_claim(
+    api: Any, actor: Callable[[], Any], worker: int, how: str
+) -> None:
+    other = api.register_worker()
+    arrive = LATE[how](api, worker)
+    a = actor()
+    jobs = add(api, MANY + 200)
+    assert len(api.claim_jobs(other, MANY)) == MANY
+    assert ids(a.claim_jobs(other, 100)) == jobs[MANY : MANY + 100]
+    prolong(a)
+    job = arrive()
+    prolong(a)
+    now = how in ("fail", "snooze", "retry")  # these run from now on: behind all others
+    assert ids(a.claim_jobs(other, 200 if now else 5))[-1 if now else 0] == job
+    a.rows("select set_config('pyworker.walk_claim', '', false)")
+
+
+def test_one_that_a_claim_had_no_room_for_is_found_by_the_claim_after_it(noted: Any, api: Any, worker: int) -> None:
+    early = [api.add_job("t", run_at=api.at("-1 hour")).id for _ in range(3)]
+    for expected in (early[:2], [early[2], noted.left[0]], noted.left[1:3]):
+        assert ids(noted.claim_jobs(worker, 2)) == expected
+        prolong(noted)
+
+
+def test_a_job_that_was_long_in_committing_waits_no_longer_than_the_place_is_kept(
+    noted: Any, hidden: int, api: Any, worker: int
+) -> None:
+    assert noted.claim_jobs(worker, 1) == []
+    assert 0 < noted.seconds_until_due() <= 0.9  # then the worker looks again
+    prolong(noted, "-1 microsecond")
+    assert ids(noted.claim_jobs(worker, 1)) == [hidden]
+
+
+@pytest.mark.parametrize("ahead", ["1 hour", "2.5 seconds"])
+def test_a_place_from_a_clock_that_was_set_back_is_dropped(noted: Any, hidden: int, worker: int, ahead: str) -> None:
+    prolong(noted, ahead)
+    assert ids(noted.claim_jobs(worker, 1)) == [hidden]
+
+
+def test_a_place_is_for_the_same_worker_and_filters_only(noted: Any, hidden: int, api: Any, worker: int) -> None:
+    assert noted.claim_jobs(worker, 1) == []
+    prolong(noted)
+    other = api.register_worker()
+    assert ids(noted.claim_jobs(other, 1)) == [hidden]
+
+
+def test_a_place_is_kept_for_two_seconds_at_most_however_long_the_walk_was(api: Any, actor: Any, worker: int) -> None:
+    a = actor()
+    a.rows(
+        "select pyworker._keep_walk('due', row(1, null, '{}', null, null)::pyworker._walk, clock_timestamp() - interval '1 hour')"
+    )
+    left = a.value(
+        "select extract(epoch from (w.walk).until - clock_timestamp())::float"
+        " from (select current_setting('pyworker.walk_due')::pyworker._walk as walk) w"
+    )
+    assert left <= 2
+    a.rows("select set_config('pyworker.walk_due', '', false)")
+
+
+@pytest.mark.parametrize("what", ["due jobs", "requests"])
+def test_promotions_do_not_walk_again_what_has_ended_under_an_old_snapshot(
+    api: Any, actor: Callable[[], Any], worker: int, clock: Any, what: str
+) -> None:
+    index = "pyworker.live_jobs_due" if what == "due jobs" else "pyworker.wakeups_pkey"
+    read = f"select pyworker._entries_read('{index}')"
+    old = actor()
+    old.begin("repeatable read")
+    old.rows("select 1 from pyworker.jobs")
+    if what == "due jobs":
+        add(api, 5 * MANY, run_at=str(api.at("1 minute")))
+        clock.advance(minutes=2)
+        api.heartbeat(worker)
+    else:
+        api.set_queue("q", 2**31 - 1)
+        api.rows("insert into pyworker.wakeups (lane) select 'queue:q' from generate_series(1, %s)", [5 * MANY])
+    while api.promote_jobs() or api.rows("select from pyworker.wakeups where after is null limit 1"):
+        pass
+    while jobs := api.claim_jobs(worker, 1000):
+        api.finish(*ids(jobs))
+    a = actor()
+
+    def walked() -> int:
+        a.begin()
+        before = a.value(read)
+        a.promote_jobs()
+        count = a.value(read) - before
+        a.commit()
+        return count
+
+    assert walked() > MANY
+    assert min(walked() for _ in range(3)) < 200
+    old.commit()
+    # What comes then is seen.
+    job = api.add_job("t", queue_name="q", run_at=None if what == "requests" else api.at("1 second"))
+    clock.advance(seconds=2)
+    assert ids(a.claim_jobs(worker, 1)) == [job.id]
+
+
+def test_a_session_may_use_any_date_style(noted: Any, worker: int) -> None:
+    noted.rows("set datestyle = 'German'; set timezone = 'Asia/Kathmandu'")
+    claim = "select id from pyworker.claim_jobs(%s, 10)"
+    assert ids(noted.rows(claim, [worker])) == noted.left[:10]
+    noted.rows("set datestyle = 'SQL, MDY'; set timezone = 'America/St_Johns'")
+    assert ids(noted.rows(claim, [worker])) == noted.left[10:20]
+
+
+def test_a_claim_that_is_rolled_back_is_had_again(noted: Any, worker: int) -> None:
+    noted.begin()
+    first = ids(noted.claim_jobs(worker, 10))
+    noted.rollback()
+    prolong(noted)
+    assert ids(noted.claim_jobs(worker, 10)) == first
+
+
+@pytest.fixture
+def commits(actor: Callable[[], Any]) -> Iterator[Callable[..., str]]:
+    """commits(session, call): what synchronous_commit says while the call's transaction commits."""
+    admin = actor()
+    admin.rows(
+        "create table public.how (setting text); grant all on public.how to public;"
+        "create function public.note_setting() returns trigger language plpgsql as $$ begin"
+        "  insert into public.how values (current_setting('synchronous_commit')); return null; end $$;"
+        "create constraint trigger how after update on pyworker.live_jobs deferrable initially deferred"
+        "  for each row execute function public.note_setting()"
+    )
+
+    def commits(call: Callable[[], Any]) -> str:
+        admin.rows("truncate public.how")
+        call()
+        return admin.value("select string_agg(distinct setting, ' ') from public.how")
+
+    yield commits
+    admin.rows("drop trigger how on pyworker.live_jobs; drop function public.note_setting; drop table public.how")
+
+
+def test_a_claim_need_not_wait_for_the_disk_unless_its_jobs_take_turns(
+    api: Any, actor: Any, worker: int, commits: Any
+) -> None:
+    a = actor()
+    for wanted in ("off", "on", "local"):
+        a.rows(f"set synchronous_commit = {wanted}")
+        for named, setting in (
+            ({}, wanted),
+            ({"delivery": "at_most_once"}, wanted),
+            ({"queue_name": "q"}, "on"),
+            ({"sequence_policy": {"key": "s"}}, "on"),
+        ):
+            api.add_job("t", **named)
+            api.promote_jobs()
+            assert commits(lambda: [api.finish_job(job.id, job.run) for job in a.claim_jobs(worker, 5)]) == setting, (
+                named
+            )
+        assert a.value("show synchronous_commit") == wanted
+
+
+def test_a_place_that_was_written_by_hand_breaks_only_the_session_that_wrote_it(actor: Any, worker: int) -> None:
+    a = actor()
+    a.rows("select set_config('pyworker.walk_claim', 'nonsense', false)")
+    with pytest.raises(psycopg.errors.InvalidTextRepresentation):
+        a.claim_jobs(worker, 1)
+    a.rows("reset all")
+    assert a.claim_jobs(worker, 1) == []
