@@ -186,7 +186,7 @@ $$;
 create or replace function _forget_claims(worker_ids bigint[]) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-    set jit = off
+    set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
     delete from claims c

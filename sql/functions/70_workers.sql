@@ -1,4 +1,8 @@
 -- 70_workers: who may claim. A worker is one row with a lease; its end hands its jobs on.
+--
+-- Statements that look jobs up by an array of ids are planned without its value (force_generic_plan).
+-- PostgreSQL takes `id = any ('{}')` for a proof of any condition: with fresh statistics that say
+-- "nothing is ready", it would walk the whole index of ready jobs to find none.
 
 create or replace function register_worker(info jsonb default '{}') returns bigint
     language plpgsql security definer set search_path from current
@@ -61,7 +65,8 @@ comment on function heartbeat(bigint) is
     'Prolongs a worker''s lease. False: it was declared dead (or never lived) and its jobs were handed on; stop them and register again.';
 
 create or replace function unregister_worker(worker_id bigint) returns void
-    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql security definer set search_path from current
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_job live_jobs;
@@ -87,7 +92,8 @@ comment on function unregister_worker(bigint) is
     'Ends a worker in good order: whatever it still holds is handed back with its attempt, and can be claimed at once.';
 
 create or replace function reconcile(worker_id bigint, job_ids bigint[], runs bigint[]) returns bigint[]
-    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql security definer set search_path from current
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_job live_jobs;
@@ -119,7 +125,8 @@ comment on function reconcile(bigint, bigint[], bigint[]) is
 
 -- Takes the jobs of a worker that is no more. Their attempt counts: it may well have been the job that killed it.
 create or replace function _abandon_jobs(worker_ids bigint[], error text) returns integer
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql set search_path from current
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_job live_jobs;
@@ -146,7 +153,8 @@ $$;
 
 create or replace function worker_died(worker_id bigint, job_ids bigint[] default '{}', runs bigint[] default '{}', error text default null)
     returns void
-    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql security definer set search_path from current
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_error text := coalesce(error, 'its worker process died');
@@ -188,7 +196,8 @@ comment on function worker_died(bigint, bigint[], bigint[], text) is
     'with its attempt.';
 
 create or replace function force_unlock_workers(worker_ids text[]) returns void
-    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql security definer set search_path from current
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_ids bigint[] := array(select w.id::bigint from unnest(worker_ids) w(id) where w.id ~ '^[0-9]{1,18}$');
