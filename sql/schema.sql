@@ -202,6 +202,7 @@ create table finished_jobs (
     ready_at timestamp with time zone,
     due_at timestamp with time zone,
     parked text collate "C",
+    has_slot boolean,
     worker_id bigint,
     run bigint not null,
     attempts smallint not null,
@@ -245,6 +246,7 @@ create table finished_jobs_default (
     ready_at timestamp with time zone,
     due_at timestamp with time zone,
     parked text collate "C",
+    has_slot boolean,
     worker_id bigint,
     run bigint not null,
     attempts smallint not null,
@@ -305,6 +307,7 @@ create table live_jobs (
     ready_at timestamp with time zone,
     due_at timestamp with time zone,
     parked text collate "C",
+    has_slot boolean,
     worker_id bigint,
     run bigint default 0 not null,
     attempts smallint default 0 not null,
@@ -464,10 +467,12 @@ create table wakeups (
     lane text collate "C" not null,
     id bigint generated always as identity not null,
     after xid8,
+    changed boolean default false not null,
     at timestamp with time zone default clock_timestamp() not null,
     constraint wakeups_pkey PRIMARY KEY (id)
 ) with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000, autovacuum_vacuum_cost_delay=0);
 
+CREATE INDEX wakeups_changed ON wakeups USING btree (id) WHERE changed;
 CREATE INDEX wakeups_lane ON wakeups USING btree (lane, id);
 
 create table workers (

@@ -83,7 +83,7 @@ create or replace function _is_limited(queue_name text) returns boolean
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
-    return (select q.paused or q.concurrency is not null from _queues_of(array[_is_limited.queue_name]) q);
+    return (select q.slots is not null from _queues_of(array[_is_limited.queue_name]) q);
 end;
 $$;
 

@@ -343,7 +343,7 @@ begin
             set sequence_key = v_sequence.key, sequence_head = v_head, continue_on_cancelled = v_sequence.continue_on_cancelled,
                 continue_on_discarded = v_sequence.continue_on_discarded,
                 state = v_state, ready_at = _ready_at(v_state, v_parked, v_run_at), due_at = _due_at(v_state, v_run_at), parked = v_parked,
-                updated_at = v_now, task_identifier = request.identifier, queue_name = v_queue, run_at = v_run_at,
+                has_slot = null, updated_at = v_now, task_identifier = request.identifier, queue_name = v_queue, run_at = v_run_at,
                 payload = case when json_typeof(request.payload) = 'array' then _merged_payload(j.payload, request.payload, label)
                                else request.payload end,
                 max_attempts = coalesce(request.max_attempts, task.max_attempts, 25), attempts = 0,

@@ -231,7 +231,7 @@ begin
             where (v_jobs[r.ordinality]).id is null order by r.ordinality),
         limited as materialized (
             select q.queue_name from _queues_of(array(select distinct r.queue from request r where r.queue is not null)) q
-            where q.paused or q.concurrency is not null),
+            where q.slots is not null),
         added as (
             insert into live_jobs as j (
                 id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier,

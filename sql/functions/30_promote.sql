@@ -127,7 +127,7 @@ begin
     v_limited := array(
         select q.queue_name from _queues_of(array(
             select distinct d.queue_name from live_jobs d where d.ctid = any (v_due) and d.queue_name is not null)) q
-        where q.paused or q.concurrency is not null);
+        where q.slots is not null);
     with due as (
         update live_jobs j
         set state = 'available', updated_at = v_now, due_at = null, parked = case when j.queue_name = l.name then 'queue' end,
@@ -217,7 +217,8 @@ begin
     end if;
     v_keys := array(select substr(l.lane, length('queue:') + 1) from unnest(v_held) l(lane) where starts_with(l.lane, 'queue:'));
     if v_keys <> '{}' then
-        v_promoted := v_promoted + _fill_queues(v_keys);
+        v_promoted := v_promoted + _fill_queues(
+            array_agg(q.queue_name), array_agg(q.slots)) from _queues_of(v_keys) q;
     end if;
     for v_lane in select l.lane from unnest(v_held) l(lane) where starts_with(l.lane, 'family:') loop
         perform _fill_family(substr(v_lane, length('family:') + 1));
@@ -298,8 +299,8 @@ begin
     with moved as (
         delete from wakeups w where w.ctid = any (array(
             select k.ctid from wakeups k where k.id = any (v_left) for update skip locked))
-        returning w.lane, w.after, w.at)
-    insert into wakeups (lane, after, at) select m.lane, m.after, m.at from moved m;
+        returning w.lane, w.after, w.changed, w.at)
+    insert into wakeups (lane, after, changed, at) select m.lane, m.after, m.changed, m.at from moved m;
     if not exists (select from wakeups w where w.id = any (v_left)) then
         perform _keep_walk('requests', row('wakeups'::regclass::oid::bigint, null, array[row(
             0, '-infinity', v_last, null, null, null)::_span], null, null), began);

@@ -1,29 +1,39 @@
 -- 32_slots: which jobs of a queue run.
 --
 -- A job that runs takes a slot of its queue. A job that waits for one is available and parked ('queue'),
--- apart from the index that claims walk. Only the candidates stand in that index: for each kind of job,
--- that is each task with its flags, the first ones in order, as many as there are free slots. So each
--- worker finds the first job that it takes.
+-- apart from the index that claims walk. Only candidates stand in that index:
 --
--- The claim that takes a candidate also takes the queue's lane, an advisory lock of its transaction. It
--- counts what runs, and if the queue is full then, it parks the other candidates. The end of a job takes
--- the lane as well, and makes candidates of the next jobs. A lane is tried, never waited for: without it
--- a claim leaves the job where it is, and both leave a request (wakeups). So a session that parks a job
--- has seen every job that runs, and a session that ends a job has seen every job that is parked.
+-- * In a queue whose waiting jobs are all of one kind (of one task, with the same flags), the first ones
+--   get the free slots at once (has_slot). A worker that takes one of them takes them all, so the claim
+--   has nothing to ask.
+-- * In any other queue they are the first ones of each kind, as many as there are free slots. So each
+--   worker finds the first job that it takes. The claim takes the queue's lane, an advisory lock of its
+--   transaction, and counts what runs; if the queue is full then, it parks the other candidates.
+--
+-- The end of a job takes the lane as well, and makes candidates of the next jobs. It takes slots back that
+-- no claim has used yet if other kinds wait now. A lane is tried, never waited for: without it a claim
+-- leaves the job where it is, and both leave a request (wakeups). So a session that parks a job has seen
+-- every job that runs, and a session that ends a job has seen every job that is parked.
+--
+-- A change of a queue's settings is a request, too, written with the change. While one is left, claims
+-- trust no slot that was given before: they take the lane and count, by the new settings.
 --
 -- A queue without a limit that is not paused needs none of this: its jobs are never parked, and its ends
 -- do nothing.
 
 -- The limits of these queues, by the queue's own row, else by the longest family ('customer:*') that it
 -- belongs to. Without either a queue is serial. A queue that was only paused goes by its family still.
+-- `slots`: 0 while paused, null without a limit.
 -- Inlined.
 create or replace function _queues_of(queue_names text[])
-    returns table (queue_name text, concurrency integer, paused boolean, changed xid8)
+    returns table (queue_name text, concurrency integer, paused boolean, slots integer, changed xid8)
     language sql stable
 begin atomic
     select n.name,
            case when q.inherits is false then q.concurrency when f.found then f.concurrency else 1 end,
-           coalesce(q.paused, false), greatest(q.changed, f.changed)
+           coalesce(q.paused, false),
+           case when q.paused then 0 when q.inherits is false then q.concurrency when f.found then f.concurrency else 1 end,
+           greatest(q.changed, f.changed)
     from unnest(_queues_of.queue_names) n(name)
     left join queues q on q.queue_name = n.name
     left join lateral (
@@ -33,15 +43,16 @@ begin atomic
         order by length(o.queue_name) desc limit 1) f on true;
 end;
 
--- How many jobs of a queue run, counted up to a limit. Inlined. In an order that only one index has:
--- without it the statistics may speak for another index.
-create or replace function _running_in(queue_name text, up_to integer) returns table (running bigint)
+-- How many slots of a queue are taken, counted up to a limit; those that were given to these rows aside.
+-- Inlined. In an order that only one index has: without it the statistics may speak for another index.
+create or replace function _taken_in(queue_name text, up_to integer, aside tid[]) returns table (taken bigint)
     language sql stable
 begin atomic
     select count(*) from (
         select from live_jobs j
-        where j.queue_name = _running_in.queue_name and j.ready_at is not null and j.state = 'running'
-        order by j.queue_name, j.priority, j.run_at, j.id limit _running_in.up_to) r;
+        where j.queue_name = _taken_in.queue_name and j.ready_at is not null
+          and (j.state = 'running' or j.has_slot and j.ctid <> all (_taken_in.aside))
+        order by j.queue_name, j.priority, j.run_at, j.id limit _taken_in.up_to) r;
 end;
 
 -- The kinds of jobs that are parked in a queue, from kind to kind. Inlined.
@@ -71,26 +82,111 @@ begin
 end;
 $$;
 
--- Makes candidates in queues whose lanes this session holds, up to the free slots of each; returns how many.
-create or replace function _fill_queues(queue_names text[]) returns integer
+-- Fills the free slots of queues whose lanes this session holds; returns how many jobs became candidates.
+-- `limits`: their slots, 0 for a paused queue, null for one without a limit.
+create or replace function _fill_queues(queue_names text[], limits integer[]) returns integer
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off
+    set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '200ms' -- see claim_jobs
+as $$
+declare
+    v_most constant integer := 1000; -- at once; a request says that there are more
+    v_alike text[]; -- queues with jobs of one kind
+    v_free bigint[];
+    v_others text[];
+    v_ids bigint[];
+    v_first bigint;
+begin
+    select array_agg(q.name) filter (where k.alike and t.taken < q.slots),
+           array_agg(least(q.slots - t.taken, v_most)) filter (where k.alike and t.taken < q.slots),
+           array_agg(q.name) filter (where k.alike is not true)
+    into v_alike, v_free, v_others
+    from unnest(queue_names, limits) q(name, slots)
+    cross join lateral (
+        select count(*) as taken, coalesce(bool_or(j.state = 'available'), false) as given,
+               coalesce(bool_and(j.state = 'running' or j.has_slot is not null), true) as in_slots
+        from (select i.state, i.has_slot from live_jobs i
+              where q.slots > 0 and i.queue_name = q.name and i.ready_at is not null
+              order by i.queue_name, i.priority, i.run_at, i.id limit q.slots::bigint + 1) j) t
+    left join lateral (
+        select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags, p.priority, p.run_at, p.id
+        from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
+        order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
+        limit 1) f on true
+    left join lateral (
+        select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags
+        from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
+        order by p.queue_name desc, p.task_identifier desc, coalesce(p.flags::text, '') collate "C" desc, p.priority desc,
+                 p.run_at desc, p.id desc limit 1) l on true
+    left join lateral ( -- the last one that was given a slot and has not been claimed
+        select g.task_identifier as task, coalesce(g.flags::text, '') collate "C" as flags, g.priority, g.run_at, g.id
+        from live_jobs g
+        where t.given and g.queue_name = q.name and g.ready_at is not null and g.state = 'available'
+        order by g.queue_name desc, g.priority desc, g.run_at desc, g.id desc limit 1) g on true
+    cross join lateral (
+        select q.slots > 0 and t.taken <= q.slots and t.in_slots and (f.id is null or (
+            (f.task, f.flags) = (l.task, l.flags) and (g.id is null or (
+                (f.task, f.flags) = (g.task, g.flags)
+                and (g.priority, g.run_at, g.id) < (f.priority, f.run_at, f.id))))) as alike) k;
+    if v_alike is not null then
+        with turn as materialized (
+            select q.name, f.tid from unnest(v_alike, v_free) q(name, free)
+            cross join lateral (
+                select p.ctid as tid from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
+                order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
+                limit q.free) f),
+        moved as (
+            -- A job that another session has locked is passed over.
+            update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true
+            where j.ctid = any (array(
+                select p.ctid from live_jobs p where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
+            returning j.id)
+        select (select array_agg(m.id) from moved m), count(*) into v_ids, v_first from turn t;
+        if v_ids is not null then
+            perform _arrive_late(v_ids);
+        end if;
+        if v_first > coalesce(cardinality(v_ids), 0) or v_first >= v_most then
+            insert into wakeups (lane) select 'queue:' || a.name from unnest(v_alike) a(name); -- there may be more
+        end if;
+    end if;
+    return coalesce(cardinality(v_ids), 0) + case when v_others is null then 0 else _fill_by_kind(v_others) end;
+end;
+$$;
+
+-- The same for queues with jobs of several kinds, and for those that were changed.
+create or replace function _fill_by_kind(queue_names text[]) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off
     set jit = off set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
-    v_most constant integer := 1000; -- of a kind at once; a request says that there are more
+    v_most constant integer := 1000; -- of a kind at once
     v_ids bigint[];
     v_ranked bigint;
     v_wanted text[];
     v_paused text[];
+    v_left text[]; -- to be looked at again
 begin
+    -- Takes slots back that no claim has used. Where another session has the job locked it stays given.
+    with given as materialized (
+        select g.tid, g.id, q.queue_name from _queues_of(queue_names) q
+        cross join lateral (
+            select w.tid, w.id from (
+                select c.ctid as tid, c.id, c.has_slot from live_jobs c
+                where c.queue_name = q.queue_name and c.ready_at is not null and c.state = 'available'
+                order by c.queue_name, c.priority, c.run_at, c.id limit case when q.paused then v_most end) w
+            where w.has_slot) g
+        where q.slots is not null),
+    freed as (
+        update live_jobs j set has_slot = null
+        where j.ctid = any (array(
+            select c.ctid from live_jobs c where c.ctid = any (array(select g.tid from given g)) for update skip locked))
+        returning j.id)
+    select array_agg(distinct g.queue_name) into v_left from given g where g.id not in (select f.id from freed f);
     with queue as materialized (
-        select q.queue_name, q.paused,
-               case when q.paused then 0 when q.concurrency is null then v_most
-                    else least(q.concurrency - r.running, v_most) end as slots
-        from _queues_of(_fill_queues.queue_names) q
-        cross join lateral _running_in(
-            q.queue_name, case when q.paused then 0 else coalesce(q.concurrency, 0) end) r),
+        select q.queue_name, q.paused, coalesce(least(q.slots - t.taken, v_most), v_most) as slots
+        from _queues_of(_fill_by_kind.queue_names) q
+        cross join lateral _taken_in(q.queue_name, coalesce(q.slots, 0), '{}') t),
     turn as materialized ( -- the first jobs of each kind; tid is null for one that is a candidate already
         select q.queue_name, f.tid
         from queue q
@@ -122,12 +218,14 @@ begin
     if v_ids is not null then
         perform _arrive_late(v_ids);
     end if;
-    v_paused := case when v_paused is not null then _park_candidates(v_paused) end;
-    if v_ranked >= v_most or cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) then
-        v_paused := v_paused || v_wanted; -- there may be more of these
+    if v_paused is not null then
+        v_left := v_left || _park_candidates(v_paused);
     end if;
-    if v_paused <> '{}' then
-        insert into wakeups (lane) select distinct 'queue:' || a.queue_name from unnest(v_paused) a(queue_name);
+    if v_ranked >= v_most or cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) then
+        v_left := v_left || v_wanted;
+    end if;
+    if v_left <> '{}' then
+        insert into wakeups (lane, changed) select distinct 'queue:' || l.queue_name, true from unnest(v_left) l(queue_name);
     end if;
     return coalesce(cardinality(v_ids), 0);
 end;
@@ -150,7 +248,7 @@ begin
             select p.ctid from unnest(queue_names) q(name)
             cross join lateral (
                 select c.ctid from live_jobs c
-                where c.queue_name = q.name and c.ready_at is not null and c.state = 'available'
+                where c.queue_name = q.name and c.ready_at is not null and c.state = 'available' and c.has_slot is null
                 order by c.queue_name, c.priority, c.run_at, c.id limit v_most for update skip locked) p))
         returning j.queue_name)
     select array_agg(p.queue_name) into v_parked from (
@@ -180,17 +278,17 @@ begin
     into v_limited, v_held -- not of more queues: PostgreSQL has room for some 6,000 advisory locks
     from (select l.name, row_number() over () as n
           from (select distinct q.queue_name as name from _queues_of(queue_names) q
-                where q.queue_name is not null and (q.paused or q.concurrency is not null)) l) q;
+                where q.queue_name is not null and q.slots is not null) l) q;
     in_turn := v_limited is not null;
     if not in_turn then
         admitted := rows;
         return;
     end if;
-    select array_agg(q.queue_name), array_agg(case when q.paused then 0 else q.concurrency - r.running end),
+    select array_agg(q.queue_name), array_agg(q.slots - t.taken),
            array_agg(c.others > 0)
     into v_queues, v_free, v_crowded
     from _queues_of(v_held) q
-    cross join lateral _running_in(q.queue_name, case when q.paused then 0 else q.concurrency end) r
+    cross join lateral _taken_in(q.queue_name, q.slots, rows) t
     cross join lateral (
         select count(*) as others from (
             select from live_jobs j
@@ -232,14 +330,15 @@ as $$
 declare
     v_limited text[];
     v_held text[];
+    v_limits integer[];
 begin
     -- Of a queue with many slots the next promotion counts what runs, once for all that ended until then. And not
-    -- more lanes of a large batch: PostgreSQL has room for some 6,000 advisory locks.
-    select array_agg(q.queue_name), coalesce(array_agg(q.queue_name) filter (
-               where q.concurrency <= 100 and q.n <= 100 and _try_lane('queue:' || q.queue_name)), '{}')
-    into v_limited, v_held
-    from (select q.queue_name, q.concurrency, row_number() over () as n
-          from _queues_of(queue_names) q where q.concurrency is not null) q;
+    -- the lanes of a large batch: PostgreSQL has room for some 6,000 advisory locks.
+    select array_agg(q.queue_name), coalesce(array_agg(q.queue_name) filter (where q.held), '{}'),
+           array_agg(q.slots) filter (where q.held)
+    into v_limited, v_held, v_limits
+    from (select q.queue_name, q.slots, q.concurrency <= 100 and cardinality(queue_names) <= 200 and _try_lane('queue:' || q.queue_name) as held
+          from _queues_of(queue_names) q where q.concurrency is not null offset 0) q;
     if v_limited is null then
         return;
     end if;
@@ -247,7 +346,7 @@ begin
         insert into wakeups (lane) select 'queue:' || l.name from unnest(v_limited) l(name) where l.name <> all (v_held);
         perform _wake_workers();
     end if;
-    if v_held <> '{}' and _fill_queues(v_held) > 0 then
+    if v_held <> '{}' and _fill_queues(v_held, v_limits) > 0 then
         perform _wake_workers();
     end if;
 end;
@@ -271,7 +370,7 @@ create or replace function _fill_family(prefix text) returns void
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 begin
-    insert into wakeups (lane)
+    insert into wakeups (lane, changed)
     with recursive name as (
         select least(
             (select j.queue_name from live_jobs j
@@ -285,6 +384,6 @@ begin
             (select j.queue_name from live_jobs j where j.ready_at is not null and j.queue_name > n.queue_name
              order by j.queue_name limit 1))
         from name n where starts_with(n.queue_name, prefix))
-    select 'queue:' || n.queue_name from name n where starts_with(n.queue_name, prefix);
+    select 'queue:' || n.queue_name, true from name n where starts_with(n.queue_name, prefix);
 end;
 $$;

@@ -81,12 +81,15 @@ begin
                 v_spans := v_start;
             end if;
             select array_agg(r.ctid) as rows, array_agg(r.priority) as priorities, array_agg(r.ready_at) as ready_ats, array_agg(r.id) as ids,
-                   array_agg(r.queue_name) as queues, bool_or(r.queue_name is not null) as queued, bool_or(r.sequence_key is not null) as in_sequence
+                   array_agg(r.asks_queue) as queues, bool_or(r.asks_queue is not null) as queued,
+                   bool_or(r.sequence_key is not null or r.has_slot) as in_turn
             into v_found
             from (
-                select r.* from unnest(v_spans) s
+                -- A job that has its slot need not ask its queue, unless the settings of queues were changed just now.
+                select r.*, case when r.has_slot is null or (select true from wakeups w where w.changed limit 1) then r.queue_name end as asks_queue
+                from unnest(v_spans) s
                 cross join lateral (
-                    select j.ctid, j.priority, j.ready_at, j.id, j.queue_name, j.sequence_key
+                    select j.ctid, j.priority, j.ready_at, j.id, j.queue_name, j.sequence_key, j.has_slot
                     from live_jobs j
                     where j.ready_at is not null and j.state = 'available'
                       and (j.priority, j.ready_at, j.id) > (s.priority, s.ready_at, s.id)
@@ -99,11 +102,11 @@ begin
                     limit v_wanted for update skip locked) r
                 limit v_wanted) r;
             v_got := 0;
-            v_in_turn := v_found.in_sequence;
+            v_in_turn := v_found.in_turn;
             v_admitted := v_found.rows;
             v_full := null;
             if v_found.queued then
-                select a.closed, a.admitted, a.full_queues, a.in_turn or v_found.in_sequence into v_closed, v_admitted, v_full, v_in_turn
+                select a.closed, a.admitted, a.full_queues, a.in_turn or v_found.in_turn into v_closed, v_admitted, v_full, v_in_turn
                 from _admit(v_found.rows, v_found.queues, v_closed) a;
             end if;
             if v_admitted is not null then
@@ -112,7 +115,7 @@ begin
                     with noted as (
                         insert into claims values (claim_jobs.worker_id, v_run, v_found.ids, v_seen))
                     update live_jobs j
-                    set state = 'running', worker_id = claim_jobs.worker_id, run = _next_run(j.run, v_run),
+                    set state = 'running', has_slot = null, worker_id = claim_jobs.worker_id, run = _next_run(j.run, v_run),
                         claimed_at = v_now,
                         attempts = least(j.attempts + 1, 32767) -- one worn out job must not break everybody's claims
                     from unnest(v_admitted) r(ctid) where j.ctid = r.ctid

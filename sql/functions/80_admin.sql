@@ -171,7 +171,7 @@ begin
         v_state := _state_at(v_now, v_now, _held(v_row.sequence_key, v_row.sequence_head));
         v_parked := _parked(v_state, v_row.queue_name);
         update live_jobs j
-        set state = v_state, ready_at = _ready_at(v_state, v_parked, v_now), due_at = null, parked = v_parked, run_at = v_now, updated_at = v_now, finished_at = null,
+        set state = v_state, ready_at = _ready_at(v_state, v_parked, v_now), due_at = null, parked = v_parked, has_slot = null, run_at = v_now, updated_at = v_now, finished_at = null,
             expires_at = null, reason = null, started_at = null, crashes = null,
             max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767) else j.max_attempts end
         where j.id = v_row.id
@@ -388,6 +388,7 @@ begin
         update live_jobs j
         set run_at = v_row.run_at, attempts = v_row.attempts, max_attempts = v_row.max_attempts, state = v_row.state,
             ready_at = _ready_at(v_row.state, _parked(v_row.state, j.queue_name), v_row.run_at), due_at = _due_at(v_row.state, v_row.run_at),
+            has_slot = null,
             parked = case when j.parked = 'next' and v_row.state = 'pending' then 'next' else _parked(v_row.state, j.queue_name) end,
             sequence_head = v_row.sequence_head, started_at = case when v_row.state = 'discarded' then j.started_at end,
             crashes = case when v_old.state <> 'discarded' or v_row.state = 'discarded' then j.crashes end, finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,

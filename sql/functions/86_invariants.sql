@@ -20,6 +20,7 @@ begin
        -- Past `pending`, and while it waits for its queue, a job of a sequence is its head; before that, and once it has ended, not.
        or (j.sequence_head is true) <> (j.sequence_key is not null and j.state <> 'discarded' and coalesce(j.parked, 'queue') = 'queue')
        or (j.state = 'running') <> (j.worker_id is not null)
+       or j.has_slot and (j.state <> 'available' or j.ready_at is null or j.queue_name is null)
        or (j.state = 'discarded') <> (j.expires_at is not null)
        or (j.state = 'discarded') <> (j.finished_at is not null)
        or (j.state = 'running') <> (j.claimed_at is not null)
@@ -75,7 +76,14 @@ begin
         where j.queue_name = n.queue_name and j.ready_at is not null and j.state = 'running' and exists (
             select from claims c
             where c.worker_id = j.worker_id and j.id = any (c.job_ids) and c.seen > coalesce(q.changed, '0'::xid8))) t
-    where t.running > case when q.paused then 0 else q.concurrency end
+    where t.running > q.slots
+    union all
+    -- Slots that were given are counted with those that are taken; only a change of the settings may have made them fewer.
+    select 'I13', n.queue_name, to_jsonb(t.taken)
+    from (select distinct l.queue_name from live_jobs l where l.has_slot limit max_rows / 10) n
+    cross join lateral _queues_of(array[n.queue_name]) q
+    cross join lateral _taken_in(n.queue_name, null, '{}') t
+    where t.taken > q.slots and not exists (select from wakeups w where w.changed)
     union all
     -- A job that waits for a slot where one is free has a request, or a candidate of its kind stands before it.
     select distinct 'stranded queue', j.queue_name, null::jsonb
@@ -138,7 +146,7 @@ begin
         end if;
         update live_jobs j
         set state = v_state, ready_at = _ready_at(v_state, _parked(v_state, j.queue_name), j.run_at), due_at = _due_at(v_state, j.run_at),
-            parked = _parked(v_state, j.queue_name),
+            parked = _parked(v_state, j.queue_name), has_slot = null,
             sequence_head = case when j.sequence_key is not null and v_state <> 'discarded' and not v_held then true end,
             worker_id = case when v_state = 'running' then j.worker_id end,
             claimed_at = case when v_state = 'running' then coalesce(j.claimed_at, v_now) end,

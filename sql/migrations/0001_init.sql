@@ -234,6 +234,7 @@ create table live_jobs (
     due_at timestamptz,                             -- run_at while scheduled or retryable
     parked text collate "C",                        -- what it waits for: 'queue' (a slot; available), 'sequence', or 'next' in it (pending)
     -- what a claim changes
+    has_slot boolean,                               -- true while available and sure of a slot of its queue; see functions/32_slots.sql
     worker_id bigint,                               -- not null exactly while running
     run bigint not null default 0,                  -- fencing token: only grows, never repeats; see claim_jobs
     attempts smallint not null default 0,           -- retry budget used; may be given back
@@ -339,9 +340,11 @@ create table wakeups (
     lane text collate "C" not null,             -- 'queue:' || queue_name, 'family:' || prefix, 'sequence:' || sequence_key
     id bigint generated always as identity primary key, -- the oldest are looked at first, so that no lane starves
     after xid8,                                 -- not before all transactions up to this one have ended
+    changed boolean not null default false,     -- the queue's settings were changed: no slot given before counts
     at timestamptz not null default clock_timestamp()
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 create index wakeups_lane on wakeups (lane, id);
+create index wakeups_changed on wakeups (id) where changed;
 
 -- Jobs that became available at an earlier place in the order of claims than a session may have walked; only a hint.
 create unlogged table late_arrivals (

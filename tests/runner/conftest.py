@@ -21,6 +21,9 @@ from pytest_postgresql.janitor import DatabaseJanitor
 
 from pyworker.cli import main
 
+# Workers are to begin as in a terminal, also where the tests run under nohup.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 HERE = Path(__file__).parent
 DEADLINE = 30.0  # seconds for whatever is awaited; no test measures time
 GATES = 77  # the class of the advisory locks at which handlers wait

@@ -196,7 +196,7 @@ def test_a_claim_that_takes_candidates_back_and_an_end_at_the_same_time_strand_n
     api: Any, actor: Callable[[], Any], worker: int
 ) -> None:
     api.set_queue("q", 2)
-    running, waiting = add(api, "a", "a")
+    running, waiting = add(api, "a", "b")
     assert ids(api.claim_jobs(worker, 1)) == [running]
     api.rows(
         "update pyworker.queues set concurrency = 1; delete from pyworker.wakeups"
