@@ -158,8 +158,11 @@ declare
     v_place constant _span := row(priorities[v_last], ready_ats[v_last], ids[v_last], null, null, null);
 begin
     if short is null and priorities[1] = priorities[v_last] then -- the common case, and quicker
-        if places is null or cardinality(places) = 1 and (places[1]).priority = v_place.priority then
+        if places is null then
             return array[v_place];
+        elsif cardinality(places) = 1 and (places[1]).priority = v_place.priority then
+            -- Jobs that arrived late stand before the place, which stays.
+            return array[greatest(places[1], v_place)];
         end if;
     end if;
     return array(

@@ -154,11 +154,12 @@ HOLDS: dict[str, Callable[[Any, int], Any]] = {
 
 @pytest.mark.parametrize("how", HOLDS)
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
+@pytest.mark.parametrize("tasks", ["tt", "tu"])
 def test_a_waiting_job_in_somebodys_hand_holds_up_no_other_and_is_not_forgotten(
-    api: Any, actor: Any, worker: int, outcome: str, how: str
+    api: Any, actor: Any, worker: int, outcome: str, how: str, tasks: str
 ) -> None:
     api.set_queue("q", 2)
-    first, second = add(api, 2)
+    first, second = (api.add_job(task, queue_name="q").id for task in tasks)
     a = actor()
     a.begin()
     HOLDS[how](a, first)

@@ -13,6 +13,7 @@ __all__ = ["watched"]
 
 # What a worker does not take, and how it claims.
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a task that sorts first": ({"identifier": "a task"}, {"task_identifiers": ["known"]}),
     "unknown task": ({"identifier": "unknown"}, {"task_identifiers": ["known"]}),
     "forbidden flag": ({"flags": ["gpu"]}, {"forbidden_flags": ["gpu"]}),
     "one flag of two": ({"flags": ["gpu", "eu"]}, {"forbidden_flags": ["gpu"]}),
@@ -55,6 +56,16 @@ def test_an_urgent_job_goes_before_one_that_could_have_started_long_ago(api: Any
         api.finish(job.id)
 
 
+def test_of_each_kind_the_first_job_in_order_is_the_candidate(api: Any, worker: int) -> None:
+    add(api, "a", priority=10)
+    (urgent,) = add(api, "a", priority=-10)
+    (other,) = add(api, "b", priority=20)
+    for expected in (urgent, 1, other):
+        (job,) = api.claim_jobs(worker, 10)
+        assert job.id == expected
+        api.finish(job.id)
+
+
 def test_an_earlier_job_of_another_task_goes_first_for_a_worker_that_takes_both(api: Any, worker: int) -> None:
     order = add(api, "a", "b", "b", "a", "c", "a")
     seen = []
@@ -81,6 +92,7 @@ def test_however_many_sessions_claim_at_once_no_more_start_than_there_are_slots(
 ) -> None:
     api.set_queue("q", limit)
     jobs = add(api, *"abcdef")
+    api.promote_jobs()
     sessions = [actor() for _ in range(3)]
     workers = [api.register_worker() for _ in sessions]
     started = []
@@ -95,8 +107,10 @@ def test_however_many_sessions_claim_at_once_no_more_start_than_there_are_slots(
         [],
         [],
     ]
+    jobs += add(api, "g")
+    assert api.claim_jobs(workers[0], 10) == []
     api.finish(*started)
-    assert ids(api.claim_jobs(workers[0], 10)) == jobs[limit : 2 * limit]
+    assert ids(api.claim_jobs(workers[0], limit)) == jobs[limit : 2 * limit]
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
@@ -104,12 +118,14 @@ def test_a_claim_that_meets_a_queue_which_another_session_is_claiming_from_comes
     api: Any, actor: Callable[[], Any], worker: int, outcome: str
 ) -> None:
     api.set_queue("q", 2)
-    first, second = add(api, "a", "a")
+    first, second = add(api, "a", "b")
+    api.promote_jobs()
     a = actor()
     a.begin()
     assert ids(a.claim_jobs(worker, 1)) == [first]
     assert api.claim_jobs(worker, 10) == []
     assert 0 <= api.seconds_until_due() <= 0.25
+    assert api.value("select count(*) from pyworker.wakeups") == 1
     getattr(a, outcome)()
     expected = [second] if outcome == "commit" else [first, second]
     assert ids(api.claim_jobs(worker, 10)) == expected
@@ -130,6 +146,29 @@ def test_a_claim_that_asks_for_one_job_gets_the_first_of_many_full_queues(api: A
     last = api.add_job("a")
     assert ids(api.claim_jobs(worker, 1)) == [last.id]
     assert api.claim_jobs(worker, 1) == []
+
+
+def test_a_claim_that_asks_for_one_job_passes_many_queues_that_another_session_has_locked(
+    api: Any, actor: Callable[[], Any], worker: int
+) -> None:
+    names = [f"q{n}" for n in range(30)]
+    for name in names:
+        add(api, "a", "b", queue=name)
+    api.promote_jobs()
+    a = actor()
+    a.begin()
+    a.rows("select pyworker._try_lane('queue:' || n) from unnest(%s::text[]) n", [names])
+    behind = api.add_job("a")
+    assert ids(api.claim_jobs(worker, 1)) == [behind.id]
+
+
+def test_no_claim_starts_a_job_of_a_paused_queue_that_has_more_candidates_than_are_parked_at_once(
+    api: Any, worker: int
+) -> None:
+    api.set_queue("q", None)
+    api.add_jobs([{"identifier": "a", "queue_name": "q"}] * 2500)
+    api.pause_queue("q")
+    assert api.claim_jobs(worker, 3000) == []
 
 
 def test_no_claim_that_begins_after_a_pause_was_committed_starts_a_job_whoever_promotes(

@@ -1,0 +1,174 @@
+"""Slots that are given before the claim: to the first jobs of a queue whose jobs are all of one kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from .test_slots import add, ids
+
+
+def given(api: Any) -> list[int]:
+    return [
+        row.id for row in api.rows("select id from pyworker.live_jobs where has_slot order by priority, run_at, id")
+    ]
+
+
+def test_the_first_jobs_of_a_kind_get_the_free_slots_and_a_claim_takes_no_lane_for_them(
+    api: Any, worker: int, actor: Callable[[], Any]
+) -> None:
+    api.set_queue("q", 3)
+    jobs = add(api, *"aaaaa")
+    api.promote_jobs()
+    assert given(api) == jobs[:3]
+    a = actor()
+    a.begin()
+    assert a.value("select pyworker._try_lane('queue:q')")
+    assert ids(api.claim_jobs(worker, 10)) == jobs[:3]
+    a.commit()
+    assert given(api) == []
+    api.finish(*jobs[:2])
+    assert given(api) == jobs[3:]
+
+
+def test_jobs_of_several_kinds_get_no_slot_before_the_claim(api: Any) -> None:
+    add(api, "a", "b")
+    api.promote_jobs()
+    assert given(api) == []
+    add(api, "a", queue="flags")
+    add(api, "a", queue="flags", flags=["x"])
+    api.promote_jobs()
+    assert given(api) == []
+
+
+@pytest.mark.parametrize("later", ["another kind", "an urgent job", "an urgent job of another kind"])
+def test_a_slot_that_no_claim_has_used_is_taken_back_for_a_later_job(api: Any, worker: int, later: str) -> None:
+    (first,) = add(api, "a")
+    api.promote_jobs()
+    assert given(api) == [first]
+    (second,) = add(api, "b" if "kind" in later else "a", priority=-1 if "urgent" in later else 0)
+    if later == "an urgent job":
+        assert ids(api.claim_jobs(worker, 10)) == [second]
+    else:
+        assert ids(api.claim_jobs(worker, 10, task_identifiers=["b"])) == [second]
+    assert api.claim_jobs(worker, 10) == []
+    api.finish(second)
+    assert ids(api.claim_jobs(worker, 10)) == [first]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "kill"])
+def test_a_slot_that_a_claim_is_using_just_now_stays_taken_and_strands_nothing(
+    api: Any, worker: int, actor: Callable[[], Any], end: str
+) -> None:
+    (first,) = add(api, "a")
+    api.promote_jobs()
+    claimer = actor()
+    claimer.begin()
+    assert ids(claimer.claim_jobs(worker, 10)) == [first]
+    (second,) = add(api, "b")
+    assert api.claim_jobs(worker, 10) == []
+    assert api.seconds_until_due() <= 0.25
+    getattr(claimer, end)()
+    if end == "commit":
+        assert api.claim_jobs(worker, 10) == []
+        api.finish(first)
+    assert ids(api.claim_jobs(worker, 10, task_identifiers=["b"])) == [second]
+    assert api.claim_jobs(worker, 10) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "left"), [("pause_queue('q')", 0), ("set_queue('q', 1)", 1), ("set_queue('q*', 1)", 1)]
+)
+def test_no_claim_after_a_change_of_the_queue_uses_a_slot_that_was_given_before(
+    api: Any, worker: int, actor: Callable[[], Any], change: str, left: int
+) -> None:
+    """Even where another session has the lane, so that no promotion can take it back."""
+    api.set_queue("q*", 3)
+    jobs = add(api, *"aaaa")
+    api.promote_jobs()
+    assert given(api) == jobs[:3]
+    holder = actor()
+    holder.begin()
+    assert holder.value("select pyworker._try_lane('queue:q')")
+    api.rows(f"select pyworker.{change}")
+    assert api.claim_jobs(worker, 10) == []
+    holder.commit()
+    assert ids(api.claim_jobs(worker, 10)) == jobs[:left]
+    assert given(api) == []
+    if not left:
+        api.resume_queue("q")
+        assert ids(api.claim_jobs(worker, 10)) == jobs[:3]
+
+
+def test_while_a_change_may_have_been_overlooked_claims_count_and_go_on(
+    api: Any, worker: int, actor: Callable[[], Any]
+) -> None:
+    """An old transaction keeps the second look at the change from being done."""
+    old = actor()
+    old.begin()
+    old.value("select pg_current_xact_id()")
+    api.set_queue("q", 2)
+    jobs = add(api, *"aaaa")
+    api.promote_jobs()
+    assert ids(api.claim_jobs(worker, 10)) == jobs[:2]
+    api.finish(*jobs[:2])
+    assert given(api) == jobs[2:]
+    assert ids(api.claim_jobs(worker, 10)) == jobs[2:]
+    old.commit()
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        "add_job('a', queue_name => 'other', job_key => 'k')",
+        "add_job('a', job_key => 'k')",
+        "add_job('a', queue_name => 'q', job_key => 'k', run_at => now() + interval '1 day')",
+        "reschedule_jobs(array[1::bigint], run_at => now() + interval '1 day')",
+        "cancel_job(1)",
+        "delete_job(1)",
+        "permanently_fail_jobs(array[1::bigint])",
+    ],
+)
+def test_a_job_that_moves_away_leaves_its_slot_to_the_next(api: Any, worker: int, move: str) -> None:
+    add(api, "a", job_key="k")
+    (second,) = add(api, "a")
+    api.promote_jobs()
+    assert given(api) == [1]
+    api.rows(f"select pyworker.{move}")
+    assert second in ids(api.claim_jobs(worker, 10))
+    assert api.value("select count(*) from pyworker.live_jobs where has_slot") == 0
+
+
+def test_a_job_that_has_run_has_no_slot_when_it_waits_again(api: Any, worker: int, clock: Any) -> None:
+    first, second = add(api, "a", "a", max_attempts=3)
+    api.promote_jobs()
+    job = api.claim(worker)
+    assert job.id == first
+    api.fail(job)
+    assert given(api) == [second]
+    clock.advance(hours=1)
+    api.promote_jobs()
+    assert given(api) == [second]
+    api.finish(api.claim(worker).id)
+    assert given(api) == [first]
+
+
+def test_slots_that_were_given_never_add_up_to_more_than_a_lowered_limit(api: Any, worker: int) -> None:
+    api.set_queue("q", 4)
+    jobs = add(api, *"aaaaaa")
+    api.promote_jobs()
+    assert ids(api.claim_jobs(worker, 2)) == jobs[:2]
+    api.set_queue("q", 3)
+    assert ids(api.claim_jobs(worker, 10)) == jobs[2:3]
+    assert api.claim_jobs(worker, 10) == []
+    api.finish(*jobs[:3])
+    assert ids(api.claim_jobs(worker, 10)) == jobs[3:]
+
+
+def test_of_very_many_slots_all_are_given(api: Any, worker: int) -> None:
+    """A thousand at once; the next promotion goes on."""
+    api.set_queue("q", 2500)
+    api.add_jobs([{"identifier": "a", "queue_name": "q"}] * 3000)
+    assert len(api.claim_jobs(worker, 5000)) == 2500
