@@ -923,7 +923,7 @@ MUTANTS = [
            "sql/test_walks.py::test_one_that_a_claim_had_no_room_for_is_found_by_the_claim_after_it"),
     Mutant("a late arrival moves the place back", "02_walks.sql",
            "array[greatest(places[1], v_place)]", "array[v_place]",
-           "sql/test_walks.py::test_jobs_that_arrive_late_do_not_move_the_place_back"),
+           "sql/test_walks.py::test_a_job_that_arrives_late_does_not_move_the_place_back"),
     Mutant("promotions walk all requests", "30_promote.sql",
            "_entries_read('wakeups_pkey') - v_read < 2000 then", "true then",
            "sql/test_walks.py::test_promotions_do_not_walk_again_what_has_ended_under_an_old_snapshot"),
