@@ -146,7 +146,7 @@ create sequence armed_until as bigint minvalue 0 start 0;
 
 create sequence audit_log_id_seq as bigint minvalue 1 start 1;
 
-create sequence found_lately as bigint minvalue 0 start 0;
+create sequence disarmed_until as bigint minvalue 0 start 0;
 
 create sequence job_ids as bigint minvalue 1 start 1;
 

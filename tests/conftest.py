@@ -88,7 +88,7 @@ def _shared(pg_template: Any) -> Iterator[tuple[str, str]]:
             " timetable, audit_log"
             " restart identity;"
             "alter sequence job_ids restart; alter sequence armed_until restart; alter sequence looking_until restart;"
-            "alter sequence found_lately restart;"
+            "alter sequence disarmed_until restart;"
             "alter sequence silent_before restart; alter sequence silent_at restart; alter sequence walks_until restart;"
             "alter sequence swept_at restart;"
             "delete from settings; insert into settings (movable_clock) values (true); reset search_path",

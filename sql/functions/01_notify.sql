@@ -1,27 +1,44 @@
 -- 01_notify: when a worker is notified of new jobs, and when it looks by itself.
 --
 -- NOTIFY takes a cluster-wide lock through the commit's fsync, so an add notifies only while a worker
--- waits. The marks for that are sequences (migrations/0001_init.sql). A claim that comes back short sets
--- armed_until: its worker waits, so adds notify. A claim that finds many jobs (found_lately) sets looking_until: its
--- worker looks every 10 ms, so adds are silent.
+-- waits. The marks for that are sequences (migrations/0001_init.sql).
 --
--- An add that read a mark before it was set may commit later. So a session that sets armed_until, or ends
--- looking_until, writes its own transaction id to silent_before. As long as an older transaction is open,
--- workers look every 20 to 250 ms.
+-- * A claim that comes back short sets armed_until, its time and 5 s: its worker waits, so adds notify.
+-- * A short claim that finds many jobs sets looking_until: its worker looks every 10 ms, so
+--   adds are silent.
+-- * A claim that comes back full notifies the other workers, as its own may be busy for long. The session's
+--   next full claim knows that this notification was committed: it sets disarmed_until, which takes back
+--   what was armed before the notification. Each worker that waited has been notified, and arms again.
+--
+-- An add that read a mark before it was set may commit later. So a session that arms when adds were silent,
+-- or looks no more, writes its own transaction id to silent_before. As long as an older transaction is
+-- open, workers look every 20 to 250 ms.
 
 -- Does a worker wait for a notification? By the real clock, not clock(): it is about workers that really
 -- sleep.
 create or replace function _somebody_waits() returns boolean
     language sql volatile
     return coalesce(
-        pg_sequence_last_value('armed_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000, false);
+        pg_sequence_last_value('armed_until'::regclass) > greatest(
+            date_part('epoch', clock_timestamp()) * 1000, pg_sequence_last_value('disarmed_until'::regclass)), false);
 
--- `set pyworker.notify = off` is for callers that PREPARE TRANSACTION, which no notifying transaction can.
+-- Notifies the workers, if one waits that does not look by itself.
 create or replace function _wake_workers() returns void
     language plpgsql set search_path from current
 as $$
 begin
-    if _somebody_waits() and not _worker_looks() and current_setting('pyworker.notify', true) is distinct from 'off' then
+    if _somebody_waits() and not _worker_looks() then
+        perform _notify_workers();
+    end if;
+end;
+$$;
+
+-- `set pyworker.notify = off` is for callers that PREPARE TRANSACTION, which no notifying transaction can.
+create or replace function _notify_workers() returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    if current_setting('pyworker.notify', true) is distinct from 'off' then
         perform pg_notify(current_schema(), '');
     end if;
 end;
@@ -64,26 +81,18 @@ create or replace function _begin_to_wait(claimed integer) returns boolean
     language plpgsql set search_path from current
 as $$
 declare
-    v_many constant integer := 16; -- found in 20 ms: from here on a look every 10 ms costs less than the notifications
+    v_many constant integer := 4; -- at once: from here on a look every 10 ms costs less than the notifications
     v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
-    v_armed_until constant bigint := coalesce(pg_sequence_last_value('armed_until'::regclass), 0);
+    v_waits constant boolean := _somebody_waits();
     v_looking_until constant bigint := coalesce(pg_sequence_last_value('looking_until'::regclass), 0);
-    v_lately constant bigint := coalesce(pg_sequence_last_value('found_lately'::regclass), 0); -- 20 ms * 10^5 + how many
-    v_found constant bigint := claimed + case v_ms / 20 - v_lately / 100000
-        when 0 then v_lately % 100000 when 1 then v_lately % 100000 / 2 else 0 end;
 begin
-    if claimed > 0 then
-        perform setval('found_lately', v_ms / 20 * 100000 + least(v_found, 99999));
-    end if;
-    if v_armed_until <= v_ms + 2500 then
-        perform setval('armed_until', v_ms + 5000);
-    end if;
-    if v_found >= v_many then
+    perform setval('armed_until', v_ms + 5000);
+    if claimed >= v_many then
         perform setval('looking_until', v_ms + 100);
     elsif v_looking_until > 0 then
         perform setval('looking_until', 0);
     end if;
-    if v_armed_until <= v_ms or (v_looking_until > 0 and v_found < v_many) then
+    if not v_waits or (v_looking_until > 0 and claimed < v_many) then
         perform _mark_silent();
         return true;
     end if;
@@ -91,14 +100,20 @@ begin
 end;
 $$;
 
--- A claim that came back full looks no more every 10 ms: other workers have to.
-create or replace function _stop_looking() returns void
+-- A claim that came back full comes again without a notification.
+create or replace function _begin_to_work() returns void
     language plpgsql set search_path from current
 as $$
+declare
+    v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
+    v_notified constant bigint := nullif(current_setting('pyworker.notified_at', true), '')::bigint;
 begin
-    perform setval('looking_until', 0);
-    perform _mark_silent();
-    perform _wake_workers();
+    if pg_sequence_last_value('armed_until'::regclass) < v_notified + 5000 then
+        perform setval('disarmed_until', v_notified + 4999);
+    elsif _worker_looks() or v_notified is null or v_notified < v_ms - 1000 then
+        perform _notify_workers();
+        perform set_config('pyworker.notified_at', v_ms::text, false);
+    end if;
 end;
 $$;
 

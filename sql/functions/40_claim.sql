@@ -159,8 +159,8 @@ begin
         continue when v_rounds <= 10 and v_oldest <> coalesce(v_before, 0);
         exit when not _begin_to_wait(max_jobs - v_wanted);
     end loop;
-    if v_wanted = 0 and _worker_looks() then
-        perform _stop_looking();
+    if v_wanted = 0 and (_somebody_waits() or _worker_looks()) then
+        perform _begin_to_work();
     end if;
     if v_walk.owner is not null or _entries_read(v_index) - v_read > 1000 + 2 * (max_jobs - v_wanted) then
         perform _keep_claim(

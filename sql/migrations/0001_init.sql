@@ -423,7 +423,7 @@ create sequence swept_at minvalue 0 start 0;
 -- REPEATABLE READ transaction, and leaves no dead rows. Times are in ms since 1970.
 create sequence armed_until minvalue 0 start 0;     -- until then a worker waits for a notification
 create sequence looking_until minvalue 0 start 0;   -- until then a worker looks every 10 ms, notified or not
-create sequence found_lately minvalue 0 start 0;    -- how many jobs looks have found, with the 20 ms to which that belongs
+create sequence disarmed_until minvalue 0 start 0;  -- what was armed up to this is taken back
 create sequence silent_before minvalue 0 start 0;   -- transactions before this one may have added jobs without a notification
 create sequence silent_at minvalue 0 start 0;       -- when that was set
 create sequence walks_until minvalue 0 start 0;     -- until then a session claims from a remembered place, see functions/02_walks.sql

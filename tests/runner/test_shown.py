@@ -83,7 +83,7 @@ TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:[\d.]+|(?<=\"run\": )[1-9]\d*"  # a run is
 MARKS = (
     "armed_until",
     "looking_until",
-    "found_lately",
+    "disarmed_until",
     "silent_before",
     "silent_at",
     "walks_until",

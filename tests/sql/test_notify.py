@@ -249,17 +249,96 @@ def test_an_add_that_was_silent_and_is_long_in_committing_is_looked_for(api: Any
     assert [found.id for found in api.claim_jobs(worker)] == [job.id]
 
 
-def test_a_worker_that_looks_every_10_ms_and_has_no_room_any_more_leaves_it_to_others(
-    api: Any, worker: int, heard: Any
-) -> None:
+@pytest.fixture
+def full(api: Any, actor: Any) -> Callable[[], None]:
+    """A worker's session whose claims come back full."""
+    a, busy = actor(), api.register_worker()
+
+    def full() -> None:
+        a.rows("select pg_sleep(0.002)")  # times are in ms
+        a.rows("set pyworker.notify = off")
+        a.add_job("t")
+        a.rows("reset pyworker.notify")
+        assert len(a.claim_jobs(busy, 1)) == 1
+
+    return full
+
+
+def test_a_claim_that_comes_back_full_leaves_what_comes_to_the_others(api: Any, worker: int, heard: Any) -> None:
+    """Also from a worker that looked every 10 ms, for which adds were silent."""
     wait(api, worker)
     many(api, worker)
     heard()
-    api.add_jobs([{"identifier": "t"}] * 3)
+    api.add_jobs([{"identifier": "t"}] * 4)
     assert heard() == []
     assert len(api.claim_jobs(worker, 2)) == 2
     assert heard() == [""]
+    other = api.register_worker()
+    assert len(api.claim_jobs(other, 10)) == 2
     assert look(api) == 2
+    api.add_job("t")
+    assert heard() == [""]
+
+
+def test_adds_are_silent_once_every_worker_that_waited_was_notified(
+    api: Any, worker: int, heard: Any, full: Callable[[], None]
+) -> None:
+    wait(api, worker)
+    full()
+    assert heard() == [""]
+    api.add_job("t")
+    assert heard() == [""]  # that notification may have been rolled back
+    full()
+    api.add_job("t")
+    assert heard() == []
+    wait(api, worker)
+    api.add_job("t")
+    assert heard() == [""]
+
+
+def test_a_worker_that_waits_again_after_the_notification_is_notified(
+    api: Any, worker: int, heard: Any, full: Callable[[], None]
+) -> None:
+    wait(api, worker)
+    full()
+    api.rows("select pg_sleep(0.002)")
+    wait(api, worker)
+    heard()
+    full()
+    full()
+    api.add_job("t")
+    assert heard() == [""]
+
+
+def test_an_add_that_was_silent_as_nobody_waited_is_found_by_the_worker_that_begins_to_wait(
+    api: Any, actor: Any, worker: int, heard: Any, full: Callable[[], None]
+) -> None:
+    wait(api, worker)
+    full()
+    full()
+    heard()
+    a = actor()
+    a.begin()
+    job = a.add_job("t")
+    wait(api, worker)
+    assert look(api) <= 0.25
+    a.commit()
+    assert heard() == []
+    assert [found.id for found in api.claim_jobs(worker)] == [job.id]
+
+
+def test_a_full_claim_that_is_rolled_back_keeps_no_worker_asleep(api: Any, actor: Any, worker: int, heard: Any) -> None:
+    wait(api, worker)
+    a = actor()
+    api.add_jobs([{"identifier": "t"}] * 3)
+    heard()
+    for _ in range(3):
+        a.begin()
+        assert len(a.claim_jobs(worker, 1)) == 1
+        a.rollback()
+    assert heard() == []
+    api.add_job("t")
+    assert heard() == [""]
 
 
 def test_nobody_stays_silent_for_a_worker_that_has_stopped_looking(api: Any, worker: int, heard: Any) -> None:
