@@ -106,13 +106,15 @@ create or replace function _begin_to_work() returns void
 as $$
 declare
     v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
-    v_notified constant bigint := nullif(current_setting('pyworker.notified_at', true), '')::bigint;
+    -- When this session notified, and in which transaction: if in this one, that may be rolled back yet.
+    v_last constant text[] := string_to_array(current_setting('pyworker.notified_at', true), ' ');
+    v_notified constant bigint := case when v_last[2] <> pg_current_xact_id()::text then v_last[1] end;
 begin
     if pg_sequence_last_value('armed_until'::regclass) < v_notified + 5000 then
         perform setval('disarmed_until', v_notified + 4999);
     elsif _worker_looks() or v_notified is null or v_notified < v_ms - 1000 then
         perform _notify_workers();
-        perform set_config('pyworker.notified_at', v_ms::text, false);
+        perform set_config('pyworker.notified_at', concat_ws(' ', v_ms, pg_current_xact_id()), false);
     end if;
 end;
 $$;

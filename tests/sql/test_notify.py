@@ -335,6 +335,8 @@ def test_a_full_claim_that_is_rolled_back_keeps_no_worker_asleep(api: Any, actor
     for _ in range(3):
         a.begin()
         assert len(a.claim_jobs(worker, 1)) == 1
+        api.rows("select pg_sleep(0.002)")
+        assert len(a.claim_jobs(worker, 1)) == 1
         a.rollback()
     assert heard() == []
     api.add_job("t")
