@@ -4,14 +4,15 @@
 -- waits. The marks for that are sequences (migrations/0001_init.sql).
 --
 -- * A claim that comes back short sets armed_until, its time and 5 s: its worker waits, so adds notify.
--- * A short claim that finds many jobs sets looking_until: its worker looks every 10 ms, so
---   adds are silent.
+-- * A short claim that finds many jobs sets looking_until. Until then adds are silent, and every worker that
+--   waits looks every 10 ms; the claim notifies them that it begins. The first short claim after the end
+--   ends it.
 -- * A claim that comes back full notifies the other workers, as its own may be busy for long. The session's
 --   next full claim knows that this notification was committed: it sets disarmed_until, which takes back
 --   what was armed before the notification. Each worker that waited has been notified, and arms again.
 --
 -- An add that read a mark before it was set may commit later. So a session that arms when adds were silent,
--- or looks no more, writes its own transaction id to silent_before. As long as an older transaction is
+-- or ends a time of looking, notes in silent_before which transactions there are. As long as one of them is
 -- open, workers look every 20 to 250 ms.
 
 -- Does a worker wait for a notification? By the real clock, not clock(): it is about workers that really
@@ -50,28 +51,43 @@ create or replace function _worker_looks() returns boolean
     return coalesce(
         pg_sequence_last_value('looking_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000, false);
 
--- Everything that is open now may have added jobs silently.
+-- The number of a transaction that is open, or was a moment ago, with its epoch.
+create or replace function _full_xid(id xid) returns bigint
+    language sql stable
+    return (select x.near + ((id::text::bigint - x.near + 6442450944) & 4294967295) - 2147483648
+            from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as near) x);
+
+-- No transaction has a higher number yet.
+create or replace function _newest_transaction() returns bigint
+    language plpgsql set search_path from current
+as $$
+begin
+    return greatest(
+        pg_current_xact_id()::text::bigint,
+        (select max(_full_xid(l.transactionid)) from pg_locks l where l.locktype = 'transactionid' and l.granted));
+end;
+$$;
+
+-- Every transaction that there is now may have added jobs silently.
 create or replace function _mark_silent() returns void
     language plpgsql set search_path from current
 as $$
 begin
-    perform setval('silent_before', pg_current_xact_id()::text::bigint),
+    perform setval('silent_before', greatest((select s.last_value from silent_before s), _newest_transaction() + 1)),
             setval('silent_at', (extract(epoch from clock_timestamp()) * 1000)::bigint);
 end;
 $$;
 
--- Are some of these open still, in this database? A snapshot shows transactions of all databases.
+-- Is another one of these open still, in this database?
 create or replace function _silent_ones_are_open() returns boolean
     language plpgsql set search_path from current
 as $$
 begin
     return exists (
-        select from pg_snapshot_xip(pg_current_snapshot()) x
-        join pg_locks l
-            on l.locktype = 'transactionid' and l.granted
-            and l.transactionid::text::bigint = x::text::bigint & 4294967295
+        select from pg_locks l
         join pg_stat_activity a on a.pid = l.pid and a.datname = current_database()
-        where x::text::bigint < (select s.last_value from silent_before s));
+        where l.locktype = 'transactionid' and l.granted and l.pid <> pg_backend_pid()
+          and _full_xid(l.transactionid) < (select s.last_value from silent_before s));
 end;
 $$;
 
@@ -84,15 +100,20 @@ declare
     v_many constant integer := 4; -- at once: from here on a look every 10 ms costs less than the notifications
     v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
     v_waits constant boolean := _somebody_waits();
-    v_looking_until constant bigint := coalesce(pg_sequence_last_value('looking_until'::regclass), 0);
+    v_looks constant boolean := _worker_looks();
+    v_ended boolean := false;
 begin
-    perform setval('armed_until', v_ms + 5000);
+    perform setval('armed_until', greatest(v_ms + 5000, pg_sequence_last_value('disarmed_until'::regclass) + 1));
     if claimed >= v_many then
         perform setval('looking_until', v_ms + 100);
-    elsif v_looking_until > 0 then
+        if not v_looks then
+            perform _notify_workers(); -- each worker that waits looks every 10 ms from now on
+        end if;
+    elsif not v_looks and pg_sequence_last_value('looking_until'::regclass) > 0 then
         perform setval('looking_until', 0);
+        v_ended := true;
     end if;
-    if not v_waits or (v_looking_until > 0 and claimed < v_many) then
+    if not v_waits or v_ended then
         perform _mark_silent();
         return true;
     end if;
@@ -110,9 +131,11 @@ declare
     v_last constant text[] := string_to_array(current_setting('pyworker.notified_at', true), ' ');
     v_notified constant bigint := case when v_last[2] <> pg_current_xact_id()::text then v_last[1] end;
 begin
-    if pg_sequence_last_value('armed_until'::regclass) < v_notified + 5000 then
+    if current_setting('pyworker.notify', true) = 'off' then
+        return;
+    elsif pg_sequence_last_value('armed_until'::regclass) < v_notified + 5000 then
         perform setval('disarmed_until', v_notified + 4999);
-    elsif _worker_looks() or v_notified is null or v_notified < v_ms - 1000 then
+    elsif v_notified is null or v_notified < v_ms - 1000 then
         perform _notify_workers();
         perform set_config('pyworker.notified_at', concat_ws(' ', v_ms, pg_current_xact_id()), false);
     end if;

@@ -193,6 +193,7 @@ declare
     v_held text[] := array(
         select l.lane from (select distinct u.lane from unnest(v_lanes) u(lane) offset 0) l where _try_lane(l.lane));
     v_keys text[];
+    v_again text[];
     v_last bigint;
     v_lane text;
     v_promoted integer := 0;
@@ -203,7 +204,17 @@ begin
             select l.lane from (select distinct u.lane from unnest(v_lanes) u(lane) where u.lane <> all (v_held) offset 0) l
             where _try_lane(l.lane));
     end if;
-    delete from wakeups w where w.lane = any (v_held) and w.id > walked and (w.after is null or w.after < v_xmin);
+    with gone as (
+        delete from wakeups w where w.id = any (array(
+            select a.id from wakeups a
+            where a.lane = any (v_held) and a.id > walked and (a.after is null or a.after < v_xmin) for update skip locked))
+        returning w.lane, w.after)
+    select array_agg(distinct g.lane) into v_again from gone g where g.after = '0';
+    if v_again is not null then
+        -- Settings were changed. Transactions that have not ended yet may have gone by the old ones.
+        insert into wakeups (lane, after, changed)
+        select a.lane, _newest_transaction()::text::xid8, true from unnest(v_again) a(lane);
+    end if;
     v_keys := array(select substr(l.lane, length('sequence:') + 1) from unnest(v_held) l(lane) where starts_with(l.lane, 'sequence:'));
     if v_keys <> '{}' then
         v_last := pg_sequence_last_value('wakeups_id_seq'::regclass);

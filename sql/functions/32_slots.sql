@@ -273,6 +273,7 @@ declare
     v_free bigint[];
     v_crowded boolean[];
     v_queue integer;
+    v_asking tid[]; -- not those that have their slot
 begin
     select array_agg(q.name), coalesce(array_agg(q.name) filter (where q.n <= 500 and _try_lane('queue:' || q.name)), '{}')
     into v_limited, v_held -- not of more queues: PostgreSQL has room for some 6,000 advisory locks
@@ -284,11 +285,12 @@ begin
         admitted := rows;
         return;
     end if;
+    v_asking := array(select r.tid from unnest(rows, queue_names) r(tid, queue_name) where r.queue_name is not null);
     select array_agg(q.queue_name), array_agg(q.slots - t.taken),
            array_agg(c.others > 0)
     into v_queues, v_free, v_crowded
     from _queues_of(v_held) q
-    cross join lateral _taken_in(q.queue_name, q.slots, rows) t
+    cross join lateral _taken_in(q.queue_name, q.slots, v_asking) t
     cross join lateral (
         select count(*) as others from (
             select from live_jobs j
@@ -332,6 +334,12 @@ declare
     v_held text[];
     v_limits integer[];
 begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        -- A snapshot that may be too old to know the limits.
+        insert into wakeups (lane) select distinct 'queue:' || q.name from unnest(queue_names) q(name);
+        perform _wake_workers();
+        return;
+    end if;
     -- Of a queue with many slots the next promotion counts what runs, once for all that ended until then. And not
     -- the lanes of a large batch: PostgreSQL has room for some 6,000 advisory locks.
     select array_agg(q.queue_name), coalesce(array_agg(q.queue_name) filter (where q.held), '{}'),

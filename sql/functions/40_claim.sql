@@ -51,6 +51,7 @@ declare
     v_wanted integer := max_jobs;
     v_got integer;
     v_run bigint;
+    v_current constant boolean := current_setting('transaction_isolation') = 'read committed'; -- else its snapshot may be too old
     v_seen constant xid8 := pg_snapshot_xmin(pg_current_snapshot()); -- before it looks at queues
     v_tidied bigint[] := nullif(current_setting('pyworker.claims_tidied', true), '')::bigint[];
 begin
@@ -86,7 +87,8 @@ begin
             into v_found
             from (
                 -- A job that has its slot need not ask its queue, unless the settings of queues were changed just now.
-                select r.*, case when r.has_slot is null or (select true from wakeups w where w.changed limit 1) then r.queue_name end as asks_queue
+                select r.*, case when r.has_slot is null or not v_current or (select true from wakeups w where w.changed limit 1)
+                                 then r.queue_name end as asks_queue
                 from unnest(v_spans) s
                 cross join lateral (
                     select j.ctid, j.priority, j.ready_at, j.id, j.queue_name, j.sequence_key, j.has_slot
@@ -128,9 +130,6 @@ begin
                         claim_jobs.worker_id, case when v_tidied[1] = claim_jobs.worker_id then v_tidied[2] end, v_run);
                 end if;
             end if;
-            if v_full <> '{}' then
-                perform _park_candidates(v_full);
-            end if;
         -- SKIP LOCKED waits after all (PostgreSQL) for a row that was changed, and whose new version was locked, at the moment of the look:
         -- for as long as a producer's transaction is open, or in a circle with it, as claims do not lock in the order of ids.
         exception when lock_not_available or deadlock_detected then
@@ -138,6 +137,14 @@ begin
             v_closed := null;
             continue;
         end;
+        if v_full <> '{}' then
+            -- Apart from what was claimed: that is returned once.
+            begin
+                perform _park_candidates(v_full);
+            exception when lock_not_available or deadlock_detected then
+                insert into wakeups (lane) select 'queue:' || f.name from unnest(v_full) f(name);
+            end;
+        end if;
         -- A crash of the server may forget a claim whose commit did not wait for the disk, while the jobs are at work: their worker
         -- learns of it when it reconnects (reconcile). But two of a sequence or of a serial queue must not be at work at once.
         if v_in_turn then
@@ -159,7 +166,7 @@ begin
         continue when v_rounds <= 10 and v_oldest <> coalesce(v_before, 0);
         exit when not _begin_to_wait(max_jobs - v_wanted);
     end loop;
-    if v_wanted = 0 and (_somebody_waits() or _worker_looks()) then
+    if v_wanted = 0 and _somebody_waits() and not _worker_looks() then
         perform _begin_to_work();
     end if;
     if v_walk.owner is not null or _entries_read(v_index) - v_read > 1000 + 2 * (max_jobs - v_wanted) then

@@ -90,7 +90,7 @@ as $$
 declare
     v_lane constant text := case when right(queue_name, 1) = '*' then 'family:' || left(queue_name, -1) else 'queue:' || queue_name end;
 begin
-    insert into wakeups (lane, after, changed) values (v_lane, null, true), (v_lane, pg_current_xact_id(), true);
+    insert into wakeups (lane, after, changed) values (v_lane, null, true), (v_lane, '0', true);
     perform _wake_workers();
 end;
 $$;

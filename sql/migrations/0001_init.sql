@@ -339,7 +339,7 @@ create index errors_job on errors (job_id, run);
 create table wakeups (
     lane text collate "C" not null,             -- 'queue:' || queue_name, 'family:' || prefix, 'sequence:' || sequence_key
     id bigint generated always as identity primary key, -- the oldest are looked at first, so that no lane starves
-    after xid8,                                 -- not before all transactions up to this one have ended
+    after xid8,                                 -- not before all transactions up to this one have ended; 0: asks for such a second look
     changed boolean not null default false,     -- the queue's settings were changed: no slot given before counts
     at timestamptz not null default clock_timestamp()
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);

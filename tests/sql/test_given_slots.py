@@ -22,6 +22,7 @@ def test_the_first_jobs_of_a_kind_get_the_free_slots_and_a_claim_takes_no_lane_f
     api.set_queue("q", 3)
     jobs = add(api, *"aaaaa")
     api.promote_jobs()
+    api.promote_jobs()  # the second look at the change
     assert given(api) == jobs[:3]
     a = actor()
     a.begin()
@@ -172,3 +173,44 @@ def test_of_very_many_slots_all_are_given(api: Any, worker: int) -> None:
     api.set_queue("q", 2500)
     api.add_jobs([{"identifier": "a", "queue_name": "q"}] * 3000)
     assert len(api.claim_jobs(worker, 5000)) == 2500
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+def test_a_job_without_a_slot_and_one_with_a_slot_are_counted_together(
+    api: Any, actor: Callable[[], Any], worker: int, isolation: str
+) -> None:
+    """A retry that began beside a change of the limit has let its job go as from a queue without one."""
+    api.set_queue("q", None)
+    (first,) = add(api, "a")
+    api.permanently_fail_jobs([first])
+    api.promote_jobs()
+    api.promote_jobs()
+    s, a = actor(), actor()
+    s.begin()
+    s.set_queue("q", 1)
+    a.begin(isolation)
+    a.rows("select pg_current_xact_id()")
+    a.retry_job(first)
+    s.commit()
+    add(api, "a")
+    for _ in range(3):
+        api.promote_jobs()
+    a.commit()
+    assert len(api.claim_jobs(worker, 5)) == 1
+    assert api.claim_jobs(worker, 5) == []
+
+
+@pytest.mark.parametrize("change", ["pause_queue('q')", "set_queue('q', 1)"])
+def test_a_claim_with_an_older_snapshot_than_a_change_uses_no_slot(
+    api: Any, actor: Callable[[], Any], worker: int, change: str
+) -> None:
+    api.set_queue("q", 3)
+    add(api, *"aaa")
+    for _ in range(3):
+        api.promote_jobs()
+    a = actor()
+    a.begin("repeatable read")
+    a.rows("select 1")
+    api.rows(f"select pyworker.{change}")
+    assert a.claim_jobs(worker, 10) == []
+    a.commit()

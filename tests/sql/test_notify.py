@@ -220,16 +220,19 @@ def many(api: Any, worker: int) -> None:
     assert len(api.claim_jobs(worker, 1000)) == 20
 
 
-def test_where_many_jobs_come_in_a_worker_looks_every_10_ms_and_adds_are_silent(
+def test_where_many_jobs_come_in_each_worker_that_waits_looks_every_10_ms_and_adds_are_silent(
     api: Any, worker: int, heard: Any
 ) -> None:
     wait(api, worker)
     many(api, worker)
-    assert heard() == [""]
+    assert heard() == ["", ""]  # the add, and the claim: now other workers look, too
     assert look(api) == 0.01
     api.add_job("t")
     assert heard() == []
-    api.rows("select pg_sleep(0.06)")
+    other = api.register_worker()
+    assert api.claim_jobs(other, 10, ["another task"]) == []
+    assert look(api) == 0.01
+    api.rows("select pg_sleep(0.12)")
     wait(api, worker)  # it finds that one: no longer many
     assert look(api) == 2
     api.add_job("t")
@@ -242,9 +245,9 @@ def test_an_add_that_was_silent_and_is_long_in_committing_is_looked_for(api: Any
     a = actor()
     a.begin()
     job = a.add_job("t")
-    api.rows("select pg_sleep(0.06)")
+    api.rows("select pg_sleep(0.12)")
     wait(api, worker)
-    assert look(api) <= 0.25
+    assert 0.01 < look(api) <= 0.25
     a.commit()
     assert [found.id for found in api.claim_jobs(worker)] == [job.id]
 
@@ -264,18 +267,51 @@ def full(api: Any, actor: Any) -> Callable[[], None]:
     return full
 
 
-def test_a_claim_that_comes_back_full_leaves_what_comes_to_the_others(api: Any, worker: int, heard: Any) -> None:
-    """Also from a worker that looked every 10 ms, for which adds were silent."""
+def test_a_claim_that_comes_back_full_leaves_what_comes_to_the_others(
+    api: Any, worker: int, heard: Any, full: Callable[[], None]
+) -> None:
     wait(api, worker)
-    many(api, worker)
-    heard()
+    api.rows("set pyworker.notify = off")
     api.add_jobs([{"identifier": "t"}] * 4)
+    api.rows("reset pyworker.notify")
     assert heard() == []
-    assert len(api.claim_jobs(worker, 2)) == 2
+    full()
     assert heard() == [""]
-    other = api.register_worker()
-    assert len(api.claim_jobs(other, 10)) == 2
-    assert look(api) == 2
+
+
+def test_a_session_that_does_not_notify_disarms_no_worker(api: Any, actor: Any, worker: int, heard: Any) -> None:
+    wait(api, worker)
+    a = actor()
+    a.rows("set pyworker.notify = off")
+    for _ in range(3):
+        a.add_job("t")
+        api.rows("select pg_sleep(0.002)")
+        assert len(a.claim_jobs(worker, 1)) == 1
+    api.add_job("t")
+    assert heard() == [""]
+
+
+def test_an_add_that_is_younger_than_the_transaction_of_the_claim_that_begins_to_wait_is_looked_for(
+    api: Any, actor: Any, worker: int
+) -> None:
+    """A worker reports and claims in one transaction."""
+    turn, a = actor(), actor()
+    turn.begin()
+    turn.rows("select pg_current_xact_id()")
+    a.begin()
+    job = a.add_job("t")  # no worker waits yet
+    assert turn.claim_jobs(worker, 10) == []
+    turn.commit()
+    assert look(api) <= 0.25
+    a.commit()
+    assert [found.id for found in api.claim_jobs(worker)] == [job.id]
+
+
+def test_a_clock_that_was_set_back_keeps_no_claim_in_a_loop(api: Any, worker: int, heard: Any) -> None:
+    api.rows(
+        "select setval('pyworker.disarmed_until', (extract(epoch from clock_timestamp()) * 1000)::bigint + 600000)"
+    )
+    wait(api, worker)
     api.add_job("t")
     assert heard() == [""]
 

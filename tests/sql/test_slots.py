@@ -125,7 +125,7 @@ def test_a_claim_that_meets_a_queue_which_another_session_is_claiming_from_comes
     assert ids(a.claim_jobs(worker, 1)) == [first]
     assert api.claim_jobs(worker, 10) == []
     assert 0 <= api.seconds_until_due() <= 0.25
-    assert api.value("select count(*) from pyworker.wakeups") == 1
+    assert api.value("select count(*) from pyworker.wakeups where not changed") == 1
     getattr(a, outcome)()
     expected = [second] if outcome == "commit" else [first, second]
     assert ids(api.claim_jobs(worker, 10)) == expected
@@ -200,6 +200,30 @@ def test_a_limit_that_is_set_while_a_job_ends_that_knew_of_none_strands_no_job(
     api.set_queue("q", 1)
     (behind,) = add(api)
     assert api.claim_jobs(worker, 1) == []
+    a.commit()
+    assert ids(api.claim_jobs(worker, 1)) == [behind]
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+def test_an_end_that_began_beside_a_change_of_the_limit_strands_no_job(
+    api: Any, actor: Callable[[], Any], worker: int, isolation: str
+) -> None:
+    """Its transaction is younger than the change, or has an older snapshot."""
+    api.set_queue("q", None)
+    running, behind = add(api, "a", "a")
+    assert ids(api.claim_jobs(worker, 1)) == [running]
+    s, a = actor(), actor()
+    s.begin()
+    s.set_queue("q", 1)
+    a.begin(isolation)
+    a.rows("select pg_current_xact_id()")
+    if isolation == "read committed":
+        a.finish(running)
+    s.commit()
+    for _ in range(3):
+        assert api.claim_jobs(worker, 1) == []
+    if isolation != "read committed":
+        a.finish(running)
     a.commit()
     assert ids(api.claim_jobs(worker, 1)) == [behind]
 
