@@ -772,7 +772,7 @@ MUTANTS = [
            "sql/test_sequence_races.py::test_marks_on_the_head_keep_no_wakeup_for_ever"),
     Mutant("a deferred request is taken at once", "30_promote.sql",
            "any (v_held) and a.id > walked and (a.after is null or a.after < v_xmin) for", "any (v_held) and a.id > walked for",
-           "sql/test_slots.py::test_a_limit_that_is_set_while_a_job_ends_that_knew_of_none_strands_no_job"),
+           "sql/test_slots.py::test_an_end_that_began_beside_a_change_of_the_limit_strands_no_job"),
     Mutant("the second look waits for no younger transaction", "30_promote.sql",
            "select a.lane, _newest_transaction()::text::xid8, true", "select a.lane, '1'::xid8, true",
            "sql/test_slots.py::test_an_end_that_began_beside_a_change_of_the_limit_strands_no_job"),

@@ -189,12 +189,15 @@ def test_a_job_without_a_slot_and_one_with_a_slot_are_counted_together(
     s.begin()
     s.set_queue("q", 1)
     a.begin(isolation)
-    a.rows("select pg_current_xact_id()")
-    a.retry_job(first)
+    a.rows("select 1")
+    if isolation == "read committed":
+        a.retry_job(first)
     s.commit()
     add(api, "a")
     for _ in range(3):
         api.promote_jobs()
+    if isolation != "read committed":
+        a.retry_job(first)
     a.commit()
     assert len(api.claim_jobs(worker, 5)) == 1
     assert api.claim_jobs(worker, 5) == []
