@@ -498,6 +498,7 @@ def test_the_resume_of_a_queue_that_is_unknown_or_not_paused_changes_nothing(api
     api.set_queue("q", 2)
     ids = add(api, 3)
     api.promote_jobs()
+    api.promote_jobs()  # the second look at the change
     before = api.rows("select * from pyworker.queues")
     api.resume_queue("q")
     assert api.rows("select * from pyworker.queues") == before
