@@ -129,7 +129,7 @@ declare
     v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
     -- When this session notified, and in which transaction: if in this one, that may be rolled back yet.
     v_last constant text[] := string_to_array(current_setting('pyworker.notified_at', true), ' ');
-    v_notified constant bigint := case when v_last[2] <> pg_current_xact_id()::text then v_last[1] end;
+    v_notified constant bigint := case when v_last[2] <> pg_current_xact_id()::text then v_last[1]::bigint end;
 begin
     if current_setting('pyworker.notify', true) = 'off' then
         return;
