@@ -134,13 +134,15 @@ begin
     select walk.late_ids || array_agg(a.job_id), coalesce(max(a.id), walk.seen) into late_ids, seen
     from late_arrivals a where a.id > walk.seen;
     if cardinality(late_ids) > 0 then
-        select array_agg(j.id), spans || array_agg(row(j.priority, j.ready_at, j.id - 1, j.priority, j.ready_at, j.id)::_span)
+        with late as materialized ( -- by their ids, never by a walk along an index of ready jobs
+            select j.id, j.priority, j.ready_at, j.state from live_jobs j where j.id = any (late_ids))
+        select array_agg(l.id), spans || array_agg(row(l.priority, l.ready_at, l.id - 1, l.priority, l.ready_at, l.id)::_span)
         into late_ids, spans
-        from live_jobs j
-        where j.id = any (late_ids) and j.ready_at is not null and j.state = 'available' and not exists (
+        from late l
+        where l.ready_at is not null and l.state = 'available' and not exists (
             select from unnest(walk.places) p
-            where p.priority = j.priority and (j.ready_at, j.id) > (p.ready_at, p.id))
-          and exists (select from unnest(walk.places) p where p.priority = j.priority);
+            where p.priority = l.priority and (l.ready_at, l.id) > (p.ready_at, p.id))
+          and exists (select from unnest(walk.places) p where p.priority = l.priority);
         spans := array(select s from unnest(spans) s order by s.priority, s.ready_at, s.id);
     end if;
 end;

@@ -198,17 +198,19 @@ comment on function retry_job(bigint) is
 -- and the halts before them by the job's id. Returns the order in which to retry: by id, but first those that bring a
 -- job_key back from history, by that key, as adds order theirs.
 create or replace function _lock_for_retry(job_ids bigint[]) returns bigint[]
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql set search_path from current
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_ids bigint[] := array(select distinct i.id from unnest(job_ids) i(id) where i.id is not null order by 1);
     v_lock record;
 begin
     perform _hold_unique_key(k.key) from (
-        select j.unique_key as key from live_jobs j where j.id = any (v_ids) and j.unique_key is not null
+        select j.unique_key as key from live_jobs j where j.id = any (v_ids)
         union
-        select f.unique_key from finished_jobs f where f.id = any (v_ids) and f.unique_key is not null
-        order by 1 offset 0) k;
+        select f.unique_key from finished_jobs f where f.id = any (v_ids)
+        order by 1 offset 0) k
+    where k.key is not null; -- not above: with statistics that know no keys, all of their index would be walked
     for v_lock in
         with sequenced as (
             select j.id, j.sequence_key from live_jobs j where j.id = any (v_ids) and j.sequence_key is not null
@@ -359,8 +361,8 @@ begin
     -- Those that do not have their unique key now may take it back; keys before jobs, in order.
     perform _hold_unique_key(k.unique_key) from (
         select distinct j.unique_key from live_jobs j
-        where j.id = any (reschedule_jobs.job_ids) and j.unique_key is not null
-          and _gave_key_back(j) order by 1 offset 0) k;
+        where j.id = any (reschedule_jobs.job_ids) and _gave_key_back(j) order by 1 offset 0) k
+    where k.unique_key is not null;
     for v_id in select distinct i.id from unnest(job_ids) i(id) order by 1 loop
         select j.* into v_old from live_jobs j where j.id = v_id and j.state <> 'running' for update;
         continue when not found;

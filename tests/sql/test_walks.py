@@ -172,7 +172,16 @@ def test_one_that_a_claim_had_no_room_for_is_found_by_the_claim_after_it(noted: 
         prolong(noted)
 
 
-def test_a_job_that_arrives_late_does_not_move_the_place_back(noted: Any, api: Any, worker: int) -> None:
+@pytest.fixture
+def stale(api: Any) -> None:
+    """Statistics of an hour in which all jobs were to run later."""
+    add(api, 500, run_at="2100-01-01T00:00:00Z")
+    api.rows("vacuum analyze pyworker.live_jobs")
+
+
+def test_a_job_that_arrives_late_is_looked_up_and_does_not_move_the_place_back(
+    stale: None, noted: Any, api: Any, worker: int
+) -> None:
     late = api.add_job("t", run_at=api.at("-1 hour")).id
     assert ids(noted.claim_jobs(worker, 1)) == [late]
     prolong(noted)
