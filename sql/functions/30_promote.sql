@@ -204,6 +204,7 @@ begin
             select l.lane from (select distinct u.lane from unnest(v_lanes) u(lane) where u.lane <> all (v_held) offset 0) l
             where _try_lane(l.lane));
     end if;
+    -- A request that another session is moving (_keep_requests) is left: it may hold that for long.
     with gone as (
         delete from wakeups w where w.id = any (array(
             select a.id from wakeups a
@@ -223,7 +224,8 @@ begin
         v_keys := array(
             select q.lane from (select distinct w.lane from wakeups w where w.id > v_last and starts_with(w.lane, 'queue:') offset 0) q
             where q.lane <> all (v_held) and _try_lane(q.lane));
-        delete from wakeups w where w.lane = any (v_keys) and w.id > walked and w.after is null;
+        delete from wakeups w where w.id = any (array(
+            select a.id from wakeups a where a.lane = any (v_keys) and a.id > walked and a.after is null for update skip locked));
         v_held := v_held || v_keys;
     end if;
     v_keys := array(select substr(l.lane, length('queue:') + 1) from unnest(v_held) l(lane) where starts_with(l.lane, 'queue:'));

@@ -125,10 +125,6 @@ begin
                               j.job_key, j.flags, j.meta, j.delivery, j.sequence_key, j.created_at, j.revision,
                               coalesce(j.crashes, 0::smallint);
                 get diagnostics v_got = row_count;
-                if (v_tidied[1] = claim_jobs.worker_id and v_run between v_tidied[2] and v_tidied[3]) is not true then
-                    perform _tidy_claims(
-                        claim_jobs.worker_id, case when v_tidied[1] = claim_jobs.worker_id then v_tidied[2] end, v_run);
-                end if;
             end if;
         -- SKIP LOCKED waits after all (PostgreSQL) for a row that was changed, and whose new version was locked, at the moment of the look:
         -- for as long as a producer's transaction is open, or in a circle with it, as claims do not lock in the order of ids.
@@ -137,8 +133,12 @@ begin
             v_closed := null;
             continue;
         end;
+        -- Apart from what was claimed: that is returned once.
+        if v_got > 0 and (v_tidied[1] = claim_jobs.worker_id and v_run between v_tidied[2] and v_tidied[3]) is not true then
+            perform _tidy_claims(
+                claim_jobs.worker_id, case when v_tidied[1] = claim_jobs.worker_id then v_tidied[2] end, v_run);
+        end if;
         if v_full <> '{}' then
-            -- Apart from what was claimed: that is returned once.
             begin
                 perform _park_candidates(v_full);
             exception when lock_not_available or deadlock_detected then

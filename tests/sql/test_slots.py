@@ -307,3 +307,24 @@ def test_a_claim_need_not_come_again_for_a_job_whose_queue_was_asked_for_after_h
     (last,) = add(api, "last")
     assert ids(api.claim_jobs(worker, 1, ["last"])) == [last]
     assert len(api.claim_jobs(worker, 1000)) == 450
+
+
+def test_a_claim_that_cannot_park_the_other_candidates_returns_its_job_once(
+    api: Any, worker: int, actor: Callable[[], Any]
+) -> None:
+    jobs = add(api, "a", "b")
+    api.promote_jobs()
+    admin = actor()
+    admin.rows(
+        "create function public.refuse() returns trigger language plpgsql as $$ begin"
+        "  raise exception 'locked' using errcode = 'lock_not_available'; end $$;"
+        "create trigger refuse before update on pyworker.live_jobs for each row"
+        "  when (old.ready_at is not null and new.parked = 'queue') execute function public.refuse()"
+    )
+    try:
+        assert ids(api.claim_jobs(worker, 10)) == jobs[:1]
+    finally:
+        admin.rows("drop trigger refuse on pyworker.live_jobs; drop function public.refuse()")
+    assert api.claim_jobs(worker, 10) == []
+    api.finish(jobs[0])
+    assert ids(api.claim_jobs(worker, 10)) == jobs[1:]

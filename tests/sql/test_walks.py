@@ -267,6 +267,32 @@ def test_promotions_do_not_walk_again_what_has_ended_under_an_old_snapshot(
     assert ids(a.claim_jobs(worker, 1)) == [job.id]
 
 
+def test_a_request_that_an_open_transaction_moves_to_the_end_keeps_no_claim_waiting(
+    api: Any, actor: Callable[[], Any], worker: int
+) -> None:
+    old, ends, moves, claims = (actor() for _ in range(4))
+    old.begin("repeatable read")
+    old.rows("select 1 from pyworker.jobs")
+    api.rows("insert into pyworker.wakeups (lane) select 'queue:other' from generate_series(1, %s)", [5 * MANY])
+    while api.promote_jobs() or api.rows("select from pyworker.wakeups limit 1"):
+        pass
+    running = api.add_job("t", queue_name="q")
+    assert ids(api.claim_jobs(worker, 1)) == [running.id]
+    ends.begin()
+    ends.finish(running.id)  # it holds the lane now
+    job = api.add_job("t", queue_name="q")
+    request = "select id from pyworker.wakeups where lane = 'queue:q'"
+    (asked,) = api.rows(request)
+    moves.begin()
+    moves.promote_jobs()
+    (moved,) = moves.rows(request)
+    assert moved.id > asked.id
+    ends.commit()
+    assert ids(claims.later.claim_jobs(worker, 1).result(timeout=30)) == [job.id]
+    moves.commit()
+    old.commit()
+
+
 def test_a_session_may_use_any_date_style(noted: Any, worker: int) -> None:
     noted.rows("set datestyle = 'German'; set timezone = 'Asia/Kathmandu'")
     claim = "select id from pyworker.claim_jobs(%s, 10)"
