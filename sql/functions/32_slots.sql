@@ -91,63 +91,53 @@ create or replace function _fill_queues(queue_names text[], limits integer[]) re
 as $$
 declare
     v_most constant integer := 1000; -- at once; a request says that there are more
-    v_alike text[]; -- queues with jobs of one kind
-    v_free bigint[];
-    v_others text[];
+    v_others text[]; -- not of one kind
     v_ids bigint[];
-    v_first bigint;
+    v_wanted text[];
 begin
-    select array_agg(q.name) filter (where k.alike and t.taken < q.slots),
-           array_agg(least(q.slots - t.taken, v_most)) filter (where k.alike and t.taken < q.slots),
-           array_agg(q.name) filter (where k.alike is not true)
-    into v_alike, v_free, v_others
-    from unnest(queue_names, limits) q(name, slots)
-    cross join lateral (
-        select count(*) as taken, coalesce(bool_or(j.state = 'available'), false) as given,
-               coalesce(bool_and(j.state = 'running' or j.has_slot is not null), true) as in_slots
-        from (select i.state, i.has_slot from live_jobs i
-              where q.slots > 0 and i.queue_name = q.name and i.ready_at is not null
-              order by i.queue_name, i.priority, i.run_at, i.id limit q.slots::bigint + 1) j) t
-    left join lateral (
-        select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags, p.priority, p.run_at, p.id
-        from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
-        order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
-        limit 1) f on true
-    left join lateral (
-        select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags
-        from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
-        order by p.queue_name desc, p.task_identifier desc, coalesce(p.flags::text, '') collate "C" desc, p.priority desc,
-                 p.run_at desc, p.id desc limit 1) l on true
-    left join lateral ( -- the last one that was given a slot and has not been claimed
-        select g.task_identifier as task, coalesce(g.flags::text, '') collate "C" as flags, g.priority, g.run_at, g.id
-        from live_jobs g
-        where t.given and g.queue_name = q.name and g.ready_at is not null and g.state = 'available'
-        order by g.queue_name desc, g.priority desc, g.run_at desc, g.id desc limit 1) g on true
-    cross join lateral (
-        select q.slots > 0 and t.taken <= q.slots and t.in_slots and (f.id is null or (
-            (f.task, f.flags) = (l.task, l.flags) and (g.id is null or (
-                (f.task, f.flags) = (g.task, g.flags)
-                and (g.priority, g.run_at, g.id) < (f.priority, f.run_at, f.id))))) as alike) k;
-    if v_alike is not null then
-        with turn as materialized (
-            select q.name, f.tid from unnest(v_alike, v_free) q(name, free)
-            cross join lateral (
-                select p.ctid as tid from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
-                order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
-                limit q.free) f),
-        moved as (
-            -- A job that another session has locked is passed over.
-            update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true
-            where j.ctid = any (array(
-                select p.ctid from live_jobs p where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
-            returning j.id)
-        select (select array_agg(m.id) from moved m), count(*) into v_ids, v_first from turn t;
-        if v_ids is not null then
-            perform _arrive_late(v_ids);
-        end if;
-        if v_first > coalesce(cardinality(v_ids), 0) or v_first >= v_most then
-            insert into wakeups (lane) select 'queue:' || a.name from unnest(v_alike) a(name); -- there may be more
-        end if;
+    with queue as materialized (
+        select q.name, q.slots > 0 and t.taken <= q.slots and t.alike and (f.id is null or (f.task, f.flags) = (l.task, l.flags)) as alike,
+               least(q.slots - t.taken, v_most) as free
+        from unnest(queue_names, limits) q(name, slots)
+        left join lateral ( -- the first job that waits, and the last
+            select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags, p.priority, p.run_at, p.id
+            from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
+            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
+            limit 1) f on true
+        left join lateral (
+            select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags
+            from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
+            order by p.queue_name desc, p.task_identifier desc, coalesce(p.flags::text, '') collate "C" desc, p.priority desc,
+                     p.run_at desc, p.id desc limit 1) l on true
+        cross join lateral ( -- those that run, and those that were given a slot and are before the first that waits
+            select count(*) as taken, coalesce(bool_and(j.state = 'running' or j.has_slot is not null and (f.id is null or (
+                       (j.task_identifier, coalesce(j.flags::text, '') collate "C") = (f.task, f.flags)
+                       and (j.priority, j.run_at, j.id) < (f.priority, f.run_at, f.id)))), true) as alike
+            from (select i.* from live_jobs i
+                  where q.slots > 0 and i.queue_name = q.name and i.ready_at is not null
+                  order by i.queue_name, i.priority, i.run_at, i.id limit q.slots::bigint + 1) j) t),
+    turn as materialized (
+        select q.name, f.tid from queue q
+        cross join lateral (
+            select p.ctid as tid from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
+            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
+            limit q.free) f
+        where q.alike and q.free > 0),
+    moved as (
+        -- A job that another session has locked is passed over.
+        update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true
+        where j.ctid = any (array(
+            select p.ctid from live_jobs p where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
+        returning j.id)
+    select (select array_agg(q.name) from queue q where q.alike is not true),
+           (select array_agg(m.id) from moved m),
+           (select array_agg(t.name) from turn t)
+    into v_others, v_ids, v_wanted;
+    if v_ids is not null then
+        perform _arrive_late(v_ids);
+    end if;
+    if cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) or cardinality(v_wanted) >= v_most then
+        insert into wakeups (lane) select distinct 'queue:' || w.name from unnest(v_wanted) w(name); -- there may be more
     end if;
     return coalesce(cardinality(v_ids), 0) + case when v_others is null then 0 else _fill_by_kind(v_others) end;
 end;
