@@ -24,10 +24,11 @@ os.environ["DATABASE_URL"] = os.environ.get("DATABASE_URL", "")
 import psycopg
 from stage import Site, stage
 
-from pyworker import _sql, tasks
-from pyworker._child import Child
-from pyworker._config import RunConfig
-from pyworker._slots import Slots
+from pyworker import tasks
+from pyworker._db.database import Database
+from pyworker._runner.child import Child
+from pyworker._runner.config import RunConfig
+from pyworker._runner.shared import Slots
 
 BATCH = 500
 PLAIN = (
@@ -54,10 +55,10 @@ def measured(what: str, conn: psycopg.Connection[Any], call: Callable[[], Any]) 
 def drain(site: Site, jobs: int, history: str) -> None:
     site.fill(jobs)
     site.conn.execute("analyze")
-    db = _sql.Database(site.conn)
+    db = Database(site.conn)
     worker = db.register_worker({})
     claim = db.claim_call(worker, BATCH, ["noop"], None, None, alone=True)
-    narrow = (claim[0].replace(_sql._CLAIMED, "id, run"), claim[1])
+    narrow = (claim[0].replace(worker._CLAIMED, "id, run"), claim[1])
     for _ in range(jobs // BATCH // 2):
         for what, call in (("claim_jobs", claim), ("claim_jobs, of its columns only id and run", narrow)):
             rows = measured(what, site.conn, lambda call=call: db.send(call).fetchall())

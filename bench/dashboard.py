@@ -12,7 +12,7 @@ import time
 import psycopg
 from starlette.testclient import TestClient
 
-from pyworker._migrate import migrate
+from pyworker._db.migrations import migrate
 from pyworker.ui import create_app
 
 JOBS = 1_000_000

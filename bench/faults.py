@@ -19,8 +19,8 @@ from typing import Any
 
 import psycopg
 
-from pyworker import _migrate
-from pyworker._embedded import temporary_server
+from pyworker._db import migrations
+from pyworker._dev.postgres import temporary_server
 
 HERE = Path(__file__).resolve().parent.parent / "sql"
 Figures = dict[str, float]
@@ -325,9 +325,9 @@ def measure(url: str, name: str, source: Path) -> Figures:
         conn.execute("drop database if exists faults with (force)")
         conn.execute("create database faults")
     theirs = psycopg.conninfo.make_conninfo(url, dbname="faults")
-    _migrate.directory = lambda _: source  # type: ignore[attr-defined]
+    migrations.directory = lambda _: source  # type: ignore[attr-defined]
     with psycopg.connect(theirs, autocommit=True, options="-c search_path=pyworker") as conn:
-        _migrate.migrate(conn)
+        migrations.migrate(conn)
         return SCENARIOS[name](conn)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import psycopg
 
-from pyworker._migrate import migrate
+from pyworker._db.migrations import migrate
 
 SCHEMA = "pyworker_bench"
 HERTZ = os.sysconf("SC_CLK_TCK")

@@ -20,7 +20,7 @@ import psycopg
 from contenders import CONTENDERS, HERE, Contender, command
 from measure import Reading, cpu, postmaster_of
 
-from pyworker._embedded import find_bindir, temporary_server
+from pyworker._dev.postgres import find_bindir, temporary_server
 
 SETTINGS = dict(
     fsync="on", synchronous_commit="on", full_page_writes="on", wal_level="replica", autovacuum="on", jit="on",

@@ -23,7 +23,7 @@ from typing import Any
 
 import psycopg
 
-from pyworker._embedded import find_bindir, temporary_server
+from pyworker._dev.postgres import find_bindir, temporary_server
 
 HERE = Path(__file__).resolve().parents[1] / "sql"
 Figures = Iterator[tuple[str, float]]

@@ -13,9 +13,9 @@ from importlib.metadata import version as _version
 
 from ._arguments import AddOptions, JobSpec
 from ._client import add_job, add_jobs, cancel_job, delete_job, get_job, remove_job, retry_job
+from ._db.rows import JobRow
 from ._distribution import DISTRIBUTION as _DISTRIBUTION
 from ._middleware import middleware
-from ._rows import JobRow
 from .errors import (
     ClaimLost,
     Duplicate,

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
-from . import _calls
 from ._arguments import AddOptions, JobSpec
-from ._drivers import AsyncConnection, Rows, SyncConnection, query
-from ._rows import JobRow, job_row
+from ._db import queue
+from ._db.drivers import AsyncConnection, Rows, SyncConnection, query
+from ._db.rows import JobRow, job_row
 
 if TYPE_CHECKING:
     from .tasks import Task
@@ -64,7 +64,7 @@ def add_job(
     a time zone, or a timedelta from now. schema: where pyworker is installed, by default $PYWORKER_SCHEMA or "pyworker". Returns
     the job. Raises InvalidArgument and its kin.
     """
-    call = _calls.add_job_call(schema or default_schema(), *job_of(identifier, payload, cast("Any", options)))
+    call = queue.add_job_call(schema or default_schema(), *job_of(identifier, payload, cast("Any", options)))
     return query("add_job", conn, call, _one)
 
 
@@ -85,7 +85,7 @@ def add_jobs(conn: Any, specs: Iterable[JobSpec], *, schema: str | None = None) 
         given: dict[str, Any] = dict(spec)
         name, payload, options = job_of(given.pop("identifier", None), given.pop("payload", None), given)
         sent.append({"identifier": name, "payload": payload, **options})
-    return query("add_jobs", conn, _calls.add_jobs_call(schema or default_schema(), sent), _all)
+    return query("add_jobs", conn, queue.add_jobs_call(schema or default_schema(), sent), _all)
 
 
 @overload
@@ -141,7 +141,7 @@ def remove_job(conn: Any, job_key: str, *, schema: str | None = None) -> Any:
 
 
 def _verb(conn: Any, schema: str | None, verb: str, answer: Callable[[Rows], Any], **arguments: Any) -> Any:
-    return query(verb, conn, _calls.verb_call(schema or default_schema(), verb, **arguments), answer)
+    return query(verb, conn, queue.verb_call(schema or default_schema(), verb, **arguments), answer)
 
 
 def _maybe(rows: Rows) -> JobRow | None:

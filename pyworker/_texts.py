@@ -7,9 +7,9 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from . import _sql
-
 MAX_ERROR_TEXT = 32_000  # characters that are kept of an error: its first and its last half
+_HERE = os.path.dirname(__file__)
+_OURS = (_HERE, os.path.join(_HERE, "_runner"), os.path.join(_HERE, "_db"))
 MAX_LINE = 500  # of its first line, in a log
 
 
@@ -20,10 +20,10 @@ def first_line(text: str) -> str:
 
 def limited(text: str) -> str:
     """What PostgreSQL can store of a text, and no more than its two ends."""
-    if len(text) <= MAX_ERROR_TEXT and len(whole := _sql.printable(text)) <= MAX_ERROR_TEXT:
+    if len(text) <= MAX_ERROR_TEXT and len(whole := printable(text)) <= MAX_ERROR_TEXT:
         return whole
     half = MAX_ERROR_TEXT // 2
-    head, tail = _sql.printable(text[:half])[:half], _sql.printable(text[-half:])[-half:]
+    head, tail = printable(text[:half])[:half], printable(text[-half:])[-half:]
     return f"{head}\n… the middle of {len(text)} characters is left out …\n{tail}"
 
 
@@ -52,10 +52,14 @@ def summary_of(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """The traceback, from the handler on."""
     frames: TracebackType | None = error.__traceback__
-    while frames and os.path.dirname(frames.tb_frame.f_code.co_filename) == os.path.dirname(__file__):
+    while frames and os.path.dirname(frames.tb_frame.f_code.co_filename) in _OURS:
         frames = frames.tb_next
     try:
         return "".join(traceback.format_exception(type(error), error, frames))
     except BaseException as problem:
         where = "".join(traceback.format_tb(frames))
         return f"Traceback (most recent call last):\n{where}{name_of(error)}: its text cannot be shown ({name_of(problem)})\n"
+
+
+def printable(text: str) -> str:
+    return text.replace("\0", "\ufffd").encode("utf-8", "backslashreplace").decode()

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from . import _client
+from ._db.rows import JobRow
 from ._logging import JobLogger
-from ._sql import JobRow
 from .errors import WrongState
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from ._arguments import AddOptions
-    from ._connections import Connections
+    from ._runner.connections import Connections
     from .tasks import Task
 
 

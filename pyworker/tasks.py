@@ -13,10 +13,13 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
-from . import _client, _payload, _sql
+from . import _client, _payload
 from ._arguments import AddOptions, CronOptions, TaskOptions
-from ._drivers import AsyncConnection, SyncConnection
-from ._rows import JobRow
+from ._db.database import Database
+from ._db.drivers import AsyncConnection, SyncConnection
+from ._db.queue import ADD_ARGUMENTS, SCHEDULE_OPTIONS
+from ._db.rows import JobRow
+from ._db.worker import TASK_OPTIONS
 from .errors import InvalidArgument, TaskError
 from .job import AsyncJob, Job
 
@@ -138,7 +141,7 @@ class Task(Generic[P, R]):
     @property
     def add_options(self) -> dict[str, Any]:
         """Those of its options that add_job takes."""
-        return {name: value for name, value in self.options.items() if name in _sql.ADD_ARGUMENTS}
+        return {name: value for name, value in self.options.items() if name in ADD_ARGUMENTS}
 
     def encoded(self, payload: Any) -> Any:
         """The payload in the JSON values from which the handler's annotation is made again."""
@@ -261,8 +264,8 @@ def task(function: Any = None, /, **options: Any) -> Any:
         function, name = None, function
     if name is not None and (not isinstance(name, str) or not name):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"task: name must be a string that is not empty, got {name!r}")
-    if unknown := options.keys() - _sql.TASK_OPTIONS:
-        known = ", ".join(["name", "result", *sorted(_sql.TASK_OPTIONS)])
+    if unknown := options.keys() - TASK_OPTIONS:
+        known = ", ".join(["name", "result", *sorted(TASK_OPTIONS)])
         raise TypeError(f"task has no option {sorted(unknown)[0]!r} (known: {known})")
     for key in ("timeout", "retention"):
         if isinstance(options.get(key), int | float):
@@ -304,10 +307,8 @@ def cron(expression: str, /, **options: Unpack[CronOptions]) -> Callable[[Callab
     (docs/schedules.md). name: by default the task's; a second @cron needs one. timezone: "UTC" by default. backfill: for how long
     a missed tick is made up for, a timedelta or seconds. The rest are add_job's: payload, queue_name, priority …
     """
-    if unknown := options.keys() - _sql.SCHEDULE_OPTIONS:
-        raise TypeError(
-            f"cron has no option {sorted(unknown)[0]!r} (known: {', '.join(sorted(_sql.SCHEDULE_OPTIONS))})"
-        )
+    if unknown := options.keys() - SCHEDULE_OPTIONS:
+        raise TypeError(f"cron has no option {sorted(unknown)[0]!r} (known: {', '.join(sorted(SCHEDULE_OPTIONS))})")
     given = {name: value for name, value in cast("Mapping[str, Any]", options).items() if value is not None}
     if isinstance(backfill := given.get("backfill"), timedelta):
         given["backfill"] = f"{backfill.total_seconds()} seconds"
@@ -325,7 +326,7 @@ def cron(expression: str, /, **options: Unpack[CronOptions]) -> Callable[[Callab
     return decorate
 
 
-def define(db: _sql.Database, known: Mapping[str, Task[..., Any]]) -> None:
+def define(db: Database, known: Mapping[str, Task[..., Any]]) -> None:
     """Write the options of these tasks, of those that have any, to the database."""
 
     def write(task: Task[..., Any]) -> None:

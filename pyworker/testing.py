@@ -19,7 +19,6 @@ programs on this machine). For tables of your own, make the template yourself, i
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -33,16 +32,19 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pytest_postgresql import factories
 
-from . import _migrate, _sql, tasks
-from ._attempt import run_job, run_job_async
-from ._child import Child
-from ._claimed import Claimed
+from . import tasks
 from ._client import default_schema
-from ._config import RunConfig
-from ._embedded import Server, temporary_server
-from ._outcomes import tell
-from ._slots import Slots
-from ._sql import JobRow
+from ._db import migrations
+from ._db.database import Database
+from ._db.rows import JobRow
+from ._dev.postgres import Server, temporary_server
+from ._runner.announce import announce
+from ._runner.attempt import run_job, run_job_async
+from ._runner.claimed import Claimed
+from ._runner.config import RunConfig
+from ._runner.connections import Connections
+from ._runner.exchange import Exchange
+from ._runner.outcomes import Outcomes, tell
 from .errors import TaskError
 from .job import Outcome
 from .tasks import Task
@@ -61,7 +63,7 @@ def install(**connection: Any) -> None:
     """Load pyworker, with a movable clock, into the database that pytest-postgresql names; for `load=[…]`."""
     connection.pop("autocommit", None)
     with psycopg.connect(**connection, autocommit=True) as conn:
-        _migrate.migrate(conn, default_schema(), movable_clock=True)
+        migrations.migrate(conn, default_schema(), movable_clock=True)
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +108,7 @@ def pyworker_dsn(pyworker_db: psycopg.Connection[Any]) -> str:
 class Clock:
     """The queue's time, which schedules, delays, backoff, leases, periods and retention go by."""
 
-    def __init__(self, db: _sql.Database) -> None:
+    def __init__(self, db: Database) -> None:
         self._db = db
 
     def now(self) -> datetime:
@@ -137,48 +139,50 @@ class Ran:
     error: BaseException | None = None
 
 
-class _Child(Child):
-    """What a worker's child does, one job at a time."""
+class _Worker:
+    """A worker that runs one job at a time, when it is told to."""
 
-    loop: asyncio.AbstractEventLoop | None = None
-    tasks: dict[str, Task[..., Any]]
+    def __init__(self, db: Database, config: RunConfig, worker_id: int) -> None:
+        self.db = db
+        self.tasks = tasks.registered()
+        self._worker_id = worker_id
+        config.tasks = sorted({task.module for task in self.tasks.values()})
+        self._timeouts = announce(db, config, worker_id, self.tasks, schedules=bool(config.tasks))
+        self._connections = Connections(config)
+        self._exchange = Exchange(config, worker_id, lambda _: None)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def claim(self, names: Sequence[str]) -> Claimed | None:
-        assert self.db is not None  # noqa: S101
-        rows = self.db.send(self.db.claim_call(self.worker_id, 1, names, None, None, False)).fetchall()
+        rows = self.db.send(self.db.claim_call(self._worker_id, 1, names, None, None, False)).fetchall()
         return Claimed(*rows[0], slot=0) if rows else None
 
-    def close(self) -> None:
-        self.connections.close(self.loop)
-        if self.loop:
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self.thread.join()
-            self.loop.close()
-        os.close(self.wake_read)
-        os.close(self.wake_write)
-
-    def _event_loop(self) -> asyncio.AbstractEventLoop:
-        if self.loop is None:
-            self.loop = asyncio.new_event_loop()
-            self.thread = threading.Thread(target=self.loop.run_forever, name="event-loop")
-            self.thread.start()
-        return self.loop
-
     def run_one(self, job: Claimed) -> Ran:
-        assert self.db is not None  # noqa: S101
-        task, connections = self.tasks[job.task_identifier], self.connections
+        task = self.tasks[job.task_identifier]
         if task.is_async:  # on a loop of its own: the test may be on one
-            attempt = run_job_async(job, task, connections, self.handlers.timeouts.get(task.name))
+            attempt = run_job_async(job, task, self._connections, self._timeouts.get(task.name))
             kind, value, said = asyncio.run_coroutine_threadsafe(attempt, self._event_loop()).result()
         else:
-            kind, value, said = run_job(job, task, connections)
+            kind, value, said = run_job(job, task, self._connections)
         if kind == "failed":
             tell(job, value, said, tracebacks=False)  # the test has the exception
-        self.handlers.outcomes.append((kind, value))
-        self.exchange.work(self.db, self.handlers.collect(), 0)
+        self._exchange.work(self.db, Outcomes.of(kind, value), 0)
         after = self.db.get_job(job.id)
         assert after is not None  # noqa: S101
         return Ran(after, said) if kind == "finished" else Ran(after, error=said)
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="event-loop")
+            self._thread.start()
+        return self._loop
+
+    def close(self) -> None:
+        self._connections.close(self._loop)
+        if self._loop:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
 
 class Queue:
@@ -188,31 +192,25 @@ class Queue:
         self._config = RunConfig(dsn, schema=default_schema(), concurrency=1)
 
     @contextmanager
-    def _database(self) -> Iterator[_sql.Database]:
+    def _database(self) -> Iterator[Database]:
         with psycopg.connect(self._config.dsn, autocommit=True) as conn:
-            yield _sql.Database(conn, self._config.schema)
+            yield Database(conn, self._config.schema)
 
     @contextmanager
-    def _child(self) -> Iterator[_Child]:
-        """A worker that is there for as long as the block: no jump of the clock finds it dead."""
-        slots = Slots.create(1)
-        with closing(slots), self._database() as db:
+    def _worker(self) -> Iterator[_Worker]:
+        """Registered for as long as the block: no jump of the clock finds it dead."""
+        with self._database() as db:
             worker_id = db.register_worker({"name": "pyworker.testing"})
-            child = _Child(self._config, worker_id, io.StringIO(), slots)
-            child.handlers.tasks = child.tasks = tasks.registered()
-            self._config.tasks = sorted({task.module for task in child.tasks.values()})
-            child.declared = not self._config.tasks  # else there is nobody to speak for
-            child._introduce(db)
             try:
-                yield child
+                with closing(_Worker(db, self._config, worker_id)) as worker:
+                    yield worker
             finally:
-                child.close()
                 db.unregister_worker(worker_id)
 
     def introduce(self) -> None:
         """Write options of tasks and their schedules (@cron) to the database, as a worker does when it starts; drain and run_task do
         it, too."""
-        with self._child():
+        with self._worker():
             pass
 
     def drain(self, *only: Task[..., Any] | str, raise_errors: bool = True) -> list[Ran]:
@@ -224,12 +222,11 @@ class Queue:
         a retry, stays: move the clock.
         """
         ran: list[Ran] = []
-        with self._child() as child:
-            assert child.db is not None  # noqa: S101
-            names = [_known(task, child.tasks, "drain") for task in only] or sorted(child.tasks)
-            child.db.maintain()
-            while job := child.claim(names):
-                ran.append(child.run_one(job))
+        with self._worker() as worker:
+            names = [_known(task, worker.tasks, "drain") for task in only] or sorted(worker.tasks)
+            worker.db.maintain()
+            while job := worker.claim(names):
+                ran.append(worker.run_one(job))
                 error = ran[-1].error
                 if error is not None and not isinstance(error, ANSWERS if raise_errors else FAILURES):
                     raise error
@@ -242,14 +239,13 @@ class Queue:
     def run_task(self, task: Task[..., Any] | str, payload: Any = None, **options: Any) -> Any:
         """Add one job with these arguments of add_job and run it, before all others. Returns what its handler returned, raises what it
         raised; AssertionError with the reason if it cannot run."""
-        with self._child() as child:
-            assert child.db is not None  # noqa: S101
-            job = child.db.add_job(_known(task, child.tasks, "run_task"), payload, **{"priority": -32768} | options)
-            claimed = child.claim([job.task_identifier])
+        with self._worker() as worker:
+            job = worker.db.add_job(_known(task, worker.tasks, "run_task"), payload, **{"priority": -32768} | options)
+            claimed = worker.claim([job.task_identifier])
             if claimed is None or claimed.id != job.id:
-                reasons = "; ".join(str(row["detail"]) for row in child.db.explain_job(job.id))
+                reasons = "; ".join(str(row["detail"]) for row in worker.db.explain_job(job.id))
                 raise AssertionError(f"run_task: job {job.id} ({job.task_identifier}) does not run: {reasons}")
-            ran = child.run_one(claimed)
+            ran = worker.run_one(claimed)
         if ran.error is not None:
             raise ran.error
         return ran.result
@@ -260,8 +256,8 @@ class Queue:
         Of a payload that is a dict only the members that are given count. A field may be given as a function that says whether it
         is so: enqueued(run_at=lambda at: at > soon).
         """
-        if unknown := fields.keys() - _sql.JobRow.__slots__:
-            raise TypeError(f"a job has no field {sorted(unknown)[0]!r} (it has: {', '.join(_sql.JobRow.__slots__)})")
+        if unknown := fields.keys() - JobRow.__slots__:
+            raise TypeError(f"a job has no field {sorted(unknown)[0]!r} (it has: {', '.join(JobRow.__slots__)})")
         with self._database() as db:
             jobs = db.waiting_jobs()
         return [
@@ -333,7 +329,7 @@ def pyworker_queue(pyworker_dsn: str) -> Queue:
 @pytest.fixture
 def clock(pyworker_db: psycopg.Connection[Any], pyworker_queue: Queue) -> Clock:
     pyworker_queue.introduce()
-    return Clock(_sql.Database(pyworker_db, default_schema()))
+    return Clock(Database(pyworker_db, default_schema()))
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pytest_postgresql import factories
 from pytest_postgresql.janitor import DatabaseJanitor
 
-from pyworker._embedded import Server, temporary_server
-from pyworker._migrate import migrate
+from pyworker._db.migrations import migrate
+from pyworker._dev.postgres import Server, temporary_server
 
 INVARIANTS = (Path(__file__).parent / "invariants.sql").read_text("utf-8")
 DEADLINE = 20.0  # seconds that anything awaited may take; no test measures time

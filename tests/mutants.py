@@ -1060,7 +1060,7 @@ def place() -> Iterator[Place]:
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(CHECKOUT / name, copy / name)
         sys.path.insert(0, directory)
-        from pyworker._embedded import temporary_server
+        from pyworker._dev.postgres import temporary_server
         from pyworker._files import directory as directory_of
 
         with temporary_server(in_memory=True, settings={"max_prepared_transactions": "4"}) as server:

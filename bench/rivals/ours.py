@@ -14,7 +14,7 @@ import psycopg
 from repl import DSN, chunks, gaps, payload, serve
 
 import pyworker
-from pyworker._migrate import migrate
+from pyworker._db.migrations import migrate
 
 HERE = Path(__file__).parent
 connections: list[psycopg.Connection[Any]] = []

@@ -20,8 +20,8 @@ import click
 import psycopg
 
 import pyworker
-from pyworker import _migrate
-from pyworker._embedded import temporary_server
+from pyworker._db import migrations
+from pyworker._dev.postgres import temporary_server
 from pyworker.cli import main as command
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def chapters() -> dict[str, str]:
 
 def home(function: str) -> str:
     pattern = re.compile(rf"(?m)^create or replace function {function}\(")
-    for path in _migrate.code():
+    for path in migrations.code():
         if pattern.search(path.read_text("utf-8")):
             return path.stem
     return "optional"
@@ -181,7 +181,7 @@ def cli_reference() -> str:
 
 def references(directory: Path) -> None:
     with temporary_server(in_memory=True) as server, psycopg.connect(server.url(), autocommit=True) as conn:
-        _migrate.migrate(conn, movable_clock=True)
+        migrations.migrate(conn, movable_clock=True)
         (directory / "reference-sql.md").write_text(sql_reference(conn), "utf-8")
     (directory / "reference-python.md").write_text(python_reference(), "utf-8")
     (directory / "reference-cli.md").write_text(cli_reference(), "utf-8")

@@ -7,8 +7,9 @@ from typing import Any
 
 from django.db.migrations.operations.base import Operation
 
-from .. import _migrate, _sql
 from .._client import default_schema
+from .._db import migrations
+from .._db.scripts import drop_schema_text
 
 
 class RunPyworker(Operation):
@@ -33,14 +34,14 @@ class RunPyworker(Operation):
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if self._is_ours(app_label, schema_editor):
-            text = _migrate.script(
+            text = migrations.script(
                 self.schema or default_schema(), from_version=None, roles=self.roles, transaction=False
             )
             schema_editor.execute(text, params=None)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if self._is_ours(app_label, schema_editor):
-            schema_editor.execute(_sql.drop_schema_text(self.schema or default_schema()), params=None)
+            schema_editor.execute(drop_schema_text(self.schema or default_schema()), params=None)
 
     def _is_ours(self, app_label: str, schema_editor: Any) -> bool:
         from django.db import router

@@ -19,7 +19,9 @@ from asgiref.sync import sync_to_async
 from django.db import close_old_connections, connections
 from django.utils import timezone
 
-from .. import _client, _sql, tasks
+from .. import _client, tasks
+from .._db.rows import job_row
+from .._db.worker import get_job_statement, job_errors_statement
 from ..job import AsyncJob, Job
 
 try:
@@ -81,12 +83,12 @@ class TasksBackend(BaseTaskBackend):
     def get_result(self, result_id: str) -> Any:
         """What became of the task whose result has this id, as long as pyworker's history keeps it."""
         is_ours = re.fullmatch(r"[0-9]{1,18}", str(result_id))
-        rows = self._rows(_sql.get_job_statement(self.schema), result_id) if is_ours else []
-        job = _sql.job_row(rows[0]) if rows else None
+        rows = self._rows(get_job_statement(self.schema), result_id) if is_ours else []
+        job = job_row(rows[0]) if rows else None
         task = job and self._task_of(job.task_identifier)
         if not task:
             raise TaskResultDoesNotExist(result_id)
-        return self._result(task, job, self._rows(_sql.job_errors_statement(self.schema), result_id))
+        return self._result(task, job, self._rows(job_errors_statement(self.schema), result_id))
 
     def _rows(self, statement: str, result_id: str) -> list[tuple[Any, ...]]:
         with connections[self.database].cursor() as cursor:

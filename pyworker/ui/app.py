@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import urlencode
 
 import jinja2
 import psycopg
@@ -23,22 +22,17 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from .. import _connect, _output, _sql
+from .. import _output
+from .._db import connect
+from .._db.database import Database
 from ..errors import NotFound, PyworkerError
 from . import _guard, _show
+from ._request import Problem, actor_of, link, number_of, time_of
 
 HERE = Path(__file__).parent
 PAGE = 50
 PATIENCE = 15  # seconds that a page's statement may take
 STATES = tuple(_output.STATES)
-
-
-class Problem(Exception):
-    """What the reader is told instead of a page."""
-
-    def __init__(self, status: int, title: str, text: str) -> None:
-        super().__init__(text)
-        self.status, self.title, self.text = status, title, text
 
 
 # What a button says, what it does to a thing, and whether that can be undone.
@@ -79,10 +73,10 @@ class Dashboard:
         self, dsn: str, schema: str, read_only: bool, show_payloads: bool, actor: Callable[[Request], str] | None
     ) -> None:
         self.schema, self.read_only, self.show_payloads = schema, read_only, show_payloads
-        self.actor = actor or _actor
+        self.actor = actor or actor_of
         # min_size=0 and opened with the first request: to make the application needs no database.
         self.pool = ConnectionPool(
-            _connect.conninfo(dsn, "pyworker ui"), min_size=0, max_size=4, timeout=10, open=False, name="pyworker-ui",
+            connect.conninfo(dsn, "pyworker ui"), min_size=0, max_size=4, timeout=10, open=False, name="pyworker-ui",
             kwargs={"prepare_threshold": None}, check=ConnectionPool.check_connection,
         )  # fmt: skip
         self._opening = threading.Lock()
@@ -99,11 +93,11 @@ class Dashboard:
         cast("dict[str, Any]", self.templates.globals).update(actions=ACTIONS, states=STATES)
 
     @contextlib.contextmanager
-    def database(self) -> Iterator[_sql.Database]:
+    def database(self) -> Iterator[Database]:
         with self._opening:
             self.pool.open()
         with self.pool.connection() as conn:
-            db = _sql.Database(conn, self.schema)
+            db = Database(conn, self.schema)
             db.limit_time(PATIENCE)
             yield db
 
@@ -134,9 +128,9 @@ class Dashboard:
             "queues": [filters["queue"]] if "queue" in filters else None,
             "job_key": filters.get("key"),
             "search": filters.get("search"),
-            "created_from": _time_of(filters, "from"),
-            "created_before": _time_of(filters, "before"),
-            "after_id": _number_of(given, "after"),
+            "created_from": time_of(filters, "from"),
+            "created_before": time_of(filters, "before"),
+            "after_id": number_of(given, "after"),
             "newest_first": newest_first,
             "max_jobs": PAGE,
         }
@@ -154,8 +148,8 @@ class Dashboard:
 
         return self.page(
             request, "jobs.html", now=now, rows=rows, filters=filters, more=more, newest_first=newest_first,
-            older=_link(**filters, after=older) if older else None, newer=_link(**filters, after=newer, order="up") if newer else None,
-            first=_link(**filters),
+            older=link(**filters, after=older) if older else None, newer=link(**filters, after=newer, order="up") if newer else None,
+            first=link(**filters),
             paged=arguments["after_id"] is not None,
         )  # fmt: skip
 
@@ -192,7 +186,7 @@ class Dashboard:
         with self.database() as db:
             now, rows = db.clock(), db.list_queues(request.query_params.get("after"), PAGE)
         following = rows[-1]["queue_name"] if len(rows) == PAGE else None
-        return self.page(request, "queues.html", now=now, rows=rows, next=_link(after=following) if following else None)
+        return self.page(request, "queues.html", now=now, rows=rows, next=link(after=following) if following else None)
 
     def sequences(self, request: Request) -> Response:
         only_halted, after = request.query_params.get("halted") == "1", request.query_params.get("after")
@@ -203,7 +197,7 @@ class Dashboard:
         rows = [*halted, *(row for row in rows if row not in halted)]
         return self.page(
             request, "sequences.html", now=now, rows=rows, halted=only_halted,
-            next=_link(**({"halted": "1"} if only_halted else {}), after=following) if following else None,
+            next=link(**({"halted": "1"} if only_halted else {}), after=following) if following else None,
         )  # fmt: skip
 
     def schedules(self, request: Request) -> Response:
@@ -220,7 +214,7 @@ class Dashboard:
 
     def audit(self, request: Request) -> Response:
         with self.database() as db:
-            now, rows = db.clock(), db.audit(_number_of(request.query_params, "before"), PAGE)
+            now, rows = db.clock(), db.audit(number_of(request.query_params, "before"), PAGE)
         return self.page(request, "audit.html", now=now, rows=rows, older=rows[-1]["id"] if len(rows) == PAGE else None)
 
     # -- acts: asked back, then done
@@ -344,38 +338,6 @@ class Dashboard:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         yield
         self.pool.close()
-
-
-def _actor(request: Request) -> str:
-    """Whom the dashboard, or the application that it is mounted in, let in."""
-    user = request.scope.get("pyworker.user") or getattr(request.scope.get("user"), "display_name", None)
-    return str(user or f"{request.client.host if request.client else 'somebody'}, without a name")
-
-
-def _link(**query: Any) -> str:
-    return "?" + urlencode(query)
-
-
-def _number_of(given: Mapping[str, str], name: str) -> int | None:
-    text = given.get(name, "")
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and int(text) < 2**63):
-        raise Problem(400, "No such page", f"{name} must be the id of a job, got {text!r}.")
-    return int(text)
-
-
-def _time_of(given: Mapping[str, str], name: str) -> datetime | None:
-    """As the browser sends a time that was picked, which is taken for UTC; or with a zone of its own."""
-    if name not in given:
-        return None
-    try:
-        at = datetime.fromisoformat(given[name])
-        return at if at.tzinfo else at.replace(tzinfo=UTC)
-    except ValueError:
-        raise Problem(
-            400, "No such time", f"{name} must be a time such as 2026-12-24T18:00, got {given[name]!r}."
-        ) from None
 
 
 def create_app(

@@ -15,7 +15,8 @@ import psycopg
 import pytest
 
 import pyworker
-from pyworker import _migrate, cli
+from pyworker import cli
+from pyworker._db import migrations
 
 ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "site" / "build.py")
@@ -61,7 +62,7 @@ def test_the_sql_reference_has_every_public_function_view_and_type(fresh: psycop
 
 
 def test_its_chapters_are_those_of_the_map_in_their_order(fresh: psycopg.Connection[Any]) -> None:
-    assert [path.stem for path in _migrate.code() if path.stem not in build.chapters()] == []
+    assert [path.stem for path in migrations.code() if path.stem not in build.chapters()] == []
     *chapters, types, views = re.findall(r"(?m)^## (.+)$", build.sql_reference(fresh))
     wanted = [stem.partition("_")[2].capitalize() for stem in build.chapters()]
     assert [c for c in chapters if c in wanted] == [w for w in wanted if w in chapters]

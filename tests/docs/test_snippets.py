@@ -28,7 +28,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from pyworker import cli
-from pyworker._migrate import migrate
+from pyworker._db.migrations import migrate
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pyworker import _migrate
+from pyworker._db import migrations
 
 
 def psql(example: Any, *arguments: str) -> str:
@@ -76,7 +76,7 @@ def test_plain_sql_files_in_their_order_do_the_same(example: Any, tmp_path: Path
 def test_from_a_version_on_only_the_rest_is_printed_and_the_code_is_renewed(example: Any, tmp_path: Path) -> None:
     plain = example("plain_sql")
     plain.python("-m", "pyworker", "migrate")
-    printed = plain.python("-m", "pyworker", "migrate", "--sql", "--no-transaction", "--from", str(_migrate.newest()))
+    printed = plain.python("-m", "pyworker", "migrate", "--sql", "--no-transaction", "--from", str(migrations.newest()))
     assert "create table live_jobs" not in printed
     assert "create or replace function" in printed
     rest = tmp_path / "V7__pyworker.sql"
@@ -95,7 +95,7 @@ def test_a_script_without_a_transaction_leaves_the_callers_settings_alone(
     with psycopg.connect(empty_dsn) as conn:
         conn.execute("set search_path = public, pg_catalog")
         conn.execute("set lock_timeout = '7min'")
-        conn.execute(_migrate.script(from_version=from_version, transaction=False).encode())
+        conn.execute(migrations.script(from_version=from_version, transaction=False).encode())
         assert conn.execute("select current_setting('search_path'), current_setting('lock_timeout')").fetchone() == (
             "public, pg_catalog",
             "7min",
@@ -107,8 +107,8 @@ def test_a_script_without_a_transaction_leaves_the_callers_settings_alone(
 def test_a_script_that_looks_for_itself_installs_once_and_goes_on_from_there(empty_dsn: str) -> None:
     with psycopg.connect(empty_dsn) as conn:
         for _ in range(2):
-            conn.execute(_migrate.script(from_version=None, transaction=False).encode())
+            conn.execute(migrations.script(from_version=None, transaction=False).encode())
             conn.commit()
-        assert _migrate.pending(conn) == []
+        assert migrations.pending(conn) == []
         conn.execute("select pyworker.add_job('t')")
-        _migrate.migrate(conn)  # its checksums are the same
+        migrations.migrate(conn)  # its checksums are the same

@@ -10,8 +10,9 @@ import click
 import pytest
 import yaml
 
-from pyworker import _parent, cli
-from pyworker._config import RunConfig
+from pyworker import cli
+from pyworker._runner import parent
+from pyworker._runner.config import RunConfig
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = configparser.RawConfigParser(strict=False)
@@ -47,7 +48,7 @@ def test_a_worker_is_granted_more_time_than_it_takes_to_stop(granted, command):
     timeout = RunConfig("").shutdown_timeout
     if "--shutdown-timeout" in command:
         timeout = float(command[command.index("--shutdown-timeout") + 1])
-    assert granted > timeout + _parent.GRACE + 5
+    assert granted > timeout + parent.GRACE + 5
 
 
 def test_probes_ask_the_worker_itself_at_a_port_that_it_serves():

@@ -12,7 +12,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from pyworker import SchemaVersionError, _migrate
+from pyworker import SchemaVersionError
+from pyworker._db import migrations
 
 SQL = Path(__file__).parents[2] / "sql"
 WEIRD = 'My "queue", so: ünïcode'
@@ -111,13 +112,13 @@ def test_the_printed_script_heeds_the_options(psql, dump, dsn):
 
 
 def test_a_script_from_the_newest_version_holds_no_migration():
-    assert "create table live_jobs" not in _migrate.script("pyworker", _migrate.newest())
+    assert "create table live_jobs" not in migrations.script("pyworker", migrations.newest())
 
 
 def test_installing_again_changes_nothing(psql, dump, dsn):
     migrate(dsn)
     first = dump()
-    assert migrate(dsn).stdout == f"schema pyworker is at version {_migrate.newest()}\n"
+    assert migrate(dsn).stdout == f"schema pyworker is at version {migrations.newest()}\n"
     assert psql("-f", SQL / "install.sql").returncode == 0
     assert dump() == first
 
@@ -125,10 +126,10 @@ def test_installing_again_changes_nothing(psql, dump, dsn):
 def test_twenty_at_once_install_it_once(dsn, dump):
     def install(_):
         with psycopg.connect(dsn, autocommit=True) as conn:
-            return len(_migrate.migrate(conn))
+            return len(migrations.migrate(conn))
 
     with ThreadPoolExecutor(20) as pool:
-        assert sorted(pool.map(install, range(20))) == [0] * 19 + [len(_migrate.migrations())]
+        assert sorted(pool.map(install, range(20))) == [0] * 19 + [len(migrations.migrations())]
     assert dump().count("CREATE TABLE pyworker.live_jobs ") == 1
 
 
@@ -147,7 +148,7 @@ def test_an_interrupted_installation_leaves_nothing_behind(fresh, dsn):
     with psycopg.connect(dsn, autocommit=True) as other, psycopg.connect(dsn, autocommit=True) as victim:
         other.execute("begin; select pg_advisory_xact_lock(hashtextextended('pyworker.migrate', 0))")
         with ThreadPoolExecutor(1) as pool:
-            future = pool.submit(_migrate.migrate, victim)
+            future = pool.submit(migrations.migrate, victim)
             while not fresh.execute(
                 "select cardinality(pg_blocking_pids(%s)) > 0", [victim.info.backend_pid]
             ).fetchone()[0]:
@@ -198,7 +199,7 @@ def test_the_command_fills_in_the_checksum_that_psql_does_not_know(fresh, psql, 
     assert fresh.execute("select checksum from pyworker.migrations").fetchall() == [(None,)]
     migrate(dsn)
     assert fresh.execute("select checksum from pyworker.migrations").fetchall() == [
-        (_migrate.migrations()[0].checksum,)
+        (migrations.migrations()[0].checksum,)
     ]
 
 
@@ -206,14 +207,14 @@ def test_a_migration_that_was_edited_after_it_was_applied_is_refused(fresh, dsn)
     migrate(dsn)
     fresh.execute("update pyworker.migrations set checksum = 'other'")
     with pytest.raises(SchemaVersionError, match=r"0001_init\.sql is not the file that was applied"):
-        _migrate.migrate(fresh)
+        migrations.migrate(fresh)
 
 
 def test_psql_does_not_downgrade_a_database_either(fresh, psql, dsn):
     migrate(dsn)
     fresh.execute("insert into pyworker.migrations (version, name, breaking) values (9999, 'later', false)")
     fresh.execute("drop view pyworker.queue_stats")  # which old code would bring back
-    for done in (psql("-f", SQL / "install.sql"), psql("-v", "ON_ERROR_STOP=1", text=_migrate.script("pyworker", 1))):
+    for done in (psql("-f", SQL / "install.sql"), psql("-v", "ON_ERROR_STOP=1", text=migrations.script("pyworker", 1))):
         assert done.returncode == 3
         assert "the database has schema version 9999" in done.stderr
     assert fresh.execute("select to_regclass('pyworker.queue_stats')").fetchone() == (None,)
@@ -251,7 +252,7 @@ def test_a_worker_that_does_not_fit_the_database_says_so_and_exits(fresh, dsn, c
 def test_a_newer_database_that_breaks_nothing_is_worked_for(fresh, dsn):
     migrate(dsn)
     fresh.execute("insert into pyworker.migrations (version, name, breaking) values (9999, 'later', false)")
-    fresh.execute("select pyworker.check_version(%s)", [_migrate.newest()])
+    fresh.execute("select pyworker.check_version(%s)", [migrations.newest()])
 
 
 def test_a_plain_role_that_may_create_a_schema_can_install_and_upgrade(fresh, dsn):

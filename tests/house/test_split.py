@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pglast import ast, parse_sql
 
-from pyworker import _migrate
+from pyworker._db import migrations
 
 SQL = Path(__file__).parents[2] / "sql"
 MIGRATIONS = sorted((SQL / "migrations").glob("*.sql"))
@@ -64,8 +64,8 @@ def test_psql_and_python_load_the_same_files_in_the_same_order():
         f"functions/{path.name}" for path in FUNCTIONS
     ]
     assert [included[0], included[-1]] == ["begin.sql", "end.sql"]
-    assert [migration.path.name for migration in _migrate.migrations()] == [path.name for path in MIGRATIONS]
-    assert [path.name for path in _migrate.code()] == [path.name for path in FUNCTIONS]
+    assert [migration.path.name for migration in migrations.migrations()] == [path.name for path in MIGRATIONS]
+    assert [path.name for path in migrations.code()] == [path.name for path in FUNCTIONS]
 
 
 def test_the_map_of_sql_names_every_file():

@@ -12,8 +12,8 @@ from typing import Any
 
 import psycopg
 
-from pyworker import _embedded
-from pyworker._migrate import migrate
+from pyworker._db.migrations import migrate
+from pyworker._dev import postgres
 
 # What was acknowledged survives the end of the server; only that of the machine would lose it.
 DURABLE = {"synchronous_commit": "on", "log_min_messages": "panic"}
@@ -23,11 +23,11 @@ class Postgres:
     """Call everything from the main thread: Linux ends a server together with the thread that started it."""
 
     def __init__(self, stack: ExitStack, source: Postgres | None = None, **settings: str) -> None:
-        account = _embedded._account()
-        parent = _embedded._parents(account, in_memory=True)[0]
-        self._home, self._lock = stack.enter_context(_embedded._own_directory(parent, account))
+        account = postgres._account()
+        parent = postgres._parents(account, in_memory=True)[0]
+        self._home, self._lock = stack.enter_context(postgres._own_directory(parent, account))
         self._account, self._stack, self._settings = account, stack, DURABLE | settings
-        self.server = _embedded.Server(str(self._home / "data"), _embedded.find_bindir())
+        self.server = postgres.Server(str(self._home / "data"), postgres.find_bindir())
         if source:
             self._copy(source)
         self.start()
@@ -37,7 +37,7 @@ class Postgres:
         return self.server.url()
 
     def start(self) -> None:
-        running = _embedded._running(self.server, self._lock, self._account, signal.SIGQUIT, self._settings)
+        running = postgres._running(self.server, self._lock, self._account, signal.SIGQUIT, self._settings)
         self._stack.enter_context(running)
         self._process = os.pidfd_open(self.pid)
         self._stack.callback(os.close, self._process)
@@ -67,7 +67,7 @@ class Postgres:
         data.mkdir(mode=0o700)
         if self._account:
             os.chown(data, self._account.pw_uid, self._account.pw_gid)
-        with _embedded._runnable(self.server.bindir, self._account) as (bindir, _):
+        with postgres._runnable(self.server.bindir, self._account) as (bindir, _):
             command = [
                 bindir / "pg_basebackup",
                 "-h",
@@ -81,5 +81,5 @@ class Postgres:
                 "stream",
             ]
             command += ["--checkpoint=fast", "--no-sync"]
-            run = _embedded._command(self._account, *map(str, command))  # type: ignore[arg-type]
+            run = postgres._command(self._account, *map(str, command))  # type: ignore[arg-type]
             subprocess.run(run, cwd=self._home, stdin=subprocess.DEVNULL, check=True)

@@ -18,7 +18,7 @@ import pytest
 from psycopg import conninfo, rows
 
 import pyworker
-from pyworker._migrate import migrate
+from pyworker._db.migrations import migrate
 
 URL = "postgresql+{}://"
 
@@ -688,7 +688,7 @@ def test_a_duplicate_names_the_job_that_is_in_the_way(conn: Any) -> None:
     old = pyworker.add_job(conn, "t", job_key="k")
     conn.execute("select pyworker.cancel_job(%s)", [old.id])
     new = pyworker.add_job(conn, "t", job_key="k")
-    from pyworker._sql import Database
+    from pyworker._db.database import Database
 
     with pytest.raises(pyworker.Duplicate) as caught:
         Database(conn).retry_job(old.id)

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from pyworker import _doctor
+from pyworker._cli import doctor as command
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_the_clock_of_this_machine(
         def time() -> float:
             return time.time() + off
 
-    monkeypatch.setattr(_doctor, "time", Clock)
+    monkeypatch.setattr(command, "time", Clock)
     (row,) = [row for row in json.loads(doctor("--json", code=code)) if row["check_name"] == "clock"]
     assert row["severity"] == word
     if word != "ok":

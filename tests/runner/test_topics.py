@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pglast import parse_sql, split
 
-from pyworker._migrate import migrate
-from pyworker._topics import topics
+from pyworker._cli.topics import topics
+from pyworker._db.migrations import migrate
 
 TOPICS = topics("pyworker")
 WANTED = {"enqueue", "unique", "sequence", "schedule", "retry", "pause", "oldest", "lag", "sizes", "locks"}

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from pyworker._embedded import temporary_server
-from pyworker._migrate import migrate
+from pyworker._db.migrations import migrate
+from pyworker._dev.postgres import temporary_server
 
 CHECKS = [
     "invariants", "schema", "indexes", "grants", "partitions", "maintenance", "workers", "tasks", "sequences", "queues", "schedules",

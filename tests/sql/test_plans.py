@@ -295,7 +295,9 @@ def test_a_queues_turn_looks_at_no_other_queue(api: Any, worker: int, watched: A
         api.rows(ready, ["^n1"])
         rows = [turn(number) for number in range(3001, 3010)]
         assert all(rows)
-        assert [found for found in rows if sum(found.values()) > 5] == []  # the first, the last, and the one that gets the slot
+        assert [
+            found for found in rows if sum(found.values()) > 5
+        ] == []  # the first, the last, and the one that gets the slot
     finally:
         api.rows("truncate pyworker.live_jobs, pyworker.wakeups; analyze pyworker.live_jobs")
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from pyworker._migrate import migrate
+from pyworker._db.migrations import migrate
 
 HOURLY, MINUTELY = "0 * * * *", "* * * * *"
 

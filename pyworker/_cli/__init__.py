@@ -1,0 +1,1 @@
+"""The commands of `pyworker`, each a few lines around SQL functions."""

@@ -1,0 +1,121 @@
+"""`pyworker health` and `pyworker metrics`: of the database, or of one worker, without the application."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import click
+import psycopg
+
+from .._output import print_json, say
+from ..errors import PyworkerError
+from .options import PortOption, as_json, common, database
+
+PATIENCE = 5.0  # seconds for an answer
+
+PORT = click.IntRange(1, 65535)
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What `pyworker run` is told for those who look after it."""
+    for option in (
+        click.option("--stuck-after", default=60.0, show_default=True, type=click.FloatRange(15), help="Seconds after which a "
+                     "process whose loop does not turn is not live."),
+        click.option("--health-port", cls=PortOption, type=PORT, help="Serve /live and /ready on this port."),
+        click.option("--metrics-port", cls=PortOption, type=PORT,
+                     help="Serve /metrics of this worker for Prometheus, and /live and /ready, on this port."),
+        click.option("--name", help="The worker's name, for `pyworker health --worker`. Default: the machine's."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.command()
+@common
+@click.option("--ready/--live", "ready", default=True, help="Ready: it can claim jobs. Live: its loop turns.")
+@click.option("--worker", help="The name or id of one worker, all of whose processes must live. Default: any worker.")
+@click.option(
+    "--port",
+    cls=PortOption,
+    type=PORT,
+    help="Ask the worker on this machine that has this --health-port, not the database.",
+)
+@as_json
+def health(dsn: str, schema: str, ready: bool, worker: str | None, port: int | None, machine: bool) -> None:
+    """Say whether workers are live, or ready. Does not load the application.
+
+    Exit codes: 0 yes, 1 no, 2 wrong usage, 3 the database could not be asked (which says nothing about the worker: for a
+    probe that restarts something, use --port).
+    """
+    if port is not None:
+        if worker is not None:
+            raise click.UsageError("--port asks the worker at that port, --worker the database: give one of them")
+        raise SystemExit(_ask(port, ready))
+    with database(dsn, schema) as db:
+        rows = db.worker_health(worker)
+    if machine:
+        print_json(rows)
+    else:
+        for row in rows:
+            word = "ready" if row["ready"] else "live" if row["live"] else "not live"
+            say(f"worker {row['worker_id']} ({row['name']}) is {word}: {row['detail']}")
+        if not rows:
+            say("there is no worker" if worker is None else f"there is no worker {worker}")
+    every = all if worker is not None and not ready else any
+    raise SystemExit(0 if rows and every(row["ready" if ready else "live"] for row in rows) else 1)
+
+
+def _ask(port: int, ready: bool) -> int:
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    try:
+        connection.request("GET", "/ready" if ready else "/live")
+        answer = connection.getresponse()
+        text = answer.read(10_000).decode("utf-8", "replace").strip()
+    except (OSError, http.client.HTTPException) as error:
+        say(f"no worker answers on port {port}: {error}", err=True)
+        return 1
+    finally:
+        connection.close()
+    say(text)
+    return 0 if answer.status == 200 else 1
+
+
+@click.command()
+@common
+@click.option(
+    "--port", cls=PortOption, type=PORT, help="Serve /metrics on this port, asking the database anew each time."
+)
+@as_json
+def metrics(dsn: str, schema: str, port: int | None, machine: bool) -> None:
+    """Print the state of the queue in the text format of Prometheus.
+
+    Of what a worker measures itself (handlers, claims) `pyworker run --metrics-port` tells.
+    """
+    from .._runner import metrics, probes
+
+    context = click.get_current_context()
+
+    def ask() -> list[dict[str, Any]]:
+        with context.scope(cleanup=False), database(dsn, schema) as db:  # in threads of the server, too
+            return db.metrics()
+
+    if port is None:
+        rows = ask()
+        print_json(rows) if machine else click.echo(metrics.text_of(rows), nl=False)
+        return
+
+    def answer() -> tuple[int, str, str]:
+        try:
+            return 200, metrics.TEXT, metrics.text_of(ask())
+        except (psycopg.Error, PyworkerError, click.ClickException) as error:
+            return 503, "text/plain; charset=utf-8", f"{error}\n"
+
+    ends = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    with probes.serving([port], {"/metrics": answer}):
+        click.echo(f"serving /metrics on port {port}", err=True)
+        signal.sigwait(ends)

@@ -1,0 +1,196 @@
+"""The commands for jobs: add, jobs, retry, cancel, remove, explain."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import click
+from rich.table import Table
+
+from .._db.database import Database
+from .._escape import shown
+from .._output import STATES, STYLES, Screen, print_json, print_table, report, say, text_of, time_of
+from .._payload import JsonText
+from .options import Problem, as_json, asks, changes, database
+
+JOB_ID = click.IntRange(1, 2**63 - 1)
+
+
+@click.command()
+@click.argument("task")
+@click.argument("payload", default="{}")
+@changes
+@click.option("--queue", "queue_name", help="Jobs of one queue run one after another.")
+@click.option("--run-at", help="Not before this time, as PostgreSQL reads it: '2026-12-24 18:00', 'tomorrow'.")
+@click.option("--max-attempts", type=int)
+@click.option("--key", "job_key", help="Replace the waiting job of this key.")
+@click.option("--key-mode", "job_key_mode", type=click.Choice(["replace", "preserve_run_at", "unsafe_dedupe"]))
+@click.option("--priority", type=int, help="Smaller runs first.")
+@click.option("--flag", "flags", multiple=True)
+@click.option("--meta", help="A JSON object.")
+@click.option("--unique-policy", help="A unique_policy, a JSON object: add the job only if there is no other like it.")
+@click.option(
+    "--sequence-policy", help="A sequence_policy, a JSON object: one job after the other, in order, for each key."
+)
+@as_json
+def add(
+    task: str,
+    payload: str,
+    dsn: str,
+    schema: str,
+    machine: bool,
+    flags: tuple[str, ...],
+    meta: str | None,
+    unique_policy: str | None,
+    sequence_policy: str | None,
+    **options: Any,
+) -> None:
+    """Add a job of TASK with PAYLOAD, a JSON text ("-" reads it from standard input)."""
+    value = _parsed("PAYLOAD", sys.stdin.read() if payload == "-" else payload)
+    options |= {"flags": flags or None, "meta": None if meta is None else _parsed("--meta", meta)}
+    options["unique_policy"] = None if unique_policy is None else _parsed("--unique-policy", unique_policy)
+    options["sequence_policy"] = None if sequence_policy is None else _parsed("--sequence-policy", sequence_policy)
+    with database(dsn, schema) as db:
+        job = db.add_job(task, value, **options)
+    if machine:
+        print_json(dataclasses.asdict(job))
+    else:
+        there = " (was there already)" if job.deduplicated else ""
+        due = f", due {time_of(job.run_at)}" if job.state == "scheduled" else ""
+        halted = f", its sequence is halted by job {job.sequence_halted_by}" if job.sequence_halted_by else ""
+        click.echo(f"job {job.id} {job.state}{there}{due}{halted}")
+
+
+def _parsed(name: str, text: str) -> JsonText:
+    """Checked only: what the database gets is letter by letter what the caller wrote."""
+    try:
+        json.loads(text, parse_int=str, parse_constant=_refuse)
+    except ValueError as error:
+        raise click.UsageError(f"{name} is not JSON: {error}") from error
+    return JsonText(text)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is none of its numbers")
+
+
+@click.command()
+@click.argument("job_id", type=JOB_ID, required=False)
+@asks
+@click.option("--state", "states", multiple=True, type=click.Choice([*STATES, "active"]))
+@click.option("--task", "tasks", multiple=True)
+@click.option("--queue", "queues", multiple=True)
+@click.option("--key")
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1))
+@as_json
+def jobs(
+    job_id: int | None, dsn: str, schema: str, states: Sequence[str], tasks: Sequence[str], queues: Sequence[str], key: str | None,
+    limit: int, machine: bool,
+) -> None:  # fmt: skip
+    """List jobs, newest first, finished ones included; or show one with the errors of its attempts."""
+    with database(dsn, schema) as db:
+        if job_id is not None:
+            _show_job(db, job_id, machine)
+            return
+        rows = db.list_jobs(states=states, tasks=tasks, queues=queues, key=key, limit=limit)
+    if machine:
+        print_json(rows)
+        return
+    shown = [
+        {
+            "id": row["id"], "task": row["task_identifier"], "state": row["state"], "queue": row["queue_name"], "key": row["key"],
+            "attempts": f"{row['attempts']}/{row['max_attempts']}", "run at": row["run_at"], "last error": row["last_error"],
+        }
+        for row in rows
+    ]  # fmt: skip
+    print_table(
+        shown, "no jobs" + (" match" if states or tasks or queues or key else " yet: pyworker add TASK adds one")
+    )
+
+
+def _show_job(db: Database, job_id: int, machine: bool) -> None:
+    job, attempts = db.each(partial(db.get_job, job_id), partial(db.job_errors, job_id))
+    if job is None:
+        raise Problem(f"there is no job {job_id} (finished jobs are kept for their retention)")
+    errors = [dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in attempts]
+    if machine:
+        print_json({**dataclasses.asdict(job), "errors": errors})
+        return
+    console = Screen(soft_wrap=True, highlight=False)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in dataclasses.asdict(job).items():
+        if value is not None and name not in ("last_error", "deduplicated"):
+            is_json = name in ("payload", "meta", "flags", "result")
+            text = text_of(json.dumps(value, ensure_ascii=False) if is_json else value)
+            table.add_row(name, text, style=STYLES.get(job.state) if name == "state" else None)
+    console.print(table)
+    for error in errors:
+        console.print(f"\nattempt failed {time_of(error['at'])} on worker {error['worker']}:", style="yellow")
+        console.print(shown(error["error"].rstrip()), markup=False)
+
+
+@click.command()
+@click.argument("job_ids", type=JOB_ID, nargs=-1, required=True)
+@changes
+@as_json
+def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> None:
+    """Run jobs now: discarded and finished ones again, scheduled and retryable ones ahead of their time."""
+    with database(dsn, schema) as db:
+        report(db.each(*(partial(db.retry_job, job_id) for job_id in job_ids)), machine)
+
+
+@click.command()
+@click.argument("job_ids", type=JOB_ID, nargs=-1, required=True)
+@changes
+@click.option("--force", is_flag=True, help="End a running job at once; its worker's word on it is refused.")
+@as_json
+def cancel(job_ids: tuple[int, ...], dsn: str, schema: str, force: bool, machine: bool) -> None:
+    """Call jobs off. A running one is asked to stop, unless --force."""
+    with database(dsn, schema) as db:
+        report(db.each(*(partial(db.cancel_job, job_id, force) for job_id in job_ids)), machine)
+
+
+@click.command()
+@click.argument("job_ids", type=JOB_ID, nargs=-1)
+@changes
+@click.option("--key", "keys", multiple=True, help="Remove the job that holds this key. Can be repeated.")
+@as_json
+def remove(job_ids: tuple[int, ...], dsn: str, schema: str, keys: tuple[str, ...], machine: bool) -> None:
+    """Remove jobs for good, by id (history included) or by key."""
+    if not job_ids and not keys:
+        raise click.UsageError("name at least one job id, or --key")
+    with database(dsn, schema) as db:
+        deletions = (partial(db.delete_job, job_id) for job_id in job_ids)
+        removed = db.each(*deletions, *(partial(db.remove_job, key) for key in keys))
+        if None in removed:
+            raise Problem(f"no job holds the key {keys[removed.index(None) - len(job_ids)]!r}")
+    if machine:
+        print_json([dataclasses.asdict(job) for job in removed])
+        return
+    for job in removed:
+        running = job.state == "running"
+        click.echo(
+            f"job {job.id} is running; this run is its last" if running else f"job {job.id} removed (was {job.state})"
+        )
+
+
+@click.command()
+@click.argument("job_id", type=JOB_ID)
+@asks
+@as_json
+def explain(job_id: int, dsn: str, schema: str, machine: bool) -> None:
+    """Say why a job is not running, and what would change it."""
+    with database(dsn, schema) as db:
+        rows = db.explain_job(job_id)
+    if machine:
+        print_json(rows)
+        return
+    for n, row in enumerate(rows, 1):
+        click.echo(f"{n}. {click.style(row['reason'], bold=True)}: {shown(row['detail'])}")
+        if row["remedy"]:
+            say(f"   → {row['remedy']}")

@@ -1,0 +1,170 @@
+"""What commands share: the options that say where the queue is, the way there, and how to give up."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import psycopg
+
+from .._db.connect import connect, first_line
+from .._db.database import Database
+from .._db.printing import Printing
+from .._dev.url import resolved
+from .._escape import shown
+from .._logging import is_json
+
+_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+_MODE = "pyworker.mode"  # where the options --print and --dry-run leave word for `database`
+
+as_json = click.option("--json", "machine", is_flag=True, help="Print JSON, for machines.")
+
+
+class Problem(click.ClickException):
+    """One line that names the cause, and the way out."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # pyright: ignore[reportAttributeAccessIssue] - click declares it for the class
+
+    def show(self, file: Any = None) -> None:
+        if is_json():  # `pyworker run`: each line of its log is JSON, the last one, too
+            logging.getLogger("pyworker").error("%s", self.message)
+            return
+        click.echo(f"pyworker: {shown(self.message)}", file=file or sys.stderr)
+
+
+@contextlib.contextmanager
+def database(dsn: str, schema: str) -> Iterator[Database]:
+    """All that a command does, or nothing of it: shown by --print, taken back by --dry-run."""
+    mode = click.get_current_context().meta.get(_MODE)
+    if mode == "print":
+        with contextlib.ExitStack() as later:
+
+            def real() -> Database:
+                return Database(later.enter_context(connect(later.enter_context(resolved(dsn)))), schema)
+
+            yield Printing(schema, real)
+        return
+    with resolved(dsn) as url, connect(url) as conn:
+        try:
+            with conn.transaction():
+                db = Database(conn, schema)
+                if mode:
+                    db.keep_quiet()
+                yield db
+                if mode:
+                    _say_what_is_taken_back(db.changes())
+                    raise psycopg.Rollback
+        except psycopg.OperationalError as error:
+            if conn.closed:
+                raise Problem(
+                    f"the connection to the database was lost: {first_line(error)}. What was asked for may or may not have been done"
+                ) from error
+            raise
+
+
+def _say_what_is_taken_back(changes: list[tuple[str, int, int, int]]) -> None:
+    words = [
+        f"{table} "
+        + ", ".join(f"{n} {verb}" for n, verb in zip(rows, ("inserted", "updated", "deleted"), strict=True) if n)
+        for table, *rows in changes
+    ]
+    click.echo(f"dry run, taken back: {'; '.join(words) or 'nothing would change'}", err=True)
+
+
+schema_option = click.option(
+    "--schema",
+    default="pyworker",
+    envvar="PYWORKER_SCHEMA",
+    show_default=True,
+    help="Schema that pyworker is installed in.",
+)
+
+
+class PortOption(click.Option):
+    """A port, which a variable may name: but not one of those that Kubernetes makes for a service named like ours."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        value = super().resolve_envvar_value(ctx)
+        if value is None or not _SERVICE_LINK.match(value):
+            return value
+        click.echo(
+            f"pyworker: {self.envvar}={shown(value)} is ignored: it is the address of a service, as Kubernetes sets it, and no port"
+            " (enableServiceLinks: false in the pod's spec prevents such variables)",
+            err=True,
+        )
+        return None
+
+
+def common(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say where the queue is."""
+
+    @click.option(
+        "--dsn",
+        default="",
+        envvar="DATABASE_URL",
+        help="Database: a postgresql:// URL or libpq's key=value. Default: the PG* variables.",
+    )
+    @schema_option
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return command(*args, **kwargs)
+
+    return wrapped
+
+
+def _mode(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and ctx.meta.setdefault(_MODE, param.name) != param.name:
+        raise click.UsageError("--print runs nothing, --dry-run does: name one of them")
+
+
+_printed = click.option(
+    "--print",
+    is_flag=True,
+    expose_value=False,
+    callback=_mode,
+    help="Print the SQL, with its values, instead of running it.",
+)
+_taken_back = click.option(
+    "--dry-run", is_flag=True, expose_value=False, callback=_mode, help="Do it, say what changes, and take it back."
+)
+
+
+def asks(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a command that looks at the queue, by `database`."""
+    return common(_printed(command))
+
+
+def changes(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a command that changes it, by `database`."""
+    return asks(_taken_back(command))
+
+
+def part_of_group(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A subcommand that changes the queue, with options as its group has: `queues --dsn X pause Q` and `queues pause Q --dsn X`."""
+    return _taken_back(question_of_group(command))
+
+
+def question_of_group(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for one that only looks."""
+
+    @asks
+    @click.pass_context
+    @functools.wraps(command)
+    def wrapped(ctx: click.Context, **options: Any) -> Any:
+        where = [
+            own if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE else of_group
+            for name, of_group, own in zip(
+                ("dsn", "schema"), ctx.obj, (options.pop("dsn"), options.pop("schema")), strict=True
+            )
+        ]
+        return command(tuple(where), **options)
+
+    return wrapped

@@ -1,0 +1,107 @@
+"""`pyworker queues` and `pyworker sequences`: what waits in them, and what people change about them."""
+
+from __future__ import annotations
+
+import click
+
+from .._output import print_json, print_table, say
+from .options import Problem, as_json, asks, database, part_of_group
+
+
+@click.group(invoke_without_command=True)
+@asks
+@as_json
+@click.pass_context
+def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
+    """Show the queues that have jobs or limits, with their counts per state; or change one."""
+    ctx.obj = (dsn, schema)
+    if ctx.invoked_subcommand:
+        return
+    with database(dsn, schema) as db:
+        rows = db.queue_stats()
+    if machine:
+        print_json(rows)
+        return
+    for row in rows:
+        row["concurrency"] = "no limit" if row["concurrency"] is None else str(row["concurrency"])
+        row["paused"] = "yes" if row["paused"] else "no"
+    print_table(rows, "no queue has jobs")
+    if any(row["paused"] == "yes" for row in rows):
+        say("\nTo let a paused queue go on: pyworker queues resume QUEUE")
+
+
+@queues.command("set")
+@click.argument("queue")
+@click.argument("concurrency", type=click.IntRange(1), required=False)
+@click.option("--no-limit", is_flag=True, help="Any number at once.")
+@part_of_group
+def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_limit: bool) -> None:
+    """Let CONCURRENCY jobs of QUEUE run at once. 'customer:*' stands for all queues that begin like it."""
+    if (concurrency is None) != no_limit:
+        raise click.UsageError("name a number, or --no-limit")
+    with database(*where) as db:
+        db.set_queue(queue, concurrency)
+    say(f"queue {queue}: {'no limit' if no_limit else f'{concurrency} at once'}")
+
+
+@queues.command("pause")
+@click.argument("queue")
+@part_of_group
+def pause_queue(where: tuple[str, str], queue: str) -> None:
+    """Let no further job of QUEUE start. Running ones run on, and adding goes on."""
+    with database(*where) as db:
+        db.pause_queue(queue)
+    say(f"queue {queue} is paused")
+
+
+@queues.command("resume")
+@click.argument("queue")
+@part_of_group
+def resume_queue(where: tuple[str, str], queue: str) -> None:
+    """Let a paused QUEUE go on."""
+    with database(*where) as db:
+        db.resume_queue(queue)
+    say(f"queue {queue} goes on")
+
+
+@click.group(invoke_without_command=True)
+@asks
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1))
+@as_json
+@click.pass_context
+def sequences(ctx: click.Context, dsn: str, schema: str, limit: int, machine: bool) -> None:
+    """Show the sequences that have jobs to run, halted ones first; or resume one."""
+    ctx.obj = (dsn, schema)
+    if ctx.invoked_subcommand:
+        return
+    with database(dsn, schema) as db:
+        rows = db.sequences(limit)
+    if machine:
+        print_json(rows)
+        return
+    halted = next((row["halted_by"] for row in rows if row["halted_by"]), None)
+    shown = [
+        {
+            "running": row["running"], "waiting": row["waiting"], "halted by": row["halted_by"], "reason": row["reason"],
+            "since": row["since"], "sequence": row["sequence_key"],
+        }
+        for row in rows
+    ]  # fmt: skip
+    print_table(shown, "no sequence has jobs to run")
+    if halted:
+        say(
+            f"\nTo go on with a halted sequence: pyworker retry {halted} (the job that halted it),"
+            " or pyworker sequences resume SEQUENCE (without it)"
+        )
+
+
+@sequences.command("resume")
+@click.argument("sequence")
+@part_of_group
+def resume_sequence(where: tuple[str, str], sequence: str) -> None:
+    """Let a halted SEQUENCE go on with its next job; the one that halted it stays as it is."""
+    with database(*where) as db:
+        resumed = db.resume_sequence(sequence)
+    if not resumed:
+        raise Problem(f"sequence {sequence} is not halted (pyworker sequences lists them)")
+    say(f"sequence {sequence} goes on")

@@ -1,0 +1,110 @@
+"""`pyworker run`."""
+
+from __future__ import annotations
+
+import contextlib
+
+import click
+
+from .._dev.url import resolved
+from .._runner.config import RunConfig
+from . import health as _health
+from . import schedules as _schedules
+from .options import common
+
+
+@click.command()
+@click.argument("modules", nargs=-1, required=True)
+@common
+@click.option(
+    "--concurrency",
+    "-c",
+    default=10,
+    show_default=True,
+    type=click.IntRange(1, 1000),
+    help="Handlers at once in each process.",
+)
+@click.option(
+    "--processes", "-p", default=1, show_default=True, type=click.IntRange(1, 256), help="Processes that run handlers."
+)
+@click.option("--queue", "queues", multiple=True, help="Only jobs of this queue ('default': of none). Can be repeated.")
+@click.option("--task", "tasks", multiple=True, help="Only this task. Can be repeated.")
+@click.option("--forbid-flag", "forbidden_flags", multiple=True, help="Not jobs with this flag. Can be repeated.")
+@click.option("--once", is_flag=True, help="Run what can run now, then exit.")
+@click.option(
+    "--shutdown-timeout",
+    default=25.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds that running jobs get after SIGTERM.",
+)
+@click.option(
+    "--poll-interval",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(0.05),
+    help="Seconds between looks when no notification comes; 2 at most.",
+)
+@click.option(
+    "--max-memory",
+    type=click.IntRange(16),
+    metavar="MB",
+    help="Replace a process that holds more; end it at one and a half times this.",
+)
+@click.option(
+    "--crontab",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Load the schedules of this file first, as `pyworker schedules load` does.",
+)
+@click.option(
+    "--no-uvloop", is_flag=True, help="Async handlers on asyncio's own event loop, even if uvloop is installed."
+)
+@click.option(
+    "--log-format", type=click.Choice(["text", "short", "json"]), default="text", show_default=True,
+    help="On a terminal, text is short.",
+)  # fmt: skip
+@click.option("--no-tracebacks", is_flag=True, help="Log what a failed handler raised without its traceback.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
+    default="INFO",
+    show_default=True,
+)
+@_health.run_options
+def run(
+    modules: tuple[str, ...], dsn: str, schema: str, concurrency: int, processes: int, queues: tuple[str, ...], tasks: tuple[str, ...],
+    forbidden_flags: tuple[str, ...], once: bool, shutdown_timeout: float, poll_interval: float, max_memory: int | None,
+    crontab: str | None, no_uvloop: bool, log_format: str, no_tracebacks: bool, log_level: str, name: str | None, health_port: int | None,
+    metrics_port: int | None, stuck_after: float,
+) -> None:  # fmt: skip
+    """Run the jobs whose tasks MODULES define (packages with all their submodules).
+
+    SIGTERM or Ctrl-C: no new job is claimed, running ones get the shutdown timeout, the rest is handed back at once; a second
+    signal hands everything back. Exit codes: 0 done, 1 error, 2 wrong usage, 56 the database is older than this pyworker
+    (run `pyworker migrate`), 57 it is newer and incompatible (upgrade pyworker).
+    """
+    from .._logging import on_terminal, set_up
+    from .._runner import metrics, probes
+    from .._runner.parent import Parent
+    from .progress import progress
+
+    set_up(log_format, log_level.upper())
+    with resolved(dsn) as url:
+        config = RunConfig(
+            dsn=url, schema=schema, tasks=list(modules), concurrency=concurrency, processes=processes, queues=list(queues),
+            only_tasks=list(tasks), forbidden_flags=list(forbidden_flags), once=once, shutdown_timeout=shutdown_timeout,
+            poll_interval=poll_interval, max_memory=max_memory << 20 if max_memory else None, log_format=log_format,
+            log_level=log_level.upper(), name=name or "", stuck_after=stuck_after,
+            metrics=metrics_port is not None, uvloop=not no_uvloop, tracebacks=not no_tracebacks,
+        )  # fmt: skip
+        if crontab:
+            _schedules.load_for_run(url, schema, crontab)
+        parent = Parent(config)
+        ports = [port for port in (health_port, metrics_port) if port]
+        with (
+            metrics.collected(parent) as own,
+            probes.serving(ports, {**probes.of_worker(parent), **own}),
+            progress(url, schema) if once and log_format != "json" and on_terminal() else contextlib.nullcontext(),
+        ):
+            code = parent.run()
+    raise SystemExit(code)

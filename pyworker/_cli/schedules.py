@@ -1,0 +1,159 @@
+"""`pyworker schedules`: to look at schedules, change them, try out a cron expression, and load a crontab."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from .._db import migrations
+from .._db.database import Database
+from .._distribution import pip_install
+from .._output import print_json, print_table, report, say
+from ..errors import InvalidArgument
+from .options import Problem, as_json, asks, database, part_of_group, question_of_group
+
+log = logging.getLogger("pyworker.schedules")
+
+
+@click.group(invoke_without_command=True)
+@asks
+@as_json
+@click.pass_context
+def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
+    """Show the schedules: what they do when, in words, and their last and next tick; or change one."""
+    ctx.obj = (dsn, schema)
+    if ctx.invoked_subcommand:
+        return
+    with database(dsn, schema) as db:
+        rows = db.schedules()
+    if machine:
+        print_json(rows)
+        return
+    shown = [
+        {
+            "name": row["name"], "task": row["identifier"], "cron": row["cron"], "next": "paused" if row["paused"] else row["next_at"],
+            "last": row["last_at"], "job": row["last_job_id"], "origin": row["origin"],
+            "when": f"{row['words']} ({row['timezone']})" + (f"; failed: {row['last_error']}" if row["last_error"] else ""),
+        }
+        for row in rows
+    ]  # fmt: skip
+    print_table(shown, "there are no schedules: SELECT pyworker.add_schedule(name, cron, task) adds one")
+
+
+@schedules.command("next")
+@click.argument("schedule")
+@click.option("--timezone", default="UTC", show_default=True, help="For a cron expression: whose clocks it goes by.")
+@click.option("-n", "--number", "n", default=5, show_default=True, type=click.IntRange(1, 1000))
+@as_json
+@question_of_group
+def show_next(where: tuple[str, str], schedule: str, timezone: str, n: int, machine: bool) -> None:
+    """Show when SCHEDULE, the name of one or a cron expression, falls due next, and say it in words. Saves nothing."""
+    with database(*where) as db:
+        try:
+            rows = db.next_runs(schedule, timezone, n)
+        except InvalidArgument as error:
+            if schedule.startswith("@") or " " in schedule.strip():
+                raise
+            raise Problem(f"there is no schedule {schedule!r}, and a cron expression it is not: {error}") from None
+    about = {name: rows[0][name] for name in ("cron", "timezone", "words")}
+    runs = [{name: row[name] for name in ("run_at", "local_time")} for row in rows if row["run_at"]]
+    if machine:
+        print_json({**about, "runs": runs})
+        return
+    say(f"{about['words']} ({about['timezone']})")
+    for run in runs:
+        say(f"  {run['local_time']:%a %Y-%m-%d %H:%M}")
+
+
+@schedules.command("load")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+@question_of_group
+def load(where: tuple[str, str], file: str, dry_run: bool) -> None:
+    """Make the schedules of FILE, a crontab in Graphile Worker's form, those in the database.
+
+    Schedules that were loaded from a file of this name and are no longer in it are removed, others left alone.
+    """
+    with database(*where) as db:
+        done = load_crontab(db, file, dry_run)
+    for row in done:
+        say(f"{row['name']}: {'would be ' if dry_run else ''}{row['action']}")
+    plural = "" if len(done) == 1 else "s"
+    say(f"{len(done)} schedule{plural}{', nothing was changed' if dry_run else ''}")
+
+
+def load_crontab(db: Database, file: str, dry_run: bool = False) -> list[dict[str, Any]]:
+    path = Path(file)
+    wanted = [
+        {**schedule, **({"payload": _json_of(payload, line)} if payload else {})}
+        for line, schedule, payload in db.parse_crontab(path.read_text("utf-8"))
+    ]
+    return db.declare_schedules([f"crontab:{path.name}"], wanted, dry_run)
+
+
+def _json_of(payload: str, line: int) -> Any:
+    try:
+        return json.loads(payload)
+    except ValueError:
+        pass
+    if importlib.util.find_spec("json5") is None:
+        raise Problem(f"the payload on line {line} of crontab is not plain JSON; for JSON5: {pip_install('crontab')}")
+    import json5
+
+    try:
+        return cast("Any", json5).loads(payload)
+    except ValueError as error:
+        raise Problem(f"Failed to parse JSON5 payload on line {line} of crontab: {error}") from None
+
+
+def load_for_run(dsn: str, schema: str, file: str) -> None:
+    """What a worker starts with."""
+    with database(dsn, schema) as db:
+        db.check_version(migrations.newest())
+        for row in load_crontab(db, file):
+            log.info("schedule %s: %s", row["name"], row["action"])
+
+
+@schedules.command("run")
+@click.argument("schedule")
+@as_json
+@part_of_group
+def run(where: tuple[str, str], schedule: str, machine: bool) -> None:
+    """Do now what SCHEDULE does at each of its ticks."""
+    with database(*where) as db:
+        report(db.run_schedule(schedule), machine)
+
+
+@schedules.command("pause")
+@click.argument("schedule")
+@part_of_group
+def pause(where: tuple[str, str], schedule: str) -> None:
+    """Let SCHEDULE do nothing until it is resumed."""
+    with database(*where) as db:
+        db.pause_schedule(schedule)
+    say(f"schedule {schedule} is paused")
+
+
+@schedules.command("resume")
+@click.argument("schedule")
+@part_of_group
+def resume(where: tuple[str, str], schedule: str) -> None:
+    """Let a paused SCHEDULE go on with its next tick; what fell into the pause is passed over."""
+    with database(*where) as db:
+        db.resume_schedule(schedule)
+    say(f"schedule {schedule} goes on")
+
+
+@schedules.command("remove")
+@click.argument("schedule")
+@part_of_group
+def remove(where: tuple[str, str], schedule: str) -> None:
+    """End SCHEDULE; the jobs that it has added stay."""
+    with database(*where) as db:
+        db.remove_schedule(schedule)
+    say(f"schedule {schedule} removed")

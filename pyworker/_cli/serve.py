@@ -1,0 +1,137 @@
+"""`pyworker ui`: the dashboard, served on this machine; to others only with name and password."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .._dev.url import resolved
+from .._distribution import pip_install
+from .options import PortOption, Problem, common, database
+
+
+@click.command()
+@common
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on. Beyond this machine only with names and passwords.",
+)
+@click.option("--port", cls=PortOption, default=8686, show_default=True, type=click.IntRange(0, 65535))
+@click.option(
+    "--auth-file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Names and passwords, NAME:PASSWORD on each line; or one in PYWORKER_UI_AUTH.",
+)
+@click.option("--read-only", is_flag=True, help="Only look; act on nothing.")
+@click.option("--show-payloads", is_flag=True, help="Show payloads and results of jobs, which may be secret.")
+def ui(
+    dsn: str, schema: str, host: str, port: int, auth_file: str | None, read_only: bool, show_payloads: bool
+) -> None:
+    """Serve the dashboard: jobs, queues, sequences, schedules and workers, to look at and to act on.
+
+    It listens on this machine only. With another --host it wants names and passwords, from --auth-file or the variable
+    PYWORKER_UI_AUTH, and you want TLS in front of it.
+    """
+    users = _users(auth_file)
+    if not (users or _is_this_machine(host)):
+        raise Problem(
+            f"--host {host} is reached from other machines, and nobody would be asked for a password."
+            " Give names and passwords: --auth-file FILE, with a line NAME:PASSWORD for each, or PYWORKER_UI_AUTH=NAME:PASSWORD",
+            2,
+        )
+    try:
+        import uvicorn
+
+        from ..ui import create_app
+    except ImportError as error:
+        missing = error.name or str(error)
+        raise Problem(f"the dashboard needs {missing.split('.')[0]}: {pip_install('web')}") from None
+    with database(dsn, schema) as db:
+        db.clock()  # what is wrong with the database is said here, not on the first page
+    with resolved(dsn) as url:
+        # Without passwords it answers to this machine's own names only.
+        hosts = None if users else ["localhost", "[::1]", host if ":" not in host else f"[{host}]", "127.0.0.1"]
+        app = create_app(url, schema, users=users, hosts=hosts, read_only=read_only, show_payloads=show_payloads)
+        sockets = _listening(host, port)
+        config = uvicorn.Config(app, log_level="warning", server_header=False)
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(_serve(uvicorn.Server(config), sockets))
+
+
+def _listening(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of the host. uvicorn itself would end with a traceback where there is none to be had."""
+    made: list[socket.socket] = []
+    refused: OSError | None = None
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        addresses, refused = [], error
+    for family, kind, protocol, _, address in addresses:
+        try:
+            one = socket.socket(family, kind, protocol)
+            made.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind(address)
+            one.listen()
+        except OSError as error:
+            refused = error
+    if refused is None or (
+        # `localhost` has an address of IPv6 even on a machine without.
+        refused.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and (made := [one for one in made if _is_bound(one)])
+    ):
+        return made
+    raise Problem(f"cannot listen on {host}, port {port}: {refused.strerror}")
+
+
+def _is_bound(one: socket.socket) -> bool:
+    return bool(one.getsockname()[1])
+
+
+async def _serve(server: Any, sockets: list[socket.socket]) -> None:
+    """Says where it is as soon as it is there."""
+    task = asyncio.create_task(server.serve(sockets=sockets))
+    while not (server.started or task.done()):
+        await asyncio.sleep(0.05)
+    listeners: list[Any] = server.servers if server.started else []
+    for listener in listeners:
+        for one in listener.sockets:
+            name, port = one.getsockname()[:2]
+            click.echo(f"the dashboard is at http://{f'[{name}]' if ':' in name else name}:{port}/ (Ctrl-C ends it)")
+    await task
+
+
+def _users(auth_file: str | None) -> dict[str, str]:
+    lines = Path(auth_file).read_text("utf-8").splitlines() if auth_file else []
+    if given := os.environ.get("PYWORKER_UI_AUTH"):
+        lines.append(given)
+    users: dict[str, str] = {}
+    for line in lines:
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, colon, password = line.partition(":")
+        if not (name and colon and password):
+            raise Problem("a line with a name and a password must look like NAME:PASSWORD (it is not shown here)", 2)
+        users[name] = password
+    if auth_file and not users:
+        raise Problem(f"there is no NAME:PASSWORD in {auth_file}", 2)
+    return users
+
+
+def _is_this_machine(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False

@@ -1,0 +1,70 @@
+"""`pyworker tasks`: the definitions of tasks in the database, and their writing at deploy time."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from .. import tasks as _tasks
+from .._output import print_json, print_table
+from ..errors import TaskError
+from .options import Problem, as_json, asks, database, part_of_group
+
+_TIMES = ("timeout", "retention")
+
+
+@click.group(invoke_without_command=True)
+@asks
+@as_json
+@click.pass_context
+def tasks(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
+    """Show the definitions of tasks: the options that SELECT add_job(…) inherits; or write them."""
+    ctx.obj = (dsn, schema)
+    if ctx.invoked_subcommand:
+        return
+    with database(dsn, schema) as db:
+        rows = db.list_tasks()
+    _show(rows, machine, "no task is defined: pyworker tasks sync MODULE writes the definitions of your code")
+
+
+@tasks.command("sync")
+@click.argument("modules", nargs=-1, required=True)
+@as_json
+@part_of_group
+def sync(where: tuple[str, str], modules: tuple[str, ...], machine: bool) -> None:
+    """Write the options of the tasks in MODULES (packages with all their submodules) to the database, as `run` does when it starts.
+
+    Run it when you deploy, so that jobs added by SQL have the new options before the first worker starts. A task without options
+    and a definition without a task stay as they are.
+    """
+    sys.path.insert(0, os.getcwd())  # where `run` looks first, too
+    try:
+        known = _tasks.load(modules)
+        with database(*where) as db:
+            _tasks.define(db, known)
+            rows = [row for row in db.list_tasks() if known.get(row["identifier"]) and known[row["identifier"]].options]
+    except TaskError as error:
+        raise Problem(str(error)) from error
+    _show(rows, machine, f"no task in {', '.join(modules)} has options: nothing to write")
+
+
+def _show(rows: list[dict[str, Any]], machine: bool, nothing: str) -> None:
+    if machine:
+        print_json([{**row, **{name: _seconds(row[name]) for name in _TIMES}} for row in rows])
+        return
+    shown: list[dict[str, Any]] = []
+    for row in rows:
+        options = {
+            name: value for name, value in row.items() if name not in ("identifier", "updated_at") and value is not None
+        }
+        words = ", ".join(f"{name} {value}" for name, value in options.items())
+        shown.append({"task": row["identifier"], "since": row["updated_at"], "options": words or "none"})
+    print_table(shown, nothing)
+
+
+def _seconds(value: timedelta | None) -> float | None:
+    return None if value is None else value.total_seconds()

@@ -1,0 +1,31 @@
+"""`pyworker top`."""
+
+from __future__ import annotations
+
+import click
+
+from .._db import migrations
+from .._db.connect import connect
+from .._db.database import Database
+from .._dev.url import resolved
+from .._distribution import pip_install
+from .options import Problem, common
+
+
+@click.command()
+@common
+def top(dsn: str, schema: str) -> None:
+    """Watch the queue in the terminal: jobs, queues, sequences, schedules and workers, with keys for what you do to them.
+
+    Needs pip install 'pyworker-pg[top]'.
+    """
+    try:
+        from .._top.app import Top
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "textual":
+            raise
+        raise Problem(f"pyworker top needs textual: {pip_install('top')}") from None
+    with resolved(dsn) as url:
+        with connect(url) as conn:
+            Database(conn, schema).check_version(migrations.newest())
+        Top(url, schema).run()

@@ -1,0 +1,42 @@
+"""`pyworker sql`: ready statements for people with psql, from sql/topics.sql, in the schema that pyworker is installed in."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from .. import _files
+from .._db.text import as_identifier, literal
+from .options import Problem, schema_option
+
+
+def topics(schema: str) -> dict[str, tuple[str, str]]:
+    """By name: what it is about, and its statements."""
+    text = (_files.directory("sql") / "topics.sql").read_text("utf-8")
+    if schema != "pyworker":
+        quoted = as_identifier(schema)
+        text = text.replace("'pyworker'::regnamespace", literal(quoted) + "::regnamespace").replace(
+            "pyworker.", f"{quoted}."
+        )
+    return {
+        name: (about, statements.strip())
+        for name, about, statements in re.findall(r"(?ms)^-- # (\w+): ([^\n]*)\n(.*?)(?=^-- # |\Z)", text)
+    }
+
+
+@click.command("sql")
+@click.argument("topic", required=False)
+@schema_option
+def sql(topic: str | None, schema: str) -> None:
+    """Print ready SQL statements about TOPIC, with the schema's name filled in; without one, list the topics."""
+    known = topics(schema)
+    if topic is None:
+        width = max(map(len, known))
+        for name, (about, _) in known.items():
+            click.echo(f"{name:{width}}  {about}")
+        return
+    if topic not in known:
+        raise Problem(f"there is no topic {topic!r} (there are: {', '.join(known)})", 2)
+    about, statements = known[topic]
+    click.echo(f"-- {about}\n{statements}")

@@ -1,0 +1,177 @@
+"""What people ask and do by the command line, in the terminal and in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+from .base import Base
+from .queue import add_job_call
+from .rows import JOB_COLUMNS, JobRow, job_row
+
+
+class Admin(Base):
+    """Jobs, queues, sequences and schedules."""
+
+    def add_job(self, identifier: str, payload: Any = None, **options: Any) -> JobRow:
+
+        row = self._rows(*add_job_call(self.schema, identifier, payload, options))[0]
+        return cast("JobRow", job_row(row))
+
+    def get_job(self, job_id: int) -> JobRow | None:
+        return next(iter(self._jobs("get_job(%s)", job_id)), None)
+
+    def job_errors(self, job_id: int) -> list[tuple[Any, ...]]:
+        return self._rows(f"select run, at, worker, error from {self._s}.job_errors(%s)", [job_id])  # noqa: S608
+
+    def list_jobs(
+        self, *, states: Sequence[str], tasks: Sequence[str], queues: Sequence[str], key: str | None, limit: int
+    ) -> list[dict[str, Any]]:
+        """Newest first, live and finished; empty filters match all."""
+        columns = "id, task_identifier, queue_name, state, priority, run_at, attempts, max_attempts, key, last_error, finished_at"
+        parts = " union all ".join(
+            f"(select {columns} from {self._s}.{view}"  # noqa: S608
+            " where (cardinality(%(states)s::text[]) = 0 or state = any (array_replace(%(states)s::text[], 'active', 'running')))"
+            " and (cardinality(%(tasks)s::text[]) = 0 or task_identifier = any (%(tasks)s))"
+            " and (cardinality(%(queues)s::text[]) = 0 or coalesce(queue_name, 'default') = any (%(queues)s))"
+            " and (%(key)s::text is null or key = %(key)s) order by id desc limit %(limit)s)"
+            for view in ("jobs", "history")
+        )
+        rows = self._rows(
+            f"select {columns} from ({parts}) j order by id desc limit %(limit)s",  # noqa: S608
+            {"states": list(states), "tasks": list(tasks), "queues": list(queues), "key": key, "limit": limit},
+        )
+        return [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
+
+    def counts(self) -> dict[str, int]:
+        """How many jobs there are in each state, live and finished."""
+        union = f"select state from {self._s}.jobs union all select state from {self._s}.history"  # noqa: S608
+        return dict(self._rows(f"select state, count(*) from ({union}) j group by state"))  # type: ignore[arg-type]  # noqa: S608
+
+    def waiting_jobs(self) -> list[JobRow]:
+        """In the order of their ids."""
+        rows = self._rows(
+            f"select {JOB_COLUMNS} from {self._s}.jobs v cross join lateral {self._s}.get_job(v.id) j"  # noqa: S608
+            " where v.state in ('scheduled', 'pending', 'available', 'retryable') order by v.id"
+        )
+        return [job for row in rows if (job := job_row(row))]
+
+    def jobs_left(self, host: str, pid: int) -> int:
+        """How many jobs the worker processes of this parent may run, or run now."""
+        of_a_worker = (
+            "w.info ->> 'host' = %s and w.info -> 'pid' = to_jsonb(%s::integer) and w.info -> 'task_identifiers' ? j.task_identifier"
+            " and coalesce(w.info -> 'queue_names' ? coalesce(j.queue_name, 'default'), true)"
+            " and not coalesce(j.flags ?| array(select jsonb_array_elements_text(w.info -> 'forbidden_flags')), false)"
+        )
+        jobs = f"{self._s}.jobs j where j.state in ('available', 'pending', 'running')"
+        any_worker = f"exists (select from {self._s}.live_workers w where {of_a_worker})"
+        return self._rows(f"select count(*) from {jobs} and {any_worker}", [host, pid])[0][0]  # noqa: S608
+
+    def explain_job(self, job_id: int) -> list[dict[str, Any]]:
+        return self._dicts("reason, detail, remedy", "explain_job(%s) order by position", job_id)
+
+    def retry_job(self, job_id: int) -> JobRow:
+        return self._jobs("retry_job(%s)", job_id)[0]
+
+    def cancel_job(self, job_id: int, force: bool) -> JobRow:
+        return self._jobs("cancel_job(%s, %s)", job_id, force)[0]
+
+    def delete_job(self, job_id: int) -> JobRow:
+        return self._jobs("delete_job(%s)", job_id)[0]
+
+    def remove_job(self, job_key: str) -> JobRow | None:
+        return next(iter(self._jobs("remove_job(%s)", job_key)), None)
+
+    def list_tasks(self) -> list[dict[str, Any]]:
+        options = (
+            "max_attempts, priority, queue_name, unique_policy, sequence_policy, delivery, timeout, backoff, retention"
+        )
+        return self._dicts(f"identifier, {options}, updated_at", "list_tasks() order by identifier")
+
+    def modules_of(self, task: str) -> list[str]:
+        """What the newest live worker that knows this task has loaded."""
+        workers = self._dicts(
+            "info", "live_workers where info -> 'task_identifiers' ? %s order by id desc limit 1", task
+        )
+        return [name for worker in workers for name in worker["info"].get("modules", [])]
+
+    def force_unlock_workers(self, worker_ids: Sequence[str]) -> None:
+        self._value("force_unlock_workers(%s)", list(worker_ids))
+
+    def worker_health(self, worker: str | None) -> list[dict[str, Any]]:
+        return self._dicts("worker_id, name, live, ready, detail", "worker_health(%s)", worker)
+
+    def queue_stats(self) -> list[dict[str, Any]]:
+        return self._dicts(
+            "queue_name, concurrency, paused, available, running, pending, scheduled, retryable, discarded, oldest_waiting",
+            "queue_stats order by queue_name",
+        )
+
+    def set_queue(self, queue_name: str, concurrency: int | None) -> None:
+        self._value("set_queue(%s, %s::integer)", queue_name, concurrency)
+
+    def pause_queue(self, queue_name: str) -> None:
+        self._value("pause_queue(%s)", queue_name)
+
+    def resume_queue(self, queue_name: str) -> None:
+        self._value("resume_queue(%s)", queue_name)
+
+    def sequences(self, limit: int) -> list[dict[str, Any]]:
+        """Halted ones first, then those where most wait."""
+        return self._dicts(
+            "sequence_key, running, waiting, halted_by, reason, since",
+            "sequences order by halted_by is null, waiting desc, sequence_key limit %s",
+            limit,
+        )
+
+    def resume_sequence(self, sequence_key: str) -> bool:
+        return self._value("resume_sequence(%s)", sequence_key)
+
+    def schedules(self) -> list[dict[str, Any]]:
+        return self._dicts(
+            "name, cron, timezone, words, identifier, next_at, last_at, last_job_id, paused, last_error, backfill, queue_name, query_role"
+            ", origin",
+            "schedules order by name",
+        )
+
+    def describe_cron(self, cron: str) -> str:
+        return self._value("describe_cron(%s)", cron)
+
+    def next_runs(self, schedule: str, timezone: str, n: int) -> list[dict[str, Any]]:
+        """Of the schedule of this name, or else of this cron expression."""
+        statement = (
+            f"select c.cron, c.timezone, {self._s}.describe_cron(c.cron), r.run_at, r.local_time"  # noqa: S608
+            f" from (values (%s::text, %s::text)) given (schedule, timezone) left join {self._s}.schedules s on s.name = given.schedule"
+            " cross join lateral (select coalesce(s.cron, given.schedule), coalesce(s.timezone, given.timezone)) c (cron, timezone)"
+            f" left join lateral {self._s}.next_runs(c.cron, c.timezone, %s) r on true order by r.run_at"
+        )
+        names = ("cron", "timezone", "words", "run_at", "local_time")
+        return [dict(zip(names, row, strict=True)) for row in self._rows(statement, [schedule, timezone, n])]
+
+    def run_schedule(self, name: str) -> list[JobRow]:
+        return self._jobs("run_schedule(%s)", name)
+
+    def pause_schedule(self, name: str) -> None:
+        self._value("pause_schedule(%s)", name)
+
+    def resume_schedule(self, name: str) -> None:
+        self._value("resume_schedule(%s)", name)
+
+    def remove_schedule(self, name: str) -> None:
+        self._value("remove_schedule(%s)", name)
+
+    def parse_crontab(self, content: str) -> list[tuple[Any, ...]]:
+        return self._rows(f"select line, schedule, payload from {self._s}.parse_crontab(%s)", [content])  # noqa: S608
+
+    def doctor(self) -> list[dict[str, Any]]:
+        return self._dicts("check_name, severity, finding, fix", "doctor()")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return self._dicts("name, kind, help, labels, value", "metrics()")
+
+    def clock(self) -> datetime:
+        return self._value("clock()")
+
+    def advance_clock(self, by: timedelta) -> datetime:
+        return self._value("advance_clock(%s)", by)

@@ -1,0 +1,75 @@
+"""A connection to one schema: statements go there, rows come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import psycopg
+
+from ..errors import translated
+from .rows import JOB_COLUMNS, JobRow, job_row
+from .text import quoted
+
+# Partitions by the name of what they are partitions of.
+_CHANGES = """
+    select coalesce(parent.relname, s.relname), sum(s.n_tup_ins)::int, sum(s.n_tup_upd)::int, sum(s.n_tup_del)::int
+    from pg_stat_xact_user_tables s
+    left join pg_inherits i on i.inhrelid = s.relid
+    left join pg_class parent on parent.oid = i.inhparent
+    where s.schemaname = %s and s.n_tup_ins + s.n_tup_upd + s.n_tup_del > 0
+    group by 1 order by 1"""
+
+
+class Base:
+    """What every call needs."""
+
+    def __init__(self, conn: psycopg.Connection[Any], schema: str = "pyworker") -> None:
+        self.conn = conn
+        self.schema = schema
+        self._s = quoted(schema)
+
+    def _rows(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+        with translated():
+            # In binary: the text of a time or an interval depends on settings of the session.
+            return self.conn.execute(cast("Any", statement), parameters, binary=True).fetchall()
+
+    def _value(self, call: str, *parameters: Any) -> Any:
+        return self._rows(f"select {self._s}.{call}", parameters)[0][0]
+
+    def _jobs(self, source: str, *parameters: Any) -> list[JobRow]:
+        rows = self._rows(f"select {JOB_COLUMNS} from {self._s}.{source} j", parameters)  # noqa: S608
+        return [job for row in rows if (job := job_row(row))]
+
+    def _dicts(self, columns: str, source: str, *parameters: Any) -> list[dict[str, Any]]:
+        rows = self._rows(f"select {columns} from {self._s}.{source}", parameters)  # noqa: S608
+        return [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
+
+    def each(self, *calls: Callable[[], Any]) -> list[Any]:
+        """What a command does in several statements."""
+        return [call() for call in calls]
+
+    def keep_quiet(self) -> None:
+        """Nothing is said that could not be taken back: when somebody was last notified is no part of a transaction."""
+        self.conn.execute(b"select set_config('pyworker.notify', 'off', true)")
+
+    def changes(self) -> list[tuple[str, int, int, int]]:
+        """What this transaction has done so far: table, rows inserted, updated, deleted."""
+        return cast("Any", self._rows(_CHANGES, [self.schema]))
+
+    def limit_time(self, seconds: int) -> None:
+        """Of each statement in this transaction."""
+        self.conn.execute(b"select set_config('statement_timeout', %s, true)", [f"{seconds}s"])
+
+    def check_version(self, client_version: int) -> None:
+        with translated():
+            try:
+                self._value("check_version(%s)", client_version)
+            except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction) as error:
+                from ..errors import SchemaVersionError
+
+                own = SchemaVersionError(
+                    f"there is no pyworker in schema {self.schema!r} of this database, or a very old one"
+                )
+                own.detail, own.hint = "older", "Run: pyworker migrate"
+                raise own from error

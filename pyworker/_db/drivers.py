@@ -1,0 +1,142 @@
+"""A statement on whatever connection the caller has, in the caller's transaction.
+
+psycopg connections and cursors, asyncpg connections, psycopg2's, SQLAlchemy connections and sessions over any of them, and Django's
+`connection`: told apart by what they can do, so that none but psycopg is imported. On an asynchronous one the answer is a coroutine.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from ..errors import translated
+from .queue import Statement, numbered
+
+T = TypeVar("T")
+Rows = Sequence[Sequence[Any]]
+
+
+class _CommitsAsync(Protocol):
+    """AsyncConnection and AsyncSession of SQLAlchemy."""
+
+    def commit(self) -> Coroutine[Any, Any, None]: ...
+
+
+class _Asyncpg(Protocol):
+    def is_in_transaction(self) -> bool: ...
+
+
+class _AsyncpgOfPool(Protocol):
+    """A connection that asyncpg's pool has lent, as it looks without asyncpg's stubs."""
+
+    _holder: Any
+
+
+class _Commits(Protocol):
+    """Connections and sessions of SQLAlchemy, connections of psycopg2 and Django."""
+
+    def commit(self) -> None: ...
+
+
+class _Cursor(Protocol):
+    def execute(self, query: Any, params: Any = ..., /) -> Any: ...
+    def fetchone(self) -> Any: ...
+    def __iter__(self) -> Iterator[Any]: ...  # an asynchronous one cannot be iterated like this
+
+
+class _DjangoProxy(Protocol):
+    """django.db.connection."""
+
+    def __getattr__(self, item: str, /) -> Any: ...
+    def __contains__(self, key: str, /) -> bool: ...
+
+
+AsyncConnection: TypeAlias = (
+    "psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any] | _CommitsAsync | _Asyncpg | _AsyncpgOfPool"
+)
+SyncConnection: TypeAlias = "psycopg.Connection[Any] | psycopg.Cursor[Any] | _Commits | _Cursor | _DjangoProxy"
+
+
+def query(verb: str, conn: Any, statement: Statement, answer: Callable[[Rows], T]) -> T | Coroutine[Any, Any, T]:
+    """The answer made of the statement's rows, or on an asynchronous connection a coroutine that returns it."""
+    text, parameters = statement
+    if isinstance(conn, psycopg.Cursor | psycopg.AsyncCursor):
+        conn = cast("Any", conn).connection  # rows that the caller has not read yet stay in the caller's cursor
+    if isinstance(conn, psycopg.AsyncConnection):
+        return _on_psycopg_async(cast("Any", conn), text, parameters, answer)
+    if isinstance(conn, psycopg.Connection):
+        with translated(), psycopg.Cursor[Any](cast("Any", conn), row_factory=tuple_row) as cursor:
+            return answer(_of_cursor(cursor, text, parameters))
+    if hasattr(conn, "is_in_transaction") and hasattr(conn, "fetchrow"):
+        return _on_asyncpg(conn, statement, answer)
+    if hasattr(conn, "exec_driver_sql"):  # a SQLAlchemy connection
+        call = _for_sqlalchemy(verb, conn, statement)
+        if hasattr(conn, "sync_connection"):
+            return _on_sqlalchemy_async(conn, call, answer)
+        with translated():
+            return answer(conn.exec_driver_sql(*call).all())
+    if hasattr(conn, "get_bind") and hasattr(conn, "connection"):  # a SQLAlchemy session, of whatever kind
+        connection = conn.connection()
+        if inspect.isawaitable(connection):
+            return _on_awaited(verb, connection, statement, answer)
+        return query(verb, connection, statement, answer)
+    if hasattr(conn, "execute") and hasattr(conn, "fetchone"):  # a cursor: psycopg2's or Django's
+        with translated():
+            return answer(_of_cursor(conn, text, parameters))
+    if hasattr(conn, "cursor"):  # a connection of theirs
+        with translated(), conn.cursor() as cursor:
+            return answer(_of_cursor(cursor, text, parameters))
+    lends = hasattr(conn, "acquire") or (hasattr(conn, "getconn") and hasattr(conn, "connection"))
+    raise TypeError(
+        f"{verb}: conn must be a connection, cursor or session of psycopg, asyncpg, psycopg2, SQLAlchemy or Django, got "
+        f"{type(conn).__name__}{': take a connection from the pool, and call it in its transaction' if lends else ''}"
+    )
+
+
+def _of_cursor(cursor: Any, text: str, parameters: Mapping[str, Any]) -> Rows:
+    cursor.execute(text, parameters)
+    rows = cursor.fetchall()
+    # psycopg2's RealDictCursor makes mappings of them.
+    return [tuple(cast("Mapping[str, Any]", row).values()) if isinstance(row, Mapping) else row for row in rows]
+
+
+async def _on_psycopg_async(conn: Any, text: str, parameters: Mapping[str, Any], answer: Callable[[Rows], T]) -> T:
+    with translated():
+        async with psycopg.AsyncCursor[Any](conn, row_factory=tuple_row) as cursor:
+            await cursor.execute(cast("Any", text), parameters)
+            return answer(await cursor.fetchall())
+
+
+async def _on_asyncpg(conn: Any, statement: Statement, answer: Callable[[Rows], T]) -> T:
+    text, parameters = numbered(*statement)
+    with translated():
+        return answer([tuple(record.values()) for record in await conn.fetch(text, *parameters)])
+
+
+async def _on_awaited(verb: str, connection: Any, statement: Statement, answer: Callable[[Rows], T]) -> T:
+    conn = await connection
+    return await _on_sqlalchemy_async(conn, _for_sqlalchemy(verb, conn, statement), answer)
+
+
+async def _on_sqlalchemy_async(conn: Any, call: tuple[str, Any], answer: Callable[[Rows], T]) -> T:
+    with translated():
+        return answer((await conn.exec_driver_sql(*call)).all())
+
+
+def _for_sqlalchemy(verb: str, conn: Any, statement: Statement) -> tuple[str, Any]:
+    """As its driver takes it."""
+    dialect = getattr(conn, "dialect", None)
+    style = getattr(dialect, "paramstyle", "pyformat")
+    if style == "pyformat":
+        return statement
+    if style == "numeric_dollar" and getattr(dialect, "driver", "") == "asyncpg":
+        text, parameters = numbered(*statement)
+        return text, tuple(parameters)
+    raise TypeError(
+        f"{verb}: SQLAlchemy's driver {getattr(dialect, 'driver', '?')} is not supported; use psycopg, asyncpg or psycopg2, "
+        f"or execute SELECT pyworker.{verb}(…) yourself"
+    )

@@ -1,0 +1,160 @@
+"""Install and upgrade the schema: the steps of sql/install.sql, from Python.
+
+One transaction: lock, pending migrations (each once), all functions (every time), grants, a word to running workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from .._files import directory
+from ..errors import InvalidArgument, SchemaVersionError, translated
+from .scripts import (
+    BEGIN,
+    CLOCK_IS_MOVABLE,
+    FILL_CHECKSUM,
+    HAS_MIGRATIONS,
+    KEEP_SETTINGS,
+    MAKE_CLOCK_MOVABLE,
+    MIGRATIONS,
+    RECORD_MIGRATION,
+    RESTORE_SETTINGS,
+    SET_SCHEMA,
+    record_migration_text,
+    unless_applied,
+)
+
+
+@dataclass(frozen=True)
+class Migration:
+    version: int
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def breaking(self) -> bool:
+        return bool(re.search(rb"(?m)^-- breaking: yes\b", self.path.read_bytes()))
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+
+def migrations() -> list[Migration]:
+    """All migrations of this package, oldest first."""
+    paths = sorted((directory("sql") / "migrations").glob("*.sql"))
+    return [Migration(int(path.name[:4]), path) for path in paths]
+
+
+def code() -> list[Path]:
+    """The current code, in the order in which it is loaded."""
+    return sorted((directory("sql") / "functions").glob("*.sql"))
+
+
+def newest() -> int:
+    """The schema version that this package was made for."""
+    return migrations()[-1].version
+
+
+def _applied(conn: psycopg.Connection[Any], schema: str) -> dict[int, tuple[str, str | None]]:
+    if not conn.execute(HAS_MIGRATIONS, [schema]).fetchone():
+        return {}
+    rows = conn.execute(MIGRATIONS.format(schema=sql.Identifier(schema))).fetchall()
+    return {version: (name, checksum) for version, name, checksum in rows}
+
+
+def pending(conn: psycopg.Connection[Any], schema: str = "pyworker") -> list[Migration]:
+    """Migrations of this package that the database has not had. Changes nothing."""
+    applied = _applied(conn, schema)
+    return [migration for migration in migrations() if migration.version not in applied]
+
+
+def migrate(
+    conn: psycopg.Connection[Any], schema: str = "pyworker", *, movable_clock: bool = False, roles: bool = False
+) -> list[Migration]:
+    """Bring the schema to this package's version, in one transaction; returns the migrations that were applied.
+
+    Repeated, concurrent and interrupted calls do no harm. `movable_clock` is for tests: it lets the setting
+    pyworker.clock_offset move the queue's time. `roles` creates the four group roles. Raises SchemaVersionError when
+    a migration was edited after it had been applied, or when the database is newer and breaking.
+    """
+    sql_dir = directory("sql")
+    with translated(), conn.transaction():
+        conn.execute(SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())))
+        conn.execute((sql_dir / "begin.sql").read_bytes())
+        applied = _applied(conn, schema)
+        done: list[Migration] = []
+        for migration in migrations():
+            if migration.version not in applied:
+                conn.execute(migration.path.read_bytes())
+                conn.execute(
+                    RECORD_MIGRATION,
+                    [migration.version, migration.name, migration.breaking, migration.checksum],
+                )
+                done.append(migration)
+            elif applied[migration.version][1] is None:  # installed by psql, which knows no checksums
+                conn.execute(FILL_CHECKSUM, [migration.checksum, migration.version])
+            elif applied[migration.version][1] != migration.checksum:
+                raise SchemaVersionError(f"{migration.path.name} is not the file that was applied to this database")
+        if movable_clock:
+            conn.execute(MAKE_CLOCK_MOVABLE)
+        for path in code():
+            if path.name.startswith("99"):
+                row = conn.execute(CLOCK_IS_MOVABLE).fetchone()
+                if row and row[0]:
+                    conn.execute((sql_dir / "optional" / "movable_clock.sql").read_bytes())
+                if roles:
+                    conn.execute((sql_dir / "optional" / "roles.sql").read_bytes())
+            conn.execute(path.read_bytes())
+        conn.execute((sql_dir / "end.sql").read_bytes())
+    return done
+
+
+def script(
+    schema: str = "pyworker",
+    from_version: int | None = 0,
+    *,
+    movable_clock: bool = False,
+    roles: bool = False,
+    transaction: bool = True,
+) -> str:
+    """The same as one SQL script, for a database at schema version `from_version`; None: at whichever, it looks for itself.
+
+    transaction=False: without BEGIN and COMMIT, for migration tools that have opened a transaction themselves; their settings
+    are put back at the end.
+    """
+    if not 0 <= (from_version or 0) <= newest():
+        raise InvalidArgument(f"there is no schema version {from_version} (this pyworker knows 0 to {newest()})")
+    sql_dir = directory("sql")
+    named = SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())).as_string(None)
+    parts = [
+        f"-- pyworker, from version {from_version or 0} to {newest()}\n",
+        BEGIN if transaction else KEEP_SETTINGS,
+        named + ";\n",
+        (sql_dir / "begin.sql").read_text("utf-8"),
+    ]
+    for migration in migrations():
+        if migration.version > (from_version or 0):
+            text = migration.path.read_text("utf-8") + record_migration_text(
+                migration.version, migration.name, migration.breaking, migration.checksum
+            )
+            parts.append(text if from_version is not None else unless_applied(migration.version, text))
+    if movable_clock:
+        parts.append(MAKE_CLOCK_MOVABLE.decode())
+    for path in code():
+        if path.name.startswith("99"):
+            optional = [name for name, wanted in (("movable_clock", movable_clock), ("roles", roles)) if wanted]
+            parts += [(sql_dir / "optional" / f"{name}.sql").read_text("utf-8") for name in optional]
+        parts.append(path.read_text("utf-8"))
+    parts += [(sql_dir / "end.sql").read_text("utf-8"), "commit;\n" if transaction else RESTORE_SETTINGS]
+    return "\n".join(parts)

@@ -1,0 +1,49 @@
+"""What the dashboard and `pyworker top` show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .base import Base
+
+
+class Pages(Base):
+    """Lists in pages, and the actions on what they list."""
+
+    def overview(self) -> dict[str, Any]:
+        return self._value("overview()")
+
+    def throughput(self, minutes: int = 60) -> list[dict[str, Any]]:
+        columns = "minute, completed, cancelled, failed, waited_p50, waited_p95, ran_p50, ran_p95, exact"
+        return self._dicts(columns, "throughput(%s) order by minute", minutes)
+
+    def job_page(self, **filters: Any) -> tuple[list[dict[str, Any]], int | None]:
+        """A page of jobs by the arguments of list_jobs; and, if the look ended before the page was full, the id to go on from."""
+        columns = (
+            "id, task_identifier, state, queue_name, key, sequence_key, priority, run_at, attempts, max_attempts, created_at, locked_at, "
+            "locked_by, finished_at, reason, last_error"
+        )
+        rows = self._dicts(columns, f"list_jobs({', '.join(f'{name} => %s' for name in filters)})", *filters.values())
+        more = rows.pop()["id"] if rows and rows[-1]["state"] is None else None
+        return rows, more
+
+    def list_workers(self) -> list[dict[str, Any]]:
+        columns = "id, info, started_at, beat_at, expires_at, silent, running, jobs"
+        return self._dicts(columns, "list_workers() order by id")
+
+    def list_queues(self, after: str | None = None, limit: int = 50) -> list[dict[str, Any]]:
+        columns = "queue_name, concurrency, paused, available, running, exact"
+        return self._dicts(columns, "list_queues(%s, %s)", after, limit)
+
+    def list_sequences(self, halted: bool = False, after: str | None = None, limit: int = 50) -> list[dict[str, Any]]:
+        columns = "sequence_key, running, waiting, halted_by, reason, since, exact"
+        return self._dicts(columns, "list_sequences(%s, %s, %s)", halted, after, limit)
+
+    def act(self, action: str, targets: Sequence[str], actor: str) -> list[dict[str, Any]]:
+        return self._dicts("target, ok, outcome", "act(%s, %s::text[], %s)", action, list(targets), actor)
+
+    def audit(self, before: int | None, limit: int) -> list[dict[str, Any]]:
+        columns = "id, at, actor, db_role, action, target, ok, outcome"
+        source = "audit where %s::bigint is null or id < %s order by id desc limit %s"
+        return self._dicts(columns, source, before, before, limit)

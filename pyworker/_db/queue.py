@@ -1,0 +1,152 @@
+"""The calls of pyworker.add_job and its kin, for every driver: parameters as %(name)s, or numbered for asyncpg.
+
+Each parameter is text, a number, a boolean or a list of texts, cast where it stands. So no driver needs to know a type of ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .._arguments import checked
+from ..errors import InvalidArgument
+from .text import quoted, rows_of
+
+Statement = tuple[str, dict[str, Any]]
+
+# The argument names of add_job, each with the type it is cast to.
+ADD_ARGUMENTS = {
+    "identifier": "text",
+    "payload": "json",
+    "queue_name": "text",
+    "run_at": "timestamptz",
+    "max_attempts": "integer",
+    "job_key": "text",
+    "priority": "integer",
+    "flags": "text[]",
+    "job_key_mode": "text",
+    "unique_policy": "jsonb",
+    "sequence_policy": "jsonb",
+    "meta": "jsonb",
+    "delivery": "text",
+}
+# What @cron may say of a schedule, besides its cron expression.
+SCHEDULE_OPTIONS = (ADD_ARGUMENTS.keys() - {"identifier", "run_at"}) | {"name", "timezone", "backfill"}
+# Times from now, by the queue's clock, which an installation for tests may move.
+SOON = "{schema}.clock() + make_interval(secs => {value}::double precision)"
+SPECS = """(select coalesce(jsonb_agg(case when s.spec ? 'run_in'
+    then s.spec - 'run_in' || jsonb_build_object('run_at', {soon}) else s.spec end order by s.nr), '[]')
+    from jsonb_array_elements(%(specs)s::jsonb) with ordinality s(spec, nr))"""
+
+# The others that take a job: their arguments.
+_VERBS = {
+    "get_job": {"job_id": "bigint"},
+    "cancel_job": {"job_id": "bigint", "force": "boolean"},
+    "retry_job": {"job_id": "bigint"},
+    "delete_job": {"job_id": "bigint"},
+    "remove_job": {"job_key": "text"},
+}
+
+
+@functools.lru_cache
+def _add_job_statement(schema: str, names: tuple[str, ...], soon: bool) -> str:
+    values = {name: f"%({name})s::{ADD_ARGUMENTS[name]}" for name in names}
+    if soon:
+        values["run_at"] = SOON.format(schema=quoted(schema), value="%(run_at)s")
+    return rows_of(schema, f"add_job({', '.join(f'{name} => {value}' for name, value in values.items())})")
+
+
+def add_job_call(schema: str, identifier: str, payload: Any, options: Mapping[str, Any]) -> Statement:
+    """Only what was given: each argument costs time."""
+    parameters: dict[str, Any] = {
+        "identifier": checked("add_job", "identifier", identifier),
+        "payload": None if payload is None else checked("add_job", "payload", payload),
+    }
+    for name, value in _known("add_job", options).items():
+        if value is not None:
+            parameters[name] = checked("add_job", name, value)
+    soon = isinstance(parameters.get("run_at"), float)
+    return _add_job_statement(schema, tuple(parameters), soon), parameters
+
+
+def add_jobs_call(schema: str, specs: Iterable[Mapping[str, Any]]) -> Statement:
+    """Of JSON texts, so that each payload is written once."""
+    texts: list[str] = []
+    soon = False
+    for position, spec in enumerate(specs, 1):
+        where = f"add_jobs: specs[{position}]"
+        members: list[str] = []
+        for name, value in _known(where, spec).items():
+            if value is None and name != "identifier":
+                continue
+            sent: Any = checked(where, name, value)
+            if name == "run_at" and isinstance(sent, float):
+                name, soon = "run_in", True
+            if name == "payload":
+                _refuse_beyond_jsonb(where, str(sent))
+            is_json = ADD_ARGUMENTS.get(name, "").startswith("json")
+            members.append(f'"{name}": {sent if is_json else json.dumps(sent)}')
+        texts.append("{" + ", ".join(members) + "}")
+    given = "%(specs)s::jsonb"
+    if soon:
+        moment = SOON.format(schema=quoted(schema), value="(s.spec ->> 'run_in')")
+        given = SPECS.format(soon=moment)
+    return rows_of(schema, f"add_jobs({given})"), {"specs": "[" + ", ".join(texts) + "]"}
+
+
+# NUL, or half a surrogate pair, in JSON text; after an even number of backslashes these are escapes.
+_BEYOND_JSONB = re.compile(
+    r"(?<!\\)(?:\\\\)*\\u(?:0000|d[89ab][0-9a-f]{2}(?!\\ud[c-f][0-9a-f]{2})|(?<!\\ud[89ab][0-9a-f]{2}\\u)d[c-f][0-9a-f]{2})"
+)
+
+
+def _refuse_beyond_jsonb(where: str, payload: str) -> None:
+    """add_jobs takes jsonb, where null means: not given."""
+    if payload == "null":
+        raise InvalidArgument(f"{where}: payload cannot be null in a bulk call (add_job takes any payload)")
+    if "\\u" in payload and _BEYOND_JSONB.search(payload):
+        raise InvalidArgument(
+            f"{where}: payload must not contain NUL or half a surrogate pair in a bulk call (add_job takes any payload)"
+        )
+
+
+def verb_call(schema: str, verb: str, **arguments: Any) -> Statement:
+    return _verb_statement(schema, verb), {name: checked(verb, name, value) for name, value in arguments.items()}
+
+
+@functools.lru_cache
+def _verb_statement(schema: str, verb: str) -> str:
+    return rows_of(schema, f"{verb}({', '.join(f'%({name})s::{kind}' for name, kind in _VERBS[verb].items())})")
+
+
+def _known(function: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    if unknown := options.keys() - ADD_ARGUMENTS.keys():
+        raise TypeError(f"{function} has no argument {sorted(unknown)[0]!r} (known: {', '.join(ADD_ARGUMENTS)})")
+    return options
+
+
+_PARAMETER = re.compile(r"%\((\w+)\)s(::(?:json|jsonb|timestamptz)\b)?|%%")
+
+
+@functools.lru_cache
+def _numbered(statement: str) -> tuple[str, list[str]]:
+    names: list[str] = []
+
+    def number(match: re.Match[str]) -> str:
+        if match[0] == "%%":
+            return "%"
+        if match[1] not in names:
+            names.append(match[1])
+        # As text: the caller's connection may have codecs of its own for JSON and times.
+        return f"${names.index(match[1]) + 1}" + (f"::text{match[2]}" if match[2] else "")
+
+    return _PARAMETER.sub(number, statement), names
+
+
+def numbered(statement: str, parameters: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """The same statement as asyncpg takes it."""
+    text, names = _numbered(statement)
+    return text, [parameters[name] for name in names]

@@ -1,0 +1,196 @@
+"""What the processes of a worker ask and report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import psycopg
+
+from .._payload import to_json
+from .._texts import printable
+from ..errors import translated
+from .base import Base
+from .rows import JOB_COLUMNS
+from .text import Call, as_identifier, named_call, quoted
+
+_DEFINE_ARGUMENTS = {
+    "identifier": "text",
+    "max_attempts": "integer",
+    "priority": "integer",
+    "queue_name": "text",
+    "unique_policy": "jsonb",
+    "sequence_policy": "jsonb",
+    "delivery": "text",
+    "timeout": "interval",
+    "backoff": "jsonb",
+    "retention": "interval",
+}
+TASK_OPTIONS = _DEFINE_ARGUMENTS.keys() - {"identifier"}
+# Times as seconds: psycopg takes longer for two times than for all the rest. A double has room for the microseconds of these centuries.
+_CLAIMED = (
+    "id, run, task_identifier, payload::text, attempts, max_attempts, priority, date_part('epoch', run_at), queue_name, key, flags::text, "
+    "meta::text, sequence_key, date_part('epoch', created_at), delivery, crashes"
+)
+
+
+def finish_job_statement(schema: str) -> str:
+    """Its second column names the transaction, to ask what became of it."""
+    return f"select {quoted(schema)}.finish_job(%s, %s), pg_current_xact_id()::text"
+
+
+def start_job_statement(schema: str) -> str:
+    return f"select {quoted(schema)}.start_job(%s, %s)"
+
+
+def get_job_statement(schema: str) -> str:
+    return f"select {JOB_COLUMNS} from {quoted(schema)}.get_job(%s) j"  # noqa: S608
+
+
+def job_errors_statement(schema: str) -> str:
+    return f"select at, worker, error from {quoted(schema)}.job_errors(%s)"  # noqa: S608
+
+
+def once_statement(schema: str) -> str:
+    return f"select {quoted(schema)}.once(%s)"
+
+
+class Worker(Base):
+    """The functions of sql/ for workers."""
+
+    def register_worker(self, info: Mapping[str, Any]) -> int:
+        return self._value("register_worker(%s::jsonb)", json.dumps(info))
+
+    def describe_worker(self, worker_id: int, info: Mapping[str, Any]) -> None:
+        self._value("describe_worker(%s, %s::jsonb)", worker_id, json.dumps(info))
+
+    def define_task(self, identifier: str, options: Mapping[str, Any]) -> None:
+        parameters: dict[str, Any] = dict.fromkeys(_DEFINE_ARGUMENTS)
+        parameters.update(options, identifier=identifier)
+        for name in ("unique_policy", "sequence_policy", "backoff"):
+            if parameters[name] is not None:
+                parameters[name] = json.dumps(parameters[name])
+        self._rows(f"select {named_call(self.schema, 'define_task', _DEFINE_ARGUMENTS)}", parameters)
+
+    def declare_schedules(
+        self, origins: Sequence[str], schedules: Sequence[Mapping[str, Any]], dry_run: bool = False
+    ) -> list[dict[str, Any]]:
+        source = "declare_schedules(%s::text[], %s::jsonb, %s)"
+        return self._dicts("name, action", source, list(origins), to_json(list(schedules)), dry_run)
+
+    def task_timeouts(self, tasks: Sequence[str]) -> dict[str, float]:
+        rows = self._rows(f"select identifier, timeout from {self._s}.task_timeouts(%s)", [list(tasks)])  # noqa: S608
+        return {name: timeout.total_seconds() for name, timeout in rows}
+
+    def listen(self) -> None:
+        self.conn.execute(cast("Any", f"listen {as_identifier(self.schema)}"))
+
+    def hold_worker_lock(self, worker_id: int) -> bool:
+        return self._value("hold_worker_lock(%s)", worker_id)
+
+    def heartbeat(self, worker_id: int) -> bool:
+        return self._value("heartbeat(%s)", worker_id)
+
+    def worker_ttl(self) -> timedelta:
+        return self._value("worker_ttl()")
+
+    def reconcile(self, worker_id: int, jobs: Sequence[tuple[int, int]]) -> list[int]:
+        ids, runs = ([job[at] for job in jobs] for at in (0, 1))
+        return self._value("reconcile(%s, %s::bigint[], %s::bigint[])", worker_id, ids, runs)
+
+    def send(self, call: Call) -> psycopg.Cursor[Any]:
+        return self.conn.execute(cast("Any", call[0]), call[1], binary=True)
+
+    def claim_call(
+        self,
+        worker_id: int,
+        max_jobs: int,
+        tasks: Sequence[str] | None,
+        queues: Sequence[str] | None,
+        forbidden_flags: Sequence[str] | None,
+        alone: bool,
+    ) -> Call:
+        """alone: nothing else is in its transaction, so that its commit need not wait for the disk."""
+        with_it = "set_config('synchronous_commit', 'off', true), " if alone else ""
+        return (
+            f"select {_CLAIMED} from {with_it}{self._s}.claim_jobs(%s, %s, %s::text[], %s::text[], %s::text[])",  # noqa: S608
+            [worker_id, max_jobs, *(None if v is None else list(v) for v in (tasks, queues, forbidden_flags))],
+        )
+
+    def finish_call(self, jobs: Iterable[tuple[int, int, str | None]]) -> Call:
+        """Each job: id, run, and its result as JSON text or None."""
+        ids, runs, results = (list(column) for column in zip(*jobs, strict=True))
+        kept = results if any(result is not None for result in results) else None
+        # Arrays of numbers as text: written in a tenth of the time that psycopg takes for a list.
+        numbers = ["{" + ",".join(map(str, column)) + "}" for column in (ids, runs)]
+        return f"select cardinality({self._s}.finish_jobs(%s::bigint[], %s::bigint[], %s::jsonb[]))", [*numbers, kept]
+
+    def fail_call(self, failures: Sequence[Mapping[str, Any]]) -> Call:
+        # jsonb can hold neither NUL nor half a surrogate pair; an error does without, a payload is never altered.
+        cleaned = [{**failure, "error": printable(str(failure["error"]))} for failure in failures]
+        return f"select {self._s}.fail_jobs(%s::jsonb)", [json.dumps(cleaned)]
+
+    def snooze_call(self, job_id: int, run: int, delay: timedelta) -> Call:
+        return f"select {self._s}.snooze_job(%s, %s, %s)", [job_id, run, delay]
+
+    def release_call(self, jobs: Iterable[tuple[int, int]]) -> Call:
+        ids, runs = (list(column) for column in zip(*jobs, strict=True))
+        return f"select {self._s}.release_jobs(%s::bigint[], %s::bigint[])", [ids, runs]
+
+    def discarded(self, job_ids: Sequence[int]) -> list[tuple[int, str | None]]:
+        """Which of these jobs are discarded, and why."""
+        which = f"unnest(%s::bigint[]) i(id), {self._s}.get_job(i.id) j where j.state = 'discarded' order by j.id"
+        return cast("Any", self._rows(f"select j.id, j.reason from {which}", [list(job_ids)]))  # noqa: S608
+
+    def seconds_until_due(self) -> float | None:
+        return self._value("seconds_until_due()")
+
+    def called_off(self, jobs: Sequence[tuple[int, int]]) -> list[int]:
+        ids, runs = ([job[at] for job in jobs] for at in (0, 1))
+        return self._value("called_off(%s::bigint[], %s::bigint[])", ids, runs)
+
+    def start_job(self, job_id: int, run: int) -> bool:
+        return self._value("start_job(%s, %s)", job_id, run)
+
+    def once(self, key: str) -> bool:
+        return self._value("once(%s)", key)
+
+    def finish_job(self, job_id: int, run: int) -> str:
+        return self._rows(finish_job_statement(self.schema), [job_id, run])[0][1]
+
+    def was_finished(self, job_id: int, run: int, transaction: str) -> bool | None:
+        return self._value("was_finished(%s, %s, %s::xid8)", job_id, run, transaction)
+
+    def fail_job(self, failure: Mapping[str, Any]) -> None:
+        self.send(self.fail_call([failure])).fetchall()
+
+    def worker_died(self, worker_id: int, jobs: Sequence[tuple[int, int]], error: str) -> None:
+        ids, runs = ([job[at] for job in jobs] for at in (0, 1))
+        self._value("worker_died(%s, %s::bigint[], %s::bigint[], %s)", worker_id, ids, runs, error)
+
+    def unregister_worker(self, worker_id: int) -> None:
+        self._value("unregister_worker(%s)", worker_id)
+
+    def sweep_workers(self) -> int:
+        return self._value("sweep_workers()")
+
+    def maintain(self) -> dict[str, int] | None:
+        return self._value("maintain()")
+
+    def seconds_until_tick(self) -> float | None:
+        return self._value("seconds_until_tick()")
+
+    def run_schedules(self, seconds: float) -> tuple[float | None, int]:
+        """Fire what is due: seconds until the next tick, and how many were fired now. A query is cut off after so many seconds."""
+        with translated(), self.conn.pipeline():  # one transaction, one round trip
+            self.conn.execute(b"select set_config('statement_timeout', %s, true)", [f"{int(seconds * 1000)}"])
+            # In this order: what falls due in between is not forgotten.
+            told = self.send((f"select {self._s}.seconds_until_tick(), {self._s}.run_schedules()", []))
+            tick, fired = cast("Any", told.fetchone())
+        return tick, fired
+
+    def database_clock(self) -> float:
+        """Seconds since 1970, by the real clock."""
+        return float(self._rows("select extract(epoch from clock_timestamp())")[0][0])

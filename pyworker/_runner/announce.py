@@ -1,0 +1,38 @@
+"""What a worker process tells the database about itself when it connects."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from .. import tasks
+from .._db import migrations
+from .._db.database import Database
+from ..errors import InvalidArgument, TaskError
+from .config import RunConfig
+
+log = logging.getLogger("pyworker.worker")
+
+
+def announce(
+    db: Database, config: RunConfig, worker_id: int, known: Mapping[str, tasks.Task[..., Any]], schedules: bool
+) -> dict[str, float]:
+    """The options of its tasks; with `schedules` also those that the modules declare. Returns the tasks' timeouts in seconds."""
+    db.check_version(migrations.newest())
+    tasks.define(db, known)
+    if schedules:
+        try:
+            declared = db.declare_schedules(*tasks.schedules(config.tasks))
+        except InvalidArgument as error:
+            raise TaskError(str(error)) from None
+        for row in declared:
+            log.info("schedule %s: %s", row["name"], row["action"])
+    about = {
+        "task_identifiers": config.only_tasks or sorted(known),
+        "definitions": tasks.definitions(known),
+        "queue_names": config.queues or None,
+        "forbidden_flags": config.forbidden_flags or None,
+    }
+    db.describe_worker(worker_id, {name: value for name, value in about.items() if value is not None})
+    return db.task_timeouts(list(known))

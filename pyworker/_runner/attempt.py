@@ -1,0 +1,60 @@
+"""One attempt: a claimed job's handler is called, and what it returns or raises becomes the job's outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from .. import _middleware, tasks
+from ..job import AsyncJob, Job
+from .claimed import Claimed
+from .connections import Connections
+from .outcomes import Ended, failure_of, outcome_of
+
+
+def run_job(job: Claimed, task: tasks.Task[..., Any], connections: Connections) -> Ended:
+    """In the thread that calls it. Never raises."""
+    made = None
+    try:
+        job.handler = made = job.made(Job, connections)
+        made._called_off = job.cancelled  # pyright: ignore[reportPrivateUsage]
+        if job.delivery == "at_most_once" and not connections.start_job(job.id, job.run):
+            return "released", (job.id, job.run), None
+        if not _middleware.registered:
+            return outcome_of(job, task, task.invoke(made))
+        with _middleware.Around(made) as around:
+            around.result = task.invoke(made)
+            return outcome_of(job, task, around.result)
+    except BaseException as error:
+        job.completed = made is not None and made._completed
+        return failure_of(job, error)
+
+
+async def run_job_async(
+    job: Claimed, task: tasks.Task[..., Any], connections: Connections, limit: float | None = None
+) -> Ended:
+    """On the running loop, for `limit` seconds at most. Raises nothing once it has begun."""
+    made, scope = None, None
+    try:
+        made = job.made(AsyncJob, connections)
+        if job.cancelled:
+            raise asyncio.CancelledError
+        if not limit:
+            return await _answer(job, task, connections, made)
+        async with asyncio.timeout(limit) as scope:
+            return await _answer(job, task, connections, made)
+    except BaseException as error:
+        if scope is not None and scope.expired() and isinstance(error, TimeoutError):
+            error = TimeoutError(f"timed out after {limit:g} s")
+        job.completed = made is not None and made._completed
+        return failure_of(job, error)
+
+
+async def _answer(job: Claimed, task: tasks.Task[..., Any], connections: Connections, made: AsyncJob) -> Ended:
+    if job.delivery == "at_most_once" and not await connections.start_job_async(job.id, job.run):
+        return "released", (job.id, job.run), None
+    if not _middleware.registered:
+        return outcome_of(job, task, await task.invoke(made))
+    with _middleware.Around(made) as around:
+        around.result = await task.invoke(made)
+        return outcome_of(job, task, around.result)

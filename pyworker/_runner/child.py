@@ -1,0 +1,330 @@
+"""The child: a process that claims jobs, runs their handlers and reports how they went.
+
+    main thread     the turn: report what ended, claim what there is room for, in one round trip; wait; again
+    handler threads run sync handlers, started as they are needed, at most `concurrency`
+    loop thread     runs async handlers, started with the first one
+
+    pace        when to claim, and how much
+    exchange    reports and claims, in one round trip
+    handlers    who runs where, and the one outcome of each
+
+The parent gives the order to start (one line of JSON on stdin, so that no password is seen in a process list), and later "stop" or
+"abort". When stdin ends the parent is dead, and so is this process at once: two generations must not run side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import select
+import selectors
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, NoReturn, TextIO
+
+import psycopg
+
+from .. import _logging, tasks
+from .._db import migrations
+from .._db.connect import TRY_AGAIN, Backoff, Watch, connect, is_lost, is_pooled
+from .._db.database import Database
+from ..errors import NotFound, PyworkerError, SchemaVersionError, TaskError, sqlstate_of
+from . import signals
+from .announce import announce
+from .config import (
+    EXIT_BROKEN,
+    EXIT_CANNOT_START,
+    EXIT_DATABASE_NEWER,
+    EXIT_DATABASE_OLDER,
+    EXIT_REGISTER_AGAIN,
+    RunConfig,
+)
+from .connections import Connections
+from .exchange import Exchange
+from .handlers import NEVER, Handlers
+from .pace import Pace
+from .shared import Slots
+
+if TYPE_CHECKING:
+    from .metrics import Measures
+
+log = logging.getLogger("pyworker.worker")
+
+LINGER = 0.01  # seconds that outcomes may wait for company while there is other work
+SOON = 0.005  # seconds that a worker with nothing else to claim gives quick handlers to end
+ASK = 10.0  # seconds between questions whether running jobs were cancelled; a notification comes sooner
+RECONCILE = 5.0  # seconds from a lost connection's first comparison with the database to the next one
+
+
+def main() -> NoReturn:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: even a frozen child must not outlive its parent
+    signals.leave_to_parent()
+    # Programs that handlers start inherit stdin: they get an empty one, our orders come by a copy that is not inherited.
+    orders = os.fdopen(os.dup(0))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    order = json.loads(orders.readline() or "null")
+    if order is None:
+        os._exit(0)
+    config = RunConfig(**order["config"])
+    _logging.set_up(config.log_format, config.log_level)
+    code = 1
+    slots = Slots(order["slots"], config.concurrency)
+    child = Child(config, order["worker_id"], orders, slots)
+    blameless = True  # the handlers that run: unless the end of this process cannot be explained
+    try:
+        code = child.run()
+        blameless = not child.handlers.broken
+    except TaskError as error:
+        log.error("%s", error, exc_info=error.__cause__)
+        code = EXIT_CANNOT_START
+    except SchemaVersionError as error:
+        log.error("%s. %s", error, error.hint or "")
+        code = EXIT_DATABASE_NEWER if error.detail == "newer" else EXIT_DATABASE_OLDER
+    except NotFound as error:
+        log.warning("%s", error)
+        code = EXIT_REGISTER_AGAIN
+    except BaseException as error:
+        blameless = isinstance(error, psycopg.Error | PyworkerError)
+        log.critical("the worker process failed", exc_info=True)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # a handler may have closed it
+            stream.flush()
+    if blameless:
+        child.handlers.leave()
+    os._exit(code)  # without waiting for handlers that were handed back
+
+
+class Child:
+    def __init__(self, config: RunConfig, worker_id: int, orders: TextIO, slots: Slots) -> None:
+        self.config = config
+        self.slots = slots
+        self.worker_id = worker_id
+        self.orders = orders
+        self.declared = False
+        self.measures: Measures | None = None
+        self.connections = Connections(config)
+        self.handlers = Handlers(config, slots, self.connections, self._wake)
+        self.exchange = Exchange(config, worker_id, self.handlers.take_back)
+        self.pace = Pace(config.concurrency, config.poll_interval)
+        self.db: Database | None = None
+        self.backoff = Backoff(log)
+        self.watch = Watch(config.dsn, slots.turned)
+        self.wake_read, self.wake_write = os.pipe()
+        os.set_blocking(self.wake_read, False)
+        os.set_blocking(self.wake_write, False)
+        # Orders
+        self.stopping = self.aborting = False
+        self.recheck_version = False
+        self.ask_at = 0.0  # when to ask the database whether what runs was cancelled
+        self.reconcile_in, self.reconcile_at = 0.0, 0.0
+        self.exit_code = 0
+
+    # -- orders from the parent -----------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        with contextlib.suppress(
+            Exception
+        ):  # a handler may have closed it: a process that cannot be told to stop ends, too
+            for line in self.orders:
+                if line.strip() == "stop":
+                    self.stopping = True
+                elif line.strip() == "abort":
+                    self.stopping = self.aborting = True
+                self._wake()
+        os._exit(1)  # the parent is dead
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self.wake_write, b"x")
+
+    # -- the turn -------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        threading.Thread(target=self._hear, daemon=True, name="orders").start()
+        if self.config.metrics:
+            from .metrics import Measures
+
+            self.measures = Measures()
+        self.handlers.tasks = self.handlers.context.run(tasks.load, self.config.tasks)
+        signals.leave_to_parent()  # again: a module may have set handlers of its own
+        if unknown := [name for name in self.config.only_tasks if name not in self.handlers.tasks]:
+            raise TaskError(f"--task {unknown[0]}: no such task (known: {', '.join(sorted(self.handlers.tasks))})")
+        while True:
+            self.slots.turned()
+            try:
+                if self.db is None:
+                    self._connect()
+                if self._turn():
+                    return self.exit_code
+                self.slots.answered()
+                self.backoff.worked()
+                self._wait()
+            except psycopg.Error as error:
+                self._failed(error)
+
+    def _failed(self, error: psycopg.Error) -> None:
+        """The database is away, or it refuses: try again later."""
+        if is_lost(error):
+            self.backoff.failed(error)
+            if self.db is not None:
+                self.db.conn.close()
+                self.db = None
+                self.reconcile_in = RECONCILE
+        elif self.config.once and sqlstate_of(error) not in TRY_AGAIN:
+            raise TaskError("the database refuses: " + str(error).split("\n")[0]) from None
+        else:
+            self.backoff.refused(error)
+            self.slots.refused()
+        select.select([self.wake_read], [], [], max(self.backoff.until - time.monotonic(), 0))  # orders end it early
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_read, 4096)
+
+    def _connect(self) -> None:
+        conn = connect(self.config.dsn, worker=True)
+        try:
+            with self.watch.over(conn):
+                self._introduce(Database(conn, self.config.schema))
+        except psycopg.Error:
+            conn.close()
+            raise
+
+    def _introduce(self, db: Database) -> None:
+        # Of all processes the last one to start has the say about schedules: each declares them once.
+        self.handlers.timeouts = announce(db, self.config, self.worker_id, self.handlers.tasks, not self.declared)
+        self.declared = True
+        self.exchange.task_names = self.config.only_tasks or sorted(self.handlers.tasks)
+        self.connections.pooled = is_pooled(db.conn)
+        if self.connections.pooled:
+            log.warning(
+                "there is a transaction pooler in between: no notifications come through it, jobs are found by polling"
+            )
+        else:
+            db.conn.add_notify_handler(lambda note: self._heard(note.payload))
+            db.listen()
+        self._reconcile(db)
+        self.db = db
+        self.pace.nothing_available = False
+
+    def _reconcile(self, db: Database) -> None:
+        """Drop what is no longer ours, hand back what we were given without hearing of it."""
+        self.handlers.keep(set(db.reconcile(self.worker_id, self.handlers.known())))
+        # A claim that was under way when the connection was lost may get there after this: ask again, ever more rarely.
+        self.reconcile_at = time.monotonic() + self.reconcile_in
+        self.reconcile_in = self.reconcile_in * 2 if self.reconcile_in < RECONCILE * 64 else 0.0
+
+    def _heard(self, word: str) -> None:
+        if word == "migrate":
+            self.recheck_version = True
+        elif word == "cancel":
+            self.ask_at = 0.0
+        elif not word:
+            self.pace.hear()
+
+    def _turn(self) -> bool:
+        """One round trip, if there is a reason for one; true when this process has done its duty."""
+        assert self.db is not None  # noqa: S101
+        with self.watch.over(self.db.conn):
+            return self._take_turn(self.db)
+
+    def _take_turn(self, db: Database) -> bool:
+        if self.handlers.broken:
+            self.exit_code = EXIT_BROKEN
+            self.exchange.work(db, self.handlers.collect(), 0)
+            return True
+        self._look_around(db)
+        outcomes = self.handlers.collect()
+        room = 0 if self.stopping else self._room(bool(outcomes))
+        if not outcomes and not room:
+            return self.stopping and self.handlers.idle
+        if room:
+            self.pace.notified = False
+        claimed = self.exchange.work(db, outcomes, room)
+        if room and claimed is not None:
+            if self.measures:
+                self.measures.claimed(len(claimed))
+            self.handlers.begin(claimed)
+            self.pace.learn(room, len(claimed), len(outcomes))
+            if len(claimed) < room:
+                self._came_short(db, bool(claimed))
+        return (self.stopping or (self.config.once and self.pace.nothing_available)) and self.handlers.idle
+
+    def _look_around(self, db: Database) -> None:
+        """What is to be seen to before the turn: another version, an order to stop, cancelled jobs, a connection that was lost."""
+        if self.recheck_version:
+            self.recheck_version = False
+            try:
+                db.check_version(migrations.newest())
+            except SchemaVersionError as error:
+                log.error("%s. %s", error, error.hint or "")
+                self.stopping, self.exit_code = True, EXIT_DATABASE_NEWER
+        if self.stopping:
+            self.handlers.hand_back(everything=self.aborting)
+        if time.monotonic() >= self.ask_at:
+            self.ask_at = time.monotonic() + ASK
+            if mine := self.handlers.uncancelled():
+                self.handlers.cancel(set(db.called_off(mine)))
+        if self.reconcile_in and time.monotonic() >= self.reconcile_at:
+            self._reconcile(db)
+
+    def _room(self, reporting: bool) -> int:
+        room = self.pace.room(self.handlers.load, reporting)
+        if (
+            room and self.slots.expired()
+        ):  # not to begin it at once means not to claim it; our parent will say more soon
+            self.pace.put_off(1)
+            return 0
+        return room
+
+    def _came_short(self, db: Database, claimed: bool) -> None:
+        """The claim brought less than there was room for."""
+        if claimed:  # what ends at once is reported with another claim: no need to know how long to sleep
+            self._sleep(SOON, wake_at=sys.maxsize)
+        self.pace.nothing_available = not (self.handlers.outcomes or self.pace.notified)
+        if self.stopping or self.recheck_version:  # it woke us for the next turn
+            self._wake()
+        elif self.pace.nothing_available:
+            self.pace.sleep_until(db.seconds_until_due())
+
+    def _wait(self) -> None:
+        """Until a handler has ended, the database or the parent says something, or it is time to claim."""
+        timeout: float | None = None
+        if not self.stopping and self.handlers.load < self.config.concurrency:
+            timeout = self.pace.patience()
+        if self.handlers.running:
+            until = max(self.ask_at - time.monotonic(), 0)
+            timeout = until if timeout is None else min(timeout, until)
+        self._sleep(timeout, wake_at=sys.maxsize)
+        if self.handlers.outcomes and len(self.handlers.ready) > self.pace.prefetch // 2:
+            # There is more to do, and reporting many costs little more than reporting one.
+            self._sleep(LINGER, wake_at=self.pace.prefetch // 2)
+
+    def _sleep(self, timeout: float | None, wake_at: int) -> None:
+        assert self.db is not None  # noqa: S101
+        conn, handlers = self.db.conn, self.handlers
+        handlers.wake_at = wake_at
+        if handlers.outcomes and len(handlers.ready) <= wake_at:
+            timeout = 0.0
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.wake_read, selectors.EVENT_READ)
+            selector.register(conn.fileno(), selectors.EVENT_READ)
+            events = selector.select(timeout)
+        handlers.wake_at = NEVER
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_read, 4096)
+        if any(key.fd != self.wake_read for key, _ in events):
+            conn.pgconn.consume_input()
+            while note := conn.pgconn.notifies():
+                self._heard(note.extra.decode())
+            if conn.pgconn.status != psycopg.pq.ConnStatus.OK:
+                raise psycopg.OperationalError("the server closed the connection")
+
+
+if __name__ == "__main__":
+    main()

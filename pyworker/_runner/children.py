@@ -1,0 +1,83 @@
+"""A child as its parent sees it: how it is started, told and looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from . import signals
+from .config import RunConfig
+from .shared import Slots
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class ChildProcess:
+    worker_id: int
+    process: subprocess.Popen[str]
+    started: float
+    slots: Slots
+    locked: bool  # the control connection holds its lock
+    culprit: tuple[int, int] | None = None  # the job for which it was killed
+    killed: str = ""  # why we killed it
+    leaving: bool = False  # told to end, because of its memory
+    condition: str | None = None  # for worker_health
+    told: str | None = None  # … as the database knows it
+
+    def tell(self, word: str) -> None:
+        with suppress(OSError, ValueError):
+            assert self.process.stdin is not None  # noqa: S101
+            self.process.stdin.write(word + "\n")
+            self.process.stdin.flush()
+
+
+@dataclass
+class Ended:
+    """A child that is no more, until the database knows."""
+
+    worker_id: int
+    crashed: bool
+    running: list[tuple[int, int]]  # what may have ended it
+    failure: dict[str, Any] | None  # of the one job for which it was killed
+    why: str
+
+
+def start_child(config: RunConfig, worker_id: int, slots: Slots, locked: bool) -> ChildProcess:
+    with signals.held_back():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pyworker._runner.child"],
+            stdin=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": _python_path()},
+            pass_fds=[slots.fd],
+        )
+    child = ChildProcess(worker_id, process, time.monotonic(), slots, locked, told="starting")
+    child.tell(json.dumps({"config": asdict(config), "worker_id": worker_id, "slots": slots.fd}))
+    return child
+
+
+def memory_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * PAGE
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _python_path() -> str:
+    """The children find what the parent finds: the current directory first, as `python -m` would."""
+    return os.pathsep.join(
+        dict.fromkeys([os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+    )
+
+
+def exit_text(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"

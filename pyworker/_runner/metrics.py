@@ -1,0 +1,126 @@
+"""Metrics in Prometheus' words: what the database tells, as text, and what a worker's processes measure of their handlers.
+
+The processes write into files that the parent reads at each scrape, by prometheus_client's own way for several processes; so a process
+that is killed leaves what it had counted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from .._distribution import pip_install
+from .._middleware import middleware
+from ..errors import PyworkerError
+from ..job import AsyncJob, Job, Outcome
+
+if TYPE_CHECKING:
+    from .parent import Parent
+    from .probes import Route
+
+DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+
+
+def text_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows of the SQL function metrics() in the text format that Prometheus reads."""
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_name.setdefault(row["name"], []).append(row)
+    lines: list[str] = []
+    for name, group in by_name.items():
+        lines += [f"# HELP {name} {_escaped(group[0]['help'])}", f"# TYPE {name} {group[0]['kind']}"]
+        for row in group:
+            labels = ",".join(f'{label}="{_escaped(value, True)}"' for label, value in sorted(row["labels"].items()))
+            lines.append(f"{name}{'{' + labels + '}' if labels else ''} {row['value']:.17g}")
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str, quoted: bool = False) -> str:
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quoted else text
+
+
+# -- in the processes that run handlers ---------------------------------------------------------------------------------
+
+
+class Measures:
+    """Handlers by task and outcome, and claims. Made where there is a directory to write to, before the tasks are loaded."""
+
+    def __init__(self) -> None:
+        from prometheus_client import Counter, Histogram
+
+        handlers = Histogram(
+            "pyworker_handler_seconds",
+            "How long handlers took, by task and outcome.",
+            ["task", "outcome"],
+            buckets=BUCKETS,
+        )
+        self._claims = Counter("pyworker_claims", "How often this worker has asked for jobs.", ["result"])
+        self._claimed = Counter("pyworker_claimed_jobs", "Jobs that this worker was given.")
+
+        @middleware  # the first, so the outermost
+        def measured(job: Job | AsyncJob) -> Generator[None, Any, None]:
+            began, outcome = time.monotonic(), "error"
+            try:
+                yield
+                outcome = "success"
+            except Outcome as told:
+                outcome = type(told).__name__.lower()
+                raise
+            finally:
+                handlers.labels(job.task_identifier, outcome).observe(time.monotonic() - began)
+
+        self.middleware = measured
+
+    def claimed(self, jobs: int) -> None:
+        self._claims.labels("jobs" if jobs else "nothing").inc()
+        self._claimed.inc(jobs)
+
+
+# -- in their parent ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def collected(parent: Parent) -> Iterator[dict[str, Route]]:
+    """The route of a worker's own metrics, and the directory that its processes write to."""
+    wanted = parent.config.metrics
+    if wanted and importlib.util.find_spec("prometheus_client") is None:
+        raise PyworkerError(f"--metrics-port needs prometheus-client: {pip_install('metrics')}")
+    with tempfile.TemporaryDirectory(prefix="pyworker-metrics-") if wanted else nullcontext() as directory:
+        if directory is None:
+            yield {}
+            return
+        os.environ[DIRECTORY] = directory
+        try:
+            yield {"/metrics": lambda: (200, TEXT, _scraped(parent, directory))}
+        finally:
+            del os.environ[DIRECTORY]
+
+
+def _scraped(parent: Parent, directory: str) -> str:
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, directory)  # type: ignore[no-untyped-call]
+    from .probes import in_flight, problems
+
+    class OfParent:
+        def collect(self) -> Iterator[GaugeMetricFamily]:
+            for name, text, value in (
+                ("pyworker_in_flight", "Handlers at work in this worker.", in_flight(parent)),
+                ("pyworker_handlers", "Handlers that this worker runs at once.", parent.config.processes * parent.config.concurrency),
+                ("pyworker_ready", "1: this worker can claim jobs, as /ready says.", not problems(parent, True)),
+            ):  # fmt: skip
+                yield GaugeMetricFamily(name, text, value=float(value))
+
+    registry.register(OfParent())  # pyright: ignore[reportArgumentType]
+    return generate_latest(registry).decode()

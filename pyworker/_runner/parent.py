@@ -1,0 +1,362 @@
+"""The parent: a small synchronous process without user code, able to run as PID 1.
+
+It registers a worker for each child, beats for all of them, calls maintain(), passes signals on, hands a dead child's jobs on
+at once, and replaces it. Nothing that a handler does (a C call that holds the GIL for an hour, a segfault) can stop it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+from .._db import migrations
+from .._db.connect import FENCE, Backoff, abandon, answered, connect, cut, is_lost, is_pooled
+from .._db.database import Database
+from .._escape import shown
+from . import signals
+from .children import ChildProcess, Ended, exit_text, memory_of, start_child
+from .config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, EXIT_REGISTER_AGAIN, RunConfig
+from .maintenance import ASK, maintain
+from .shared import Slots, boottime
+
+log = logging.getLogger("pyworker.parent")
+
+BEAT = 4.0  # seconds; the lease is settings.worker_ttl, 20 by default
+RETRY = 0.5  # seconds, at most, while the database is away: once it is back, others sweep, and a lock not taken within two is a death
+WATCH = 0.25  # seconds between looks at the children's deadlines and memory
+MEMORY = "it holds too much memory"
+GRACE = 2.0  # seconds from "abort" to SIGKILL
+
+
+class Parent:
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.db: Database | None = None
+        self.children: dict[int, ChildProcess] = {}  # by pid
+        self.respawn_at: list[float] = []  # one entry for each child that is to be started again
+        self.respawn_delay = 0.1
+        self.signals = 0
+        self.pid = os.getpid()
+        self.kill_at: float | None = None
+        self.turned = time.monotonic()
+        self.next_beat = self.turned + BEAT
+        self.exit_code = 0
+        self.to_unregister: list[Ended] = []
+        self.acknowledged = boottime()  # when the last beat began that the database has answered
+        self.fence = FENCE  # seconds without one after which our handlers must end: others may take their jobs soon
+        self.pooled = False
+        self.abandoned: socket.socket | None = None
+        self.backoff = Backoff(log, RETRY)
+        self.refused = ""  # what of our own the database refuses
+        self.stopped = threading.Event()
+        self.reaping = threading.Lock()  # whoever kills must not meet the pid of a child that is no more
+
+    # -- from start to end ----------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        self.db = self._connect()
+        self.db.check_version(migrations.newest())  # later on the children look
+        self.fence = min(self.db.worker_ttl().total_seconds() * 0.75, FENCE)
+        while self.config.once and self.db.run_schedules(ASK)[1]:
+            pass
+        wakeup, notice = socket.socketpair()
+        for end in (wakeup, notice):
+            end.setblocking(False)
+        handlers = {signal.SIGCHLD: signals.nothing, **dict.fromkeys(signals.heard(), self._signalled)}
+        signal.set_wakeup_fd(notice.fileno())
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            self._work(wakeup)
+        finally:
+            signal.set_wakeup_fd(-1)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self.exit_code
+
+    def _work(self, wakeup: socket.socket) -> None:
+        for _ in range(self.config.processes):
+            self._spawn()
+        log.info(
+            "pyworker %s started: %s process%s of %s handlers, schema %s",
+            self._version(), self.config.processes, "es" if self.config.processes > 1 else "", self.config.concurrency, self.config.schema,
+        )  # fmt: skip
+        threading.Thread(target=maintain, args=[self.config, self.stopped], daemon=True, name="maintain").start()
+        threading.Thread(target=self._fence, daemon=True, name="fence").start()
+        while self.children or self.respawn_at or self.to_unregister:
+            self.turned = now = time.monotonic()
+            if self.backoff.until:
+                self.next_beat = min(self.next_beat, max(self.backoff.until, now))
+            deadlines = [self.next_beat, now + WATCH, *self.respawn_at, *([self.kill_at] if self.kill_at else [])]
+            ends: list[Any] = [wakeup, *([self.db.conn] if self.db else [])]
+            ready = select.select(ends, [], [], max(min(deadlines) - now, 0))[0]
+            with suppress(BlockingIOError):
+                wakeup.recv(4096)
+            if self.db and self.db.conn in ready:
+                self._listen()
+            self._reap()
+            now = time.monotonic()
+            self._watch(now)
+            if self.kill_at and now >= self.kill_at:
+                self._escalate()
+            if now >= self.next_beat:
+                self.next_beat = now + BEAT
+                self._beat()
+            self._unregister()
+            for due in [at for at in self.respawn_at if at <= now]:
+                self.respawn_at.remove(due)
+                if not self.signals:
+                    self._guarded(self._spawn, lambda: self.respawn_at.append(time.monotonic() + 1))
+        self.stopped.set()
+        log.info("stopped")
+
+    def _version(self) -> str:
+        from .. import __version__
+
+        return __version__
+
+    # -- the database ---------------------------------------------------------------------------------------------
+
+    def _connect(self) -> Database:
+        db = Database(connect(self.config.dsn, worker=True), self.config.schema)
+        try:
+            self.pooled = is_pooled(db.conn)
+            if not self.pooled:
+                for child in self.children.values():
+                    child.locked = db.hold_worker_lock(child.worker_id)
+        except psycopg.Error:
+            db.conn.close()
+            raise
+        for child in self.children.values():
+            child.told = ""  # it may be another database
+        if self.abandoned:
+            self.abandoned.close()
+            self.abandoned = None
+        return db
+
+    def _guarded(self, action: Callable[[], object], otherwise: Callable[[], object] | None = None) -> None:
+        """Do something with the database; if it is away or refuses, try again now and then, and go on without it."""
+        what = action.__name__
+        try:
+            if time.monotonic() < self.backoff.until and not self.signals:
+                if otherwise:
+                    otherwise()
+                return
+            if self.db is None:
+                self.db = self._connect()
+            with answered(self.db.conn, self._give_up):
+                action()
+            self.backoff.worked(what)
+            self.refused = "" if self.refused == what else self.refused
+        except psycopg.Error as error:
+            if is_lost(error):
+                self._lost(error)
+            else:
+                self.backoff.refused(error, what)
+                self.refused = what
+            if otherwise:
+                otherwise()
+
+    def _give_up(self, conn: psycopg.Connection[Any]) -> None:
+        """It does not answer. Were its locks let go of, others would take the jobs at once, and they are still being run."""
+        if self.pooled or self.abandoned:
+            cut(conn)
+        else:
+            with suppress(OSError, psycopg.Error):
+                self.abandoned = abandon(conn)
+
+    def _lost(self, error: Exception) -> None:
+        self.backoff.failed(error)
+        if self.db is not None:
+            self.db.conn.close()
+            self.db = None
+
+    def _listen(self) -> None:
+        """The control connection says something unasked: most likely that it has ended. The locks on it are to be taken again, soon."""
+        assert self.db is not None  # noqa: S101
+        with suppress(psycopg.OperationalError):
+            self.db.conn.pgconn.consume_input()
+        if self.db.conn.pgconn.status != psycopg.pq.ConnStatus.OK:
+            self._lost(psycopg.OperationalError("the control connection was lost"))
+
+    def _beat(self) -> None:
+        def beat() -> None:
+            assert self.db is not None  # noqa: S101
+            began = boottime()
+            for child in list(self.children.values()):
+                if not self.db.heartbeat(child.worker_id):
+                    self._kill(child, "it was declared dead")
+                    continue
+                child.slots.prolong(began + self.fence)
+                if not (child.locked or self.pooled):
+                    child.locked = self.db.hold_worker_lock(child.worker_id)
+                if child.told != child.condition:
+                    self.db.describe_worker(child.worker_id, {"condition": child.condition})
+                    child.told = child.condition
+            self.acknowledged = began
+
+        self._guarded(beat)
+
+    def _unregister(self) -> None:
+        def unregister() -> None:
+            assert self.db is not None  # noqa: S101
+            while self.to_unregister:
+                ended = self.to_unregister[0]
+                if ended.failure:
+                    self.db.fail_job(ended.failure)
+                if ended.crashed:
+                    self.db.worker_died(ended.worker_id, ended.running, ended.why)
+                self.db.unregister_worker(ended.worker_id)
+                charged = [job_id for job_id, _ in ended.running] + ([ended.failure["id"]] if ended.failure else [])
+                for job_id, reason in self.db.discarded(charged) if charged else []:
+                    log.error("job %s is discarded now: %s", job_id, shown(reason or ""), extra={"job_id": job_id})
+                self.to_unregister.pop(0)
+
+        if self.to_unregister:
+            self._guarded(unregister)
+            if self.signals:
+                self.to_unregister.clear()  # leaving without what did not work: the lease will run out
+
+    def _fence(self) -> None:
+        """In a thread, as nothing may hold it up: may we still believe that our jobs are ours?"""
+        while not self.stopped.wait(WATCH):
+            if (away := boottime() - self.acknowledged) > self.fence:
+                with self.reaping:
+                    for child in [child for child in self.children.values() if not child.killed]:
+                        self._kill(child, f"the database has not answered for {away:.0f} s, others may take its jobs")
+
+    # -- children -------------------------------------------------------------------------------------------------
+
+    def _spawn(self) -> None:
+        assert self.db is not None  # noqa: S101
+        began = boottime()
+        worker_id = self.db.register_worker(
+            {
+                "name": self.config.name or socket.gethostname(), "host": socket.gethostname(), "pid": os.getpid(),
+                "version": self._version(), "modules": self.config.tasks, "condition": "starting",
+            }
+        )  # fmt: skip
+        if all(child.killed for child in self.children.values()):  # for the others this is no beat
+            self.acknowledged = began
+        locked = not self.pooled and self.db.hold_worker_lock(worker_id)
+        slots = Slots.create(self.config.concurrency)
+        slots.prolong(began + self.fence)
+        child = start_child(self.config, worker_id, slots, locked)
+        self.children[child.process.pid] = child
+        if self.signals:  # one came while it was being started
+            child.tell("stop")
+
+    def _reap(self) -> None:
+        while True:
+            with self.reaping:
+                try:
+                    pid, status = os.waitpid(-1, os.WNOHANG)  # of orphans too, when this is PID 1
+                except ChildProcessError:
+                    return
+                if pid == 0:
+                    return
+                child = self.children.pop(pid, None)
+            if child:
+                child.process.returncode = os.waitstatus_to_exitcode(status)
+                self._ended(child, child.process.returncode)
+
+    def _ended(self, child: ChildProcess, code: int) -> None:
+        with suppress(OSError):
+            assert child.process.stdin is not None  # noqa: S101
+            child.process.stdin.close()
+        # A process that ends deliberately clears its slots. Jobs that are left there have ended it, with whichever exit code.
+        running = [(job.job_id, job.run) for job in child.slots.running()]
+        deliberate = not running
+        crashed = code not in (0, EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER, EXIT_REGISTER_AGAIN)
+        crashed = crashed or not deliberate
+        # A child that we killed ourselves, for one job, or while stopping, did not crash: its jobs go back with their attempt.
+        crashed = crashed and not self.signals and (not child.killed or child.killed == MEMORY)
+        failure = None
+        if child.culprit:
+            failure = {"id": child.culprit[0], "run": child.culprit[1], "error": child.killed}
+        why = f"its worker process ended with {exit_text(code)}{child.killed and ': ' + child.killed}"
+        self.to_unregister.append(Ended(child.worker_id, crashed, running if crashed else [], failure, why))
+        child.slots.close()
+        if deliberate and code in (EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER):
+            self.exit_code = 1 if code == EXIT_CANNOT_START else code
+            self._stop("a worker process cannot go on")
+        elif self.signals or (deliberate and code == 0 and self.config.once and not child.leaving):
+            pass
+        else:
+            log.warning("worker process %s ended with %s; starting another", child.process.pid, exit_text(code))
+            lived = time.monotonic() - child.started
+            self.respawn_delay = 0.1 if lived > 60 else min(self.respawn_delay * 2, 5.0)
+            self.respawn_at.append(time.monotonic() + self.respawn_delay)
+
+    def _kill(self, child: ChildProcess, why: str, culprit: tuple[int, int] | None = None) -> None:
+        log.warning("ending worker process %s: %s%s", child.process.pid, f"job {culprit[0]} " if culprit else "", why)
+        child.killed, child.culprit = why, culprit
+        os.kill(child.process.pid, signal.SIGKILL)
+
+    def _watch(self, now: float) -> None:
+        """Deadlines, memory, and what is to be told of a child."""
+        for child in [child for child in self.children.values() if not child.killed]:
+            child.condition = self._condition_of(child, now)
+            if child.condition != child.told and self.db:
+                self.next_beat = now
+            late = [job for job in child.slots.running() if job.deadline and now > job.deadline]
+            if late:
+                self._kill(child, "timed out, or did not stop when it was called off", (late[0].job_id, late[0].run))
+            elif self.config.max_memory:
+                memory = memory_of(child.process.pid)
+                if memory > self.config.max_memory * 1.5:
+                    self._kill(child, MEMORY)
+                elif memory > self.config.max_memory and not child.leaving:
+                    log.warning("worker process %s holds %d MB; replacing it", child.process.pid, memory >> 20)
+                    child.leaving = True
+                    child.tell("stop")
+
+    def _condition_of(self, child: ChildProcess, now: float) -> str | None:
+        turned, answered = child.slots.stamps()
+        if now - turned > self.config.stuck_after:
+            return "stuck"
+        if answered < 0 and not (self.signals or child.leaving):
+            return "refused"
+        return "stopping" if self.signals or child.leaving else None if answered else "starting"
+
+    # -- signals --------------------------------------------------------------------------------------------------
+
+    def _signalled(self, number: int, _frame: object) -> None:
+        if self.signals == 0:
+            self._stop(signal.Signals(number).name)
+        elif number != signal.SIGHUP:  # of which a closing terminal and its shell send one each, and systemd one more
+            self.kill_at = time.monotonic()
+            self.signals += 1
+
+    def _stop(self, why: str) -> None:
+        if self.signals:
+            return
+        self.signals = 1
+        self.respawn_at.clear()
+        self.kill_at = time.monotonic() + self.config.shutdown_timeout
+        log.info(
+            "stopping (%s): running jobs have %g seconds, the rest is handed back", why, self.config.shutdown_timeout
+        )
+        for child in self.children.values():
+            child.tell("stop")
+
+    def _escalate(self) -> None:
+        """Time is up, or a second signal came: hand back what runs, now; kill whoever does not."""
+        if self.signals < 3:
+            self.signals = 3
+            self.kill_at = time.monotonic() + GRACE
+            for child in self.children.values():
+                child.tell("abort")
+        else:
+            self.kill_at = None
+            for pid in self.children:
+                os.kill(pid, signal.SIGKILL)

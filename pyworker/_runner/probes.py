@@ -1,0 +1,125 @@
+"""What `pyworker run` tells over HTTP: /live, /ready. Its process alone knows: a database that is away kills nobody."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+from ..errors import PyworkerError
+
+if TYPE_CHECKING:
+    from .parent import Parent
+
+SILENT = (
+    15.0  # seconds without an answer of the database: a beat is due every 4, a child with all hands full asks every 10
+)
+
+Route = Callable[[], tuple[int, str, str]]  # status, content type, text
+
+
+def problems(parent: Parent, ready: bool) -> list[str]:
+    """What speaks against this worker's being live, or ready."""
+    now = time.monotonic()
+    children = [child for child in list(parent.children.values()) if not child.killed]
+    found: list[str] = []
+    if now - parent.turned > parent.config.stuck_after:
+        found.append(f"the loop of process {parent.pid} has not turned for {now - parent.turned:.0f} s")
+    stamps: dict[int, tuple[float, float]] = {}
+    for child in children:
+        with suppress(ValueError):  # it has ended just now
+            stamps[child.process.pid] = child.slots.stamps()
+    for pid, (turned, _) in stamps.items():
+        if now - turned > parent.config.stuck_after:
+            found.append(f"the loop of process {pid} has not turned for {now - turned:.0f} s")
+    if not ready or found:
+        return found
+    if parent.signals:
+        return ["it is stopping"]
+    if any(answered < 0 for _, answered in stamps.values()) or parent.refused:
+        return ["the database refuses its claims (see the log)"]
+    if parent.db is None or not any(now - answered < SILENT for _, answered in stamps.values()):
+        away = any(answered for _, answered in stamps.values())
+        return [f"the database does not answer (or not within {SILENT:.0f} s)" if away else "it is starting"]
+    return []
+
+
+def in_flight(parent: Parent) -> int:
+    """How many handlers are at work."""
+    count = 0
+    for child in list(parent.children.values()):
+        with suppress(ValueError):
+            count += len(child.slots.running())
+    return count
+
+
+def _verdict(parent: Parent, ready: bool) -> tuple[int, str, str]:
+    found = problems(parent, ready)
+    text = "\n".join(found) or ("ready" if ready else "live")
+    return 503 if found else 200, "text/plain; charset=utf-8", text + "\n"
+
+
+def of_worker(parent: Parent) -> dict[str, Route]:
+    return {"/live": lambda: _verdict(parent, False), "/ready": lambda: _verdict(parent, True)}
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, port: int, routes: Mapping[str, Route]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 10  # seconds that a client may take to say what it wants
+            server_version = "pyworker"
+            sys_version = ""
+
+            def do_GET(self) -> None:
+                self._answer(True)
+
+            def do_HEAD(self) -> None:
+                self._answer(False)
+
+            def _answer(self, body: bool) -> None:
+                route = routes.get(self.path.partition("?")[0])
+                if route is None:
+                    status, kind, text = 404, "text/plain; charset=utf-8", " ".join(routes) + "\n"
+                else:
+                    status, kind, text = route()
+                data = text.encode()
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                if body:
+                    self.wfile.write(data)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """A probe every few seconds is no news."""
+
+        both = socket.has_dualstack_ipv6()
+        super().__init__(("", port), Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = socket.create_server(
+            ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both
+        )
+
+
+@contextmanager
+def serving(ports: Iterable[int], routes: Mapping[str, Route]) -> Iterator[list[int]]:
+    """The routes, on each of these ports of all interfaces; 0 is any free one. Gives the ports."""
+    servers: list[_Server] = []
+    try:
+        for port in dict.fromkeys(ports):
+            try:
+                servers.append(_Server(port, routes))
+            except OSError as error:
+                raise PyworkerError(f"cannot listen on port {port}: {error.strerror}") from error
+        for server in servers:
+            threading.Thread(target=server.serve_forever, daemon=True, name="http").start()
+        yield [server.socket.getsockname()[1] for server in servers]
+    finally:
+        for server in servers:
+            server.server_close()

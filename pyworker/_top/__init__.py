@@ -1,0 +1,1 @@
+"""`pyworker top`: the queue in the terminal."""

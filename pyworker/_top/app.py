@@ -1,0 +1,266 @@
+"""`pyworker top`: the queue in a terminal, looked at every two seconds, with keys for what people do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import socket
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, ClassVar, TypeVar, cast
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, TabPane
+
+from .._db.connect import connect, first_line
+from .._db.database import Database
+from .._escape import shown
+from .._output import STATES, STYLES
+from ..errors import PyworkerError
+from .pages import PAGES, ROWS, Page, Row, cell, filters, span
+from .screens import EVERY, Ask, JobPage
+
+T = TypeVar("T")
+
+PATIENCE = 10  # seconds for an answer: a search may ask much
+
+
+class Pages(TabbedContent):
+    """Keys choose the page; a focus that comes late does not."""
+
+    def on_tab_pane_focused(self, event: TabPane.Focused) -> None:
+        event.prevent_default()
+
+
+class Top(App[None]):
+    """The screen: an overview of three lines, five tables, and the keys."""
+
+    CSS = """
+    Screen { overflow: hidden; }
+    #overview { height: 3; padding: 0 1; }
+    #pages, #pages TabPane, #pages ContentSwitcher { height: 1fr; padding: 0; }
+    #filter { height: 1; border: none; padding: 0 1; }
+    DataTable { height: 1fr; }
+    Ask { align: center middle; }
+    #ask { width: auto; max-width: 80%; height: auto; padding: 1 3; background: $surface; border: round $warning; }
+    #page { padding: 1 2; background: $surface; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar = [
+        *(Binding(str(n), f"page('{name}')", page.title, show=False) for n, (name, page) in enumerate(PAGES.items(), 1)),
+        Binding("enter", "open", "Show"), Binding("e", "open", "Explain"),
+        Binding("r", "act('retry')", "Retry"), Binding("c", "act('cancel')", "Cancel"),
+        Binding("C", "act('force_cancel')", "Force", show=False), Binding("d", "act('delete')", "Delete"),
+        Binding("p", "act('pause')", "Pause/resume"), Binding("g", "act('run')", "Run now"),
+        Binding("slash", "filter", "Filter", key_display="/"), Binding("n", "older", "Older"), Binding("b", "newest", "Newest"),
+        Binding("escape", "table", "", show=False), Binding("q", "quit", "Quit"),
+    ]  # fmt: skip
+
+    def __init__(self, dsn: str, schema: str) -> None:
+        super().__init__()
+        self.dsn, self.schema = dsn, schema
+        self.conn: psycopg.Connection[Any] | None = None
+        self.turn = asyncio.Lock()
+        self.ready = False
+        self.rows: dict[str, dict[str, Row]] = {name: {} for name in PAGES}  # by page and key
+        self.filters: dict[str, Any] = {}
+        self.after: int | None = None  # the id of the job that the page before ended with
+        try:
+            who = getpass.getuser()
+        except (KeyError, OSError):
+            who = "somebody"
+        self.actor = f"{who}@{socket.gethostname()} (pyworker top)"
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="overview")
+        with Pages(id="pages"):
+            for n, (name, page) in enumerate(PAGES.items(), 1):
+                with TabPane(f"{n} {page.title}", id=name):
+                    if name == "jobs":
+                        yield Input(
+                            placeholder="filter: state:discarded task:NAME queue:NAME key:KEY, and words to look for",
+                            id="filter",
+                        )
+                    yield DataTable[Text](id=f"{name}-table", cursor_type="row", zebra_stripes=True)
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        for name, page in PAGES.items():
+            self._table(name).add_columns(*page.columns)
+        await self.look()
+        self.ready = True
+        self.action_table()
+        self.set_interval(EVERY, self.look)
+
+    def on_unmount(self) -> None:
+        if self.conn is not None:
+            self.conn.close()
+
+    def _table(self, name: str) -> DataTable[Text]:
+        return cast("DataTable[Text]", self.query_one(f"#{name}-table"))
+
+    @property
+    def page(self) -> str:
+        return self.query_one("#pages", TabbedContent).active or "jobs"
+
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    async def ask(self, question: Callable[[Database], T]) -> T | None:
+        """One at a time, in a thread; None if there is no answer, and the overview says why."""
+        async with self.turn:
+            try:
+                return await asyncio.to_thread(self._answer, question)
+            except PyworkerError as error:
+                self._complain(f"{error}. {error.hint}" if error.hint else str(error))
+            except psycopg.Error as error:
+                if self.conn is not None and self.conn.broken:
+                    self.conn.close()
+                self._complain(first_line(error))
+        return None
+
+    def _answer(self, question: Callable[[Database], T]) -> T:
+        if self.conn is None or self.conn.closed:
+            self.conn = connect(self.dsn)
+        with self.conn.transaction():
+            db = Database(self.conn, self.schema)
+            db.limit_time(PATIENCE)
+            return question(db)
+
+    def _complain(self, words: str) -> None:
+        self.query_one("#overview", Static).update(Text(shown(words), "bold red"))
+
+    async def look(self) -> None:
+        name = self.page
+        page = PAGES[name]
+        if name == "jobs":
+            filters = {**self.filters, "after_id": self.after, "max_jobs": ROWS}
+            answer = await self.ask(lambda db: (db.overview(), db.job_page(**filters)[0]))
+        else:
+            answer = await self.ask(lambda db: (db.overview(), page.rows(db)))
+        if answer is None or not self.is_running:
+            return
+        overview, rows = answer
+        self.query_one("#overview", Static).update(self._overview(overview))
+        self.rows[name] = {str(row[page.key]): row for row in rows}
+        self._fill(self._table(name), page)
+        self.refresh_bindings()
+
+    def _fill(self, table: DataTable[Text], page: Page) -> None:
+        """Anew; the cursor stays on its row, or at least at its height."""
+        rows = next(rows for name, rows in self.rows.items() if PAGES[name] is page)
+        at, before = table.cursor_row, self._key(table)
+        table.clear()
+        for key, row in rows.items():
+            table.add_row(*(cell(value(row), row) for value in page.columns.values()), key=key)
+        if rows:
+            table.move_cursor(row=list(rows).index(before) if before in rows else min(at, len(rows) - 1), animate=False)
+
+    def _key(self, table: DataTable[Text]) -> str | None:
+        if not table.is_valid_row_index(table.cursor_row):
+            return None
+        return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
+
+    def _overview(self, told: Row) -> Text:
+        where = conninfo_to_dict(self.dsn) if self.dsn else {}
+        text = Text(f"pyworker  {where.get('dbname', '')}  schema {self.schema}  ", "bold")
+        text.append(f"{datetime.fromisoformat(told['at']).astimezone():%H:%M:%S}\n", "dim")
+        for state in STATES:
+            count = told["states"][state]
+            text.append(f"{state} ", "dim").append(
+                f"{'' if count['exact'] else '~'}{count['jobs']:,}", STYLES.get(state, "bold")
+            ).append("   ")
+        text.append("\n")
+        if oldest := told["oldest"]:
+            text.append(
+                f"oldest waits {span(oldest['seconds'])} ({shown(oldest['task_identifier'])} {oldest['id']})   "
+            )
+        text.append(f"workers {told['workers']}   ", "" if told["workers"] else "bold red")
+        for words, number in (
+            ("silent workers", told["silent_workers"]), ("halted sequences", told["halted_sequences"]),
+            ("paused queues", len(told["paused_queues"])), ("schedules that failed", told["failed_ticks"]),
+        ):  # fmt: skip
+            if number:
+                text.append(f"{words} {number}   ", "yellow")
+        if tick := told["next_tick"]:
+            text.append(f"next {shown(tick['name'])} {datetime.fromisoformat(tick['at']).astimezone():%a %H:%M}")
+        return text
+
+    # -- keys -----------------------------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if isinstance(self.screen, ModalScreen):
+            return False
+        if action == "act":
+            return parameters[0] in PAGES[self.page].keys if self.ready else True
+        if action in ("filter", "older", "newest"):
+            return self.page == "jobs" if self.ready else True
+        return True
+
+    def action_page(self, name: str) -> None:
+        self.query_one("#pages", TabbedContent).active = name
+
+    async def on_tabbed_content_tab_activated(self) -> None:
+        if self.ready:
+            await self.look()
+            self.action_table()
+
+    def action_table(self) -> None:
+        self._table(self.page).focus()
+
+    def action_filter(self) -> None:
+        self.query_one("#filter", Input).focus()
+
+    async def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.filters, self.after = filters(event.value), None
+        self.action_table()
+        await self.look()
+
+    async def action_older(self) -> None:
+        if len(self.rows["jobs"]) == ROWS:
+            self.after = int(list(self.rows["jobs"])[-1])
+            await self.look()
+
+    async def action_newest(self) -> None:
+        self.after = None
+        await self.look()
+
+    async def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        self.action_open()
+
+    def action_open(self) -> None:
+        if row := self._row():
+            job_id = PAGES[self.page].job(row)
+            if job_id:
+                self.push_screen(JobPage(job_id))
+
+    def _row(self) -> Row | None:
+        return self.rows[self.page].get(self._key(self._table(self.page)) or "")
+
+    def action_act(self, key: str) -> None:
+        page, row = PAGES[self.page], self._row()
+        if row and key in page.keys:
+            self.ask_back(page.keys[key](row), str(row[page.key]), page.what, self.look)
+
+    def ask_back(self, action: str, target: str, what: str, afterwards: Callable[[], Any]) -> None:
+        verb = action.replace("_", " ").removesuffix(f" {what}")
+
+        async def act() -> None:
+            answer = await self.ask(lambda db: db.act(action, [target], self.actor))
+            for told in answer or []:
+                self.notify(
+                    shown(f"{verb} {what} {target}: {told['outcome']}"),
+                    severity="information" if told["ok"] else "error",
+                    markup=False,
+                )
+            await afterwards()
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.run_worker(act())
+
+        self.push_screen(Ask(f"{verb.capitalize()} {what} {target}?"), answered)

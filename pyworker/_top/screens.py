@@ -1,0 +1,118 @@
+"""The screens that `pyworker top` opens over its tables: a question, and one job."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Static
+
+from .._db.database import Database
+from .._db.rows import JobRow
+from .._escape import shown
+from .._output import STYLES, text_of
+from .pages import Row
+
+if TYPE_CHECKING:
+    from .app import Top
+
+EVERY = 2.0  # seconds from look to look
+
+
+class Ask(ModalScreen[bool]):
+    """Asks back; only y means yes."""
+
+    BINDINGS: ClassVar = [
+        Binding("y", "answer(True)", "Yes"),
+        Binding("n,escape,q,enter", "answer(False)", "No", key_display="n"),
+    ]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self.question = question
+
+    def compose(self) -> ComposeResult:
+        yield Static(
+            Text.assemble(shown(self.question), "\n\n", ("y", "bold"), " yes    ", ("n", "bold"), " no"), id="ask"
+        )
+
+    def action_answer(self, answer: bool) -> None:
+        self.dismiss(answer)
+
+
+class JobPage(ModalScreen[None]):
+    """One job: what it is, why it is not running, and the errors of its attempts. The payload only when asked for."""
+
+    BINDINGS: ClassVar = [
+        Binding("r", "act('retry')", "Retry"), Binding("c", "act('cancel')", "Cancel"),
+        Binding("C", "act('force_cancel')", "Force", show=False), Binding("d", "act('delete')", "Delete"),
+        Binding("v", "reveal", "Payload"), Binding("escape,q,enter", "dismiss", "Back", key_display="esc"),
+    ]  # fmt: skip
+
+    def __init__(self, job_id: int) -> None:
+        super().__init__()
+        self.job_id = job_id
+        self.revealed = False
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="page"):
+            yield Static(id="job")
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        await self.look()
+        self.set_interval(EVERY, self.look)
+
+    async def look(self) -> None:
+        def ask(db: Database) -> tuple[JobRow | None, list[tuple[Any, ...]], list[Row]]:
+            job = db.get_job(self.job_id)
+            return job, db.job_errors(self.job_id), db.explain_job(self.job_id) if job else []
+
+        answer = await self.top.ask(ask)
+        if answer is None:
+            return
+        job, errors, reasons = answer
+        self.query_one("#job", Static).update(
+            self._text(job, errors, reasons) if job else Text(f"there is no job {self.job_id} any more")
+        )
+
+    def _text(self, job: JobRow, errors: list[tuple[Any, ...]], reasons: list[Row]) -> Text:
+        text = Text()
+        for name, value in asdict(job).items():
+            if value is None or name in ("last_error", "deduplicated"):
+                continue
+            cell = text_of(
+                json.dumps(value, ensure_ascii=False) if name in ("payload", "meta", "flags", "result") else value
+            )
+            if name in ("payload", "result") and not self.revealed:
+                cell = Text("not shown; v shows it", "dim")
+            text.append(f"{name:20}", "bold").append_text(cell).append("\n")
+            if name == "state":
+                text.stylize(STYLES.get(job.state, ""), len(text) - len(cell) - 1)
+        text.append("\nwhy\n", "bold underline")
+        for row in reasons:
+            text.append(row["reason"], "bold").append(shown(f": {row['detail']}\n"))
+            if row["remedy"]:
+                text.append(shown(f"   → {row['remedy']}\n"))
+        for _, at, worker, error in errors:
+            text.append(f"\nattempt failed {text_of(at)} on worker {worker}\n", "yellow").append(
+                shown(f"{error.rstrip()}\n")
+            )
+        return text
+
+    @property
+    def top(self) -> Top:
+        return cast("Top", cast("Any", self).app)
+
+    def action_act(self, action: str) -> None:
+        self.top.ask_back(action, str(self.job_id), "job", self.look)
+
+    async def action_reveal(self) -> None:
+        self.revealed = not self.revealed
+        await self.look()
