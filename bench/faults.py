@@ -70,7 +70,7 @@ def halted_sequences(conn: psycopg.Connection[Any]) -> Figures:
         "select count(*) from permanently_fail_jobs(array(select min(id) from live_jobs group by sequence_key))"
     )
     conn.execute("update live_jobs set expires_at = now() - interval '1 hour' where state = 'discarded'")
-    conn.execute("delete from wakeups")
+    conn.execute("delete from promotion_requests")
     conn.execute("vacuum analyze live_jobs, sequence_halts")
     calls = [seconds(conn, "select maintain()") * 1000 for _ in range(30)]
     return {
@@ -104,7 +104,7 @@ def slow_query(conn: psycopg.Connection[Any]) -> Figures:
     conn.execute(
         "select add_schedule('slow', '* * * * *', 't', query => 'select pg_sleep(3)::text as job_key', query_role => 'asker')"
     )
-    conn.execute("update timetable set next_at = now() - interval '1 second'")
+    conn.execute("update schedule_entries set next_at = now() - interval '1 second'")
     conn.execute("select count(*) from define_task('t', retention => '20 days')")
     worker = register(conn)
     add(conn, 2_000)
@@ -220,7 +220,7 @@ def unlimited_queues(conn: psycopg.Connection[Any]) -> Figures:
     first = turn(conn, worker, 1)[1]
     one = statistics.median(turn(conn, worker, 1)[1] for _ in range(20))
     queued = statistics.median(sum(turn(conn, worker, 100)[1:]) for _ in range(100))
-    conn.execute("truncate live_jobs, finished_jobs, wakeups")
+    conn.execute("truncate live_jobs, finished_jobs, promotion_requests")
     for _ in range(10):
         add(conn, 20_000)
     conn.execute("analyze live_jobs")
@@ -297,7 +297,7 @@ def large_queue(conn: psycopg.Connection[Any]) -> Figures:
     for _ in range(10):
         conn.execute("select count(*) from claim_jobs(%s, 1000)", [worker])
     large = ends("large", 300)
-    conn.execute("truncate live_jobs, wakeups")
+    conn.execute("truncate live_jobs, promotion_requests")
     add(conn, 600, "'identifier', 't', 'queue_name', 'n' || n %% 300")
     for _ in range(5):
         conn.execute("select count(*) from claim_jobs(%s, 1000)", [worker])

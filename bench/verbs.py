@@ -114,7 +114,7 @@ def sweep(version: Version, backlog: int) -> Figures:
         yield "sweep_workers after a clean end", version.timed("select sweep_workers()")[0]
     dying = version.value("select register_worker()")
     version.claim(10, dying)
-    yield "worker_died of one that holds ten jobs", version.timed("select worker_died(%s)", dying)[0]
+    yield "report_crash of one that holds ten jobs", version.timed("select report_crash(%s)", dying)[0]
 
 
 def main() -> None:

@@ -94,7 +94,7 @@ class _JobFields:
     created_at: datetime
     _connections: Connections = field(repr=False)
     _in_transaction: Any = field(default=None, repr=False)
-    _called_off: bool = field(default=False, repr=False)
+    _cancelled: bool = field(default=False, repr=False)
     _transaction: str = field(default="", repr=False)  # "open", or "committed", by which the job is completed
 
     @property
@@ -134,7 +134,7 @@ class Job(_JobFields):
     def cancelled(self) -> bool:
         """Was the job called off (cancel_job) while it runs, or its claim lost? A handler that runs long should look now and then, and
         end; five seconds later its process is ended. (In async handlers asyncio.CancelledError is raised.)"""
-        return self._called_off
+        return self._cancelled
 
     def once(self, key: str) -> bool:
         """True the first time in the life of this job, over all its attempts, false ever after: at least once up to this call, at

@@ -63,7 +63,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/87_doctor.sql
 \ir functions/90_views.sql
 \ir functions/91_pages.sql
-\ir functions/92_act.sql
+\ir functions/92_actions.sql
 \ir functions/93_metrics.sql
 select movable_clock as movable from settings \gset
 \if :movable

@@ -142,25 +142,25 @@ create type schedule as (
     updated_at timestamp with time zone
 );
 
-create sequence armed_until as bigint minvalue 0 start 0;
-
 create sequence audit_log_id_seq as bigint minvalue 1 start 1;
-
-create sequence disarmed_until as bigint minvalue 0 start 0;
 
 create sequence job_ids as bigint minvalue 1 start 1;
 
 create sequence late_arrivals_id_seq as bigint minvalue 1 start 1;
 
-create sequence looking_until as bigint minvalue 0 start 0;
+create sequence listening_until as bigint minvalue 0 start 0;
+
+create sequence not_listening_until as bigint minvalue 0 start 0;
+
+create sequence polling_until as bigint minvalue 0 start 0;
+
+create sequence promotion_requests_id_seq as bigint minvalue 1 start 1;
 
 create sequence silent_at as bigint minvalue 0 start 0;
 
 create sequence silent_before as bigint minvalue 0 start 0;
 
 create sequence swept_at as bigint minvalue 0 start 0;
-
-create sequence wakeups_id_seq as bigint minvalue 1 start 1;
 
 create sequence walks_until as bigint minvalue 0 start 0;
 
@@ -363,13 +363,25 @@ create table migrations (
     constraint migrations_pkey PRIMARY KEY (version)
 );
 
-create table once_marks (
+create table once_keys (
     key text collate "C" not null,
     at timestamp with time zone not null,
-    constraint once_marks_pkey PRIMARY KEY (key)
+    constraint once_keys_pkey PRIMARY KEY (key)
 );
 
-CREATE INDEX once_marks_at ON once_marks USING btree (at);
+CREATE INDEX once_keys_at ON once_keys USING btree (at);
+
+create table promotion_requests (
+    lane text collate "C" not null,
+    id bigint generated always as identity not null,
+    after xid8,
+    changed boolean default false not null,
+    at timestamp with time zone default clock_timestamp() not null,
+    constraint promotion_requests_pkey PRIMARY KEY (id)
+) with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000, autovacuum_vacuum_cost_delay=0);
+
+CREATE INDEX promotion_requests_changed ON promotion_requests USING btree (id) WHERE changed;
+CREATE INDEX promotion_requests_lane ON promotion_requests USING btree (lane, id);
 
 create table queues (
     queue_name text collate "C" not null,
@@ -383,6 +395,40 @@ create table queues (
 );
 
 CREATE INDEX queues_family ON queues USING btree (length(queue_name)) WHERE ("right"(queue_name, 1) = '*'::text);
+
+create table schedule_entries (
+    name text collate "C" not null,
+    cron text not null,
+    timezone text not null,
+    identifier text not null,
+    payload jsonb not null,
+    backfill interval not null,
+    queue_name text,
+    max_attempts integer,
+    priority integer,
+    job_key text,
+    job_key_mode text not null,
+    flags text[],
+    unique_policy jsonb,
+    sequence_policy jsonb,
+    meta jsonb,
+    delivery text,
+    query text,
+    query_role text,
+    query_limit integer,
+    origin text not null,
+    paused boolean not null,
+    next_at timestamp with time zone,
+    last_at timestamp with time zone,
+    last_job_id bigint,
+    last_error text,
+    created_at timestamp with time zone not null,
+    updated_at timestamp with time zone not null,
+    retry_at timestamp with time zone,
+    constraint schedule_entries_pkey PRIMARY KEY (name)
+) with (fillfactor=50);
+
+CREATE INDEX schedule_entries_next ON schedule_entries USING btree (next_at) WHERE (next_at IS NOT NULL);
 
 create table sequence_halts (
     sequence_key text collate "C" not null,
@@ -423,57 +469,11 @@ create table tasks (
     constraint tasks_pkey PRIMARY KEY (identifier)
 );
 
-create table timetable (
-    name text collate "C" not null,
-    cron text not null,
-    timezone text not null,
-    identifier text not null,
-    payload jsonb not null,
-    backfill interval not null,
-    queue_name text,
-    max_attempts integer,
-    priority integer,
-    job_key text,
-    job_key_mode text not null,
-    flags text[],
-    unique_policy jsonb,
-    sequence_policy jsonb,
-    meta jsonb,
-    delivery text,
-    query text,
-    query_role text,
-    query_limit integer,
-    origin text not null,
-    paused boolean not null,
-    next_at timestamp with time zone,
-    last_at timestamp with time zone,
-    last_job_id bigint,
-    last_error text,
-    created_at timestamp with time zone not null,
-    updated_at timestamp with time zone not null,
-    retry_at timestamp with time zone,
-    constraint timetable_pkey PRIMARY KEY (name)
-) with (fillfactor=50);
-
-CREATE INDEX timetable_next ON timetable USING btree (next_at) WHERE (next_at IS NOT NULL);
-
 create table unique_keys (
     unique_key bytea not null,
     adds integer default 1 not null,
     constraint unique_keys_pkey PRIMARY KEY (unique_key)
 ) with (fillfactor=70);
-
-create table wakeups (
-    lane text collate "C" not null,
-    id bigint generated always as identity not null,
-    after xid8,
-    changed boolean default false not null,
-    at timestamp with time zone default clock_timestamp() not null,
-    constraint wakeups_pkey PRIMARY KEY (id)
-) with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000, autovacuum_vacuum_cost_delay=0);
-
-CREATE INDEX wakeups_changed ON wakeups USING btree (id) WHERE changed;
-CREATE INDEX wakeups_lane ON wakeups USING btree (lane, id);
 
 create table workers (
     id bigint generated always as identity not null,

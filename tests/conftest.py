@@ -84,11 +84,11 @@ def _shared(pg_template: Any) -> Iterator[tuple[str, str]]:
         yield (
             dsn,
             "set search_path = pyworker, pg_temp;"
-            "truncate live_jobs, finished_jobs, unique_keys, errors, wakeups, workers, claims, tasks, queues, sequence_halts, once_marks,"
-            " timetable, audit_log"
+            "truncate live_jobs, finished_jobs, unique_keys, errors, promotion_requests, workers, claims, tasks, queues, sequence_halts, once_keys,"
+            " schedule_entries, audit_log"
             " restart identity;"
-            "alter sequence job_ids restart; alter sequence armed_until restart; alter sequence looking_until restart;"
-            "alter sequence disarmed_until restart;"
+            "alter sequence job_ids restart; alter sequence listening_until restart; alter sequence polling_until restart;"
+            "alter sequence not_listening_until restart;"
             "alter sequence silent_before restart; alter sequence silent_at restart; alter sequence walks_until restart;"
             "alter sequence swept_at restart;"
             "delete from settings; insert into settings (movable_clock) values (true); reset search_path",

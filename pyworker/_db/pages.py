@@ -40,8 +40,8 @@ class Pages(Base):
         columns = "sequence_key, running, waiting, halted_by, reason, since, exact"
         return self._dicts(columns, "list_sequences(%s, %s, %s)", halted, after, limit)
 
-    def act(self, action: str, targets: Sequence[str], actor: str) -> list[dict[str, Any]]:
-        return self._dicts("target, ok, outcome", "act(%s, %s::text[], %s)", action, list(targets), actor)
+    def perform_action(self, action: str, targets: Sequence[str], actor: str) -> list[dict[str, Any]]:
+        return self._dicts("target, ok, outcome", "perform_action(%s, %s::text[], %s)", action, list(targets), actor)
 
     def audit(self, before: int | None, limit: int) -> list[dict[str, Any]]:
         columns = "id, at, actor, db_role, action, target, ok, outcome"

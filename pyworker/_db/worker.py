@@ -63,8 +63,8 @@ class Worker(Base):
     def register_worker(self, info: Mapping[str, Any]) -> int:
         return self._value("register_worker(%s::jsonb)", json.dumps(info))
 
-    def describe_worker(self, worker_id: int, info: Mapping[str, Any]) -> None:
-        self._value("describe_worker(%s, %s::jsonb)", worker_id, json.dumps(info))
+    def update_worker(self, worker_id: int, info: Mapping[str, Any]) -> None:
+        self._value("update_worker(%s, %s::jsonb)", worker_id, json.dumps(info))
 
     def define_task(self, identifier: str, options: Mapping[str, Any]) -> None:
         parameters: dict[str, Any] = dict.fromkeys(_DEFINE_ARGUMENTS)
@@ -147,9 +147,9 @@ class Worker(Base):
     def seconds_until_due(self) -> float | None:
         return self._value("seconds_until_due()")
 
-    def called_off(self, jobs: Sequence[tuple[int, int]]) -> list[int]:
+    def cancelled_runs(self, jobs: Sequence[tuple[int, int]]) -> list[int]:
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))
-        return self._value("called_off(%s::bigint[], %s::bigint[])", ids, runs)
+        return self._value("cancelled_runs(%s::bigint[], %s::bigint[])", ids, runs)
 
     def start_job(self, job_id: int, run: int) -> bool:
         return self._value("start_job(%s, %s)", job_id, run)
@@ -166,9 +166,9 @@ class Worker(Base):
     def fail_job(self, failure: Mapping[str, Any]) -> None:
         self.send(self.fail_call([failure])).fetchall()
 
-    def worker_died(self, worker_id: int, jobs: Sequence[tuple[int, int]], error: str) -> None:
+    def report_crash(self, worker_id: int, jobs: Sequence[tuple[int, int]], error: str) -> None:
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))
-        self._value("worker_died(%s, %s::bigint[], %s::bigint[], %s)", worker_id, ids, runs, error)
+        self._value("report_crash(%s, %s::bigint[], %s::bigint[], %s)", worker_id, ids, runs, error)
 
     def unregister_worker(self, worker_id: int) -> None:
         self._value("unregister_worker(%s)", worker_id)

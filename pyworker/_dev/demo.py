@@ -90,7 +90,7 @@ class Demo:
                 worker = self._start_worker(server.url(), mail.address, log)
                 try:
                     self._say(f"a worker runs: pyworker run welcome.tasks (pid {worker.pid})")
-                    self._act(conn)
+                    self._perform_action(conn)
                     self._watch(Database(conn), worker, log.name)
                 finally:
                     worker.send_signal(signal.SIGTERM)
@@ -107,7 +107,7 @@ class Demo:
             env={**os.environ, "PYTHONPATH": path, "WELCOME_SMTP": mail}, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
 
-    def _act(self, conn: psycopg.Connection[Any]) -> None:
+    def _perform_action(self, conn: psycopg.Connection[Any]) -> None:
         """What the application's users do: plain SQL, that knows nothing of a queue."""
         conn.execute((self.application / "sign_up.sql").read_bytes(), {"users": self.users})
         self._say(f"{self.users} users signed up: insert into users …")

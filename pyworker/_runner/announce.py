@@ -34,5 +34,5 @@ def announce(
         "queue_names": config.queues or None,
         "forbidden_flags": config.forbidden_flags or None,
     }
-    db.describe_worker(worker_id, {name: value for name, value in about.items() if value is not None})
+    db.update_worker(worker_id, {name: value for name, value in about.items() if value is not None})
     return db.task_timeouts(list(known))

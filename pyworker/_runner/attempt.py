@@ -17,7 +17,7 @@ def run_job(job: Claimed, task: tasks.Task[..., Any], connections: Connections) 
     made = None
     try:
         job.handler = made = job.made(Job, connections)
-        made._called_off = job.cancelled  # pyright: ignore[reportPrivateUsage]
+        made._cancelled = job.cancelled  # pyright: ignore[reportPrivateUsage]
         if job.delivery == "at_most_once" and not connections.start_job(job.id, job.run):
             return "released", (job.id, job.run), None
         if not _middleware.registered:

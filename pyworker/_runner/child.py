@@ -269,7 +269,7 @@ class Child:
         if time.monotonic() >= self.ask_at:
             self.ask_at = time.monotonic() + ASK
             if mine := self.handlers.uncancelled():
-                self.handlers.cancel(set(db.called_off(mine)))
+                self.handlers.cancel(set(db.cancelled_runs(mine)))
         if self.reconcile_in and time.monotonic() >= self.reconcile_at:
             self._reconcile(db)
 

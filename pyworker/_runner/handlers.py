@@ -145,7 +145,7 @@ class Handlers:
     def _cancel(self, job: Claimed) -> None:
         job.cancelled = True
         if isinstance(job.handler, Job):
-            job.handler._called_off = True  # pyright: ignore[reportPrivateUsage] - its reader is the handler
+            job.handler._cancelled = True  # pyright: ignore[reportPrivateUsage] - its reader is the handler
         elif job.handler is not None:
             self._event_loop().call_soon_threadsafe(job.handler.cancel)
         self.slots.set(job.slot, job.id, job.run, time.monotonic() + CANCEL_GRACE)

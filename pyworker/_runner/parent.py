@@ -200,7 +200,7 @@ class Parent:
                 if not (child.locked or self.pooled):
                     child.locked = self.db.hold_worker_lock(child.worker_id)
                 if child.told != child.condition:
-                    self.db.describe_worker(child.worker_id, {"condition": child.condition})
+                    self.db.update_worker(child.worker_id, {"condition": child.condition})
                     child.told = child.condition
             self.acknowledged = began
 
@@ -214,7 +214,7 @@ class Parent:
                 if ended.failure:
                     self.db.fail_job(ended.failure)
                 if ended.crashed:
-                    self.db.worker_died(ended.worker_id, ended.running, ended.why)
+                    self.db.report_crash(ended.worker_id, ended.running, ended.why)
                 self.db.unregister_worker(ended.worker_id)
                 charged = [job_id for job_id, _ in ended.running] + ([ended.failure["id"]] if ended.failure else [])
                 for job_id, reason in self.db.discarded(charged) if charged else []:

@@ -250,7 +250,7 @@ class Top(App[None]):
         verb = action.replace("_", " ").removesuffix(f" {what}")
 
         async def act() -> None:
-            answer = await self.ask(lambda db: db.act(action, [target], self.actor))
+            answer = await self.ask(lambda db: db.perform_action(action, [target], self.actor))
             for told in answer or []:
                 self.notify(
                     shown(f"{verb} {what} {target}: {told['outcome']}"),

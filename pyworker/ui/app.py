@@ -225,9 +225,9 @@ class Dashboard:
 
     async def act(self, request: Request) -> Response:
         form = await request.form(max_files=0, max_fields=1100)
-        return await run_in_threadpool(self._act, request, form)
+        return await run_in_threadpool(self._perform_action, request, form)
 
-    def _act(self, request: Request, form: FormData) -> Response:
+    def _perform_action(self, request: Request, form: FormData) -> Response:
         if not _guard.is_own_form(request, str(form.get("csrf", ""))):
             raise Problem(
                 403,
@@ -236,7 +236,7 @@ class Dashboard:
             )
         action, targets, back = self._asked(request, form)
         with self.database() as db:
-            rows = db.act(action, targets, self.actor(request)[:200])
+            rows = db.perform_action(action, targets, self.actor(request)[:200])
         return self.page(request, "done.html", now=datetime.now(UTC), action=action, rows=rows, back=back)
 
     def _asked(self, request: Request, given: FormData | QueryParams) -> tuple[str, list[str], str]:

@@ -3,12 +3,12 @@
 -- NOTIFY takes a cluster-wide lock through the commit's fsync, so an add notifies only while a worker
 -- waits. The marks for that are sequences (migrations/0001_init.sql).
 --
--- * A claim that comes back short sets armed_until, its time and 5 s: its worker waits, so adds notify.
--- * A short claim that finds many jobs sets looking_until. Until then adds are silent, and every worker that
+-- * A claim that comes back short sets listening_until, its time and 5 s: its worker waits, so adds notify.
+-- * A short claim that finds many jobs sets polling_until. Until then adds are silent, and every worker that
 --   waits looks every 10 ms; the claim notifies them that it begins. The first short claim after the end
 --   ends it.
 -- * A claim that comes back full notifies the other workers, as its own may be busy for long. The session's
---   next full claim knows that this notification was committed: it sets disarmed_until, which takes back
+--   next full claim knows that this notification was committed: it sets not_listening_until, which takes back
 --   what was armed before the notification. Each worker that waited has been notified, and arms again.
 --
 -- An add that read a mark before it was set may commit later. So a session that arms when adds were silent,
@@ -17,25 +17,25 @@
 
 -- Does a worker wait for a notification? By the real clock, not clock(): it is about workers that really
 -- sleep.
-create or replace function _somebody_waits() returns boolean
+create or replace function _worker_is_listening() returns boolean
     language sql volatile
     return coalesce(
-        pg_sequence_last_value('armed_until'::regclass) > greatest(
-            date_part('epoch', clock_timestamp()) * 1000, pg_sequence_last_value('disarmed_until'::regclass)), false);
+        pg_sequence_last_value('listening_until'::regclass) > greatest(
+            date_part('epoch', clock_timestamp()) * 1000, pg_sequence_last_value('not_listening_until'::regclass)), false);
 
 -- Notifies the workers, if one waits that does not look by itself.
-create or replace function _wake_workers() returns void
+create or replace function _notify_workers() returns void
     language plpgsql set search_path from current
 as $$
 begin
-    if _somebody_waits() and not _worker_looks() then
-        perform _notify_workers();
+    if _worker_is_listening() and not _worker_is_polling() then
+        perform _send_notification();
     end if;
 end;
 $$;
 
 -- `set pyworker.notify = off` is for callers that PREPARE TRANSACTION, which no notifying transaction can.
-create or replace function _notify_workers() returns void
+create or replace function _send_notification() returns void
     language plpgsql set search_path from current
 as $$
 begin
@@ -46,10 +46,10 @@ end;
 $$;
 
 -- Does a worker look every 10 ms?
-create or replace function _worker_looks() returns boolean
+create or replace function _worker_is_polling() returns boolean
     language sql volatile
     return coalesce(
-        pg_sequence_last_value('looking_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000, false);
+        pg_sequence_last_value('polling_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000, false);
 
 -- The number of a transaction that is open, or was a moment ago, with its epoch.
 create or replace function _full_xid(id xid) returns bigint
@@ -69,7 +69,7 @@ end;
 $$;
 
 -- Every transaction that there is now may have added jobs silently.
-create or replace function _mark_silent() returns void
+create or replace function _mark_unnotified_adds() returns void
     language plpgsql set search_path from current
 as $$
 begin
@@ -79,7 +79,7 @@ end;
 $$;
 
 -- Is another one of these open still, in this database?
-create or replace function _silent_ones_are_open() returns boolean
+create or replace function _unnotified_adds_are_open() returns boolean
     language plpgsql set search_path from current
 as $$
 begin
@@ -93,28 +93,28 @@ $$;
 
 -- A claim that came back short, with so many jobs, waits from now on. True if it must look once more:
 -- adds were silent until now.
-create or replace function _begin_to_wait(claimed integer) returns boolean
+create or replace function _start_listening(claimed integer) returns boolean
     language plpgsql set search_path from current
 as $$
 declare
     v_many constant integer := 4; -- at once: from here on a look every 10 ms costs less than the notifications
     v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
-    v_waits constant boolean := _somebody_waits();
-    v_looks constant boolean := _worker_looks();
+    v_waits constant boolean := _worker_is_listening();
+    v_looks constant boolean := _worker_is_polling();
     v_ended boolean := false;
 begin
-    perform setval('armed_until', greatest(v_ms + 5000, pg_sequence_last_value('disarmed_until'::regclass) + 1));
+    perform setval('listening_until', greatest(v_ms + 5000, pg_sequence_last_value('not_listening_until'::regclass) + 1));
     if claimed >= v_many then
-        perform setval('looking_until', v_ms + 100);
+        perform setval('polling_until', v_ms + 100);
         if not v_looks then
-            perform _notify_workers(); -- each worker that waits looks every 10 ms from now on
+            perform _send_notification(); -- each worker that waits looks every 10 ms from now on
         end if;
-    elsif not v_looks and pg_sequence_last_value('looking_until'::regclass) > 0 then
-        perform setval('looking_until', 0);
+    elsif not v_looks and pg_sequence_last_value('polling_until'::regclass) > 0 then
+        perform setval('polling_until', 0);
         v_ended := true;
     end if;
     if not v_waits or v_ended then
-        perform _mark_silent();
+        perform _mark_unnotified_adds();
         return true;
     end if;
     return false;
@@ -122,7 +122,7 @@ end;
 $$;
 
 -- A claim that came back full comes again without a notification.
-create or replace function _begin_to_work() returns void
+create or replace function _stop_listening() returns void
     language plpgsql set search_path from current
 as $$
 declare
@@ -133,10 +133,10 @@ declare
 begin
     if current_setting('pyworker.notify', true) = 'off' then
         return;
-    elsif pg_sequence_last_value('armed_until'::regclass) < v_notified + 5000 then
-        perform setval('disarmed_until', v_notified + 4999);
+    elsif pg_sequence_last_value('listening_until'::regclass) < v_notified + 5000 then
+        perform setval('not_listening_until', v_notified + 4999);
     elsif v_notified is null or v_notified < v_ms - 1000 then
-        perform _notify_workers();
+        perform _send_notification();
         perform set_config('pyworker.notified_at', concat_ws(' ', v_ms, pg_current_xact_id()), false);
     end if;
 end;
@@ -154,11 +154,11 @@ begin
     return least(
         (select greatest(extract(epoch from j.due_at - clock()), 0)
          from live_jobs j where j.due_at > v_due_from order by j.due_at, j.id limit 1),
-        case when _worker_looks() then 0.01 end,
-        case when (select s.last_value from silent_before s) > v_xmin and _silent_ones_are_open() then
+        case when _worker_is_polling() then 0.01 end,
+        case when (select s.last_value from silent_before s) > v_xmin and _unnotified_adds_are_open() then
             _growing((select to_timestamp(s.last_value / 1000.0) from silent_at s)) end,
         -- A promotion left this request, as another session has the queue, the sequence or the job locked.
-        (select _growing(w.at) from wakeups w
+        (select _growing(w.at) from promotion_requests w
          where w.id > v_requests_from and w.after is null order by w.id limit 1),
         _seconds_until_full_walk());
 end;

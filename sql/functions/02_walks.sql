@@ -81,7 +81,7 @@ create or replace function _walked_requests() returns bigint
     language plpgsql stable set search_path from current
 as $$
 begin
-    return coalesce(((_walk_of('requests', 'wakeups'::regclass::oid::bigint)).places[1]).id, 0);
+    return coalesce(((_walk_of('requests', 'promotion_requests'::regclass::oid::bigint)).places[1]).id, 0);
 end;
 $$;
 

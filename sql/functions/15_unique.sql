@@ -326,12 +326,12 @@ begin
             v_duplicate := _duplicate_of(uniqueness, v_now);
         end if;
     end if;
-    return _add_against(v_duplicate, request, task, uniqueness, null, label);
+    return _resolve_conflict(v_duplicate, request, task, uniqueness, null, label);
 end;
 $$;
 
 -- What an add comes to against its duplicate, if there is one. Unless it is ignored or rejected for it, the key is held.
-create or replace function _add_against(
+create or replace function _resolve_conflict(
     duplicate live_jobs, request _job_request, task tasks, uniqueness _uniqueness, new_id bigint, label text) returns job
     language plpgsql set search_path from current
 as $$
@@ -361,7 +361,7 @@ begin
             if uniqueness.on_conflict = 'replace_except_schedule' and v_replaced.state = 'scheduled' then
                 request.run_at := v_replaced.run_at;
             end if;
-            perform _close_jobs(array[v_replaced.id], null, 'cancelled', null, 'replaced');
+            perform _finalize_jobs(array[v_replaced.id], null, 'cancelled', null, 'replaced');
             if v_replaced.state = 'running' then
                 perform pg_notify(current_schema(), 'cancel');
             end if;
@@ -374,7 +374,7 @@ $$;
 
 -- A retryable job of such a River policy falls due: does another one hold the key? True if this one had to give way. The key's row makes
 -- promoters and adds take turns; one that is being added just now is waited for at the next promotion, not here.
-create or replace function _gave_way(job live_jobs) returns boolean
+create or replace function _discard_if_key_taken(job live_jobs) returns boolean
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin

@@ -97,19 +97,19 @@ as $$
 begin
     delete from sequence_halts h where h.sequence_key = _unhalt_sequence.sequence_key and h.job_id = _unhalt_sequence.job_id;
     if found then
-        insert into wakeups (lane) values ('sequence:' || sequence_key);
-        perform _wake_workers();
+        insert into promotion_requests (lane) values ('sequence:' || sequence_key);
+        perform _notify_workers();
     end if;
 end;
 $$;
 
 -- Does anybody wait behind this job, at which the sequence halts?
-create or replace function _holds_up(sequence_key text, job_id bigint) returns boolean
+create or replace function _blocks_sequence(sequence_key text, job_id bigint) returns boolean
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
-    return exists (select from sequence_halts h where h.sequence_key = _holds_up.sequence_key and h.job_id = _holds_up.job_id)
+    return exists (select from sequence_halts h where h.sequence_key = _blocks_sequence.sequence_key and h.job_id = _blocks_sequence.job_id)
        and exists (select from live_jobs j
-                   where j.sequence_key = _holds_up.sequence_key and j.parked <> 'queue' and j.id > _holds_up.job_id);
+                   where j.sequence_key = _blocks_sequence.sequence_key and j.parked <> 'queue' and j.id > _blocks_sequence.job_id);
 end;
 $$;

@@ -111,7 +111,7 @@ begin
             raise exception 'add_job: %', v_problem using errcode = 'PW001';
         elsif add_job.job_key is not null or add_job.unique_policy is not null or add_job.sequence_policy is not null
               or add_job.flags is not null then
-            return _add_special(row(
+            return _add_with_keys(row(
                 add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key,
                 add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy, add_job.sequence_policy,
                 add_job.meta, add_job.delivery)::_job_request);
@@ -136,23 +136,23 @@ begin
     where t.unique_policy is null and t.sequence_policy is null
     returning j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts, j.max_attempts, j.last_error,
               j.created_at, j.updated_at, j.job_key, j.revision, j.flags, j.claimed_at, null::text, j.state, j.delivery, null::text,
-              j.sequence_key, _somebody_waits(), null::bigint, j.run, j.reason, j.finished_at, j.result into v_job;
+              j.sequence_key, _worker_is_listening(), null::bigint, j.run, j.reason, j.finished_at, j.result into v_job;
     if not found then
         -- The task's own policies; only now known of, so that other adds need not ask for them.
-        return _add_special(row(
+        return _add_with_keys(row(
             add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, null, add_job.priority,
             add_job.flags, null, null, add_job.sequence_policy, add_job.meta, add_job.delivery)::_job_request);
     end if;
     if v_job.queue_name is not null and v_job.state = 'available' then
         -- To be made a candidate; without a limit it is one already.
-        insert into wakeups (lane) values ('queue:' || v_job.queue_name);
+        insert into promotion_requests (lane) values ('queue:' || v_job.queue_name);
     end if;
     if v_job.run_at < v_now then
         perform _arrive_late(array[v_job.id]);
     end if;
     if v_job.deduplicated then -- which here says for once that somebody waits
         v_job.deduplicated := false;
-        perform _wake_workers();
+        perform _notify_workers();
     end if;
     return v_job;
 end;
@@ -249,20 +249,20 @@ begin
     on conflict (job_key) where job_key is not null do nothing
     returning j.* into v_row;
     if v_row.parked is not null then
-        insert into wakeups (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+        insert into promotion_requests (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
     if v_row.ready_at < v_now then
         perform _arrive_late(array[v_row.id]);
     end if;
-    if v_row.id is not null and _somebody_waits() then -- asked here, as the call starts a query
-        perform _wake_workers();
+    if v_row.id is not null and _worker_is_listening() then -- asked here, as the call starts a query
+        perform _notify_workers();
     end if;
     return v_row;
 end;
 $$;
 
 -- A job with a key of one kind or another, its policies taken from its task where it brings none. Pins the plans of all that it calls.
-create or replace function _add_special(request _job_request) returns job
+create or replace function _add_with_keys(request _job_request) returns job
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -369,16 +369,16 @@ begin
     end if;
     if v_old.sequence_head or v_old.queue_name is not null then
         v_old.sequence_head := v_old.sequence_head and v_head is not true;
-        perform _gone_from_turn(v_old);
+        perform _free_turn(v_old);
     end if;
     if v_row.parked is not null then
-        insert into wakeups (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+        insert into promotion_requests (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
     if v_row.ready_at < v_now then
         perform _arrive_late(array[v_row.id]);
     end if;
-    if _somebody_waits() then
-        perform _wake_workers();
+    if _worker_is_listening() then
+        perform _notify_workers();
     end if;
     return _job_of(v_row);
 end;
@@ -403,7 +403,7 @@ begin
         where j.id = v_row.id
         returning j.* into v_row;
     else
-        perform _forget_job(v_row);
+        perform _delete_live_job(v_row);
     end if;
     return _job_of(v_row);
 end;

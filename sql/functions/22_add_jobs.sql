@@ -87,7 +87,7 @@ $$;
 -- All locks are taken before the first job is added, in the order that everybody keeps: unique keys, then the rows that are there
 -- by id (as a completion takes them); job keys that are new follow in their order. A row that has come in between must not be waited
 -- for: all is let go, to begin again.
-create or replace function _add_specials(requests _job_request[], out jobs job[], out ids bigint[])
+create or replace function _add_each_with_keys(requests _job_request[], out jobs job[], out ids bigint[])
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -153,7 +153,7 @@ begin
                 if v_item.held then
                     v_duplicate := _duplicate_of(v_item.uniqueness, v_now);
                 end if;
-                jobs[v_item.position] := _add_against(
+                jobs[v_item.position] := _resolve_conflict(
                     v_duplicate, v_item.request, v_item.task, v_item.uniqueness, v_item.id, format('add_jobs: specs[%s]', v_item.position));
             end loop;
             for v_item in
@@ -213,7 +213,7 @@ begin
             select (r.identifier, r.payload, r.queue_name, coalesce(r.run_at, v_now), r.max_attempts, r.job_key, r.priority, r.flags,
                     r.job_key_mode, r.unique_policy, r.sequence_policy, r.meta, r.delivery)::_job_request
             from unnest(requests) with ordinality r order by r.ordinality);
-        select a.jobs, a.ids into v_jobs, v_ids from _add_specials(requests) a;
+        select a.jobs, a.ids into v_jobs, v_ids from _add_each_with_keys(requests) a;
     end if;
     -- Ids rise in spec order, so sorting by id is sorting by position; joining back by position would be quadratic.
     for v_job in
@@ -249,7 +249,7 @@ begin
                             as parked) p
             returning j.id, j.parked, j.ready_at, j.queue_name, j.sequence_key, _job_of(j) as job),
         woken as (
-            insert into wakeups (lane)
+            insert into promotion_requests (lane)
             select distinct _lane_of(a.parked, a.queue_name, a.sequence_key) from added a where a.parked is not null),
         late as (
             insert into late_arrivals (job_id) select a.id from added a where v_places_are_kept and a.ready_at < v_now)
@@ -263,6 +263,6 @@ begin
         v_position := v_position + 1;
     end loop;
     return query select k.* from unnest(v_jobs[v_position:]) k where k.id is not null;
-    perform _wake_workers();
+    perform _notify_workers();
 end;
 $$;

@@ -2,7 +2,7 @@
 -- slot become candidates.
 --
 -- Each change that may let a parked job start (an add, an end, a changed limit) writes a request
--- (wakeups) in its own transaction. A promoter takes the lane (an advisory lock of the transaction),
+-- (promotion_requests) in its own transaction. A promoter takes the lane (an advisory lock of the transaction),
 -- deletes the lane's requests that it can see, and only then, with a fresh snapshot, looks at the lane.
 -- So each change is seen by a promotion that begins after its commit; a promoter that finds the lane
 -- taken leaves the request to the next one. No session blocks here.
@@ -11,7 +11,7 @@
 -- may call it: one that has just ended the head, and so had its row locked, or one that holds the
 -- sequence's lane and has seen none. The first job is the one that retry_job has put first, else the
 -- lowest id. No other job overtakes it: if another session has it locked, a request is left.
-create or replace function _advance_sequences(keys text[]) returns integer
+create or replace function _promote_next(keys text[]) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off set enable_mergejoin = off
     set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '200ms' -- see claim_jobs
@@ -23,8 +23,8 @@ declare
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         -- A snapshot that may be too old to judge.
-        insert into wakeups (lane) select 'sequence:' || k.key from unnest(keys) k(key);
-        perform _wake_workers();
+        insert into promotion_requests (lane) select 'sequence:' || k.key from unnest(keys) k(key);
+        perform _notify_workers();
         return 0;
     end if;
     with first as materialized (
@@ -44,7 +44,7 @@ begin
         from (select p.*, _parked(p.state, p.queue_name) as parked from free p offset 0) f where j.ctid = f.tid
         returning j.id, j.sequence_key, j.ready_at, j.parked, j.queue_name),
     woken as (
-        insert into wakeups (lane)
+        insert into promotion_requests (lane)
         (select 'sequence:' || f.key from first f except select 'sequence:' || m.sequence_key from moved m)
         union all
         select distinct 'queue:' || m.queue_name from moved m where m.parked = 'queue')
@@ -52,7 +52,7 @@ begin
     perform _arrive_late(v_ready);
     -- Not for a job that another session has locked: workers would wake each other as long as that lasts.
     if v_moved > 0 then
-        perform _wake_workers();
+        perform _notify_workers();
     end if;
     return coalesce(cardinality(v_ready), 0);
 end;
@@ -63,7 +63,7 @@ $$;
 -- what this session sees. But that session may have looked already, and hold the head's row locked. The
 -- row tells: it is not locked if its xmax is 0, or if it can be locked here. That lock is given back at
 -- once, since an end must not wait for a claiming transaction.
-create or replace function _settle_sequences(keys text[]) returns integer
+create or replace function _promote_idle_sequences(keys text[]) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off set enable_mergejoin = off
     set jit = off
@@ -89,12 +89,12 @@ begin
         exception when sqlstate 'PW000' then
             null;
         end;
-        insert into wakeups (lane) select 'sequence:' || k.key from unnest(v_touched) k(key) where k.key <> all (v_free);
+        insert into promotion_requests (lane) select 'sequence:' || k.key from unnest(v_touched) k(key) where k.key <> all (v_free);
         if v_free <> '{}' then
-            perform _wake_workers(); -- a claim may have passed over such a head in that moment
+            perform _notify_workers(); -- a claim may have passed over such a head in that moment
         end if;
     end if;
-    return case when v_idle is null then 0 else _advance_sequences(v_idle) end;
+    return case when v_idle is null then 0 else _promote_next(v_idle) end;
 end;
 $$;
 
@@ -138,7 +138,7 @@ begin
         where j.ctid = d.tid and (j.unique_recheck is null or j.state = 'scheduled')
         returning j.id, j.ready_at, j.queue_name),
     woken as (
-        insert into wakeups (lane) select distinct 'queue:' || d.queue_name from due d where d.ready_at is null)
+        insert into promotion_requests (lane) select distinct 'queue:' || d.queue_name from due d where d.ready_at is null)
     select array_agg(d.id) filter (where d.ready_at is not null) into v_ready from due d;
     perform _arrive_late(v_ready);
     v_promoted := coalesce(cardinality(v_ready), 0);
@@ -151,8 +151,8 @@ begin
         where d.ctid = any (v_due) and d.state = 'retryable' and d.unique_recheck is not null
         order by d.due_at, d.id
     loop
-        if not _gave_way(v_job) then
-            perform _put_back(v_job, v_job.run_at, v_job.attempts, 'retryable');
+        if not _discard_if_key_taken(v_job) then
+            perform _requeue(v_job, v_job.run_at, v_job.attempts, 'retryable');
             v_promoted := v_promoted + (select count(*) from live_jobs j where j.id = v_job.id and j.ready_at is not null);
         end if;
     end loop;
@@ -168,15 +168,15 @@ as $$
 begin
     return array(
         with recursive lanes as (
-            (select w.lane, w.lane as first, 1 as n from wakeups w
-             where w.id >= (select min(a.id) + floor(random() * (max(a.id) - min(a.id) + 1))::bigint from wakeups a where a.id > walked)
+            (select w.lane, w.lane as first, 1 as n from promotion_requests w
+             where w.id >= (select min(a.id) + floor(random() * (max(a.id) - min(a.id) + 1))::bigint from promotion_requests a where a.id > walked)
              order by w.id limit 1)
             union all
             select r.lane, l.first, l.n + 1
             from lanes l
             cross join lateral (select coalesce(
-                (select w.lane from wakeups w where w.lane > l.lane order by w.lane limit 1),
-                (select w.lane from wakeups w order by w.lane limit 1)) as lane) r
+                (select w.lane from promotion_requests w where w.lane > l.lane order by w.lane limit 1),
+                (select w.lane from promotion_requests w order by w.lane limit 1)) as lane) r
             where l.n < 100 and r.lane <> l.first)
         select l.lane from lanes l);
 end;
@@ -189,7 +189,7 @@ as $$
 declare
     v_xmin xid8 := pg_snapshot_xmin(pg_current_snapshot());
     v_lanes text[] := array(
-        select w.lane from wakeups w where w.id > walked and (w.after is null or w.after < v_xmin) order by w.id limit 100);
+        select w.lane from promotion_requests w where w.id > walked and (w.after is null or w.after < v_xmin) order by w.id limit 100);
     v_held text[] := array(
         select l.lane from (select distinct u.lane from unnest(v_lanes) u(lane) offset 0) l where _try_lane(l.lane));
     v_keys text[];
@@ -206,26 +206,26 @@ begin
     end if;
     -- A request that another session is moving (_keep_requests) is left: it may hold that for long.
     with gone as (
-        delete from wakeups w where w.id = any (array(
-            select a.id from wakeups a
+        delete from promotion_requests w where w.id = any (array(
+            select a.id from promotion_requests a
             where a.lane = any (v_held) and a.id > walked and (a.after is null or a.after < v_xmin) for update skip locked))
         returning w.lane, w.after)
     select array_agg(distinct g.lane) into v_again from gone g where g.after = '0';
     if v_again is not null then
         -- Settings were changed. Transactions that have not ended yet may have gone by the old ones.
-        insert into wakeups (lane, after, changed)
+        insert into promotion_requests (lane, after, changed)
         select a.lane, _newest_transaction()::text::xid8, true from unnest(v_again) a(lane);
     end if;
     v_keys := array(select substr(l.lane, length('sequence:') + 1) from unnest(v_held) l(lane) where starts_with(l.lane, 'sequence:'));
     if v_keys <> '{}' then
-        v_last := pg_sequence_last_value('wakeups_id_seq'::regclass);
-        v_promoted := v_promoted + _settle_sequences(v_keys);
+        v_last := pg_sequence_last_value('promotion_requests_id_seq'::regclass);
+        v_promoted := v_promoted + _promote_idle_sequences(v_keys);
         -- The queues in which new heads now wait.
         v_keys := array(
-            select q.lane from (select distinct w.lane from wakeups w where w.id > v_last and starts_with(w.lane, 'queue:') offset 0) q
+            select q.lane from (select distinct w.lane from promotion_requests w where w.id > v_last and starts_with(w.lane, 'queue:') offset 0) q
             where q.lane <> all (v_held) and _try_lane(q.lane));
-        delete from wakeups w where w.id = any (array(
-            select a.id from wakeups a where a.lane = any (v_keys) and a.id > walked and a.after is null for update skip locked));
+        delete from promotion_requests w where w.id = any (array(
+            select a.id from promotion_requests a where a.lane = any (v_keys) and a.id > walked and a.after is null for update skip locked));
         v_held := v_held || v_keys;
     end if;
     v_keys := array(select substr(l.lane, length('queue:') + 1) from unnest(v_held) l(lane) where starts_with(l.lane, 'queue:'));
@@ -261,7 +261,7 @@ begin
         v_from := _walked_requests();
     end if;
     select (select true from live_jobs j where j.due_at <= v_now and j.due_at > v_due_from order by j.due_at, j.id limit 1),
-           (select true from wakeups w where w.id > v_from order by w.id limit 1)
+           (select true from promotion_requests w where w.id > v_from order by w.id limit 1)
     into v_due, v_requested; -- `exists` would drop the order, and with it the index
     -- A walk that took long is looked at more closely.
     if v_due or clock_timestamp() > v_began + interval '0.5 ms' then
@@ -274,7 +274,7 @@ begin
         perform _keep_requests(v_began);
     end if;
     if v_promoted > 0 then
-        perform _wake_workers();
+        perform _notify_workers();
     end if;
     return v_promoted;
 end;
@@ -290,9 +290,9 @@ create or replace function _oldest_request() returns bigint
 as $$
 begin
     if current_setting('pyworker.walk_requests', true) <> '' then
-        return (select w.id from wakeups w where w.id > _walked_requests() and w.after is null order by w.id limit 1);
+        return (select w.id from promotion_requests w where w.id > _walked_requests() and w.after is null order by w.id limit 1);
     end if;
-    return (select w.id from wakeups w where w.after is null order by w.id limit 1);
+    return (select w.id from promotion_requests w where w.after is null order by w.id limit 1);
 end;
 $$;
 
@@ -302,20 +302,20 @@ create or replace function _keep_requests(began timestamptz) returns void
     language plpgsql set search_path from current set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 declare
-    v_last bigint := pg_sequence_last_value('wakeups_id_seq'::regclass);
-    v_read bigint := _entries_read('wakeups_pkey');
-    v_left bigint[] := array(select w.id from wakeups w where w.id <= v_last order by w.id limit 101);
+    v_last bigint := pg_sequence_last_value('promotion_requests_id_seq'::regclass);
+    v_read bigint := _entries_read('promotion_requests_pkey');
+    v_left bigint[] := array(select w.id from promotion_requests w where w.id <= v_last order by w.id limit 101);
 begin
-    if cardinality(v_left) > 100 or _entries_read('wakeups_pkey') - v_read < 2000 then
+    if cardinality(v_left) > 100 or _entries_read('promotion_requests_pkey') - v_read < 2000 then
         return;
     end if;
     with moved as (
-        delete from wakeups w where w.ctid = any (array(
-            select k.ctid from wakeups k where k.id = any (v_left) for update skip locked))
+        delete from promotion_requests w where w.ctid = any (array(
+            select k.ctid from promotion_requests k where k.id = any (v_left) for update skip locked))
         returning w.lane, w.after, w.changed, w.at)
-    insert into wakeups (lane, after, changed, at) select m.lane, m.after, m.changed, m.at from moved m;
-    if not exists (select from wakeups w where w.id = any (v_left)) then
-        perform _keep_walk('requests', row('wakeups'::regclass::oid::bigint, null, array[row(
+    insert into promotion_requests (lane, after, changed, at) select m.lane, m.after, m.changed, m.at from moved m;
+    if not exists (select from promotion_requests w where w.id = any (v_left)) then
+        perform _keep_walk('requests', row('promotion_requests'::regclass::oid::bigint, null, array[row(
             0, '-infinity', v_last, null, null, null)::_span], null, null), began);
     end if;
 end;

@@ -12,7 +12,7 @@
 --
 -- The end of a job takes the lane as well, and makes candidates of the next jobs. It takes slots back that
 -- no claim has used yet if other kinds wait now. A lane is tried, never waited for: without it a claim
--- leaves the job where it is, and both leave a request (wakeups). So a session that parks a job has seen
+-- leaves the job where it is, and both leave a request (promotion_requests). So a session that parks a job has seen
 -- every job that runs, and a session that ends a job has seen every job that is parked.
 --
 -- A change of a queue's settings is a request, too, written with the change. While one is left, claims
@@ -137,7 +137,7 @@ begin
         perform _arrive_late(v_ids);
     end if;
     if cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) or cardinality(v_wanted) >= v_most then
-        insert into wakeups (lane) select distinct 'queue:' || w.name from unnest(v_wanted) w(name); -- there may be more
+        insert into promotion_requests (lane) select distinct 'queue:' || w.name from unnest(v_wanted) w(name); -- there may be more
     end if;
     return coalesce(cardinality(v_ids), 0) + case when v_others is null then 0 else _fill_by_kind(v_others) end;
 end;
@@ -215,7 +215,7 @@ begin
         v_left := v_left || v_wanted;
     end if;
     if v_left <> '{}' then
-        insert into wakeups (lane, changed) select distinct 'queue:' || l.queue_name, true from unnest(v_left) l(queue_name);
+        insert into promotion_requests (lane, changed) select distinct 'queue:' || l.queue_name, true from unnest(v_left) l(queue_name);
     end if;
     return coalesce(cardinality(v_ids), 0);
 end;
@@ -310,13 +310,13 @@ begin
         -- The worker looks again when the other sessions have ended.
         v_limited := array(select l.name from unnest(v_limited) l(name) where l.name <> all (v_held));
         closed := closed || v_limited;
-        insert into wakeups (lane) select 'queue:' || l.name from unnest(v_limited) l(name);
+        insert into promotion_requests (lane) select 'queue:' || l.name from unnest(v_limited) l(name);
     end if;
 end;
 $$;
 
 -- Slots of these queues are free: jobs that ran have ended, or were put back.
-create or replace function _slots_freed(queue_names text[]) returns void
+create or replace function _refill_queues(queue_names text[]) returns void
     language plpgsql set search_path from current
 as $$
 declare
@@ -326,8 +326,8 @@ declare
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         -- A snapshot that may be too old to know the limits.
-        insert into wakeups (lane) select distinct 'queue:' || q.name from unnest(queue_names) q(name);
-        perform _wake_workers();
+        insert into promotion_requests (lane) select distinct 'queue:' || q.name from unnest(queue_names) q(name);
+        perform _notify_workers();
         return;
     end if;
     -- Of a queue with many slots the next promotion counts what runs, once for all that ended until then. And not
@@ -341,22 +341,22 @@ begin
         return;
     end if;
     if cardinality(v_held) < cardinality(v_limited) then
-        insert into wakeups (lane) select 'queue:' || l.name from unnest(v_limited) l(name) where l.name <> all (v_held);
-        perform _wake_workers();
+        insert into promotion_requests (lane) select 'queue:' || l.name from unnest(v_limited) l(name) where l.name <> all (v_held);
+        perform _notify_workers();
     end if;
     if v_held <> '{}' and _fill_queues(v_held, v_limits) > 0 then
-        perform _wake_workers();
+        perform _notify_workers();
     end if;
 end;
 $$;
 
 -- For one queue; null is none.
-create or replace function _queue_slot_freed(queue_name text) returns void
+create or replace function _refill_queue(queue_name text) returns void
     language plpgsql set search_path from current
 as $$
 begin
     if queue_name is not null then
-        perform _slots_freed(array[queue_name]);
+        perform _refill_queues(array[queue_name]);
     end if;
 end;
 $$;
@@ -368,7 +368,7 @@ create or replace function _fill_family(prefix text) returns void
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 begin
-    insert into wakeups (lane, changed)
+    insert into promotion_requests (lane, changed)
     with recursive name as (
         select least(
             (select j.queue_name from live_jobs j

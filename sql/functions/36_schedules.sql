@@ -13,7 +13,7 @@
 -- Its owner could turn it into one that runs with the rights of who calls it: ours. For that he has to name it, so nobody has any right on the
 -- schema but while add_schedule makes one, under a lock that whoever runs a query shares; and it is run only if it is what it was.
 
-create or replace function _schedule_of(t timetable) returns schedule
+create or replace function _schedule_of(t schedule_entries) returns schedule
     language sql stable
     return row(
         t.name, t.cron, t.timezone, t.identifier, t.payload, t.backfill, t.queue_name, t.max_attempts, t.priority, t.job_key, t.job_key_mode,
@@ -21,13 +21,13 @@ create or replace function _schedule_of(t timetable) returns schedule
         t.last_at, t.last_job_id, t.last_error, t.created_at, t.updated_at)::schedule;
 
 -- Its row, locked, for people; they wait their turn.
-create or replace function _schedule(name text, label text) returns timetable
+create or replace function _schedule(name text, label text) returns schedule_entries
     language plpgsql set search_path from current
 as $$
 declare
-    v_schedule timetable;
+    v_schedule schedule_entries;
 begin
-    select t.* into v_schedule from timetable t where t.name = _schedule.name for update;
+    select t.* into v_schedule from schedule_entries t where t.name = _schedule.name for update;
     if not found then
         raise exception '%: there is no schedule %', label, coalesce(quote_literal(name), 'NULL') using errcode = 'PW004';
     end if;
@@ -188,11 +188,11 @@ create or replace function _add_schedule(s schedule) returns schedule
 as $$
 declare
     v_now timestamptz := clock();
-    v_old timetable;
-    v_new timetable;
+    v_old schedule_entries;
+    v_new schedule_entries;
     v_problem text;
 begin
-    select t.* into v_old from timetable t where t.name = s.name;
+    select t.* into v_old from schedule_entries t where t.name = s.name;
     s.job_key_mode := coalesce(s.job_key_mode, 'replace');
     s.payload := coalesce(s.payload, '{}');
     s.unique_policy := nullif(s.unique_policy, 'null');
@@ -212,11 +212,11 @@ begin
         return _schedule_of(v_new);
     end if;
     s.timezone := _timezone_of(s.timezone);
-    insert into timetable as t
+    insert into schedule_entries as t
     select s.name, s.cron, s.timezone, s.identifier, s.payload, s.backfill, s.queue_name, s.max_attempts, s.priority, s.job_key, s.job_key_mode,
            s.flags, s.unique_policy, s.sequence_policy, s.meta, s.delivery, s.query, s.query_role, s.query_limit, s.origin, false,
            _cron_next(_cron_of(s.cron), s.timezone, v_now), null, null, null, v_now, v_now
-    on conflict on constraint timetable_pkey do update
+    on conflict on constraint schedule_entries_pkey do update
     set cron = excluded.cron, timezone = excluded.timezone, identifier = excluded.identifier, payload = excluded.payload,
         backfill = excluded.backfill, queue_name = excluded.queue_name, max_attempts = excluded.max_attempts, priority = excluded.priority,
         job_key = excluded.job_key, job_key_mode = excluded.job_key_mode, flags = excluded.flags, unique_policy = excluded.unique_policy,
@@ -299,7 +299,7 @@ comment on function add_schedule(
     'the argument, its value, and the position in cron.';
 
 -- The jobs of one tick. With a query its rows, whose payloads stay as they are.
-create or replace function _add_tick(s timetable, tick timestamptz, backfilled boolean) returns setof job
+create or replace function _add_tick(s schedule_entries, tick timestamptz, backfilled boolean) returns setof job
     language plpgsql set search_path from current
 as $$
 declare
@@ -347,7 +347,7 @@ $$;
 -- The ticks of a schedule that are to be fired at a moment, at most 100, and the one after them. A tick that
 -- was interrupted is due however late it is; any other only for a minute, or for as long as `backfill` says.
 create or replace function _ticks_due(
-    s timetable, moment timestamptz, out ticks timestamptz[], out next_at timestamptz)
+    s schedule_entries, moment timestamptz, out ticks timestamptz[], out next_at timestamptz)
     language plpgsql stable set search_path from current
 as $$
 declare
@@ -378,7 +378,7 @@ create or replace function _fire_schedule(
     language plpgsql set search_path from current
 as $$
 declare
-    v_schedule timetable;
+    v_schedule schedule_entries;
     v_due record;
     v_tick timestamptz;
     v_job_id bigint;
@@ -388,14 +388,14 @@ declare
 begin
     fired := 0;
     cut_off := false;
-    select t.* into v_schedule from timetable t
+    select t.* into v_schedule from schedule_entries t
     where t.name = _fire_schedule.name and t.next_at <= moment and coalesce(t.retry_at, moment) <= moment
     for update skip locked;
     if not found then
         return;
     end if;
     v_due := _ticks_due(v_schedule, moment);
-    update timetable t set next_at = v_due.next_at, retry_at = null where t.name = v_schedule.name;
+    update schedule_entries t set next_at = v_due.next_at, retry_at = null where t.name = v_schedule.name;
     foreach v_tick in array v_due.ticks loop
         begin
             select max(j.id) into v_job_id
@@ -417,11 +417,11 @@ begin
         -- others want their turn.
         v_late := case when v_schedule.retry_at is null then interval '0'
                        else least(greatest(clock() - v_tick - interval '1 minute', '0'), '10 minutes') end;
-        update timetable t set next_at = v_tick, retry_at = clock() + v_late
+        update schedule_entries t set next_at = v_tick, retry_at = clock() + v_late
         where t.name = v_schedule.name;
         cut_off := v_code = '57014';
     end if;
-    update timetable t
+    update schedule_entries t
     set last_at = coalesce(v_due.ticks[fired], t.last_at), last_job_id = coalesce(v_job_id, t.last_job_id),
         -- A lock is no fault.
         last_error = case when v_code <> '55P03' then format('tick of %s: %s', v_tick, v_error) end
@@ -445,7 +445,7 @@ begin
     foreach v_asking in array '{false,true}'::boolean[] loop
         exit when fired > 0;
         for v_due in
-            select t.name, t.retry_at from timetable t
+            select t.name, t.retry_at from schedule_entries t
             where t.next_at <= v_now and (t.query is not null) = v_asking
               and (t.retry_at is null or t.retry_at <= v_now - case when v_asking then patience else '0' end)
             order by t.retry_at nulls first, t.next_at, t.name limit 500
@@ -485,7 +485,7 @@ create or replace function seconds_until_tick() returns double precision
     language plpgsql security definer set search_path from current
 as $$
 begin
-    return (select extract(epoch from min(t.next_at) - clock()) from timetable t where t.next_at > clock());
+    return (select extract(epoch from min(t.next_at) - clock()) from schedule_entries t where t.next_at > clock());
 end;
 $$;
 comment on function seconds_until_tick() is
@@ -495,9 +495,9 @@ create or replace function remove_schedule(name text) returns schedule
     language plpgsql security definer set search_path from current
 as $$
 declare
-    v_schedule timetable := _schedule(remove_schedule.name, 'remove_schedule');
+    v_schedule schedule_entries := _schedule(remove_schedule.name, 'remove_schedule');
 begin
-    delete from timetable t where t.name = v_schedule.name;
+    delete from schedule_entries t where t.name = v_schedule.name;
     perform _drop_query(v_schedule.name);
     return _schedule_of(v_schedule);
 end;
@@ -509,9 +509,9 @@ create or replace function pause_schedule(name text) returns schedule
     language plpgsql security definer set search_path from current
 as $$
 declare
-    v_schedule timetable := _schedule(pause_schedule.name, 'pause_schedule');
+    v_schedule schedule_entries := _schedule(pause_schedule.name, 'pause_schedule');
 begin
-    update timetable t set paused = true, next_at = null, retry_at = null, updated_at = clock()
+    update schedule_entries t set paused = true, next_at = null, retry_at = null, updated_at = clock()
     where t.name = v_schedule.name returning t.* into v_schedule;
     return _schedule_of(v_schedule);
 end;
@@ -524,9 +524,9 @@ create or replace function resume_schedule(name text) returns schedule
 as $$
 declare
     v_now timestamptz := clock();
-    v_schedule timetable := _schedule(resume_schedule.name, 'resume_schedule');
+    v_schedule schedule_entries := _schedule(resume_schedule.name, 'resume_schedule');
 begin
-    update timetable t
+    update schedule_entries t
     set paused = false, updated_at = v_now, retry_at = null,
         next_at = _cron_next(_cron_of(t.cron), t.timezone, v_now),
         last_at = case when t.last_at <= v_now then t.last_at end
@@ -542,9 +542,9 @@ create or replace function run_schedule(name text) returns setof job
     language plpgsql security definer set search_path from current
 as $$
 declare
-    v_schedule timetable;
+    v_schedule schedule_entries;
 begin
-    select t.* into v_schedule from timetable t where t.name = run_schedule.name;
+    select t.* into v_schedule from schedule_entries t where t.name = run_schedule.name;
     if not found then
         perform _schedule(run_schedule.name, 'run_schedule');
     end if;

@@ -14,7 +14,7 @@ declare
     v_item record;
     v_problem text;
     v_wanted schedule;
-    v_old timetable;
+    v_old schedule_entries;
     v_names text[] := array[]::text[];
     v_actions text[] := array[]::text[];
 begin
@@ -36,7 +36,7 @@ begin
                     v_problem := case when v_wanted.origin <> all (origins)
                                            then format('has the origin %L, which is not one of %s', v_wanted.origin, origins)
                                       when v_wanted.name = any (v_names) then format('is named %L like another one', v_wanted.name) end;
-                    select t.* into v_old from timetable t where t.name = v_wanted.name;
+                    select t.* into v_old from schedule_entries t where t.name = v_wanted.name;
                     if v_problem is not null then
                         null;
                     elsif v_old.origin <> v_wanted.origin and not (v_old.origin like 'code:%' and v_wanted.origin like 'code:%') then
@@ -56,7 +56,7 @@ begin
             v_names := v_names || v_wanted.name;
         end loop;
         for v_old in
-            select t.* from timetable t where t.origin = any (origins) and t.name <> all (v_names) order by t.name
+            select t.* from schedule_entries t where t.origin = any (origins) and t.name <> all (v_names) order by t.name
         loop
             perform remove_schedule(v_old.name);
             v_names := v_names || v_old.name;

@@ -87,7 +87,7 @@ begin
             into v_found
             from (
                 -- A job that has its slot need not ask its queue, unless the settings of queues were changed just now.
-                select r.*, case when r.has_slot is null or not v_current or (select true from wakeups w where w.changed limit 1)
+                select r.*, case when r.has_slot is null or not v_current or (select true from promotion_requests w where w.changed limit 1)
                                  then r.queue_name end as asks_queue
                 from unnest(v_spans) s
                 cross join lateral (
@@ -142,7 +142,7 @@ begin
             begin
                 perform _park_candidates(v_full);
             exception when lock_not_available or deadlock_detected then
-                insert into wakeups (lane) select 'queue:' || f.name from unnest(v_full) f(name);
+                insert into promotion_requests (lane) select 'queue:' || f.name from unnest(v_full) f(name);
             end;
         end if;
         -- A crash of the server may forget a claim whose commit did not wait for the disk, while the jobs are at work: their worker
@@ -164,10 +164,10 @@ begin
         v_before := v_oldest;
         v_oldest := _oldest_request();
         continue when v_rounds <= 10 and v_oldest <> coalesce(v_before, 0);
-        exit when not _begin_to_wait(max_jobs - v_wanted);
+        exit when not _start_listening(max_jobs - v_wanted);
     end loop;
-    if v_wanted = 0 and _somebody_waits() and not _worker_looks() then
-        perform _begin_to_work();
+    if v_wanted = 0 and _worker_is_listening() and not _worker_is_polling() then
+        perform _stop_listening();
     end if;
     if v_walk.owner is not null or _entries_read(v_index) - v_read > 1000 + 2 * (max_jobs - v_wanted) then
         perform _keep_claim(

@@ -39,7 +39,7 @@ begin
             using errcode = 'PW001';
     end if;
     perform _commit_durably();
-    insert into once_marks (key, at) values (once.key, clock()) on conflict do nothing;
+    insert into once_keys (key, at) values (once.key, clock()) on conflict do nothing;
     return found;
 end;
 $$;
@@ -49,7 +49,7 @@ comment on function once(text) is
     'gets true if that rolled back. Under REPEATABLE READ and SERIALIZABLE it may raise 40001. Errors: PW001. (McKinley: at least once up to '
     'this call, at most once after it.)';
 
-create or replace function called_off(job_ids bigint[], runs bigint[]) returns bigint[]
+create or replace function cancelled_runs(job_ids bigint[], runs bigint[]) returns bigint[]
     language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
@@ -60,7 +60,7 @@ begin
             where j.id = i.id and j.run = i.run and j.state = 'running' and j.cancel_requested_at is null));
 end;
 $$;
-comment on function called_off(bigint[], bigint[]) is
+comment on function cancelled_runs(bigint[], bigint[]) is
     'Which of these runs have been called off: cancel_job asked for it, or the claim is lost. A worker asks when it is notified (''cancel''), and '
     'now and then, and tells the handlers.';
 

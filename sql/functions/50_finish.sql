@@ -1,8 +1,8 @@
--- 50_finish: running -> completed. Also the one place where a job leaves live_jobs for history: _close_jobs.
+-- 50_finish: running -> completed. Also the one place where a job leaves live_jobs for history: _finalize_jobs.
 
 -- Ends the given jobs as completed or cancelled. With `runs`, only those that still run under that run: the fence. Rows are
 -- locked in the order of their ids and matched by id and run, never by position, since an add may have moved them meanwhile.
-create or replace function _close_jobs(
+create or replace function _finalize_jobs(
     job_ids bigint[], runs bigint[], final_state text, results jsonb[] default null, close_reason text default null,
     error text default null) returns bigint[]
     language plpgsql set search_path from current
@@ -68,17 +68,17 @@ begin
         perform _release_unique_keys(v_keys);
     end if;
     if v_sequences is not null then
-        perform _advance_sequences(v_sequences);
+        perform _promote_next(v_sequences);
     end if;
     if close_reason = 'replaced' then
         -- By a producer, whose transaction may stay open for long: it must not hold a lane.
         v_left := v_left || v_queues;
     elsif v_queues is not null then
-        perform _slots_freed(v_queues);
+        perform _refill_queues(v_queues);
     end if;
     if v_left <> '{}' then
-        insert into wakeups (lane) select 'queue:' || l.queue_name from unnest(v_left) l(queue_name);
-        perform _wake_workers();
+        insert into promotion_requests (lane) select 'queue:' || l.queue_name from unnest(v_left) l(queue_name);
+        perform _notify_workers();
     end if;
     return coalesce(v_closed, '{}');
 end;
@@ -92,7 +92,7 @@ begin
         raise exception 'finish_jobs: job_ids, runs and results must be of one length, got %, % and %',
             cardinality(job_ids), cardinality(runs), cardinality(results) using errcode = 'PW001';
     end if;
-    return _close_jobs(job_ids, coalesce(runs, '{}'), 'completed', results);
+    return _finalize_jobs(job_ids, coalesce(runs, '{}'), 'completed', results);
 end;
 $$;
 comment on function finish_jobs(bigint[], bigint[], jsonb[]) is
@@ -104,7 +104,7 @@ create or replace function finish_job(job_id bigint, run bigint) returns void
     language plpgsql security definer set search_path from current
 as $$
 begin
-    if _close_jobs(array[job_id], array[run], 'completed') = '{}' then
+    if _finalize_jobs(array[job_id], array[run], 'completed') = '{}' then
         raise exception 'finish_job: job % is not held by run % any more', coalesce(job_id::text, 'NULL'), coalesce(run::text, 'NULL')
             using errcode = 'PW002', hint = 'The claim was lost: roll back, and drop the result.';
     end if;

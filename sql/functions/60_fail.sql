@@ -1,6 +1,6 @@
 -- 60_fail: running -> retryable, discarded or cancelled (fail_jobs), -> scheduled (snooze_job), -> available (release_jobs).
 --
--- Every path out of `running` but success ends in one of two functions, both called with the row locked: _put_back or _discard.
+-- Every path out of `running` but success ends in one of two functions, both called with the row locked: _requeue or _discard.
 
 -- The wait after the given number of attempts. Without a policy Graphile Worker's: e^1, e^2 … e^10 seconds, then 6 hours each.
 create or replace function _retry_delay(backoff jsonb, attempts integer) returns interval
@@ -33,7 +33,7 @@ begin
 end;
 $$;
 
-create or replace function _note_error(job live_jobs, error text) returns void
+create or replace function _record_error(job live_jobs, error text) returns void
     language plpgsql set search_path from current
 as $$
 begin
@@ -42,12 +42,12 @@ end;
 $$;
 
 -- Must this job not be run again by itself? It was begun, and promised to be begun at most once.
-create or replace function _is_lost(job live_jobs) returns boolean
+create or replace function _must_not_rerun(job live_jobs) returns boolean
     language sql immutable
     return (job).delivery = 'at_most_once' and (job).started_at is not null;
 
 -- Back among the waiting, unless somebody has called the job off meanwhile, or it is lost.
-create or replace function _put_back(
+create or replace function _requeue(
     job live_jobs, run_at timestamptz, attempts integer, waiting text, error text default null, payload json default null)
     returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
@@ -55,29 +55,29 @@ as $$
 declare
     v_now timestamptz := clock();
     v_held boolean := _held(job.sequence_key, job.sequence_head);
-    v_state text := _state_at(_put_back.run_at, v_now, v_held, waiting);
+    v_state text := _state_at(_requeue.run_at, v_now, v_held, waiting);
     v_parked text := _parked(v_state, job.queue_name);
 begin
     if job.superseded is not null or job.cancel_requested_at is not null then
-        perform _close_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'),
+        perform _finalize_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'),
                             coalesce(error, job.superseded));
         return;
-    elsif _is_lost(job) then
+    elsif _must_not_rerun(job) then
         if error is null then -- handed back, and nobody will be told why unless it is said here
             error := 'handed back after it was started';
-            perform _note_error(job, error);
+            perform _record_error(job, error);
         end if;
         perform _discard(job, error, 'lost');
         return;
     end if;
     update live_jobs j
-    set state = v_state, ready_at = _ready_at(v_state, v_parked, _put_back.run_at), due_at = _due_at(v_state, _put_back.run_at),
-        parked = v_parked, run_at = _put_back.run_at, updated_at = v_now, attempts = _put_back.attempts,
-        worker_id = null, claimed_at = null, started_at = null, last_error = coalesce(error, j.last_error), payload = coalesce(_put_back.payload, j.payload)
+    set state = v_state, ready_at = _ready_at(v_state, v_parked, _requeue.run_at), due_at = _due_at(v_state, _requeue.run_at),
+        parked = v_parked, run_at = _requeue.run_at, updated_at = v_now, attempts = _requeue.attempts,
+        worker_id = null, claimed_at = null, started_at = null, last_error = coalesce(error, j.last_error), payload = coalesce(_requeue.payload, j.payload)
     where j.id = job.id;
-    perform _queue_slot_freed(job.queue_name);
+    perform _refill_queue(job.queue_name);
     perform _arrive_late(array[job.id]);
-    perform _wake_workers();
+    perform _notify_workers();
 end;
 $$;
 
@@ -90,43 +90,43 @@ declare
     v_retention interval := (select s.discarded_retention from settings s);
 begin
     if job.superseded is not null or job.cancel_requested_at is not null then
-        perform _close_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'), error);
+        perform _finalize_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'), error);
         return;
     end if;
     perform _halt_sequence(job, 'discarded');
     if v_retention = interval '0' then
-        perform _forget_job(job, false);
+        perform _delete_live_job(job, false);
     else
         update live_jobs j
         set state = 'discarded', ready_at = null, due_at = null, parked = null, has_slot = null, updated_at = v_now, worker_id = null, claimed_at = null, finished_at = v_now,
             expires_at = v_now + v_retention, last_error = coalesce(error, j.last_error), reason = discard_reason,
             payload = coalesce(_discard.payload, j.payload), sequence_head = null
         where j.id = job.id;
-        perform _gone_from_turn(job);
+        perform _free_turn(job);
     end if;
 end;
 $$;
 
 -- A job that has just left, or was moved: whoever waits for its place in its queue and in its sequence gets it. In its queue at once if it
 -- ran; else by the next promotion, as this may be a producer's transaction, which may stay open for long and must not hold a lane.
-create or replace function _gone_from_turn(job live_jobs) returns void
+create or replace function _free_turn(job live_jobs) returns void
     language plpgsql set search_path from current
 as $$
 begin
     if job.sequence_head then
-        perform _advance_sequences(array[job.sequence_key]);
+        perform _promote_next(array[job.sequence_key]);
     end if;
     if job.state = 'running' then
-        perform _queue_slot_freed(job.queue_name);
+        perform _refill_queue(job.queue_name);
     elsif job.ready_at is not null and job.queue_name is not null then
-        insert into wakeups (lane) values ('queue:' || job.queue_name);
-        perform _wake_workers();
+        insert into promotion_requests (lane) values ('queue:' || job.queue_name);
+        perform _notify_workers();
     end if;
 end;
 $$;
 
 -- Without a trace; unless it halted its sequence just now, that goes on.
-create or replace function _forget_job(job live_jobs, unhalt boolean default true) returns void
+create or replace function _delete_live_job(job live_jobs, unhalt boolean default true) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
@@ -136,7 +136,7 @@ begin
     if unhalt and job.sequence_key is not null then
         perform _unhalt_sequence(job.sequence_key, job.id);
     end if;
-    perform _gone_from_turn(job);
+    perform _free_turn(job);
 end;
 $$;
 
@@ -258,9 +258,9 @@ begin
         job.started_at := null;
     end if;
     if cancel then
-        perform _close_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, error), error);
+        perform _finalize_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, error), error);
     elsif job.superseded is not null or job.cancel_requested_at is not null then
-        perform _close_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'), error);
+        perform _finalize_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'), error);
     elsif (select s.discarded_retention from settings s) = interval '0'
           and _failed_for(job, discard, not_started) is not null then
         perform _discard(job, error, _failed_for(job, discard, not_started), payload);
@@ -272,7 +272,7 @@ $$;
 create or replace function _failed_for(job live_jobs, discard boolean, not_started boolean) returns text
     language sql immutable
     return case when discard then 'discarded by its handler'
-                when not coalesce(not_started, false) and _is_lost(job) then 'failed, and must not be run twice'
+                when not coalesce(not_started, false) and _must_not_rerun(job) then 'failed, and must not be run twice'
                 when (job).attempts >= (job).max_attempts then 'out of attempts' end;
 
 -- The common ends of failed runs, all at once: retryable or discarded. Their rows are locked, and their errors noted.
@@ -326,11 +326,11 @@ begin
            array_agg(f.id) filter (where f.ready_at is not null)
     into v_queues, v_sequences, v_ready from failed f;
     if v_sequences is not null then
-        perform _advance_sequences(v_sequences);
+        perform _promote_next(v_sequences);
     end if;
-    perform _slots_freed(v_queues);
+    perform _refill_queues(v_queues);
     perform _arrive_late(v_ready);
-    perform _wake_workers();
+    perform _notify_workers();
 end;
 $$;
 
@@ -347,11 +347,11 @@ begin
     if not found then
         raise exception 'snooze_job: job % is not held by run % any more', coalesce(job_id::text, 'NULL'), coalesce(run::text, 'NULL')
             using errcode = 'PW002';
-    elsif _is_lost(v_job) and v_job.superseded is null and v_job.cancel_requested_at is null then
+    elsif _must_not_rerun(v_job) and v_job.superseded is null and v_job.cancel_requested_at is null then
         raise exception 'snooze_job: job % was started and must not be run twice', job_id
             using errcode = 'PW005', hint = 'Fail it with not_started, if it had done nothing yet.';
     end if;
-    perform _put_back(v_job, clock() + delay, greatest(v_job.attempts - 1, 0), 'scheduled');
+    perform _requeue(v_job, clock() + delay, greatest(v_job.attempts - 1, 0), 'scheduled');
 end;
 $$;
 comment on function snooze_job(bigint, bigint, interval) is
@@ -373,7 +373,7 @@ begin
     for v_item in select i.id, i.run from unnest(job_ids, runs) i(id, run) order by i.id loop
         select j.* into v_job from live_jobs j where j.id = v_item.id and j.run = v_item.run and j.state = 'running' for update;
         continue when not found;
-        perform _put_back(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
+        perform _requeue(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
         v_accepted := v_accepted || v_job.id;
     end loop;
     return v_accepted;

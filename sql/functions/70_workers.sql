@@ -34,17 +34,17 @@ $$;
 comment on function worker_ttl() is
     'How long a worker is believed to live without a heartbeat. One that could not beat for three quarters of it must stop its handlers.';
 
-create or replace function describe_worker(worker_id bigint, info jsonb) returns void
+create or replace function update_worker(worker_id bigint, info jsonb) returns void
     language plpgsql security definer set search_path from current
 as $$
 begin
     if info is null or jsonb_typeof(info) <> 'object' then
-        raise exception 'describe_worker: info must be a JSON object, got %', coalesce(jsonb_typeof(info), 'NULL') using errcode = 'PW001';
+        raise exception 'update_worker: info must be a JSON object, got %', coalesce(jsonb_typeof(info), 'NULL') using errcode = 'PW001';
     end if;
-    update workers w set info = w.info || describe_worker.info where w.id = describe_worker.worker_id and w.dead_at is null;
+    update workers w set info = w.info || update_worker.info where w.id = update_worker.worker_id and w.dead_at is null;
 end;
 $$;
-comment on function describe_worker(bigint, jsonb) is
+comment on function update_worker(bigint, jsonb) is
     'Adds to what a worker has said of itself. Three members tell explain_job which jobs it claims: task_identifiers, queue_names '
     '(''default'' for jobs without a queue), forbidden_flags, arrays as claim_jobs takes them; without them it is taken to claim any. '
     'A fourth tells worker_health how the process is: condition, ''starting'', ''stuck'', ''stopping'' or null. A fifth tells doctor '
@@ -80,7 +80,7 @@ begin
           and j.state = 'running'
         order by j.id + 0 for update -- + 0: never by a walk along all ids
     loop
-        perform _put_back(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
+        perform _requeue(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
     end loop;
     perform _forget_claims(array[unregister_worker.worker_id]);
     -- Its row stays for a while: a claim that was under way is found by it.
@@ -112,7 +112,7 @@ begin
         if exists (select from unnest(job_ids, runs) k(id, run) where k.id = v_job.id and k.run = v_job.run) then
             v_held := v_held || v_job.id;
         else
-            perform _put_back(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
+            perform _requeue(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
         end if;
     end loop;
     return v_held;
@@ -124,7 +124,7 @@ comment on function reconcile(bigint, bigint[], bigint[]) is
     'Errors: PW004 as claim_jobs.';
 
 -- Takes the jobs of a worker that is no more. Their attempt counts: it may well have been the job that killed it.
-create or replace function _abandon_jobs(worker_ids bigint[], error text) returns integer
+create or replace function _rescue_jobs(worker_ids bigint[], error text) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
@@ -135,14 +135,14 @@ declare
 begin
     for v_job in
         select j.* from live_jobs j
-        where j.id = any (v_ids) and j.worker_id = any (_abandon_jobs.worker_ids) and j.state = 'running'
+        where j.id = any (v_ids) and j.worker_id = any (_rescue_jobs.worker_ids) and j.state = 'running'
         order by j.id + 0 for update skip locked
     loop
-        perform _note_error(v_job, error);
-        if v_job.attempts >= v_job.max_attempts and not _is_lost(v_job) then
+        perform _record_error(v_job, error);
+        if v_job.attempts >= v_job.max_attempts and not _must_not_rerun(v_job) then
             perform _discard(v_job, error, 'worker lost on the last attempt');
         else
-            perform _put_back(v_job, v_job.run_at, v_job.attempts, 'scheduled', error);
+            perform _requeue(v_job, v_job.run_at, v_job.attempts, 'scheduled', error);
         end if;
         v_count := v_count + 1;
     end loop;
@@ -151,7 +151,7 @@ begin
 end;
 $$;
 
-create or replace function worker_died(worker_id bigint, job_ids bigint[] default '{}', runs bigint[] default '{}', error text default null)
+create or replace function report_crash(worker_id bigint, job_ids bigint[] default '{}', runs bigint[] default '{}', error text default null)
     returns void
     language plpgsql security definer set search_path from current
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
@@ -163,33 +163,33 @@ declare
     v_job live_jobs;
     v_ids bigint[];
 begin
-    update workers w set dead_at = clock() where w.id = worker_died.worker_id and w.dead_at is null;
-    v_ids := _held_by(array[worker_died.worker_id]);
+    update workers w set dead_at = clock() where w.id = report_crash.worker_id and w.dead_at is null;
+    v_ids := _held_by(array[report_crash.worker_id]);
     for v_job in
         select j.* from live_jobs j
-        where j.id = any (v_ids) and j.worker_id = worker_died.worker_id and j.state = 'running'
+        where j.id = any (v_ids) and j.worker_id = report_crash.worker_id and j.state = 'running'
         order by j.id + 0 for update
     loop
         if not exists (select from unnest(job_ids, runs) k(id, run) where k.id = v_job.id and k.run = v_job.run) then
-            perform _put_back(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
+            perform _requeue(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
             continue;
         end if;
         update live_jobs j set crashes = coalesce(j.crashes, 0) + 1 where j.id = v_job.id returning j.* into v_job;
-        perform _note_error(v_job, v_error);
-        if v_alone and v_job.crashes >= v_limit and not _is_lost(v_job) then
+        perform _record_error(v_job, v_error);
+        if v_alone and v_job.crashes >= v_limit and not _must_not_rerun(v_job) then
             perform _discard(v_job, v_error, format('it ended %s worker processes', v_job.crashes));
-        elsif v_alone and v_job.attempts >= v_job.max_attempts and not _is_lost(v_job) then
+        elsif v_alone and v_job.attempts >= v_job.max_attempts and not _must_not_rerun(v_job) then
             perform _discard(v_job, v_error, 'worker lost on the last attempt');
         else
             -- Of several any one may be to blame: each gets its attempt back, and will be run alone.
-            perform _put_back(v_job, v_job.run_at, v_job.attempts - case when v_alone then 0 else 1 end, 'scheduled', v_error);
+            perform _requeue(v_job, v_job.run_at, v_job.attempts - case when v_alone then 0 else 1 end, 'scheduled', v_error);
         end if;
     end loop;
-    perform _forget_claims(array[worker_died.worker_id]);
-    perform pg_advisory_unlock(w.class, w.id) from _worker_lock(worker_died.worker_id) w where w.mine;
+    perform _forget_claims(array[report_crash.worker_id]);
+    perform pg_advisory_unlock(w.class, w.id) from _worker_lock(report_crash.worker_id) w where w.mine;
 end;
 $$;
-comment on function worker_died(bigint, bigint[], bigint[], text) is
+comment on function report_crash(bigint, bigint[], bigint[], text) is
     'What a supervisor says of a worker whose process has ended by itself. job_ids and runs: those that it was running. A single one is to '
     'blame: its attempt counts. Of several each gets its attempt back, and is marked (claim_jobs: crashes) to be run alone the next time. '
     'A single one in whose runs max_crashes processes ended (3, see configure) is discarded. What was claimed and not begun is handed back '
@@ -206,7 +206,7 @@ begin
     -- A sweep passes over a row that somebody has in hand and comes again; this must not.
     perform from live_jobs j
     where j.id = any (v_held) and j.worker_id = any (v_ids) and j.state = 'running' order by j.id + 0 for update;
-    perform _abandon_jobs(v_ids, 'worker was unlocked by force');
+    perform _rescue_jobs(v_ids, 'worker was unlocked by force');
 end;
 $$;
 comment on function force_unlock_workers(text[]) is
@@ -309,7 +309,7 @@ begin
     delete from workers w
     where w.id in (select o.id from workers o where o.dead_at < v_now - interval '1 day' order by o.id for update skip locked);
     -- For some time after a death, as a claim may have been under way; maintain() finds what comes even later.
-    return _abandon_jobs(
+    return _rescue_jobs(
         array(select w.id from workers w where w.dead_at > v_now - interval '1 minute'), 'worker died');
 end;
 $$;
@@ -319,11 +319,11 @@ comment on function sweep_workers() is
     'in which nobody swept, all leases are good for another while, once: it was hardly their workers'' fault.';
 
 -- Hands on the running jobs of workers that died longer ago, or are not known at all.
-create or replace function _abandon_orphans() returns integer
+create or replace function _rescue_orphans() returns integer
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
-    return _abandon_jobs(
+    return _rescue_jobs(
         array(select distinct c.worker_id from claims c
               where not exists (select from workers w where w.id = c.worker_id and w.dead_at is null)),
         'worker died');

@@ -52,7 +52,7 @@ begin
         perform pg_notify(current_schema(), 'cancel');
         return _job_of(v_row);
     end if;
-    perform _close_jobs(array[v_row.id], null, 'cancelled', null, 'cancelled');
+    perform _finalize_jobs(array[v_row.id], null, 'cancelled', null, 'cancelled');
     v_row.state := 'cancelled';
     v_row.reason := 'cancelled';
     v_row.finished_at := v_now;
@@ -127,8 +127,8 @@ begin
         update live_jobs j set run_at = least(j.run_at, v_now), parked = case when found then 'next' else j.parked end, updated_at = v_now
         where j.id = v_row.id
         returning j.* into v_row;
-        insert into wakeups (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
-        perform _wake_workers();
+        insert into promotion_requests (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+        perform _notify_workers();
         return _job_of(v_row);
     elsif v_row.state = 'running' then
         raise exception 'retry_job: job % is running', job_id
@@ -181,10 +181,10 @@ begin
         perform _unhalt_sequence(v_row.sequence_key, v_row.id);
     end if;
     if v_row.parked is not null then
-        insert into wakeups (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+        insert into promotion_requests (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
     perform _arrive_late(array[v_row.id]);
-    perform _wake_workers();
+    perform _notify_workers();
     return _job_of(v_row);
 end;
 $$;
@@ -267,7 +267,7 @@ begin
         raise exception 'delete_job: job % is running', job_id
             using errcode = 'PW005', hint = 'cancel_job(id, force => true) first, or wait for its end.';
     elsif v_row.id is not null then
-        perform _forget_job(v_row);
+        perform _delete_live_job(v_row);
         return _job_of(v_row);
     end if;
     v_job := get_job(job_id);
@@ -297,7 +297,7 @@ begin
     for v_id in select distinct i.id from unnest(job_ids) i(id) order by 1 loop
         select j.* into v_row from live_jobs j where j.id = v_id and j.state <> 'running' for update;
         continue when not found;
-        perform _close_jobs(array[v_row.id], null, 'completed', null, 'completed by hand');
+        perform _finalize_jobs(array[v_row.id], null, 'completed', null, 'completed by hand');
         if v_row.sequence_key is not null then
             perform _unhalt_sequence(v_row.sequence_key, v_row.id);
         end if;
@@ -323,7 +323,7 @@ begin
     for v_id in select distinct i.id from unnest(job_ids) i(id) order by 1 loop
         select j.* into v_row from live_jobs j where j.id = v_id and j.state <> 'running' for update;
         continue when not found;
-        perform _note_error(v_row, v_error);
+        perform _record_error(v_row, v_error);
         update live_jobs j set attempts = j.max_attempts where j.id = v_row.id;
         perform _discard(v_row, v_error, 'failed by hand');
         v_row.attempts := v_row.max_attempts;
@@ -398,7 +398,7 @@ begin
         where j.id = v_old.id
         returning j.* into v_row;
         if v_row.parked is not null then
-            insert into wakeups (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+            insert into promotion_requests (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
         end if;
         if v_row.sequence_key is not null and v_row.state = 'discarded' then
             perform _halt_sequence(v_old, 'discarded');
@@ -406,11 +406,11 @@ begin
             perform _unhalt_sequence(v_row.sequence_key, v_row.id);
         end if;
         v_old.sequence_head := v_old.sequence_head and v_row.sequence_head is not true;
-        perform _gone_from_turn(v_old);
+        perform _free_turn(v_old);
         perform _arrive_late(array[v_row.id]);
         return next _job_of(v_row);
     end loop;
-    perform _wake_workers();
+    perform _notify_workers();
 end;
 $$;
 comment on function reschedule_jobs(bigint[], timestamptz, integer, integer, integer) is

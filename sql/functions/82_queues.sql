@@ -90,8 +90,8 @@ as $$
 declare
     v_lane constant text := case when right(queue_name, 1) = '*' then 'family:' || left(queue_name, -1) else 'queue:' || queue_name end;
 begin
-    insert into wakeups (lane, after, changed) values (v_lane, null, true), (v_lane, '0', true);
-    perform _wake_workers();
+    insert into promotion_requests (lane, after, changed) values (v_lane, null, true), (v_lane, '0', true);
+    perform _notify_workers();
 end;
 $$;
 
@@ -108,8 +108,8 @@ begin
     if not found then
         return false;
     end if;
-    insert into wakeups (lane) values ('sequence:' || sequence_key);
-    perform _wake_workers();
+    insert into promotion_requests (lane) values ('sequence:' || sequence_key);
+    perform _notify_workers();
     return true;
 end;
 $$;

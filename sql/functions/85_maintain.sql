@@ -82,7 +82,7 @@ begin
         where h.sequence_key = g.sequence_key and h.job_id = g.id
         returning h.sequence_key)
     -- A job may have been added behind it since the pruning looked.
-    insert into wakeups (lane) select 'sequence:' || u.sequence_key from unhalted u;
+    insert into promotion_requests (lane) select 'sequence:' || u.sequence_key from unhalted u;
     delete from errors e where e.job_id = any (job_ids);
     perform _release_unique_keys(_forget_pruned.unique_keys);
 end;
@@ -103,7 +103,7 @@ declare
 begin
     select array_agg(e.id) filter (where not e.holds), array_agg(e.id) filter (where e.holds)
     into v_expired, v_kept
-    from (select d.id, d.sequence_key is not null and _holds_up(d.sequence_key, d.id) as holds
+    from (select d.id, d.sequence_key is not null and _blocks_sequence(d.sequence_key, d.id) as holds
           from live_jobs d where d.expires_at <= v_now order by d.expires_at
           limit max_rows for update skip locked) e;
     update live_jobs j set expires_at = v_now + interval '1 day' where j.id = any (v_kept);
@@ -132,7 +132,7 @@ declare
 begin
     execute format($q$
         select array_agg(e.id) filter (where not e.holds), array_agg(e.id) filter (where e.holds)
-        from (select d.id, d.sequence_key is not null and _holds_up(d.sequence_key, d.id) as holds
+        from (select d.id, d.sequence_key is not null and _blocks_sequence(d.sequence_key, d.id) as holds
               from %1$I d
               where d.expires_at <= $1 and d.id = any (array(
                   select l.id
@@ -197,7 +197,7 @@ begin
     -- A job at which a sequence halts is kept for another day as long as jobs wait behind it.
     execute format($q$
         with halting as materialized (
-            select h.sequence_key, h.job_id, _holds_up(h.sequence_key, h.job_id) as holds
+            select h.sequence_key, h.job_id, _blocks_sequence(h.sequence_key, h.job_id) as holds
             from sequence_halts h
             join %1$I p on p.id = h.job_id and p.sequence_key = h.sequence_key limit $1),
         kept as (
@@ -208,7 +208,7 @@ begin
             where not g.holds and h.sequence_key = g.sequence_key and h.job_id = g.job_id
             returning h.sequence_key),
         woken as (
-            insert into wakeups (lane) select 'sequence:' || u.sequence_key from unhalted u)
+            insert into promotion_requests (lane) select 'sequence:' || u.sequence_key from unhalted u)
         select count(*) from halting g$q$, day) into v_halts using max_rows, clock() + interval '1 day';
     -- A unique key is free when its row is gone, and there may be millions of them: too many to free under
     -- the lock.
@@ -245,7 +245,7 @@ end;
 $$;
 
 -- What has no partitions: marks of once(), the audit log, and halts by jobs of which nothing was kept.
-create or replace function _prune_marks(max_rows integer) returns void
+create or replace function _prune_once_keys(max_rows integer) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -257,18 +257,18 @@ declare
     v_first constant bigint := floor(random() * greatest(v_pages - v_span + 1, 0));
 begin
     if v_once_retention is not null then
-        delete from once_marks o where o.key = any (array(
-            select d.key from once_marks d where d.at < v_now - v_once_retention order by d.at limit max_rows for update skip locked));
+        delete from once_keys o where o.key = any (array(
+            select d.key from once_keys d where d.at < v_now - v_once_retention order by d.at limit max_rows for update skip locked));
     end if;
     delete from audit_log a where a.id = any (array(
         select d.id from audit_log d where d.at < v_now - interval '90 days' order by d.at limit max_rows for update skip locked));
     with unhalted as (
         delete from sequence_halts h
         where h.ctid >= format('(%s,0)', v_first)::tid and h.ctid < format('(%s,0)', v_first + v_span)::tid
-          and h.at < v_now - interval '30 days' and not _holds_up(h.sequence_key, h.job_id)
+          and h.at < v_now - interval '30 days' and not _blocks_sequence(h.sequence_key, h.job_id)
           and (get_job(h.job_id)).id is null
         returning h.sequence_key)
-    insert into wakeups (lane) select 'sequence:' || u.sequence_key from unhalted u;
+    insert into promotion_requests (lane) select 'sequence:' || u.sequence_key from unhalted u;
 end;
 $$;
 
@@ -284,7 +284,7 @@ begin
     days := array[]::text[];
     rests := array[]::bigint[];
     pruned := _prune_discarded(max_rows) + _prune_finished(max_rows, _ended_days());
-    perform _prune_marks(max_rows);
+    perform _prune_once_keys(max_rows);
     foreach v_day in array _ended_days() loop
         begin
             select e.pruned, e.rest into v_pruned, v_rest from _empty_day(v_day, max_rows) e;
@@ -364,7 +364,7 @@ begin
     delete from late_arrivals a where a.at < clock_timestamp() - interval '1 minute';
     -- The lanes that these take are held to the end of the transaction: a finish meanwhile leaves a request
     -- behind.
-    v_result := v_result || jsonb_build_object('rescued', sweep_workers() + _abandon_orphans());
+    v_result := v_result || jsonb_build_object('rescued', sweep_workers() + _rescue_orphans());
     v_result := v_result || jsonb_build_object('promoted', promote_jobs());
     -- Last and briefly: the locks on history that finishing a job waits for.
     v_result := v_result || jsonb_build_object(

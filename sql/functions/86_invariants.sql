@@ -83,7 +83,7 @@ begin
     from (select distinct l.queue_name from live_jobs l where l.has_slot limit max_rows / 10) n
     cross join lateral _queues_of(array[n.queue_name]) q
     cross join lateral _taken_in(n.queue_name, null, '{}') t
-    where t.taken > q.slots and not exists (select from wakeups w where w.changed)
+    where t.taken > q.slots and not exists (select from promotion_requests w where w.changed)
     union all
     -- A job that waits for a slot where one is free has a request, or a candidate of its kind stands before it.
     select distinct 'stranded queue', j.queue_name, null::jsonb
@@ -91,8 +91,8 @@ begin
           from live_jobs l where l.parked = 'queue' limit max_rows / 10) j
     cross join lateral _queues_of(array[j.queue_name]) q
     where not q.paused
-      and not exists (select from wakeups w where w.lane = 'queue:' || j.queue_name)
-      and not exists (select from wakeups w where starts_with(w.lane, 'family:') and starts_with(j.queue_name, substr(w.lane, 8)))
+      and not exists (select from promotion_requests w where w.lane = 'queue:' || j.queue_name)
+      and not exists (select from promotion_requests w where starts_with(w.lane, 'family:') and starts_with(j.queue_name, substr(w.lane, 8)))
       and (select count(*) from live_jobs r where r.queue_name = j.queue_name and r.ready_at is not null and r.state = 'running')
           < coalesce(q.concurrency, 2147483647)
       and not exists (
@@ -103,12 +103,12 @@ begin
     select distinct 'stranded sequence', p.sequence_key, null::jsonb
     from (select l.* from live_jobs l where l.parked in ('sequence', 'next') limit max_rows) p
     where not exists (select from live_jobs j where j.sequence_key = p.sequence_key and j.sequence_head)
-      and not exists (select from wakeups w where w.lane = 'sequence:' || p.sequence_key)
+      and not exists (select from promotion_requests w where w.lane = 'sequence:' || p.sequence_key)
       and (p.parked = 'next' or not exists (select from sequence_halts h where h.sequence_key = p.sequence_key and h.job_id < p.id))
     union all
     -- I8: a schedule's ticks only go forward; it has a next one, or is paused.
     select 'I8', t.name, to_jsonb(t.next_at)
-    from (select m.* from timetable m limit max_rows) t where t.paused <> (t.next_at is null) or t.last_at >= t.next_at
+    from (select m.* from schedule_entries m limit max_rows) t where t.paused <> (t.next_at is null) or t.last_at >= t.next_at
     union all
     -- A halt is by a job that has ended, or is gone.
     select 'halt', h.job_id::text, to_jsonb(h.sequence_key)
@@ -138,7 +138,7 @@ begin
         if v_job.state = 'running' and exists (select from workers w where w.id = v_job.worker_id and w.dead_at is null) then
             v_state := 'running';
             v_held := false;
-        elsif v_job.state = 'discarded' or _is_lost(v_job) then
+        elsif v_job.state = 'discarded' or _must_not_rerun(v_job) then
             v_state := 'discarded';
         else
             v_state := _state_at(v_job.run_at, v_now, v_held,
@@ -155,12 +155,12 @@ begin
             attempts = greatest(j.attempts, 0), run = greatest(j.run, j.attempts),
             finished_at = case when v_state = 'discarded' then coalesce(j.finished_at, v_now) end,
             expires_at = case when v_state = 'discarded' then coalesce(j.expires_at, v_now + s.discarded_retention) end,
-            reason = case when v_state = 'discarded' then coalesce(j.reason, case when _is_lost(j) then 'lost' end) end, updated_at = v_now
+            reason = case when v_state = 'discarded' then coalesce(j.reason, case when _must_not_rerun(j) then 'lost' end) end, updated_at = v_now
         from settings s where j.id = v_job.id;
         insert into claims select v_job.worker_id, v_job.run, array[v_job.id] where v_state = 'running';
-        insert into wakeups (lane) select 'queue:' || v_job.queue_name where v_job.queue_name is not null;
-        insert into wakeups (lane) select 'sequence:' || v_job.sequence_key where v_job.sequence_key is not null;
+        insert into promotion_requests (lane) select 'queue:' || v_job.queue_name where v_job.queue_name is not null;
+        insert into promotion_requests (lane) select 'sequence:' || v_job.sequence_key where v_job.sequence_key is not null;
     end loop;
-    perform _wake_workers();
+    perform _notify_workers();
 end;
 $$;

@@ -63,13 +63,13 @@ begin
                                 v_first)
             when 'ledger' then _fix('insert into ~.unique_keys (unique_key) select j.unique_key from ~.live_jobs j where j.unique_key is not null '
                 'union select f.unique_key from ~.finished_jobs f where f.unique_key is not null on conflict do nothing')
-            when 'I8' then _fix('select t.name from (select t.name from ~.timetable t where t.name = any (%L)) t cross join lateral ~.pause_schedule(t.name) '
+            when 'I8' then _fix('select t.name from (select t.name from ~.schedule_entries t where t.name = any (%L)) t cross join lateral ~.pause_schedule(t.name) '
                 'cross join lateral ~.resume_schedule(t.name)', v_first)
             when 'I13' then 'no other job of these queues starts before enough of them have ended; cancel_job() ends one sooner'
             when 'stranded queue' then
-                _fix(E'insert into ~.wakeups (lane) select ''queue:'' || unnest(%L::text[]);\nselect ~.promote_jobs()', v_first)
+                _fix(E'insert into ~.promotion_requests (lane) select ''queue:'' || unnest(%L::text[]);\nselect ~.promote_jobs()', v_first)
             when 'stranded sequence' then
-                _fix(E'insert into ~.wakeups (lane) select ''sequence:'' || unnest(%L::text[]);\nselect ~.promote_jobs()', v_first)
+                _fix(E'insert into ~.promotion_requests (lane) select ''sequence:'' || unnest(%L::text[]);\nselect ~.promote_jobs()', v_first)
             when 'halt' then _fix('delete from ~.sequence_halts where job_id = any (%L)', v_first)
             else _fix('select ~._repair_jobs(%L)', v_first) end;
         return next;
@@ -433,7 +433,7 @@ begin
     return query
     with halted as materialized (
         select distinct on (h.sequence_key) h.sequence_key, h.job_id, h.reason
-        from (select s.* from sequence_halts s limit 10000) h where _holds_up(h.sequence_key, h.job_id) order by h.sequence_key, h.job_id)
+        from (select s.* from sequence_halts s limit 10000) h where _blocks_sequence(h.sequence_key, h.job_id) order by h.sequence_key, h.job_id)
     select 'info', 'halted sequences: ' || _few(array_agg(format('%s by job %s (%s)', h.sequence_key, h.job_id, h.reason) order by h.sequence_key)),
            array_to_string((array_agg(_fix('select ~.resume_sequence(%L)', h.sequence_key) order by h.sequence_key))[:5], E';\n')
     from halted h having count(*) > 0;
@@ -464,21 +464,21 @@ begin
     select f.severity, f.finding, f.fix from (
         select 1, 'warning', 'nobody fires schedules: ' || _few(array_agg(format('%s (due since %s)', t.name, t.next_at) order by t.next_at)),
                _fix('select ~.run_schedules()')
-        from timetable t
+        from schedule_entries t
         where t.next_at < v_now - interval '5 minutes'
           and (t.retry_at is null or t.last_error is null or t.retry_at < v_now - interval '5 minutes')
         having count(*) > 0
         union all
         select 2, 'warning', format('schedule %s failed: %s', t.name, t.last_error), _fix('select * from ~.run_schedule(%L)', t.name)
-        from timetable t where t.last_error is not null
+        from schedule_entries t where t.last_error is not null
         union all
         select 3, 'warning', format('schedule %s stands still: the clock was set back, its last tick was at %s', t.name, t.last_at),
                _fix('select * from ~.resume_schedule(%L)', t.name)
-        from timetable t where t.last_at > v_now + interval '10 minutes'
+        from schedule_entries t where t.last_at > v_now + interval '10 minutes'
         union all
         select 4, 'warning', 'no live worker knows the task of schedules: ' || _few(array_agg(format('%s (%s)', t.name, t.identifier) order by t.name)),
                'start a worker with the module that defines it, and without --task or with --task for it; or correct the schedule'
-        from timetable t
+        from schedule_entries t
         where not t.paused and exists (select from workers w where w.dead_at is null and w.expires_at >= v_now)
           and not exists (select from workers w where w.dead_at is null and w.expires_at >= v_now
                           and coalesce(_said(w, 'task_identifiers') ? t.identifier, true))
@@ -486,7 +486,7 @@ begin
         union all
         select 5, 'info', 'paused schedules: ' || _few(array_agg(t.name order by t.name)),
                array_to_string((array_agg(_fix('select * from ~.resume_schedule(%L)', t.name) order by t.name))[:5], E';\n')
-        from timetable t where t.paused having count(*) > 0) f(step, severity, finding, fix)
+        from schedule_entries t where t.paused having count(*) > 0) f(step, severity, finding, fix)
     order by f.step, f.finding limit 20;
 end;
 $$;

@@ -75,7 +75,7 @@ create or replace view schedules as
 select t.name, t.cron, t.timezone, describe_cron(t.cron) as words, t.identifier, t.next_at, t.last_at, t.last_job_id, t.paused, t.last_error,
        t.backfill, t.queue_name, t.max_attempts, t.priority, t.job_key, t.job_key_mode, t.query, t.query_role, t.query_limit, t.origin,
        t.created_at, t.updated_at
-from timetable t;
+from schedule_entries t;
 comment on view schedules is
     'One row per schedule: its cron expression, also in words, for the clocks of its timezone; next_at and last_at: its next and last tick; the job that '
     'the last one added (of a query the last of them); last_error: what went wrong with that tick. origin: ''sql'', ''crontab:NAME'' or ''code:MODULE''.';

@@ -439,9 +439,9 @@ begin
         'halted_sequences', (select count(*) from list_sequences(true, null, 1000)),
         'paused_queues', (select coalesce(jsonb_agg(q.queue_name order by q.queue_name), '[]')
                           from (select k.queue_name from queues k where k.paused order by k.queue_name limit 100) q),
-        'schedules', (select count(*) from timetable t),
-        'next_tick', (select jsonb_build_object('name', t.name, 'at', t.next_at) from timetable t where t.next_at is not null order by t.next_at limit 1),
-        'failed_ticks', (select count(*) from timetable t where t.last_error is not null));
+        'schedules', (select count(*) from schedule_entries t),
+        'next_tick', (select jsonb_build_object('name', t.name, 'at', t.next_at) from schedule_entries t where t.next_at is not null order by t.next_at limit 1),
+        'failed_ticks', (select count(*) from schedule_entries t where t.last_error is not null));
 end;
 $$;
 comment on function overview() is

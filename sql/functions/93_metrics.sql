@@ -82,20 +82,20 @@ begin
         union all
         select 'pyworker_sequences_halted', 'gauge', 'Sequences that stand still at a job (1,000 halts are looked at).', null,
                (select count(distinct h.sequence_key) from (select s.* from sequence_halts s limit 1000) h
-                where _holds_up(h.sequence_key, h.job_id))
+                where _blocks_sequence(h.sequence_key, h.job_id))
         union all
         select 'pyworker_queues_paused', 'gauge', 'Queues that are paused.', null,
                (select count(*) from queues q where q.paused)
         union all
         select 'pyworker_schedules_overdue', 'gauge', 'Schedules whose tick is more than 10 seconds late.', null,
-               (select count(*) from timetable t where t.next_at < v_now - interval '10 seconds')
+               (select count(*) from schedule_entries t where t.next_at < v_now - interval '10 seconds')
         union all
         select 'pyworker_wakeups', 'gauge', format('Wake-ups that no worker has looked at, up to %s.', max_rows), null,
-               (select count(*) from (select from wakeups w limit max_rows) w)
+               (select count(*) from (select from promotion_requests w limit max_rows) w)
         union all
         select 'pyworker_dead_rows', 'gauge', 'Rows that vacuum has to remove, by the statistics of the server.', jsonb_build_object('table', k.name),
                pg_stat_get_dead_tuples(k.name::regclass)
-        from unnest(array['live_jobs', 'wakeups', 'unique_keys']) k(name)
+        from unnest(array['live_jobs', 'promotion_requests', 'unique_keys']) k(name)
         union all
         select 'pyworker_oldest_xmin_age', 'gauge', 'Transactions begun since the oldest one that keeps vacuum from removing dead rows.', null,
                (select coalesce(max(x.age), 0) from (

@@ -336,15 +336,15 @@ create index errors_job on errors (job_id, run);
 
 -- "Something changed that may let a parked job of this queue or sequence start": written with the change, in the same
 -- transaction, and popped by the next promotion. So no promotion is lost, and an add never waits for the end of another job.
-create table wakeups (
+create table promotion_requests (
     lane text collate "C" not null,             -- 'queue:' || queue_name, 'family:' || prefix, 'sequence:' || sequence_key
     id bigint generated always as identity primary key, -- the oldest are looked at first, so that no lane starves
     after xid8,                                 -- not before all transactions up to this one have ended; 0: asks for such a second look
     changed boolean not null default false,     -- the queue's settings were changed: no slot given before counts
     at timestamptz not null default clock_timestamp()
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
-create index wakeups_lane on wakeups (lane, id);
-create index wakeups_changed on wakeups (id) where changed;
+create index promotion_requests_lane on promotion_requests (lane, id);
+create index promotion_requests_changed on promotion_requests (id) where changed;
 
 -- Jobs that became available at an earlier place in the order of claims than a session may have walked; only a hint.
 create unlogged table late_arrivals (
@@ -354,14 +354,14 @@ create unlogged table late_arrivals (
 );
 
 -- once(): what must not be done twice.
-create table once_marks (
+create table once_keys (
     key text collate "C" primary key,
     at timestamptz not null
 );
-create index once_marks_at on once_marks (at); -- for pruning
+create index once_keys_at on once_keys (at); -- for pruning
 
 -- The schedules; see functions/36_schedules.sql. The columns of type schedule, in its order, and retry_at.
-create table timetable (
+create table schedule_entries (
     name text collate "C" primary key,
     cron text not null,
     timezone text not null,
@@ -391,9 +391,9 @@ create table timetable (
     updated_at timestamptz not null,
     retry_at timestamptz                        -- the tick at next_at was interrupted: try it again from then on
 ) with (fillfactor = 50);
-create index timetable_next on timetable (next_at) where next_at is not null;
+create index schedule_entries_next on schedule_entries (next_at) where next_at is not null;
 
--- What people did by way of act().
+-- What people did by way of perform_action().
 create table audit_log (
     id bigint generated always as identity primary key,
     at timestamptz not null,
@@ -421,9 +421,9 @@ create sequence swept_at minvalue 0 start 0;
 
 -- Registers, not counters: see functions/01_notify.sql. Reading one takes no snapshot, so it is right even inside an old
 -- REPEATABLE READ transaction, and leaves no dead rows. Times are in ms since 1970.
-create sequence armed_until minvalue 0 start 0;     -- until then a worker waits for a notification
-create sequence looking_until minvalue 0 start 0;   -- until then a worker looks every 10 ms, notified or not
-create sequence disarmed_until minvalue 0 start 0;  -- what was armed up to this is taken back
+create sequence listening_until minvalue 0 start 0;     -- until then a worker waits for a notification
+create sequence polling_until minvalue 0 start 0;   -- until then a worker looks every 10 ms, notified or not
+create sequence not_listening_until minvalue 0 start 0;  -- what was armed up to this is taken back
 create sequence silent_before minvalue 0 start 0;   -- transactions before this one may have added jobs without a notification
 create sequence silent_at minvalue 0 start 0;       -- when that was set
 create sequence walks_until minvalue 0 start 0;     -- until then a session claims from a remembered place, see functions/02_walks.sql

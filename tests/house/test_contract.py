@@ -9,11 +9,10 @@ SCHEDULE = (
     "sequence_policy meta delivery query query_role query_limit"
 )
 FUNCTIONS = {
-    "act": {"action targets actor"},
     "add_job": {ADD},
     "add_jobs": {"specs job_key_preserve_run_at", "specs"},
     "add_schedule": {SCHEDULE},
-    "called_off": {"job_ids runs"},
+    "cancelled_runs": {"job_ids runs"},
     "cancel_job": {"job_id force"},
     "check_version": {"client_version"},
     "claim_jobs": {"worker_id max_jobs task_identifiers queue_names forbidden_flags"},
@@ -28,7 +27,7 @@ FUNCTIONS = {
     "count_jobs": {""},
     "define_task": {DEFINE},
     "describe_cron": {"cron"},
-    "describe_worker": {"worker_id info"},
+    "update_worker": {"worker_id info"},
     "explain_job": {"job_id"},
     "delete_job": {"job_id"},
     "doctor": {""},
@@ -53,6 +52,7 @@ FUNCTIONS = {
     "once": {"key"},
     "overview": {""},
     "parse_crontab": {"content"},
+    "perform_action": {"action targets actor"},
     "pause_queue": {"queue_name"},
     "pause_schedule": {"name"},
     "permanently_fail_jobs": {"job_ids error_message"},
@@ -82,7 +82,7 @@ FUNCTIONS = {
     "throughput": {"minutes"},
     "unique_opts": {"by_args by_period by_queue by_state exclude_kind on_conflict"},
     "unregister_worker": {"worker_id"},
-    "worker_died": {"worker_id job_ids runs error"},
+    "report_crash": {"worker_id job_ids runs error"},
     "worker_ttl": {""},
 }
 # New columns of a type or view go last: these are the beginning.

@@ -93,7 +93,7 @@ def zoo(db: Any, add: Any) -> dict[str, int]:
     """A job in each of several states."""
     failing = add("'fails', queue_name => 'q', job_key => 'k'")
     fail(db, failing, 'Traceback\n  File "x"\nValueError: [red]bad[/b]\n')
-    cancelled = add("'called_off'")
+    cancelled = add("'cancelled_runs'")
     db.execute("select pyworker.cancel_job(%s)", [cancelled])
     running = add("'runs'")
     worker = db.execute("select pyworker.register_worker()").fetchone()[0]
@@ -106,7 +106,7 @@ def test_jobs_lists_the_newest_first_finished_ones_included(call: Any, zoo: dict
     lines = call("jobs").splitlines()
     assert lines[0].split() == ["id", "task", "state", "queue", "key", "attempts", "run", "at", "last", "error"]
     assert [line.split()[:3] for line in lines[1:]] == [
-        ["4", "waits", "available"], ["3", "runs", "running"], ["2", "called_off", "cancelled"], ["1", "fails", "retryable"],
+        ["4", "waits", "available"], ["3", "runs", "running"], ["2", "cancelled_runs", "cancelled"], ["1", "fails", "retryable"],
     ]  # fmt: skip
     assert "[/k]" in lines[1]
     assert lines[4].rstrip().endswith("ValueError: [red]bad[/b]")

@@ -197,6 +197,6 @@ def test_of_several_processes_each_must_live_and_one_must_be_ready(queue: Any, h
     queue.rows("select pyworker.register_worker(%s)", json.dumps({"name": "two"}))
     other = queue.value("select pyworker.register_worker(%s)", json.dumps({"name": "two"}))
     for condition, live, ready in ((None, 0, 0), ("stopping", 0, 0), ("stuck", 1, 0)):
-        queue.rows("select pyworker.describe_worker(%s, %s)", other, json.dumps({"condition": condition}))
+        queue.rows("select pyworker.update_worker(%s, %s)", other, json.dumps({"condition": condition}))
         assert (health("--live", "--worker", "two")[0], health("--worker", "two")[0]) == (live, ready)
         assert health("--live") == (0, health("--worker", "two")[1])  # of any worker

@@ -96,10 +96,10 @@ def test_a_worker_behind_a_pooler_says_so_and_works(queue: Any, pooled: str) -> 
     jobs += [queue.add("note", queue_name="q") for _ in range(3)]
     jobs += [queue.add("deliver"), queue.add("mail_once_async"), queue.add("write", {}), queue.add("write_async", {})]
     queue.until_state("completed", *jobs)
-    called_off = queue.add("sleep_async")
-    queue.until("select count(*) = 1 from public.seen where job_id = %s", called_off)
-    queue.rows("select pyworker.cancel_job(%s)", called_off)  # heard of when it asks, not by a notification
-    queue.until_state("cancelled", called_off)
+    cancelled_runs = queue.add("sleep_async")
+    queue.until("select count(*) = 1 from public.seen where job_id = %s", cancelled_runs)
+    queue.rows("select pyworker.cancel_job(%s)", cancelled_runs)  # heard of when it asks, not by a notification
+    queue.until_state("cancelled", cancelled_runs)
     assert queue.value("select count(*) from pyworker.workers where locked") == 0
     assert worker.stop() == 0
     assert "Traceback" not in worker.log

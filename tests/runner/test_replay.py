@@ -58,7 +58,7 @@ def stops(payload):
 EVERYTHING = """
     select (select json_agg(to_jsonb(j) order by id) from pyworker.live_jobs j),
            (select json_agg(to_jsonb(f) order by id) from pyworker.finished_jobs f), (select json_agg(e) from pyworker.errors e),
-           (select count(*) from pyworker.once_marks), (select count(*) from booked), (select count(*) from pyworker.workers)"""
+           (select count(*) from pyworker.once_keys), (select count(*) from booked), (select count(*) from pyworker.workers)"""
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def replay(db: Any, dsn: str, program: Any, tmp_path: Path) -> Any:
     """replay(task, payload) adds such a job and replays it; returns the process, and asserts that the database is as it was."""
     (tmp_path / "mytasks.py").write_text(TASKS)
     db.execute("create table if not exists public.booked (id integer); truncate public.booked")
-    db.execute("select setval('pyworker.armed_until', extract(epoch from clock_timestamp())::bigint * 1000 + 60000)")
+    db.execute("select setval('pyworker.listening_until', extract(epoch from clock_timestamp())::bigint * 1000 + 60000)")
 
     def run(task: str, payload: Any, *words: str, prepare: str = "select 1", stdin: str = "") -> Any:
         job_id = db.execute("select id from pyworker.add_job(%s, %s::json)", [task, json.dumps(payload)]).fetchone()[0]
@@ -142,7 +142,7 @@ def test_where_the_task_is_defined_a_live_worker_knows(replay: Any, db: Any) -> 
     for modules, knows in (("older", "twice"), ("mytasks", "twice"), ("others", "other")):
         info = json.dumps({"modules": [modules]})
         worker = db.execute("select pyworker.register_worker(%s)", [info]).fetchone()[0]
-        db.execute("select pyworker.describe_worker(%s, %s)", [worker, json.dumps({"task_identifiers": [knows]})])
+        db.execute("select pyworker.update_worker(%s, %s)", [worker, json.dumps({"task_identifiers": [knows]})])
     assert replay("twice", [1], "--schema", "pyworker").stdout == "it would be completed, with the result [1, 1]\n"
 
 

@@ -16,7 +16,7 @@ import pytest
 from pyworker import Task, TaskError, cron, task, tasks
 
 HOURLY = "0 * * * *"
-DUE = "update pyworker.timetable set next_at = date_trunc('minute', pyworker.clock()) where name = %s"
+DUE = "update pyworker.schedule_entries set next_at = date_trunc('minute', pyworker.clock()) where name = %s"
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_many_workers_fire_each_tick_once(queue: Any) -> None:
         queue.start("--processes", "2")
     for worker in queue.workers:
         worker.until_ready(2)
-    queue.rows("update pyworker.timetable set next_at = pyworker.clock()")
+    queue.rows("update pyworker.schedule_entries set next_at = pyworker.clock()")
     queue.until("select count(*) >= 20 from public.seen")
     assert [worker.stop() for worker in queue.workers] == [0, 0, 0]
     assert len(queue.seen()) == 20
@@ -113,7 +113,7 @@ def test_a_schedule_in_code_comes_and_goes_with_it(queue: Any, deploy: Any) -> N
     queue.rows("select pyworker.add_schedule('mine', %s, 'nightly')", HOURLY)
     deploy(NIGHTLY)
     columns = "name, cron, timezone, backfill, identifier, payload, priority, origin"
-    assert queue.rows(f"select {columns} from pyworker.timetable where name <> 'mine'") == [
+    assert queue.rows(f"select {columns} from pyworker.schedule_entries where name <> 'mine'") == [
         ("nightly", "0 4 * * *", "Europe/Berlin", timedelta(hours=1), "nightly", {"a": 1}, 2, "code:application")
     ]
     deploy('@cron("0 5 * * *", name="late")\n@cron("0 6 * * *")')
@@ -135,7 +135,7 @@ def test_a_worker_whose_schedule_is_wrong_does_not_start(deploy: Any) -> None:
 def test_a_worker_loads_a_crontab_first(queue: Any, tmp_path: Path) -> None:
     (tmp_path / "crontab").write_text("0 4 * * * note ?id=nightly {a: 1}\n")
     queue.run_once("--crontab", str(tmp_path / "crontab"))
-    assert queue.rows("select name, identifier, payload, origin from pyworker.timetable") == [
+    assert queue.rows("select name, identifier, payload, origin from pyworker.schedule_entries") == [
         ("nightly", "note", {"a": 1}, "crontab:crontab")
     ]
     (tmp_path / "crontab").write_text("\n0 25 * * * note\n")
@@ -257,7 +257,7 @@ def test_load_makes_the_schedules_of_a_file_those_of_the_database(call: Any, db:
     assert dry == "a: would be added\nb: would be added\nmine: would be left to sql\n3 schedules, nothing was changed\n"
     assert names(db) == ["mine"]
     assert call("schedules", "load", str(file)) == expected
-    assert db.execute("select payload from pyworker.timetable where name = 'a'").fetchone() == ({"x": 16, "y": [1]},)
+    assert db.execute("select payload from pyworker.schedule_entries where name = 'a'").fetchone() == ({"x": 16, "y": [1]},)
     file.write_text("0 4 * * * b ?max=3\n")
     assert call("schedules", "load", str(file)) == "b: changed\na: removed\n2 schedules\n"
     assert names(db) == ["b", "mine"]

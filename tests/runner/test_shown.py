@@ -66,7 +66,7 @@ by_words = pytest.mark.parametrize("words", CHANGES, ids=" ".join)
 
 ZOO = """
     select pyworker.add_job('later', job_key => 'k', run_at => '2100-01-01');
-    select pyworker.add_job('called_off'), pyworker.cancel_job(2);
+    select pyworker.add_job('cancelled_runs'), pyworker.cancel_job(2);
     select pyworker.add_job('runs', priority => -1);
     select * from pyworker.claim_jobs(pyworker.register_worker(), 1, array['runs']);
     select pyworker.add_job('waits');
@@ -81,9 +81,9 @@ TABLES = """
     order by 1"""
 TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:[\d.]+|(?<=\"run\": )[1-9]\d*"  # a run is the time of its claim
 MARKS = (
-    "armed_until",
-    "looking_until",
-    "disarmed_until",
+    "listening_until",
+    "polling_until",
+    "not_listening_until",
     "silent_before",
     "silent_at",
     "walks_until",
@@ -142,7 +142,7 @@ def test_what_is_printed_does_what_the_verb_does(zoo: Any, db: Any, dsn: str, wo
 @by_words
 def test_a_dry_run_says_what_would_change_and_leaves_nothing(zoo: Any, db: Any, dsn: str, words: list[str]) -> None:
     call = zoo()
-    db.execute("select setval('pyworker.armed_until', extract(epoch from clock_timestamp())::bigint * 1000 + 60000)")
+    db.execute("select setval('pyworker.listening_until', extract(epoch from clock_timestamp())::bigint * 1000 + 60000)")
     marks = [f"select last_value, is_called from pyworker.{name}" for name in MARKS]
 
     def everything() -> Any:

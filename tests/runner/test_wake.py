@@ -75,7 +75,7 @@ def test_a_job_begins_before_its_worker_asks_how_long_to_sleep(fresh_queue: Any)
 
 def test_a_long_poll_interval_does_not_let_notifications_lapse(queue: Any) -> None:
     worker = queue.start("--poll-interval", "3600").until_ready()
-    queue.value("select setval('pyworker.armed_until', 0)")  # as if the mark had run out
+    queue.value("select setval('pyworker.listening_until', 0)")  # as if the mark had run out
     queue.until_state("completed", queue.add("note"))
     assert worker.stop() == 0
 

@@ -154,7 +154,7 @@ def db(dsn: str, _kept: dict[str, Any], invariants: Callable[[Any], None]) -> It
     _kept["tests"] += 1
     if _kept["tests"] % 4 == 0:  # else a claim has the rows of many tests to walk past, and remembers its place
         conn.execute("vacuum pyworker.live_jobs")
-        conn.execute("vacuum pyworker.wakeups")
+        conn.execute("vacuum pyworker.promotion_requests")
     yield conn
     conn.rollback()
     invariants(conn)

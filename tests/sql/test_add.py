@@ -358,7 +358,7 @@ def test_a_rolled_back_add_leaves_nothing(api: Any, actor: Any, worker: int) -> 
     a.rollback()
     assert nothing_was_added(api)
     assert api.claim_jobs(worker, 10) == []
-    assert api.value("select count(*) from pyworker.wakeups") == 0
+    assert api.value("select count(*) from pyworker.promotion_requests") == 0
 
 
 def test_bulk_rows_come_back_in_the_order_of_the_specs_with_rising_ids(api: Any) -> None:

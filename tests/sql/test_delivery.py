@@ -75,10 +75,10 @@ BACK: dict[str, tuple[Callable[..., Any], bool]] = {
     "maintain": (lease_ends_maintain, True),
     "unknown worker": (worker_vanishes, True),
     "force_unlock_workers": (lambda api, job, worker, clock: api.force_unlock_workers([str(worker)]), True),
-    "worker_died, culprit": (lambda api, job, worker, clock: api.worker_died(worker, [job.id], [job.run]), True),
-    "worker_died, bystander": (lambda api, job, worker, clock: api.worker_died(worker, [], []), False),
-    "worker_died, suspect": (
-        lambda api, job, worker, clock: api.worker_died(worker, [job.id, 4711], [job.run, 1]),
+    "report_crash, culprit": (lambda api, job, worker, clock: api.report_crash(worker, [job.id], [job.run]), True),
+    "report_crash, bystander": (lambda api, job, worker, clock: api.report_crash(worker, [], []), False),
+    "report_crash, suspect": (
+        lambda api, job, worker, clock: api.report_crash(worker, [job.id, 4711], [job.run, 1]),
         False,
     ),
 }
@@ -549,7 +549,7 @@ TAKERS: dict[str, tuple[Callable[[Any, Any, int], Any], str, str]] = {
     "force_unlock_workers": (lambda a, job, worker: a.force_unlock_workers([str(worker)]), "available", "discarded"),
     "unregister_worker": (lambda a, job, worker: a.unregister_worker(worker), "available", "discarded"),
     "reconcile": (lambda a, job, worker: a.reconcile(worker, [], []), "available", "discarded"),
-    "worker_died": (lambda a, job, worker: a.worker_died(worker, [job.id], [job.run]), "available", "discarded"),
+    "report_crash": (lambda a, job, worker: a.report_crash(worker, [job.id], [job.run]), "available", "discarded"),
     "release_jobs": (lambda a, job, worker: a.release_jobs([job.id], [job.run]), "available", "discarded"),
     "add_job": (lambda a, job, worker: a.add_job("t", job_key="k", run_at="2100-01-01"), "running", "running"),
     "remove_job": (lambda a, job, worker: a.remove_job("k"), "running", "running"),

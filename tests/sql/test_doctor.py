@@ -241,7 +241,7 @@ def test_more_in_flight_than_the_limit(api: Any, worker: int) -> None:
     for _ in range(3):
         api.add_job("t", queue_name="it's")
     assert len(api.claim_jobs(worker, 5)) == 3
-    api.rows("update pyworker.queues set concurrency = 1, updated_at = null; delete from pyworker.wakeups")
+    api.rows("update pyworker.queues set concurrency = 1, updated_at = null; delete from pyworker.promotion_requests")
     (row,) = of(api, "invariants")
     assert (row.severity, "I13: more jobs than the limit allows are in flight in queue it's" in row.finding) == (
         "error",
@@ -257,7 +257,7 @@ def test_stranded_jobs(api: Any, worker: int, kind: str) -> None:
     for _ in range(2):
         api.add_job("t", **how)
     api.promote_jobs()
-    api.rows("delete from pyworker.wakeups; delete from pyworker.live_jobs where id = 1")
+    api.rows("delete from pyworker.promotion_requests; delete from pyworker.live_jobs where id = 1")
     heals(api, "invariants", "error", f"stranded {kind}: jobs wait and nothing will call them")
     assert api.claim(worker).id == 2
 
@@ -284,14 +284,14 @@ DRIFT = {
         "index live_jobs_due is not what was installed",
     "create index mine on pyworker.live_jobs (state)": "index mine is not pyworker's",
     "alter table pyworker.workers drop column suspect_since": "column workers.suspect_since is missing",
-    "alter table pyworker.wakeups add column mine integer": "column wakeups.mine is not pyworker's",
+    "alter table pyworker.promotion_requests add column mine integer": "column promotion_requests.mine is not pyworker's",
     "alter table pyworker.errors alter column worker type varchar(10)": "column errors.worker is not what was installed",
     "alter table pyworker.errors alter column error drop not null": "default of errors.error is not what was installed",
     "alter table pyworker.unique_keys alter column adds drop default": "default of unique_keys.adds is not what was installed",
     "alter table pyworker.queues drop constraint queues_concurrency": "constraint queues_concurrency is missing",
-    "alter table pyworker.once_marks drop constraint once_marks_pkey": "constraint once_marks_pkey is missing",
+    "alter table pyworker.once_keys drop constraint once_keys_pkey": "constraint once_keys_pkey is missing",
     "drop table pyworker.sequence_halts cascade": "table sequence_halts is missing",
-    "drop table pyworker.once_marks": "table once_marks is missing",
+    "drop table pyworker.once_keys": "table once_keys is missing",
     "drop sequence pyworker.swept_at": "sequence swept_at is missing",
 }  # fmt: skip
 
@@ -447,12 +447,12 @@ def test_tasks_that_nobody_knows_and_queues_that_nobody_serves(api: Any) -> None
     api.promote_jobs()
     worker = api.register_worker()
     assert of(api, "tasks")[0].severity == "ok"  # it has not said what it takes
-    api.describe_worker(worker, {"task_identifiers": ["v"], "queue_names": ["default"]})
+    api.update_worker(worker, {"task_identifiers": ["v"], "queue_names": ["default"]})
     assert [(row.severity, row.finding) for row in of(api, "tasks")] == [
         ("warning", "jobs wait for tasks that no live worker knows: t (2), u (1)"),
         ("warning", "jobs wait in queues that no live worker serves: q (1)"),
     ]
-    api.describe_worker(worker, {"task_identifiers": ["t", "u", "v"], "queue_names": ["q", "default"]})
+    api.update_worker(worker, {"task_identifiers": ["t", "u", "v"], "queue_names": ["q", "default"]})
     assert of(api, "tasks")[0].severity == "ok"
 
 
@@ -460,10 +460,10 @@ def test_code_that_declares_a_task_otherwise_than_the_database_defines_it(api: A
     api.define_task("charge", max_attempts=2, delivery="at_most_once", timeout="90 seconds", queue_name="mail")
     declared = {"max_attempts": 2, "delivery": "at_most_once", "timeout": 90.0, "queue_name": "mail"}
     old, new = api.register_worker({"name": "old"}), api.register_worker()
-    api.describe_worker(old, {"definitions": {"charge": declared}})
-    api.describe_worker(new, {"definitions": {"charge": declared, "plain": {"queue_name": "default"}}})
+    api.update_worker(old, {"definitions": {"charge": declared}})
+    api.update_worker(new, {"definitions": {"charge": declared, "plain": {"queue_name": "default"}}})
     assert of(api, "tasks")[0].severity == "ok"
-    api.describe_worker(old, {"definitions": {"charge": {**declared, "max_attempts": 25}, "new": {"backoff": ["1 h"]}}})
+    api.update_worker(old, {"definitions": {"charge": {**declared, "max_attempts": 25}, "new": {"backoff": ["1 h"]}}})
     assert (
         "(max_attempts: 25 in worker old, 2 in the database)"
         in the(api, "tasks", "warning", "declares tasks otherwise").finding
@@ -487,7 +487,7 @@ def test_code_that_declares_a_task_otherwise_than_the_database_defines_it(api: A
 @pytest.mark.parametrize("definitions", [5, [], {"charge": 5}, {"charge": None}, {}, None])
 def test_a_worker_may_say_of_its_tasks_what_it_likes(api: Any, definitions: Any) -> None:
     api.define_task("charge", max_attempts=2)
-    api.describe_worker(api.register_worker(), {"definitions": definitions})
+    api.update_worker(api.register_worker(), {"definitions": definitions})
     assert of(api, "tasks")[0].severity == "ok"
 
 
@@ -574,13 +574,13 @@ def test_a_prepared_transaction(api: Any, session: Any, clock: Any) -> None:
 
 
 def test_bloat(own: Any) -> None:
-    own.rows("alter table pyworker.wakeups set (autovacuum_enabled = off)")
+    own.rows("alter table pyworker.promotion_requests set (autovacuum_enabled = off)")
     own.rows(
-        "insert into pyworker.wakeups select 'queue:q' from generate_series(1, 20100); delete from pyworker.wakeups;"
+        "insert into pyworker.promotion_requests select 'queue:q' from generate_series(1, 20100); delete from pyworker.promotion_requests;"
         "select pg_stat_force_next_flush()"
     )
-    heals(own, "bloat", "warning", "wakeups has 20100 dead rows beside 0 live ones; last vacuum: never")
-    heals(own, "autovacuum", "warning", "autovacuum is off for wakeups")
+    heals(own, "bloat", "warning", "promotion_requests has 20100 dead rows beside 0 live ones; last vacuum: never")
+    heals(own, "autovacuum", "warning", "autovacuum is off for promotion_requests")
 
 
 @contextmanager

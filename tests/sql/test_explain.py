@@ -238,7 +238,7 @@ def test_a_job_of_a_queue_without_a_limit_waits_for_workers(api: Any, idle: int)
 
 @pytest.mark.parametrize("other", ["task", "flag"])
 def test_a_job_that_no_worker_takes_is_no_reason_for_those_behind_it(api: Any, idle: int, other: str) -> None:
-    api.describe_worker(idle, {"task_identifiers": ["t"], "forbidden_flags": ["gpu"]})
+    api.update_worker(idle, {"task_identifiers": ["t"], "forbidden_flags": ["gpu"]})
     first = api.add_job(
         **({"identifier": "unknown"} if other == "task" else {"identifier": "t", "flags": ["gpu"]}), queue_name="q"
     )
@@ -297,7 +297,7 @@ def test_no_worker_takes_it(api: Any, how: str) -> None:
     api.promote_jobs()
     for info in infos:
         who = api.register_worker()
-        api.describe_worker(who, info)
+        api.update_worker(who, info)
         # explain_job is right: this worker really claims nothing.
         assert (
             api.claim_jobs(who, 1, *(info.get(k) for k in ("task_identifiers", "queue_names", "forbidden_flags"))) == []
@@ -473,7 +473,7 @@ def test_a_job_behind_a_halt_that_is_not_due_in_a_full_queue_with_nobody_to_do_i
     api.fail(api.claim(who), discard=True)
     holder = api.add_job("u", queue_name="q")
     assert api.claim(who).id == holder.id
-    api.describe_worker(who, {"task_identifiers": ["u"]})
+    api.update_worker(who, {"task_identifiers": ["u"]})
     # That its queue is full now is no reason yet.
     assert reasons(api, last) == ["sequence halted", "sequence", "not due", "no worker takes it"]
     run(api, the(api, last, "sequence halted").remedy, 2)  # with this job first: at once
@@ -490,7 +490,7 @@ def test_a_job_that_runs_has_no_other_reason_whatever_its_queue_and_its_time(api
     job = api.add_job("t", queue_name="q", sequence_policy={"key": "s"})
     api.claim(idle)
     api.pause_queue("q")
-    api.describe_worker(idle, {"task_identifiers": []})
+    api.update_worker(idle, {"task_identifiers": []})
     assert reasons(api, job) == ["running"]
 
 
@@ -521,26 +521,26 @@ def test_a_job_whose_end_is_not_committed_is_still_what_it_was(api: Any, idle: i
     assert reasons(api, second) == ["waits for a worker"]
 
 
-# describe_worker -----------------------------------------------------------------------------------------------------
+# update_worker -----------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_adds_to_what_it_has_said_of_itself(api: Any) -> None:
     who = api.register_worker({"host": "a", "queue_names": ["q"]})
-    api.describe_worker(who, {"queue_names": ["r"], "pid": 1})
+    api.update_worker(who, {"queue_names": ["r"], "pid": 1})
     (row,) = api.rows("select info from pyworker.live_workers")
     assert row.info == {"host": "a", "queue_names": ["r"], "pid": 1}
 
 
 @pytest.mark.parametrize("info", ["[]", "5", "null", None])
 def test_a_description_must_be_an_object(api: Any, worker: int, info: str | None) -> None:
-    with api.refusal("PW001", "describe_worker: info", "NULL" if info is None else "object"):
-        api.describe_worker(worker, info)
+    with api.refusal("PW001", "update_worker: info", "NULL" if info is None else "object"):
+        api.update_worker(worker, info)
 
 
 def test_nothing_is_said_of_a_worker_that_is_dead_or_unknown(api: Any, worker: int, clock: Any) -> None:
     clock.advance(minutes=5)
     api.maintain()
-    api.describe_worker(worker, {"host": "a"})
-    api.describe_worker(None, {"host": "a"})
-    api.describe_worker(4711, {"host": "a"})
+    api.update_worker(worker, {"host": "a"})
+    api.update_worker(None, {"host": "a"})
+    api.update_worker(4711, {"host": "a"})
     assert api.rows("select info from pyworker.workers where info <> '{}'") == []

@@ -159,14 +159,14 @@ def test_a_job_out_of_attempts_is_discarded_and_keeps_its_key_for_a_decision(api
 
 
 def test_a_handler_may_give_up_at_once_or_call_the_job_off(api: Any, job_in: Any) -> None:
-    given_up, called_off = job_in("running", job_key="a"), job_in("running", job_key="b")
+    given_up, cancelled_runs = job_in("running", job_key="a"), job_in("running", job_key="b")
     api.fail(given_up, "hopeless", discard=True)
-    api.fail(called_off, "not wanted", cancel=True)
+    api.fail(cancelled_runs, "not wanted", cancel=True)
     job = api.get_job(given_up.id)
     assert (job.state, job.key, job.last_error, job.attempts) == ("discarded", "a", "hopeless", 1)
-    job = api.get_job(called_off.id)
+    job = api.get_job(cancelled_runs.id)
     assert (job.state, job.key, job.last_error) == ("cancelled", "b", "not wanted")
-    assert api.add_job("t", job_key="b").id > called_off.id
+    assert api.add_job("t", job_key="b").id > cancelled_runs.id
 
 
 @pytest.mark.parametrize(

@@ -388,7 +388,7 @@ def test_a_halting_job_that_is_kept_is_not_looked_at_by_every_maintain(
     else:
         own.rows(f"select count(pyworker.cancel_job(h.id)) from unnest(({heads})) h(id)")
     advance(days=9)
-    looks = "select coalesce(sum(calls), 0) from pg_stat_xact_user_functions where funcname = '_holds_up'"
+    looks = "select coalesce(sum(calls), 0) from pg_stat_xact_user_functions where funcname = '_blocks_sequence'"
     own.rows("set track_functions = 'all'")
 
     def looked() -> int:

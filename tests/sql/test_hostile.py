@@ -22,8 +22,8 @@ PRODUCER = {
 WORKER = PRODUCER | {
     "define_task", "register_worker", "heartbeat", "unregister_worker", "claim_jobs", "seconds_until_due", "finish_jobs",
     "finish_job", "fail_jobs", "snooze_job", "release_jobs", "force_unlock_workers", "reconcile", "promote_jobs", "maintain",
-    "check_version", "get_job", "describe_worker", "hold_worker_lock", "worker_died", "sweep_workers", "worker_ttl", "start_job",
-    "called_off", "task_timeouts", "run_schedules", "seconds_until_tick", "declare_schedules", "parse_crontab", "next_runs",
+    "check_version", "get_job", "update_worker", "hold_worker_lock", "report_crash", "sweep_workers", "worker_ttl", "start_job",
+    "cancelled_runs", "task_timeouts", "run_schedules", "seconds_until_tick", "declare_schedules", "parse_crontab", "next_runs",
     "describe_cron", "was_finished", "worker_health",
 }  # fmt: skip
 LOOKS = {
@@ -31,7 +31,7 @@ LOOKS = {
     "list_tasks", "list_workers",
 }  # fmt: skip
 ADMIN = WORKER | LOOKS | {
-    "act",
+    "perform_action",
     "job_errors", "cancel_job", "retry_job", "retry_jobs", "delete_job", "complete_jobs", "permanently_fail_jobs",
     "reschedule_jobs", "prune", "configure", "set_queue", "pause_queue", "resume_queue", "resume_sequence", "explain_job",
     "doctor", "add_schedule", "remove_schedule", "pause_schedule", "resume_schedule", "run_schedule",
@@ -108,7 +108,7 @@ def test_no_reader_sees_a_payload_or_a_result(own: Any) -> None:
     own.rows("select pyworker.finish_jobs(array[%s], array[%s], array['\"xyzzy\"'::jsonb])", [done.id, done.run])
     own.fail(failed, payload=[SECRET])
     own.add_schedule("s", "* * * * *", "t", {"password": SECRET})
-    own.rows("select pyworker.act('run_schedule', array['s'], 'somebody')")
+    own.rows("select pyworker.perform_action('run_schedule', array['s'], 'somebody')")
     own.rows("set role pyworker_reader")
     for view in sorted(VIEWS):
         rows = own.rows(f"select to_jsonb(v)::text as row from pyworker.{view} v")
@@ -119,7 +119,7 @@ def test_no_reader_sees_a_payload_or_a_result(own: Any) -> None:
         "select * from pyworker.get_job(1)", "select * from pyworker.claim_jobs(1)", "select * from pyworker.remove_job('c')",
         "select * from pyworker.add_job('t', job_key => 'c', job_key_mode => 'unsafe_dedupe')",
         "update pyworker.jobs set priority = 1",
-        "select nextval('pyworker.job_ids')", "select * from pyworker.armed_until",
+        "select nextval('pyworker.job_ids')", "select * from pyworker.listening_until",
     ):  # fmt: skip
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             own.rows(statement)

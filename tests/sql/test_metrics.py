@@ -51,7 +51,7 @@ def test_without_jobs_every_state_and_every_metric_is_there_as_zero(db: Any) -> 
 def test_counting_stops_at_the_limit(db: Any) -> None:
     db.execute("select pyworker.add_job('a') from generate_series(1, 5)")
     assert metrics(db, "jobs", 3) == {("default", "available"): 3}
-    assert metrics(db, "wakeups", 3) == {}
+    assert metrics(db, "promotion_requests", 3) == {}
     for wrong in (0, None):
         with pytest.raises(psycopg.Error, match="metrics: max_rows must be at least 1") as caught:
             db.execute("select pyworker.metrics(%s)", [wrong])
@@ -101,10 +101,10 @@ def test_what_stands_still_is_counted(db: Any, clock: Any) -> None:
     db.execute("select pyworker.cancel_job(min(id)) from pyworker.jobs")
     clock.advance(minutes=2)
     assert [metric(db, name) for name in ("sequences_halted", "queues_paused", "schedules_overdue")] == [1, 1, 1]
-    assert metric(db, "wakeups") >= 1
+    assert metric(db, "promotion_requests") >= 1
     db.execute("select pyworker.promote_jobs()")
     db.execute("select pyworker.promote_jobs(), pyworker.run_schedules()")  # the second look at the pause
-    assert metric(db, "wakeups") == metric(db, "schedules_overdue") == 0
+    assert metric(db, "promotion_requests") == metric(db, "schedules_overdue") == 0
 
 
 def test_ends_and_failures_are_counted_by_the_server(db: Any, dsn: str, worker: int) -> None:

@@ -70,7 +70,7 @@ class Job:
     reason: str | None = None
     worker: int | None = None
     started: bool = False
-    called_off: bool = False
+    cancelled_runs: bool = False
     superseded: str | None = None
     fresh: bool = True  # its run_at is `now`, or so much after it, but for the instants that the call takes
     expires: datetime | None = None
@@ -195,7 +195,7 @@ class Model:
         self.halts.pop((job.sequence or "", job.id), None)
 
     def discard(self, job: Job, error: str | None, reason: str | None = None) -> None:
-        if job.superseded or job.called_off:
+        if job.superseded or job.cancelled_runs:
             return self.close([job], "cancelled", job.superseded or "cancelled", error)
         self.halt(job, 1)
         left = [(job, job.place)]
@@ -211,7 +211,7 @@ class Model:
         error: str | None = None,
         delay: timedelta | None = None,
     ) -> None:
-        if job.superseded or job.called_off:
+        if job.superseded or job.cancelled_runs:
             return self.close([job], "cancelled", job.superseded or "cancelled", error or (job.superseded and SOME))
         if job.lost():
             return self.discard(job, error or SOME, "lost")
@@ -358,12 +358,12 @@ class Model:
                 continue
             claimed.append(job)
             job.state, job.worker, job.attempts = "running", worker, job.attempts + 1
-            job.called_off = False
+            job.cancelled_runs = False
         return [(j.id, j.attempts, j.payload, j.key, j.queue) for j in claimed]
 
     def start(self, job_id: int, run: int) -> bool:
         job = self.running(job_id, run)
-        if not job or job.started or job.superseded or job.called_off or job.worker not in self.workers:
+        if not job or job.started or job.superseded or job.cancelled_runs or job.worker not in self.workers:
             return False
         job.started = True
         return True
@@ -388,7 +388,7 @@ class Model:
                 self.close([job], "cancelled", job.superseded or "cancelled by its handler", f["error"])
                 continue
             job.started = job.started and not f.get("not_started")
-            if not (job.superseded or job.called_off):
+            if not (job.superseded or job.cancelled_runs):
                 job.payload = f.get("payload", job.payload)
             if f.get("discard") or job.lost() or job.attempts >= job.max_attempts:
                 self.discard(job, f["error"])
@@ -400,7 +400,7 @@ class Model:
         job = self.running(job_id, run)
         if not job:
             raise Refused("PW002")
-        if job.lost() and not (job.superseded or job.called_off):
+        if job.lost() and not (job.superseded or job.cancelled_runs):
             raise Refused("PW005")
         self.put_back(job, max(job.attempts - 1, 0), delay=delay)
 
@@ -447,7 +447,7 @@ class Model:
     def cancel(self, job_id: int, force: bool) -> str:
         job = self.known(job_id)
         if job.state == "running" and not force:
-            job.called_off = True
+            job.cancelled_runs = True
         elif job.state not in ENDED:
             self.close([job], "cancelled", "cancelled")
         return job.state
@@ -473,7 +473,7 @@ class Model:
         if job.state in HISTORY:
             if job.key and self.named(job.key):
                 raise Refused("PW003")
-            job.worker, job.called_off, job.superseded = None, False, None
+            job.worker, job.cancelled_runs, job.superseded = None, False, None
         if job.state in ENDED and job.sequence:
             job.place = "waiting"
         if job.attempts >= job.max_attempts:

@@ -105,7 +105,7 @@ def test_an_add_that_has_just_seen_nobody_wait_is_found_by_who_begins_to_wait(
 ) -> None:
     a, b = actor(), actor()
     a.begin()
-    a.rows("alter sequence pyworker.armed_until cache 1")  # the claim comes to wait where it would ask to be notified
+    a.rows("alter sequence pyworker.listening_until cache 1")  # the claim comes to wait where it would ask to be notified
     claim = b.later.claim_jobs(worker)
     b.blocked(claim)
     job = a.add_job("t")
@@ -140,7 +140,7 @@ def test_an_old_snapshot_does_not_hide_that_somebody_waits(
 
 def test_a_wait_that_is_long_over_counts_no_more(api: Any, worker: int, heard: Any) -> None:
     wait(api, worker)
-    api.rows("select setval('pyworker.armed_until', (extract(epoch from clock_timestamp()) * 1000)::bigint - 1)")
+    api.rows("select setval('pyworker.listening_until', (extract(epoch from clock_timestamp()) * 1000)::bigint - 1)")
     api.add_job("t")
     assert heard() == []
 
@@ -309,7 +309,7 @@ def test_an_add_that_is_younger_than_the_transaction_of_the_claim_that_begins_to
 
 def test_a_clock_that_was_set_back_keeps_no_claim_in_a_loop(api: Any, worker: int, heard: Any) -> None:
     api.rows(
-        "select setval('pyworker.disarmed_until', (extract(epoch from clock_timestamp()) * 1000)::bigint + 600000)"
+        "select setval('pyworker.not_listening_until', (extract(epoch from clock_timestamp()) * 1000)::bigint + 600000)"
     )
     wait(api, worker)
     api.add_job("t")
@@ -383,7 +383,7 @@ def test_nobody_stays_silent_for_a_worker_that_has_stopped_looking(api: Any, wor
     wait(api, worker)
     many(api, worker)
     heard()
-    api.rows("select setval('pyworker.looking_until', (extract(epoch from clock_timestamp()) * 1000)::bigint - 1)")
+    api.rows("select setval('pyworker.polling_until', (extract(epoch from clock_timestamp()) * 1000)::bigint - 1)")
     api.add_job("t")
     assert heard() == [""]
 

@@ -171,16 +171,16 @@ def test_a_mark_that_is_just_being_forgotten_is_waited_for(api: Any, actor: Any,
 
 
 def test_maintenance_forgets_in_small_bites_and_never_walks_what_is_kept_for_good(api: Any, clock: Any) -> None:
-    api.rows("insert into pyworker.once_marks select 'k' || i, pyworker.clock() from generate_series(1, 2500) i")
+    api.rows("insert into pyworker.once_keys select 'k' || i, pyworker.clock() from generate_series(1, 2500) i")
 
     def looked_at() -> int:
         with api.conn.transaction():
             before = api.value(
-                "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_xact_all_tables where relname = 'once_marks'"
+                "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_xact_all_tables where relname = 'once_keys'"
             )
             api.maintain()
             after = api.value(
-                "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_xact_all_tables where relname = 'once_marks'"
+                "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_xact_all_tables where relname = 'once_keys'"
             )
         return int(after or 0) - int(before or 0)
 
@@ -190,9 +190,9 @@ def test_maintenance_forgets_in_small_bites_and_never_walks_what_is_kept_for_goo
     assert looked_at() < 10  # the planner may look at the ends of an index
     api.configure(once_retention="1 day")
     assert looked_at() < 5000
-    assert api.value("select count(*) from pyworker.once_marks") == 1500
+    assert api.value("select count(*) from pyworker.once_keys") == 1500
     api.prune()
-    assert api.value("select count(*) from pyworker.once_marks") == 0
+    assert api.value("select count(*) from pyworker.once_keys") == 0
 
 
 @pytest.mark.parametrize("role", ["pyworker_producer", "pyworker_worker", "pyworker_admin"])
@@ -201,7 +201,7 @@ def test_producers_may_ask_once_and_touch_no_mark(api: Any, actor: Any, role: st
     a.rows(f"set role {role}")
     assert [a.once("k"), a.once("k")] == [True, False]
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        a.rows("delete from pyworker.once_marks")
+        a.rows("delete from pyworker.once_keys")
     if role == "pyworker_producer":
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             a.start_job(1, 1)

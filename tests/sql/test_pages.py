@@ -166,12 +166,12 @@ def test_a_job_of_a_long_transaction_is_found_by_its_time(api, actor):
         ("list_jobs(max_jobs => 1001)", "got 1001"),
         ("throughput(0)", "minutes must be from 1 to 1440, got 0"),
         ("throughput(-2147483648)", "minutes must be from 1 to 1440, got -2147483648"),
-        ("act('destroy', '{1}', 'me')", "action must be one of retry, .*, got 'destroy'"),
-        ("act('retry', '{}', 'me')", "targets must be 1 to 1000, got 0"),
-        ("act('retry', '{1,x}', 'me')", "targets of retry must be ids of jobs, got 'x'"),
-        ("act('pause_queue', array[null], 'me')", "must be names, got NULL"),
-        ("act('retry', '{1}', '')", "actor must be 1 to 200 characters long, got ''"),
-        ("act('retry', '{1}', null)", "actor must be 1 to 200 characters long, got NULL"),
+        ("perform_action('destroy', '{1}', 'me')", "action must be one of retry, .*, got 'destroy'"),
+        ("perform_action('retry', '{}', 'me')", "targets must be 1 to 1000, got 0"),
+        ("perform_action('retry', '{1,x}', 'me')", "targets of retry must be ids of jobs, got 'x'"),
+        ("perform_action('pause_queue', array[null], 'me')", "must be names, got NULL"),
+        ("perform_action('retry', '{1}', '')", "actor must be 1 to 200 characters long, got ''"),
+        ("perform_action('retry', '{1}', null)", "actor must be 1 to 200 characters long, got NULL"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused_by_name_and_value(api, call, words):
@@ -335,7 +335,7 @@ def test_a_page_reads_no_more_of_a_long_table(watched, api):  # noqa: F811
 
 def test_an_act_is_done_and_written_down_with_who_when_what_and_outcome(api, one_of_each):
     ids = [str(one_of_each[state].id) for state in ("scheduled", "running", "discarded")]
-    rows = api.rows("select * from pyworker.act('retry', %s, 'ada')", [ids])
+    rows = api.rows("select * from pyworker.perform_action('retry', %s, 'ada')", [ids])
     assert [row.ok for row in rows] == [True, False, True]
     assert [row.outcome for row in rows if row.ok] == ["available", "available"]
     assert "is running" in rows[1].outcome
@@ -348,7 +348,7 @@ def test_an_act_is_done_and_written_down_with_who_when_what_and_outcome(api, one
 
 def test_an_act_that_is_rolled_back_was_none(api, one_of_each):
     api.rows("begin")
-    api.rows("select * from pyworker.act('cancel', %s, 'ada')", [[str(one_of_each["scheduled"].id)]])
+    api.rows("select * from pyworker.perform_action('cancel', %s, 'ada')", [[str(one_of_each["scheduled"].id)]])
     api.rows("rollback")
     assert api.get_job(one_of_each["scheduled"].id).state == "scheduled"
     assert api.rows("select * from pyworker.audit") == []
@@ -358,10 +358,10 @@ def test_two_people_who_choose_the_same_jobs_in_opposite_orders_wait_for_each_ot
     ids = [str(api.add_job("t", run_at="2100-01-01").id) for _ in range(3)]
     a, b, c = actor(), actor(), actor()
     a.begin()
-    a.act("cancel", ids, "ada")
-    waiting = b.later.act("cancel", ids[::-1], "bob")
+    a.perform_action("cancel", ids, "ada")
+    waiting = b.later.perform_action("cancel", ids[::-1], "bob")
     b.blocked(waiting)
-    killed = c.later.act("cancel", ids, "eve")
+    killed = c.later.perform_action("cancel", ids, "eve")
     c.blocked(killed)
     c.kill()
     assert killed.exception() is not None
@@ -376,7 +376,7 @@ def test_every_act_does_what_the_function_of_its_name_does(api, worker, job_in):
     def act(action, *targets):
         return [
             tuple(row)
-            for row in api.rows("select * from pyworker.act(%s, %s, 'ada')", [action, [str(t) for t in targets]])
+            for row in api.rows("select * from pyworker.perform_action(%s, %s, 'ada')", [action, [str(t) for t in targets]])
         ]
 
     scheduled, running, more = job_in("scheduled"), job_in("running", "r"), job_in("running", "s")
@@ -399,7 +399,7 @@ def test_every_act_does_what_the_function_of_its_name_does(api, worker, job_in):
 
 
 def test_what_was_done_is_forgotten_after_ninety_days(api, clock):
-    api.rows("select pyworker.act('pause_queue', '{q}', 'ada')")
+    api.rows("select pyworker.perform_action('pause_queue', '{q}', 'ada')")
     clock.advance(days=89)
     api.maintain()
     assert api.value("select count(*) from pyworker.audit") == 1

@@ -133,7 +133,7 @@ def test_a_hot_call_touches_little_more_than_it_returns(
     api.rows("truncate pyworker.live_jobs")
     if statistics == "of a table once full":
         fill(api, **load)
-    api.rows("analyze pyworker.live_jobs; delete from pyworker.live_jobs; delete from pyworker.wakeups")
+    api.rows("analyze pyworker.live_jobs; delete from pyworker.live_jobs; delete from pyworker.promotion_requests")
     held: list[Any] = [type("Job", (), {"id": 0, "run": 0})] * 100
     for _ in range(6):  # a plan may be kept from here on
         for call, _ in calls.values():
@@ -141,7 +141,7 @@ def test_a_hot_call_touches_little_more_than_it_returns(
                 watched(lambda a, call=call: call(a, held))
     # By delete: truncate and analyze make every session plan anew.
     api.rows(
-        "delete from pyworker.live_jobs; delete from pyworker.wakeups; select setval('pyworker.job_ids', 1, false)"
+        "delete from pyworker.live_jobs; delete from pyworker.promotion_requests; select setval('pyworker.job_ids', 1, false)"
     )
     fill(api, **load)
     if statistics == "of a full table":
@@ -180,7 +180,7 @@ def test_a_claim_walks_the_index_in_order_and_sorts_nothing(
         "Limit",
         "LockRows",
         "Index Scan",
-        "Index Only Scan",  # of wakeups, not begun without a queue
+        "Index Only Scan",  # of promotion_requests, not begun without a queue
     }
     assert {node["Node Type"] for node in nodes(update["Plan"])} == {
         "ModifyTable",
@@ -260,12 +260,12 @@ STEPS: dict[str, tuple[Callable[[Any], Any], float]] = {
     "_fill_family, one name": (step("select _fill_family('q')"), 6),
     "_fill_family, a thousand names": (step("select _fill_family('n49')"), 3500),
     "_fill_family, no name": (step("select _fill_family('none')"), 5),
-    "_settle_sequences, no head": (step("select _settle_sequences('{s}')"), 6),
-    "_settle_sequences, a head": (step("select _settle_sequences('{s}')"), 3),
-    "an end": (step("select close from _close_jobs(array(select id from live_jobs where sequence_head), null, 'completed') close"), 15),
-    "_advance_sequences, no such": (step("select _advance_sequences('{none}')"), 0),
-    "promote_jobs": (step("delete from wakeups; insert into wakeups values ('queue:q'), ('sequence:s'); select promote_jobs()"), 12),
-    "reset": (step("delete from queues where queue_name = 'q'; delete from wakeups"), 0),
+    "_promote_idle_sequences, no head": (step("select _promote_idle_sequences('{s}')"), 6),
+    "_promote_idle_sequences, a head": (step("select _promote_idle_sequences('{s}')"), 3),
+    "an end": (step("select close from _finalize_jobs(array(select id from live_jobs where sequence_head), null, 'completed') close"), 15),
+    "_promote_next, no such": (step("select _promote_next('{none}')"), 0),
+    "promote_jobs": (step("delete from promotion_requests; insert into promotion_requests values ('queue:q'), ('sequence:s'); select promote_jobs()"), 12),
+    "reset": (step("delete from queues where queue_name = 'q'; delete from promotion_requests"), 0),
 }  # fmt: skip
 
 
@@ -276,7 +276,7 @@ def test_a_queues_turn_looks_at_no_other_queue(api: Any, worker: int, watched: A
 
     def turn(number: int) -> dict[str, float]:
         """Within a claim, as its settings count, too."""
-        sql = f"insert into wakeups values ('queue:n{number}'); select claim_jobs({worker}, 1, '{{}}')"
+        sql = f"insert into promotion_requests values ('queue:n{number}'); select claim_jobs({worker}, 1, '{{}}')"
         plans = watched(step(sql))
         return touched([plan for plan in plans if "turn as materialized" in plan["Query Text"]])
 
@@ -285,7 +285,7 @@ def test_a_queues_turn_looks_at_no_other_queue(api: Any, worker: int, watched: A
         api.rows(  # in no order
             "select count(*) from (select pyworker.add_jobs(jsonb_agg(jsonb_build_object("
             "  'identifier', 't', 'queue_name', 'n' || i * 7919 % 5000))) from generate_series(1, 10000) i) jobs;"
-            "delete from pyworker.wakeups"
+            "delete from pyworker.promotion_requests"
         )
         if analyzed == "while some are ready":
             api.rows(ready, ["^n10"])
@@ -299,7 +299,7 @@ def test_a_queues_turn_looks_at_no_other_queue(api: Any, worker: int, watched: A
             found for found in rows if sum(found.values()) > 5
         ] == []  # the first, the last, and the one that gets the slot
     finally:
-        api.rows("truncate pyworker.live_jobs, pyworker.wakeups; analyze pyworker.live_jobs")
+        api.rows("truncate pyworker.live_jobs, pyworker.promotion_requests; analyze pyworker.live_jobs")
 
 
 def test_queues_and_sequences_touch_few_rows_whatever_waits_and_whatever_the_statistics_say(
@@ -345,6 +345,6 @@ def test_queues_and_sequences_touch_few_rows_whatever_waits_and_whatever_the_sta
         api.rows(CROWD.replace("% 3", "%% 3"), [25_000])
         steps("statistics of a table once full")
     finally:
-        api.rows("truncate pyworker.live_jobs, pyworker.queues, pyworker.wakeups, pyworker.finished_jobs")
+        api.rows("truncate pyworker.live_jobs, pyworker.queues, pyworker.promotion_requests, pyworker.finished_jobs")
         api.rows("analyze pyworker.live_jobs, pyworker.queues")
     assert found == {}

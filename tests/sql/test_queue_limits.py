@@ -59,7 +59,7 @@ def test_one_claim_takes_thousands_of_jobs_of_a_queue_without_a_limit(api: Any, 
     api.set_queue("q", None)
     ids = add(api, 2500)
     assert (
-        api.rows("select from pyworker.wakeups where after is null and lane = 'queue:q' offset 1") == []
+        api.rows("select from pyworker.promotion_requests where after is null and lane = 'queue:q' offset 1") == []
     )  # only set_queue's own
     assert claim(api, worker, 2400) == ids[:2400]
     last = add(api, 1)
@@ -413,7 +413,7 @@ def test_a_paused_queue_without_a_limit_stays_paused_while_1500_run(api: Any, wo
     for i in range(0, 1500, 500):
         api.finish(*claimed[i : i + 500])
         assert claim(api, worker) == []
-    assert api.rows("select from pyworker.wakeups") == []  # nothing to do until it is resumed
+    assert api.rows("select from pyworker.promotion_requests") == []  # nothing to do until it is resumed
     api.resume_queue("q")
     assert claim(api, worker, 1000) == ids[1500:]
 
@@ -502,7 +502,7 @@ def test_the_resume_of_a_queue_that_is_unknown_or_not_paused_changes_nothing(api
     before = api.rows("select * from pyworker.queues")
     api.resume_queue("q")
     assert api.rows("select * from pyworker.queues") == before
-    assert api.rows("select from pyworker.wakeups") == []
+    assert api.rows("select from pyworker.promotion_requests") == []
     assert claim(api, worker) == ids[:2]
 
 

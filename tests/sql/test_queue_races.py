@@ -159,7 +159,7 @@ def test_a_waiting_job_in_somebodys_hand_holds_up_no_other_and_is_not_forgotten(
     api: Any, actor: Any, worker: int, outcome: str, how: str, tasks: str
 ) -> None:
     api.set_queue("q", 2)
-    while api.rows("select from pyworker.wakeups"):
+    while api.rows("select from pyworker.promotion_requests"):
         api.promote_jobs()  # both looks at the change
     first, second = (api.add_job(task, queue_name="q").id for task in tasks)
     a = actor()

@@ -173,7 +173,7 @@ def test_nobody_waits_for_who_has_a_schedule_in_hand(api: Any, actor: Any, hour:
     other = actor()
     hour.go()
     other.begin()
-    other.rows("select from pyworker.timetable where name = 's' for update")
+    other.rows("select from pyworker.schedule_entries where name = 's' for update")
     api.rows("set lock_timeout = '1ms'; set deadlock_timeout = '1ms'")
     assert run_all(api) == 1
     assert (len(jobs(api)), len(jobs(api, "u"))) == (0, 1)
@@ -318,10 +318,10 @@ def test_an_unknown_schedule(api: Any, verb: str, name: str | None) -> None:
 def test_adding_it_again_unchanged_writes_nothing(api: Any, hour: OnTheHour) -> None:
     arguments: dict[str, Any] = {"payload": {"a": 1}, "flags": ["x"], "meta": {"m": 1}, "backfill": "1 hour"}
     api.add_schedule("s", HOURLY, "t", **arguments)
-    before = api.rows("select xmin::text, ctid::text from pyworker.timetable")
+    before = api.rows("select xmin::text, ctid::text from pyworker.schedule_entries")
     hour.go(10)
     api.add_schedule("s", HOURLY, "t", **arguments)
-    assert api.rows("select xmin::text, ctid::text from pyworker.timetable") == before
+    assert api.rows("select xmin::text, ctid::text from pyworker.schedule_entries") == before
     assert run_all(api) == 1, "its tick was not lost"
 
 
@@ -570,7 +570,7 @@ def test_doctor_finds_a_schedule_that_waits_for_the_clock(api: Any, hour: OnTheH
 
 def test_doctor_finds_schedules_whose_task_nobody_knows(api: Any) -> None:
     worker = api.register_worker()
-    api.describe_worker(worker, {"task_identifiers": ["t"]})
+    api.update_worker(worker, {"task_identifiers": ["t"]})
     api.add_schedule("s", HOURLY, "t")
     assert [row[0] for row in findings(api)] == ["ok"]
     api.add_schedule("other", HOURLY, "u")
@@ -579,7 +579,7 @@ def test_doctor_finds_schedules_whose_task_nobody_knows(api: Any) -> None:
 
 def test_doctor_finds_a_schedule_without_a_next_tick(api: Any) -> None:
     api.add_schedule("s", HOURLY, "t")
-    api.rows("update pyworker.timetable set next_at = null")
+    api.rows("update pyworker.schedule_entries set next_at = null")
     (found,) = api.rows("select * from pyworker.doctor() where check_name = 'invariants'")
     assert (found.severity, found.finding) == ("error", "I8: schedules do not know their next tick: s")
     api.rows(found.fix)
@@ -749,7 +749,7 @@ def test_the_function_of_a_query_cannot_be_slipped_in(own: Any, roles: dict[str,
             own.rows(call, [roles[role]])
 
 
-ROB = "insert into pyworker.once_marks values ('robbed by ' || current_user, now())"
+ROB = "insert into pyworker.once_keys values ('robbed by ' || current_user, now())"
 
 
 def test_the_owner_of_a_function_cannot_have_it_run_with_our_rights(own: Any, roles: dict[str, str]) -> None:
@@ -779,7 +779,7 @@ def test_the_owner_of_a_function_cannot_have_it_run_with_our_rights(own: Any, ro
     add(own, roles, "select 1 as priority")
     tick(own, 3)
     assert own.value("select count(*) from pyworker.live_jobs") == 1
-    assert own.rows("select from pyworker.once_marks") == []
+    assert own.rows("select from pyworker.once_keys") == []
 
 
 def test_nobody_has_a_right_on_the_schema_of_queries_but_while_one_is_added(own: Any, roles: dict[str, str]) -> None:
@@ -925,7 +925,7 @@ def test_a_schedule_that_never_gets_done_leaves_others_their_turn(own: Any, role
     slow = scheduled(own, "a slow one")
     assert (slow.last_at, "statement timeout" in slow.last_error) == (None, True)
     late = own.value(
-        "select pyworker.clock() - next_at > interval '2 minutes' from pyworker.timetable where name = 'a slow one'"
+        "select pyworker.clock() - next_at > interval '2 minutes' from pyworker.schedule_entries where name = 'a slow one'"
     )
     assert late, "its first tick is due still"
 

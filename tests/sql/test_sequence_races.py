@@ -270,10 +270,10 @@ def test_marks_on_the_head_keep_no_wakeup_for_ever(impatient: Any, actor: Any, w
     a.finish_job(running.id, running.run)
     add(api, 3)
     api.promote_jobs()
-    assert api.value("select count(*) from pyworker.wakeups") == 1
+    assert api.value("select count(*) from pyworker.promotion_requests") == 1
     a.rollback()
     api.promote_jobs()
-    assert api.value("select count(*) from pyworker.wakeups") == 0
+    assert api.value("select count(*) from pyworker.promotion_requests") == 0
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -334,7 +334,7 @@ def test_an_end_whose_snapshot_is_older_than_an_add_lets_that_job_go_on(
     w.begin(level)
     (new,) = add(api)
     assert api.claim(worker) is None
-    assert api.rows("select from pyworker.wakeups") == []  # nobody but the head's end will look again
+    assert api.rows("select from pyworker.promotion_requests") == []  # nobody but the head's end will look again
     w.finish_job(running.id, running.run)
     w.commit()
     assert drain(api, worker) == [new.id]

@@ -957,7 +957,7 @@ def test_a_skipped_duplicate_joins_no_sequence(api: Any, worker: int) -> None:
     with api.refusal("PW003"):
         api.add_job("t", {"n": 1}, unique_policy={**unique, "on_conflict": "reject"}, sequence_policy=S)
     assert drain(api, worker) == [first.id]
-    assert api.rows("select from pyworker.wakeups") == []
+    assert api.rows("select from pyworker.promotion_requests") == []
 
 
 def test_a_job_that_waits_in_its_sequence_is_a_duplicate_in_state_pending(api: Any, worker: int) -> None:
@@ -1176,12 +1176,12 @@ def test_explain_job_tells_what_a_sequenced_job_waits_for(api: Any, worker: int)
 
 
 def test_a_waiting_job_that_is_retried_while_the_sequence_still_moves_keeps_its_place(api: Any, worker: int) -> None:
-    head, called_off, waiting, last = (api.add_job("t", sequence_policy={"key": "s"}) for _ in range(4))
+    head, cancelled_runs, waiting, last = (api.add_job("t", sequence_policy={"key": "s"}) for _ in range(4))
     api.claim(worker)
-    api.cancel_job(called_off.id)
+    api.cancel_job(cancelled_runs.id)
     assert api.retry_job(last.id).state == "pending"
     api.finish(head.id)
     assert api.claim_jobs(worker, 10) == []  # halted by the second, as before
-    assert [api.get_job(job.id).sequence_halted_by for job in (waiting, last)] == [called_off.id] * 2
+    assert [api.get_job(job.id).sequence_halted_by for job in (waiting, last)] == [cancelled_runs.id] * 2
     api.retry_job(last.id)
     assert api.claim(worker).id == last.id

@@ -125,7 +125,7 @@ def test_a_claim_that_meets_a_queue_which_another_session_is_claiming_from_comes
     assert ids(a.claim_jobs(worker, 1)) == [first]
     assert api.claim_jobs(worker, 10) == []
     assert 0 <= api.seconds_until_due() <= 0.25
-    assert api.value("select count(*) from pyworker.wakeups where not changed") == 1
+    assert api.value("select count(*) from pyworker.promotion_requests where not changed") == 1
     getattr(a, outcome)()
     expected = [second] if outcome == "commit" else [first, second]
     assert ids(api.claim_jobs(worker, 10)) == expected
@@ -234,7 +234,7 @@ def test_an_end_in_a_queue_without_a_limit_writes_no_request(api: Any, worker: i
     api.promote_jobs()
     add(api, *["a"] * 3)
     assert api.finish(*ids(api.claim_jobs(worker, 5))) == [1, 2, 3]
-    assert api.rows("select from pyworker.wakeups where after is null") == []
+    assert api.rows("select from pyworker.promotion_requests where after is null") == []
 
 
 def test_a_queue_of_thousands_of_slots_is_counted_by_no_end(api: Any, worker: int, watched: Any) -> None:
@@ -263,7 +263,7 @@ def test_a_claim_that_takes_candidates_back_and_an_end_at_the_same_time_strand_n
     running, waiting = add(api, "a", "b")
     assert ids(api.claim_jobs(worker, 1)) == [running]
     api.rows(
-        "update pyworker.queues set concurrency = 1; delete from pyworker.wakeups"
+        "update pyworker.queues set concurrency = 1; delete from pyworker.promotion_requests"
     )  # as if it had been so all the time
     c, e = actor(), actor()
     c.begin()

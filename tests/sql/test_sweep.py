@@ -218,7 +218,7 @@ def test_there_is_no_lock_for_a_worker_that_is_dead(api: Any, worker: int, holde
     assert holder.hold_worker_lock(other) is False
 
 
-@pytest.mark.parametrize("end", ["unregister_worker", "worker_died"])
+@pytest.mark.parametrize("end", ["unregister_worker", "report_crash"])
 def test_after_the_end_of_a_worker_its_lock_is_free(api: Any, worker: int, holder: Any, end: str) -> None:
     other = api.register_worker()
     assert holder.hold_worker_lock(other) is True  # a supervisor holds one for each of its workers
@@ -331,7 +331,7 @@ def test_a_claim_that_commits_after_its_worker_was_declared_dead_is_found_by_a_l
     assert (api.get_job(job.id).state, api.get_job(job.id).attempts) == ("available", 1)
 
 
-@pytest.mark.parametrize("verb", ["unregister_worker", "worker_died"])
+@pytest.mark.parametrize("verb", ["unregister_worker", "report_crash"])
 def test_a_claim_that_commits_after_its_worker_has_left_is_found_too(
     api: Any, actor: Any, worker: int, verb: str
 ) -> None:
@@ -466,13 +466,13 @@ def test_what_a_worker_holds_is_found_however_often_it_has_claimed_since(api: An
     assert api.rows("select from pyworker.jobs where state = 'running'") == []
 
 
-@pytest.mark.parametrize("end", ["unregister_worker", "worker_died", "sweep_workers", "maintain"])
+@pytest.mark.parametrize("end", ["unregister_worker", "report_crash", "sweep_workers", "maintain"])
 def test_nothing_is_left_of_the_claims_of_workers_that_ended(api: Any, worker: int, clock: Any, end: str) -> None:
     api.add_jobs([{"identifier": "t"}] * 3)
     api.claim(worker)
     api.finish(api.claim(worker).id)
     clock.advance(seconds=21)
-    getattr(api, end)(*([worker] if end in ("unregister_worker", "worker_died") else []))
+    getattr(api, end)(*([worker] if end in ("unregister_worker", "report_crash") else []))
     assert api.rows("select from pyworker.claims") == []
     assert api.rows("select from pyworker.jobs where state = 'running'") == []
 
@@ -698,11 +698,11 @@ def test_a_longer_lease_is_forgiven_as_long(api: Any, clock: Any) -> None:
     assert state_of(api, worker) == "dead"
 
 
-# worker_died ---------------------------------------------------------------------------------------------------------
+# report_crash ---------------------------------------------------------------------------------------------------------
 
 
 def died(api: Any, worker: int, *jobs: Any, **named: Any) -> None:
-    api.worker_died(worker, [job.id for job in jobs], [job.run for job in jobs], **named)
+    api.report_crash(worker, [job.id for job in jobs], [job.run for job in jobs], **named)
 
 
 def fate(api: Any, job: Any) -> tuple[str, int, int]:
@@ -861,14 +861,14 @@ def test_stale_runs_and_strangers_in_the_list_are_left_as_they_are(api: Any, wor
     api.release_jobs([theirs.id], [theirs.run])
     worker = api.register_worker()
     mine = api.claim(worker)
-    api.worker_died(worker, [mine.id], [mine.run - 1])
+    api.report_crash(worker, [mine.id], [mine.run - 1])
     assert fate(api, mine) == ("available", mine.attempts - 1, 0)
 
 
 @pytest.mark.parametrize("args", [(), ([], []), (None, None), ([4711], [1]), ([None], [None])])
 def test_without_a_culprit_all_are_bystanders(api: Any, worker: int, running: Any, args: Any) -> None:
     job = running(worker, max_attempts=1)
-    api.worker_died(worker, *args)
+    api.report_crash(worker, *args)
     assert fate(api, job) == ("available", 0, 0)
     assert api.job_errors(job.id) == []
 
@@ -876,7 +876,7 @@ def test_without_a_culprit_all_are_bystanders(api: Any, worker: int, running: An
 @pytest.mark.parametrize("who", [4711, None])
 def test_the_death_of_an_unknown_worker_harms_nobody(api: Any, worker: int, running: Any, who: int | None) -> None:
     job = running(worker)
-    api.worker_died(who, [job.id], [job.run])
+    api.report_crash(who, [job.id], [job.run])
     assert fate(api, job) == ("running", 1, 0)
     died(api, worker, job)
     died(api, worker, job)  # said twice
@@ -904,7 +904,7 @@ def test_a_word_under_way_is_waited_for(api: Any, actor: Any, worker: int, runni
     w, a = actor(), actor()
     w.begin()
     w.finish_job(done.id, done.run)
-    dying = a.later.worker_died(worker, [done.id, failed.id], [done.run, failed.run])
+    dying = a.later.report_crash(worker, [done.id, failed.id], [done.run, failed.run])
     a.blocked(dying)
     w.commit()
     dying.result(20)
@@ -991,7 +991,7 @@ def test_workers_that_die_at_random_do_nothing_twice_that_must_not_be_and_forget
                 raise EOFError
             elif word < 0.46:
                 deaths["process"] += 1
-                a.worker_died(me, [job.id for job in jobs], [job.run for job in jobs])
+                a.report_crash(me, [job.id for job in jobs], [job.run for job in jobs])
                 raise EOFError
             else:
                 done.append(job)

@@ -232,7 +232,7 @@ def test_a_place_is_kept_for_two_seconds_at_most_however_long_the_walk_was(api: 
 def test_promotions_do_not_walk_again_what_has_ended_under_an_old_snapshot(
     api: Any, actor: Callable[[], Any], worker: int, clock: Any, what: str
 ) -> None:
-    index = "pyworker.live_jobs_due" if what == "due jobs" else "pyworker.wakeups_pkey"
+    index = "pyworker.live_jobs_due" if what == "due jobs" else "pyworker.promotion_requests_pkey"
     read = f"select pyworker._entries_read('{index}')"
     old = actor()
     old.begin("repeatable read")
@@ -243,8 +243,8 @@ def test_promotions_do_not_walk_again_what_has_ended_under_an_old_snapshot(
         api.heartbeat(worker)
     else:
         api.set_queue("q", 2**31 - 1)
-        api.rows("insert into pyworker.wakeups (lane) select 'queue:q' from generate_series(1, %s)", [5 * MANY])
-    while api.promote_jobs() or api.rows("select from pyworker.wakeups where after is null limit 1"):
+        api.rows("insert into pyworker.promotion_requests (lane) select 'queue:q' from generate_series(1, %s)", [5 * MANY])
+    while api.promote_jobs() or api.rows("select from pyworker.promotion_requests where after is null limit 1"):
         pass
     while jobs := api.claim_jobs(worker, 1000):
         api.finish(*ids(jobs))
@@ -273,15 +273,15 @@ def test_a_request_that_an_open_transaction_moves_to_the_end_keeps_no_claim_wait
     old, ends, moves, claims = (actor() for _ in range(4))
     old.begin("repeatable read")
     old.rows("select 1 from pyworker.jobs")
-    api.rows("insert into pyworker.wakeups (lane) select 'queue:other' from generate_series(1, %s)", [5 * MANY])
-    while api.promote_jobs() or api.rows("select from pyworker.wakeups limit 1"):
+    api.rows("insert into pyworker.promotion_requests (lane) select 'queue:other' from generate_series(1, %s)", [5 * MANY])
+    while api.promote_jobs() or api.rows("select from pyworker.promotion_requests limit 1"):
         pass
     running = api.add_job("t", queue_name="q")
     assert ids(api.claim_jobs(worker, 1)) == [running.id]
     ends.begin()
     ends.finish(running.id)  # it holds the lane now
     job = api.add_job("t", queue_name="q")
-    request = "select id from pyworker.wakeups where lane = 'queue:q'"
+    request = "select id from pyworker.promotion_requests where lane = 'queue:q'"
     (asked,) = api.rows(request)
     moves.begin()
     moves.promote_jobs()

@@ -137,7 +137,7 @@ def test_two_hundred_hostile_strings_run_nowhere(page, site, queue, worker):
         )
         queue.run(worker, text, f"{text}\n{text}", discard=True)
         queue.add_schedule(text, "0 4 * * *", text)
-    queue.rows("select pyworker.act('pause_queue', %s, %s)", [XSS, XSS[0]])
+    queue.rows("select pyworker.perform_action('pause_queue', %s, %s)", [XSS, XSS[0]])
     base = site(show_payloads=True)
     for path in (
         "/",
@@ -176,7 +176,7 @@ def test_pictures_for_the_documentation(browser, site, queue, worker, name, sche
         from (select g, now() - interval '65 min' * (1 - (g + 300 * sin(g / 700.0)) / 6000) as at from generate_series(1, 6000) g) s
         where at < now() order by g""")  # fmt: skip
     info = {"host": "web-1", "pid": 4711, "version": "0.1.0", "modules": ["shop.tasks"]}
-    queue.describe_worker(worker, info)
+    queue.update_worker(worker, info)
     for n in range(30):
         queue.add_job("thumbnail", {"image": n}, queue_name=f"customer {n % 6}", run_at=None if n % 3 else "2100-01-01")
     for n in range(6):

@@ -236,7 +236,7 @@ def test_there_are_two_hundred_hostile_strings():
 def hostile(queue, worker):
     """Every field that somebody may fill has one of them, and each of them is in every field of some job."""
     queue.rows(
-        "select pyworker.describe_worker(%s, %s)", [worker, __import__("json").dumps({"host": XSS[1], "modules": XSS})]
+        "select pyworker.update_worker(%s, %s)", [worker, __import__("json").dumps({"host": XSS[1], "modules": XSS})]
     )
     jobs = []
     for number, text in enumerate(XSS):
@@ -252,7 +252,7 @@ def hostile(queue, worker):
         queue.run(worker, text, f"{text}\n{text}", discard=True)
         jobs.append(job.id)
         queue.add_schedule(text, "0 4 * * *", text)
-    queue.rows("select pyworker.act('pause_queue', %s, %s)", [XSS, XSS[3]])
+    queue.rows("select pyworker.perform_action('pause_queue', %s, %s)", [XSS, XSS[3]])
     return jobs
 
 

@@ -1,6 +1,6 @@
--- 92_act: what people do by way of a dashboard, each act written down with its result, in its own transaction.
+-- 92_actions: what people do by way of a dashboard, each act written down with its result, in its own transaction.
 
-create or replace function _act(action text, target text) returns text
+create or replace function _perform_action(action text, target text) returns text
     language plpgsql set search_path from current
 as $$
 declare
@@ -24,7 +24,7 @@ begin
 end;
 $$;
 
-create or replace function act(action text, targets text[], actor text) returns table (target text, ok boolean, outcome text)
+create or replace function perform_action(action text, targets text[], actor text) returns table (target text, ok boolean, outcome text)
     language plpgsql security definer set search_path from current
 as $$
 #variable_conflict use_column
@@ -37,15 +37,15 @@ declare
                    where t.target is null or (v_jobs and t.target !~ '^[0-9]{1,18}$') limit 1);
 begin
     if action is null or action <> all (v_actions) then
-        raise exception 'act: action must be one of %, got %', array_to_string(v_actions, ', '), coalesce(quote_literal(action), 'NULL')
+        raise exception 'perform_action: action must be one of %, got %', array_to_string(v_actions, ', '), coalesce(quote_literal(action), 'NULL')
             using errcode = 'PW001';
     elsif coalesce(cardinality(targets), 0) not between 1 and 1000 then
-        raise exception 'act: targets must be 1 to 1000, got %', coalesce(cardinality(targets), 0) using errcode = 'PW001';
+        raise exception 'perform_action: targets must be 1 to 1000, got %', coalesce(cardinality(targets), 0) using errcode = 'PW001';
     elsif v_bad is not null or array_position(targets, null) is not null then
-        raise exception 'act: targets of % must be %, got %', action, case when v_jobs then 'ids of jobs' else 'names' end,
+        raise exception 'perform_action: targets of % must be %, got %', action, case when v_jobs then 'ids of jobs' else 'names' end,
             coalesce(quote_literal(left(v_bad, 140)), 'NULL') using errcode = 'PW001';
     elsif coalesce(length(actor), 0) not between 1 and 200 then
-        raise exception 'act: actor must be 1 to 200 characters long, got %', coalesce(quote_literal(left(actor, 220)), 'NULL') using errcode = 'PW001';
+        raise exception 'perform_action: actor must be 1 to 200 characters long, got %', coalesce(quote_literal(left(actor, 220)), 'NULL') using errcode = 'PW001';
     end if;
     if action = 'retry' then
         v_order := _lock_for_retry(targets::bigint[]);
@@ -58,19 +58,19 @@ begin
                  case when v_jobs then t.target::bigint end, t.target
     loop
         begin
-            outcome := _act(action, target);
+            outcome := _perform_action(action, target);
             ok := true;
         exception when sqlstate 'PW001' or sqlstate 'PW003' or sqlstate 'PW004' or sqlstate 'PW005' then
             outcome := sqlerrm;
             ok := false;
         end;
         insert into audit_log (at, actor, db_role, action, target, ok, outcome)
-        values (v_now, act.actor, session_user, act.action, act.target, act.ok, act.outcome);
+        values (v_now, perform_action.actor, session_user, perform_action.action, perform_action.target, perform_action.ok, perform_action.outcome);
         return next;
     end loop;
 end;
 $$;
-comment on function act(text, text[], text) is
+comment on function perform_action(text, text[], text) is
     'Does to each of up to 1,000 targets what the function of that name does, and writes it down in the view audit, in the same transaction: retry, '
     'cancel, force_cancel, delete (ids of jobs), pause_queue, resume_queue, resume_sequence, run_schedule, pause_schedule, resume_schedule (names). '
     'One row per target: refused ones, with the reason, do not keep the others from being done. actor: who did it, in the words of the caller. Errors: PW001.';
@@ -78,5 +78,5 @@ comment on function act(text, text[], text) is
 create or replace view audit as
 select a.id, a.at, a.actor, a.db_role, a.action, a.target, a.ok, a.outcome from audit_log a;
 comment on view audit is
-    'What people have done by way of act(), as `pyworker ui` does: who (in its words, and the role of its session), when, what to what, and what '
+    'What people have done by way of perform_action(), as `pyworker ui` does: who (in its words, and the role of its session), when, what to what, and what '
     'came of it. Kept for 90 days.';
