@@ -90,7 +90,7 @@ begin
         select 'pyworker_schedules_overdue', 'gauge', 'Schedules whose tick is more than 10 seconds late.', null,
                (select count(*) from schedule_entries t where t.next_at < v_now - interval '10 seconds')
         union all
-        select 'pyworker_wakeups', 'gauge', format('Wake-ups that no worker has looked at, up to %s.', max_rows), null,
+        select 'pyworker_promotion_requests', 'gauge', format('Wake-ups that no worker has looked at, up to %s.', max_rows), null,
                (select count(*) from (select from promotion_requests w limit max_rows) w)
         union all
         select 'pyworker_dead_rows', 'gauge', 'Rows that vacuum has to remove, by the statistics of the server.', jsonb_build_object('table', k.name),
