@@ -21,7 +21,7 @@
 \o /dev/null
 begin isolation level read committed;
 select set_config('pyworker.schema', :'schema', true), set_config('pyworker.newest', '1', true);
-\ir begin.sql
+\ir setup/begin.sql
 
 -- History: each file once, in order.
 select not exists (select from migrations where version = 1) as pending \gset
@@ -40,40 +40,49 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/02_walks.sql
 \ir functions/10_tasks.sql
 \ir functions/12_canonical.sql
-\ir functions/15_unique.sql
+\ir functions/15_unique_policy.sql
+\ir functions/16_unique.sql
 \ir functions/17_sequence.sql
 \ir functions/20_add.sql
+\ir functions/21_add_keyed.sql
 \ir functions/22_add_jobs.sql
 \ir functions/30_promote.sql
 \ir functions/32_slots.sql
-\ir functions/35_cron.sql
-\ir functions/36_schedules.sql
-\ir functions/37_crontab.sql
 \ir functions/40_claim.sql
 \ir functions/45_start.sql
 \ir functions/50_finish.sql
 \ir functions/60_fail.sql
 \ir functions/70_workers.sql
 \ir functions/80_admin.sql
+\ir functions/81_retry.sql
 \ir functions/82_queues.sql
-\ir functions/83_explain.sql
-\ir functions/84_health.sql
+\ir functions/84_history.sql
 \ir functions/85_maintain.sql
-\ir functions/86_invariants.sql
-\ir functions/87_doctor.sql
-\ir functions/90_views.sql
-\ir functions/91_pages.sql
-\ir functions/92_actions.sql
-\ir functions/93_metrics.sql
+\ir modules/schedules/cron.sql
+\ir modules/schedules/schedules.sql
+\ir modules/schedules/queries.sql
+\ir modules/schedules/ticks.sql
+\ir modules/schedules/crontab.sql
+\ir modules/diagnosis/explain.sql
+\ir modules/diagnosis/health.sql
+\ir modules/diagnosis/invariants.sql
+\ir modules/diagnosis/drift.sql
+\ir modules/diagnosis/server.sql
+\ir modules/diagnosis/doctor.sql
+\ir modules/pages/views.sql
+\ir modules/pages/pages.sql
+\ir modules/pages/list_jobs.sql
+\ir modules/pages/actions.sql
+\ir modules/pages/metrics.sql
 select movable_clock as movable from settings \gset
 \if :movable
-  \ir optional/movable_clock.sql
+  \ir setup/movable_clock.sql
 \endif
 \if :create_roles
-  \ir optional/roles.sql
+  \ir setup/roles.sql
 \endif
-\ir functions/99_grants.sql
-\ir end.sql
+\ir grants.sql
+\ir setup/end.sql
 commit;
 \o
 \echo pyworker is installed in schema :schema

@@ -84,9 +84,8 @@ def _shared(pg_template: Any) -> Iterator[tuple[str, str]]:
         yield (
             dsn,
             "set search_path = pyworker, pg_temp;"
-            "truncate live_jobs, finished_jobs, unique_keys, errors, promotion_requests, workers, claims, tasks, queues, sequence_halts, once_keys,"
-            " schedule_entries, audit_log"
-            " restart identity;"
+            "truncate live_jobs, finished_jobs, unique_keys, errors, promotion_requests, workers, claims, tasks, queues,"
+            " sequence_halts, once_keys, schedule_entries, audit_log restart identity;"
             "alter sequence job_ids restart; alter sequence listening_until restart; alter sequence polling_until restart;"
             "alter sequence not_listening_until restart;"
             "alter sequence silent_before restart; alter sequence silent_at restart; alter sequence walks_until restart;"

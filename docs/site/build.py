@@ -56,7 +56,8 @@ COLUMNS = """
 def chapters() -> dict[str, str]:
     """What each file of sql/functions is about, in sql/README.md's words and order."""
     listed = (ROOT / "sql" / "README.md").read_text("utf-8")
-    return dict(re.findall(r"(?m)^      (\d\d_\w+) +(.+)$", listed))
+    loaded = [path.stem for path in migrations.code()]
+    return {stem: said for stem, said in re.findall(r"(?m)^ {6,8}(\w+) +(.+)$", listed) if stem in loaded}
 
 
 def home(function: str) -> str:
@@ -86,7 +87,7 @@ def sql_reference(conn: psycopg.Connection[Any]) -> str:
     ]
     for stem, said in words.items():
         if stem in by_file:
-            title = stem.partition("_")[2].replace("_", " ") or stem
+            title = re.sub(r"^\d+_", "", stem).replace("_", " ")
             parts += [f"## {title.capitalize()}\n", f"{prose(said)}\n", *by_file.pop(stem)]
     for stem, rest in sorted(by_file.items()):
         parts += [f"## {stem.partition('_')[2].replace('_', ' ').capitalize()}\n", *rest]

@@ -57,8 +57,18 @@ def migrations() -> list[Migration]:
 
 
 def code() -> list[Path]:
-    """The current code, in the order in which it is loaded."""
-    return sorted((directory("sql") / "functions").glob("*.sql"))
+    """The current code, in the order of sql/install.sql."""
+    listed = (directory("sql") / "install.sql").read_text("utf-8")
+    return [directory("sql") / name for name in re.findall(r"(?m)^\\ir ((?:functions|modules)/\S+)$", listed)]
+
+
+def _finish(sql_dir: Path, *, movable_clock: bool, roles: bool) -> list[Path]:
+    """What is loaded after the code."""
+    setup = sql_dir / "setup"
+    optional = [
+        setup / f"{name}.sql" for name, wanted in (("movable_clock", movable_clock), ("roles", roles)) if wanted
+    ]
+    return [*optional, sql_dir / "grants.sql", setup / "end.sql"]
 
 
 def newest() -> int:
@@ -91,7 +101,7 @@ def migrate(
     sql_dir = directory("sql")
     with translated(), conn.transaction():
         conn.execute(SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())))
-        conn.execute((sql_dir / "begin.sql").read_bytes())
+        conn.execute((sql_dir / "setup" / "begin.sql").read_bytes())
         applied = _applied(conn, schema)
         done: list[Migration] = []
         for migration in migrations():
@@ -109,14 +119,10 @@ def migrate(
         if movable_clock:
             conn.execute(MAKE_CLOCK_MOVABLE)
         for path in code():
-            if path.name.startswith("99"):
-                row = conn.execute(CLOCK_IS_MOVABLE).fetchone()
-                if row and row[0]:
-                    conn.execute((sql_dir / "optional" / "movable_clock.sql").read_bytes())
-                if roles:
-                    conn.execute((sql_dir / "optional" / "roles.sql").read_bytes())
             conn.execute(path.read_bytes())
-        conn.execute((sql_dir / "end.sql").read_bytes())
+        row = conn.execute(CLOCK_IS_MOVABLE).fetchone()
+        for path in _finish(sql_dir, movable_clock=bool(row and row[0]), roles=roles):
+            conn.execute(path.read_bytes())
     return done
 
 
@@ -141,7 +147,7 @@ def script(
         f"-- pyworker, from version {from_version or 0} to {newest()}\n",
         BEGIN if transaction else KEEP_SETTINGS,
         named + ";\n",
-        (sql_dir / "begin.sql").read_text("utf-8"),
+        (sql_dir / "setup" / "begin.sql").read_text("utf-8"),
     ]
     for migration in migrations():
         if migration.version > (from_version or 0):
@@ -151,10 +157,7 @@ def script(
             parts.append(text if from_version is not None else unless_applied(migration.version, text))
     if movable_clock:
         parts.append(MAKE_CLOCK_MOVABLE.decode())
-    for path in code():
-        if path.name.startswith("99"):
-            optional = [name for name, wanted in (("movable_clock", movable_clock), ("roles", roles)) if wanted]
-            parts += [(sql_dir / "optional" / f"{name}.sql").read_text("utf-8") for name in optional]
-        parts.append(path.read_text("utf-8"))
-    parts += [(sql_dir / "end.sql").read_text("utf-8"), "commit;\n" if transaction else RESTORE_SETTINGS]
+    paths = [*code(), *_finish(sql_dir, movable_clock=movable_clock, roles=roles)]
+    parts += [path.read_text("utf-8") for path in paths]
+    parts.append("commit;\n" if transaction else RESTORE_SETTINGS)
     return "\n".join(parts)

@@ -17,7 +17,7 @@ FILL_CHECKSUM = b"update migrations set checksum = %s where version = %s"
 MAKE_CLOCK_MOVABLE = b"update settings set movable_clock = true;\n"
 CLOCK_IS_MOVABLE = b"select movable_clock from settings"
 
-# For a script inside a transaction that is not ours: what begin.sql sets, as it was before.
+# For a script inside a transaction that is not ours: what setup/begin.sql sets, as it was before.
 KEEP_SETTINGS = (
     "select set_config('pyworker.before', json_object_agg(s, current_setting(s))::text, true) from unnest(array["
     "'search_path', 'lock_timeout', 'client_min_messages', 'standard_conforming_strings', 'datestyle', 'intervalstyle']) s;\n"

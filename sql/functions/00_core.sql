@@ -198,3 +198,11 @@ begin
             where j.id between i.id and i.id and j.worker_id = c.worker_id and j.state = 'running' offset 0) r);
 end;
 $$;
+
+create or replace function _last_line(message text) returns text
+    language plpgsql immutable set search_path from current
+as $$
+begin
+    return (regexp_match(rtrim(message, E' \n\r\t'), '[^\n]*$'))[1];
+end;
+$$;

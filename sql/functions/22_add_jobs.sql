@@ -1,4 +1,4 @@
--- 22_add_jobs: many jobs come in at once: add_jobs (three spellings of the specs). What each of them comes to is what 20_add and 15_unique
+-- 22_add_jobs: many jobs come in at once: add_jobs (three spellings of the specs). What each of them comes to is what 20_add and 16_unique
 -- say; here is what must hold for all of a call: the order of locks, of ids, and that a spec that is refused refuses the whole.
 
 create or replace function add_jobs(specs job_spec[], job_key_preserve_run_at boolean default false) returns setof job

@@ -308,7 +308,7 @@ create table finished_jobs_default partition of finished_jobs default;
 create index finished_jobs_id on finished_jobs (id);
 create index finished_jobs_unique_key on finished_jobs (unique_key) where unique_key is not null;
 
--- One row per unique key that some job has. Its constraint is what makes uniqueness strong: see functions/15_unique.sql.
+-- One row per unique key that some job has. Its constraint is what makes uniqueness strong: see functions/16_unique.sql.
 create table unique_keys (
     unique_key bytea primary key,
     adds integer not null default 1
@@ -360,7 +360,7 @@ create table once_keys (
 );
 create index once_keys_at on once_keys (at); -- for pruning
 
--- The schedules; see functions/36_schedules.sql. The columns of type schedule, in its order, and retry_at.
+-- The schedules; see modules/schedules. The columns of type schedule, in its order, and retry_at.
 create table schedule_entries (
     name text collate "C" primary key,
     cron text not null,
@@ -406,7 +406,7 @@ create table audit_log (
 );
 create index audit_log_at on audit_log (at); -- for pruning
 
--- What the last installation or upgrade made, for doctor(); see functions/87_doctor.sql.
+-- What the last installation or upgrade made, for doctor(); see modules/diagnosis/drift.sql.
 create table installed_objects (
     object text collate "C" primary key,        -- 'column live_jobs.id'
     part_of text collate "C",

@@ -10,7 +10,7 @@ from pyworker._db import migrations
 
 SQL = Path(__file__).parents[2] / "sql"
 MIGRATIONS = sorted((SQL / "migrations").glob("*.sql"))
-FUNCTIONS = sorted((SQL / "functions").glob("*.sql"))
+FUNCTIONS = sorted([*(SQL / "functions").glob("*.sql"), *(SQL / "modules").glob("*/*.sql"), SQL / "grants.sql"])
 
 
 def statements(path):
@@ -26,7 +26,7 @@ def repeatable(statement, path):
         case ast.CommentStmt() | ast.GrantStmt():
             return True
         case ast.DoStmt():
-            return path.name == "99_grants.sql"
+            return path.name == "grants.sql"
     return False
 
 
@@ -60,17 +60,19 @@ def test_psql_and_python_load_the_same_files_in_the_same_order():
     assert [name for name in included if name.startswith("migrations/")] == [
         f"migrations/{path.name}" for path in MIGRATIONS
     ]
-    assert [name for name in included if name.startswith("functions/")] == [
-        f"functions/{path.name}" for path in FUNCTIONS
-    ]
-    assert [included[0], included[-1]] == ["begin.sql", "end.sql"]
+    assert [included[0], included[-1]] == ["setup/begin.sql", "setup/end.sql"]
     assert [migration.path.name for migration in migrations.migrations()] == [path.name for path in MIGRATIONS]
-    assert [path.name for path in migrations.code()] == [path.name for path in FUNCTIONS]
+    code = [path.relative_to(SQL).as_posix() for path in migrations.code()]
+    assert sorted([*code, "grants.sql"]) == sorted(path.relative_to(SQL).as_posix() for path in FUNCTIONS)
+    assert [name for name in included if name in code] == code
+    heart = [name for name in code if name.startswith("functions/")]
+    assert code[: len(heart)] == sorted(heart), "the modules come after the heart"
 
 
 def test_the_map_of_sql_names_every_file():
     text = (SQL / "README.md").read_text("utf-8")
-    assert [path.stem for path in FUNCTIONS if f"      {path.stem} " not in text] == []
+    named = re.findall(r"(?m)^ +([a-z0-9_]+)(?:\.sql)? {2,}\S", text)
+    assert [path.stem for path in FUNCTIONS if path.stem not in named] == []
 
 
 @pytest.mark.parametrize("path", [*MIGRATIONS, *FUNCTIONS], ids=lambda path: path.stem)

@@ -66,7 +66,9 @@ def replay(db: Any, dsn: str, program: Any, tmp_path: Path) -> Any:
     """replay(task, payload) adds such a job and replays it; returns the process, and asserts that the database is as it was."""
     (tmp_path / "mytasks.py").write_text(TASKS)
     db.execute("create table if not exists public.booked (id integer); truncate public.booked")
-    db.execute("select setval('pyworker.listening_until', extract(epoch from clock_timestamp())::bigint * 1000 + 60000)")
+    db.execute(
+        "select setval('pyworker.listening_until', extract(epoch from clock_timestamp())::bigint * 1000 + 60000)"
+    )
 
     def run(task: str, payload: Any, *words: str, prepare: str = "select 1", stdin: str = "") -> Any:
         job_id = db.execute("select id from pyworker.add_job(%s, %s::json)", [task, json.dumps(payload)]).fetchone()[0]

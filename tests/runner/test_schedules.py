@@ -257,7 +257,9 @@ def test_load_makes_the_schedules_of_a_file_those_of_the_database(call: Any, db:
     assert dry == "a: would be added\nb: would be added\nmine: would be left to sql\n3 schedules, nothing was changed\n"
     assert names(db) == ["mine"]
     assert call("schedules", "load", str(file)) == expected
-    assert db.execute("select payload from pyworker.schedule_entries where name = 'a'").fetchone() == ({"x": 16, "y": [1]},)
+    assert db.execute("select payload from pyworker.schedule_entries where name = 'a'").fetchone() == (
+        {"x": 16, "y": [1]},
+    )
     file.write_text("0 4 * * * b ?max=3\n")
     assert call("schedules", "load", str(file)) == "b: changed\na: removed\n2 schedules\n"
     assert names(db) == ["b", "mine"]

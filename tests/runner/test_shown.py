@@ -142,7 +142,9 @@ def test_what_is_printed_does_what_the_verb_does(zoo: Any, db: Any, dsn: str, wo
 @by_words
 def test_a_dry_run_says_what_would_change_and_leaves_nothing(zoo: Any, db: Any, dsn: str, words: list[str]) -> None:
     call = zoo()
-    db.execute("select setval('pyworker.listening_until', extract(epoch from clock_timestamp())::bigint * 1000 + 60000)")
+    db.execute(
+        "select setval('pyworker.listening_until', extract(epoch from clock_timestamp())::bigint * 1000 + 60000)"
+    )
     marks = [f"select last_value, is_called from pyworker.{name}" for name in MARKS]
 
     def everything() -> Any:

@@ -35,7 +35,5 @@ def test_a_condition_is_told_and_one_that_is_unknown_means_nothing(db: Any, work
     for condition, health in {
         "starting": (True, False), "stopping": (True, False), "refused": (True, False), "stuck": (False, False), "well": (True, True),
     }.items():  # fmt: skip
-        db.execute(
-            "select pyworker.update_worker(%s, jsonb_build_object('condition', %s::text))", [worker, condition]
-        )
+        db.execute("select pyworker.update_worker(%s, jsonb_build_object('condition', %s::text))", [worker, condition])
         assert healths(db) == [health]

@@ -35,7 +35,7 @@ ADMIN = WORKER | LOOKS | {
     "job_errors", "cancel_job", "retry_job", "retry_jobs", "delete_job", "complete_jobs", "permanently_fail_jobs",
     "reschedule_jobs", "prune", "configure", "set_queue", "pause_queue", "resume_queue", "resume_sequence", "explain_job",
     "doctor", "add_schedule", "remove_schedule", "pause_schedule", "resume_schedule", "run_schedule",
-    # what add_schedule calls with the caller's rights; see the head of 36_schedules
+    # what add_schedule calls with the caller's rights; see the head of schedules/queries
     "_add_schedule", "_lend_query_schema", "_query_function",
 }  # fmt: skip
 READER = LOOKS | {"clock", "schema_version", "next_runs", "describe_cron"}

@@ -105,7 +105,9 @@ def test_an_add_that_has_just_seen_nobody_wait_is_found_by_who_begins_to_wait(
 ) -> None:
     a, b = actor(), actor()
     a.begin()
-    a.rows("alter sequence pyworker.listening_until cache 1")  # the claim comes to wait where it would ask to be notified
+    a.rows(
+        "alter sequence pyworker.listening_until cache 1"
+    )  # the claim comes to wait where it would ask to be notified
     claim = b.later.claim_jobs(worker)
     b.blocked(claim)
     job = a.add_job("t")

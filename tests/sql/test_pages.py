@@ -376,7 +376,9 @@ def test_every_act_does_what_the_function_of_its_name_does(api, worker, job_in):
     def act(action, *targets):
         return [
             tuple(row)
-            for row in api.rows("select * from pyworker.perform_action(%s, %s, 'ada')", [action, [str(t) for t in targets]])
+            for row in api.rows(
+                "select * from pyworker.perform_action(%s, %s, 'ada')", [action, [str(t) for t in targets]]
+            )
         ]
 
     scheduled, running, more = job_in("scheduled"), job_in("running", "r"), job_in("running", "s")

@@ -85,7 +85,16 @@ START = {
         select pyworker.fail_jobs('[{"id": 1, "run": 1, "error": "e", "discard": true}]'), pyworker.finish_job(2, 1);""",
 }
 # Made once, and put back by copying.
-TABLES = ["live_jobs", "finished_jobs", "unique_keys", "errors", "promotion_requests", "workers", "claims", "sequence_halts"]
+TABLES = [
+    "live_jobs",
+    "finished_jobs",
+    "unique_keys",
+    "errors",
+    "promotion_requests",
+    "workers",
+    "claims",
+    "sequence_halts",
+]
 KEEP = [f'create table "{{0}}".{table} as table pyworker.{table}' for table in TABLES]
 RESTORE = [f'insert into pyworker.{table} overriding system value table "{{0}}".{table}' for table in TABLES] + [
     """update pyworker.workers set expires_at = pyworker.clock()

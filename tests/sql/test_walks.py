@@ -243,7 +243,9 @@ def test_promotions_do_not_walk_again_what_has_ended_under_an_old_snapshot(
         api.heartbeat(worker)
     else:
         api.set_queue("q", 2**31 - 1)
-        api.rows("insert into pyworker.promotion_requests (lane) select 'queue:q' from generate_series(1, %s)", [5 * MANY])
+        api.rows(
+            "insert into pyworker.promotion_requests (lane) select 'queue:q' from generate_series(1, %s)", [5 * MANY]
+        )
     while api.promote_jobs() or api.rows("select from pyworker.promotion_requests where after is null limit 1"):
         pass
     while jobs := api.claim_jobs(worker, 1000):
@@ -273,7 +275,9 @@ def test_a_request_that_an_open_transaction_moves_to_the_end_keeps_no_claim_wait
     old, ends, moves, claims = (actor() for _ in range(4))
     old.begin("repeatable read")
     old.rows("select 1 from pyworker.jobs")
-    api.rows("insert into pyworker.promotion_requests (lane) select 'queue:other' from generate_series(1, %s)", [5 * MANY])
+    api.rows(
+        "insert into pyworker.promotion_requests (lane) select 'queue:other' from generate_series(1, %s)", [5 * MANY]
+    )
     while api.promote_jobs() or api.rows("select from pyworker.promotion_requests limit 1"):
         pass
     running = api.add_job("t", queue_name="q")

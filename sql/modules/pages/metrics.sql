@@ -1,4 +1,4 @@
--- 93_metrics: the figures that an operator wants to be woken by.
+-- pages/metrics: the figures that an operator wants to be woken by.
 
 -- Each count stops at max_rows, so that the price does not depend on how many jobs there are. Read along the indexes of the states, whatever
 -- the statistics say: neither a sequential nor a bitmap scan stops early.

@@ -1,4 +1,4 @@
--- 90_views: the read-only face. Payloads and results stay out: they may be secret. New columns go last.
+-- pages/views: the read-only face. Payloads and results stay out: they may be secret. New columns go last.
 -- Constants have names, too: a restored dump would name them otherwise, and doctor() compares the texts of
 -- views.
 

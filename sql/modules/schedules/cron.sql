@@ -1,4 +1,4 @@
--- 35_cron: what a cron expression means: when it falls due next, and in words.
+-- schedules/cron: what a cron expression means: when it falls due next, and in words.
 --
 -- Five fields, each a list of numbers, names, ranges and steps, as Vixie cron reads them; besides, of the dates L (the month's last) and LW (its
 -- last from Monday to Friday), of the days of the week 5L (its last Friday) and 5#2 (its second). Inside, a day of the week d that is to be the

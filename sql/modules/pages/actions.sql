@@ -1,4 +1,4 @@
--- 92_actions: what people do by way of a dashboard, each act written down with its result, in its own transaction.
+-- pages/actions: what people do by way of a dashboard, each act written down with its result, in its own transaction.
 
 create or replace function _perform_action(action text, target text) returns text
     language plpgsql set search_path from current

@@ -1,4 +1,4 @@
--- 99_grants: nobody but the owner may touch a table. What others may do depends on four group roles, named after the schema
+-- grants: nobody but the owner may touch a table. What others may do depends on four group roles, named after the schema
 -- (pyworker_producer …). They are used if they exist: `pyworker migrate --roles` or psql's `-v roles=yes` creates them.
 create or replace function _granted() returns table (role text, functions text[], views text[])
     language plpgsql stable set search_path from current

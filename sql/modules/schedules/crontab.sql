@@ -1,4 +1,4 @@
--- 37_crontab: many schedules at once: those of a file, or of a program's code.
+-- schedules/crontab: many schedules at once: those of a file, or of a program's code.
 --
 -- Each schedule knows its origin: 'sql', 'crontab:NAME' or 'code:MODULE'. Whoever speaks for an origin says all that it wants, and what it
 -- no longer wants goes. Schedules of other origins are left alone, of the same name, too: what somebody has set by SQL stays so.

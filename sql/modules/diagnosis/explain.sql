@@ -1,4 +1,4 @@
--- 83_explain: why is this job not running?
+-- diagnosis/explain: why is this job not running?
 
 create or replace function _to_call(call text) returns text
     language plpgsql stable set search_path from current
@@ -146,14 +146,6 @@ comment on function explain_job(bigint) is
     'Why a job is not running: one row per reason, in the order in which they have to go away, each with what changes it. Reasons: not due, '
     'waits for its retry, sequence, sequence halted, queue paused, queue full, promotion (nobody has claimed since it could go on), no '
     'worker, no worker takes it, waits for a worker; and running, cancel requested, completed, cancelled, discarded. Errors: PW004.';
-
-create or replace function _last_line(message text) returns text
-    language plpgsql immutable set search_path from current
-as $$
-begin
-    return (regexp_match(rtrim(message, E' \n\r\t'), '[^\n]*$'))[1];
-end;
-$$;
 
 -- What a worker says of itself is for people, too: only an array counts.
 create or replace function _said(worker workers, member text) returns jsonb

@@ -1,4 +1,4 @@
--- 86_invariants: what must always hold, in one place; and how to mend rows that break it.
+-- diagnosis/invariants: what must always hold, in one place; and how to mend rows that break it.
 
 -- tests/invariants.sql, with which every test ends, selects from it. Each row is a violation.
 -- max_rows: how many rows of each table are looked at; null is all.

@@ -1,4 +1,4 @@
--- 84_health: does a worker live, can it claim?
+-- diagnosis/health: does a worker live, can it claim?
 
 create or replace function worker_health(worker text default null)
     returns table (worker_id bigint, name text, live boolean, ready boolean, detail text)

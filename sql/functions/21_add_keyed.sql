@@ -1,0 +1,216 @@
+-- 21_add_keyed: jobs with a job_key, a unique key or a sequence; remove_job.
+
+-- Two arrays become one, as text: exactly the elements that were added, none rewritten by a parser.
+create or replace function _merged_payload(older json, newer json, label text) returns json
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_older constant text := older::text || ''; -- fetched once, where it was stored out of line
+    v_merged json;
+begin
+    -- Patterns, as json_array_length() and left() go through all of a long array; without backslashes, which a session may read otherwise.
+    if v_older !~ '^[[:space:]]*[[]' or v_older ~ '^[[:space:]]*[[][[:space:]]*[]]' then
+        return newer;
+    elsif newer::text ~ '^[[:space:]]*[[][[:space:]]*[]]' then
+        return older;
+    end if;
+    v_merged := (regexp_replace(v_older, '[]][[:space:]]*$', ',') || regexp_replace(newer::text, '^[[:space:]]*[[]', ''))::json;
+    if octet_length(v_merged::text) > 1024 and _json_refusal('payload', v_merged::text) is not null then
+        raise exception '%: merged %', label, _json_refusal('payload', v_merged::text) using errcode = 'PW001';
+    end if;
+    return v_merged;
+end;
+$$;
+
+-- A new row for a job with a job key, a unique key or flags; a row of nulls if its job key is held.
+create or replace function _insert_job(
+    request _job_request, task tasks, new_id bigint, label text, unique_key bytea default null, unique_recheck text[] default null)
+    returns live_jobs
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_run_at timestamptz := coalesce(request.run_at, v_now);
+    v_queue text := nullif(coalesce(request.queue_name, task.queue_name), 'default');
+    v_sequence _sequencing;
+    v_state text;
+    v_parked text;
+    v_row live_jobs;
+begin
+    if coalesce(request.sequence_policy, task.sequence_policy) is not null then
+        v_sequence := _sequence_of(request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
+    end if;
+    v_state := _state_at(v_run_at, v_now, v_sequence.key is not null);
+    v_parked := _parked(v_state, v_queue);
+    insert into live_jobs as j (
+        id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
+        job_key, delivery, flags, meta, payload, unique_key, unique_recheck, sequence_key, continue_on_cancelled, continue_on_discarded)
+    select coalesce(new_id, nextval('job_ids')), v_state, _ready_at(v_state, v_parked, v_run_at), _due_at(v_state, v_run_at), v_parked, v_now, coalesce(request.priority, task.priority, 0), coalesce(request.max_attempts, task.max_attempts, 25), v_run_at, v_now,
+           request.identifier, v_queue, request.job_key, coalesce(request.delivery, task.delivery, 'at_least_once'),
+           _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'), _insert_job.unique_key, _insert_job.unique_recheck,
+           v_sequence.key, v_sequence.continue_on_cancelled, v_sequence.continue_on_discarded
+    on conflict (job_key) where job_key is not null do nothing
+    returning j.* into v_row;
+    if v_row.parked is not null then
+        insert into promotion_requests (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+    end if;
+    if v_row.ready_at < v_now then
+        perform _arrive_late(array[v_row.id]);
+    end if;
+    if v_row.id is not null and _worker_is_listening() then -- asked here, as the call starts a query
+        perform _notify_workers();
+    end if;
+    return v_row;
+end;
+$$;
+
+-- A job with a key of one kind or another, its policies taken from its task where it brings none. Pins the plans of all that it calls.
+create or replace function _add_with_keys(request _job_request) returns job
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_found record; -- its task, and whether its job key is taken, as it seems now
+begin
+    select t as task, exists (select from live_jobs j where j.job_key = request.job_key) as taken into v_found
+    from (select) one left join tasks t on t.identifier = request.identifier;
+    request.unique_policy := coalesce(nullif(request.unique_policy, 'null'), (v_found.task).unique_policy);
+    if request.unique_policy is null and request.job_key is not null then
+        return _add_keyed(request, v_found.task, 'add_job', case when v_found.taken then 'change' else 'insert' end);
+    elsif request.unique_policy is null then
+        return _job_of(_insert_job(request, v_found.task, null, 'add_job'));
+    end if;
+    return _add_unique(
+        request, v_found.task,
+        _uniqueness_of(request, request.unique_policy, coalesce(request.queue_name, (v_found.task).queue_name), clock(), 'add_job'), 'add_job');
+end;
+$$;
+
+-- A keyed add. Graphile Worker's algorithm, without its race (two snapshots, between which a worker may claim the row): here
+-- each step holds the lock that its decision rests on, and an add that meets neither a row to change nor a free key looks again.
+-- `step` is a guess at what will do: to change the row in place, which most rows allow; to insert one; else to look first, under lock.
+-- With `waits` false: null where it would have to wait for a row that it has not locked already.
+create or replace function _add_keyed(
+    request _job_request, task tasks, label text, step text, new_id bigint default null, waits boolean default true) returns job
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_run_at timestamptz := coalesce(request.run_at, v_now);
+    v_mode text := coalesce(request.job_key_mode, 'replace');
+    v_queue text := nullif(coalesce(request.queue_name, task.queue_name), 'default');
+    v_state text;
+    v_parked text;
+    v_sequence _sequencing;
+    v_head boolean; -- its place in its sequence is kept
+    v_old live_jobs;
+    v_row live_jobs;
+begin
+    request.payload := coalesce(request.payload, '{}');
+    if step = 'change' and (v_mode <> 'replace' or v_queue is not null or coalesce(request.sequence_policy, task.sequence_policy) is not null) then
+        step := 'look';
+    end if;
+    loop
+        if step <> 'look' then
+            null;
+        elsif v_mode = 'unsafe_dedupe' then
+            select j.* into v_old from live_jobs j where j.job_key = request.job_key;
+            if found then
+                return _job_of(v_old, true);
+            end if;
+        elsif waits then
+            -- For a claim, an add or a completion that has this row in hand.
+            select j.* into v_old from live_jobs j where j.job_key = request.job_key for update;
+        else
+            select j.* into v_old from live_jobs j where j.job_key = request.job_key for update skip locked;
+            if not found and exists (select from live_jobs j where j.job_key = request.job_key) then
+                return null;
+            end if;
+        end if;
+        if v_old.state = 'running' then
+            -- Its run may end, but must be its last; the key is free for a job of its own.
+            update live_jobs j
+            set job_key = null, attempts = j.max_attempts, superseded = 'superseded', updated_at = v_now
+            where j.id = v_old.id;
+        elsif step = 'change' or v_old.id is not null then
+            -- preserve_run_at does not hold for a job that has failed before.
+            if v_mode = 'preserve_run_at' and v_old.attempts = 0 and v_old.state <> 'discarded' then
+                v_run_at := v_old.run_at;
+            end if;
+            if coalesce(request.sequence_policy, task.sequence_policy) is not null then
+                v_sequence := _sequence_of(request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
+            end if;
+            v_head := v_old.sequence_head and v_old.sequence_key is not distinct from v_sequence.key;
+            v_state := _state_at(v_run_at, v_now, _held(v_sequence.key, v_head));
+            v_parked := case when v_old.parked = 'next' and v_old.sequence_key = v_sequence.key then 'next' else _parked(v_state, v_queue) end;
+            update live_jobs j
+            set sequence_key = v_sequence.key, sequence_head = v_head, continue_on_cancelled = v_sequence.continue_on_cancelled,
+                continue_on_discarded = v_sequence.continue_on_discarded,
+                state = v_state, ready_at = _ready_at(v_state, v_parked, v_run_at), due_at = _due_at(v_state, v_run_at), parked = v_parked,
+                has_slot = null, updated_at = v_now, task_identifier = request.identifier, queue_name = v_queue, run_at = v_run_at,
+                payload = case when json_typeof(request.payload) = 'array' then _merged_payload(j.payload, request.payload, label)
+                               else request.payload end,
+                max_attempts = coalesce(request.max_attempts, task.max_attempts, 25), attempts = 0,
+                priority = coalesce(request.priority, task.priority, 0), flags = _flags_of(request.flags), meta = request.meta,
+                delivery = coalesce(request.delivery, task.delivery, 'at_least_once'), revision = j.revision + 1,
+                last_error = null, reason = null, finished_at = null, expires_at = null, started_at = null, crashes = null
+            where j.job_key = request.job_key
+              and (j.id = v_old.id or step = 'change' and j.state <> 'running' and j.queue_name is null and j.sequence_key is null)
+            returning j.* into v_row;
+            exit when found;
+        end if;
+        if step <> 'change' then
+            v_row := _insert_job(request, task, new_id, label);
+            if v_row.id is not null then
+                return _job_of(v_row);
+            end if;
+        end if;
+        -- A row of a queue or a sequence, or one that runs; or somebody else's add of this key has just committed.
+        step := 'look';
+    end loop;
+    if v_old.state = 'discarded' and v_old.sequence_key is not null then
+        perform _unhalt_sequence(v_old.sequence_key, v_old.id);
+    end if;
+    if v_old.sequence_head or v_old.queue_name is not null then
+        v_old.sequence_head := v_old.sequence_head and v_head is not true;
+        perform _free_turn(v_old);
+    end if;
+    if v_row.parked is not null then
+        insert into promotion_requests (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+    end if;
+    if v_row.ready_at < v_now then
+        perform _arrive_late(array[v_row.id]);
+    end if;
+    if _worker_is_listening() then
+        perform _notify_workers();
+    end if;
+    return _job_of(v_row);
+end;
+$$;
+
+create or replace function remove_job(job_key text) returns job
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_row live_jobs;
+begin
+    loop
+        select j.* into v_row from live_jobs j where j.job_key = remove_job.job_key for update;
+        -- The row that we waited for may have passed its key on to a new job meanwhile: only a fresh look can tell.
+        exit when found or not exists (select from live_jobs j where j.job_key = remove_job.job_key);
+    end loop;
+    if v_row.id is null then
+        return null;
+    elsif v_row.state = 'running' then
+        update live_jobs j
+        set job_key = null, attempts = j.max_attempts, superseded = 'removed', updated_at = clock()
+        where j.id = v_row.id
+        returning j.* into v_row;
+    else
+        perform _delete_live_job(v_row);
+    end if;
+    return _job_of(v_row);
+end;
+$$;
+comment on function remove_job(text) is
+    'Removes the job with this key (Graphile Worker). A job that is not running is deleted and returned. A running one loses its key '
+    'and will not run again, whatever becomes of this run. Without such a job the result is a row of nulls.';

@@ -1,0 +1,273 @@
+-- 84_history: the partitions of history, and how what is over leaves them.
+
+-- The days in which something may expire: for each retention in use that of today's jobs and the next few.
+create or replace function _partition_days(ahead integer) returns setof timestamptz
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select distinct (date_trunc('day', (clock() + r.retention) at time zone 'UTC') + n * interval '1 day') at time zone 'UTC'
+    from (select s.completed_retention from settings s union select s.cancelled_retention from settings s
+          union select t.retention from tasks t) r(retention), generate_series(0, ahead) n
+    where r.retention > interval '0' and r.retention <= interval '1 year'
+    order by 1;
+end;
+$$;
+
+-- Partitions are looked up in our schema alone: a temporary table may bear the name of one.
+create or replace function _partition(name text) returns regclass
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return to_regclass(format('%I.%I', current_schema(), name));
+end;
+$$;
+
+-- A partition for each of these days. A day that already has rows in the default partition is left to it (they are pruned one by one).
+-- Takes a lock that every finish waits for, and keeps it to the end of the transaction: call it last.
+create or replace function _make_partitions() returns void
+    language plpgsql set search_path from current
+as $$
+declare
+    v_day timestamptz;
+    v_name text;
+begin
+    for v_day in
+        select d.day from _partition_days(2) d(day) order by 1
+    loop
+        v_name := 'finished_jobs_' || to_char(v_day at time zone 'UTC', 'YYYYMMDD');
+        continue when _partition(v_name) is not null or exists (
+            select from finished_jobs_default f
+            where f.expires_at >= v_day and f.expires_at < v_day + interval '24 hours');
+        begin
+            -- Attaching, unlike `create table … partition of`, does not lock out those who finish jobs.
+            -- Until whoever is finishing a job has ended: it may have chosen the default partition for its row already, which would
+            -- no longer take it. New ones wait for us, a moment.
+            lock table only finished_jobs in share row exclusive mode;
+            execute format('create table %I (like finished_jobs including constraints including compression)', v_name);
+            -- Written out in UTC: the caller's DateStyle may name its time zone by letters that mean another one.
+            execute format('alter table finished_jobs attach partition %I for values from (%L) to (%L)', v_name,
+                           to_char(v_day at time zone 'UTC', 'YYYY-MM-DD "00:00+00"'),
+                           to_char(v_day at time zone 'UTC' + interval '1 day', 'YYYY-MM-DD "00:00+00"'));
+        exception
+            when check_violation then
+                null; -- the first such row has just come in
+            when lock_not_available then
+                return; -- a long transaction has finished a job: the next call tries again
+        end;
+    end loop;
+end;
+$$;
+
+-- The partitions of days that are over, oldest first: all their rows have expired.
+create or replace function _ended_days() returns text[]
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return array(
+        select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
+        where i.inhparent = 'finished_jobs'::regclass and c.relname ~ '^finished_jobs_[0-9]{8}$'
+          and ((substr(c.relname, 15)::date + 1)::timestamp at time zone 'UTC') <= clock()
+        order by 1 limit 20);
+end;
+$$;
+
+-- After rows were pruned: their errors, their halts and their unique keys.
+create or replace function _forget_pruned(job_ids bigint[], sequence_keys text[], unique_keys bytea[])
+    returns void language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    with unhalted as (
+        delete from sequence_halts h using unnest(job_ids, sequence_keys) g(id, sequence_key)
+        where h.sequence_key = g.sequence_key and h.job_id = g.id
+        returning h.sequence_key)
+    -- A job may have been added behind it since the pruning looked.
+    insert into promotion_requests (lane) select 'sequence:' || u.sequence_key from unhalted u;
+    delete from errors e where e.job_id = any (job_ids);
+    perform _release_unique_keys(_forget_pruned.unique_keys);
+end;
+$$;
+
+-- Discarded jobs whose time is over, at most max_rows. One at which a sequence halts is kept for another day
+-- as long as jobs wait behind it: so each is looked at once a day, however many there are.
+create or replace function _prune_discarded(max_rows integer) returns bigint
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_expired bigint[];
+    v_kept bigint[];
+    v_gone bigint[];
+    v_sequences text[];
+    v_keys bytea[];
+begin
+    select array_agg(e.id) filter (where not e.holds), array_agg(e.id) filter (where e.holds)
+    into v_expired, v_kept
+    from (select d.id, d.sequence_key is not null and _blocks_sequence(d.sequence_key, d.id) as holds
+          from live_jobs d where d.expires_at <= v_now order by d.expires_at
+          limit max_rows for update skip locked) e;
+    update live_jobs j set expires_at = v_now + interval '1 day' where j.id = any (v_kept);
+    with gone as (
+        delete from live_jobs j where j.id = any (v_expired) returning j.id, j.sequence_key, j.unique_key)
+    select array_agg(g.id), array_agg(g.sequence_key),
+           array_agg(g.unique_key) filter (where g.unique_key is not null)
+    into v_gone, v_sequences, v_keys from gone g;
+    perform _forget_pruned(v_gone, v_sequences, v_keys);
+    return coalesce(cardinality(v_gone), 0);
+end;
+$$;
+
+-- The same for the finished jobs of one partition.
+create or replace function _prune_partition(name text, first_id bigint, max_rows integer) returns bigint
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_expired bigint[];
+    v_kept bigint[];
+    v_gone bigint[];
+    v_sequences text[];
+    v_keys bytea[];
+begin
+    execute format($q$
+        select array_agg(e.id) filter (where not e.holds), array_agg(e.id) filter (where e.holds)
+        from (select d.id, d.sequence_key is not null and _blocks_sequence(d.sequence_key, d.id) as holds
+              from %1$I d
+              where d.expires_at <= $1 and d.id = any (array(
+                  select l.id
+                  from (select x.id, x.expires_at from %1$I x where x.id >= $2 order by x.id limit $4) l
+                  where l.expires_at <= $1 limit $3))
+              for update skip locked) e$q$, name)
+    into v_expired, v_kept using v_now, first_id, max_rows, max_rows::bigint * 10;
+    update finished_jobs f set expires_at = v_now + interval '1 day'
+    where f.id = any (v_kept) and f.tableoid = _partition(name);
+    execute format($q$
+        with gone as (
+            delete from %I f where f.id = any ($1) returning f.id, f.sequence_key, f.unique_key)
+        select array_agg(g.id), array_agg(g.sequence_key),
+               array_agg(g.unique_key) filter (where g.unique_key is not null) from gone g$q$, name)
+    into v_gone, v_sequences, v_keys using v_expired;
+    perform _forget_pruned(v_gone, v_sequences, v_keys);
+    return coalesce(cardinality(v_gone), 0);
+end;
+$$;
+
+-- Finished jobs whose time is over, row by row, but for those days. Today's partition may be large and hold little that has
+-- expired: a call looks at 10 * max_rows rows from its lowest id on, and at as many from anywhere.
+create or replace function _prune_finished(max_rows integer, but_days text[]) returns bigint
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_tomorrow constant text := 'finished_jobs_' || to_char(clock() at time zone 'UTC' + interval '1 day', 'YYYYMMDD');
+    v_name text;
+    v_low bigint;
+    v_high bigint;
+    v_pruned bigint := 0;
+begin
+    for v_name in
+        select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
+        where i.inhparent = 'finished_jobs'::regclass and c.relname <> all (but_days)
+          and (c.relname !~ '^finished_jobs_[0-9]{8}$' or c.relname < v_tomorrow)
+        order by 1
+    loop
+        execute format('select min(f.id), max(f.id) from %I f', v_name) into v_low, v_high;
+        continue when v_low is null;
+        v_pruned := v_pruned + _prune_partition(v_name, v_low, max_rows);
+        if v_high - v_low >= max_rows::bigint * 10 then
+            v_pruned := v_pruned + _prune_partition(
+                v_name, v_low + floor(random() * (v_high - v_low))::bigint, max_rows);
+        end if;
+    end loop;
+    return v_pruned;
+end;
+$$;
+
+-- Prepares a day that is over for its drop, without a lock that a finish waits for. `pruned`: its rows that
+-- are gone now; `rest`: those that may go with the table, null if more is to do than one call may (max_rows
+-- halts, 20 times as many keys).
+create or replace function _empty_day(day text, max_rows integer, out pruned bigint, out rest bigint)
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_halts bigint;
+    v_gone bigint[];
+    v_keys bytea[];
+begin
+    -- A job at which a sequence halts is kept for another day as long as jobs wait behind it.
+    execute format($q$
+        with halting as materialized (
+            select h.sequence_key, h.job_id, _blocks_sequence(h.sequence_key, h.job_id) as holds
+            from sequence_halts h
+            join %1$I p on p.id = h.job_id and p.sequence_key = h.sequence_key limit $1),
+        kept as (
+            update finished_jobs f set expires_at = $2 from halting g
+            where g.holds and f.id = g.job_id and f.tableoid = %1$L::regclass),
+        unhalted as (
+            delete from sequence_halts h using halting g
+            where not g.holds and h.sequence_key = g.sequence_key and h.job_id = g.job_id
+            returning h.sequence_key),
+        woken as (
+            insert into promotion_requests (lane) select 'sequence:' || u.sequence_key from unhalted u)
+        select count(*) from halting g$q$, day) into v_halts using max_rows, clock() + interval '1 day';
+    -- A unique key is free when its row is gone, and there may be millions of them: too many to free under
+    -- the lock.
+    execute format($q$
+        with gone as (
+            delete from %1$I f where f.id = any (array(
+                select k.id from %1$I k where k.unique_key is not null limit $1 for update skip locked))
+            returning f.id, f.unique_key)
+        select array_agg(g.id), array_agg(g.unique_key), count(*) from gone g$q$, day)
+    into v_gone, v_keys, pruned using max_rows::bigint * 20;
+    perform _forget_pruned(v_gone, null, v_keys);
+    if v_halts < max_rows and pruned < max_rows::bigint * 20 then
+        execute format('delete from errors e using %I f where e.job_id = f.id', day);
+        execute format('select count(*) from %I', day) into rest;
+    end if;
+end;
+$$;
+
+-- Drops partitions until it meets a lock; returns how many. No job can be finished from here to the end of
+-- the transaction: call it last.
+create or replace function _drop_days(days text[]) returns integer
+    language plpgsql set search_path from current
+as $$
+begin
+    for i in 1..cardinality(days) loop
+        begin
+            execute format('drop table %I', days[i]);
+        exception when lock_not_available then
+            return i - 1; -- another session reads history, and every finish waits behind us: the next call tries
+        end;
+    end loop;
+    return cardinality(days);
+end;
+$$;
+
+-- What has no partitions: marks of once(), the audit log, and halts by jobs of which nothing was kept.
+create or replace function _prune_once_keys(max_rows integer) returns void
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_once_retention interval := (select s.once_retention from settings s);
+    -- No index has the time of halts: look at some pages from anywhere, or at all of them when all is to go.
+    v_pages constant bigint := pg_relation_size('sequence_halts') / current_setting('block_size')::integer;
+    v_span constant bigint := case when max_rows > 1000 then v_pages + 1 else 16 end;
+    v_first constant bigint := floor(random() * greatest(v_pages - v_span + 1, 0));
+begin
+    if v_once_retention is not null then
+        delete from once_keys o where o.key = any (array(
+            select d.key from once_keys d where d.at < v_now - v_once_retention order by d.at limit max_rows for update skip locked));
+    end if;
+    delete from audit_log a where a.id = any (array(
+        select d.id from audit_log d where d.at < v_now - interval '90 days' order by d.at limit max_rows for update skip locked));
+    with unhalted as (
+        delete from sequence_halts h
+        where h.ctid >= format('(%s,0)', v_first)::tid and h.ctid < format('(%s,0)', v_first + v_span)::tid
+          and h.at < v_now - interval '30 days' and not _blocks_sequence(h.sequence_key, h.job_id)
+          and (get_job(h.job_id)).id is null
+        returning h.sequence_key)
+    insert into promotion_requests (lane) select 'sequence:' || u.sequence_key from unhalted u;
+end;
+$$;

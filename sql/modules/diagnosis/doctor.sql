@@ -1,0 +1,335 @@
+-- diagnosis/doctor: the health of an installation, in checks; what must always hold (diagnosis/invariants) is the first of them.
+--
+-- One function per check, _check_…, returns a row per problem and none when all is well. Each looks at a bounded part of large tables.
+-- A fix is SQL that runs as it stands, for the owner of the schema, statements separated by ';' and a line break; where no SQL would
+-- help it is a sentence. They run one by one, as psql does it: VACUUM and CONCURRENTLY do not go into a transaction.
+
+-- '~.' stands for the schema.
+create or replace function _fix(template text, variadic arguments text[] default '{}') returns text
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return format(replace(template, '~.', replace(quote_ident(current_schema()), '%', '%%') || '.'), variadic arguments);
+end;
+$$;
+
+-- The first few, and how many.
+create or replace function _few(items text[]) returns text
+    language plpgsql immutable set search_path from current
+as $$
+begin
+    return array_to_string(items[:5], ', ') || case when cardinality(items) > 5 then format(', … (%s in all)', cardinality(items)) else '' end;
+end;
+$$;
+
+create or replace function _check_invariants() returns table (severity text, finding text, fix text)
+    language plpgsql set search_path from current
+as $$
+declare
+    v record;
+    v_first text;
+begin
+    for v in
+        select i.invariant as name, array_agg(i.subject order by i.subject) as subjects from _invariants(250000) i group by i.invariant order by 1
+    loop
+        severity := 'error';
+        v_first := v.subjects[:1000]::text;
+        finding := v.name || ': ' || case v.name
+            when 'state' then 'the columns of jobs contradict each other: job '
+            when 'history' then 'finished jobs that cannot have ended like this: job '
+            when 'one place' then 'jobs that are live and finished at once: job '
+            when 'I1' then 'jobs are held by workers that have been dead for more than 25 seconds: job '
+            when 'claims' then 'running jobs are missing from the claims of their workers, whose end would not free '
+                               'them: job '
+            when 'I2' then 'more than one job holds the job_key '
+            when 'I3' then 'more than one job is at the head of the sequence '
+            when 'I5' then 'jobs that may run at most once have been started and wait to be run again: job '
+            when 'ledger' then 'jobs whose unique key others may take as well: job '
+            when 'I13' then 'more jobs than the limit allows are in flight in queue '
+            when 'I8' then 'schedules do not know their next tick: '
+            when 'stranded queue' then 'jobs wait and nothing will call them, in queue '
+            when 'stranded sequence' then 'jobs wait and nothing will call them, in sequence '
+            else 'sequences are halted by jobs that have not ended: job ' end || _few(v.subjects);
+        fix := case v.name
+            when 'history' then _fix(
+                'update ~.finished_jobs set state = case when state = ''completed'' and run > 0 then state else ''cancelled'' end, '
+                'finished_at = coalesce(finished_at, now()), expires_at = coalesce(expires_at, now()), ready_at = null, due_at = null, '
+                'parked = null where id = any (%L)', v_first)
+            when 'one place' then _fix('delete from ~.finished_jobs where id = any (%L)', v_first)
+            when 'I1' then _fix('select * from ~.maintain()')
+            when 'I2' then _fix('update ~.live_jobs j set job_key = null where j.job_key = any (%L) '
+                'and j.id < (select max(k.id) from ~.live_jobs k where k.job_key = j.job_key)', v_first)
+            when 'I3' then _fix('select ~._repair_jobs(array(select j.id from ~.live_jobs j where j.sequence_key = any (%L) and j.sequence_head))',
+                                v_first)
+            when 'ledger' then _fix('insert into ~.unique_keys (unique_key) select j.unique_key from ~.live_jobs j where j.unique_key is not null '
+                'union select f.unique_key from ~.finished_jobs f where f.unique_key is not null on conflict do nothing')
+            when 'I8' then _fix('select t.name from (select t.name from ~.schedule_entries t where t.name = any (%L)) t cross join lateral ~.pause_schedule(t.name) '
+                'cross join lateral ~.resume_schedule(t.name)', v_first)
+            when 'I13' then 'no other job of these queues starts before enough of them have ended; cancel_job() ends one sooner'
+            when 'stranded queue' then
+                _fix(E'insert into ~.promotion_requests (lane) select ''queue:'' || unnest(%L::text[]);\nselect ~.promote_jobs()', v_first)
+            when 'stranded sequence' then
+                _fix(E'insert into ~.promotion_requests (lane) select ''sequence:'' || unnest(%L::text[]);\nselect ~.promote_jobs()', v_first)
+            when 'halt' then _fix('delete from ~.sequence_halts where job_id = any (%L)', v_first)
+            else _fix('select ~._repair_jobs(%L)', v_first) end;
+        return next;
+    end loop;
+end;
+$$;
+
+create or replace function _check_partitions() returns table (severity text, finding text, fix text)
+    language plpgsql set search_path from current
+as $$
+declare
+    v_missing text[];
+    v_misplaced bigint;
+begin
+    if _partition('finished_jobs_default') is null then
+        return query values ('error', 'finished_jobs has no default partition: a job whose day has none cannot be finished',
+                             _fix('create table ~.finished_jobs_default partition of ~.finished_jobs default'));
+        return;
+    end if;
+    -- Today's only: the ones after it may be made up to the last moment.
+    v_missing := array(
+        select to_char(d.day at time zone 'UTC', 'YYYY-MM-DD') from _partition_days(0) d(day)
+        where _partition('finished_jobs_' || to_char(d.day at time zone 'UTC', 'YYYYMMDD')) is null
+          and not exists (select from finished_jobs_default f where f.expires_at >= d.day and f.expires_at < d.day + interval '24 hours')
+        order by 1);
+    if v_missing <> '{}' then
+        return query values ('warning', 'history has no partition for what expires on ' || _few(v_missing), _fix('select * from ~.maintain()'));
+    end if;
+    select count(*) into v_misplaced from (
+        select from finished_jobs_default f join _partition_days(2) d(day) on f.expires_at >= d.day and f.expires_at < d.day + interval '24 hours'
+        limit 100000) m;
+    if v_misplaced > 0 then
+        return query values ('info', format('finished jobs in the default partition: %s%s; they are pruned one by one', v_misplaced,
+                                            case when v_misplaced = 100000 then ' or more' else '' end),
+            _fix(E'begin;\ncreate temp table pyworker_moved on commit drop as select * from ~.finished_jobs_default;\n'
+                 'delete from ~.finished_jobs_default;\nselect ~._make_partitions();\n'
+                 'insert into ~.finished_jobs select * from pyworker_moved;\ncommit'));
+    end if;
+end;
+$$;
+
+create or replace function _check_maintenance() returns table (severity text, finding text, fix text)
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_due timestamptz := (select min(j.due_at) from live_jobs j where j.due_at < v_now - interval '5 minutes');
+    v_expired timestamptz;
+begin
+    if v_due is not null then
+        return query values ('warning', format('nobody promotes jobs: the oldest has been due since %s', v_due), _fix('select * from ~.maintain()'));
+    end if;
+    select min(e.expires_at) into v_expired from (
+        (select j.expires_at from live_jobs j
+         where j.expires_at < v_now - interval '1 hour' -- pruning puts off what it keeps
+         order by j.expires_at limit 1)
+        union all
+        (select ((substr(c.relname, 15)::date + 1)::timestamp at time zone 'UTC')
+         from pg_inherits i join pg_class c on c.oid = i.inhrelid
+         where i.inhparent = 'finished_jobs'::regclass and c.relname ~ '^finished_jobs_[0-9]{8}$')) e(expires_at)
+    where e.expires_at < v_now - interval '1 hour';
+    if v_expired is not null then
+        return query values ('warning', format('nobody prunes: what expired at %s is still there', v_expired), _fix('select * from ~.prune()'));
+    end if;
+end;
+$$;
+
+create or replace function _check_workers() returns table (severity text, finding text, fix text)
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_waiting bigint;
+    v_since timestamptz;
+begin
+    if exists (select from workers w where w.dead_at is null and w.expires_at >= v_now) then
+        return;
+    end if;
+    select count(*), min(j.since) into v_waiting, v_since from (
+        (select l.ready_at as since from live_jobs l where l.ready_at is not null and l.state = 'available' limit 10000)
+        union all
+        (select l.due_at from live_jobs l where l.due_at <= v_now order by l.due_at limit 10000)) j;
+    if v_waiting > 0 then
+        return query values (case when v_since < v_now - interval '1 minute' then 'warning' else 'info' end,
+            format('no worker is alive; jobs that wait: %s%s, the first since %s', v_waiting,
+                   case when v_waiting >= 10000 then ' or more' else '' end, v_since),
+            'start one: pyworker run MODULE');
+    end if;
+end;
+$$;
+
+-- Workers that do not say what they take are taken to take anything.
+create or replace function _check_tasks() returns table (severity text, finding text, fix text)
+    language plpgsql set search_path from current
+as $$
+begin
+    return query
+    with alive as materialized (
+        select _said(w, 'task_identifiers') as tasks, _said(w, 'queue_names') as queues
+        from workers w where w.dead_at is null and w.expires_at >= clock()),
+    waiting as materialized (
+        select j.task_identifier, coalesce(j.queue_name, 'default') as queue_name, count(*) as jobs
+        from (select l.task_identifier, l.queue_name from live_jobs l where l.ready_at is not null and l.state = 'available' limit 100000) j
+        group by 1, 2),
+    unknown as (
+        select format('%s (%s)', w.task_identifier, sum(w.jobs)) as name, sum(w.jobs) as jobs from waiting w
+        where not exists (select from alive a where coalesce(a.tasks ? w.task_identifier, true)) group by w.task_identifier),
+    unserved as (
+        select format('%s (%s)', w.queue_name, sum(w.jobs)) as name, sum(w.jobs) as jobs from waiting w
+        where not exists (select from alive a where coalesce(a.queues ? w.queue_name, true)) group by w.queue_name)
+    select f.severity, f.finding, f.fix from (
+        select 'warning', 'jobs wait for tasks that no live worker knows: ' || _few(array_agg(u.name order by u.jobs desc, u.name)),
+               'start a worker with the module that defines it, and without --task or with --task for it; or correct the name'
+        from unknown u having count(*) > 0
+        union all
+        select 'warning', 'jobs wait in queues that no live worker serves: ' || _few(array_agg(u.name order by u.jobs desc, u.name)),
+               'start a worker without --queue, or with --queue for it'
+        from unserved u having count(*) > 0) f(severity, finding, fix)
+    where exists (select from alive);
+    -- Two programs that declare a task in two ways: the last one to start has written the definition.
+    return query
+    select 'warning', 'the code of live workers declares tasks otherwise than the database defines them: '
+               || _few(array_agg(format('%s (%s: %s in worker %s, %s in the database)', d.identifier, d.option,
+                                        coalesce(d.declared::text, 'none'), d.workers, coalesce(d.stored::text, 'none'))
+                                 order by d.identifier, d.option)),
+           'deploy the same code everywhere; then start the workers again, or run: pyworker tasks sync MODULE'
+    from _definitions_that_differ() d having count(*) > 0;
+end;
+$$;
+
+create or replace function _check_sequences() returns table (severity text, finding text, fix text)
+    language plpgsql set search_path from current
+as $$
+begin
+    return query
+    with halted as materialized (
+        select distinct on (h.sequence_key) h.sequence_key, h.job_id, h.reason
+        from (select s.* from sequence_halts s limit 10000) h where _blocks_sequence(h.sequence_key, h.job_id) order by h.sequence_key, h.job_id)
+    select 'info', 'halted sequences: ' || _few(array_agg(format('%s by job %s (%s)', h.sequence_key, h.job_id, h.reason) order by h.sequence_key)),
+           array_to_string((array_agg(_fix('select ~.resume_sequence(%L)', h.sequence_key) order by h.sequence_key))[:5], E';\n')
+    from halted h having count(*) > 0;
+end;
+$$;
+
+create or replace function _check_queues() returns table (severity text, finding text, fix text)
+    language plpgsql set search_path from current
+as $$
+begin
+    return query
+    with paused as materialized (
+        select q.queue_name from queues q
+        where q.paused and exists (select from live_jobs j where j.queue_name = q.queue_name and j.parked = 'queue') limit 1000)
+    select 'info', 'jobs wait in paused queues: ' || _few(array_agg(p.queue_name order by p.queue_name)),
+           array_to_string((array_agg(_fix('select ~.resume_queue(%L)', p.queue_name) order by p.queue_name))[:5], E';\n')
+    from paused p having count(*) > 0;
+end;
+$$;
+
+create or replace function _check_schedules() returns table (severity text, finding text, fix text)
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+begin
+    return query
+    select f.severity, f.finding, f.fix from (
+        select 1, 'warning', 'nobody fires schedules: ' || _few(array_agg(format('%s (due since %s)', t.name, t.next_at) order by t.next_at)),
+               _fix('select ~.run_schedules()')
+        from schedule_entries t
+        where t.next_at < v_now - interval '5 minutes'
+          and (t.retry_at is null or t.last_error is null or t.retry_at < v_now - interval '5 minutes')
+        having count(*) > 0
+        union all
+        select 2, 'warning', format('schedule %s failed: %s', t.name, t.last_error), _fix('select * from ~.run_schedule(%L)', t.name)
+        from schedule_entries t where t.last_error is not null
+        union all
+        select 3, 'warning', format('schedule %s stands still: the clock was set back, its last tick was at %s', t.name, t.last_at),
+               _fix('select * from ~.resume_schedule(%L)', t.name)
+        from schedule_entries t where t.last_at > v_now + interval '10 minutes'
+        union all
+        select 4, 'warning', 'no live worker knows the task of schedules: ' || _few(array_agg(format('%s (%s)', t.name, t.identifier) order by t.name)),
+               'start a worker with the module that defines it, and without --task or with --task for it; or correct the schedule'
+        from schedule_entries t
+        where not t.paused and exists (select from workers w where w.dead_at is null and w.expires_at >= v_now)
+          and not exists (select from workers w where w.dead_at is null and w.expires_at >= v_now
+                          and coalesce(_said(w, 'task_identifiers') ? t.identifier, true))
+        having count(*) > 0
+        union all
+        select 5, 'info', 'paused schedules: ' || _few(array_agg(t.name order by t.name)),
+               array_to_string((array_agg(_fix('select * from ~.resume_schedule(%L)', t.name) order by t.name))[:5], E';\n')
+        from schedule_entries t where t.paused having count(*) > 0) f(step, severity, finding, fix)
+    order by f.step, f.finding limit 20;
+end;
+$$;
+
+create or replace function _check_lost() returns table (severity text, finding text, fix text)
+    language plpgsql set search_path from current
+as $$
+begin
+    return query
+    with lost as materialized (
+        select l.id from (select j.id, j.reason from live_jobs j where j.expires_at is not null limit 100000) l where l.reason = 'lost')
+    select 'warning', 'jobs with delivery at_most_once were lost, done or not: job ' || _few(array_agg(l.id::text order by l.id))
+           || '; delete_job those that were done, retry_job runs one again',
+           _fix('select * from ~.retry_jobs(%L)', (array_agg(l.id order by l.id))[:1000]::text)
+    from lost l having count(*) > 0;
+end;
+$$;
+
+create or replace function doctor() returns table (check_name text, severity text, finding text, fix text)
+    language plpgsql security definer set search_path from current set lock_timeout = '1s' set jit = off
+as $$
+declare
+    v_well text;
+    v_found boolean;
+begin
+    for check_name, v_well in values
+        ('invariants', 'what must always hold does hold'),
+        ('schema', 'tables, indexes, views and functions are those that were installed'),
+        ('indexes', 'all indexes are valid'),
+        ('grants', 'each role has what it needs, everybody has nothing'),
+        ('partitions', 'history has its partitions'),
+        ('maintenance', 'due jobs are promoted, expired ones pruned'),
+        ('workers', 'workers are alive, or nothing waits for one'),
+        ('tasks', 'the live workers know the tasks and serve the queues of the jobs that wait'),
+        ('sequences', 'no sequence is halted'),
+        ('queues', 'nothing waits in a paused queue'),
+        ('schedules', 'schedules are fired, and their tasks are known'),
+        ('lost', 'no job was lost'),
+        ('xmin', 'no old transaction keeps dead rows'),
+        ('bloat', 'dead rows are few'),
+        ('autovacuum', 'autovacuum is on'),
+        ('notifications', 'the server''s queue of notifications is not filling up'),
+        ('settings', 'the server''s settings suit')
+    loop
+        v_found := false;
+        begin
+            for severity, finding, fix in
+                execute format('select c.severity, c.finding, c.fix from %I() c', '_check_' || check_name)
+            loop
+                v_found := true;
+                return next;
+            end loop;
+        exception when others then
+            v_found := true;
+            severity := 'error';
+            finding := format('the check itself failed: %s', sqlerrm);
+            fix := 'run it again; if it stays so, install this version again: pyworker migrate, or psql -f sql/install.sql';
+            return next;
+        end;
+        if not v_found then
+            severity := 'ok';
+            finding := v_well;
+            fix := null;
+            return next;
+        end if;
+    end loop;
+end;
+$$;
+comment on function doctor() is
+    'The health of the installation: the invariants, the schema, what keeps vacuum back, what waits for nobody. One row per finding, or one row ''ok'' '
+    'per check; severity: ok, info, warning, error. fix: SQL that repairs it, for the schema''s owner (statements end in '';'' and a line '
+    'break; run them one by one), or a sentence. Changes nothing itself; looks at no more than 250,000 rows of a table.';
