@@ -265,7 +265,8 @@ STEPS: dict[str, tuple[Callable[[Any], Any], float]] = {
     "an end": (step("select close from _finalize_jobs(array(select id from live_jobs where sequence_head), null, 'completed') close"), 15),
     "_promote_next, no such": (step("select _promote_next('{none}')"), 0),
     "promote_jobs": (
-        step("delete from promotion_requests; insert into promotion_requests values ('queue:q'), ('sequence:s'); select promote_jobs()"), 12,
+        step("delete from promotion_requests; insert into promotion_requests values ('queue:q'), ('sequence:s');"
+             "select promote_jobs()"), 12,
     ),
     "reset": (step("delete from queues where queue_name = 'q'; delete from promotion_requests"), 0),
 }  # fmt: skip
