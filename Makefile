@@ -1,6 +1,6 @@
 # The README's commands by short names. They work without make, too.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint schema docs torture nightly release mutants fresh bench
+.PHONY: help demo quick t test lint schema docs torture nightly release mutants fresh bench
 
 install = python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q -e
 
@@ -13,27 +13,39 @@ demo: ## start a PostgreSQL and run jobs on it
 	$(install) '.[demo]' && .venv/bin/pyworker demo
 
 test: ## run all tests, but for the long ones
-	$(install) '.[test]' && .venv/bin/pytest
+	$(install) '.[test]' && .venv/bin/pytest -n auto
+
+.venv/bin/pytest:
+	$(install) '.[test]'
+
+# Neither interleavings nor generated cases, nor plans, which need large tables.
+long = races or pairs or model or fuzz or proof or plans or stress or walks or history or sweep or docs or mutants
+
+quick: .venv/bin/pytest ## run most tests of the SQL, in a minute
+	.venv/bin/pytest -n auto -q -x tests/sql tests/house -k "not ($(long))"
+
+t: .venv/bin/pytest ## run the tests of one file: make t F=fail
+	.venv/bin/pytest -q $(wildcard tests/*/test_$(F).py)
 
 lint: ## check style and types
 	$(install) '.[dev]' && .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/pyright
 
-schema: ## write sql/schema.sql anew, from what the migrations make
-	$(install) '.[test]' && PYWORKER_WRITE_SCHEMA=1 .venv/bin/pytest tests/house/test_schema.py
+schema: ## write sql/schema.sql, from what the migrations make
+	$(install) '.[test]' && PYWORKER_WRITE_SCHEMA=1 .venv/bin/pytest -q tests/house/test_schema.py
 
 docs: ## build the documentation into site/
 	$(install) '.[docs]' && .venv/bin/python docs/site/build.py
 
 torture: ## run the long tests: crashes, races, load
-	$(install) '.[test]' && .venv/bin/pytest -m torture
+	$(install) '.[test]' && .venv/bin/pytest -n auto -m torture
 
 nightly: ## run everything for hours: the README's last section has the figures
 	$(install) '.[test]'
-	PYWORKER_WALKS=50 PYWORKER_CRON_CASES=100000 PYWORKER_EXAMPLES=1000 PYWORKER_MODEL_EXAMPLES=1000 PYWORKER_MODEL_STEPS=60 .venv/bin/pytest
-	test ! -x $(older)/postgres || PYWORKER_PG_BIN=$(older) .venv/bin/pytest tests/sql
-	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -n 0 -m torture tests/runner/test_torture.py
+	PYWORKER_WALKS=50 PYWORKER_CRON_CASES=100000 PYWORKER_EXAMPLES=1000 PYWORKER_MODEL_EXAMPLES=1000 PYWORKER_MODEL_STEPS=60 .venv/bin/pytest -n auto
+	test ! -x $(older)/postgres || PYWORKER_PG_BIN=$(older) .venv/bin/pytest -n auto tests/sql
+	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -m torture tests/runner/test_torture.py
 	PYWORKER_KILLS=2000 PYWORKER_CRASHES=200 PYWORKER_CUTS=5000 PYWORKER_FUZZ=1000000 PYWORKER_TORTURE_SECONDS=300 \
-		.venv/bin/pytest -m torture --ignore tests/runner/test_torture.py
+		.venv/bin/pytest -n auto -m torture --ignore tests/runner/test_torture.py
 
 release: nightly mutants ## the same, the mutants, and how long recovery takes
 	.venv/bin/python bench/recovery.py --rounds 100

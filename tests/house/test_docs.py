@@ -35,7 +35,7 @@ def test_every_error_code_is_in_the_readme_and_in_the_core(code):
 
 
 def test_ci_runs_the_test_command_of_the_readme():
-    (command,) = re.findall(r"(?m)^python3 -m venv .*pytest$", README)
+    (command,) = re.findall(r"(?m)^python3 -m venv .*pytest -n auto$", README)
     assert command in (ROOT / ".ci" / "run").read_text("utf-8")
 
 
