@@ -30,6 +30,9 @@ GUESTS = {
     "README.md": "readme.md",
     "sql/README.md": "inside.md",
     "bench/README.md": "benchmarks.md",
+    "docs/inside/leases.md": "inside-leases.md",
+    "docs/inside/notify.md": "inside-notify.md",
+    "docs/inside/queues.md": "inside-queues.md",
     "CHANGELOG.md": "changes.md",
 }
 # In this order in the menu. A page that is not there (yet) is left out; one that is not named here is found under "More".
@@ -38,7 +41,16 @@ MENU = {
     "Concepts": ["concepts", "delivery", "sequences-and-queues", "unique-jobs", "schedules", "middleware"],
     "In your stack": ["integrations", "django", "testing", "development"],
     "Operations": ["operations", "deployment", "monitoring", "dashboard", "top", "performance", "benchmarks"],
-    "Reference": ["reference-sql", "reference-python", "reference-cli", "inside", "changes"],
+    "Reference": [
+        "reference-sql",
+        "reference-python",
+        "reference-cli",
+        "inside",
+        "inside-leases",
+        "inside-notify",
+        "inside-queues",
+        "changes",
+    ],
     "Coming from elsewhere": ["coming-from", "comparison"],
 }
 

@@ -8,7 +8,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     path
-    for pattern in ("*.md", "docs/*.md", "docs/site/*.md", "sql/*.md", "bench/*.md", "examples/**/*.md")
+    for pattern in (
+        "*.md",
+        "docs/*.md",
+        "docs/site/*.md",
+        "docs/inside/*.md",
+        "sql/*.md",
+        "bench/*.md",
+        "examples/**/*.md",
+    )
     for path in sorted(ROOT.glob(pattern))
 ]
 
