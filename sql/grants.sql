@@ -1,5 +1,11 @@
--- grants: nobody but the owner may touch a table. What others may do depends on four group roles, named after the schema
--- (pyworker_producer …). They are used if they exist: `pyworker migrate --roles` or psql's `-v roles=yes` creates them.
+-- grants: the privileges of four group roles, named after the schema (pyworker_producer,
+-- pyworker_worker, pyworker_reader, pyworker_admin). Only the owner of the schema may use its
+-- tables.
+--
+-- A role gets its privileges if it exists. `pyworker migrate --roles` or psql's `-v roles=yes`
+-- creates the roles.
+
+-- What each role may call and read.
 create or replace function _granted() returns table (role text, functions text[], views text[])
     language plpgsql stable set search_path from current
 as $$

@@ -2,8 +2,9 @@
 --
 --     psql -v ON_ERROR_STOP=1 [-v schema=pyworker] [-v roles=yes] [-v clock=movable] -f sql/install.sql
 --
--- The same steps as `pyworker migrate`, in the same order, in one transaction: repeated, concurrent and interrupted runs do
--- no harm. This file is also the reading order of the whole system: a job's way, from top to bottom.
+-- It takes the same steps as `pyworker migrate`, in the same order, in one transaction. You may
+-- repeat it, interrupt it or run it several times at once. The order of its files is also the order
+-- in which to read them: it follows a job from add to history.
 \set ON_ERROR_STOP on
 \set QUIET on
 \if :{?schema}
@@ -23,14 +24,14 @@ begin isolation level read committed;
 select set_config('pyworker.schema', :'schema', true), set_config('pyworker.newest', '1', true);
 \ir setup/begin.sql
 
--- History: each file once, in order.
+-- Migrations: each file runs once, in order.
 select not exists (select from migrations where version = 1) as pending \gset
 \if :pending
   \ir migrations/0001_init.sql
   insert into migrations (version, name, breaking) values (1, '0001_init', false);
 \endif
 
--- Current code: every file, every time.
+-- Functions, views and grants: every file runs at each installation.
 select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \if :movable
   update settings set movable_clock = true;

@@ -416,7 +416,7 @@ def test_partitions(own: Any) -> None:
 def test_nobody_promotes(api: Any, clock: Any) -> None:
     api.add_job("t", run_at=api.at("1 minute"))
     clock.advance(minutes=10)
-    heals(api, "maintenance", "warning", "nobody promotes jobs: the oldest has been due since ")
+    heals(api, "maintenance", "warning", "due jobs are not promoted: the oldest has been due since ")
 
 
 def test_nobody_prunes(own: Any) -> None:
@@ -427,7 +427,7 @@ def test_nobody_prunes(own: Any) -> None:
     own.finish_job(done.id, done.run)
     own.rows("set pyworker.clock_offset = '8 days'")
     (row,) = of(own, "maintenance")
-    assert (row.severity, row.finding[:31]) == ("warning", "nobody prunes: what expired at ")
+    assert (row.severity, row.finding[:45]) == ("warning", "expired jobs are not pruned: what expired at ")
     repair(own, row.fix)
     assert of(own, "maintenance")[0].severity == "ok"
 

@@ -557,7 +557,7 @@ def test_doctor_finds_paused_schedules(api: Any) -> None:
 def test_doctor_finds_that_nobody_fires_them(api: Any, hour: OnTheHour) -> None:
     api.add_schedule("s", HOURLY, "t")
     hour.go(10)
-    healed_by(api, "warning", "nobody fires schedules: s (due since")
+    healed_by(api, "warning", "schedules are not fired: s (due since")
 
 
 def test_doctor_finds_a_schedule_that_waits_for_the_clock(api: Any, hour: OnTheHour) -> None:

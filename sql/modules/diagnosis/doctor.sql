@@ -1,24 +1,31 @@
--- diagnosis/doctor: the health of an installation, in checks; what must always hold (diagnosis/invariants) is the first of them.
+-- diagnosis/doctor: the checks of an installation's health, and doctor(), which runs them.
 --
--- One function per check, _check_…, returns a row per problem and none when all is well. Each looks at a bounded part of large tables.
--- A fix is SQL that runs as it stands, for the owner of the schema, statements separated by ';' and a line break; where no SQL would
--- help it is a sentence. They run one by one, as psql does it: VACUUM and CONCURRENTLY do not go into a transaction.
+-- Each check is a function _check_NAME. It returns one row per problem, and no row if it finds
+-- none. It reads a bounded part of large tables. Some checks are in other files: diagnosis/drift
+-- has schema, indexes and grants; diagnosis/server has xmin, bloat, autovacuum, notifications and
+-- settings.
+--
+-- A fix is SQL that the owner of the schema can run as it is. Its statements are separated by ';'
+-- and a line break. Run them one by one, as psql does: VACUUM and CONCURRENTLY cannot run in a
+-- transaction block. Where no SQL helps, the fix is a sentence.
 
--- '~.' stands for the schema.
+-- Builds a fix with format(); '~.' in the template stands for the schema.
 create or replace function _fix(template text, variadic arguments text[] default '{}') returns text
     language plpgsql stable set search_path from current
 as $$
 begin
-    return format(replace(template, '~.', replace(quote_ident(current_schema()), '%', '%%') || '.'), variadic arguments);
+    return format(replace(template, '~.', replace(quote_ident(current_schema()), '%', '%%') || '.'),
+                  variadic arguments);
 end;
 $$;
 
--- The first few, and how many.
+-- A list of the first five items, and the number of all if there are more.
 create or replace function _few(items text[]) returns text
     language plpgsql immutable set search_path from current
 as $$
 begin
-    return array_to_string(items[:5], ', ') || case when cardinality(items) > 5 then format(', … (%s in all)', cardinality(items)) else '' end;
+    return array_to_string(items[:5], ', ')
+        || case when cardinality(items) > 5 then format(', … (%s in all)', cardinality(items)) else '' end;
 end;
 $$;
 
@@ -30,7 +37,8 @@ declare
     v_first text;
 begin
     for v in
-        select i.invariant as name, array_agg(i.subject order by i.subject) as subjects from _invariants(250000) i group by i.invariant order by 1
+        select i.invariant as name, array_agg(i.subject order by i.subject) as subjects
+        from _invariants(250000) i group by i.invariant order by 1
     loop
         severity := 'error';
         v_first := v.subjects[:1000]::text;
@@ -85,21 +93,25 @@ declare
     v_misplaced bigint;
 begin
     if _partition('finished_jobs_default') is null then
-        return query values ('error', 'finished_jobs has no default partition: a job whose day has none cannot be finished',
+        return query values ('error',
+                             'finished_jobs has no default partition: a job whose day has none cannot be finished',
                              _fix('create table ~.finished_jobs_default partition of ~.finished_jobs default'));
         return;
     end if;
-    -- Today's only: the ones after it may be made up to the last moment.
+    -- Today's days only: maintain() may still create the later partitions in time.
     v_missing := array(
         select to_char(d.day at time zone 'UTC', 'YYYY-MM-DD') from _partition_days(0) d(day)
         where _partition('finished_jobs_' || to_char(d.day at time zone 'UTC', 'YYYYMMDD')) is null
-          and not exists (select from finished_jobs_default f where f.expires_at >= d.day and f.expires_at < d.day + interval '24 hours')
+          and not exists (select from finished_jobs_default f
+                          where f.expires_at >= d.day and f.expires_at < d.day + interval '24 hours')
         order by 1);
     if v_missing <> '{}' then
-        return query values ('warning', 'history has no partition for what expires on ' || _few(v_missing), _fix('select * from ~.maintain()'));
+        return query values ('warning', 'history has no partition for what expires on ' || _few(v_missing),
+                             _fix('select * from ~.maintain()'));
     end if;
     select count(*) into v_misplaced from (
-        select from finished_jobs_default f join _partition_days(2) d(day) on f.expires_at >= d.day and f.expires_at < d.day + interval '24 hours'
+        select from finished_jobs_default f
+        join _partition_days(2) d(day) on f.expires_at >= d.day and f.expires_at < d.day + interval '24 hours'
         limit 100000) m;
     if v_misplaced > 0 then
         return query values ('info', format('finished jobs in the default partition: %s%s; they are pruned one by one', v_misplaced,
@@ -116,23 +128,29 @@ create or replace function _check_maintenance() returns table (severity text, fi
 as $$
 declare
     v_now timestamptz := clock();
-    v_due timestamptz := (select min(j.due_at) from live_jobs j where j.due_at < v_now - interval '5 minutes');
+    v_due timestamptz := (select min(j.due_at) from live_jobs j
+                          where j.due_at < v_now - interval '5 minutes');
     v_expired timestamptz;
 begin
     if v_due is not null then
-        return query values ('warning', format('nobody promotes jobs: the oldest has been due since %s', v_due), _fix('select * from ~.maintain()'));
+        return query values ('warning',
+                             format('due jobs are not promoted: the oldest has been due since %s', v_due),
+                             _fix('select * from ~.maintain()'));
     end if;
     select min(e.expires_at) into v_expired from (
         (select j.expires_at from live_jobs j
-         where j.expires_at < v_now - interval '1 hour' -- pruning puts off what it keeps
+         where j.expires_at < v_now - interval '1 hour' -- prune postpones the expiry of jobs that it keeps
          order by j.expires_at limit 1)
         union all
         (select ((substr(c.relname, 15)::date + 1)::timestamp at time zone 'UTC')
          from pg_inherits i join pg_class c on c.oid = i.inhrelid
-         where i.inhparent = 'finished_jobs'::regclass and c.relname ~ '^finished_jobs_[0-9]{8}$')) e(expires_at)
+         where i.inhparent = 'finished_jobs'::regclass
+           and c.relname ~ '^finished_jobs_[0-9]{8}$')) e(expires_at)
     where e.expires_at < v_now - interval '1 hour';
     if v_expired is not null then
-        return query values ('warning', format('nobody prunes: what expired at %s is still there', v_expired), _fix('select * from ~.prune()'));
+        return query values ('warning',
+                             format('expired jobs are not pruned: what expired at %s is still there', v_expired),
+                             _fix('select * from ~.prune()'));
     end if;
 end;
 $$;
@@ -149,7 +167,8 @@ begin
         return;
     end if;
     select count(*), min(j.since) into v_waiting, v_since from (
-        (select l.ready_at as since from live_jobs l where l.ready_at is not null and l.state = 'available' limit 10000)
+        (select l.ready_at as since from live_jobs l where l.ready_at is not null and l.state = 'available'
+         limit 10000)
         union all
         (select l.due_at from live_jobs l where l.due_at <= v_now order by l.due_at limit 10000)) j;
     if v_waiting > 0 then
@@ -161,7 +180,7 @@ begin
 end;
 $$;
 
--- Workers that do not say what they take are taken to take anything.
+-- A worker that does not report which tasks or queues it takes counts as taking all of them.
 create or replace function _check_tasks() returns table (severity text, finding text, fix text)
     language plpgsql set search_path from current
 as $$
@@ -172,28 +191,37 @@ begin
         from workers w where w.dead_at is null and w.expires_at >= clock()),
     waiting as materialized (
         select j.task_identifier, coalesce(j.queue_name, 'default') as queue_name, count(*) as jobs
-        from (select l.task_identifier, l.queue_name from live_jobs l where l.ready_at is not null and l.state = 'available' limit 100000) j
+        from (select l.task_identifier, l.queue_name from live_jobs l
+              where l.ready_at is not null and l.state = 'available' limit 100000) j
         group by 1, 2),
     unknown as (
         select format('%s (%s)', w.task_identifier, sum(w.jobs)) as name, sum(w.jobs) as jobs from waiting w
-        where not exists (select from alive a where coalesce(a.tasks ? w.task_identifier, true)) group by w.task_identifier),
+        where not exists (select from alive a where coalesce(a.tasks ? w.task_identifier, true))
+        group by w.task_identifier),
     unserved as (
         select format('%s (%s)', w.queue_name, sum(w.jobs)) as name, sum(w.jobs) as jobs from waiting w
-        where not exists (select from alive a where coalesce(a.queues ? w.queue_name, true)) group by w.queue_name)
+        where not exists (select from alive a where coalesce(a.queues ? w.queue_name, true))
+        group by w.queue_name)
     select f.severity, f.finding, f.fix from (
-        select 'warning', 'jobs wait for tasks that no live worker knows: ' || _few(array_agg(u.name order by u.jobs desc, u.name)),
+        select 'warning',
+               'jobs wait for tasks that no live worker knows: '
+                   || _few(array_agg(u.name order by u.jobs desc, u.name)),
                'start a worker with the module that defines it, and without --task or with --task for it; or correct the name'
         from unknown u having count(*) > 0
         union all
-        select 'warning', 'jobs wait in queues that no live worker serves: ' || _few(array_agg(u.name order by u.jobs desc, u.name)),
+        select 'warning',
+               'jobs wait in queues that no live worker serves: '
+                   || _few(array_agg(u.name order by u.jobs desc, u.name)),
                'start a worker without --queue, or with --queue for it'
         from unserved u having count(*) > 0) f(severity, finding, fix)
     where exists (select from alive);
-    -- Two programs that declare a task in two ways: the last one to start has written the definition.
+    -- Two programs can declare one task in two ways. The last one to start wrote the definition.
     return query
     select 'warning', 'the code of live workers declares tasks otherwise than the database defines them: '
-               || _few(array_agg(format('%s (%s: %s in worker %s, %s in the database)', d.identifier, d.option,
-                                        coalesce(d.declared::text, 'none'), d.workers, coalesce(d.stored::text, 'none'))
+               || _few(array_agg(format('%s (%s: %s in worker %s, %s in the database)', d.identifier,
+                                        d.option,
+                                        coalesce(d.declared::text, 'none'), d.workers,
+                                        coalesce(d.stored::text, 'none'))
                                  order by d.identifier, d.option)),
            'deploy the same code everywhere; then start the workers again, or run: pyworker tasks sync MODULE'
     from _definitions_that_differ() d having count(*) > 0;
@@ -207,7 +235,8 @@ begin
     return query
     with halted as materialized (
         select distinct on (h.sequence_key) h.sequence_key, h.job_id, h.reason
-        from (select s.* from sequence_halts s limit 10000) h where _blocks_sequence(h.sequence_key, h.job_id) order by h.sequence_key, h.job_id)
+        from (select s.* from sequence_halts s limit 10000) h
+        where _blocks_sequence(h.sequence_key, h.job_id) order by h.sequence_key, h.job_id)
     select 'info', 'halted sequences: ' || _few(array_agg(format('%s by job %s (%s)', h.sequence_key, h.job_id, h.reason) order by h.sequence_key)),
            array_to_string((array_agg(_fix('select ~.resume_sequence(%L)', h.sequence_key) order by h.sequence_key))[:5], E';\n')
     from halted h having count(*) > 0;
@@ -221,7 +250,9 @@ begin
     return query
     with paused as materialized (
         select q.queue_name from queues q
-        where q.paused and exists (select from live_jobs j where j.queue_name = q.queue_name and j.parked = 'queue') limit 1000)
+        where q.paused
+          and exists (select from live_jobs j where j.queue_name = q.queue_name and j.parked = 'queue')
+          limit 1000)
     select 'info', 'jobs wait in paused queues: ' || _few(array_agg(p.queue_name order by p.queue_name)),
            array_to_string((array_agg(_fix('select ~.resume_queue(%L)', p.queue_name) order by p.queue_name))[:5], E';\n')
     from paused p having count(*) > 0;
@@ -236,24 +267,32 @@ declare
 begin
     return query
     select f.severity, f.finding, f.fix from (
-        select 1, 'warning', 'nobody fires schedules: ' || _few(array_agg(format('%s (due since %s)', t.name, t.next_at) order by t.next_at)),
+        select 1, 'warning',
+               'schedules are not fired: '
+                   || _few(array_agg(format('%s (due since %s)', t.name, t.next_at) order by t.next_at)),
                _fix('select ~.run_schedules()')
         from schedule_entries t
         where t.next_at < v_now - interval '5 minutes'
           and (t.retry_at is null or t.last_error is null or t.retry_at < v_now - interval '5 minutes')
         having count(*) > 0
         union all
-        select 2, 'warning', format('schedule %s failed: %s', t.name, t.last_error), _fix('select * from ~.run_schedule(%L)', t.name)
+        select 2, 'warning', format('schedule %s failed: %s', t.name, t.last_error),
+               _fix('select * from ~.run_schedule(%L)', t.name)
         from schedule_entries t where t.last_error is not null
         union all
-        select 3, 'warning', format('schedule %s stands still: the clock was set back, its last tick was at %s', t.name, t.last_at),
+        select 3, 'warning',
+               format('schedule %s stands still: the clock was set back, its last tick was at %s', t.name,
+                      t.last_at),
                _fix('select * from ~.resume_schedule(%L)', t.name)
         from schedule_entries t where t.last_at > v_now + interval '10 minutes'
         union all
-        select 4, 'warning', 'no live worker knows the task of schedules: ' || _few(array_agg(format('%s (%s)', t.name, t.identifier) order by t.name)),
+        select 4, 'warning',
+               'no live worker knows the task of schedules: '
+                   || _few(array_agg(format('%s (%s)', t.name, t.identifier) order by t.name)),
                'start a worker with the module that defines it, and without --task or with --task for it; or correct the schedule'
         from schedule_entries t
-        where not t.paused and exists (select from workers w where w.dead_at is null and w.expires_at >= v_now)
+        where not t.paused
+          and exists (select from workers w where w.dead_at is null and w.expires_at >= v_now)
           and not exists (select from workers w where w.dead_at is null and w.expires_at >= v_now
                           and coalesce(_said(w, 'task_identifiers') ? t.identifier, true))
         having count(*) > 0
@@ -271,8 +310,11 @@ as $$
 begin
     return query
     with lost as materialized (
-        select l.id from (select j.id, j.reason from live_jobs j where j.expires_at is not null limit 100000) l where l.reason = 'lost')
-    select 'warning', 'jobs with delivery at_most_once were lost, done or not: job ' || _few(array_agg(l.id::text order by l.id))
+        select l.id from (select j.id, j.reason from live_jobs j where j.expires_at is not null
+                          limit 100000) l where l.reason = 'lost')
+    select 'warning',
+           'jobs with delivery at_most_once were lost, done or not: job '
+               || _few(array_agg(l.id::text order by l.id))
            || '; delete_job those that were done, retry_job runs one again',
            _fix('select * from ~.retry_jobs(%L)', (array_agg(l.id order by l.id))[:1000]::text)
     from lost l having count(*) > 0;
@@ -330,6 +372,9 @@ begin
 end;
 $$;
 comment on function doctor() is
-    'The health of the installation: the invariants, the schema, what keeps vacuum back, what waits for nobody. One row per finding, or one row ''ok'' '
-    'per check; severity: ok, info, warning, error. fix: SQL that repairs it, for the schema''s owner (statements end in '';'' and a line '
-    'break; run them one by one), or a sentence. Changes nothing itself; looks at no more than 250,000 rows of a table.';
+    'Checks the health of the installation: the invariants, the schema, its grants, jobs that no '
+    'worker takes, schedules, what holds back vacuum, and the server''s settings. Returns one row '
+    'per finding, or one row ''ok'' for a check that finds nothing. severity: ok, info, warning or '
+    'error. fix: SQL that repairs the finding, for the owner of the schema (statements are '
+    'separated by '';'' and a line break; run them one by one), or a sentence. doctor() itself '
+    'changes nothing, and reads at most 250,000 rows of a table.';

@@ -1,4 +1,5 @@
--- diagnosis/health: does a worker live, can it claim?
+-- diagnosis/health: worker_health(), which reports the workers that are live and those that claim
+-- jobs.
 
 create or replace function worker_health(worker text default null)
     returns table (worker_id bigint, name text, live boolean, ready boolean, detail text)
@@ -13,7 +14,8 @@ declare
           and l.database = (select d.oid from pg_database d where d.datname = current_database()));
 begin
     return query
-    select s.id, s.name, s.ailment is null, s.ailment is null and s.hindrance is null, coalesce(s.ailment, s.hindrance, 'it claims jobs')
+    select s.id, s.name, s.ailment is null, s.ailment is null and s.hindrance is null,
+           coalesce(s.ailment, s.hindrance, 'it claims jobs')
     from (
         select w.id, coalesce(w.info ->> 'name', w.id::text) as name,
                case when w.dead_at is not null then 'it has ended, or was declared dead'
@@ -26,11 +28,15 @@ begin
                     when pg_is_in_recovery() then 'this database can only be read' end as hindrance
         from workers w
         where case when worker_health.worker is null then w.dead_at is null
-                   else w.id::text = worker_health.worker or w.dead_at is null and w.info ->> 'name' = worker_health.worker end) s
+                   else w.id::text = worker_health.worker
+                       or w.dead_at is null and w.info ->> 'name' = worker_health.worker end) s
     order by s.id;
 end;
 $$;
 comment on function worker_health(text) is
-    'How the workers are: live: it beats, its control connection is there, and the loop of its process turns; ready: it also claims, so it is neither '
-    'starting nor stopping, and the database accepts its claims. worker: an id, or the name that it was started with (several processes '
-    'may have one); by default all that were not declared dead. No row: there is no such worker.';
+    'The health of workers, one row each. live: the worker sends heartbeats, its control '
+    'connection exists, and the loop of its process turns. ready: it is live and claims jobs, so '
+    'it is neither starting nor stopping, and the database accepts its claims. detail: why it is '
+    'not live or not ready. worker: an id, or the name that the worker was started with (several '
+    'processes may share a name); by default all workers that were not declared dead. No row: '
+    'there is no such worker.';

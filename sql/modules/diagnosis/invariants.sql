@@ -1,11 +1,15 @@
--- diagnosis/invariants: what must always hold, in one place; and how to mend rows that break it.
+-- diagnosis/invariants: _invariants, which finds violations of what must always hold, and
+-- _repair_jobs.
 
--- tests/invariants.sql, with which every test ends, selects from it. Each row is a violation.
--- max_rows: how many rows of each table are looked at; null is all.
--- I2: at most one job per job_key, I3: at most one job of a sequence past pending (both by unique indexes too),
--- I13: a queue never has more than its concurrency in flight; and the columns that the indexes go by tell the truth.
--- Planned for the sizes of the moment: a plan that was made when the tables were empty would take for ever.
-create or replace function _invariants(max_rows bigint default null) returns table (invariant text, subject text, found jsonb)
+-- One row per violation. doctor() reports them, and every test ends with tests/invariants.sql,
+-- which must get none. max_rows: how many rows of each table to read; null reads all.
+--
+-- I2: at most one job has a job_key. I3: at most one job of a sequence is past pending. (Unique
+-- indexes enforce both, too.) I13: no queue has more jobs running than its concurrency. 'state':
+-- the columns that the indexes use agree with the job's state. Plans are custom: a plan that was
+-- made while the tables were empty would be far too slow later.
+create or replace function _invariants(max_rows bigint default null)
+    returns table (invariant text, subject text, found jsonb)
     language plpgsql stable set search_path from current set plan_cache_mode = force_custom_plan set jit = off
 as $$
 begin
@@ -16,9 +20,11 @@ begin
        or (j.state = 'running' or j.state = 'available' and j.parked is null) <> (j.ready_at is not null)
        or (j.state in ('scheduled', 'retryable')) <> (j.due_at is not null)
        or (j.state = 'pending') <> (coalesce(j.parked, 'queue') <> 'queue')
-       or j.parked not in ('queue', 'sequence', 'next') or (j.parked = 'queue' and (j.queue_name is null or j.state <> 'available'))
-       -- Past `pending`, and while it waits for its queue, a job of a sequence is its head; before that, and once it has ended, not.
-       or (j.sequence_head is true) <> (j.sequence_key is not null and j.state <> 'discarded' and coalesce(j.parked, 'queue') = 'queue')
+       or j.parked not in ('queue', 'sequence', 'next')
+       or (j.parked = 'queue' and (j.queue_name is null or j.state <> 'available'))
+       -- A job of a sequence is its head unless it is pending or discarded.
+       or (j.sequence_head is true) <> (j.sequence_key is not null and j.state <> 'discarded'
+                                        and coalesce(j.parked, 'queue') = 'queue')
        or (j.state = 'running') <> (j.worker_id is not null)
        or j.has_slot and (j.state <> 'available' or j.ready_at is null or j.queue_name is null)
        or (j.state = 'discarded') <> (j.expires_at is not null)
@@ -28,7 +34,7 @@ begin
        or (j.superseded is not null and (j.state <> 'running' or j.job_key is not null))
        or j.attempts < 0
     union all
-    -- I6: nothing is completed that was not run, but by hand.
+    -- I6: a completed job has run, unless it was completed by hand.
     select 'history', f.id::text, to_jsonb(f) - 'payload'
     from (select h.* from finished_jobs h limit max_rows) f
     where f.state not in ('completed', 'cancelled') or f.finished_at is null or f.expires_at is null
@@ -36,64 +42,77 @@ begin
        or f.state = 'completed' and f.run = 0 and f.reason is distinct from 'completed by hand'
     union all
     select 'one place', j.id::text, null
-    from (select l.id from live_jobs l limit max_rows) j join (select h.id from finished_jobs h limit max_rows) f on f.id = j.id
+    from (select l.id from live_jobs l limit max_rows) j
+    join (select h.id from finished_jobs h limit max_rows) f on f.id = j.id
     union all
-    -- Silent since its lease ended, declared dead, or gone: whoever claims or sweeps hands on its jobs within seconds.
+    -- The worker was declared dead, its lease has ended, or it is gone: claims and sweeps rescue
+    -- its jobs within seconds.
     select 'I1', j.id::text, to_jsonb(j.worker_id)
     from (select l.* from live_jobs l where l.state = 'running' and l.ready_at is not null limit max_rows) j
     left join workers w on w.id = j.worker_id
     where coalesce(w.dead_at, w.expires_at, j.claimed_at) < clock() - interval '25 seconds'
     union all
-    -- A worker's running jobs are found by its claims.
+    -- The jobs of a dead worker are found by its claims, so each running job must be in one.
     select 'claims', j.id::text, to_jsonb(j.worker_id)
     from (select l.id, l.worker_id from live_jobs l
           where l.state = 'running' and l.ready_at is not null and l.worker_id is not null limit max_rows) j
     where not exists (select from claims c where c.worker_id = j.worker_id and j.id = any (c.job_ids))
     union all
     select 'I2', j.job_key, to_jsonb(count(*))
-    from (select l.job_key from live_jobs l where l.job_key is not null limit max_rows) j group by j.job_key having count(*) > 1
+    from (select l.job_key from live_jobs l where l.job_key is not null limit max_rows) j group by j.job_key
+    having count(*) > 1
     union all
     select 'I3', j.sequence_key, to_jsonb(count(*))
-    from (select l.sequence_key from live_jobs l where l.sequence_head limit max_rows) j group by j.sequence_key having count(*) > 1
+    from (select l.sequence_key from live_jobs l where l.sequence_head limit max_rows) j
+    group by j.sequence_key having count(*) > 1
     union all
-    -- What bears the mark of its start runs, or is lost: it does not wait to be run again.
+    -- I5: a job that start_job has marked (started_at) is running or discarded as lost; it never
+    -- waits to run again.
     select 'I5', j.id::text, to_jsonb(j.started_at)
     from (select l.* from live_jobs l limit max_rows) j
     where j.started_at is not null and j.state not in ('running', 'discarded')
     union all
-    -- Uniqueness is as strong as its ledger: a job with a unique key has its key's row there.
+    -- Uniqueness depends on the ledger: each unique key of a job has a row in unique_keys.
     select 'ledger', j.id::text, null
     from ((select l.id, l.unique_key from live_jobs l where l.unique_key is not null limit max_rows)
-          union all (select f.id, f.unique_key from finished_jobs f where f.unique_key is not null limit max_rows)) j
+          union all (select f.id, f.unique_key from finished_jobs f where f.unique_key is not null
+                     limit max_rows)) j
     where not exists (select from unique_keys k where k.unique_key = j.unique_key)
     union all
-    -- What was claimed by a session that could not see yet that a limit was lowered runs on, whenever that was committed.
+    -- Counts only jobs whose claim could see the last change of the queue. A claim that could not
+    -- see a lower limit yet may exceed it.
     select 'I13', n.queue_name, to_jsonb(t.running)
-    from (select distinct l.queue_name from live_jobs l where l.queue_name is not null and l.ready_at is not null limit max_rows / 10) n
+    from (select distinct l.queue_name from live_jobs l
+          where l.queue_name is not null and l.ready_at is not null limit max_rows / 10) n
     cross join lateral _queues_of(array[n.queue_name]) q
     cross join lateral (
         select count(*) as running from live_jobs j
         where j.queue_name = n.queue_name and j.ready_at is not null and j.state = 'running' and exists (
             select from claims c
-            where c.worker_id = j.worker_id and j.id = any (c.job_ids) and c.seen > coalesce(q.changed, '0'::xid8))) t
+            where c.worker_id = j.worker_id and j.id = any (c.job_ids)
+              and c.seen > coalesce(q.changed, '0'::xid8))) t
     where t.running > q.slots
     union all
-    -- Slots that were given are counted with those that are taken; only a change of the settings may have made them fewer.
+    -- Slots that were given count as taken. They may exceed the limit only while the request that a
+    -- changed setting wrote is open.
     select 'I13', n.queue_name, to_jsonb(t.taken)
     from (select distinct l.queue_name from live_jobs l where l.has_slot limit max_rows / 10) n
     cross join lateral _queues_of(array[n.queue_name]) q
     cross join lateral _taken_in(n.queue_name, null, '{}') t
     where t.taken > q.slots and not exists (select from promotion_requests w where w.changed)
     union all
-    -- A job that waits for a slot where one is free has a request, or a candidate of its kind stands before it.
+    -- If a queue has a free slot, each of its parked jobs has a promotion request, or the queue has
+    -- a candidate of the same task and flags.
     select distinct 'stranded queue', j.queue_name, null::jsonb
     from (select distinct on (l.queue_name, l.task_identifier, coalesce(l.flags::text, '')) l.*
           from live_jobs l where l.parked = 'queue' limit max_rows / 10) j
     cross join lateral _queues_of(array[j.queue_name]) q
     where not q.paused
       and not exists (select from promotion_requests w where w.lane = 'queue:' || j.queue_name)
-      and not exists (select from promotion_requests w where starts_with(w.lane, 'family:') and starts_with(j.queue_name, substr(w.lane, 8)))
-      and (select count(*) from live_jobs r where r.queue_name = j.queue_name and r.ready_at is not null and r.state = 'running')
+      and not exists (select from promotion_requests w
+                      where starts_with(w.lane, 'family:') and starts_with(j.queue_name, substr(w.lane, 8)))
+      and (select count(*) from live_jobs r
+           where r.queue_name = j.queue_name and r.ready_at is not null and r.state = 'running')
           < coalesce(q.concurrency, 2147483647)
       and not exists (
           select from live_jobs c
@@ -104,15 +123,19 @@ begin
     from (select l.* from live_jobs l where l.parked in ('sequence', 'next') limit max_rows) p
     where not exists (select from live_jobs j where j.sequence_key = p.sequence_key and j.sequence_head)
       and not exists (select from promotion_requests w where w.lane = 'sequence:' || p.sequence_key)
-      and (p.parked = 'next' or not exists (select from sequence_halts h where h.sequence_key = p.sequence_key and h.job_id < p.id))
+      and (p.parked = 'next'
+           or not exists (select from sequence_halts h
+                          where h.sequence_key = p.sequence_key and h.job_id < p.id))
     union all
-    -- I8: a schedule's ticks only go forward; it has a next one, or is paused.
+    -- I8: a schedule is paused or has a next tick, and that is later than its last one.
     select 'I8', t.name, to_jsonb(t.next_at)
-    from (select m.* from schedule_entries m limit max_rows) t where t.paused <> (t.next_at is null) or t.last_at >= t.next_at
+    from (select m.* from schedule_entries m limit max_rows) t
+    where t.paused <> (t.next_at is null) or t.last_at >= t.next_at
     union all
-    -- A halt is by a job that has ended, or is gone.
+    -- The job that halts a sequence was cancelled or discarded, or is deleted.
     select 'halt', h.job_id::text, to_jsonb(h.sequence_key)
-    from sequence_halts h join live_jobs j on j.id = h.job_id where j.state <> 'discarded' or j.sequence_key <> h.sequence_key
+    from sequence_halts h join live_jobs j on j.id = h.job_id
+    where j.state <> 'discarded' or j.sequence_key <> h.sequence_key
     union all
     select 'halt', h.job_id::text, to_jsonb(h.sequence_key)
     from sequence_halts h join (select f.* from finished_jobs f limit max_rows) f on f.id = h.job_id
@@ -120,7 +143,8 @@ begin
 end;
 $$;
 
--- Makes the other columns of jobs agree with their state and their time again. A running job whose worker lives runs on.
+-- Sets the other columns of jobs to what their state and run_at require. A job that runs on a
+-- registered worker keeps running.
 create or replace function _repair_jobs(job_ids bigint[]) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -134,7 +158,8 @@ begin
         select j.* from live_jobs j where j.id = any (job_ids) order by j.state = 'running', j.id desc for update
     loop
         v_held := v_job.sequence_key is not null and (v_job.sequence_head is not true or exists (
-            select from live_jobs j where j.sequence_key = v_job.sequence_key and j.sequence_head and j.id <> v_job.id));
+            select from live_jobs j
+            where j.sequence_key = v_job.sequence_key and j.sequence_head and j.id <> v_job.id));
         if v_job.state = 'running' and exists (select from workers w where w.id = v_job.worker_id and w.dead_at is null) then
             v_state := 'running';
             v_held := false;
@@ -145,8 +170,8 @@ begin
                                  case when v_job.state = 'retryable' then 'retryable' else 'scheduled' end);
         end if;
         update live_jobs j
-        set state = v_state, ready_at = _ready_at(v_state, _parked(v_state, j.queue_name), j.run_at), due_at = _due_at(v_state, j.run_at),
-            parked = _parked(v_state, j.queue_name), has_slot = null,
+        set state = v_state, ready_at = _ready_at(v_state, _parked(v_state, j.queue_name), j.run_at),
+            due_at = _due_at(v_state, j.run_at), parked = _parked(v_state, j.queue_name), has_slot = null,
             sequence_head = case when j.sequence_key is not null and v_state <> 'discarded' and not v_held then true end,
             worker_id = case when v_state = 'running' then j.worker_id end,
             claimed_at = case when v_state = 'running' then coalesce(j.claimed_at, v_now) end,
@@ -158,8 +183,10 @@ begin
             reason = case when v_state = 'discarded' then coalesce(j.reason, case when _must_not_rerun(j) then 'lost' end) end, updated_at = v_now
         from settings s where j.id = v_job.id;
         insert into claims select v_job.worker_id, v_job.run, array[v_job.id] where v_state = 'running';
-        insert into promotion_requests (lane) select 'queue:' || v_job.queue_name where v_job.queue_name is not null;
-        insert into promotion_requests (lane) select 'sequence:' || v_job.sequence_key where v_job.sequence_key is not null;
+        insert into promotion_requests (lane) select 'queue:' || v_job.queue_name
+        where v_job.queue_name is not null;
+        insert into promotion_requests (lane) select 'sequence:' || v_job.sequence_key
+        where v_job.sequence_key is not null;
     end loop;
     perform _notify_workers();
 end;

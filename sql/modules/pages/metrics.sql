@@ -1,7 +1,8 @@
--- pages/metrics: the figures that an operator wants to be woken by.
+-- pages/metrics: metrics(), the figures on which an operator sets alerts.
 
--- Each count stops at max_rows, so that the price does not depend on how many jobs there are. Read along the indexes of the states, whatever
--- the statistics say: neither a sequential nor a bitmap scan stops early.
+-- Each count stops at max_rows, so that its cost does not depend on the number of jobs. The plan is
+-- pinned to the indexes of the states: a sequential scan, a bitmap scan or a sort would not stop
+-- early.
 create or replace function metrics(max_rows integer default 10000)
     returns table (name text, kind text, help text, labels jsonb, value double precision)
     language plpgsql stable security definer set search_path from current
@@ -11,22 +12,27 @@ declare
     v_now timestamptz := clock();
 begin
     if max_rows is null or max_rows < 1 then
-        raise exception 'metrics: max_rows must be at least 1, got %', coalesce(max_rows::text, 'NULL') using errcode = 'PW001';
+        raise exception 'metrics: max_rows must be at least 1, got %', coalesce(max_rows::text, 'NULL')
+            using errcode = 'PW001';
     end if;
 
     return query
     with seen as materialized (
-        (select j.state, j.queue_name, j.claimed_at - j.run_at as lag from live_jobs j where j.ready_at is not null
+        (select j.state, j.queue_name, j.claimed_at - j.run_at as lag from live_jobs j
+         where j.ready_at is not null
          order by j.priority, j.ready_at, j.id limit max_rows)
         union all
-        (select j.state, j.queue_name, null from live_jobs j where j.due_at is not null order by j.due_at, j.id limit max_rows)
+        (select j.state, j.queue_name, null from live_jobs j where j.due_at is not null
+         order by j.due_at, j.id limit max_rows)
         union all
         (select j.state, j.queue_name, null from live_jobs j where j.parked = 'queue'
          order by j.queue_name, j.task_identifier, coalesce(j.flags::text, '') collate "C" limit max_rows)
         union all
-        (select j.state, j.queue_name, null from live_jobs j where j.parked <> 'queue' order by j.sequence_key, j.parked, j.id limit max_rows)
+        (select j.state, j.queue_name, null from live_jobs j where j.parked <> 'queue'
+         order by j.sequence_key, j.parked, j.id limit max_rows)
         union all
-        (select j.state, j.queue_name, null from live_jobs j where j.expires_at is not null order by j.expires_at limit max_rows)
+        (select j.state, j.queue_name, null from live_jobs j where j.expires_at is not null
+         order by j.expires_at limit max_rows)
     ), counted as materialized (
         select s.state, coalesce(s.queue_name, 'default') as queue, count(*) as n from seen s group by 1, 2
     ), largest as materialized (
@@ -35,24 +41,31 @@ begin
            format('Jobs that have not ended, and discarded ones, by state and queue. Counting stops at %s for each way of waiting; queues '
                   'beyond the 50 largest count as "*".', max_rows),
            jsonb_build_object('state', u.state, 'queue', u.queue), sum(u.n)::double precision
-    from (select c.state, case when c.queue in (select l.queue from largest l) then c.queue else '*' end as queue, c.n from counted c
-          union all -- without jobs, too, there is something to draw
+    from (select c.state, case when c.queue in (select l.queue from largest l) then c.queue
+                               else '*' end as queue, c.n from counted c
+          union all -- a zero for each state, so that its series exists without jobs
           select k.state, 'default', 0
-          from unnest(array['scheduled', 'pending', 'available', 'running', 'retryable', 'discarded']) k(state)) u
+          from unnest(array['scheduled', 'pending', 'available', 'running', 'retryable',
+                            'discarded']) k(state)) u
     group by u.state, u.queue
     union all
-    select 'pyworker_claim_lag_seconds', 'gauge', 'How late the running jobs were begun: the longest time from run_at to the claim among them.', '{}',
+    select 'pyworker_claim_lag_seconds', 'gauge',
+           'How late the running jobs were begun: the longest time from run_at to the claim among them.',
+           '{}',
            coalesce(extract(epoch from max(s.lag)), 0)::double precision
     from seen s where s.state = 'running';
 
-    -- The first of each priority: the index leads to them without passing by the others.
+    -- The first job of each priority; the recursion skips through the index from priority to
+    -- priority.
     return query
     with recursive p as (
         (select j.priority from live_jobs j where j.ready_at is not null order by j.priority limit 1)
         union all
-        select (select j.priority from live_jobs j where j.ready_at is not null and j.priority > p.priority order by j.priority limit 1)
+        select (select j.priority from live_jobs j where j.ready_at is not null and j.priority > p.priority
+                order by j.priority limit 1)
         from p where p.priority is not null)
-    select 'pyworker_oldest_available_seconds', 'gauge', 'For how long the oldest job that may be claimed has been waiting.', '{}'::jsonb,
+    select 'pyworker_oldest_available_seconds', 'gauge',
+           'For how long the oldest job that may be claimed has been waiting.', '{}'::jsonb,
            coalesce(extract(epoch from v_now - min(f.ready_at)), 0)::double precision
     from p cross join lateral (
         select j.ready_at from live_jobs j
@@ -65,39 +78,49 @@ begin
         select 'pyworker_jobs_added_total', 'counter', 'Jobs that were ever added.', null::jsonb,
                (select case when i.is_called then i.last_value else 0 end from job_ids i)
         union all
-        select 'pyworker_jobs_ended_total', 'counter', 'Jobs completed, cancelled or deleted, by the statistics of the server.', null,
+        select 'pyworker_jobs_ended_total', 'counter',
+               'Jobs completed, cancelled or deleted, by the statistics of the server.', null,
                pg_stat_get_tuples_deleted('live_jobs'::regclass)
         union all
-        select 'pyworker_attempts_failed_total', 'counter', 'Attempts that failed, by the statistics of the server.', null,
+        select 'pyworker_attempts_failed_total', 'counter',
+               'Attempts that failed, by the statistics of the server.', null,
                pg_stat_get_tuples_inserted('errors'::regclass)
         union all
-        select 'pyworker_workers', 'gauge', 'Worker processes that were not declared dead: ready ones claim jobs, live ones are starting or '
-               'stopping, lost ones do not beat or are stuck.', jsonb_build_object('health', k.health), count(h.worker_id)
+        select 'pyworker_workers', 'gauge',
+               'Worker processes that were not declared dead: ready ones claim jobs, live ones are starting or '
+               'stopping, lost ones do not beat or are stuck.', jsonb_build_object('health', k.health),
+               count(h.worker_id)
         from unnest(array['ready', 'live', 'lost']) k(health)
-        left join worker_health() h on k.health = case when h.ready then 'ready' when h.live then 'live' else 'lost' end
+        left join worker_health() h on k.health = case when h.ready then 'ready' when h.live then 'live'
+                                                       else 'lost' end
         group by k.health
         union all
-        select 'pyworker_expired_leases', 'gauge', 'Worker processes whose lease has run out, with jobs that nobody has handed on yet.', null,
+        select 'pyworker_expired_leases', 'gauge',
+               'Worker processes whose lease has run out, with jobs that were not rescued yet.', null,
                (select count(*) from workers w where w.dead_at is null and w.expires_at < v_now)
         union all
-        select 'pyworker_sequences_halted', 'gauge', 'Sequences that stand still at a job (1,000 halts are looked at).', null,
+        select 'pyworker_sequences_halted', 'gauge',
+               'Sequences that stand still at a job (1,000 halts are looked at).', null,
                (select count(distinct h.sequence_key) from (select s.* from sequence_halts s limit 1000) h
                 where _blocks_sequence(h.sequence_key, h.job_id))
         union all
         select 'pyworker_queues_paused', 'gauge', 'Queues that are paused.', null,
                (select count(*) from queues q where q.paused)
         union all
-        select 'pyworker_schedules_overdue', 'gauge', 'Schedules whose tick is more than 10 seconds late.', null,
-               (select count(*) from schedule_entries t where t.next_at < v_now - interval '10 seconds')
+        select 'pyworker_schedules_overdue', 'gauge', 'Schedules whose tick is more than 10 seconds late.',
+               null, (select count(*) from schedule_entries t where t.next_at < v_now - interval '10 seconds')
         union all
-        select 'pyworker_promotion_requests', 'gauge', format('Wake-ups that no worker has looked at, up to %s.', max_rows), null,
+        select 'pyworker_promotion_requests', 'gauge',
+               format('Promotion requests that no worker has processed, up to %s.', max_rows), null,
                (select count(*) from (select from promotion_requests w limit max_rows) w)
         union all
-        select 'pyworker_dead_rows', 'gauge', 'Rows that vacuum has to remove, by the statistics of the server.', jsonb_build_object('table', k.name),
-               pg_stat_get_dead_tuples(k.name::regclass)
+        select 'pyworker_dead_rows', 'gauge',
+               'Rows that vacuum has to remove, by the statistics of the server.',
+               jsonb_build_object('table', k.name), pg_stat_get_dead_tuples(k.name::regclass)
         from unnest(array['live_jobs', 'promotion_requests', 'unique_keys']) k(name)
         union all
-        select 'pyworker_oldest_xmin_age', 'gauge', 'Transactions begun since the oldest one that keeps vacuum from removing dead rows.', null,
+        select 'pyworker_oldest_xmin_age', 'gauge',
+               'Transactions begun since the oldest one that keeps vacuum from removing dead rows.', null,
                (select coalesce(max(x.age), 0) from (
                     select greatest(age(a.backend_xmin), age(a.backend_xid)) as age from pg_stat_activity a
                     where a.pid <> pg_backend_pid() and (a.datname = current_database() or a.datname is null)
@@ -111,5 +134,6 @@ begin
 end;
 $$;
 comment on function metrics(integer) is
-    'The state of the queue in figures, for a monitoring system: one row per metric and set of labels, with Prometheus'' names and kinds. Quick '
-    'whatever the number of jobs, as every count stops at max_rows. `pyworker metrics` prints it. Errors: PW001.';
+    'Figures about the queue for a monitoring system: one row per metric and set of labels, with '
+    'names and kinds as in Prometheus. The cost does not depend on the number of jobs, as every '
+    'count stops at max_rows. `pyworker metrics` prints them. Errors: PW001.';

@@ -1,7 +1,10 @@
--- pages/pages: what a dashboard asks, whoever draws it. Each answer costs the same at a million jobs: it is found by an index, or by a look
--- at so many rows at most, and then says that it is not the whole. No payload and no result is in any of them.
+-- pages/pages: the figures and lists of a dashboard: overview, count_jobs, throughput,
+-- list_workers, list_queues, list_sequences.
+--
+-- Each function costs about the same at a million jobs: it uses an index, or reads a limited number
+-- of rows and then returns exact = false. None returns a payload or a result.
 
--- How many rows the planner expects.
+-- How many rows the planner expects from a query.
 create or replace function _estimate(query text) returns bigint
     language plpgsql set search_path from current
 as $$
@@ -22,7 +25,8 @@ declare
 begin
     return query
     with looked as materialized (
-        (select 1 as kind, l.state from live_jobs l where l.ready_at is not null order by l.priority, l.ready_at, l.id limit v_most)
+        (select 1 as kind, l.state from live_jobs l where l.ready_at is not null
+         order by l.priority, l.ready_at, l.id limit v_most)
         union all
         (select 2, l.state from live_jobs l where l.due_at is not null order by l.due_at, l.id limit v_most)
         union all
@@ -36,23 +40,31 @@ begin
     counted as (select k.kind, count(*) < v_most as whole from looked k group by k.kind),
     tallied as (select k.kind, k.state, count(*) as jobs from looked k group by k.kind, k.state)
     select s.state,
-           case when coalesce(c.whole, true) or s.state = 'running' then coalesce(t.jobs, 0) -- running ones come first in the order of claims
-                else greatest(coalesce(t.jobs, 0), _estimate(format('select from %s j where j.state = %L', s.source, s.state))) end,
+           -- running jobs come first in the order of claims
+           case when coalesce(c.whole, true) or s.state = 'running' then coalesce(t.jobs, 0)
+                else greatest(coalesce(t.jobs, 0),
+                              _estimate(format('select from %s j where j.state = %L', s.source,
+                                               s.state))) end,
            coalesce(c.whole, true)
-    from (values (1, '{2}'::integer[], 'scheduled', 'live_jobs'), (2, '{4}', 'pending', 'live_jobs'), (3, '{1,6}', 'available', 'live_jobs'),
-                 (4, '{1}', 'running', 'live_jobs'), (5, '{2}', 'retryable', 'live_jobs'), (6, '{5}', 'completed', 'finished_jobs'),
+    from (values (1, '{2}'::integer[], 'scheduled', 'live_jobs'), (2, '{4}', 'pending', 'live_jobs'),
+                 (3, '{1,6}', 'available', 'live_jobs'), (4, '{1}', 'running', 'live_jobs'),
+                 (5, '{2}', 'retryable', 'live_jobs'), (6, '{5}', 'completed', 'finished_jobs'),
                  (7, '{5}', 'cancelled', 'finished_jobs'), (8, '{3}', 'discarded', 'live_jobs')) s(place, kinds, state, source)
     cross join lateral (select bool_and(k.whole) as whole from counted k where k.kind = any (s.kinds)) c
-    cross join lateral (select sum(k.jobs)::bigint as jobs from tallied k where k.kind = any (s.kinds) and k.state = s.state) t
+    cross join lateral (select sum(k.jobs)::bigint as jobs from tallied k
+                        where k.kind = any (s.kinds) and k.state = s.state) t
     order by s.place;
 end;
 $$;
 comment on function count_jobs() is
-    'How many jobs there are in each state. It counts up to 10,000 of a kind; beyond that exact is false, and the number is what the planner '
-    'expects (of running ones: those among the first 10,000 in the order of claims).';
+    'How many jobs there are in each state. It counts up to 10,000 jobs of a kind. Beyond that '
+    'exact is false, and the number is what the planner expects (for running jobs: those among the '
+    'first 10,000 in the order of claims).';
 
--- The last pages of a table that only grows at its end: those that may hold rows since then.
-create or replace function _recent_pages(source regclass, time_column text, since timestamptz, out first bigint, out pages bigint)
+-- The pages at the end of an append-only table that may hold rows from `since` on: `first` to
+-- `pages` - 1.
+create or replace function _recent_pages(source regclass, time_column text, since timestamptz,
+                                         out first bigint, out pages bigint)
     language plpgsql stable set search_path from current
 as $$
 declare
@@ -72,9 +84,11 @@ end;
 $$;
 
 create or replace function throughput(minutes integer default 60)
-    returns table (minute timestamptz, completed bigint, cancelled bigint, failed bigint, waited_p50 double precision,
-                   waited_p95 double precision, ran_p50 double precision, ran_p95 double precision, exact boolean)
-    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+    returns table (minute timestamptz, completed bigint, cancelled bigint, failed bigint,
+                   waited_p50 double precision, waited_p95 double precision, ran_p50 double precision,
+                   ran_p95 double precision, exact boolean)
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
 as $$
 declare
     v_until timestamptz := date_trunc('minute', clock());
@@ -84,13 +98,15 @@ declare
     v_exact boolean;
 begin
     if coalesce(minutes, 0) not between 1 and 1440 then
-        raise exception 'throughput: minutes must be from 1 to 1440, got %', coalesce(minutes::text, 'NULL') using errcode = 'PW001';
+        raise exception 'throughput: minutes must be from 1 to 1440, got %', coalesce(minutes::text, 'NULL')
+            using errcode = 'PW001';
     end if;
-    -- Of a table's last pages every n-th is read, 1,000 at most, and each of its rows stands for n.
+    -- Reads every n-th of a table's last pages, at most 1,000 of them; each row counts n times.
     select array_agg(format(
                'select s.outcome, s.at, s.waited, s.ran, %1$s::bigint as weight from generate_series(%2$s::bigint, %3$s, %1$s) b(page), '
                'lateral (select %4$s from %5$s s where s.ctid >= format(''(%%s,0)'', b.page)::tid '
-               'and s.ctid < format(''(%%s,0)'', b.page + 1)::tid offset 0) s where s.at >= $1', p.every, p.first, p.pages - 1, p.columns, p.source)),
+               'and s.ctid < format(''(%%s,0)'', b.page + 1)::tid offset 0) s where s.at >= $1', p.every,
+               p.first, p.pages - 1, p.columns, p.source)),
            coalesce(bool_and(p.every = 1), true)
     into v_parts, v_exact
     from (
@@ -100,10 +116,12 @@ begin
                      'greatest(extract(epoch from s.finished_at - s.claimed_at), 0) as ran' as columns
               from pg_inherits i where i.inhparent = 'finished_jobs'::regclass
               union all
-              select 'errors', 'at', '''failed'' as outcome, s.at, null::numeric as waited, null::numeric as ran') t
+              select 'errors', 'at',
+                     '''failed'' as outcome, s.at, null::numeric as waited, null::numeric as ran') t
         cross join lateral _recent_pages(t.source, t.at_column, v_since) r
         where r.pages > 0) p;
-    v_rows := coalesce(array_to_string(v_parts, ' union all '), 'select null as outcome, $1 as at, null::numeric as waited, null::numeric as ran, 0 as weight where false');
+    v_rows := coalesce(array_to_string(v_parts, ' union all '),
+                       'select null as outcome, $1 as at, null::numeric as waited, null::numeric as ran, 0 as weight where false');
     for minute, completed, cancelled, failed, waited_p50, waited_p95, ran_p50, ran_p95, exact in execute format(
         'select m.minute, coalesce(sum(r.weight) filter (where r.outcome = ''completed''), 0)::bigint,
                 coalesce(sum(r.weight) filter (where r.outcome = ''cancelled''), 0)::bigint,
@@ -121,49 +139,64 @@ begin
 end;
 $$;
 comment on function throughput(integer) is
-    'Minute by minute, how many jobs were completed and cancelled and how many attempts failed; of the completed ones, in seconds: how long they '
-    'had been due when they were claimed, and how long they then ran. From history, so without tasks whose retention is 0. It reads no more than '
-    '1,000 pages of a table; exact is false where it took a sample. Errors: PW001.';
+    'For each of the last minutes (1 to 1440): how many jobs were completed and cancelled, and how '
+    'many attempts failed. For the completed jobs also the median and the 95th percentile, in '
+    'seconds, of the time from run_at to the claim (waited) and from the claim to the end (ran). '
+    'The figures come from history, so tasks whose retention is 0 are missing. It reads at most '
+    '1,000 pages of a table; exact is false if it took a sample. Errors: PW001.';
 
 create or replace function list_workers() returns table (
-    id bigint, info jsonb, started_at timestamptz, beat_at timestamptz, expires_at timestamptz, silent boolean, running bigint, jobs jsonb)
-    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+    id bigint, info jsonb, started_at timestamptz, beat_at timestamptz, expires_at timestamptz,
+    silent boolean, running bigint, jobs jsonb)
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 begin
     return query
     with running as materialized (
-        select r.* from (select j.id, j.task_identifier, j.state, j.worker_id, j.claimed_at, j.cancel_requested_at
-                         from live_jobs j where j.ready_at is not null order by j.priority, j.ready_at, j.id limit 20000) r
+        select r.* from (select j.id, j.task_identifier, j.state, j.worker_id, j.claimed_at,
+                                j.cancel_requested_at
+                         from live_jobs j where j.ready_at is not null order by j.priority, j.ready_at, j.id
+                         limit 20000) r
         where r.state = 'running')
     select w.id, w.info, w.started_at, w.beat_at, w.expires_at, w.expires_at < clock(),
            (select count(*) from running r where r.worker_id = w.id),
-           (select jsonb_agg(jsonb_build_object('id', t.id, 'task_identifier', t.task_identifier, 'since', t.claimed_at,
-                                                'cancel_requested_at', t.cancel_requested_at) order by t.claimed_at, t.id)
+           (select jsonb_agg(jsonb_build_object('id', t.id, 'task_identifier', t.task_identifier,
+                                                'since', t.claimed_at,
+                                                'cancel_requested_at', t.cancel_requested_at)
+                             order by t.claimed_at, t.id)
             from (select r.* from running r where r.worker_id = w.id order by r.claimed_at, r.id limit 20) t)
     from workers w where w.dead_at is null
     order by w.id;
 end;
 $$;
 comment on function list_workers() is
-    'The workers that hold a lease, silent ones past its end; how many jobs each runs, and its twenty longest. It looks for them among the first '
-    '20,000 available and running jobs in the order of claims, where running ones are the first.';
+    'The workers that were not declared dead. silent: its lease has ended. running: how many jobs '
+    'it runs. jobs: the twenty that have run longest. The running jobs are looked up among the '
+    'first 20,000 available and running jobs in the order of claims, in which running jobs come '
+    'first.';
 
--- Names in an index, one after the other, without reading what has them in common.
+-- The next name of a queue. Each query skips to it in an index, without reading all jobs of the
+-- queue before.
 create or replace function _queue_after(name text) returns text
-    language plpgsql stable set search_path from current set enable_seqscan = off set enable_sort = off set jit = off
+    language plpgsql stable set search_path from current set enable_seqscan = off
+    set enable_sort = off set jit = off
 as $$
 begin
     return least(
         (select q.queue_name from queues q where q.queue_name > name order by q.queue_name limit 1),
         (select j.queue_name from live_jobs j
-         where j.queue_name > name and j.ready_at is not null and j.queue_name is not null order by j.queue_name limit 1),
-        (select j.queue_name from live_jobs j where j.queue_name > name and j.parked = 'queue' order by j.queue_name limit 1));
+         where j.queue_name > name and j.ready_at is not null and j.queue_name is not null
+         order by j.queue_name limit 1),
+        (select j.queue_name from live_jobs j where j.queue_name > name and j.parked = 'queue'
+         order by j.queue_name limit 1));
 end;
 $$;
 
 create or replace function list_queues(after_name text default null, max_queues integer default 50)
-    returns table (queue_name text, concurrency integer, paused boolean, available bigint, running bigint, exact boolean)
+    returns table (queue_name text, concurrency integer, paused boolean, available bigint, running bigint,
+                   exact boolean)
     language plpgsql stable security definer set search_path from current
     set enable_seqscan = off set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
@@ -173,39 +206,52 @@ begin
     for i in 1..least(max_queues, 1000) loop
         queue_name := _queue_after(list_queues.queue_name);
         exit when list_queues.queue_name is null;
-        select q.concurrency, q.paused into concurrency, paused from _queues_of(array[list_queues.queue_name]) q;
-        select count(*) filter (where t.state = 'available'), count(*) filter (where t.state = 'running'), count(*) < 1000
+        select q.concurrency, q.paused into concurrency, paused
+        from _queues_of(array[list_queues.queue_name]) q;
+        select count(*) filter (where t.state = 'available'), count(*) filter (where t.state = 'running'),
+               count(*) < 1000
         into available, running, exact
         from ((select j.state from live_jobs j
-               where j.queue_name = list_queues.queue_name and j.ready_at is not null and j.queue_name is not null
+               where j.queue_name = list_queues.queue_name and j.ready_at is not null
+                 and j.queue_name is not null
                order by j.queue_name, j.priority, j.run_at, j.id limit 1000)
               union all
-              (select j.state from live_jobs j where j.queue_name = list_queues.queue_name and j.parked = 'queue'
-               order by j.queue_name, j.task_identifier, coalesce(j.flags::text, '') collate "C" limit 1000)) t;
+              (select j.state from live_jobs j
+               where j.queue_name = list_queues.queue_name and j.parked = 'queue'
+               order by j.queue_name, j.task_identifier,
+               coalesce(j.flags::text, '') collate "C" limit 1000)) t;
         return next;
     end loop;
 end;
 $$;
 comment on function list_queues(text, integer) is
-    'Queues by name that were set or paused or have jobs that run or are available, and how many of these, counted up to 1,000 (then exact is '
-    'false). The next page: after_name := the last name of this one. queue_stats counts all.';
+    'Queues by name: those that were set or paused, and those with available or running jobs. '
+    'available and running are counted up to 1,000 jobs; beyond that exact is false. For the next '
+    'page, set after_name to the last name of this one. The view queue_stats counts all jobs.';
 
 create or replace function _sequence_after(name text, halted boolean) returns text
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     return case when halted
-        then (select h.sequence_key from sequence_halts h where h.sequence_key > name order by h.sequence_key limit 1)
+        then (select h.sequence_key from sequence_halts h where h.sequence_key > name order by h.sequence_key
+              limit 1)
         else least(
-            (select h.sequence_key from sequence_halts h where h.sequence_key > name order by h.sequence_key limit 1),
-            (select j.sequence_key from live_jobs j where j.sequence_key > name and j.sequence_head order by j.sequence_key limit 1),
-            (select j.sequence_key from live_jobs j where j.sequence_key > name and j.parked <> 'queue' order by j.sequence_key limit 1)) end;
+            (select h.sequence_key from sequence_halts h where h.sequence_key > name order by h.sequence_key
+             limit 1),
+            (select j.sequence_key from live_jobs j where j.sequence_key > name and j.sequence_head
+             order by j.sequence_key limit 1),
+            (select j.sequence_key from live_jobs j where j.sequence_key > name and j.parked <> 'queue'
+             order by j.sequence_key limit 1)) end;
 end;
 $$;
 
-create or replace function list_sequences(halted boolean default false, after_key text default null, max_sequences integer default 50)
-    returns table (sequence_key text, running bigint, waiting bigint, halted_by bigint, reason text, since timestamptz, exact boolean)
-    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+create or replace function list_sequences(halted boolean default false, after_key text default null,
+                                          max_sequences integer default 50)
+    returns table (sequence_key text, running bigint, waiting bigint, halted_by bigint, reason text,
+                   since timestamptz, exact boolean)
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -221,9 +267,10 @@ begin
         select j.* into v_head from live_jobs j where j.sequence_key = v_name and j.sequence_head;
         running := v_head.id;
         select count(*), min(w.id) into waiting, v_first
-        from (select j.id from live_jobs j where j.sequence_key = v_name and j.parked <> 'queue' order by j.parked, j.id limit 1000) w;
+        from (select j.id from live_jobs j where j.sequence_key = v_name and j.parked <> 'queue'
+              order by j.parked, j.id limit 1000) w;
         exact := waiting < 1000;
-        -- As the view sequences has it.
+        -- The same rule as in the view sequences.
         select h.job_id, h.reason, h.at into halted_by, reason, since
         from sequence_halts h
         where h.sequence_key = v_name and v_head.id is null and (v_first is null or h.job_id < v_first)
@@ -236,8 +283,9 @@ begin
 end;
 $$;
 comment on function list_sequences(boolean, text, integer) is
-    'Sequences by key that have jobs to run or are halted, as the view sequences shows them, waiting counted up to 1,000 (then exact is false); or only '
-    'halted ones. The next page: after_key := the last key of this one.';
+    'Sequences by key that have jobs to run or are halted, with the columns of the view sequences. '
+    'waiting is counted up to 1,000; beyond that exact is false. halted: only halted sequences. '
+    'For the next page, set after_key to the last key of this one.';
 
 create or replace function overview() returns jsonb
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
@@ -248,12 +296,15 @@ declare
     v_job live_jobs;
     v_priority smallint := -32768;
 begin
-    -- The first of each priority, for a hundred of them: that is the order of claims.
+    -- The oldest available job: the first one of each priority, which the index of claims finds
+    -- quickly. At most 100 priorities.
     for i in 1..100 loop
-        select l.priority into v_priority from live_jobs l where l.ready_at is not null and l.priority >= v_priority order by l.priority limit 1;
+        select l.priority into v_priority from live_jobs l
+        where l.ready_at is not null and l.priority >= v_priority order by l.priority limit 1;
         exit when not found;
         select l.* into v_job from live_jobs l
-        where l.priority = v_priority and l.ready_at is not null and l.state = 'available' order by l.ready_at, l.id limit 1;
+        where l.priority = v_priority and l.ready_at is not null and l.state = 'available'
+        order by l.ready_at, l.id limit 1;
         if found and (v_oldest.id is null or v_job.ready_at < v_oldest.ready_at) then
             v_oldest := v_job;
         end if;
@@ -262,7 +313,8 @@ begin
     end loop;
     return jsonb_build_object(
         'at', v_now,
-        'states', (select jsonb_object_agg(c.state, jsonb_build_object('jobs', c.jobs, 'exact', c.exact)) from count_jobs() c),
+        'states', (select jsonb_object_agg(c.state, jsonb_build_object('jobs', c.jobs, 'exact', c.exact))
+                   from count_jobs() c),
         'oldest', case when v_oldest.id is not null then jsonb_build_object(
             'id', v_oldest.id, 'task_identifier', v_oldest.task_identifier, 'since', v_oldest.ready_at,
             'seconds', extract(epoch from v_now - v_oldest.ready_at)::bigint) end,
@@ -270,12 +322,15 @@ begin
         'silent_workers', (select count(*) from workers w where w.dead_at is null and w.expires_at < v_now),
         'halted_sequences', (select count(*) from list_sequences(true, null, 1000)),
         'paused_queues', (select coalesce(jsonb_agg(q.queue_name order by q.queue_name), '[]')
-                          from (select k.queue_name from queues k where k.paused order by k.queue_name limit 100) q),
+                          from (select k.queue_name from queues k where k.paused order by k.queue_name
+                                limit 100) q),
         'schedules', (select count(*) from schedule_entries t),
-        'next_tick', (select jsonb_build_object('name', t.name, 'at', t.next_at) from schedule_entries t where t.next_at is not null order by t.next_at limit 1),
+        'next_tick', (select jsonb_build_object('name', t.name, 'at', t.next_at) from schedule_entries t
+                      where t.next_at is not null order by t.next_at limit 1),
         'failed_ticks', (select count(*) from schedule_entries t where t.last_error is not null));
 end;
 $$;
 comment on function overview() is
-    'The state of the whole in one JSON object: at, states (as count_jobs), oldest (the available job that has waited longest), workers, '
-    'silent_workers, halted_sequences (counted up to 1,000), paused_queues (100 names at most), schedules, next_tick, failed_ticks.';
+    'The state of the installation as one JSON object: at, states (as count_jobs), oldest (the '
+    'available job that has waited longest), workers, silent_workers, halted_sequences (counted up '
+    'to 1,000), paused_queues (100 names at most), schedules, next_tick, failed_ticks.';

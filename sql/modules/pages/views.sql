@@ -1,37 +1,49 @@
--- pages/views: the read-only face. Payloads and results stay out: they may be secret. New columns go last.
--- Constants have names, too: a restored dump would name them otherwise, and doctor() compares the texts of
--- views.
+-- pages/views: the public views, for reading only.
+--
+-- Payloads and results are left out, as they may be secret. Append new columns at the end. Give
+-- each constant a column name: otherwise a restored dump names it differently, and doctor(), which
+-- compares the text of views, reports the view as changed.
 
 create or replace view jobs as
-select j.id, j.queue_name, j.task_identifier, j.priority, j.run_at, j.attempts, j.max_attempts, j.last_error, j.created_at, j.updated_at,
-       j.job_key as key, case when j.state = 'running' then j.claimed_at end as locked_at,
-       case when j.state = 'running' then j.worker_id::text end as locked_by, j.revision, j.flags, j.state, j.delivery,
+select j.id, j.queue_name, j.task_identifier, j.priority, j.run_at, j.attempts, j.max_attempts, j.last_error,
+       j.created_at, j.updated_at, j.job_key as key,
+       case when j.state = 'running' then j.claimed_at end as locked_at,
+       case when j.state = 'running' then j.worker_id::text end as locked_by, j.revision, j.flags, j.state,
+       j.delivery,
        encode(j.unique_key, 'hex') as unique_key, j.sequence_key, j.meta, j.run, j.reason, j.finished_at
 from live_jobs j;
 comment on view jobs is
-    'Every job that has not ended, and the discarded ones: Graphile Worker''s columns, then state, delivery, keys and meta. Not the payload: '
-    'get_job(id) has it. Completed and cancelled jobs are in history.';
+    'Every job that has not ended, and discarded jobs. First Graphile Worker''s columns, then '
+    'state, delivery, keys and meta. The payload is left out; get_job(id) returns it. Completed '
+    'and cancelled jobs are in history.';
 
 create or replace view history as
-select f.id, f.queue_name, f.task_identifier, f.priority, f.run_at, f.attempts, f.max_attempts, f.last_error, f.created_at, f.updated_at,
-       f.job_key as key, f.claimed_at as locked_at, f.worker_id::text as locked_by, f.revision, f.flags, f.state, f.delivery,
+select f.id, f.queue_name, f.task_identifier, f.priority, f.run_at, f.attempts, f.max_attempts, f.last_error,
+       f.created_at, f.updated_at, f.job_key as key, f.claimed_at as locked_at, f.worker_id::text as locked_by, f.revision, f.flags,
+       f.state, f.delivery,
        encode(f.unique_key, 'hex') as unique_key, f.sequence_key, f.meta, f.run, f.reason, f.finished_at
 from finished_jobs f;
 comment on view history is
-    'Completed and cancelled jobs, until their retention is over. The same columns as jobs; locked_at and locked_by tell of the last run.';
+    'Completed and cancelled jobs, until their retention is over. The same columns as jobs; '
+    'locked_at and locked_by are those of the last run.';
 
 create or replace view queue_stats as
 with family as materialized (
     select k.queue_name, k.concurrency from queues k where right(k.queue_name, 1) = '*')
 select q.queue_name,
        case when o.inherits is false then o.concurrency
-            when q.queue_name = 'default' or f.queue_name is not null then f.concurrency else 1 end as concurrency,
-       coalesce(o.paused, false) as paused, q.available, q.running, q.pending, q.scheduled, q.retryable, q.discarded, q.oldest_waiting
+            when q.queue_name = 'default' or f.queue_name is not null then f.concurrency
+            else 1 end as concurrency,
+       coalesce(o.paused, false) as paused, q.available, q.running, q.pending, q.scheduled, q.retryable,
+       q.discarded, q.oldest_waiting
 from (
     select u.queue_name,
-           count(*) filter (where u.state = 'available') as available, count(*) filter (where u.state = 'running') as running,
-           count(*) filter (where u.state = 'pending') as pending, count(*) filter (where u.state = 'scheduled') as scheduled,
-           count(*) filter (where u.state = 'retryable') as retryable, count(*) filter (where u.state = 'discarded') as discarded,
+           count(*) filter (where u.state = 'available') as available,
+           count(*) filter (where u.state = 'running') as running,
+           count(*) filter (where u.state = 'pending') as pending,
+           count(*) filter (where u.state = 'scheduled') as scheduled,
+           count(*) filter (where u.state = 'retryable') as retryable,
+           count(*) filter (where u.state = 'discarded') as discarded,
            min(u.run_at) filter (where u.state in ('available', 'pending')) as oldest_waiting
     from (select coalesce(j.queue_name, 'default') as queue_name, j.state, j.run_at from live_jobs j
           union all
@@ -40,17 +52,21 @@ from (
 left join queues o on o.queue_name = q.queue_name
 left join lateral (
     select k.* from family k
-    where q.queue_name <> 'default' and o.inherits is not false and starts_with(q.queue_name, left(k.queue_name, -1))
+    where q.queue_name <> 'default' and o.inherits is not false
+      and starts_with(q.queue_name, left(k.queue_name, -1))
     order by length(k.queue_name) desc limit 1) f on true;
 comment on view queue_stats is
-    'One row per queue that has jobs or was set; ''default'' stands for jobs without a queue. concurrency null means no limit. It counts '
-    'every live job: look at it, do not poll it.';
+    'One row per queue that has live jobs or settings; ''default'' stands for jobs without a '
+    'queue. concurrency null means no limit. The view counts every live job: do not poll it. '
+    'list_queues() costs less.';
 
 create or replace view sequences as
 select s.sequence_key, s.running, s.waiting, h.job_id as halted_by, h.reason, h.at as since
-from (select u.sequence_key, max(u.id) filter (where u.sequence_head) as head, min(u.id) filter (where u.parked = 'next') as next,
+from (select u.sequence_key, max(u.id) filter (where u.sequence_head) as head,
+             min(u.id) filter (where u.parked = 'next') as next,
              max(u.id) filter (where u.sequence_head) as running,
-             count(*) filter (where u.state = 'pending') as waiting, min(u.id) filter (where u.parked = 'sequence') as first
+             count(*) filter (where u.state = 'pending') as waiting,
+             min(u.id) filter (where u.parked = 'sequence') as first
       from (select j.sequence_key, j.id, j.sequence_head, j.parked, j.state from live_jobs j
             where j.sequence_key is not null and (j.sequence_head or j.parked <> 'queue')
             union all
@@ -60,22 +76,28 @@ from (select u.sequence_key, max(u.id) filter (where u.sequence_head) as head, m
       group by u.sequence_key) s
 left join lateral (
     select h.* from sequence_halts h
-    where h.sequence_key = s.sequence_key and s.head is null and s.next is null and (s.first is null or h.job_id < s.first)
+    where h.sequence_key = s.sequence_key and s.head is null and s.next is null
+      and (s.first is null or h.job_id < s.first)
     order by h.job_id limit 1) h on true;
 comment on view sequences is
-    'One row per sequence that has jobs to run or is halted. running: the job past pending, if there is one (it runs, or is the next to run); waiting: how many wait behind it; '
-    'halted_by, reason (cancelled or discarded) and since: the job at which it stands, see resume_sequence. It looks at every live job of '
-    'a sequence: look at it, do not poll it.';
+    'One row per sequence that has jobs to run or is halted. running: the id of the job past '
+    'pending, if there is one (it runs, or is the next to run). waiting: how many jobs wait behind '
+    'it. halted_by, reason (cancelled or discarded) and since: the job that halts the sequence; '
+    'see resume_sequence. The view reads every live job of a sequence: do not poll it. '
+    'list_sequences() costs less.';
 
 create or replace view live_workers as
 select w.id, w.info, w.started_at, w.beat_at, w.expires_at from workers w where w.dead_at is null;
-comment on view live_workers is 'Workers that hold a lease. info is what they said of themselves.';
+comment on view live_workers is
+    'Workers that were not declared dead. info is what each reported about itself.';
 
 create or replace view schedules as
-select t.name, t.cron, t.timezone, describe_cron(t.cron) as words, t.identifier, t.next_at, t.last_at, t.last_job_id, t.paused, t.last_error,
-       t.backfill, t.queue_name, t.max_attempts, t.priority, t.job_key, t.job_key_mode, t.query, t.query_role, t.query_limit, t.origin,
-       t.created_at, t.updated_at
+select t.name, t.cron, t.timezone, describe_cron(t.cron) as words, t.identifier, t.next_at, t.last_at,
+       t.last_job_id, t.paused, t.last_error, t.backfill, t.queue_name, t.max_attempts, t.priority,
+       t.job_key, t.job_key_mode, t.query, t.query_role, t.query_limit, t.origin, t.created_at, t.updated_at
 from schedule_entries t;
 comment on view schedules is
-    'One row per schedule: its cron expression, also in words, for the clocks of its timezone; next_at and last_at: its next and last tick; the job that '
-    'the last one added (of a query the last of them); last_error: what went wrong with that tick. origin: ''sql'', ''crontab:NAME'' or ''code:MODULE''.';
+    'One row per schedule. words: the cron expression in English; its times are local to timezone. '
+    'next_at and last_at: the next and the last tick. last_job_id: the job that was added last (a '
+    'query can add several jobs per tick). last_error: why the last tick failed. origin: ''sql'', '
+    '''crontab:NAME'' or ''code:MODULE''.';

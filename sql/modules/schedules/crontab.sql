@@ -1,8 +1,10 @@
--- schedules/crontab: many schedules at once: those of a file, or of a program's code.
+-- schedules/crontab: declare_schedules() and parse_crontab(), for all schedules of a crontab or of
+-- a program.
 --
--- Each schedule knows its origin: 'sql', 'crontab:NAME' or 'code:MODULE'. Whoever speaks for an origin says all that it wants, and what it
--- no longer wants goes. Schedules of other origins are left alone, of the same name, too: what somebody has set by SQL stays so.
--- Only code may take over from code, as modules are renamed.
+-- Each schedule stores its origin: 'sql', 'crontab:NAME' or 'code:MODULE'. A call declares all
+-- schedules of its origins. Those that it no longer names are removed. A schedule of another origin
+-- stays as it is, even under the same name: a schedule that was added by SQL is not overwritten.
+-- Only code may take over a schedule from other code, because modules are renamed.
 
 create or replace function declare_schedules(origins text[], schedules jsonb, dry_run boolean default false)
     returns table (name text, action text)
@@ -18,23 +20,31 @@ declare
     v_names text[] := array[]::text[];
     v_actions text[] := array[]::text[];
 begin
-    if origins is null or origins = '{}' or exists (select from unnest(origins) o(name) where o.name is null or o.name !~ '^(crontab|code):.') then
+    if origins is null or origins = '{}'
+       or exists (select from unnest(origins) o(name)
+                  where o.name is null or o.name !~ '^(crontab|code):.') then
         raise exception 'declare_schedules: origins must be names like ''crontab:NAME'' or ''code:MODULE'', got %', coalesce(origins::text, 'NULL')
             using errcode = 'PW001';
     elsif schedules is null or jsonb_typeof(schedules) <> 'array' then
-        raise exception 'declare_schedules: schedules must be a JSON array, got %', coalesce(jsonb_typeof(schedules), 'NULL') using errcode = 'PW001';
+        raise exception 'declare_schedules: schedules must be a JSON array, got %',
+            coalesce(jsonb_typeof(schedules), 'NULL') using errcode = 'PW001';
     end if;
     begin
-        for v_item in select e.value, e.ordinality as n from jsonb_array_elements(schedules) with ordinality e loop
+        for v_item in select e.value, e.ordinality as n
+            from jsonb_array_elements(schedules) with ordinality e loop
             v_problem := case when jsonb_typeof(v_item.value) <> 'object' then format('must be an object, got %s', jsonb_typeof(v_item.value))
-                else (select format('has the unknown member "%s" (known: %s)', k.name, array_to_string(v_allowed, ', '))
-                      from jsonb_object_keys(v_item.value) k(name) where k.name <> all (v_allowed) limit 1) end;
+                else (select format('has the unknown member "%s" (known: %s)', k.name,
+                                    array_to_string(v_allowed, ', '))
+                      from jsonb_object_keys(v_item.value) k(name) where k.name <> all (v_allowed)
+                      limit 1) end;
             if v_problem is null then
                 begin
                     v_wanted := jsonb_populate_record(null::schedule, jsonb_build_object(
-                        'timezone', 'UTC', 'backfill', '0', 'origin', origins[1], 'paused', false) || v_item.value);
+                        'timezone', 'UTC', 'backfill', '0', 'origin', origins[1],
+                        'paused', false) || v_item.value);
                     v_problem := case when v_wanted.origin <> all (origins)
-                                           then format('has the origin %L, which is not one of %s', v_wanted.origin, origins)
+                                           then format('has the origin %L, which is not one of %s',
+                                                       v_wanted.origin, origins)
                                       when v_wanted.name = any (v_names) then format('is named %L like another one', v_wanted.name) end;
                     select t.* into v_old from schedule_entries t where t.name = v_wanted.name;
                     if v_problem is not null then
@@ -43,7 +53,8 @@ begin
                         v_actions := v_actions || ('left to ' || v_old.origin);
                     else
                         v_wanted := _add_schedule(v_wanted);
-                        v_actions := v_actions || case when v_old.name is null then 'added' when v_wanted.updated_at > v_old.updated_at then 'changed'
+                        v_actions := v_actions || case when v_old.name is null then 'added'
+                                                       when v_wanted.updated_at > v_old.updated_at then 'changed'
                                                        else 'unchanged' end;
                     end if;
                 exception when data_exception or invalid_text_representation or sqlstate 'PW001' then
@@ -51,7 +62,8 @@ begin
                 end;
             end if;
             if v_problem is not null then
-                raise exception 'declare_schedules: schedules[%] %', v_item.n, v_problem using errcode = 'PW001';
+                raise exception 'declare_schedules: schedules[%] %', v_item.n, v_problem
+                    using errcode = 'PW001';
             end if;
             v_names := v_names || v_wanted.name;
         end loop;
@@ -65,34 +77,40 @@ begin
         if dry_run then
             raise sqlstate 'PW099';
         end if;
-    exception when sqlstate 'PW099' then -- not PW000, which stands for all that begin like it
+    exception when sqlstate 'PW099' then -- PW000 would catch all codes of class PW
         null;
     end;
     return query select n.name, n.action from unnest(v_names, v_actions) n(name, action);
 end;
 $$;
 comment on function declare_schedules(text[], jsonb, boolean) is
-    'What these origins (''crontab:NAME'', ''code:MODULE'') want to be scheduled, all of it: an array of objects with members named like the arguments of '
-    'add_schedule, and origin, by default the first. What they wanted before and name no longer is removed. A schedule of the same name '
-    'but another origin stays as it is (of code: of no code). Returns what was done with each: added, changed, unchanged, removed, or '
-    '''left to'' its origin. dry_run: says so, and does nothing. Errors: PW001.';
+    'Declares all schedules of these origins (''crontab:NAME'', ''code:MODULE''). schedules: an '
+    'array of objects with members named like the arguments of add_schedule, and origin, by '
+    'default the first of origins. Schedules of these origins that are not in the array are '
+    'removed. A schedule with the same name but another origin stays as it is; only code may take '
+    'over a schedule from other code. Returns the action for each name: added, changed, unchanged, '
+    'removed, or ''left to'' and the other origin. dry_run: returns the actions and changes '
+    'nothing. Errors: PW001.';
 
--- The value of an option as it is written in a URL.
+-- Decodes the URL encoding of an option.
 create or replace function _unquoted(value text) returns text
     language plpgsql immutable set search_path from current
 as $$
 begin
     return convert_from((
-        select string_agg(case when m.found[1] is not null then decode(m.found[1], 'hex') else convert_to(m.found[2], 'UTF8') end, '' order by m.n)
-        from regexp_matches(replace(value, '+', ' '), '%([0-9a-fA-F]{2})|([^%]+|%)', 'g') with ordinality m(found, n)), 'UTF8');
+        select string_agg(case when m.found[1] is not null then decode(m.found[1], 'hex')
+                               else convert_to(m.found[2], 'UTF8') end, '' order by m.n)
+        from regexp_matches(replace(value, '+', ' '), '%([0-9a-fA-F]{2})|([^%]+|%)',
+                            'g') with ordinality m(found, n)), 'UTF8');
 end;
 $$;
 
-create or replace function parse_crontab(content text) returns table (line integer, schedule jsonb, payload text)
+create or replace function parse_crontab(content text)
+    returns table (line integer, schedule jsonb, payload text)
     language plpgsql stable security definer set search_path from current
 as $$
 declare
-    -- Name, argument of add_schedule, what it must look like.
+    -- For each option: its name, the argument of add_schedule, the pattern of its value.
     v_options constant text[] := '{
         {id,name,"^[_a-zA-Z][-_a-zA-Z0-9]*$"}, {fill,backfill,"^([0-9]{1,9}[smhdw])+$"}, {max,max_attempts,"^[0-9]{1,9}$"},
         {queue,queue_name,"^[-a-zA-Z0-9_:]+$"}, {jobKey,job_key,"."}, {jobKeyMode,job_key_mode,"^(replace|preserve_run_at)$"},
@@ -108,36 +126,48 @@ declare
     v_seen jsonb := jsonb_build_object();
 begin
     for line, v_text in
-        select l.n, btrim(l.text, E' \t\r') from regexp_split_to_table(content, E'\n') with ordinality l(text, n)
+        select l.n, btrim(l.text, E' \t\r')
+        from regexp_split_to_table(content, E'\n') with ordinality l(text, n)
     loop
         continue when v_text = '' or starts_with(v_text, '#');
         v_match := regexp_match(v_text, E'^(@[a-zA-Z]+|(?:\\S+\\s+){4}\\S+)\\s+(.*)$');
         if v_match is null then
-            raise exception 'Could not process line ''%'' of crontab: ''%''', line, v_text using errcode = 'PW001';
+            raise exception 'Could not process line ''%'' of crontab: ''%''', line, v_text
+                using errcode = 'PW001';
         end if;
         v_words := regexp_split_to_array(v_match[1], E'\\s+');
         v_cron := _cron_of(array_to_string(v_words, ' '), line);
         if v_cron.problem is not null then
             raise exception '%', v_cron.problem using errcode = 'PW001';
         end if;
-        -- Graphile Worker takes a day that fits the dates or the weekdays when neither field means all of them, cron when neither begins with *.
+        -- A day must match only one of dates and weekdays if both are restricted. In Graphile
+        -- Worker a field is restricted if it leaves out a day, in cron if it does not begin with *.
+        -- This translates it.
         if cardinality(v_words) = 5 then
-            v_words[3] := case when v_cron.dates @> array(select generate_series(1, 31)) then '*' else replace(v_words[3], '*', '1-31') end;
-            v_words[5] := case when v_cron.weekdays @> '{0,1,2,3,4,5,6}' then '*' else replace(v_words[5], '*', '0-6') end;
+            v_words[3] := case when v_cron.dates @> array(select generate_series(1, 31)) then '*'
+                               else replace(v_words[3], '*', '1-31') end;
+            v_words[5] := case when v_cron.weekdays @> '{0,1,2,3,4,5,6}' then '*'
+                               else replace(v_words[5], '*', '0-6') end;
         end if;
-        v_match := regexp_match(v_match[2], E'^([_a-zA-Z][_a-zA-Z0-9:/_-]*)(?:\\s+\\?(\\S+))?(?:\\s+(\\{.*\\}))?$');
+        v_match := regexp_match(v_match[2],
+                                E'^([_a-zA-Z][_a-zA-Z0-9:/_-]*)(?:\\s+\\?(\\S+))?(?:\\s+(\\{.*\\}))?$');
         if v_match is null then
-            raise exception 'Invalid command specification in line % of crontab.', line using errcode = 'PW001';
+            raise exception 'Invalid command specification in line % of crontab.', line
+                using errcode = 'PW001';
         end if;
-        schedule := jsonb_build_object('name', v_match[1], 'cron', array_to_string(v_words, ' '), 'identifier', v_match[1]);
+        schedule := jsonb_build_object('name', v_match[1], 'cron', array_to_string(v_words, ' '),
+                                       'identifier', v_match[1]);
         v_words := array[]::text[];
         foreach v_text in array coalesce(string_to_array(v_match[2], '&'), '{}') loop
             v_option := _unquoted(split_part(v_text, '=', 1));
             v_value := coalesce(_unquoted(substr(v_text, length(split_part(v_text, '=', 1)) + 2)), '');
-            v_at := (select min(n.n) from generate_series(1, array_length(v_options, 1)) n(n) where v_options[n.n][1] = v_option);
+            v_at := (select min(n.n) from generate_series(1, array_length(v_options, 1)) n(n)
+                     where v_options[n.n][1] = v_option);
             v_problem := case
-                when v_at is null then format('contains unsupported key ''%s''; supported keys are: %s.', v_option,
-                    (select string_agg(quote_literal(v_options[n.n][1]), ', ' order by n.n) from generate_series(1, array_length(v_options, 1)) n(n)))
+                when v_at is null then format('contains unsupported key ''%s''; supported keys are: %s.',
+                                              v_option,
+                    (select string_agg(quote_literal(v_options[n.n][1]), ', ' order by n.n)
+                     from generate_series(1, array_length(v_options, 1)) n(n)))
                 when v_option = any (v_words) then format('specifies ''%s'' more than once.', v_option)
                 when v_value !~ v_options[v_at][3] then format('contains an invalid value for ''%s'': ''%s''.', v_option, v_value) end;
             if v_problem is not null then
@@ -145,7 +175,7 @@ begin
             end if;
             v_words := v_words || v_option;
             if v_option = 'fill' then
-                v_value := regexp_replace(v_value, '([smhdw])', E'\\1 ', 'g'); -- an interval
+                v_value := regexp_replace(v_value, '([smhdw])', E'\\1 ', 'g'); -- spaces make it an interval
             end if;
             schedule := schedule || jsonb_build_object(v_options[v_at][2], v_value);
         end loop;
@@ -160,6 +190,8 @@ begin
 end;
 $$;
 comment on function parse_crontab(text) is
-    'The lines of a crontab in Graphile Worker''s form, min hour day month weekday task ?id=&fill=&max=&queue=&jobKey=&jobKeyMode=&priority= {payload}, as schedules '
-    'for declare_schedules. The payload, JSON5, comes as text. Its times are UTC. Names, L, # and @daily may be used as well. Errors: '
-    'PW001 in Graphile Worker''s words, with the number of the line.';
+    'Parses a crontab in Graphile Worker''s format and returns schedules for declare_schedules, '
+    'one row per line of the form min hour day month weekday task '
+    '?id=&fill=&max=&queue=&jobKey=&jobKeyMode=&priority= {payload}. payload: JSON5, returned as '
+    'text. Times are UTC. Also allowed: names, L, # and @daily. Errors: PW001 in Graphile '
+    'Worker''s words, with the number of the line.';

@@ -1,13 +1,24 @@
 -- schedules/queries: schedules that ask the database what to add.
 --
--- The query of a schedule runs with the rights of its query_role, in a SECURITY DEFINER function that this role itself has created (in the
--- schema pyworker_queries, named after ours), so that PostgreSQL vouches for its owner. Nobody has to be trusted with a text that is
--- run for somebody else: add_schedule does SET ROLE (by default to the caller's own
--- role; one with the rights of our owner may lend them, as it could run the query anyway), which PostgreSQL
--- refuses to those who are not members, and inside of any SECURITY DEFINER function, this one too. So the query cannot get out of it. As the function is STABLE, it can only read; and whatever the functions that
--- it calls may do is rolled back, settings of the session included, which would outlast it otherwise.
--- Its owner could turn it into one that runs with the rights of who calls it: ours. For that he has to name it, so nobody has any right on the
--- schema but while add_schedule makes one, under a lock that whoever runs a query shares; and it is run only if it is what it was.
+-- The query of a schedule runs with the privileges of its query_role, never with those of
+-- pyworker's owner:
+--
+-- * add_schedule does SET ROLE to query_role and creates a SECURITY DEFINER function for the query,
+--   in the schema pyworker_queries (named after pyworker's own schema). So the function belongs to
+--   query_role.
+-- * query_role is the caller's own role by default. PostgreSQL refuses SET ROLE to a role of which
+--   the caller is not a member. A query_role with the privileges of pyworker's owner is refused
+--   unless the caller has them too, who could then run the query anyway.
+-- * PostgreSQL refuses SET ROLE inside a SECURITY DEFINER function, so the query cannot change its
+--   role.
+-- * The function is STABLE, so the query itself only reads. What functions do that it calls is
+--   rolled back (_add_tick), with settings of the session, which would otherwise stay.
+-- * The function's owner could alter it to SECURITY INVOKER, so that it runs with the privileges of
+--   pyworker's owner. For that the owner must name it, which takes USAGE on its schema. Other roles
+--   have privileges there only while add_schedule creates a function, under an advisory lock that
+--   running a query shares.
+-- * _add_tick runs the function only if it is what add_schedule created (_is_sound) and no other
+--   role has a privilege on the schema (_guests).
 
 create or replace function _query_schema() returns text
     language plpgsql stable set search_path from current
@@ -17,8 +28,8 @@ begin
 end;
 $$;
 
--- The function that asks a schedule's query: in its schema, and what it consists of. It opens a cursor, so the query is one statement. Asked
--- for no row it gives one of nulls, to show the columns.
+-- The path and the body of the function for a schedule's query. It opens a cursor, so the query
+-- must be one statement. With max_rows = 0 it returns one row of nulls, which shows the columns.
 create or replace function _query_function(name text, query text, out path text, out body text)
     language plpgsql stable security definer set search_path from current
 as $$
@@ -45,6 +56,7 @@ $body$, query);
 end;
 $$;
 
+-- Drops the function of a schedule's query, if there is one.
 create or replace function _drop_query(name text) returns void
     language plpgsql set search_path from current
 as $$
@@ -57,6 +69,8 @@ begin
 end;
 $$;
 
+-- Locks the functions of all queries until the transaction ends: share = true to run one, false to
+-- change one.
 create or replace function _lock_queries(share boolean) returns void
     language plpgsql set search_path from current
 as $$
@@ -71,18 +85,20 @@ begin
 end;
 $$;
 
--- Roles other than its owner that have any right on the schema of queries; 0 is everybody.
+-- Roles other than its owner that have a privilege on the schema of queries; 0 is PUBLIC.
 create or replace function _guests() returns setof oid
     language plpgsql stable set search_path from current
 as $$
 begin
     return query
-    select distinct a.grantee from pg_namespace n, aclexplode(n.nspacl) a where n.nspname = _query_schema() and a.grantee <> n.nspowner;
+    select distinct a.grantee from pg_namespace n, aclexplode(n.nspacl) a
+    where n.nspname = _query_schema() and a.grantee <> n.nspowner;
 end;
 $$;
 
--- Makes room for the function of this name: a schema where this role may create it, and none that is there already. Whoever calls this
--- and not _add_schedule afterwards leaves a guest behind, for whose sake no query is run.
+-- Lets query_role create the function of a query: creates the schema if it is missing, drops the
+-- function's previous version, and grants privileges on the schema. _add_schedule must follow,
+-- which revokes them: until then no query runs.
 create or replace function _lend_query_schema(name text, query_role text) returns void
     language plpgsql security definer set search_path from current
 as $$
@@ -97,7 +113,7 @@ begin
 end;
 $$;
 
--- Is the function of a query what add_schedule has made?
+-- True if the function of a query is the one that add_schedule created.
 create or replace function _is_sound(name text, query text, query_role text) returns boolean
     language plpgsql stable set search_path from current
 as $$
@@ -106,12 +122,14 @@ declare
 begin
     return exists (
         select from pg_proc p
-        where p.oid = to_regprocedure(v_function.path || '(integer)') and pg_get_userbyid(p.proowner) = query_role and p.prosecdef
+        where p.oid = to_regprocedure(v_function.path || '(integer)')
+          and pg_get_userbyid(p.proowner) = query_role and p.prosecdef
           and p.provolatile = 's' and p.prosrc = v_function.body);
 end;
 $$;
 
--- What is wrong with the query of a schedule; null if nothing is, and then it is closed to everybody but us.
+-- Why the query of a schedule is refused, or null. If it is accepted, all other roles lose their
+-- privileges on the schema of queries.
 create or replace function _query_refusal(s schedule) returns text
     language plpgsql set search_path from current
 as $$

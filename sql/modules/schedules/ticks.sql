@@ -1,33 +1,41 @@
--- schedules/ticks: what is due is fired, by whichever session comes by.
+-- schedules/ticks: run_schedules(), which fires the ticks of due schedules, and run_schedule().
 
--- The jobs of one tick. With a query its rows, whose payloads stay as they are.
-create or replace function _add_tick(s schedule_entries, tick timestamptz, backfilled boolean) returns setof job
+-- Adds the jobs of one tick and returns them. With a query, each of its rows is a job, and its
+-- payload gets no member _cron.
+create or replace function _add_tick(s schedule_entries, tick timestamptz, backfilled boolean)
+    returns setof job
     language plpgsql set search_path from current
 as $$
 declare
     v_spec jsonb := jsonb_strip_nulls(jsonb_build_object(
-        'identifier', s.identifier, 'queue_name', s.queue_name, 'run_at', tick, 'max_attempts', s.max_attempts, 'job_key', s.job_key,
-        'priority', s.priority, 'flags', s.flags, 'job_key_mode', s.job_key_mode, 'delivery', s.delivery))
-        || jsonb_build_object('payload', s.payload, 'unique_policy', s.unique_policy, 'sequence_policy', s.sequence_policy, 'meta', s.meta);
+        'identifier', s.identifier, 'queue_name', s.queue_name, 'run_at', tick,
+        'max_attempts', s.max_attempts, 'job_key', s.job_key, 'priority', s.priority, 'flags', s.flags,
+        'job_key_mode', s.job_key_mode, 'delivery', s.delivery))
+        || jsonb_build_object('payload', s.payload, 'unique_policy', s.unique_policy,
+                              'sequence_policy', s.sequence_policy, 'meta', s.meta);
     v_specs jsonb;
 begin
     if s.query is null then
         v_specs := jsonb_build_array(case when jsonb_typeof(s.payload) <> 'object' then v_spec else jsonb_set(
             v_spec, '{payload,_cron}', jsonb_build_object(
-                'ts', to_char(tick at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'), 'backfilled', backfilled)) end);
+                'ts', to_char(tick at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'),
+                'backfilled', backfilled)) end);
     else
         perform _lock_queries(true);
         if not _is_sound(s.name, s.query, s.query_role) or exists (select from _guests()) then
-            raise exception 'the function of the query of schedule % may have been changed', quote_literal(s.name)
+            raise exception 'the function of the query of schedule % may have been changed',
+                quote_literal(s.name)
                 using errcode = 'PW005', hint = 'Add the schedule again, with its query.';
         end if;
         begin
             execute format($q$
-                select jsonb_agg($1 || coalesce((select jsonb_object_agg(m.key, m.value) from jsonb_each(q.spec) m where m.value <> 'null'), '{}'))
-                from %s($2) q(spec)$q$, (_query_function(s.name, s.query)).path) into v_specs using v_spec, s.query_limit;
+                select jsonb_agg($1 || coalesce((select jsonb_object_agg(m.key, m.value)
+                                                 from jsonb_each(q.spec) m where m.value <> 'null'), '{}'))
+                from %s($2) q(spec)$q$, (_query_function(s.name, s.query)).path)
+                into v_specs using v_spec, s.query_limit;
             raise sqlstate 'PW099';
         exception when sqlstate 'PW099' then
-            null; -- we have the answer
+            null; -- v_specs keeps its value
         end;
     end if;
     if v_specs is not null then
@@ -36,8 +44,8 @@ begin
 end;
 $$;
 
--- Was a tick interrupted (cancelled, out of time, memory or disk, shut down, locked out)? Then it is still to
--- be fired.
+-- True if this SQLSTATE means that a tick was interrupted (cancelled, timed out, out of memory or
+-- disk, shut down, blocked by a lock). An interrupted tick stays due.
 create or replace function _is_interruption(code text) returns boolean
     language plpgsql immutable set search_path from current
 as $$
@@ -46,8 +54,9 @@ begin
 end;
 $$;
 
--- The ticks of a schedule that are to be fired at a moment, at most 100, and the one after them. A tick that
--- was interrupted is due however late it is; any other only for a minute, or for as long as `backfill` says.
+-- The ticks of a schedule to fire at a moment, at most 100, and the next one after them. A tick
+-- that was interrupted is due however late it is. Any other is due for a minute, or for as long as
+-- `backfill`.
 create or replace function _ticks_due(
     s schedule_entries, moment timestamptz, out ticks timestamptz[], out next_at timestamptz)
     language plpgsql stable set search_path from current
@@ -72,9 +81,9 @@ begin
 end;
 $$;
 
--- Fires the ticks of a schedule that are due. Its row is moved on first, so that nothing that its query calls
--- finds it due again. `fired`: how many. `cut_off`: the statement was cancelled or ran out of time, so it
--- should end soon.
+-- Fires the due ticks of a schedule. It advances next_at first, so that nothing that the query
+-- calls finds the schedule due again. fired: the number of ticks. cut_off: the statement was
+-- cancelled or timed out, so the caller should end soon.
 create or replace function _fire_schedule(
     name text, moment timestamptz, out fired integer, out cut_off boolean)
     language plpgsql set search_path from current
@@ -105,9 +114,9 @@ begin
             v_code := null;
         exception
             when serialization_failure or deadlock_detected then
-                raise; -- the next call tries again
+                raise; -- the next call retries
             when query_canceled or others then
-                -- A job like it is there: that is what its policy wants.
+                -- PW003, a duplicate, is what the unique_policy asks for: no error.
                 v_code := nullif(sqlstate, 'PW003');
                 v_error := sqlerrm;
         end;
@@ -115,8 +124,8 @@ begin
         fired := fired + 1;
     end loop;
     if _is_interruption(v_code) then
-        -- At once after the first interruption, and in the first minute; then at intervals that grow, as
-        -- others want their turn.
+        -- Retry at once after the first interruption and in the first minute. After that, wait as
+        -- long as the tick is late, 10 minutes at most, so that other schedules run.
         v_late := case when v_schedule.retry_at is null then interval '0'
                        else least(greatest(clock() - v_tick - interval '1 minute', '0'), '10 minutes') end;
         update schedule_entries t set next_at = v_tick, retry_at = clock() + v_late
@@ -125,13 +134,14 @@ begin
     end if;
     update schedule_entries t
     set last_at = coalesce(v_due.ticks[fired], t.last_at), last_job_id = coalesce(v_job_id, t.last_job_id),
-        -- A lock is no fault.
+        -- A lock (55P03) is not an error.
         last_error = case when v_code <> '55P03' then format('tick of %s: %s', v_tick, v_error) end
     where t.name = v_schedule.name and cardinality(v_due.ticks) > 0;
 end;
 $$;
 
--- One turn; `cut_off`: see _fire_schedule. An interrupted query is asked again `patience` after its time.
+-- Fires the due ticks of all schedules, once. cut_off: see _fire_schedule. patience: how long after
+-- its retry_at an interrupted query runs again.
 create or replace function _run_schedules(patience interval, out fired integer, out cut_off boolean)
     language plpgsql set search_path from current
 as $$
@@ -143,7 +153,7 @@ declare
 begin
     fired := 0;
     cut_off := false;
-    -- Queries only when nothing else was to be done, so that the jobs of no other schedule wait for their answers.
+    -- Run queries only if no other schedule was due, so that its jobs do not wait for a query.
     foreach v_asking in array '{false,true}'::boolean[] loop
         exit when fired > 0;
         for v_due in
@@ -152,17 +162,17 @@ begin
               and (t.retry_at is null or t.retry_at <= v_now - case when v_asking then patience else '0' end)
             order by t.retry_at nulls first, t.next_at, t.name limit 500
         loop
-            -- Nor does another query wait for one that was interrupted.
+            -- An interrupted query runs only if no other query ran, so that none waits for it.
             exit when v_asking and fired > 0 and v_due.retry_at is not null;
             begin
                 select f.* into v_one from _fire_schedule(v_due.name, v_now) f;
             exception when serialization_failure or deadlock_detected or lock_not_available then
-                continue; -- another session fires it, or changes it
+                continue; -- another session fires or changes it
             end;
             fired := fired + v_one.fired;
             cut_off := v_one.cut_off;
             if cut_off then
-                return; -- there is no time limit any more
+                return; -- the statement has no time limit any more
             end if;
         end loop;
     end loop;
@@ -177,21 +187,24 @@ begin
 end;
 $$;
 comment on function run_schedules() is
-    'Adds the jobs of all schedules that are due, each tick once, whoever calls this and how often; returns how many ticks were fired. When that '
-    'is not 0 there may be more: call it again. A schedule that another session has locked is passed over. '
-    'What goes wrong with one is kept with it (view schedules, last_error) and hinders no other; a tick that is '
-    'interrupted (cancelled, out of time, memory or disk) stays due. Every worker calls it as '
-    'often as seconds_until_tick() says.';
+    'Adds the jobs of all due schedules and returns how many ticks were fired. If that is not 0, '
+    'there may be more: call it again. Each tick is fired once, however many sessions call this. A '
+    'schedule that another session has locked is skipped. An error of one schedule is recorded '
+    '(view schedules, last_error) and does not stop the others. A tick that is interrupted '
+    '(cancelled, timed out, out of memory or disk, or blocked by a lock for 200 ms) stays due. '
+    'Every worker calls this each second, and when seconds_until_tick() has passed.';
 
 create or replace function seconds_until_tick() returns double precision
     language plpgsql security definer set search_path from current
 as $$
 begin
-    return (select extract(epoch from min(t.next_at) - clock()) from schedule_entries t where t.next_at > clock());
+    return (select extract(epoch from min(t.next_at) - clock()) from schedule_entries t
+            where t.next_at > clock());
 end;
 $$;
 comment on function seconds_until_tick() is
-    'Seconds until the next schedule falls due, null if there is none. Overdue ones do not count: ask this first, and call run_schedules() then.';
+    'Seconds until the next schedule falls due; null if there is none. Overdue schedules do not '
+    'count, so call this first and run_schedules() after it.';
 
 create or replace function run_schedule(name text) returns setof job
     language plpgsql security definer set search_path from current
@@ -207,5 +220,6 @@ begin
 end;
 $$;
 comment on function run_schedule(text) is
-    'Does now what a schedule does at each of its ticks, which stay as they are, and returns the job (of a query: the jobs). A paused one, too. '
-    'Errors: PW004, and what add_job and the query raise.';
+    'Adds now the jobs that the schedule adds at each of its ticks, and returns them. Its ticks '
+    'stay as they are. A paused schedule adds them too. Errors: PW004 if there is no such '
+    'schedule, and those of add_job and of the query.';
