@@ -9,165 +9,203 @@ begin
 end;
 $$;
 
+-- The remedy of a job that waits for a promotion alone.
+create or replace function _to_promote() returns text
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return _to_call('promote_jobs()') || ' sees to it at once, any worker''s next claim soon';
+end;
+$$;
+
+-- Why a finished or a discarded job does not run.
+create or replace function _explain_ended(job job, out reason text, out detail text, out remedy text)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    reason := job.state;
+    detail := case when job.state = 'discarded' then
+            format('%s at %s, after %s of %s attempts%s', job.reason, job.finished_at, job.attempts, job.max_attempts,
+                   ': ' || _last_line(job.last_error))
+        else format('%s at %s%s', job.state, job.finished_at, ': ' || nullif(job.reason, job.state)) end;
+    remedy := _to_call(format('retry_job(%s)', job.id)) || ' runs it again';
+end;
+$$;
+
+create or replace function _explain_running(
+    job live_jobs, now timestamptz, out reason text, out detail text, out remedy text) returns setof record
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_worker workers;
+begin
+    if job.cancel_requested_at is not null then
+        reason := 'cancel requested';
+        detail := format('at %s; its worker has not ended it yet', job.cancel_requested_at);
+        remedy := _to_call(format('cancel_job(%s, force => true)', job.id)) || ' ends it at once';
+        return next;
+    end if;
+    select w.* into v_worker from workers w where w.id = job.worker_id and w.dead_at is null;
+    reason := 'running';
+    detail := format(
+        'since %s on worker %s%s, attempt %s of %s', job.claimed_at, job.worker_id,
+        case when v_worker.id is null then ', which is dead'
+             when v_worker.expires_at < now then format(', which has been silent since %s', v_worker.beat_at) else '' end,
+        job.attempts, job.max_attempts);
+    remedy := case when v_worker.id is null or v_worker.expires_at < now
+                   then _to_call('maintain()') || ' hands it on at once, any other worker soon' end;
+    return next;
+end;
+$$;
+
+create or replace function _explain_sequence(job live_jobs, out reason text, out detail text, out remedy text)
+    returns setof record
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_ahead bigint;
+    v_head live_jobs;
+    v_halt sequence_halts;
+begin
+    select count(*) into v_ahead from live_jobs j
+    where j.sequence_key = job.sequence_key and j.parked <> 'queue' and (j.parked, j.id) < (job.parked, job.id);
+    select j.* into v_head from live_jobs j where j.sequence_key = job.sequence_key and j.sequence_head;
+    select h.* into v_halt from sequence_halts h
+    where h.sequence_key = job.sequence_key and h.job_id < job.id and job.parked = 'sequence' order by h.job_id limit 1;
+    if v_halt.job_id is not null then
+        return query values ('sequence halted',
+            format('sequence %s is halted by job %s, %s at %s%s', job.sequence_key, v_halt.job_id, v_halt.reason, v_halt.at,
+                   case when v_ahead > 0 then format('; jobs that wait before this one: %s', v_ahead) else '' end),
+            format('%s runs that job again; %s goes on without it; %s goes on with this job',
+                   _to_call(format('retry_job(%s)', v_halt.job_id)),
+                   _to_call(format('resume_sequence(%L)', job.sequence_key)), _to_call(format('retry_job(%s)', job.id))));
+    end if;
+    if v_head.id is not null then
+        return query values ('sequence',
+            format('waits for job %s (%s%s) in sequence %s; jobs that wait before this one: %s', v_head.id, v_head.state,
+                   case when v_head.due_at is not null then format(' until %s', v_head.due_at) else '' end,
+                   job.sequence_key, v_ahead),
+            _to_call(format('explain_job(%s)', v_head.id)) || ' tells what that job waits for');
+    elsif v_ahead > 0 then
+        return query values ('sequence', format('jobs that wait before this one in sequence %s: %s', job.sequence_key, v_ahead),
+                             'they run first, in the order of their ids');
+    elsif v_halt.job_id is null then
+        return query values ('promotion', format('its turn in sequence %s has come', job.sequence_key), _to_promote());
+    end if;
+end;
+$$;
+
+create or replace function _explain_time(
+    job live_jobs, now timestamptz, out reason text, out detail text, out remedy text) returns setof record
+    language plpgsql stable set search_path from current
+as $$
+begin
+    if job.run_at > now then
+        return query values (
+            case when job.state = 'retryable' then 'waits for its retry' else 'not due' end,
+            format('not before %s%s', job.run_at, case when job.state = 'retryable' then
+                format('; attempt %s of %s failed: %s', job.attempts, job.max_attempts, _last_line(job.last_error))
+                else '' end),
+            _to_call(format('retry_job(%s)', job.id)) || ' lets it run now');
+    elsif job.due_at is not null then
+        return query values ('promotion', format('it has been due since %s', job.due_at), _to_promote());
+    end if;
+end;
+$$;
+
+-- `waits`: for its time or its sequence. A queue that is full now need not be full then.
+create or replace function _explain_queue(
+    job live_jobs, waits boolean, out reason text, out detail text, out remedy text) returns setof record
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_queue record;
+    v_taken bigint[];
+    v_ahead bigint;
+    v_candidates bigint;
+    v_promote boolean;
+begin
+    select q.* into v_queue from _queues_of(array[job.queue_name]) q;
+    v_taken := array(
+        select t.id from live_jobs t
+        where t.queue_name = job.queue_name and t.ready_at is not null and t.state = 'running'
+        order by t.id + 0 limit coalesce(v_queue.concurrency, 0)); -- + 0: never by a walk along all ids
+    if v_queue.paused then
+        return query values ('queue paused', format('queue %s is paused', job.queue_name),
+                             _to_call(format('resume_queue(%L)', job.queue_name)) || ' lets it go on');
+    elsif waits then
+        return;
+    elsif cardinality(v_taken) >= v_queue.concurrency then
+        return query values ('queue full',
+            format('queue %s runs %s at once; now taken by job %s', job.queue_name, v_queue.concurrency,
+                   array_to_string(v_taken[:5], ', ') || case when cardinality(v_taken) > 5 then ', …' else '' end),
+            _to_call(format('set_queue(%L, %s)', job.queue_name, v_queue.concurrency::bigint + 1)) || ' lets one more run at once');
+    elsif job.parked = 'queue' then
+        select count(*), count(*) filter (where a.ready_at is not null) into v_ahead, v_candidates from (
+            select p.ready_at from live_jobs p
+            where p.queue_name = job.queue_name and (p.parked = 'queue' or p.ready_at is not null and p.state = 'available')
+              and p.task_identifier = job.task_identifier and p.flags is not distinct from job.flags
+              and (p.priority, p.run_at, p.id) < (job.priority, job.run_at, job.id) limit 1000) a;
+        v_promote := v_candidates = 0 or v_candidates < v_queue.concurrency - cardinality(v_taken);
+        return query select
+            case when v_promote then 'promotion' else 'waits for a worker' end,
+            format('queue %s has room; jobs of its task that come before it: %s%s', job.queue_name, v_ahead,
+                   case when v_ahead = 1000 then ' or more' else '' end),
+            case when v_promote then _to_promote()
+                 else 'they start first; if none does, the workers are busy, or cannot reach the database' end;
+    end if;
+end;
+$$;
+
+-- All reasons, in the order in which they have to go away.
+create or replace function _reasons(job live_jobs, out reason text, out detail text, out remedy text)
+    returns setof record
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_waits boolean := job.run_at > v_now;
+begin
+    if job.state = 'discarded' then
+        return query select r.* from _explain_ended(_job_of(job)) r;
+        return;
+    elsif job.state = 'running' then
+        return query select r.* from _explain_running(job, v_now) r;
+        return;
+    end if;
+    if job.parked in ('sequence', 'next') then
+        for reason, detail, remedy in select r.* from _explain_sequence(job) r loop
+            v_waits := v_waits or reason <> 'promotion';
+            return next;
+        end loop;
+    end if;
+    return query select r.* from _explain_time(job, v_now) r;
+    if job.queue_name is not null then
+        return query select r.* from _explain_queue(job, v_waits) r;
+    end if;
+    return query select r.* from _explain_workers(job) r;
+end;
+$$;
+
 create or replace function explain_job(job_id bigint)
     returns table ("position" integer, reason text, detail text, remedy text)
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_now timestamptz := clock();
     v_job live_jobs;
     v_past job;
-    v_queue record;
-    v_candidates bigint;
-    v_head live_jobs;
-    v_halt sequence_halts;
-    v_worker workers;
-    v_ahead bigint;
-    v_taken bigint[];
-    v_waits boolean := false;
-    v_promote constant text := _to_call('promote_jobs()')
-        || ' sees to it at once, any worker''s next claim soon';
 begin
-    position := 0;
     select j.* into v_job from live_jobs j where j.id = explain_job.job_id;
-    if not found then
-        v_past := get_job(job_id);
-        if v_past.id is null then
-            raise exception 'explain_job: there is no job %', coalesce(job_id::text, 'NULL')
-                using errcode = 'PW004',
-                hint = 'Finished jobs are kept for their retention; or the transaction that adds it has not committed.';
-        end if;
-        return query values (1, v_past.state,
-            format('%s at %s%s', v_past.state, v_past.finished_at,
-                   ': ' || nullif(v_past.reason, v_past.state)),
-            _to_call(format('retry_job(%s)', job_id)) || ' runs it again');
-        return;
-    elsif v_job.state = 'discarded' then
-        return query values (1, 'discarded',
-            format('%s at %s, after %s of %s attempts%s', v_job.reason, v_job.finished_at, v_job.attempts,
-                   v_job.max_attempts,
-                   ': ' || _last_line(v_job.last_error)),
-                   _to_call(format('retry_job(%s)', job_id)) || ' runs it again');
-        return;
-    elsif v_job.state = 'running' then
-        select w.* into v_worker from workers w where w.id = v_job.worker_id and w.dead_at is null;
-        if v_job.cancel_requested_at is not null then
-            position := position + 1;
-            return query values (position, 'cancel requested',
-                                 format('at %s; its worker has not ended it yet', v_job.cancel_requested_at),
-                                 _to_call(format('cancel_job(%s, force => true)', job_id))
-                                     || ' ends it at once');
-        end if;
-        position := position + 1;
-        return query values (position, 'running',
-            format('since %s on worker %s%s, attempt %s of %s', v_job.claimed_at, v_job.worker_id,
-                   case when v_worker.id is null then ', which is dead'
-                        when v_worker.expires_at < v_now then format(', which has been silent since %s', v_worker.beat_at) else '' end,
-                   v_job.attempts, v_job.max_attempts),
-            case when v_worker.id is null or v_worker.expires_at < v_now
-                 then _to_call('maintain()') || ' hands it on at once, any other worker soon' end);
+    if found then
+        return query select row_number() over ()::integer, r.* from _reasons(v_job) r;
         return;
     end if;
-
-    -- First: jobs before it in its sequence.
-    if v_job.parked in ('sequence', 'next') then
-        select count(*) into v_ahead from live_jobs j
-        where j.sequence_key = v_job.sequence_key and j.parked <> 'queue'
-          and (j.parked, j.id) < (v_job.parked, v_job.id);
-        select j.* into v_head from live_jobs j where j.sequence_key = v_job.sequence_key and j.sequence_head;
-        select h.* into v_halt from sequence_halts h
-        where h.sequence_key = v_job.sequence_key and h.job_id < v_job.id and v_job.parked = 'sequence'
-        order by h.job_id limit 1;
-        position := position + 1;
-        if v_halt.job_id is not null then
-            return query values (position, 'sequence halted',
-                format('sequence %s is halted by job %s, %s at %s%s', v_job.sequence_key, v_halt.job_id,
-                       v_halt.reason, v_halt.at,
-                       case when v_ahead > 0 then format('; jobs that wait before this one: %s', v_ahead)
-                            else '' end),
-                format('%s runs that job again; %s goes on without it; %s goes on with this job',
-                       _to_call(format('retry_job(%s)', v_halt.job_id)),
-                       _to_call(format('resume_sequence(%L)', v_job.sequence_key)),
-                       _to_call(format('retry_job(%s)', job_id))));
-            position := position + 1;
-        end if;
-        if v_head.id is not null then
-            return query values (position, 'sequence',
-                format('waits for job %s (%s%s) in sequence %s; jobs that wait before this one: %s',
-                       v_head.id, v_head.state,
-                       case when v_head.due_at is not null then format(' until %s', v_head.due_at)
-                            else '' end, v_job.sequence_key, v_ahead),
-                _to_call(format('explain_job(%s)', v_head.id)) || ' tells what that job waits for');
-        elsif v_ahead > 0 then
-            return query values (position, 'sequence',
-                                 format('jobs that wait before this one in sequence %s: %s',
-                                        v_job.sequence_key, v_ahead),
-                                 'they run first, in the order of their ids');
-        elsif v_halt.job_id is null then
-            return query values (position, 'promotion',
-                                 format('its turn in sequence %s has come', v_job.sequence_key), v_promote);
-        else
-            position := position - 1;
-        end if;
+    v_past := get_job(job_id);
+    if v_past.id is null then
+        raise exception 'explain_job: there is no job %', coalesce(job_id::text, 'NULL') using errcode = 'PW004',
+            hint = 'Finished jobs are kept for their retention; or the transaction that adds it has not committed.';
     end if;
-    -- Second: its run_at.
-    v_waits := v_job.parked in ('sequence', 'next')
-        and (v_head.id is not null or v_ahead > 0 or v_halt.job_id is not null)
-               or v_job.run_at > v_now;
-    if v_job.run_at > v_now then
-        position := position + 1;
-        return query values (position,
-                             case when v_job.state = 'retryable' then 'waits for its retry'
-                                  else 'not due' end,
-            format('not before %s%s', v_job.run_at, case when v_job.state = 'retryable' then
-                format('; attempt %s of %s failed: %s', v_job.attempts, v_job.max_attempts,
-                       _last_line(v_job.last_error)) else '' end),
-            _to_call(format('retry_job(%s)', job_id)) || ' lets it run now');
-    elsif v_job.due_at is not null then
-        position := position + 1;
-        return query values (position, 'promotion', format('it has been due since %s', v_job.due_at),
-                             v_promote);
-    end if;
-    -- Third: its queue.
-    if v_job.queue_name is not null then
-        select q.* into v_queue from _queues_of(array[v_job.queue_name]) q;
-        v_taken := array(
-            select t.id from live_jobs t
-            where t.queue_name = v_job.queue_name and t.ready_at is not null and t.state = 'running'
-            order by t.id + 0 limit coalesce(v_queue.concurrency, 0)); -- + 0: no walk along the primary key
-        if v_queue.paused then
-            position := position + 1;
-            return query values (position, 'queue paused', format('queue %s is paused', v_job.queue_name),
-                                 _to_call(format('resume_queue(%L)', v_job.queue_name)) || ' lets it go on');
-        elsif v_waits then
-            null; -- the queue may have room when this job's turn comes
-        elsif cardinality(v_taken) >= v_queue.concurrency then
-            position := position + 1;
-            return query values (position, 'queue full',
-                format('queue %s runs %s at once; now taken by job %s', v_job.queue_name, v_queue.concurrency,
-                       array_to_string(v_taken[:5], ', ') || case when cardinality(v_taken) > 5 then ', …' else '' end),
-                _to_call(format('set_queue(%L, %s)', v_job.queue_name, v_queue.concurrency::bigint + 1))
-                    || ' lets one more run at once');
-        elsif v_job.parked = 'queue' then
-            select count(*), count(*) filter (where a.ready_at is not null) into v_ahead, v_candidates from (
-                select p.ready_at from live_jobs p
-                where p.queue_name = v_job.queue_name
-                  and (p.parked = 'queue' or p.ready_at is not null and p.state = 'available')
-                  and p.task_identifier = v_job.task_identifier and p.flags is not distinct from v_job.flags
-                  and (p.priority, p.run_at, p.id) < (v_job.priority, v_job.run_at, v_job.id) limit 1000) a;
-            position := position + 1;
-            return query select position,
-                case when v_candidates = 0 or v_candidates < v_queue.concurrency - cardinality(v_taken) then 'promotion' else 'waits for a worker' end,
-                format('queue %s has room; jobs of its task that come before it: %s%s', v_job.queue_name,
-                       v_ahead,
-                       case when v_ahead = 1000 then ' or more' else '' end),
-                case when v_candidates = 0 or v_candidates < v_queue.concurrency - cardinality(v_taken) then v_promote
-                     else 'they start first; if none does, the workers are busy, or cannot reach the database' end;
-        end if;
-    end if;
-    -- Last: a worker that takes it.
-    return query select explain_job.position + row_number() over ()::integer, w.reason, w.detail, w.remedy
-    from _explain_workers(v_job) w;
+    return query select 1, r.* from _explain_ended(v_past) r;
 end;
 $$;
 comment on function explain_job(bigint) is
