@@ -1,20 +1,23 @@
--- 40_claim: available -> running, for one worker.
+-- 40_claim: claim_jobs moves jobs from available to running, for one worker.
 --
--- One ordered index scan over what is ready, in the total order priority, run_at, id; SKIP LOCKED, so that claims neither wait for each
--- other nor meet. The plan is pinned: a queue goes from empty to a million rows and back faster than statistics follow, and any
--- other plan than this walk is slow at one of the two ends.
+-- A claim is one index scan over the ready jobs, in the total order priority, run_at, id. SKIP
+-- LOCKED makes sure that claims neither wait for each other nor take the same job. The plan is
+-- pinned: a queue grows from empty to a million rows and shrinks again faster than the statistics
+-- follow, and any other plan than this scan is slow at one of the two ends.
 --
--- Where that walk has many dead entries to pass, the session's next claims go on from where it came to: 02_walks. Which of the jobs
--- of a limited queue may start, once they are locked: 32_slots.
+-- If the scan has to pass many dead index entries, the session's next claims continue from the
+-- place that it reached: see 02_walks. Which of the locked jobs of a limited queue may start: see
+-- 32_slots.
 
--- A run is the microsecond of its claim, by the server's own clock. A counter would give the same number out again
--- after a crash of the server that forgot a claim. Below 2^53 until the year 2255, so that JavaScript reads it.
+-- A run is the time of its claim in microseconds, by the server's own clock. A counter would repeat
+-- a number after a crash of the server that lost a claim. Runs stay below 2^53 until the year 2255,
+-- so JavaScript reads them exactly.
 create or replace function _new_run() returns bigint
     language sql volatile
     return (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
 
--- A run only grows, even where the clock was set back: then by a random step, as a claim that was forgotten may
--- have made a step before.
+-- The run of a job only grows. If the clock was set back, it grows by a random step: a fixed step
+-- could repeat the run of a claim that a crash has lost.
 create or replace function _next_run(last_run bigint, new_run bigint) returns bigint
     language sql volatile
     return case when last_run < new_run then new_run else last_run + 1 + (random() * 1000000000)::bigint end;
@@ -40,19 +43,19 @@ declare
     v_spans _span[];
     v_found record;
     v_places _span[];
-    v_closed text[]; -- queues of which this claim takes no more
+    v_closed text[]; -- queues from which this claim takes no more jobs
     v_full text[];
     v_admitted tid[];
     v_in_turn boolean;
     v_promote boolean := true;
     v_rounds integer := 0;
-    v_oldest bigint; -- request that was left
+    v_oldest bigint; -- the oldest request that is left
     v_before bigint;
     v_wanted integer := max_jobs;
     v_got integer;
     v_run bigint;
-    v_current constant boolean := current_setting('transaction_isolation') = 'read committed'; -- else its snapshot may be too old
-    v_seen constant xid8 := pg_snapshot_xmin(pg_current_snapshot()); -- before it looks at queues
+    v_current constant boolean := current_setting('transaction_isolation') = 'read committed'; -- else the snapshot may be too old
+    v_seen constant xid8 := pg_snapshot_xmin(pg_current_snapshot()); -- from before it reads the queues
     v_tidied bigint[] := nullif(current_setting('pyworker.claims_tidied', true), '')::bigint[];
 begin
     if max_jobs is null or max_jobs < 1 then
@@ -86,7 +89,8 @@ begin
                    bool_or(r.sequence_key is not null or r.has_slot) as in_turn
             into v_found
             from (
-                -- A job that has its slot need not ask its queue, unless the settings of queues were changed just now.
+                -- A job with a slot need not ask its queue, unless a change of a queue's settings
+                -- is still to be handled.
                 select r.*, case when r.has_slot is null or not v_current or (select true from promotion_requests w where w.changed limit 1)
                                  then r.queue_name end as asks_queue
                 from unnest(v_spans) s
@@ -119,21 +123,23 @@ begin
                     update live_jobs j
                     set state = 'running', has_slot = null, worker_id = claim_jobs.worker_id, run = _next_run(j.run, v_run),
                         claimed_at = v_now,
-                        attempts = least(j.attempts + 1, 32767) -- one worn out job must not break everybody's claims
+                        attempts = least(j.attempts + 1, 32767) -- a job at the maximum must not make claims fail
                     from unnest(v_admitted) r(ctid) where j.ctid = r.ctid
                     returning j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts, j.priority, j.run_at, j.queue_name,
                               j.job_key, j.flags, j.meta, j.delivery, j.sequence_key, j.created_at, j.revision,
                               coalesce(j.crashes, 0::smallint);
                 get diagnostics v_got = row_count;
             end if;
-        -- SKIP LOCKED waits after all (PostgreSQL) for a row that was changed, and whose new version was locked, at the moment of the look:
-        -- for as long as a producer's transaction is open, or in a circle with it, as claims do not lock in the order of ids.
+        -- PostgreSQL does wait, despite SKIP LOCKED, for a row that has been updated and whose new
+        -- version is locked at that moment: as long as the producer's transaction is open, or in a
+        -- deadlock with it, since claims do not lock in the order of ids. After 200 ms
+        -- (lock_timeout) the claim starts again.
         exception when lock_not_available or deadlock_detected then
             v_promote := true;
             v_closed := null;
             continue;
         end;
-        -- Apart from what was claimed: that is returned once.
+        -- Not in the block above: an error here would undo the claim, but not its `return query`.
         if v_got > 0 and (v_tidied[1] = claim_jobs.worker_id and v_run between v_tidied[2] and v_tidied[3]) is not true then
             perform _tidy_claims(
                 claim_jobs.worker_id, case when v_tidied[1] = claim_jobs.worker_id then v_tidied[2] end, v_run);
@@ -145,20 +151,22 @@ begin
                 insert into promotion_requests (lane) select 'queue:' || f.name from unnest(v_full) f(name);
             end;
         end if;
-        -- A crash of the server may forget a claim whose commit did not wait for the disk, while the jobs are at work: their worker
-        -- learns of it when it reconnects (reconcile). But two of a sequence or of a serial queue must not be at work at once.
+        -- A crash of the server may lose a claim that was not flushed to disk while its jobs are
+        -- running; the worker learns of it when it reconnects (reconcile). But two jobs of a
+        -- sequence or of a serial queue must not run at once, so such a claim waits for the disk.
         if v_in_turn then
             perform _commit_durably();
         end if;
         v_wanted := v_wanted - v_got;
         if v_wanted > 0 and v_got < cardinality(v_found.rows) then
-            -- Some were refused, as their queue is full: go on behind them.
+            -- Some jobs were refused because their queue is full: continue after them.
             v_places := _places_after(v_places, v_found.priorities, v_found.ready_ats, v_found.ids, null);
             v_spans := _spans_left(v_spans, v_found.priorities, v_found.ready_ats, v_found.ids);
             continue;
         end if;
         exit when v_wanted = 0;
-        -- One promotion answers some requests: as long as that goes on, this worker need not wait.
+        -- One promotion handles only some of the requests: promote again while the oldest one
+        -- changes, up to 10 times, before this worker waits.
         v_promote := true;
         v_rounds := v_rounds + 1;
         v_before := v_oldest;
@@ -177,17 +185,22 @@ begin
 end;
 $$;
 comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
-    'Claims up to max_jobs available jobs for a worker and returns them in the order they are to run: by priority, run_at, id. Each comes '
-    'with its run, the fencing token that every later word about it must carry; it only grows, and is never given out '
-    'twice for a job, not even after a crash of the server that forgot a claim. task_identifiers, queue_names: only these; null means '
-    'all, an empty array none; ''default'' stands for jobs without a queue. forbidden_flags: not jobs with any of these flags '
-    '(Graphile Worker). A job with delivery at_most_once is only reserved: call start_job before its handler. One with crashes above 0 '
-    'may have ended its process before: run it alone. A claim that returns fewer than max_jobs has arranged for a NOTIFY on the channel named like the schema '
-    'for at least 2.5 seconds: LISTEN there, and claim again by then. Errors: PW004 when the worker is unknown or was declared '
-    'dead; PW001. With synchronous_commit off (for a transaction that does nothing else) a claim does not wait for the disk, unless its '
-    'jobs take turns: a crash of the server may then forget it, and its jobs run again.';
+    'Claims up to max_jobs available jobs for a worker and returns them in the order in which '
+    'they are to run: by priority, run_at, id. Each job comes with its run, the fencing token '
+    'that every later report about it must carry; the run only grows, and is never given out '
+    'twice for a job, not even after a crash of the server that lost a claim. task_identifiers, '
+    'queue_names: claim only these; null means all, an empty array none; ''default'' stands for '
+    'jobs without a queue. forbidden_flags: claim no jobs with any of these flags (Graphile '
+    'Worker). A job with delivery at_most_once is only reserved: call start_job before its '
+    'handler. A job with crashes above 0 may have ended its process before: run it alone. A claim '
+    'that returns fewer than max_jobs jobs makes sure that new jobs NOTIFY the channel named like '
+    'the schema for at least 2.5 seconds: LISTEN there, and claim again by then. Errors: PW004 if '
+    'the worker is unknown or was declared dead; PW001. With synchronous_commit off (set it only '
+    'in a transaction that does nothing else), a claim does not wait for the disk, unless one of '
+    'its jobs belongs to a sequence or a limited queue: a crash of the server may then lose the '
+    'claim, and its jobs run again.';
 
--- For this worker and these filters, no other.
+-- The owner of a remembered walk: this worker with these filters.
 create or replace function _claim_owner(worker_id bigint, task_identifiers text[], queue_names text[], forbidden_flags text[])
     returns bigint
     language plpgsql stable set search_path from current
@@ -197,7 +210,7 @@ begin
 end;
 $$;
 
--- What is left of these spans behind the last of the jobs that a walk found.
+-- The parts of these spans that follow the last of the jobs that a walk found.
 create or replace function _spans_left(spans _span[], priorities smallint[], ready_ats timestamptz[], ids bigint[]) returns _span[]
     language plpgsql immutable set search_path from current
 as $$
@@ -214,13 +227,14 @@ begin
 end;
 $$;
 
--- Remembers where the claim came to. What arrived late before it began its walk from the head has been seen.
+-- Remembers the place that the claim has reached. A walk from the head has seen every job that
+-- arrived late before the walk began.
 create or replace function _keep_claim(owner bigint, walk _walk, began timestamptz, places _span[]) returns void
     language plpgsql set search_path from current
 as $$
 begin
     if cardinality(walk.late_ids) > 1000 then
-        perform set_config('pyworker.walk_claim', '', false); -- simpler to walk all
+        perform set_config('pyworker.walk_claim', '', false); -- a walk from the head is simpler
     elsif walk.owner is null then
         perform _keep_walk('claim', row(
             owner, null, places, '{}', coalesce((select a.id from late_arrivals a where a.at < began order by a.id desc limit 1), 0))::_walk, began);
