@@ -1,8 +1,11 @@
--- 60_fail: running -> retryable, discarded or cancelled (fail_jobs), -> scheduled (snooze_job), -> available (release_jobs).
+-- 60_fail: every way out of `running` but success: fail_jobs -> retryable, discarded or cancelled;
+-- snooze_job -> scheduled; release_jobs -> available.
 --
--- Every path out of `running` but success ends in one of two functions, both called with the row locked: _requeue or _discard.
+-- _requeue and _discard do this for one job, whose row the caller has locked. fail_jobs ends most
+-- jobs of a batch in one statement (_fail_all).
 
--- The wait after the given number of attempts. Without a policy Graphile Worker's: e^1, e^2 … e^10 seconds, then 6 hours each.
+-- The delay after the given number of attempts. Without a policy it is Graphile Worker's: e^1, e^2
+-- up to e^10 seconds, then e^10 seconds (about 6 hours) each time.
 create or replace function _retry_delay(backoff jsonb, attempts integer) returns interval
     language plpgsql volatile set search_path from current
 as $$
@@ -23,7 +26,7 @@ begin
     v_delay := case backoff ->> 'strategy'
         when 'constant' then v_initial
         when 'linear' then v_initial * attempts
-        -- Compared as logarithms first: 100 ^ 32767 is no number.
+        -- Compares logarithms first: 100 ^ 32767 overflows.
         else case when extract(epoch from v_initial) = 0 then v_initial
                   when ln(extract(epoch from v_initial)::double precision) + (attempts - 1) * ln(v_factor) > ln(1e10) then v_max
                   else v_initial * power(v_factor, attempts - 1) end
@@ -41,12 +44,13 @@ begin
 end;
 $$;
 
--- Must this job not be run again by itself? It was begun, and promised to be begun at most once.
+-- True if the job must not be run again by itself: its delivery is at_most_once, and it was
+-- started.
 create or replace function _must_not_rerun(job live_jobs) returns boolean
     language sql immutable
     return (job).delivery = 'at_most_once' and (job).started_at is not null;
 
--- Back among the waiting, unless somebody has called the job off meanwhile, or it is lost.
+-- Returns a job to a waiting state; ends it instead if it was cancelled, superseded or lost.
 create or replace function _requeue(
     job live_jobs, run_at timestamptz, attempts integer, waiting text, error text default null, payload json default null)
     returns void
@@ -63,7 +67,7 @@ begin
                             coalesce(error, job.superseded));
         return;
     elsif _must_not_rerun(job) then
-        if error is null then -- handed back, and nobody will be told why unless it is said here
+        if error is null then -- handed back without an error: record the reason here
             error := 'handed back after it was started';
             perform _record_error(job, error);
         end if;
@@ -81,7 +85,8 @@ begin
 end;
 $$;
 
--- Out of attempts, or given up: stays in live_jobs with its key, as a decision is due.
+-- Discards a job that is out of attempts or was given up. It stays in live_jobs with its key, until
+-- it is retried, deleted or pruned. A job that was cancelled or superseded ends cancelled instead.
 create or replace function _discard(job live_jobs, error text, discard_reason text, payload json default null) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -107,8 +112,10 @@ begin
 end;
 $$;
 
--- A job that has just left, or was moved: whoever waits for its place in its queue and in its sequence gets it. In its queue at once if it
--- ran; else by the next promotion, as this may be a producer's transaction, which may stay open for long and must not hold a lane.
+-- Passes on the place of a job that has ended or was moved: the next job of its sequence becomes
+-- the head, and its slot goes to the next job of its queue. If the job was not running, the caller
+-- may be a producer, whose transaction may stay open for long and must not hold a lane: then this
+-- leaves a request.
 create or replace function _free_turn(job live_jobs) returns void
     language plpgsql set search_path from current
 as $$
@@ -125,7 +132,8 @@ begin
 end;
 $$;
 
--- Without a trace; unless it halted its sequence just now, that goes on.
+-- Deletes a live job with its errors and unique key. If it had halted its sequence, the sequence
+-- continues; `unhalt` is false if the caller has just written that halt.
 create or replace function _delete_live_job(job live_jobs, unhalt boolean default true) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -140,9 +148,9 @@ begin
 end;
 $$;
 
--- The items of fail_jobs, each with its problem if it is malformed. Ids and runs may be strings, as JavaScript
--- sends large numbers. No cast can fail, so that one statement reads all items: an exception block for each costs
--- more than the failure itself.
+-- The items of fail_jobs, each with its problem if it is malformed. Ids and runs may be strings,
+-- since JavaScript sends large numbers as strings. No cast can fail, so one statement reads all
+-- items: an exception block for each would cost more than the failure itself.
 create or replace function _failures_of(failures jsonb) returns setof _failure
     language plpgsql stable set search_path from current set jit = off
 as $$
@@ -176,7 +184,7 @@ begin
             when jsonb_typeof(i.value -> 'delay') <> 'null' and d.delay is null
                 then 'delay must be seconds or an interval from 0 to 1000 years, got '
                      || left((i.value -> 'delay')::text, 40)
-        end as problem offset 0) p; -- offset 0: once for an item, not once for each use
+        end as problem offset 0) p; -- offset 0: evaluated once per item, not once per use
 end;
 $$;
 
@@ -204,7 +212,8 @@ begin
         raise warning 'fail_jobs: malformed items are left out: %', left(v_malformed, 1000)
             using hint = 'Their jobs keep running until their worker ends.';
     end if;
-    -- Locks all jobs, by id, before it changes any; a job named twice fails once.
+    -- Locks all jobs, in the order of their ids, before it changes any. A job that is named twice
+    -- fails once.
     with item as materialized (
         select distinct on (i.id, i.run) i.id, i.run, i.error, i.discard, i.cancel
         from unnest(v_items) i order by i.id, i.run, i.position),
@@ -240,15 +249,19 @@ begin
 end;
 $$;
 comment on function fail_jobs(jsonb) is
-    'Reports failed attempts: [{"id", "run", "error", "payload"?, "discard"?, "cancel"?, "not_started"?, "delay"?}]. A job with attempts left becomes '
-    'retryable at greatest(now, run_at) plus its backoff (Graphile Worker''s formula, or the task''s), or now plus delay; otherwise, or with '
-    'discard, it is discarded; with cancel it is cancelled. payload replaces the payload for the retry (Graphile Worker: partial '
-    'success of a batch). A job with delivery at_most_once that was started is discarded whatever attempts it has left, unless not_started '
-    'says that its handler had not come to what must not be done twice. Ids and runs may be strings. Returns the ids '
-    'that were accepted; a stale run is left out, and so is a malformed item, which a warning names. A payload beyond '
-    'the limits is left out, and the error says so. Errors: PW001.';
+    'Reports failed attempts: [{"id", "run", "error", "payload"?, "discard"?, "cancel"?, '
+    '"not_started"?, "delay"?}]. A job with attempts left becomes retryable at greatest(now, '
+    'run_at) plus its backoff (Graphile Worker''s formula, or the task''s), or at now plus delay. '
+    'Without attempts left, or with discard, it is discarded; with cancel it is cancelled. '
+    'payload replaces the payload for the retry (Graphile Worker: partial success of a batch). A '
+    'job with delivery at_most_once that was started is discarded even if it has attempts left, '
+    'unless not_started reports that its handler had not reached what must not be done twice. Ids '
+    'and runs may be strings. Returns the ids that were accepted. A stale run is left out, and so '
+    'is a malformed item, which a warning names. A payload beyond the limits is left out, and the '
+    'error says so. Errors: PW001.';
 
--- The uncommon ends of a failed run, one by one: cancelled, superseded, or discarded where no discarded job is kept.
+-- The uncommon ends of a failed run, one job at a time: cancelled, superseded, or discarded while
+-- discarded_retention is 0.
 create or replace function _fail_for_good(
     job live_jobs, error text, discard boolean, cancel boolean, not_started boolean, payload json) returns void
     language plpgsql set search_path from current
@@ -268,14 +281,15 @@ begin
 end;
 $$;
 
--- Why a failed run is its job's last; null if the job may be tried again.
+-- The reason why a failed run discards its job; null if the job may be retried.
 create or replace function _failed_for(job live_jobs, discard boolean, not_started boolean) returns text
     language sql immutable
     return case when discard then 'discarded by its handler'
                 when not coalesce(not_started, false) and _must_not_rerun(job) then 'failed, and must not be run twice'
                 when (job).attempts >= (job).max_attempts then 'out of attempts' end;
 
--- The common ends of failed runs, all at once: retryable or discarded. Their rows are locked, and their errors noted.
+-- The common ends of failed runs, in one statement: retryable or discarded. The caller has locked
+-- the rows and recorded the errors.
 create or replace function _fail_all(items _failure[]) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -355,8 +369,8 @@ begin
 end;
 $$;
 comment on function snooze_job(bigint, bigint, interval) is
-    'Puts a running job off by delay and gives the attempt back (River: snooze). Errors: PW002 on a stale run; PW005 when it must not be run '
-    'twice and was started; PW001.';
+    'Postpones a running job by delay and gives its attempt back (River: snooze). Errors: PW002 '
+    'on a stale run; PW005 if the job must not be run twice and was started; PW001.';
 
 create or replace function release_jobs(job_ids bigint[], runs bigint[]) returns bigint[]
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
@@ -380,8 +394,8 @@ begin
 end;
 $$;
 comment on function release_jobs(bigint[], bigint[]) is
-    'Hands claimed jobs back that were not begun; their attempt is given back and others may claim them at once. Returns the ids '
-    'accepted; a stale run is left out. Errors: PW001.';
+    'Hands back claimed jobs that were not begun. Each gets its attempt back and can be claimed '
+    'again at once. Returns the ids that were accepted; a stale run is left out. Errors: PW001.';
 
 create or replace function job_errors(job_id bigint) returns table (run bigint, at timestamptz, worker text, error text)
     language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off

@@ -1,4 +1,8 @@
--- 81_retry: jobs run again, or at another time: retry_job, retry_jobs, reschedule_jobs.
+-- 81_retry: runs jobs again, or at another time: retry_job, retry_jobs, reschedule_jobs.
+--
+-- A job that runs again needs its unique key and its job_key, which another job may hold by now,
+-- and resumes a sequence that it had halted. Unique keys are locked first, then halts and jobs in
+-- the order of the jobs' ids.
 
 create or replace function _refuse_held_key(kind text, job_id bigint, holder live_jobs) returns void
     language plpgsql set search_path from current
@@ -10,13 +14,14 @@ begin
 end;
 $$;
 
--- Does a live job not hold its unique key just now? A discarded one does not, nor does one that waits for a retry under a policy of
--- River's that leaves `retryable` out.
+-- True if a live job does not hold its unique key: it is discarded, or it waits for a retry under a
+-- policy of River's that leaves `retryable` out.
 create or replace function _gave_key_back(job live_jobs) returns boolean
     language sql immutable
     return (job).state = 'discarded' or ((job).state = 'retryable' and 'retryable' <> all ((job).unique_recheck)) is true;
 
--- Who else has the unique key of a job that would like it back; a row of nulls if nobody has. The key's row is held.
+-- The other live job that holds this unique key; a row of nulls if there is none. The caller has
+-- locked the key's row.
 create or replace function _unique_holder(job_id bigint, unique_key bytea) returns live_jobs
     language plpgsql set search_path from current
 as $$
@@ -37,7 +42,8 @@ declare
     v_now timestamptz := clock();
     v_state text;
     v_parked text;
-    -- A job's unique key never changes, so it can be looked up before the job is locked: keys come before jobs.
+    -- Keys are locked before jobs. A job's unique key never changes, so it can be read before the
+    -- job is locked.
     v_before job := get_job(job_id);
     v_unique_key bytea := decode(v_before.unique_key, 'hex');
     v_past finished_jobs;
@@ -55,7 +61,8 @@ begin
     if v_row.state = 'available' or v_row.parked = 'queue' then
         return _job_of(v_row);
     elsif v_row.state = 'pending' then
-        -- It waits in its sequence. If that stands, halted before it, it is to go on with this job (River); what lies between runs after it.
+        -- It waits in its sequence. If an earlier job has halted the sequence, the sequence
+        -- continues with this job (River); the jobs between them run after it.
         delete from sequence_halts h
         where h.sequence_key = v_row.sequence_key and h.job_id < v_row.id
           and not exists (select from live_jobs j where j.sequence_key = v_row.sequence_key and j.sequence_head);
@@ -76,7 +83,8 @@ begin
         end if;
     end if;
     if v_row.id is null then
-        -- Back from history; only one of several callers finds it there, the others find it back already.
+        -- Takes the job back from history. Of several callers one finds it there; the others find
+        -- it live.
         delete from finished_jobs f where f.id = retry_job.job_id returning f.* into v_past;
         if not found then
             return retry_job(job_id);
@@ -124,14 +132,17 @@ begin
 end;
 $$;
 comment on function retry_job(bigint) is
-    'Lets a job run now: a discarded or finished one again, a scheduled or retryable one ahead of its time. last_error is kept; '
-    'max_attempts is raised by one where the attempts are used up (River: JobRetry). In a sequence a job that is retried takes its '
-    'turn by its id; the one that halted the sequence thereby resumes it, and a waiting one behind the halt skips what halted it. '
-    'Errors: PW004; PW005 while it runs; PW003 when its job_key or unique key is held by another job.';
+    'Makes a job run now: a discarded or finished job again, a scheduled or retryable job ahead '
+    'of its time. last_error is kept; max_attempts is raised by one if the attempts are used up '
+    '(River: JobRetry). In a sequence a retried job takes its turn by its id. If it had halted '
+    'the sequence, the sequence resumes; if it waits behind a halt, the sequence continues with '
+    'it and skips what halted it. Errors: PW004; PW005 while it runs; PW003 if another job holds '
+    'its job_key or unique key.';
 
--- Takes all locks of retry_job for many jobs, before the first of them is retried: unique keys in order, then jobs
--- and the halts before them by the job's id. Returns the order in which to retry: by id, but first those that bring a
--- job_key back from history, by that key, as adds order theirs.
+-- Takes all locks of retry_job for many jobs, before the first of them is retried: unique keys in
+-- their order, then jobs and the halts before them in the order of the jobs' ids.
+-- Returns the order in which to retry: first, by job_key, the jobs that bring a job_key back from
+-- history, since adds lock job keys in that order; then the other jobs by id.
 create or replace function _lock_for_retry(job_ids bigint[]) returns bigint[]
     language plpgsql set search_path from current
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
@@ -145,7 +156,7 @@ begin
         union
         select f.unique_key from finished_jobs f where f.id = any (v_ids)
         order by 1 offset 0) k
-    where k.key is not null; -- not above: with statistics that know no keys, all of their index would be walked
+    where k.key is not null; -- not above: with statistics that know no keys, it would walk their whole index
     for v_lock in
         with sequenced as (
             select j.id, j.sequence_key from live_jobs j where j.id = any (v_ids) and j.sequence_key is not null
@@ -189,7 +200,9 @@ begin
     return query select j.* from unnest(v_jobs) j order by j.id;
 end;
 $$;
-comment on function retry_jobs(bigint[]) is 'retry_job for many; those for which it is not possible are left out of the result.';
+comment on function retry_jobs(bigint[]) is
+    'Calls retry_job for many jobs and returns the jobs. Those for which retry_job is not '
+    'possible are left out.';
 
 create or replace function reschedule_jobs(
     job_ids bigint[], run_at timestamptz default null, priority integer default null, attempts integer default null,
@@ -210,7 +223,8 @@ begin
     if v_problem is not null then
         raise exception 'reschedule_jobs: %', v_problem using errcode = 'PW001';
     end if;
-    -- Those that do not have their unique key now may take it back; keys before jobs, in order.
+    -- A job that does not hold its unique key may take it back. Keys are locked before jobs, in
+    -- their order.
     perform _hold_unique_key(k.unique_key) from (
         select distinct j.unique_key from live_jobs j
         where j.id = any (reschedule_jobs.job_ids) and _gave_key_back(j) order by 1 offset 0) k
@@ -223,7 +237,7 @@ begin
         v_row.attempts := coalesce(reschedule_jobs.attempts, v_old.attempts);
         v_row.max_attempts := coalesce(reschedule_jobs.max_attempts, v_old.max_attempts);
         if v_old.state = 'discarded' and num_nonnulls(reschedule_jobs.run_at, reschedule_jobs.attempts, reschedule_jobs.max_attempts) = 0 then
-            null; -- that it matters more is no decision to run it again: it may be one that is lost
+            null; -- a new priority alone does not run it again: it may be a lost job
         elsif v_row.attempts < v_row.max_attempts then
             v_row.state := _state_at(v_row.run_at, v_now, _held(v_old.sequence_key, v_old.sequence_head),
                                      case when v_row.attempts > 0 then 'retryable' else 'scheduled' end);
@@ -266,6 +280,8 @@ begin
 end;
 $$;
 comment on function reschedule_jobs(bigint[], timestamptz, integer, integer, integer) is
-    'Changes jobs that are not running (Graphile Worker); a null argument leaves its column. last_error is kept. A discarded job that '
-    'has attempts again waits for its run_at again (not if only its priority is given); one that has none left is discarded. Left out are running and unknown ones, and '
-    'those whose unique key another job has taken. Errors: PW001.';
+    'Changes jobs that are not running (Graphile Worker); a null argument leaves its column as it '
+    'is. last_error is kept. A discarded job that has attempts left now waits for its run_at (not '
+    'if only priority is given); a job that has no attempts left is discarded. Running and '
+    'unknown jobs are left out, and so are jobs whose unique key another job has taken. Errors: '
+    'PW001.';

@@ -1,4 +1,5 @@
--- 82_queues: what people do to queues and sequences. A change is data; promote_jobs acts on it, with the next claim.
+-- 82_queues: what people do to queues and sequences: limits, pauses, resuming. Each function
+-- changes rows and leaves a request; promote_jobs acts on it, with the next claim.
 
 create or replace function _queue_refusal(queue_name text, family boolean) returns text
     language plpgsql immutable set search_path from current
@@ -35,10 +36,12 @@ begin
 end;
 $$;
 comment on function set_queue(text, integer) is
-    'Sets how many jobs of a queue may run at once; null means no limit (a label that workers can choose by, as in River and the Open Job '
-    'Spec). A queue that was never set runs one job after the other. A name that ends in ''*'' sets all queues that begin like it '
-    '(''customer:*'': so many at once per customer); a queue set by its own name goes by that, else the longest such name counts. Jobs '
-    'beyond a lowered limit that run already run on. Errors: PW001.';
+    'Sets how many jobs of a queue may run at once; null means no limit (the queue is a label '
+    'that workers can choose by, as in River and the Open Job Spec). A queue that was never set '
+    'runs one job at a time. A name that ends in ''*'' sets all queues that begin with it '
+    '(''customer:*'': so many jobs at once per customer). A queue that was set by its own name '
+    'uses that limit; any other uses the longest such name that matches. If you lower a limit, '
+    'the jobs beyond it that already run continue. Errors: PW001.';
 
 create or replace function pause_queue(queue_name text) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
@@ -56,8 +59,9 @@ begin
 end;
 $$;
 comment on function pause_queue(text) is
-    'Lets no further job of this queue start, until resume_queue. Running jobs run on; adding goes on. It costs the same whatever waits. '
-    'Errors: PW001 (also for ''default'': jobs without a queue cannot be paused).';
+    'Starts no more jobs of this queue until resume_queue. Running jobs continue, and you can '
+    'still add jobs. The cost of a pause does not depend on the number of waiting jobs. Errors: '
+    'PW001 (also for ''default'': jobs without a queue cannot be paused).';
 
 create or replace function resume_queue(queue_name text) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
@@ -70,7 +74,8 @@ begin
     if v_problem is not null then
         raise exception 'resume_queue: %', v_problem using errcode = 'PW001';
     end if;
-    -- A queue that has no limit of its own is again what it was before it was paused.
+    -- A row that only paused its queue is deleted: the queue has the limit of its family again, or
+    -- is serial.
     delete from queues q where q.queue_name = resume_queue.queue_name and q.inherits;
     v_paused := found;
     update queues q set paused = false, updated_at = clock(), changed = pg_current_xact_id()
@@ -80,10 +85,12 @@ begin
     end if;
 end;
 $$;
-comment on function resume_queue(text) is 'Lets the jobs of a paused queue start again; no more than its limit at once. Errors: PW001.';
+comment on function resume_queue(text) is
+    'Lets the jobs of a paused queue start again, up to its limit at once. Errors: PW001.';
 
--- Has all queues of this name, or of this family, looked at when this transaction has committed; and once more when all transactions have ended
--- that may still go by what was said before, as they did not see it: an end in a queue without a limit looks for no successor.
+-- Leaves two requests for all queues of this name or family. A promotion handles the first after
+-- this transaction has committed, and the second when all transactions have ended that may still
+-- use the old settings: in a queue without a limit, an end promotes no next job.
 create or replace function _queue_changed(queue_name text) returns void
     language plpgsql set search_path from current
 as $$
@@ -114,5 +121,6 @@ begin
 end;
 $$;
 comment on function resume_sequence(text) is
-    'Lets a halted sequence go on with its next waiting job; the job that halted it stays as it ended. sequence_key: as the view '
-    'sequences shows it. Returns false if the sequence was not halted. To run the halting job itself again: retry_job.';
+    'Lets a halted sequence continue with its next waiting job; the job that halted it stays as '
+    'it ended. sequence_key: as the view sequences shows it. Returns false if the sequence was '
+    'not halted. To run the job again that halted it, call retry_job.';
