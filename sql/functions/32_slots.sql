@@ -117,7 +117,8 @@ begin
             from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
             order by p.queue_name desc, p.task_identifier desc, coalesce(p.flags::text, '') collate "C" desc, p.priority desc,
                      p.run_at desc, p.id desc limit 1) l on true
-        cross join lateral ( -- alike: each job runs, or has a slot, the kind of the first parked job and a place before it
+        -- `alike`: each job runs, or has a slot, the kind of the first parked job and a place before it.
+        cross join lateral (
             select count(*) as taken, coalesce(bool_and(j.state = 'running' or j.has_slot is not null and (f.id is null or (
                        (j.task_identifier, coalesce(j.flags::text, '') collate "C") = (f.task, f.flags)
                        and (j.priority, j.run_at, j.id) < (f.priority, f.run_at, f.id)))), true) as alike
@@ -144,7 +145,8 @@ begin
         perform _arrive_late(v_ids);
     end if;
     if cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) or cardinality(v_wanted) >= v_most then
-        insert into promotion_requests (lane) select distinct 'queue:' || w.name from unnest(v_wanted) w(name); -- some were locked, or there may be more
+        -- Some were locked, or there may be more.
+        insert into promotion_requests (lane) select distinct 'queue:' || w.name from unnest(v_wanted) w(name);
     end if;
     return coalesce(cardinality(v_ids), 0) + case when v_others is null then 0 else _fill_by_kind(v_others) end;
 end;
@@ -185,7 +187,7 @@ begin
         select q.queue_name, q.paused, coalesce(least(q.slots - t.taken, v_most), v_most) as slots
         from _queues_of(_fill_by_kind.queue_names) q
         cross join lateral _taken_in(q.queue_name, coalesce(q.slots, 0), '{}') t),
-    turn as materialized ( -- the first jobs of each kind; tid is null for a job that already is a candidate
+    turn as materialized ( -- the first jobs of each kind; tid is null for a present candidate
         select q.queue_name, f.tid
         from queue q
         cross join lateral _kinds_in(q.queue_name) k

@@ -54,7 +54,8 @@ declare
     v_wanted integer := max_jobs;
     v_got integer;
     v_run bigint;
-    v_current constant boolean := current_setting('transaction_isolation') = 'read committed'; -- else the snapshot may be too old
+    -- At any other isolation level the snapshot may be too old.
+    v_current constant boolean := current_setting('transaction_isolation') = 'read committed';
     v_seen constant xid8 := pg_snapshot_xmin(pg_current_snapshot()); -- from before it reads the queues
     v_tidied bigint[] := nullif(current_setting('pyworker.claims_tidied', true), '')::bigint[];
 begin
@@ -123,7 +124,7 @@ begin
                     update live_jobs j
                     set state = 'running', has_slot = null, worker_id = claim_jobs.worker_id, run = _next_run(j.run, v_run),
                         claimed_at = v_now,
-                        attempts = least(j.attempts + 1, 32767) -- a job at the maximum must not make claims fail
+                        attempts = least(j.attempts + 1, 32767) -- never fails at the maximum
                     from unnest(v_admitted) r(ctid) where j.ctid = r.ctid
                     returning j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts, j.priority, j.run_at, j.queue_name,
                               j.job_key, j.flags, j.meta, j.delivery, j.sequence_key, j.created_at, j.revision,

@@ -277,7 +277,8 @@ create or replace function sweep_workers() returns integer
 as $$
 declare
     v_now timestamptz := clock();
-    v_clock_ms bigint := (extract(epoch from clock_timestamp()) * 1000)::bigint; -- real time, to measure gaps between sweeps
+    -- Real time, to measure the gaps between sweeps.
+    v_clock_ms bigint := (extract(epoch from clock_timestamp()) * 1000)::bigint;
     v_swept_ms bigint := (select s.last_value from swept_at s);
     v_gap boolean := v_swept_ms > 0 and abs(v_clock_ms - v_swept_ms) > 10000;
     v_pause boolean := v_swept_ms > 0 and abs(v_clock_ms - v_swept_ms) > 1500;

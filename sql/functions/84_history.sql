@@ -248,7 +248,8 @@ begin
         begin
             execute format('drop table %I', days[i]);
         exception when lock_not_available then
-            return i - 1; -- another session reads history, and every finish waits behind us; the next call tries again
+            -- Another session reads history, and every finish waits behind us: the next call tries again.
+            return i - 1;
         end;
     end loop;
     return cardinality(days);
