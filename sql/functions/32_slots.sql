@@ -37,7 +37,8 @@ begin atomic
     select n.name,
            case when q.inherits is false then q.concurrency when f.found then f.concurrency else 1 end,
            coalesce(q.paused, false),
-           case when q.paused then 0 when q.inherits is false then q.concurrency when f.found then f.concurrency else 1 end,
+           case when q.paused then 0 when q.inherits is false then q.concurrency
+                when f.found then f.concurrency else 1 end,
            greatest(q.changed, f.changed)
     from unnest(_queues_of.queue_names) n(name)
     left join queues q on q.queue_name = n.name
@@ -94,7 +95,8 @@ $$;
 -- candidates. `limits`: the slots of each queue, 0 while it is paused, null without a limit.
 create or replace function _fill_queues(queue_names text[], limits integer[]) returns integer
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_incremental_sort = off
     set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
@@ -104,22 +106,27 @@ declare
     v_wanted text[];
 begin
     with queue as materialized (
-        select q.name, q.slots > 0 and t.taken <= q.slots and t.alike and (f.id is null or (f.task, f.flags) = (l.task, l.flags)) as alike,
+        select q.name,
+               q.slots > 0 and t.taken <= q.slots and t.alike
+               and (f.id is null or (f.task, f.flags) = (l.task, l.flags)) as alike,
                least(q.slots - t.taken, v_most) as free
         from unnest(queue_names, limits) q(name, slots)
         left join lateral ( -- the first parked job; below it, the kind of the last one
-            select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags, p.priority, p.run_at, p.id
+            select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags,
+                   p.priority, p.run_at, p.id
             from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
-            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
+            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
+                     p.priority, p.run_at, p.id
             limit 1) f on true
         left join lateral (
             select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags
             from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
-            order by p.queue_name desc, p.task_identifier desc, coalesce(p.flags::text, '') collate "C" desc, p.priority desc,
-                     p.run_at desc, p.id desc limit 1) l on true
+            order by p.queue_name desc, p.task_identifier desc, coalesce(p.flags::text, '') collate "C" desc,
+                     p.priority desc, p.run_at desc, p.id desc limit 1) l on true
         -- `alike`: each job runs, or has a slot, the kind of the first parked job and a place before it.
         cross join lateral (
-            select count(*) as taken, coalesce(bool_and(j.state = 'running' or j.has_slot is not null and (f.id is null or (
+            select count(*) as taken,
+                   coalesce(bool_and(j.state = 'running' or j.has_slot is not null and (f.id is null or (
                        (j.task_identifier, coalesce(j.flags::text, '') collate "C") = (f.task, f.flags)
                        and (j.priority, j.run_at, j.id) < (f.priority, f.run_at, f.id)))), true) as alike
             from (select i.* from live_jobs i
@@ -129,13 +136,15 @@ begin
         select q.name, f.tid from queue q
         cross join lateral (
             select p.ctid as tid from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
-            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
+            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
+                     p.priority, p.run_at, p.id
             limit q.free) f
         where q.alike and q.free > 0),
     moved as (
         update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true
         where j.ctid = any (array(
-            select p.ctid from live_jobs p where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
+            select p.ctid from live_jobs p
+            where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
         returning j.id)
     select (select array_agg(q.name) from queue q where q.alike is not true),
            (select array_agg(m.id) from moved m),
@@ -146,16 +155,19 @@ begin
     end if;
     if cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) or cardinality(v_wanted) >= v_most then
         -- Some were locked, or there may be more.
-        insert into promotion_requests (lane) select distinct 'queue:' || w.name from unnest(v_wanted) w(name);
+        insert into promotion_requests (lane)
+        select distinct 'queue:' || w.name from unnest(v_wanted) w(name);
     end if;
-    return coalesce(cardinality(v_ids), 0) + case when v_others is null then 0 else _fill_by_kind(v_others) end;
+    return coalesce(cardinality(v_ids), 0)
+        + case when v_others is null then 0 else _fill_by_kind(v_others) end;
 end;
 $$;
 
 -- The same for queues with jobs of several kinds, and for queues whose settings have changed.
 create or replace function _fill_by_kind(queue_names text[]) returns integer
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_incremental_sort = off
     set jit = off set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
@@ -180,9 +192,11 @@ begin
     freed as (
         update live_jobs j set has_slot = null
         where j.ctid = any (array(
-            select c.ctid from live_jobs c where c.ctid = any (array(select g.tid from given g)) for update skip locked))
+            select c.ctid from live_jobs c
+            where c.ctid = any (array(select g.tid from given g)) for update skip locked))
         returning j.id)
-    select array_agg(distinct g.queue_name) into v_left from given g where g.id not in (select f.id from freed f);
+    select array_agg(distinct g.queue_name) into v_left from given g
+    where g.id not in (select f.id from freed f);
     with queue as materialized (
         select q.queue_name, q.paused, coalesce(least(q.slots - t.taken, v_most), v_most) as slots
         from _queues_of(_fill_by_kind.queue_names) q
@@ -195,22 +209,26 @@ begin
             select u.tid from (
                 (select p.ctid as tid, p.priority, p.run_at, p.id from live_jobs p
                  where p.queue_name = q.queue_name and p.parked = 'queue'
-                   and p.task_identifier = k.task_identifier and coalesce(p.flags::text, '') collate "C" = k.flags
+                   and p.task_identifier = k.task_identifier
+                   and coalesce(p.flags::text, '') collate "C" = k.flags
                  order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
                           p.priority, p.run_at, p.id limit q.slots)
                 union all
                 (select null, c.priority, c.run_at, c.id from live_jobs c
                  where c.queue_name = q.queue_name and c.ready_at is not null and c.state = 'available'
-                   and c.task_identifier = k.task_identifier and coalesce(c.flags::text, '') collate "C" = k.flags
+                   and c.task_identifier = k.task_identifier
+                   and coalesce(c.flags::text, '') collate "C" = k.flags
                  order by c.queue_name, c.priority, c.run_at, c.id limit q.slots)) u
             order by u.priority, u.run_at, u.id limit q.slots) f
         where q.slots > 0),
     moved as (
         update live_jobs j set ready_at = j.run_at, parked = null
         where j.ctid = any (array(
-            select p.ctid from live_jobs p where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
+            select p.ctid from live_jobs p
+            where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
         returning j.id)
-    select (select array_agg(m.id) from moved m), count(*), array_agg(t.queue_name) filter (where t.tid is not null),
+    select (select array_agg(m.id) from moved m), count(*),
+           array_agg(t.queue_name) filter (where t.tid is not null),
            (select array_agg(q.queue_name) from queue q where q.paused)
     into v_ids, v_ranked, v_wanted, v_paused
     from turn t;
@@ -224,7 +242,8 @@ begin
         v_left := v_left || v_wanted;
     end if;
     if v_left <> '{}' then
-        insert into promotion_requests (lane, changed) select distinct 'queue:' || l.queue_name, true from unnest(v_left) l(queue_name);
+        insert into promotion_requests (lane, changed)
+        select distinct 'queue:' || l.queue_name, true from unnest(v_left) l(queue_name);
     end if;
     return coalesce(cardinality(v_ids), 0);
 end;
@@ -234,7 +253,8 @@ $$;
 -- queue. Returns the queues that may have more of them.
 create or replace function _park_candidates(queue_names text[]) returns text[]
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_incremental_sort = off
     set jit = off set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
@@ -247,7 +267,8 @@ begin
             select p.ctid from unnest(queue_names) q(name)
             cross join lateral (
                 select c.ctid from live_jobs c
-                where c.queue_name = q.name and c.ready_at is not null and c.state = 'available' and c.has_slot is null
+                where c.queue_name = q.name and c.ready_at is not null and c.state = 'available'
+                  and c.has_slot is null
                 order by c.queue_name, c.priority, c.run_at, c.id limit v_most for update skip locked) p))
         returning j.queue_name)
     select array_agg(p.queue_name) into v_parked from (
@@ -277,7 +298,8 @@ declare
     v_queue integer;
     v_asking tid[]; -- the rows that need a slot and do not have one yet
 begin
-    select array_agg(q.name), coalesce(array_agg(q.name) filter (where q.n <= 500 and _try_lane('queue:' || q.name)), '{}')
+    select array_agg(q.name),
+           coalesce(array_agg(q.name) filter (where q.n <= 500 and _try_lane('queue:' || q.name)), '{}')
     into v_limited, v_held -- at most 500: PostgreSQL has room for some 6,000 advisory locks
     from (select l.name, row_number() over () as n
           from (select distinct q.queue_name as name from _queues_of(queue_names) q
@@ -287,7 +309,8 @@ begin
         admitted := rows;
         return;
     end if;
-    v_asking := array(select r.tid from unnest(rows, queue_names) r(tid, queue_name) where r.queue_name is not null);
+    v_asking := array(
+        select r.tid from unnest(rows, queue_names) r(tid, queue_name) where r.queue_name is not null);
     select array_agg(q.queue_name), array_agg(q.slots - t.taken),
            array_agg(c.others > 0)
     into v_queues, v_free, v_crowded
@@ -296,7 +319,8 @@ begin
     cross join lateral (
         select count(*) as others from (
             select from live_jobs j
-            where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available' and j.ctid <> all (rows)
+            where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available'
+              and j.ctid <> all (rows)
             order by j.queue_name, j.priority, j.run_at, j.id limit 1) o) c;
     for i in 1..cardinality(rows) loop
         v_queue := array_position(v_queues, queue_names[i]);
@@ -338,7 +362,8 @@ declare
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         -- A snapshot that may be too old to show the limits: a later promotion decides.
-        insert into promotion_requests (lane) select distinct 'queue:' || q.name from unnest(queue_names) q(name);
+        insert into promotion_requests (lane)
+        select distinct 'queue:' || q.name from unnest(queue_names) q(name);
         perform _notify_workers();
         return;
     end if;
@@ -348,13 +373,16 @@ begin
     select array_agg(q.queue_name), coalesce(array_agg(q.queue_name) filter (where q.held), '{}'),
            array_agg(q.slots) filter (where q.held)
     into v_limited, v_held, v_limits
-    from (select q.queue_name, q.slots, q.concurrency <= 100 and cardinality(queue_names) <= 200 and _try_lane('queue:' || q.queue_name) as held
+    from (select q.queue_name, q.slots,
+                 q.concurrency <= 100 and cardinality(queue_names) <= 200
+                 and _try_lane('queue:' || q.queue_name) as held
           from _queues_of(queue_names) q where q.concurrency is not null offset 0) q;
     if v_limited is null then
         return;
     end if;
     if cardinality(v_held) < cardinality(v_limited) then
-        insert into promotion_requests (lane) select 'queue:' || l.name from unnest(v_limited) l(name) where l.name <> all (v_held);
+        insert into promotion_requests (lane)
+        select 'queue:' || l.name from unnest(v_limited) l(name) where l.name <> all (v_held);
         perform _notify_workers();
     end if;
     if v_held <> '{}' and _fill_queues(v_held, v_limits) > 0 then

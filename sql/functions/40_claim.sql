@@ -23,15 +23,16 @@ create or replace function _next_run(last_run bigint, new_run bigint) returns bi
     return case when last_run < new_run then new_run else last_run + 1 + (random() * 1000000000)::bigint end;
 
 create or replace function claim_jobs(
-    worker_id bigint, max_jobs integer default 1, task_identifiers text[] default null, queue_names text[] default null,
-    forbidden_flags text[] default null)
+    worker_id bigint, max_jobs integer default 1, task_identifiers text[] default null,
+    queue_names text[] default null, forbidden_flags text[] default null)
     returns table (
-        id bigint, run bigint, task_identifier text, payload json, attempts smallint, max_attempts smallint, priority smallint,
-        run_at timestamptz, queue_name text, key text, flags jsonb, meta jsonb, delivery text, sequence_key text,
-        created_at timestamptz, revision integer, crashes smallint)
+        id bigint, run bigint, task_identifier text, payload json, attempts smallint, max_attempts smallint,
+        priority smallint, run_at timestamptz, queue_name text, key text, flags jsonb, meta jsonb,
+        delivery text, sequence_key text, created_at timestamptz, revision integer, crashes smallint)
     language plpgsql security definer set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off set enable_mergejoin = off
-    set jit = off set plan_cache_mode = force_generic_plan set datestyle = iso set lock_timeout = '200ms'
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
+    set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_plan set datestyle = iso
+    set lock_timeout = '200ms'
 as $$
 declare
     v_now timestamptz := clock();
@@ -60,11 +61,14 @@ declare
     v_tidied bigint[] := nullif(current_setting('pyworker.claims_tidied', true), '')::bigint[];
 begin
     if max_jobs is null or max_jobs < 1 then
-        raise exception 'claim_jobs: max_jobs must be at least 1, got %', coalesce(max_jobs::text, 'NULL') using errcode = 'PW001';
+        raise exception 'claim_jobs: max_jobs must be at least 1, got %', coalesce(max_jobs::text, 'NULL')
+            using errcode = 'PW001';
     end if;
     if not exists (select from workers w where w.id = claim_jobs.worker_id and w.dead_at is null) then
-        raise exception 'claim_jobs: worker % is unknown or was declared dead', coalesce(worker_id::text, 'NULL')
-            using errcode = 'PW004', hint = 'Call register_worker again; jobs of the old registration are handed on.';
+        raise exception 'claim_jobs: worker % is unknown or was declared dead',
+            coalesce(worker_id::text, 'NULL')
+            using errcode = 'PW004',
+                  hint = 'Call register_worker again; jobs of the old registration are handed on.';
     end if;
     if current_setting('pyworker.walk_claim', true) <> '' then
         v_walk := _walk_of('claim', _claim_owner(worker_id, task_identifiers, queue_names, forbidden_flags));
@@ -85,15 +89,18 @@ begin
                 end if;
                 v_spans := v_start;
             end if;
-            select array_agg(r.ctid) as rows, array_agg(r.priority) as priorities, array_agg(r.ready_at) as ready_ats, array_agg(r.id) as ids,
+            select array_agg(r.ctid) as rows, array_agg(r.priority) as priorities,
+                   array_agg(r.ready_at) as ready_ats, array_agg(r.id) as ids,
                    array_agg(r.asks_queue) as queues, bool_or(r.asks_queue is not null) as queued,
                    bool_or(r.sequence_key is not null or r.has_slot) as in_turn
             into v_found
             from (
                 -- A job with a slot need not ask its queue, unless a change of a queue's settings
                 -- is still to be handled.
-                select r.*, case when r.has_slot is null or not v_current or (select true from promotion_requests w where w.changed limit 1)
-                                 then r.queue_name end as asks_queue
+                select r.*,
+                       case when r.has_slot is null or not v_current
+                                 or (select true from promotion_requests w where w.changed limit 1)
+                            then r.queue_name end as asks_queue
                 from unnest(v_spans) s
                 cross join lateral (
                     select j.ctid, j.priority, j.ready_at, j.id, j.queue_name, j.sequence_key, j.has_slot
@@ -101,9 +108,12 @@ begin
                     where j.ready_at is not null and j.state = 'available'
                       and (j.priority, j.ready_at, j.id) > (s.priority, s.ready_at, s.id)
                       and (j.priority, j.ready_at, j.id) <= (s.to_priority, s.to_ready_at, s.to_id)
-                      and (claim_jobs.task_identifiers is null or j.task_identifier = any (claim_jobs.task_identifiers))
-                      and (claim_jobs.queue_names is null or coalesce(j.queue_name, 'default') = any (claim_jobs.queue_names))
-                      and (claim_jobs.forbidden_flags is null or j.flags is null or not j.flags ?| claim_jobs.forbidden_flags)
+                      and (claim_jobs.task_identifiers is null
+                          or j.task_identifier = any (claim_jobs.task_identifiers))
+                      and (claim_jobs.queue_names is null
+                          or coalesce(j.queue_name, 'default') = any (claim_jobs.queue_names))
+                      and (claim_jobs.forbidden_flags is null or j.flags is null
+                          or not j.flags ?| claim_jobs.forbidden_flags)
                       and (v_closed is null or j.queue_name is null or j.queue_name <> all (v_closed))
                     order by j.priority, j.ready_at, j.id
                     limit v_wanted for update skip locked) r
@@ -113,7 +123,8 @@ begin
             v_admitted := v_found.rows;
             v_full := null;
             if v_found.queued then
-                select a.closed, a.admitted, a.full_queues, a.in_turn or v_found.in_turn into v_closed, v_admitted, v_full, v_in_turn
+                select a.closed, a.admitted, a.full_queues, a.in_turn or v_found.in_turn
+                into v_closed, v_admitted, v_full, v_in_turn
                 from _admit(v_found.rows, v_found.queues, v_closed) a;
             end if;
             if v_admitted is not null then
@@ -122,13 +133,14 @@ begin
                     with noted as (
                         insert into claims values (claim_jobs.worker_id, v_run, v_found.ids, v_seen))
                     update live_jobs j
-                    set state = 'running', has_slot = null, worker_id = claim_jobs.worker_id, run = _next_run(j.run, v_run),
+                    set state = 'running', has_slot = null, worker_id = claim_jobs.worker_id,
+                        run = _next_run(j.run, v_run),
                         claimed_at = v_now,
                         attempts = least(j.attempts + 1, 32767) -- never fails at the maximum
                     from unnest(v_admitted) r(ctid) where j.ctid = r.ctid
-                    returning j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts, j.priority, j.run_at, j.queue_name,
-                              j.job_key, j.flags, j.meta, j.delivery, j.sequence_key, j.created_at, j.revision,
-                              coalesce(j.crashes, 0::smallint);
+                    returning j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts,
+                              j.priority, j.run_at, j.queue_name, j.job_key, j.flags, j.meta, j.delivery,
+                              j.sequence_key, j.created_at, j.revision, coalesce(j.crashes, 0::smallint);
                 get diagnostics v_got = row_count;
             end if;
         -- PostgreSQL does wait, despite SKIP LOCKED, for a row that has been updated and whose new
@@ -141,9 +153,11 @@ begin
             continue;
         end;
         -- Not in the block above: an error here would undo the claim, but not its `return query`.
-        if v_got > 0 and (v_tidied[1] = claim_jobs.worker_id and v_run between v_tidied[2] and v_tidied[3]) is not true then
+        if v_got > 0 and (v_tidied[1] = claim_jobs.worker_id
+            and v_run between v_tidied[2] and v_tidied[3]) is not true then
             perform _tidy_claims(
-                claim_jobs.worker_id, case when v_tidied[1] = claim_jobs.worker_id then v_tidied[2] end, v_run);
+                claim_jobs.worker_id, case when v_tidied[1] = claim_jobs.worker_id then v_tidied[2] end,
+                v_run);
         end if;
         if v_full <> '{}' then
             begin
@@ -181,7 +195,9 @@ begin
     if v_walk.owner is not null or _entries_read(v_index) - v_read > 1000 + 2 * (max_jobs - v_wanted) then
         perform _keep_claim(
             _claim_owner(worker_id, task_identifiers, queue_names, forbidden_flags), v_walk, v_began,
-            _places_after(v_places, v_found.priorities, v_found.ready_ats, v_found.ids, case when v_wanted > 0 then v_began end));
+            _places_after(
+                v_places, v_found.priorities, v_found.ready_ats, v_found.ids,
+                case when v_wanted > 0 then v_began end));
     end if;
 end;
 $$;
@@ -202,17 +218,20 @@ comment on function claim_jobs(bigint, integer, text[], text[], text[]) is
     'claim, and its jobs run again.';
 
 -- The owner of a remembered walk: this worker with these filters.
-create or replace function _claim_owner(worker_id bigint, task_identifiers text[], queue_names text[], forbidden_flags text[])
+create or replace function _claim_owner(
+    worker_id bigint, task_identifiers text[], queue_names text[], forbidden_flags text[])
     returns bigint
     language plpgsql stable set search_path from current
 as $$
 begin
-    return hashtextextended(row('live_jobs'::regclass::oid, worker_id, task_identifiers, queue_names, forbidden_flags)::text, 0);
+    return hashtextextended(
+        row('live_jobs'::regclass::oid, worker_id, task_identifiers, queue_names, forbidden_flags)::text, 0);
 end;
 $$;
 
 -- The parts of these spans that follow the last of the jobs that a walk found.
-create or replace function _spans_left(spans _span[], priorities smallint[], ready_ats timestamptz[], ids bigint[]) returns _span[]
+create or replace function _spans_left(
+    spans _span[], priorities smallint[], ready_ats timestamptz[], ids bigint[]) returns _span[]
     language plpgsql immutable set search_path from current
 as $$
 declare
@@ -220,7 +239,9 @@ declare
 begin
     return array(
         select case when (s.priority, s.ready_at, s.id) < (priorities[v_last], ready_ats[v_last], ids[v_last])
-                    then row(priorities[v_last], ready_ats[v_last], ids[v_last], s.to_priority, s.to_ready_at, s.to_id)::_span
+                    then row(
+                        priorities[v_last], ready_ats[v_last], ids[v_last],
+                        s.to_priority, s.to_ready_at, s.to_id)::_span
                     else row(s.priority, s.ready_at, s.id, s.to_priority, s.to_ready_at, s.to_id)::_span end
         from unnest(spans) s
         where (s.to_priority, s.to_ready_at, s.to_id) > (priorities[v_last], ready_ats[v_last], ids[v_last])
@@ -230,7 +251,8 @@ $$;
 
 -- Remembers the place that the claim has reached. A walk from the head has seen every job that
 -- arrived late before the walk began.
-create or replace function _keep_claim(owner bigint, walk _walk, began timestamptz, places _span[]) returns void
+create or replace function _keep_claim(owner bigint, walk _walk, began timestamptz, places _span[])
+    returns void
     language plpgsql set search_path from current
 as $$
 begin
@@ -238,7 +260,9 @@ begin
         perform set_config('pyworker.walk_claim', '', false); -- a walk from the head is simpler
     elsif walk.owner is null then
         perform _keep_walk('claim', row(
-            owner, null, places, '{}', coalesce((select a.id from late_arrivals a where a.at < began order by a.id desc limit 1), 0))::_walk, began);
+            owner, null, places, '{}',
+            coalesce((select a.id from late_arrivals a where a.at < began order by a.id desc limit 1), 0)
+            )::_walk, began);
     else
         walk.places := places;
         perform _keep_walk('claim', walk, null);

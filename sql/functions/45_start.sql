@@ -39,7 +39,8 @@ as $$
 #variable_conflict use_column
 begin
     if once.key is null or once.key = '' or length(once.key) > 512 then
-        raise exception 'once: key must be 1 to 512 characters long, got %', coalesce(quote_literal(left(once.key, 530)), 'NULL')
+        raise exception 'once: key must be 1 to 512 characters long, got %',
+            coalesce(quote_literal(left(once.key, 530)), 'NULL')
             using errcode = 'PW001';
     end if;
     perform _commit_durably();
@@ -55,7 +56,8 @@ comment on function once(text) is
     '40001. Errors: PW001. (McKinley: at least once up to this call, at most once after it.)';
 
 create or replace function cancelled_runs(job_ids bigint[], runs bigint[]) returns bigint[]
-    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
 as $$
 begin
     return array(
@@ -70,11 +72,13 @@ comment on function cancelled_runs(bigint[], bigint[]) is
     'is lost. A worker calls it when it is notified (''cancel'') and periodically, and tells its '
     'handlers.';
 
-create or replace function task_timeouts(task_identifiers text[]) returns table (identifier text, timeout interval)
+create or replace function task_timeouts(task_identifiers text[])
+    returns table (identifier text, timeout interval)
     language plpgsql stable security definer set search_path from current
 as $$
 begin
-    return query select t.identifier, t.timeout from tasks t where t.identifier = any (task_identifiers) and t.timeout is not null;
+    return query select t.identifier, t.timeout from tasks t
+    where t.identifier = any (task_identifiers) and t.timeout is not null;
 end;
 $$;
 comment on function task_timeouts(text[]) is

@@ -5,11 +5,11 @@
 -- run (the fence). Locks rows in the order of their ids, and matches them by id and run, never by
 -- position, since an add may have moved a row meanwhile. Returns the ids of the jobs that it ended.
 create or replace function _finalize_jobs(
-    job_ids bigint[], runs bigint[], final_state text, results jsonb[] default null, close_reason text default null,
-    error text default null) returns bigint[]
+    job_ids bigint[], runs bigint[], final_state text, results jsonb[] default null,
+    close_reason text default null, error text default null) returns bigint[]
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_now timestamptz := clock();
@@ -24,8 +24,8 @@ declare
     v_left text[];
     v_sequences text[];
 begin
-    select case final_state when 'completed' then s.completed_retention else s.cancelled_retention end into v_retention
-    from settings s;
+    select case final_state when 'completed' then s.completed_retention else s.cancelled_retention end
+    into v_retention from settings s;
     with item as materialized (
         select i.id, i.run, i.result from unnest(job_ids, runs, results) i(id, run, result) order by i.id),
     ended as (
@@ -34,17 +34,21 @@ begin
         delete from live_jobs j using item i
         where j.id between i.id and i.id and (runs is null or (j.run = i.run and j.state = 'running'))
         returning j.*, i.result as new_result,
-                  coalesce((select t.retention from tasks t where t.identifier = j.task_identifier), v_retention) as retention),
+                  coalesce((select t.retention from tasks t where t.identifier = j.task_identifier),
+                           v_retention) as retention),
     kept as (
         insert into finished_jobs (
-            id, worker_id, run, attempts, state, claimed_at, updated_at, started_at, cancel_requested_at, superseded, priority,
-            max_attempts, revision, run_at, created_at, task_identifier, queue_name, job_key, delivery, flags, meta, unique_key,
-            unique_recheck, sequence_key, continue_on_cancelled, continue_on_discarded, last_error, reason, finished_at, expires_at,
+            id, worker_id, run, attempts, state, claimed_at, updated_at, started_at, cancel_requested_at,
+            superseded, priority, max_attempts, revision, run_at, created_at, task_identifier, queue_name,
+            job_key, delivery, flags, meta, unique_key, unique_recheck, sequence_key,
+            continue_on_cancelled, continue_on_discarded, last_error, reason, finished_at, expires_at,
             result, payload)
-        select e.id, e.worker_id, e.run, e.attempts, final_state, e.claimed_at, v_now, e.started_at, e.cancel_requested_at,
-               e.superseded, e.priority, e.max_attempts, e.revision, e.run_at, e.created_at, e.task_identifier, e.queue_name,
-               e.job_key, e.delivery, e.flags, e.meta, e.unique_key, e.unique_recheck, e.sequence_key, e.continue_on_cancelled,
-               e.continue_on_discarded, coalesce(error, e.last_error), close_reason, v_now, v_now + e.retention, e.new_result, e.payload
+        select e.id, e.worker_id, e.run, e.attempts, final_state, e.claimed_at, v_now, e.started_at,
+               e.cancel_requested_at, e.superseded, e.priority, e.max_attempts, e.revision, e.run_at,
+               e.created_at, e.task_identifier, e.queue_name, e.job_key, e.delivery, e.flags, e.meta,
+               e.unique_key, e.unique_recheck, e.sequence_key, e.continue_on_cancelled,
+               e.continue_on_discarded, coalesce(error, e.last_error), close_reason, v_now,
+               v_now + e.retention, e.new_result, e.payload
         from ended e where e.retention > interval '0'),
     halted as (
         -- A job that gives way to another one (superseded or replaced) does not halt its sequence.
@@ -60,7 +64,8 @@ begin
                e.revision > 0 or coalesce(error, e.last_error) is not null)),
            array_agg(e.unique_key) filter (where e.retention = interval '0' and e.unique_key is not null),
            array_agg(distinct e.queue_name) filter (where e.queue_name is not null and e.state = 'running'),
-           array_agg(distinct e.queue_name) filter (where e.queue_name is not null and e.state = 'available' and e.ready_at is not null),
+           array_agg(distinct e.queue_name) filter (
+               where e.queue_name is not null and e.state = 'available' and e.ready_at is not null),
            array_agg(distinct e.sequence_key) filter (where e.sequence_head)
     into v_closed, v_dropped, v_keys, v_queues, v_left, v_sequences
     from ended e;
@@ -82,14 +87,16 @@ begin
         perform _refill_queues(v_queues);
     end if;
     if v_left <> '{}' then
-        insert into promotion_requests (lane) select 'queue:' || l.queue_name from unnest(v_left) l(queue_name);
+        insert into promotion_requests (lane)
+        select 'queue:' || l.queue_name from unnest(v_left) l(queue_name);
         perform _notify_workers();
     end if;
     return coalesce(v_closed, '{}');
 end;
 $$;
 
-create or replace function finish_jobs(job_ids bigint[], runs bigint[], results jsonb[] default null) returns bigint[]
+create or replace function finish_jobs(job_ids bigint[], runs bigint[], results jsonb[] default null)
+    returns bigint[]
     language plpgsql security definer set search_path from current
 as $$
 begin
@@ -111,7 +118,8 @@ create or replace function finish_job(job_id bigint, run bigint) returns void
 as $$
 begin
     if _finalize_jobs(array[job_id], array[run], 'completed') = '{}' then
-        raise exception 'finish_job: job % is not held by run % any more', coalesce(job_id::text, 'NULL'), coalesce(run::text, 'NULL')
+        raise exception 'finish_job: job % is not held by run % any more', coalesce(job_id::text, 'NULL'),
+            coalesce(run::text, 'NULL')
             using errcode = 'PW002', hint = 'The claim was lost: roll back, and drop the result.';
     end if;
 end;
@@ -124,7 +132,8 @@ comment on function finish_job(bigint, bigint) is
 -- The status of a transaction id is not enough: after a crash or a failover, the server gives out
 -- the id of a lost transaction again. So the job must be out of this run as well.
 create or replace function was_finished(job_id bigint, run bigint, transaction_id xid8) returns boolean
-    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
 as $$
 declare
     v_status text;
@@ -134,7 +143,8 @@ begin
         return null;
     end if;
     return coalesce(v_status = 'committed', false) and not exists (
-        select from live_jobs j where j.id = was_finished.job_id and j.run = was_finished.run and j.state = 'running');
+        select from live_jobs j where j.id = was_finished.job_id and j.run = was_finished.run
+            and j.state = 'running');
 exception when invalid_parameter_value then -- the id has not been assigned yet
     return false;
 end;

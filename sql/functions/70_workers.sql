@@ -14,7 +14,8 @@ declare
     v_id bigint;
 begin
     if info is null or jsonb_typeof(info) <> 'object' then
-        raise exception 'register_worker: info must be a JSON object, got %', coalesce(jsonb_typeof(info), 'NULL') using errcode = 'PW001';
+        raise exception 'register_worker: info must be a JSON object, got %',
+            coalesce(jsonb_typeof(info), 'NULL') using errcode = 'PW001';
     end if;
     insert into workers as w (info, started_at, beat_at, expires_at)
     select register_worker.info, v_now, v_now, v_now + s.worker_ttl from settings s
@@ -43,9 +44,11 @@ create or replace function update_worker(worker_id bigint, info jsonb) returns v
 as $$
 begin
     if info is null or jsonb_typeof(info) <> 'object' then
-        raise exception 'update_worker: info must be a JSON object, got %', coalesce(jsonb_typeof(info), 'NULL') using errcode = 'PW001';
+        raise exception 'update_worker: info must be a JSON object, got %',
+            coalesce(jsonb_typeof(info), 'NULL') using errcode = 'PW001';
     end if;
-    update workers w set info = w.info || update_worker.info where w.id = update_worker.worker_id and w.dead_at is null;
+    update workers w set info = w.info || update_worker.info
+    where w.id = update_worker.worker_id and w.dead_at is null;
 end;
 $$;
 comment on function update_worker(bigint, jsonb) is
@@ -110,7 +113,8 @@ declare
     v_ids bigint[];
 begin
     if not exists (select from workers w where w.id = reconcile.worker_id and w.dead_at is null) then
-        raise exception 'reconcile: worker % is unknown or was declared dead', coalesce(worker_id::text, 'NULL') using errcode = 'PW004';
+        raise exception 'reconcile: worker % is unknown or was declared dead',
+            coalesce(worker_id::text, 'NULL') using errcode = 'PW004';
     end if;
     v_ids := _held_by(array[reconcile.worker_id]);
     for v_job in
@@ -118,7 +122,8 @@ begin
         where j.id = any (v_ids) and j.worker_id = reconcile.worker_id and j.state = 'running'
         order by j.id + 0 for update
     loop
-        if exists (select from unnest(job_ids, runs) k(id, run) where k.id = v_job.id and k.run = v_job.run) then
+        if exists (select from unnest(job_ids, runs) k(id, run)
+                   where k.id = v_job.id and k.run = v_job.run) then
             v_held := v_held || v_job.id;
         else
             perform _requeue(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
@@ -162,7 +167,8 @@ begin
 end;
 $$;
 
-create or replace function report_crash(worker_id bigint, job_ids bigint[] default '{}', runs bigint[] default '{}', error text default null)
+create or replace function report_crash(
+    worker_id bigint, job_ids bigint[] default '{}', runs bigint[] default '{}', error text default null)
     returns void
     language plpgsql security definer set search_path from current
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
@@ -181,11 +187,13 @@ begin
         where j.id = any (v_ids) and j.worker_id = report_crash.worker_id and j.state = 'running'
         order by j.id + 0 for update
     loop
-        if not exists (select from unnest(job_ids, runs) k(id, run) where k.id = v_job.id and k.run = v_job.run) then
+        if not exists (select from unnest(job_ids, runs) k(id, run)
+                       where k.id = v_job.id and k.run = v_job.run) then
             perform _requeue(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
             continue;
         end if;
-        update live_jobs j set crashes = coalesce(j.crashes, 0) + 1 where j.id = v_job.id returning j.* into v_job;
+        update live_jobs j set crashes = coalesce(j.crashes, 0) + 1 where j.id = v_job.id
+        returning j.* into v_job;
         perform _record_error(v_job, v_error);
         if v_alone and v_job.crashes >= v_limit and not _must_not_rerun(v_job) then
             perform _discard(v_job, v_error, format('it ended %s worker processes', v_job.crashes));
@@ -194,7 +202,9 @@ begin
         else
             -- Any of several jobs may be to blame: each gets its attempt back, and will be run
             -- alone.
-            perform _requeue(v_job, v_job.run_at, v_job.attempts - case when v_alone then 0 else 1 end, 'scheduled', v_error);
+            perform _requeue(
+                v_job, v_job.run_at, v_job.attempts - case when v_alone then 0 else 1 end,
+                'scheduled', v_error);
         end if;
     end loop;
     perform _forget_claims(array[report_crash.worker_id]);
@@ -220,7 +230,8 @@ begin
     -- Waits for locked rows here: a sweep skips them and comes again, but this call must not skip
     -- any.
     perform from live_jobs j
-    where j.id = any (v_held) and j.worker_id = any (v_ids) and j.state = 'running' order by j.id + 0 for update;
+    where j.id = any (v_held) and j.worker_id = any (v_ids) and j.state = 'running'
+    order by j.id + 0 for update;
     perform _rescue_jobs(v_ids, 'worker was unlocked by force');
 end;
 $$;
@@ -239,7 +250,8 @@ begin
     id := worker_id & 2147483647;
     mine := exists (
         select from pg_locks l
-        where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.classid::bigint = class::bigint & 4294967295
+        where l.locktype = 'advisory' and l.pid = pg_backend_pid()
+          and l.classid::bigint = class::bigint & 4294967295
           and l.objid::bigint = id and l.objsubid = 2);
 end;
 $$;
@@ -256,7 +268,8 @@ begin
     select w.mine or pg_try_advisory_lock(w.class, w.id) into v_held from _worker_lock(worker_id) w;
     -- If a lost connection still holds the lock, the end of that connection must not count:
     -- `locked` is false then, and the worker depends on its lease alone.
-    update workers w set locked = v_held, suspect_since = null where w.id = hold_worker_lock.worker_id and w.dead_at is null;
+    update workers w set locked = v_held, suspect_since = null
+    where w.id = hold_worker_lock.worker_id and w.dead_at is null;
     if not found then -- declared dead just now
         perform pg_advisory_unlock(w.class, w.id) from _worker_lock(worker_id) w where v_held;
         v_held := false;
@@ -289,7 +302,8 @@ declare
 begin
     v_held := array(
         select l.objid::bigint from pg_locks l
-        where l.locktype = 'advisory' and l.classid::bigint = v_class::bigint & 4294967295 and l.objsubid = 2 and l.granted
+        where l.locktype = 'advisory' and l.classid::bigint = v_class::bigint & 4294967295
+          and l.objsubid = 2 and l.granted
           and l.database = (select d.oid from pg_database d where d.datname = current_database()));
     if v_gap then
         -- The database was down, or all workers were: live workers get time to take their lock and
@@ -300,9 +314,12 @@ begin
             where a.dead_at is null and (a.locked and a.id & 2147483647 <> all (v_held)
                   or a.expires_at < v_now + v_ttl / 2 and a.expires_at <= a.beat_at + v_ttl));
         update workers w
-        set expires_at = case when w.expires_at <= w.beat_at + v_ttl then greatest(w.expires_at, clock() + v_ttl) else w.expires_at end,
+        set expires_at = case when w.expires_at <= w.beat_at + v_ttl then
+                greatest(w.expires_at, clock() + v_ttl) else w.expires_at end,
             locked = w.locked and w.id & 2147483647 = any (v_held), suspect_since = null
-        where w.id in (select a.id from workers a where a.id = any (v_spared) and a.dead_at is null order by a.id for update skip locked);
+        where w.id in (
+            select a.id from workers a
+            where a.id = any (v_spared) and a.dead_at is null order by a.id for update skip locked);
     end if;
     -- A rollback of this sweep, or of another one that runs now, does not undo setval. So the gap
     -- ends only when a sweep finds no worker left to spare.
@@ -313,7 +330,8 @@ begin
     -- session may have stood still.
     update workers w set expires_at = clock() + v_ttl
     where w.id in (
-        select c.id from workers c where c.dead_at is null and c.expires_at > clock() + v_ttl + interval '1 second'
+        select c.id from workers c
+        where c.dead_at is null and c.expires_at > clock() + v_ttl + interval '1 second'
         order by c.id for update skip locked);
     -- A lock counts as free only for the time in which sweeps saw it free. After a pause of the
     -- sweeps (the database was down), a worker has the full two seconds again to take its lock.
@@ -329,9 +347,13 @@ begin
     update workers w set dead_at = v_now
     where w.id in (
         select d.id from workers d
-        where d.dead_at is null and (d.expires_at < v_now or d.suspect_since < v_now - interval '2 seconds') order by d.id for update skip locked);
+        where d.dead_at is null
+          and (d.expires_at < v_now or d.suspect_since < v_now - interval '2 seconds')
+        order by d.id for update skip locked);
     delete from workers w
-    where w.id in (select o.id from workers o where o.dead_at < v_now - interval '1 day' order by o.id for update skip locked);
+    where w.id in (
+        select o.id from workers o
+        where o.dead_at < v_now - interval '1 day' order by o.id for update skip locked);
     -- Workers that died within the last minute, since one of their claims may still have been open.
     -- maintain() finds the jobs of claims that commit even later.
     return _rescue_jobs(

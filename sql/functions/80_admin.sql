@@ -2,7 +2,8 @@
 -- complete_jobs and permanently_fail_jobs. To run jobs again or at another time: 81_retry.
 
 create or replace function get_job(id bigint) returns job
-    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
 as $$
 declare
     v_job job;
@@ -51,7 +52,8 @@ begin
     elsif v_row.state = 'discarded' then
         return _job_of(v_row);
     elsif v_row.state = 'running' and force is not true then
-        update live_jobs j set cancel_requested_at = coalesce(j.cancel_requested_at, v_now) where j.id = v_row.id returning j.* into v_row;
+        update live_jobs j set cancel_requested_at = coalesce(j.cancel_requested_at, v_now)
+        where j.id = v_row.id returning j.* into v_row;
         perform pg_notify(current_schema(), 'cancel');
         return _job_of(v_row);
     end if;
@@ -127,7 +129,8 @@ comment on function complete_jobs(bigint[]) is
     'Running and unknown jobs are left out. If one of the jobs had halted its sequence, the '
     'sequence continues.';
 
-create or replace function permanently_fail_jobs(job_ids bigint[], error_message text default null) returns setof job
+create or replace function permanently_fail_jobs(job_ids bigint[], error_message text default null)
+    returns setof job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare

@@ -10,7 +10,8 @@ as $$
 begin
     raise exception 'retry_job: the % of job % is held by job % (%)', kind, job_id, holder.id, holder.state
         using errcode = 'PW003', detail = json_strip_nulls(json_build_object(
-            'existing_job_id', holder.id, 'existing_job_state', holder.state, 'unique_key', encode(holder.unique_key, 'hex')))::text;
+            'existing_job_id', holder.id, 'existing_job_state', holder.state,
+            'unique_key', encode(holder.unique_key, 'hex')))::text;
 end;
 $$;
 
@@ -18,7 +19,8 @@ $$;
 -- policy of River's that leaves `retryable` out.
 create or replace function _gave_key_back(job live_jobs) returns boolean
     language sql immutable
-    return (job).state = 'discarded' or ((job).state = 'retryable' and 'retryable' <> all ((job).unique_recheck)) is true;
+    return (job).state = 'discarded'
+        or ((job).state = 'retryable' and 'retryable' <> all ((job).unique_recheck)) is true;
 
 -- The other live job that holds this unique key; a row of nulls if there is none. The caller has
 -- locked the key's row.
@@ -54,7 +56,8 @@ begin
     end if;
     if v_before.sequence_key is not null and v_before.state = 'pending' then
         -- Halts and jobs are locked in the order of the jobs' ids.
-        perform from sequence_halts h where h.sequence_key = v_before.sequence_key and h.job_id < retry_job.job_id
+        perform from sequence_halts h
+        where h.sequence_key = v_before.sequence_key and h.job_id < retry_job.job_id
         order by h.job_id for update;
     end if;
     v_row := _lock_job('retry_job', job_id);
@@ -65,11 +68,14 @@ begin
         -- continues with this job (River); the jobs between them run after it.
         delete from sequence_halts h
         where h.sequence_key = v_row.sequence_key and h.job_id < v_row.id
-          and not exists (select from live_jobs j where j.sequence_key = v_row.sequence_key and j.sequence_head);
-        update live_jobs j set run_at = least(j.run_at, v_now), parked = case when found then 'next' else j.parked end, updated_at = v_now
+          and not exists (select from live_jobs j
+                          where j.sequence_key = v_row.sequence_key and j.sequence_head);
+        update live_jobs j set run_at = least(j.run_at, v_now),
+            parked = case when found then 'next' else j.parked end, updated_at = v_now
         where j.id = v_row.id
         returning j.* into v_row;
-        insert into promotion_requests (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+        insert into promotion_requests (lane)
+        values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
         perform _notify_workers();
         return _job_of(v_row);
     elsif v_row.state = 'running' then
@@ -93,15 +99,19 @@ begin
         v_parked := _parked(v_state, v_past.queue_name);
         loop
             insert into live_jobs as j (
-                id, run, attempts, state, ready_at, parked, updated_at, priority, max_attempts, revision, run_at, created_at,
-                task_identifier, queue_name, job_key, delivery, flags, meta, unique_key, sequence_key, continue_on_cancelled,
-                continue_on_discarded, last_error, payload, unique_recheck)
+                id, run, attempts, state, ready_at, parked, updated_at, priority, max_attempts, revision,
+                run_at, created_at, task_identifier, queue_name, job_key, delivery, flags, meta,
+                unique_key, sequence_key, continue_on_cancelled, continue_on_discarded, last_error,
+                payload, unique_recheck)
             values (
-                v_past.id, v_past.run, v_past.attempts, v_state, _ready_at(v_state, v_parked, v_now), v_parked, v_now, v_past.priority,
-                case when v_past.attempts >= v_past.max_attempts then least(v_past.attempts + 1, 32767) else v_past.max_attempts end,
-                v_past.revision, v_now, v_past.created_at, v_past.task_identifier, v_past.queue_name, v_past.job_key, v_past.delivery,
-                v_past.flags, v_past.meta, v_past.unique_key, v_past.sequence_key, v_past.continue_on_cancelled,
-                v_past.continue_on_discarded, v_past.last_error, v_past.payload, v_past.unique_recheck)
+                v_past.id, v_past.run, v_past.attempts, v_state, _ready_at(v_state, v_parked, v_now),
+                v_parked, v_now, v_past.priority,
+                case when v_past.attempts >= v_past.max_attempts then least(v_past.attempts + 1, 32767)
+                    else v_past.max_attempts end,
+                v_past.revision, v_now, v_past.created_at, v_past.task_identifier, v_past.queue_name,
+                v_past.job_key, v_past.delivery, v_past.flags, v_past.meta, v_past.unique_key,
+                v_past.sequence_key, v_past.continue_on_cancelled, v_past.continue_on_discarded,
+                v_past.last_error, v_past.payload, v_past.unique_recheck)
             on conflict (job_key) where job_key is not null do nothing
             returning j.* into v_row;
             exit when found;
@@ -114,9 +124,11 @@ begin
         v_state := _state_at(v_now, v_now, _held(v_row.sequence_key, v_row.sequence_head));
         v_parked := _parked(v_state, v_row.queue_name);
         update live_jobs j
-        set state = v_state, ready_at = _ready_at(v_state, v_parked, v_now), due_at = null, parked = v_parked, has_slot = null, run_at = v_now, updated_at = v_now, finished_at = null,
+        set state = v_state, ready_at = _ready_at(v_state, v_parked, v_now), due_at = null, parked = v_parked,
+            has_slot = null, run_at = v_now, updated_at = v_now, finished_at = null,
             expires_at = null, reason = null, started_at = null, crashes = null,
-            max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767) else j.max_attempts end
+            max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767)
+                                else j.max_attempts end
         where j.id = v_row.id
         returning j.* into v_row;
     end if;
@@ -124,7 +136,8 @@ begin
         perform _unhalt_sequence(v_row.sequence_key, v_row.id);
     end if;
     if v_row.parked is not null then
-        insert into promotion_requests (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+        insert into promotion_requests (lane)
+        values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
     perform _arrive_late(array[v_row.id]);
     perform _notify_workers();
@@ -148,7 +161,8 @@ create or replace function _lock_for_retry(job_ids bigint[]) returns bigint[]
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_ids bigint[] := array(select distinct i.id from unnest(job_ids) i(id) where i.id is not null order by 1);
+    v_ids bigint[] := array(
+        select distinct i.id from unnest(job_ids) i(id) where i.id is not null order by 1);
     v_lock record;
 begin
     perform _hold_unique_key(k.key) from (
@@ -159,9 +173,11 @@ begin
     where k.key is not null; -- not above: with statistics that know no keys, it would walk their whole index
     for v_lock in
         with sequenced as (
-            select j.id, j.sequence_key from live_jobs j where j.id = any (v_ids) and j.sequence_key is not null
+            select j.id, j.sequence_key from live_jobs j
+            where j.id = any (v_ids) and j.sequence_key is not null
             union all
-            select f.id, f.sequence_key from finished_jobs f where f.id = any (v_ids) and f.sequence_key is not null)
+            select f.id, f.sequence_key from finished_jobs f
+            where f.id = any (v_ids) and f.sequence_key is not null)
         select i.id, null as halted from unnest(v_ids) i(id)
         union
         select h.job_id, h.sequence_key
@@ -169,7 +185,8 @@ begin
         order by 1, 2 nulls first
     loop
         if v_lock.halted is not null then
-            perform from sequence_halts h where h.sequence_key = v_lock.halted and h.job_id = v_lock.id for update;
+            perform from sequence_halts h
+            where h.sequence_key = v_lock.halted and h.job_id = v_lock.id for update;
             continue;
         end if;
         perform from live_jobs j where j.id = v_lock.id for update;
@@ -205,8 +222,8 @@ comment on function retry_jobs(bigint[]) is
     'possible are left out.';
 
 create or replace function reschedule_jobs(
-    job_ids bigint[], run_at timestamptz default null, priority integer default null, attempts integer default null,
-    max_attempts integer default null) returns setof job
+    job_ids bigint[], run_at timestamptz default null, priority integer default null,
+    attempts integer default null, max_attempts integer default null) returns setof job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -214,7 +231,8 @@ declare
     v_id bigint;
     v_old live_jobs;
     v_row live_jobs;
-    v_problem text := _job_refusal('-', null, null, run_at, max_attempts, null, priority, null, null, null, null, null, null);
+    v_problem text := _job_refusal(
+        '-', null, null, run_at, max_attempts, null, priority, null, null, null, null, null, null);
     v_retention interval := (select s.discarded_retention from settings s);
 begin
     if v_problem is null and attempts not between 0 and 32767 then
@@ -236,7 +254,9 @@ begin
         v_row.run_at := coalesce(reschedule_jobs.run_at, v_old.run_at);
         v_row.attempts := coalesce(reschedule_jobs.attempts, v_old.attempts);
         v_row.max_attempts := coalesce(reschedule_jobs.max_attempts, v_old.max_attempts);
-        if v_old.state = 'discarded' and num_nonnulls(reschedule_jobs.run_at, reschedule_jobs.attempts, reschedule_jobs.max_attempts) = 0 then
+        if v_old.state = 'discarded'
+           and num_nonnulls(
+               reschedule_jobs.run_at, reschedule_jobs.attempts, reschedule_jobs.max_attempts) = 0 then
             null; -- a new priority alone does not run it again: it may be a lost job
         elsif v_row.attempts < v_row.max_attempts then
             v_row.state := _state_at(v_row.run_at, v_now, _held(v_old.sequence_key, v_old.sequence_head),
@@ -254,17 +274,22 @@ begin
         continue when v_old.unique_key is not null and _gave_key_back(v_old) and not _gave_key_back(v_row)
                       and (_unique_holder(v_old.id, v_old.unique_key)).id is not null;
         update live_jobs j
-        set run_at = v_row.run_at, attempts = v_row.attempts, max_attempts = v_row.max_attempts, state = v_row.state,
-            ready_at = _ready_at(v_row.state, _parked(v_row.state, j.queue_name), v_row.run_at), due_at = _due_at(v_row.state, v_row.run_at),
-            has_slot = null,
-            parked = case when j.parked = 'next' and v_row.state = 'pending' then 'next' else _parked(v_row.state, j.queue_name) end,
-            sequence_head = v_row.sequence_head, started_at = case when v_row.state = 'discarded' then j.started_at end,
-            crashes = case when v_old.state <> 'discarded' or v_row.state = 'discarded' then j.crashes end, finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,
+        set run_at = v_row.run_at, attempts = v_row.attempts, max_attempts = v_row.max_attempts,
+            state = v_row.state,
+            ready_at = _ready_at(v_row.state, _parked(v_row.state, j.queue_name), v_row.run_at),
+            due_at = _due_at(v_row.state, v_row.run_at), has_slot = null,
+            parked = case when j.parked = 'next' and v_row.state = 'pending' then 'next'
+                else _parked(v_row.state, j.queue_name) end,
+            sequence_head = v_row.sequence_head,
+            started_at = case when v_row.state = 'discarded' then j.started_at end,
+            crashes = case when v_old.state <> 'discarded' or v_row.state = 'discarded' then j.crashes end,
+            finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,
             priority = coalesce(reschedule_jobs.priority, j.priority), updated_at = v_now
         where j.id = v_old.id
         returning j.* into v_row;
         if v_row.parked is not null then
-            insert into promotion_requests (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+            insert into promotion_requests (lane)
+            values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
         end if;
         if v_row.sequence_key is not null and v_row.state = 'discarded' then
             perform _halt_sequence(v_old, 'discarded');

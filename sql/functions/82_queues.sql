@@ -7,7 +7,8 @@ as $$
 begin
     return case
         when queue_name is null or queue_name = '' or length(queue_name) > 128
-            then format('queue_name must be 1 to 128 characters long, got %s', coalesce(quote_literal(left(queue_name, 140)), 'NULL'))
+            then format('queue_name must be 1 to 128 characters long, got %s',
+                coalesce(quote_literal(left(queue_name, 140)), 'NULL'))
         when queue_name = 'default'
             then 'queue_name ''default'' stands for jobs without a queue, which nothing limits or pauses; give them a queue_name'
         when right(queue_name, 1) = '*' and not family
@@ -23,12 +24,14 @@ declare
     v_problem text := _queue_refusal(set_queue.queue_name, true);
 begin
     if v_problem is null and set_queue.concurrency < 1 then
-        v_problem := format('concurrency must be at least 1, or null for no limit, got %s (to stop a queue: pause_queue)', set_queue.concurrency);
+        v_problem := format('concurrency must be at least 1, or null for no limit, got %s (to stop a queue: pause_queue)',
+                            set_queue.concurrency);
     end if;
     if v_problem is not null then
         raise exception 'set_queue: %', v_problem using errcode = 'PW001';
     end if;
-    insert into queues as q (queue_name, concurrency, updated_at) values (set_queue.queue_name, set_queue.concurrency, clock())
+    insert into queues as q (queue_name, concurrency, updated_at)
+    values (set_queue.queue_name, set_queue.concurrency, clock())
     on conflict (queue_name) do update
     set concurrency = excluded.concurrency, inherits = false, updated_at = excluded.updated_at,
         changed = excluded.changed;
@@ -53,8 +56,10 @@ begin
     if v_problem is not null then
         raise exception 'pause_queue: %', v_problem using errcode = 'PW001';
     end if;
-    insert into queues as q (queue_name, paused, inherits, updated_at) values (pause_queue.queue_name, true, true, clock())
-    on conflict (queue_name) do update set paused = true, updated_at = excluded.updated_at, changed = excluded.changed;
+    insert into queues as q (queue_name, paused, inherits, updated_at)
+    values (pause_queue.queue_name, true, true, clock())
+    on conflict (queue_name) do update set paused = true, updated_at = excluded.updated_at,
+        changed = excluded.changed;
     perform _queue_changed(pause_queue.queue_name);
 end;
 $$;
@@ -95,7 +100,8 @@ create or replace function _queue_changed(queue_name text) returns void
     language plpgsql set search_path from current
 as $$
 declare
-    v_lane constant text := case when right(queue_name, 1) = '*' then 'family:' || left(queue_name, -1) else 'queue:' || queue_name end;
+    v_lane constant text := case when right(queue_name, 1) = '*'
+        then 'family:' || left(queue_name, -1) else 'queue:' || queue_name end;
 begin
     insert into promotion_requests (lane, after, changed) values (v_lane, null, true), (v_lane, '0', true);
     perform _notify_workers();
@@ -106,12 +112,15 @@ create or replace function resume_sequence(sequence_key text) returns boolean
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_first bigint := (select min(j.id) from live_jobs j where j.sequence_key = resume_sequence.sequence_key and j.parked <> 'queue');
+    v_first bigint := (
+        select min(j.id) from live_jobs j
+        where j.sequence_key = resume_sequence.sequence_key and j.parked <> 'queue');
 begin
     delete from sequence_halts h
     where (h.sequence_key, h.job_id) in (
         select o.sequence_key, o.job_id from sequence_halts o
-        where o.sequence_key = resume_sequence.sequence_key and (v_first is null or o.job_id < v_first) order by o.job_id for update);
+        where o.sequence_key = resume_sequence.sequence_key
+          and (v_first is null or o.job_id < v_first) order by o.job_id for update);
     if not found then
         return false;
     end if;

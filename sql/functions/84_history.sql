@@ -11,7 +11,9 @@ create or replace function _partition_days(ahead integer) returns setof timestam
 as $$
 begin
     return query
-    select distinct (date_trunc('day', (clock() + r.retention) at time zone 'UTC') + n * interval '1 day') at time zone 'UTC'
+    select distinct (
+        date_trunc('day', (clock() + r.retention) at time zone 'UTC') + n * interval '1 day')
+        at time zone 'UTC'
     from (select s.completed_retention from settings s union select s.cancelled_retention from settings s
           union select t.retention from tasks t) r(retention), generate_series(0, ahead) n
     where r.retention > interval '0' and r.retention <= interval '1 year'
@@ -51,10 +53,12 @@ begin
             -- lock waits for open finishes: one may have chosen the default partition for its row
             -- already, which would then refuse the row. New finishes wait for us, for a moment.
             lock table only finished_jobs in share row exclusive mode;
-            execute format('create table %I (like finished_jobs including constraints including compression)', v_name);
+            execute format(
+                'create table %I (like finished_jobs including constraints including compression)', v_name);
             -- Writes the bounds in UTC: the caller's DateStyle may print a time zone abbreviation
             -- that means another zone.
-            execute format('alter table finished_jobs attach partition %I for values from (%L) to (%L)', v_name,
+            execute format('alter table finished_jobs attach partition %I for values from (%L) to (%L)',
+                           v_name,
                            to_char(v_day at time zone 'UTC', 'YYYY-MM-DD "00:00+00"'),
                            to_char(v_day at time zone 'UTC' + interval '1 day', 'YYYY-MM-DD "00:00+00"'));
         exception
@@ -170,7 +174,8 @@ create or replace function _prune_finished(max_rows integer, but_days text[]) re
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_tomorrow constant text := 'finished_jobs_' || to_char(clock() at time zone 'UTC' + interval '1 day', 'YYYYMMDD');
+    v_tomorrow constant text := 'finished_jobs_'
+        || to_char(clock() at time zone 'UTC' + interval '1 day', 'YYYYMMDD');
     v_name text;
     v_low bigint;
     v_high bigint;
@@ -272,10 +277,12 @@ declare
 begin
     if v_once_retention is not null then
         delete from once_keys o where o.key = any (array(
-            select d.key from once_keys d where d.at < v_now - v_once_retention order by d.at limit max_rows for update skip locked));
+            select d.key from once_keys d
+            where d.at < v_now - v_once_retention order by d.at limit max_rows for update skip locked));
     end if;
     delete from audit_log a where a.id = any (array(
-        select d.id from audit_log d where d.at < v_now - interval '90 days' order by d.at limit max_rows for update skip locked));
+        select d.id from audit_log d where d.at < v_now - interval '90 days'
+        order by d.at limit max_rows for update skip locked));
     with unhalted as (
         delete from sequence_halts h
         where h.ctid >= format('(%s,0)', v_first)::tid and h.ctid < format('(%s,0)', v_first + v_span)::tid

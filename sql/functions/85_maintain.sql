@@ -93,8 +93,12 @@ begin
     -- Unique keys whose release was skipped, or whose add rolled back after a release: checks up to
     -- 200 keys, half of them from a random place on.
     perform _release_unique_keys(
-        array(select k.unique_key from unique_keys k where k.unique_key > v_somewhere order by k.unique_key limit 100)
-        || array(select k.unique_key from unique_keys k where k.unique_key <= v_somewhere order by k.unique_key limit 100));
+        array(
+            select k.unique_key from unique_keys k where k.unique_key > v_somewhere
+            order by k.unique_key limit 100)
+        || array(
+            select k.unique_key from unique_keys k where k.unique_key <= v_somewhere
+            order by k.unique_key limit 100));
     -- No session remembers a walk for longer, see 02_walks.
     delete from late_arrivals a where a.at < clock_timestamp() - interval '1 minute';
     -- These take lanes and hold them until the transaction ends; a finish that meets one leaves a
@@ -119,27 +123,35 @@ comment on function maintain() is
     'while another call runs.';
 
 create or replace function configure(
-    completed_retention interval default null, cancelled_retention interval default null, discarded_retention interval default null,
-    max_payload_bytes integer default null, worker_ttl interval default null, max_crashes integer default null,
+    completed_retention interval default null, cancelled_retention interval default null,
+    discarded_retention interval default null, max_payload_bytes integer default null,
+    worker_ttl interval default null, max_crashes integer default null,
     once_retention interval default null) returns void
     language plpgsql security definer set search_path from current
 as $$
 begin
     if least(completed_retention, cancelled_retention, discarded_retention) < interval '0' then
-        raise exception 'configure: a retention must not be negative, got %', least(completed_retention, cancelled_retention, discarded_retention)
+        raise exception 'configure: a retention must not be negative, got %',
+            least(completed_retention, cancelled_retention, discarded_retention)
             using errcode = 'PW001';
-    elsif greatest(completed_retention, cancelled_retention, discarded_retention, once_retention) > interval '100 years' then
+    elsif greatest(completed_retention, cancelled_retention, discarded_retention, once_retention)
+          > interval '100 years' then
         raise exception 'configure: a retention must not be longer than 100 years, got %',
-            greatest(completed_retention, cancelled_retention, discarded_retention, once_retention) using errcode = 'PW001';
+            greatest(completed_retention, cancelled_retention, discarded_retention, once_retention)
+                using errcode = 'PW001';
     elsif max_payload_bytes < 1024 then
-        raise exception 'configure: max_payload_bytes must be at least 1024, got %', max_payload_bytes using errcode = 'PW001';
+        raise exception 'configure: max_payload_bytes must be at least 1024, got %', max_payload_bytes
+            using errcode = 'PW001';
     elsif worker_ttl < interval '12 seconds' or worker_ttl > interval '1 day' then
         -- Workers beat every 4 seconds; two beats may be lost.
-        raise exception 'configure: worker_ttl must be at least 12 seconds and at most a day, got %', worker_ttl using errcode = 'PW001';
+        raise exception 'configure: worker_ttl must be at least 12 seconds and at most a day, got %',
+            worker_ttl using errcode = 'PW001';
     elsif max_crashes < 1 then
-        raise exception 'configure: max_crashes must be at least 1, got %', max_crashes using errcode = 'PW001';
+        raise exception 'configure: max_crashes must be at least 1, got %', max_crashes
+            using errcode = 'PW001';
     elsif once_retention < interval '1 hour' and once_retention <> interval '0' then
-        raise exception 'configure: once_retention must be 0 (for good) or at least 1 hour, got %', once_retention using errcode = 'PW001';
+        raise exception 'configure: once_retention must be 0 (for good) or at least 1 hour, got %',
+            once_retention using errcode = 'PW001';
     end if;
     update settings s
     set completed_retention = coalesce(configure.completed_retention, s.completed_retention),
