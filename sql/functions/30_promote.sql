@@ -135,8 +135,8 @@ begin
         select d.ctid from live_jobs d where d.due_at <= v_now and d.due_at > v_from
         order by d.due_at, d.id limit 1000 for update skip locked);
     if v_from = '-infinity' and _entries_read('live_jobs_due') - v_read > 2000 + 2 * cardinality(v_due)
-       -- This call promotes every due job: there are no more than one call takes, and no other
-       -- session has one locked. So the next walk may begin at the time of a second ago.
+       -- Only if this call takes every due job: no more are due than one call takes, and no other
+       -- session has one locked. Then the next walk may begin at the time of a second ago.
        and not exists (select from live_jobs d where d.due_at <= v_now and d.ctid <> all (v_due)) then
         perform _keep_walk('due', row('live_jobs'::regclass::oid::bigint, null, array[row(
             0, v_now - interval '1 second', 0, null, null, null)::_span], null, null), began);

@@ -123,7 +123,8 @@ begin
             from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
             order by p.queue_name desc, p.task_identifier desc, coalesce(p.flags::text, '') collate "C" desc,
                      p.priority desc, p.run_at desc, p.id desc limit 1) l on true
-        -- `alike`: each job runs, or has a slot, the kind of the first parked job and a place before it.
+        -- `alike`: each job runs, or has a slot, is of the kind of the first parked job and
+        -- precedes it.
         cross join lateral (
             select count(*) as taken,
                    coalesce(bool_and(j.state = 'running' or j.has_slot is not null and (f.id is null or (
@@ -201,7 +202,7 @@ begin
         select q.queue_name, q.paused, coalesce(least(q.slots - t.taken, v_most), v_most) as slots
         from _queues_of(_fill_by_kind.queue_names) q
         cross join lateral _taken_in(q.queue_name, coalesce(q.slots, 0), '{}') t),
-    turn as materialized ( -- the first jobs of each kind; tid is null for a present candidate
+    turn as materialized ( -- the first jobs of each kind; tid is null for those that already are candidates
         select q.queue_name, f.tid
         from queue q
         cross join lateral _kinds_in(q.queue_name) k
@@ -296,7 +297,7 @@ declare
     v_free bigint[];
     v_crowded boolean[];
     v_queue integer;
-    v_asking tid[]; -- the rows that need a slot and do not have one yet
+    v_asking tid[]; -- the rows that ask their queue for a slot
 begin
     select array_agg(q.name),
            coalesce(array_agg(q.name) filter (where q.n <= 500 and _try_lane('queue:' || q.name)), '{}')

@@ -136,7 +136,7 @@ begin
                     set state = 'running', has_slot = null, worker_id = claim_jobs.worker_id,
                         run = _next_run(j.run, v_run),
                         claimed_at = v_now,
-                        attempts = least(j.attempts + 1, 32767) -- never fails at the maximum
+                        attempts = least(j.attempts + 1, 32767) -- else a job at 32767 fails all claims
                     from unnest(v_admitted) r(ctid) where j.ctid = r.ctid
                     returning j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts,
                               j.priority, j.run_at, j.queue_name, j.job_key, j.flags, j.meta, j.delivery,

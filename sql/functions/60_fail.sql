@@ -79,8 +79,9 @@ begin
     end if;
     update live_jobs j
     set state = v_state, ready_at = _ready_at(v_state, v_parked, _requeue.run_at),
-        due_at = _due_at(v_state, _requeue.run_at), parked = v_parked, run_at = _requeue.run_at, updated_at = v_now,
-        attempts = _requeue.attempts, worker_id = null, claimed_at = null, started_at = null, last_error = coalesce(error, j.last_error),
+        due_at = _due_at(v_state, _requeue.run_at), parked = v_parked, run_at = _requeue.run_at,
+        updated_at = v_now, attempts = _requeue.attempts, worker_id = null, claimed_at = null,
+        started_at = null, last_error = coalesce(error, j.last_error),
         payload = coalesce(_requeue.payload, j.payload)
     where j.id = job.id;
     perform _refill_queue(job.queue_name);
@@ -139,8 +140,8 @@ begin
 end;
 $$;
 
--- Deletes a live job with its errors and unique key. If it had halted its sequence, the sequence
--- continues; `unhalt` is false if the caller has just written that halt.
+-- Deletes a live job and its errors, and releases its unique key. If it had halted its sequence,
+-- the sequence continues; `unhalt` is false if the caller has just written that halt.
 create or replace function _delete_live_job(job live_jobs, unhalt boolean default true) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$

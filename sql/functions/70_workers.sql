@@ -326,8 +326,8 @@ begin
     if v_spared = '{}' and abs(v_clock_ms - v_swept_ms) > 200 then
         perform setval('swept_at', v_clock_ms);
     end if;
-    -- If the clock was set back, no lease becomes longer by that. Reads clock() again, since this
-    -- session may have stood still.
+    -- If the clock was set back, shortens the leases that reach too far now. Reads clock() again,
+    -- since this session may have stood still.
     update workers w set expires_at = clock() + v_ttl
     where w.id in (
         select c.id from workers c

@@ -2,7 +2,8 @@
 -- dropped. Also how expired jobs and other expired rows are pruned. 85_maintain calls these
 -- functions in the right order.
 --
--- A row is in the partition of the day on which it expires, in UTC.
+-- A row is in the partition of the day (in UTC) on which it expires, or in the default partition
+-- if there is none for that day.
 
 -- The days that need a partition: for each retention in use, the day on which a job that ends today
 -- expires, and the next `ahead` days.
@@ -30,8 +31,8 @@ begin
 end;
 $$;
 
--- Makes a partition for each of these days. A day that already has rows in the default partition
--- gets none; its rows are pruned one by one.
+-- Makes a partition for each day of _partition_days. A day that already has rows in the default
+-- partition gets none; its rows are pruned one by one.
 -- This takes a lock that every finish waits for, and keeps it until the transaction ends: call it
 -- last.
 create or replace function _make_partitions() returns void
@@ -253,7 +254,8 @@ begin
         begin
             execute format('drop table %I', days[i]);
         exception when lock_not_available then
-            -- Another session reads history, and every finish waits behind us: the next call tries again.
+            -- Another session reads history, and every finish waits behind us: the next call tries
+            -- again.
             return i - 1;
         end;
     end loop;
