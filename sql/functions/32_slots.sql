@@ -1,30 +1,35 @@
--- 32_slots: which jobs of a queue run.
+-- 32_slots: which jobs of a limited queue may run.
 --
--- A job that runs takes a slot of its queue. A job that waits for one is available and parked ('queue'),
--- apart from the index that claims walk. Only candidates stand in that index:
+-- A running job takes a slot of its queue. A job that waits for a slot is available and parked
+-- ('queue'): it is not in the index that claims walk (live_jobs_ready). Only candidates are in that
+-- index:
 --
--- * In a queue whose waiting jobs are all of one kind (of one task, with the same flags), the first ones
---   get the free slots at once (has_slot). A worker that takes one of them takes them all, so the claim
---   has nothing to ask.
--- * In any other queue they are the first ones of each kind, as many as there are free slots. So each
---   worker finds the first job that it takes. The claim takes the queue's lane, an advisory lock of its
---   transaction, and counts what runs; if the queue is full then, it parks the other candidates.
+-- * If all waiting jobs of a queue are of one kind (the same task, the same flags), the first ones
+--   get the free slots at once (has_slot). A worker that takes one job of a kind takes all of that
+--   kind, so the claim need not check the queue.
+-- * In any other queue the first jobs of each kind are candidates, as many as there are free slots.
+--   So each worker finds the first job that it takes. The claim takes the queue's lane, an advisory
+--   lock of its transaction, and counts the running jobs. If the queue is full then, the claim
+--   parks the other candidates.
 --
--- The end of a job takes the lane as well, and makes candidates of the next jobs. It takes slots back that
--- no claim has used yet if other kinds wait now. A lane is tried, never waited for: without it a claim
--- leaves the job where it is, and both leave a request (promotion_requests). So a session that parks a job has seen
--- every job that runs, and a session that ends a job has seen every job that is parked.
+-- A session that ends a job takes the lane as well, and makes the next jobs candidates. If jobs of
+-- other kinds wait by then, it takes back the slots that no claim has used yet.
 --
--- A change of a queue's settings is a request, too, written with the change. While one is left, claims
--- trust no slot that was given before: they take the lane and count, by the new settings.
+-- A lane is tried, never waited for. A claim that does not get it leaves the job where it is;
+-- claims and ends that do not get it leave a request (promotion_requests). So a session that parks
+-- a job has seen every running job, and a session that ends a job has seen every parked job.
 --
--- A queue without a limit that is not paused needs none of this: its jobs are never parked, and its ends
--- do nothing.
+-- A change of a queue's settings writes a request, too, in the same transaction (`changed`). While
+-- such a request is left, claims do not trust slots that were given before: they take the lane and
+-- count against the new settings.
+--
+-- A queue that has no limit and is not paused needs none of this: its jobs are never parked, and
+-- the end of one promotes nothing.
 
--- The limits of these queues, by the queue's own row, else by the longest family ('customer:*') that it
--- belongs to. Without either a queue is serial. A queue that was only paused goes by its family still.
--- `slots`: 0 while paused, null without a limit.
--- Inlined.
+-- The settings of these queues: from the queue's own row, else from the longest family
+-- ('customer:*') that it belongs to. Without either, a queue is serial. A row that only pauses its
+-- queue (`inherits`) leaves the limit to the family. `slots`: 0 while paused, null without a limit.
+-- PostgreSQL inlines this function.
 create or replace function _queues_of(queue_names text[])
     returns table (queue_name text, concurrency integer, paused boolean, slots integer, changed xid8)
     language sql stable
@@ -32,7 +37,8 @@ begin atomic
     select n.name,
            case when q.inherits is false then q.concurrency when f.found then f.concurrency else 1 end,
            coalesce(q.paused, false),
-           case when q.paused then 0 when q.inherits is false then q.concurrency when f.found then f.concurrency else 1 end,
+           case when q.paused then 0 when q.inherits is false then q.concurrency
+                when f.found then f.concurrency else 1 end,
            greatest(q.changed, f.changed)
     from unnest(_queues_of.queue_names) n(name)
     left join queues q on q.queue_name = n.name
@@ -43,8 +49,9 @@ begin atomic
         order by length(o.queue_name) desc limit 1) f on true;
 end;
 
--- How many slots of a queue are taken, counted up to a limit; those that were given to these rows aside.
--- Inlined. In an order that only one index has: without it the statistics may speak for another index.
+-- How many slots of a queue are taken, counted up to a limit; slots that were given to the rows in
+-- `aside` do not count. PostgreSQL inlines this function. Only one index has the order of its
+-- `order by`: without it, statistics could make the planner choose another index.
 create or replace function _taken_in(queue_name text, up_to integer, aside tid[]) returns table (taken bigint)
     language sql stable
 begin atomic
@@ -55,7 +62,8 @@ begin atomic
         order by j.queue_name, j.priority, j.run_at, j.id limit _taken_in.up_to) r;
 end;
 
--- The kinds of jobs that are parked in a queue, from kind to kind. Inlined.
+-- The kinds of jobs that are parked in a queue, with one index look-up per kind, not per job.
+-- PostgreSQL inlines this function.
 create or replace function _kinds_in(queue_name text) returns table (task_identifier text, flags text)
     language sql stable
 begin atomic
@@ -72,7 +80,8 @@ begin atomic
     select k.task_identifier, k.flags from kind k;
 end;
 
--- The lane's lock; false if another session has it, or if this transaction's snapshot is too old to judge.
+-- Tries to lock a lane. False if another session has it, or if this transaction's snapshot may be
+-- too old (at any isolation level but READ COMMITTED).
 create or replace function _try_lane(lane text) returns boolean
     language plpgsql set search_path from current
 as $$
@@ -82,35 +91,43 @@ begin
 end;
 $$;
 
--- Fills the free slots of queues whose lanes this session holds; returns how many jobs became candidates.
--- `limits`: their slots, 0 for a paused queue, null for one without a limit.
+-- Fills the free slots of queues whose lanes this session holds; returns how many jobs became
+-- candidates. `limits`: the slots of each queue, 0 while it is paused, null without a limit.
 create or replace function _fill_queues(queue_names text[], limits integer[]) returns integer
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_incremental_sort = off
     set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
-    v_most constant integer := 1000; -- at once; a request says that there are more
-    v_others text[]; -- not of one kind
+    v_most constant integer := 1000; -- per queue in one call; a request is left for the others
+    v_others text[]; -- queues left to _fill_by_kind
     v_ids bigint[];
     v_wanted text[];
 begin
     with queue as materialized (
-        select q.name, q.slots > 0 and t.taken <= q.slots and t.alike and (f.id is null or (f.task, f.flags) = (l.task, l.flags)) as alike,
+        select q.name,
+               q.slots > 0 and t.taken <= q.slots and t.alike
+               and (f.id is null or (f.task, f.flags) = (l.task, l.flags)) as alike,
                least(q.slots - t.taken, v_most) as free
         from unnest(queue_names, limits) q(name, slots)
-        left join lateral ( -- the first job that waits, and the last
-            select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags, p.priority, p.run_at, p.id
+        left join lateral ( -- the first parked job; below it, the kind of the last one
+            select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags,
+                   p.priority, p.run_at, p.id
             from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
-            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
+            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
+                     p.priority, p.run_at, p.id
             limit 1) f on true
         left join lateral (
             select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags
             from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
-            order by p.queue_name desc, p.task_identifier desc, coalesce(p.flags::text, '') collate "C" desc, p.priority desc,
-                     p.run_at desc, p.id desc limit 1) l on true
-        cross join lateral ( -- those that run, and those that were given a slot and are before the first that waits
-            select count(*) as taken, coalesce(bool_and(j.state = 'running' or j.has_slot is not null and (f.id is null or (
+            order by p.queue_name desc, p.task_identifier desc, coalesce(p.flags::text, '') collate "C" desc,
+                     p.priority desc, p.run_at desc, p.id desc limit 1) l on true
+        -- `alike`: each job runs, or has a slot, is of the kind of the first parked job and
+        -- precedes it.
+        cross join lateral (
+            select count(*) as taken,
+                   coalesce(bool_and(j.state = 'running' or j.has_slot is not null and (f.id is null or (
                        (j.task_identifier, coalesce(j.flags::text, '') collate "C") = (f.task, f.flags)
                        and (j.priority, j.run_at, j.id) < (f.priority, f.run_at, f.id)))), true) as alike
             from (select i.* from live_jobs i
@@ -120,14 +137,15 @@ begin
         select q.name, f.tid from queue q
         cross join lateral (
             select p.ctid as tid from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
-            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
+            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
+                     p.priority, p.run_at, p.id
             limit q.free) f
         where q.alike and q.free > 0),
     moved as (
-        -- A job that another session has locked is passed over.
         update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true
         where j.ctid = any (array(
-            select p.ctid from live_jobs p where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
+            select p.ctid from live_jobs p
+            where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
         returning j.id)
     select (select array_agg(q.name) from queue q where q.alike is not true),
            (select array_agg(m.id) from moved m),
@@ -137,27 +155,32 @@ begin
         perform _arrive_late(v_ids);
     end if;
     if cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) or cardinality(v_wanted) >= v_most then
-        insert into promotion_requests (lane) select distinct 'queue:' || w.name from unnest(v_wanted) w(name); -- there may be more
+        -- Some were locked, or there may be more.
+        insert into promotion_requests (lane)
+        select distinct 'queue:' || w.name from unnest(v_wanted) w(name);
     end if;
-    return coalesce(cardinality(v_ids), 0) + case when v_others is null then 0 else _fill_by_kind(v_others) end;
+    return coalesce(cardinality(v_ids), 0)
+        + case when v_others is null then 0 else _fill_by_kind(v_others) end;
 end;
 $$;
 
--- The same for queues with jobs of several kinds, and for those that were changed.
+-- The same for queues with jobs of several kinds, and for queues whose settings have changed.
 create or replace function _fill_by_kind(queue_names text[]) returns integer
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_incremental_sort = off
     set jit = off set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
-    v_most constant integer := 1000; -- of a kind at once
+    v_most constant integer := 1000; -- per kind in one call
     v_ids bigint[];
     v_ranked bigint;
     v_wanted text[];
     v_paused text[];
-    v_left text[]; -- to be looked at again
+    v_left text[]; -- queues that need another request
 begin
-    -- Takes slots back that no claim has used. Where another session has the job locked it stays given.
+    -- Takes back the slots that no claim has used, but not from jobs that another session has
+    -- locked.
     with given as materialized (
         select g.tid, g.id, q.queue_name from _queues_of(queue_names) q
         cross join lateral (
@@ -170,14 +193,16 @@ begin
     freed as (
         update live_jobs j set has_slot = null
         where j.ctid = any (array(
-            select c.ctid from live_jobs c where c.ctid = any (array(select g.tid from given g)) for update skip locked))
+            select c.ctid from live_jobs c
+            where c.ctid = any (array(select g.tid from given g)) for update skip locked))
         returning j.id)
-    select array_agg(distinct g.queue_name) into v_left from given g where g.id not in (select f.id from freed f);
+    select array_agg(distinct g.queue_name) into v_left from given g
+    where g.id not in (select f.id from freed f);
     with queue as materialized (
         select q.queue_name, q.paused, coalesce(least(q.slots - t.taken, v_most), v_most) as slots
         from _queues_of(_fill_by_kind.queue_names) q
         cross join lateral _taken_in(q.queue_name, coalesce(q.slots, 0), '{}') t),
-    turn as materialized ( -- the first jobs of each kind; tid is null for one that is a candidate already
+    turn as materialized ( -- the first jobs of each kind; tid is null for those that already are candidates
         select q.queue_name, f.tid
         from queue q
         cross join lateral _kinds_in(q.queue_name) k
@@ -185,23 +210,26 @@ begin
             select u.tid from (
                 (select p.ctid as tid, p.priority, p.run_at, p.id from live_jobs p
                  where p.queue_name = q.queue_name and p.parked = 'queue'
-                   and p.task_identifier = k.task_identifier and coalesce(p.flags::text, '') collate "C" = k.flags
+                   and p.task_identifier = k.task_identifier
+                   and coalesce(p.flags::text, '') collate "C" = k.flags
                  order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
                           p.priority, p.run_at, p.id limit q.slots)
                 union all
                 (select null, c.priority, c.run_at, c.id from live_jobs c
                  where c.queue_name = q.queue_name and c.ready_at is not null and c.state = 'available'
-                   and c.task_identifier = k.task_identifier and coalesce(c.flags::text, '') collate "C" = k.flags
+                   and c.task_identifier = k.task_identifier
+                   and coalesce(c.flags::text, '') collate "C" = k.flags
                  order by c.queue_name, c.priority, c.run_at, c.id limit q.slots)) u
             order by u.priority, u.run_at, u.id limit q.slots) f
         where q.slots > 0),
     moved as (
-        -- A job that another session has locked is passed over.
         update live_jobs j set ready_at = j.run_at, parked = null
         where j.ctid = any (array(
-            select p.ctid from live_jobs p where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
+            select p.ctid from live_jobs p
+            where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
         returning j.id)
-    select (select array_agg(m.id) from moved m), count(*), array_agg(t.queue_name) filter (where t.tid is not null),
+    select (select array_agg(m.id) from moved m), count(*),
+           array_agg(t.queue_name) filter (where t.tid is not null),
            (select array_agg(q.queue_name) from queue q where q.paused)
     into v_ids, v_ranked, v_wanted, v_paused
     from turn t;
@@ -215,17 +243,19 @@ begin
         v_left := v_left || v_wanted;
     end if;
     if v_left <> '{}' then
-        insert into promotion_requests (lane, changed) select distinct 'queue:' || l.queue_name, true from unnest(v_left) l(queue_name);
+        insert into promotion_requests (lane, changed)
+        select distinct 'queue:' || l.queue_name, true from unnest(v_left) l(queue_name);
     end if;
     return coalesce(cardinality(v_ids), 0);
 end;
 $$;
 
--- Parks the candidates of full and of paused queues whose lanes this session holds. Returns the queues
--- that may have more of them.
+-- Parks candidates of full and of paused queues whose lanes this session holds, up to 1,000 of each
+-- queue. Returns the queues that may have more of them.
 create or replace function _park_candidates(queue_names text[]) returns text[]
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_incremental_sort = off
     set jit = off set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
@@ -238,7 +268,8 @@ begin
             select p.ctid from unnest(queue_names) q(name)
             cross join lateral (
                 select c.ctid from live_jobs c
-                where c.queue_name = q.name and c.ready_at is not null and c.state = 'available' and c.has_slot is null
+                where c.queue_name = q.name and c.ready_at is not null and c.state = 'available'
+                  and c.has_slot is null
                 order by c.queue_name, c.priority, c.run_at, c.id limit v_most for update skip locked) p))
         returning j.queue_name)
     select array_agg(p.queue_name) into v_parked from (
@@ -247,9 +278,11 @@ begin
 end;
 $$;
 
--- Of the jobs that a claim has locked, those that may start, in the claim's order: all of queues without a limit, and of
--- the others as many as have a free slot. `full_queues`: they have more candidates, which have to be parked now.
--- `closed`: this claim takes no more of these queues. `in_turn`: some of the queues are limited.
+-- Selects from the jobs that a claim has locked those that may start, in the claim's order: all
+-- jobs of queues without a limit, and of each limited queue as many as it has free slots.
+-- `closed`: the queues from which this claim takes no more jobs. `full_queues`: the full queues
+-- that have more candidates, which the claim has to park. `in_turn`: true if some of the queues are
+-- limited.
 create or replace function _admit(
     rows tid[], queue_names text[], inout closed text[], out admitted tid[], out full_queues text[],
     out in_turn boolean)
@@ -258,15 +291,17 @@ as $$
 declare
     v_limited text[];
     v_held text[];
-    -- For each held queue: its free slots (null where the limit was lifted meanwhile), and whether it has more candidates.
+    -- For each queue whose lane is held: its free slots (null if its limit was removed meanwhile),
+    -- and whether it has more candidates.
     v_queues text[];
     v_free bigint[];
     v_crowded boolean[];
     v_queue integer;
-    v_asking tid[]; -- not those that have their slot
+    v_asking tid[]; -- the rows that ask their queue for a slot
 begin
-    select array_agg(q.name), coalesce(array_agg(q.name) filter (where q.n <= 500 and _try_lane('queue:' || q.name)), '{}')
-    into v_limited, v_held -- not of more queues: PostgreSQL has room for some 6,000 advisory locks
+    select array_agg(q.name),
+           coalesce(array_agg(q.name) filter (where q.n <= 500 and _try_lane('queue:' || q.name)), '{}')
+    into v_limited, v_held -- at most 500: PostgreSQL has room for some 6,000 advisory locks
     from (select l.name, row_number() over () as n
           from (select distinct q.queue_name as name from _queues_of(queue_names) q
                 where q.queue_name is not null and q.slots is not null) l) q;
@@ -275,7 +310,8 @@ begin
         admitted := rows;
         return;
     end if;
-    v_asking := array(select r.tid from unnest(rows, queue_names) r(tid, queue_name) where r.queue_name is not null);
+    v_asking := array(
+        select r.tid from unnest(rows, queue_names) r(tid, queue_name) where r.queue_name is not null);
     select array_agg(q.queue_name), array_agg(q.slots - t.taken),
            array_agg(c.others > 0)
     into v_queues, v_free, v_crowded
@@ -284,7 +320,8 @@ begin
     cross join lateral (
         select count(*) as others from (
             select from live_jobs j
-            where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available' and j.ctid <> all (rows)
+            where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available'
+              and j.ctid <> all (rows)
             order by j.queue_name, j.priority, j.run_at, j.id limit 1) o) c;
     for i in 1..cardinality(rows) loop
         v_queue := array_position(v_queues, queue_names[i]);
@@ -307,7 +344,7 @@ begin
         end if;
     end loop;
     if cardinality(v_held) < cardinality(v_limited) then
-        -- The worker looks again when the other sessions have ended.
+        -- The requests bring a worker back to these queues when the other sessions have ended.
         v_limited := array(select l.name from unnest(v_limited) l(name) where l.name <> all (v_held));
         closed := closed || v_limited;
         insert into promotion_requests (lane) select 'queue:' || l.name from unnest(v_limited) l(name);
@@ -315,7 +352,7 @@ begin
 end;
 $$;
 
--- Slots of these queues are free: jobs that ran have ended, or were put back.
+-- Fills the free slots of these queues, of which running jobs have ended or were requeued.
 create or replace function _refill_queues(queue_names text[]) returns void
     language plpgsql set search_path from current
 as $$
@@ -325,23 +362,28 @@ declare
     v_limits integer[];
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
-        -- A snapshot that may be too old to know the limits.
-        insert into promotion_requests (lane) select distinct 'queue:' || q.name from unnest(queue_names) q(name);
+        -- A snapshot that may be too old to show the limits: a later promotion decides.
+        insert into promotion_requests (lane)
+        select distinct 'queue:' || q.name from unnest(queue_names) q(name);
         perform _notify_workers();
         return;
     end if;
-    -- Of a queue with many slots the next promotion counts what runs, once for all that ended until then. And not
-    -- the lanes of a large batch: PostgreSQL has room for some 6,000 advisory locks.
+    -- A queue with more than 100 slots is left to the next promotion, which counts its running jobs
+    -- once for all ends until then. So is a batch of more than 200 queues: PostgreSQL has room for
+    -- some 6,000 advisory locks.
     select array_agg(q.queue_name), coalesce(array_agg(q.queue_name) filter (where q.held), '{}'),
            array_agg(q.slots) filter (where q.held)
     into v_limited, v_held, v_limits
-    from (select q.queue_name, q.slots, q.concurrency <= 100 and cardinality(queue_names) <= 200 and _try_lane('queue:' || q.queue_name) as held
+    from (select q.queue_name, q.slots,
+                 q.concurrency <= 100 and cardinality(queue_names) <= 200
+                 and _try_lane('queue:' || q.queue_name) as held
           from _queues_of(queue_names) q where q.concurrency is not null offset 0) q;
     if v_limited is null then
         return;
     end if;
     if cardinality(v_held) < cardinality(v_limited) then
-        insert into promotion_requests (lane) select 'queue:' || l.name from unnest(v_limited) l(name) where l.name <> all (v_held);
+        insert into promotion_requests (lane)
+        select 'queue:' || l.name from unnest(v_limited) l(name) where l.name <> all (v_held);
         perform _notify_workers();
     end if;
     if v_held <> '{}' and _fill_queues(v_held, v_limits) > 0 then
@@ -350,7 +392,7 @@ begin
 end;
 $$;
 
--- For one queue; null is none.
+-- The same for one queue; does nothing if queue_name is null.
 create or replace function _refill_queue(queue_name text) returns void
     language plpgsql set search_path from current
 as $$
@@ -361,8 +403,8 @@ begin
 end;
 $$;
 
--- Requests a look at each queue of a family that has parked jobs or candidates. From name to name, not
--- from job to job.
+-- Writes a request for each queue of a family that has parked jobs, candidates or running jobs.
+-- This takes one index look-up per queue, not per job.
 create or replace function _fill_family(prefix text) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off

@@ -1,6 +1,8 @@
--- 45_start: from the claim to the first effect. What a worker says before it does what must not be done twice.
+-- 45_start: what a worker calls between the claim and the first effect of a handler: start_job and
+-- once, for effects that must not happen twice; cancelled_runs and task_timeouts.
 
--- A mark that a crash must not undo: whatever the session has set, its commit waits for the disk (and is never made weaker).
+-- Makes the commit of this transaction wait for the disk, so that a crash cannot undo it. Leaves a
+-- setting that waits for more (remote_apply) as it is.
 create or replace function _commit_durably() returns void
     language plpgsql set search_path from current
 as $$
@@ -24,10 +26,12 @@ begin
 end;
 $$;
 comment on function start_job(bigint, bigint) is
-    'The mark that the handler of a job begins: call it, commit, and begin only if it returned true and the commit was acknowledged. From then '
-    'on a job with delivery at_most_once is never run again by itself: if its worker is lost, or hands it back, it ends discarded with the '
-    'reason ''lost''; if it fails, discarded, unless fail_jobs says not_started. False: the claim was lost, the job was called off, or it '
-    'has been started before. A job with delivery at_least_once may be started as well; it changes nothing for it.';
+    'Marks that the handler of a job begins. Call it and commit; begin only if it returned true '
+    'and the commit was acknowledged. From then on a job with delivery at_most_once is never run '
+    'again by itself: if its worker is lost or hands it back, the job ends discarded with the '
+    'reason ''lost''; if it fails, it ends discarded, unless fail_jobs reports not_started. '
+    'Returns false if the claim was lost, the job was cancelled, or it was started before. You '
+    'may call it for a job with delivery at_least_once, too; that changes nothing for the job.';
 
 create or replace function once(key text) returns boolean
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
@@ -35,7 +39,8 @@ as $$
 #variable_conflict use_column
 begin
     if once.key is null or once.key = '' or length(once.key) > 512 then
-        raise exception 'once: key must be 1 to 512 characters long, got %', coalesce(quote_literal(left(once.key, 530)), 'NULL')
+        raise exception 'once: key must be 1 to 512 characters long, got %',
+            coalesce(quote_literal(left(once.key, 530)), 'NULL')
             using errcode = 'PW001';
     end if;
     perform _commit_durably();
@@ -44,13 +49,15 @@ begin
 end;
 $$;
 comment on function once(text) is
-    'True exactly once for a key; false ever after (for once_retention, see configure; by default for good). It counts from the commit of '
-    'the transaction that calls it: commit, then do what must not be done twice. A second caller waits for the first one''s transaction, and '
-    'gets true if that rolled back. Under REPEATABLE READ and SERIALIZABLE it may raise 40001. Errors: PW001. (McKinley: at least once up to '
-    'this call, at most once after it.)';
+    'True exactly once for each key, and false from then on (for once_retention, see configure; '
+    'by default for ever). It counts from the commit of the transaction that calls it: commit, '
+    'then do what must not be done twice. A second caller waits for the first one''s transaction, '
+    'and gets true if that one rolled back. Under REPEATABLE READ and SERIALIZABLE it may raise '
+    '40001. Errors: PW001. (McKinley: at least once up to this call, at most once after it.)';
 
 create or replace function cancelled_runs(job_ids bigint[], runs bigint[]) returns bigint[]
-    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
 as $$
 begin
     return array(
@@ -61,14 +68,18 @@ begin
 end;
 $$;
 comment on function cancelled_runs(bigint[], bigint[]) is
-    'Which of these runs have been called off: cancel_job asked for it, or the claim is lost. A worker asks when it is notified (''cancel''), and '
-    'now and then, and tells the handlers.';
+    'The ids of the jobs whose runs should stop: cancel_job was called for them, or their claim '
+    'is lost. A worker calls it when it is notified (''cancel'') and periodically, and tells its '
+    'handlers.';
 
-create or replace function task_timeouts(task_identifiers text[]) returns table (identifier text, timeout interval)
+create or replace function task_timeouts(task_identifiers text[])
+    returns table (identifier text, timeout interval)
     language plpgsql stable security definer set search_path from current
 as $$
 begin
-    return query select t.identifier, t.timeout from tasks t where t.identifier = any (task_identifiers) and t.timeout is not null;
+    return query select t.identifier, t.timeout from tasks t
+    where t.identifier = any (task_identifiers) and t.timeout is not null;
 end;
 $$;
-comment on function task_timeouts(text[]) is 'How long the handlers of these tasks may run, where define_task has said so.';
+comment on function task_timeouts(text[]) is
+    'How long the handlers of these tasks may run; only tasks that have a timeout (define_task).';

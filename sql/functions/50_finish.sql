@@ -1,17 +1,20 @@
--- 50_finish: running -> completed. Also the one place where a job leaves live_jobs for history: _finalize_jobs.
+-- 50_finish: running -> completed. It also has _finalize_jobs, the only function that moves jobs
+-- from live_jobs to history.
 
--- Ends the given jobs as completed or cancelled. With `runs`, only those that still run under that run: the fence. Rows are
--- locked in the order of their ids and matched by id and run, never by position, since an add may have moved them meanwhile.
+-- Ends the given jobs as completed or cancelled; with `runs`, only jobs that still run under that
+-- run (the fence). Locks rows in the order of their ids, and matches them by id and run, never by
+-- position, since an add may have moved a row meanwhile. Returns the ids of the jobs that it ended.
 create or replace function _finalize_jobs(
-    job_ids bigint[], runs bigint[], final_state text, results jsonb[] default null, close_reason text default null,
-    error text default null) returns bigint[]
+    job_ids bigint[], runs bigint[], final_state text, results jsonb[] default null,
+    close_reason text default null, error text default null) returns bigint[]
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
-    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_now timestamptz := clock();
-    -- A handler that cancels (there is an error then) chooses its own words.
+    -- A handler that cancels chooses its own reason, which may be 'replaced'; then there is an
+    -- error.
     v_replaced boolean := coalesce(close_reason = 'replaced' and error is null, false);
     v_retention interval;
     v_closed bigint[];
@@ -21,49 +24,55 @@ declare
     v_left text[];
     v_sequences text[];
 begin
-    select case final_state when 'completed' then s.completed_retention else s.cancelled_retention end into v_retention
-    from settings s;
+    select case final_state when 'completed' then s.completed_retention else s.cancelled_retention end
+    into v_retention from settings s;
     with item as materialized (
         select i.id, i.run, i.result from unnest(job_ids, runs, results) i(id, run, result) order by i.id),
     ended as (
-        -- Not j.id = i.id: a session that planned this while the table was empty would walk the whole index, for a merge that
-        -- is switched off. A range can only be looked up.
+        -- Not j.id = i.id: a session that planned this while the table was empty would walk the
+        -- whole index, for a merge join that is switched off. A range can only be looked up.
         delete from live_jobs j using item i
         where j.id between i.id and i.id and (runs is null or (j.run = i.run and j.state = 'running'))
         returning j.*, i.result as new_result,
-                  coalesce((select t.retention from tasks t where t.identifier = j.task_identifier), v_retention) as retention),
+                  coalesce((select t.retention from tasks t where t.identifier = j.task_identifier),
+                           v_retention) as retention),
     kept as (
         insert into finished_jobs (
-            id, worker_id, run, attempts, state, claimed_at, updated_at, started_at, cancel_requested_at, superseded, priority,
-            max_attempts, revision, run_at, created_at, task_identifier, queue_name, job_key, delivery, flags, meta, unique_key,
-            unique_recheck, sequence_key, continue_on_cancelled, continue_on_discarded, last_error, reason, finished_at, expires_at,
+            id, worker_id, run, attempts, state, claimed_at, updated_at, started_at, cancel_requested_at,
+            superseded, priority, max_attempts, revision, run_at, created_at, task_identifier, queue_name,
+            job_key, delivery, flags, meta, unique_key, unique_recheck, sequence_key,
+            continue_on_cancelled, continue_on_discarded, last_error, reason, finished_at, expires_at,
             result, payload)
-        select e.id, e.worker_id, e.run, e.attempts, final_state, e.claimed_at, v_now, e.started_at, e.cancel_requested_at,
-               e.superseded, e.priority, e.max_attempts, e.revision, e.run_at, e.created_at, e.task_identifier, e.queue_name,
-               e.job_key, e.delivery, e.flags, e.meta, e.unique_key, e.unique_recheck, e.sequence_key, e.continue_on_cancelled,
-               e.continue_on_discarded, coalesce(error, e.last_error), close_reason, v_now, v_now + e.retention, e.new_result, e.payload
+        select e.id, e.worker_id, e.run, e.attempts, final_state, e.claimed_at, v_now, e.started_at,
+               e.cancel_requested_at, e.superseded, e.priority, e.max_attempts, e.revision, e.run_at,
+               e.created_at, e.task_identifier, e.queue_name, e.job_key, e.delivery, e.flags, e.meta,
+               e.unique_key, e.unique_recheck, e.sequence_key, e.continue_on_cancelled,
+               e.continue_on_discarded, coalesce(error, e.last_error), close_reason, v_now,
+               v_now + e.retention, e.new_result, e.payload
         from ended e where e.retention > interval '0'),
     halted as (
-        -- Of a job that gives way to another one the sequence takes no notice.
+        -- A job that gives way to another one (superseded or replaced) does not halt its sequence.
         insert into sequence_halts
         select e.sequence_key, e.id, 'cancelled', v_now from ended e
         where final_state = 'cancelled' and e.sequence_key is not null and not e.continue_on_cancelled
           and e.superseded is null and not v_replaced
         on conflict do nothing)
     select array_agg(e.id),
-           -- Only these may have rows in errors: an error is a job's last_error until an add with its key clears it.
+           -- Only these jobs can have rows in errors: an error is also the job's last_error, until
+           -- an add with its key clears that and raises the revision.
            array_agg(e.id) filter (where e.retention = interval '0' and (
                e.revision > 0 or coalesce(error, e.last_error) is not null)),
            array_agg(e.unique_key) filter (where e.retention = interval '0' and e.unique_key is not null),
            array_agg(distinct e.queue_name) filter (where e.queue_name is not null and e.state = 'running'),
-           array_agg(distinct e.queue_name) filter (where e.queue_name is not null and e.state = 'available' and e.ready_at is not null),
+           array_agg(distinct e.queue_name) filter (
+               where e.queue_name is not null and e.state = 'available' and e.ready_at is not null),
            array_agg(distinct e.sequence_key) filter (where e.sequence_head)
     into v_closed, v_dropped, v_keys, v_queues, v_left, v_sequences
     from ended e;
     if v_dropped is not null then
         delete from errors e where e.job_id = any (v_dropped);
     end if;
-    -- Not of a job that is being replaced: its successor has the key.
+    -- Not the key of a job that is being replaced: its successor has it.
     if v_keys is not null and not v_replaced then
         perform _release_unique_keys(v_keys);
     end if;
@@ -71,20 +80,23 @@ begin
         perform _promote_next(v_sequences);
     end if;
     if close_reason = 'replaced' then
-        -- By a producer, whose transaction may stay open for long: it must not hold a lane.
+        -- A producer replaces the job. Its transaction may stay open for long, so it must not hold
+        -- a lane.
         v_left := v_left || v_queues;
     elsif v_queues is not null then
         perform _refill_queues(v_queues);
     end if;
     if v_left <> '{}' then
-        insert into promotion_requests (lane) select 'queue:' || l.queue_name from unnest(v_left) l(queue_name);
+        insert into promotion_requests (lane)
+        select 'queue:' || l.queue_name from unnest(v_left) l(queue_name);
         perform _notify_workers();
     end if;
     return coalesce(v_closed, '{}');
 end;
 $$;
 
-create or replace function finish_jobs(job_ids bigint[], runs bigint[], results jsonb[] default null) returns bigint[]
+create or replace function finish_jobs(job_ids bigint[], runs bigint[], results jsonb[] default null)
+    returns bigint[]
     language plpgsql security definer set search_path from current
 as $$
 begin
@@ -96,27 +108,32 @@ begin
 end;
 $$;
 comment on function finish_jobs(bigint[], bigint[], jsonb[]) is
-    'Completes jobs and returns the ids that were accepted. A stale run (the job was handed on, cancelled or finished meanwhile) is left '
-    'out: the worker must drop its result. results: kept with the job in history (River: recorded output). Errors: PW001 when the '
-    'arrays differ in length.';
+    'Completes jobs and returns the ids that were accepted. A stale run (the job was requeued, '
+    'cancelled or finished meanwhile) is left out: the worker must drop its result. results: kept '
+    'with the job in history (River: recorded output). Errors: PW001 if the arrays differ in '
+    'length.';
 
 create or replace function finish_job(job_id bigint, run bigint) returns void
     language plpgsql security definer set search_path from current
 as $$
 begin
     if _finalize_jobs(array[job_id], array[run], 'completed') = '{}' then
-        raise exception 'finish_job: job % is not held by run % any more', coalesce(job_id::text, 'NULL'), coalesce(run::text, 'NULL')
+        raise exception 'finish_job: job % is not held by run % any more', coalesce(job_id::text, 'NULL'),
+            coalesce(run::text, 'NULL')
             using errcode = 'PW002', hint = 'The claim was lost: roll back, and drop the result.';
     end if;
 end;
 $$;
 comment on function finish_job(bigint, bigint) is
-    'Completes one job inside the handler''s own transaction, as its last statement before the commit: the job''s end and the handler''s '
-    'writes are one. Errors: PW002 on a stale run, so that a late worker''s writes roll back as well.';
+    'Completes one job inside the handler''s own transaction. Call it as the last statement '
+    'before the commit: the job''s end and the handler''s writes commit or roll back together. '
+    'Errors: PW002 on a stale run, so that the writes of a late worker roll back as well.';
 
--- A transaction's number alone does not tell: one that a crash of the server, or a failover, has swallowed is given out again.
+-- The status of a transaction id is not enough: after a crash or a failover, the server gives out
+-- the id of a lost transaction again. So the job must be out of this run as well.
 create or replace function was_finished(job_id bigint, run bigint, transaction_id xid8) returns boolean
-    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
 as $$
 declare
     v_status text;
@@ -126,11 +143,14 @@ begin
         return null;
     end if;
     return coalesce(v_status = 'committed', false) and not exists (
-        select from live_jobs j where j.id = was_finished.job_id and j.run = was_finished.run and j.state = 'running');
-exception when invalid_parameter_value then -- it is yet to come
+        select from live_jobs j where j.id = was_finished.job_id and j.run = was_finished.run
+            and j.state = 'running');
+exception when invalid_parameter_value then -- the id has not been assigned yet
     return false;
 end;
 $$;
 comment on function was_finished(bigint, bigint, xid8) is
-    'After a COMMIT that was not answered: did the transaction that called finish_job for this run (its pg_current_xact_id()) commit? Null while '
-    'it is in progress: the server has not noticed yet that its client is gone; ask again.';
+    'For a COMMIT that was not answered: true if the transaction that called finish_job for this '
+    'run committed, false if it did not. transaction_id is its pg_current_xact_id(). Null while '
+    'the transaction is in progress, because the server has not noticed yet that its client is '
+    'gone: ask again.';

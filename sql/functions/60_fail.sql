@@ -1,8 +1,11 @@
--- 60_fail: running -> retryable, discarded or cancelled (fail_jobs), -> scheduled (snooze_job), -> available (release_jobs).
+-- 60_fail: every way out of `running` but success: fail_jobs -> retryable, discarded or cancelled;
+-- snooze_job -> scheduled; release_jobs -> available.
 --
--- Every path out of `running` but success ends in one of two functions, both called with the row locked: _requeue or _discard.
+-- _requeue and _discard do this for one job, whose row the caller has locked. fail_jobs ends most
+-- jobs of a batch in one statement (_fail_all).
 
--- The wait after the given number of attempts. Without a policy Graphile Worker's: e^1, e^2 … e^10 seconds, then 6 hours each.
+-- The delay after the given number of attempts. Without a policy it is Graphile Worker's: e^1, e^2
+-- up to e^10 seconds, then e^10 seconds (about 6 hours) each time.
 create or replace function _retry_delay(backoff jsonb, attempts integer) returns interval
     language plpgsql volatile set search_path from current
 as $$
@@ -23,9 +26,10 @@ begin
     v_delay := case backoff ->> 'strategy'
         when 'constant' then v_initial
         when 'linear' then v_initial * attempts
-        -- Compared as logarithms first: 100 ^ 32767 is no number.
+        -- Compares logarithms first: 100 ^ 32767 overflows.
         else case when extract(epoch from v_initial) = 0 then v_initial
-                  when ln(extract(epoch from v_initial)::double precision) + (attempts - 1) * ln(v_factor) > ln(1e10) then v_max
+                  when ln(extract(epoch from v_initial)::double precision) + (attempts - 1) * ln(v_factor)
+                       > ln(1e10) then v_max
                   else v_initial * power(v_factor, attempts - 1) end
     end;
     v_delay := least(v_delay, v_max);
@@ -37,18 +41,21 @@ create or replace function _record_error(job live_jobs, error text) returns void
     language plpgsql set search_path from current
 as $$
 begin
-    insert into errors (job_id, run, at, worker, error) values (job.id, job.run, clock(), job.worker_id::text, error);
+    insert into errors (job_id, run, at, worker, error)
+    values (job.id, job.run, clock(), job.worker_id::text, error);
 end;
 $$;
 
--- Must this job not be run again by itself? It was begun, and promised to be begun at most once.
+-- True if the job must not be run again by itself: its delivery is at_most_once, and it was
+-- started.
 create or replace function _must_not_rerun(job live_jobs) returns boolean
     language sql immutable
     return (job).delivery = 'at_most_once' and (job).started_at is not null;
 
--- Back among the waiting, unless somebody has called the job off meanwhile, or it is lost.
+-- Returns a job to a waiting state; ends it instead if it was cancelled, superseded or lost.
 create or replace function _requeue(
-    job live_jobs, run_at timestamptz, attempts integer, waiting text, error text default null, payload json default null)
+    job live_jobs, run_at timestamptz, attempts integer, waiting text, error text default null,
+    payload json default null)
     returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -63,7 +70,7 @@ begin
                             coalesce(error, job.superseded));
         return;
     elsif _must_not_rerun(job) then
-        if error is null then -- handed back, and nobody will be told why unless it is said here
+        if error is null then -- handed back without an error: record the reason here
             error := 'handed back after it was started';
             perform _record_error(job, error);
         end if;
@@ -71,9 +78,11 @@ begin
         return;
     end if;
     update live_jobs j
-    set state = v_state, ready_at = _ready_at(v_state, v_parked, _requeue.run_at), due_at = _due_at(v_state, _requeue.run_at),
-        parked = v_parked, run_at = _requeue.run_at, updated_at = v_now, attempts = _requeue.attempts,
-        worker_id = null, claimed_at = null, started_at = null, last_error = coalesce(error, j.last_error), payload = coalesce(_requeue.payload, j.payload)
+    set state = v_state, ready_at = _ready_at(v_state, v_parked, _requeue.run_at),
+        due_at = _due_at(v_state, _requeue.run_at), parked = v_parked, run_at = _requeue.run_at,
+        updated_at = v_now, attempts = _requeue.attempts, worker_id = null, claimed_at = null,
+        started_at = null, last_error = coalesce(error, j.last_error),
+        payload = coalesce(_requeue.payload, j.payload)
     where j.id = job.id;
     perform _refill_queue(job.queue_name);
     perform _arrive_late(array[job.id]);
@@ -81,8 +90,10 @@ begin
 end;
 $$;
 
--- Out of attempts, or given up: stays in live_jobs with its key, as a decision is due.
-create or replace function _discard(job live_jobs, error text, discard_reason text, payload json default null) returns void
+-- Discards a job that is out of attempts or was given up. It stays in live_jobs with its key, until
+-- it is retried, deleted or pruned. A job that was cancelled or superseded ends cancelled instead.
+create or replace function _discard(job live_jobs, error text, discard_reason text, payload json default null)
+    returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -90,7 +101,8 @@ declare
     v_retention interval := (select s.discarded_retention from settings s);
 begin
     if job.superseded is not null or job.cancel_requested_at is not null then
-        perform _finalize_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'), error);
+        perform _finalize_jobs(array[job.id], null, 'cancelled', null,
+            coalesce(job.superseded, 'cancelled'), error);
         return;
     end if;
     perform _halt_sequence(job, 'discarded');
@@ -98,17 +110,20 @@ begin
         perform _delete_live_job(job, false);
     else
         update live_jobs j
-        set state = 'discarded', ready_at = null, due_at = null, parked = null, has_slot = null, updated_at = v_now, worker_id = null, claimed_at = null, finished_at = v_now,
-            expires_at = v_now + v_retention, last_error = coalesce(error, j.last_error), reason = discard_reason,
-            payload = coalesce(_discard.payload, j.payload), sequence_head = null
+        set state = 'discarded', ready_at = null, due_at = null, parked = null, has_slot = null,
+            updated_at = v_now, worker_id = null, claimed_at = null, finished_at = v_now,
+            expires_at = v_now + v_retention, last_error = coalesce(error, j.last_error),
+            reason = discard_reason, payload = coalesce(_discard.payload, j.payload), sequence_head = null
         where j.id = job.id;
         perform _free_turn(job);
     end if;
 end;
 $$;
 
--- A job that has just left, or was moved: whoever waits for its place in its queue and in its sequence gets it. In its queue at once if it
--- ran; else by the next promotion, as this may be a producer's transaction, which may stay open for long and must not hold a lane.
+-- Passes on the place of a job that has ended or was moved: the next job of its sequence becomes
+-- the head, and its slot goes to the next job of its queue. If the job was not running, the caller
+-- may be a producer, whose transaction may stay open for long and must not hold a lane: then this
+-- leaves a request.
 create or replace function _free_turn(job live_jobs) returns void
     language plpgsql set search_path from current
 as $$
@@ -125,7 +140,8 @@ begin
 end;
 $$;
 
--- Without a trace; unless it halted its sequence just now, that goes on.
+-- Deletes a live job and its errors, and releases its unique key. If it had halted its sequence,
+-- the sequence continues; `unhalt` is false if the caller has just written that halt.
 create or replace function _delete_live_job(job live_jobs, unhalt boolean default true) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -140,9 +156,9 @@ begin
 end;
 $$;
 
--- The items of fail_jobs, each with its problem if it is malformed. Ids and runs may be strings, as JavaScript
--- sends large numbers. No cast can fail, so that one statement reads all items: an exception block for each costs
--- more than the failure itself.
+-- The items of fail_jobs, each with its problem if it is malformed. Ids and runs may be strings,
+-- since JavaScript sends large numbers as strings. No cast can fail, so one statement reads all
+-- items: an exception block for each would cost more than the failure itself.
 create or replace function _failures_of(failures jsonb) returns setof _failure
     language plpgsql stable set search_path from current set jit = off
 as $$
@@ -152,7 +168,8 @@ begin
            case when p.problem is null then (i.value ->> 'run')::bigint end,
            coalesce(nullif(i.value ->> 'error', ''), 'failed without a message')
            || coalesce(E'\n(The payload given with this failure was left out: ' || g.refusal || '.)', ''),
-           case when g.refusal is null then g.payload end, i.value -> 'discard' = 'true', i.value -> 'cancel' = 'true',
+           case when g.refusal is null then g.payload end, i.value -> 'discard' = 'true',
+           i.value -> 'cancel' = 'true',
            i.value -> 'not_started' = 'true', d.delay, i.n::integer, p.problem
     from jsonb_array_elements(failures) with ordinality i(value, n)
     cross join lateral (
@@ -169,14 +186,16 @@ begin
                 then 'id must be an integer, got ' || coalesce(left((i.value -> 'id')::text, 40), 'none')
             when (i.value ->> 'run' ~ '^-?[0-9]{1,18}$') is not true
                 then 'run must be an integer, got ' || coalesce(left((i.value -> 'run')::text, 40), 'none')
-            when jsonb_typeof(i.value -> 'discard') not in ('boolean', 'null') then 'discard must be true or false'
-            when jsonb_typeof(i.value -> 'cancel') not in ('boolean', 'null') then 'cancel must be true or false'
+            when jsonb_typeof(i.value -> 'discard') not in ('boolean', 'null')
+                then 'discard must be true or false'
+            when jsonb_typeof(i.value -> 'cancel') not in ('boolean', 'null')
+                then 'cancel must be true or false'
             when jsonb_typeof(i.value -> 'not_started') not in ('boolean', 'null')
                 then 'not_started must be true or false'
             when jsonb_typeof(i.value -> 'delay') <> 'null' and d.delay is null
                 then 'delay must be seconds or an interval from 0 to 1000 years, got '
                      || left((i.value -> 'delay')::text, 40)
-        end as problem offset 0) p; -- offset 0: once for an item, not once for each use
+        end as problem offset 0) p; -- offset 0: evaluated once per item, not once per use
 end;
 $$;
 
@@ -194,7 +213,8 @@ declare
     v_failure record;
 begin
     if failures is null or jsonb_typeof(failures) <> 'array' then
-        raise exception 'fail_jobs: failures must be a JSON array of objects, got %', coalesce(jsonb_typeof(failures), 'NULL')
+        raise exception 'fail_jobs: failures must be a JSON array of objects, got %',
+            coalesce(jsonb_typeof(failures), 'NULL')
             using errcode = 'PW001';
     end if;
     select array_agg(f) filter (where f.problem is null),
@@ -204,7 +224,8 @@ begin
         raise warning 'fail_jobs: malformed items are left out: %', left(v_malformed, 1000)
             using hint = 'Their jobs keep running until their worker ends.';
     end if;
-    -- Locks all jobs, by id, before it changes any; a job named twice fails once.
+    -- Locks all jobs, in the order of their ids, before it changes any. A job that is named twice
+    -- fails once.
     with item as materialized (
         select distinct on (i.id, i.run) i.id, i.run, i.error, i.discard, i.cancel
         from unnest(v_items) i order by i.id, i.run, i.position),
@@ -218,11 +239,13 @@ begin
     noted as (
         insert into errors (job_id, run, at, worker, error)
         select h.id, h.run, clock(), h.worker_id::text, h.error from held h)
-    select array_agg(h.id), bool_or(h.ends or h.may_be_discarded and v_forget) into v_accepted, v_odd from held h;
+    select array_agg(h.id), bool_or(h.ends or h.may_be_discarded and v_forget) into v_accepted, v_odd
+    from held h;
     if v_odd then
         for v_failure in
             select j.job, i.error, i.discard, i.cancel, i.not_started, i.payload
-            from (select distinct on (u.id, u.run) u.* from unnest(v_items) u order by u.id, u.run, u.position) i
+            from (select distinct on (u.id, u.run) u.* from unnest(v_items) u
+                order by u.id, u.run, u.position) i
             cross join lateral (
                 select l as job from live_jobs l
                 where l.id between i.id and i.id and l.run = i.run and l.state = 'running' offset 0) j
@@ -240,17 +263,22 @@ begin
 end;
 $$;
 comment on function fail_jobs(jsonb) is
-    'Reports failed attempts: [{"id", "run", "error", "payload"?, "discard"?, "cancel"?, "not_started"?, "delay"?}]. A job with attempts left becomes '
-    'retryable at greatest(now, run_at) plus its backoff (Graphile Worker''s formula, or the task''s), or now plus delay; otherwise, or with '
-    'discard, it is discarded; with cancel it is cancelled. payload replaces the payload for the retry (Graphile Worker: partial '
-    'success of a batch). A job with delivery at_most_once that was started is discarded whatever attempts it has left, unless not_started '
-    'says that its handler had not come to what must not be done twice. Ids and runs may be strings. Returns the ids '
-    'that were accepted; a stale run is left out, and so is a malformed item, which a warning names. A payload beyond '
-    'the limits is left out, and the error says so. Errors: PW001.';
+    'Reports failed attempts: [{"id", "run", "error", "payload"?, "discard"?, "cancel"?, '
+    '"not_started"?, "delay"?}]. A job with attempts left becomes retryable at greatest(now, '
+    'run_at) plus its backoff (Graphile Worker''s formula, or the task''s), or at now plus delay. '
+    'Without attempts left, or with discard, it is discarded; with cancel it is cancelled. '
+    'payload replaces the payload for the retry (Graphile Worker: partial success of a batch). A '
+    'job with delivery at_most_once that was started is discarded even if it has attempts left, '
+    'unless not_started reports that its handler had not reached what must not be done twice. Ids '
+    'and runs may be strings. Returns the ids that were accepted. A stale run is left out, and so '
+    'is a malformed item, which a warning names. A payload beyond the limits is left out, and the '
+    'error says so. Errors: PW001.';
 
--- The uncommon ends of a failed run, one by one: cancelled, superseded, or discarded where no discarded job is kept.
+-- The uncommon ends of a failed run, one job at a time: cancelled, superseded, or discarded while
+-- discarded_retention is 0.
 create or replace function _fail_for_good(
-    job live_jobs, error text, discard boolean, cancel boolean, not_started boolean, payload json) returns void
+    job live_jobs, error text, discard boolean, cancel boolean, not_started boolean, payload json)
+    returns void
     language plpgsql set search_path from current
 as $$
 begin
@@ -258,9 +286,11 @@ begin
         job.started_at := null;
     end if;
     if cancel then
-        perform _finalize_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, error), error);
+        perform _finalize_jobs(
+            array[job.id], null, 'cancelled', null, coalesce(job.superseded, error), error);
     elsif job.superseded is not null or job.cancel_requested_at is not null then
-        perform _finalize_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'), error);
+        perform _finalize_jobs(array[job.id], null, 'cancelled', null,
+            coalesce(job.superseded, 'cancelled'), error);
     elsif (select s.discarded_retention from settings s) = interval '0'
           and _failed_for(job, discard, not_started) is not null then
         perform _discard(job, error, _failed_for(job, discard, not_started), payload);
@@ -268,14 +298,16 @@ begin
 end;
 $$;
 
--- Why a failed run is its job's last; null if the job may be tried again.
+-- The reason why a failed run discards its job; null if the job may be retried.
 create or replace function _failed_for(job live_jobs, discard boolean, not_started boolean) returns text
     language sql immutable
     return case when discard then 'discarded by its handler'
-                when not coalesce(not_started, false) and _must_not_rerun(job) then 'failed, and must not be run twice'
+                when not coalesce(not_started, false) and _must_not_rerun(job)
+                    then 'failed, and must not be run twice'
                 when (job).attempts >= (job).max_attempts then 'out of attempts' end;
 
--- The common ends of failed runs, all at once: retryable or discarded. Their rows are locked, and their errors noted.
+-- The common ends of failed runs, in one statement: retryable or discarded. The caller has locked
+-- the rows and recorded the errors.
 create or replace function _fail_all(items _failure[]) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -292,7 +324,8 @@ begin
         select distinct on (i.id, i.run) i.* from unnest(items) i order by i.id, i.run, i.position),
     fate as materialized (
         select j.id, i.error, i.payload, r.run_at, w.why,
-               case when w.why is not null then 'discarded' else _state_at(r.run_at, v_now, false, 'retryable') end as state
+               case when w.why is not null then 'discarded'
+                   else _state_at(r.run_at, v_now, false, 'retryable') end as state
         from item i
         cross join lateral (
             select l.* from live_jobs l
@@ -303,12 +336,14 @@ begin
             select case when w.why is not null then j.run_at when i.delay is not null then v_now + i.delay
                         when t.backoff is null
                             then greatest(v_now, j.run_at) + exp(least(j.attempts, 10)) * interval '1 second'
-                        else greatest(v_now, j.run_at) + _retry_delay(t.backoff, j.attempts) end as run_at) r),
+                        else greatest(v_now, j.run_at) + _retry_delay(t.backoff, j.attempts)
+                   end as run_at) r),
     failed as (
         update live_jobs j
         set state = f.state, parked = _parked(f.state, j.queue_name), due_at = _due_at(f.state, f.run_at),
-            ready_at = _ready_at(f.state, _parked(f.state, j.queue_name), f.run_at), run_at = f.run_at, updated_at = v_now,
-            worker_id = null, claimed_at = null, last_error = f.error, payload = coalesce(f.payload, j.payload),
+            ready_at = _ready_at(f.state, _parked(f.state, j.queue_name), f.run_at), run_at = f.run_at,
+            updated_at = v_now, worker_id = null, claimed_at = null, last_error = f.error,
+            payload = coalesce(f.payload, j.payload),
             started_at = case when f.why is not null then j.started_at end,
             reason = coalesce(f.why, j.reason), finished_at = case when f.why is not null then v_now end,
             expires_at = case when f.why is not null then v_now + v_retention end,
@@ -341,11 +376,14 @@ declare
     v_job live_jobs;
 begin
     if delay is null or delay < interval '0' or delay > interval '1000 years' then
-        raise exception 'snooze_job: delay must be from 0 to 1000 years, got %', coalesce(delay::text, 'NULL') using errcode = 'PW001';
+        raise exception 'snooze_job: delay must be from 0 to 1000 years, got %', coalesce(delay::text, 'NULL')
+            using errcode = 'PW001';
     end if;
-    select j.* into v_job from live_jobs j where j.id = job_id and j.run = snooze_job.run and j.state = 'running' for update;
+    select j.* into v_job from live_jobs j
+    where j.id = job_id and j.run = snooze_job.run and j.state = 'running' for update;
     if not found then
-        raise exception 'snooze_job: job % is not held by run % any more', coalesce(job_id::text, 'NULL'), coalesce(run::text, 'NULL')
+        raise exception 'snooze_job: job % is not held by run % any more', coalesce(job_id::text, 'NULL'),
+            coalesce(run::text, 'NULL')
             using errcode = 'PW002';
     elsif _must_not_rerun(v_job) and v_job.superseded is null and v_job.cancel_requested_at is null then
         raise exception 'snooze_job: job % was started and must not be run twice', job_id
@@ -355,8 +393,8 @@ begin
 end;
 $$;
 comment on function snooze_job(bigint, bigint, interval) is
-    'Puts a running job off by delay and gives the attempt back (River: snooze). Errors: PW002 on a stale run; PW005 when it must not be run '
-    'twice and was started; PW001.';
+    'Postpones a running job by delay and gives its attempt back (River: snooze). Errors: PW002 '
+    'on a stale run; PW005 if the job must not be run twice and was started; PW001.';
 
 create or replace function release_jobs(job_ids bigint[], runs bigint[]) returns bigint[]
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
@@ -367,11 +405,13 @@ declare
     v_accepted bigint[] := array[]::bigint[];
 begin
     if cardinality(job_ids) <> cardinality(runs) then
-        raise exception 'release_jobs: job_ids and runs must be of one length, got % and %', cardinality(job_ids), cardinality(runs)
+        raise exception 'release_jobs: job_ids and runs must be of one length, got % and %',
+            cardinality(job_ids), cardinality(runs)
             using errcode = 'PW001';
     end if;
     for v_item in select i.id, i.run from unnest(job_ids, runs) i(id, run) order by i.id loop
-        select j.* into v_job from live_jobs j where j.id = v_item.id and j.run = v_item.run and j.state = 'running' for update;
+        select j.* into v_job from live_jobs j
+        where j.id = v_item.id and j.run = v_item.run and j.state = 'running' for update;
         continue when not found;
         perform _requeue(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
         v_accepted := v_accepted || v_job.id;
@@ -380,14 +420,18 @@ begin
 end;
 $$;
 comment on function release_jobs(bigint[], bigint[]) is
-    'Hands claimed jobs back that were not begun; their attempt is given back and others may claim them at once. Returns the ids '
-    'accepted; a stale run is left out. Errors: PW001.';
+    'Hands back claimed jobs that were not begun. Each gets its attempt back and can be claimed '
+    'again at once. Returns the ids that were accepted; a stale run is left out. Errors: PW001.';
 
-create or replace function job_errors(job_id bigint) returns table (run bigint, at timestamptz, worker text, error text)
-    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+create or replace function job_errors(job_id bigint)
+    returns table (run bigint, at timestamptz, worker text, error text)
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
 as $$
 begin
-    return query select e.run, e.at, e.worker, e.error from errors e where e.job_id = job_errors.job_id order by e.run, e.at;
+    return query select e.run, e.at, e.worker, e.error from errors e where e.job_id = job_errors.job_id
+    order by e.run, e.at;
 end;
 $$;
-comment on function job_errors(bigint) is 'The errors of all attempts of a job, live or finished, oldest first.';
+comment on function job_errors(bigint) is
+    'The errors of all attempts of a job, live or finished, oldest first.';

@@ -1,7 +1,9 @@
--- 80_admin: what people do to jobs. Graphile Worker's four, then ours.
+-- 80_admin: what people do to jobs: get_job, cancel_job, delete_job, and Graphile Worker's
+-- complete_jobs and permanently_fail_jobs. To run jobs again or at another time: 81_retry.
 
 create or replace function get_job(id bigint) returns job
-    language plpgsql stable security definer set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
 as $$
 declare
     v_job job;
@@ -13,16 +15,18 @@ begin
     return v_job;
 end;
 $$;
-comment on function get_job(bigint) is 'The job with this id, live or finished; a row of nulls if there is none.';
+comment on function get_job(bigint) is
+    'The job with this id, live or in history; a row of nulls if there is none.';
 
--- Locks a live job for a verb on one id. Raises PW004 if there is no such job, returns null if it is in history.
+-- Locks a live job for a function that takes one id. Raises PW004 if there is no such job; returns
+-- null if the job is in history.
 create or replace function _lock_job(verb text, job_id bigint) returns live_jobs
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_row live_jobs;
 begin
-    -- Twice: a job may come back from history between the two look-ups.
+    -- Twice, since a job may come back from history between the two look-ups.
     for i in 1..2 loop
         select j.* into v_row from live_jobs j where j.id = job_id for update;
         if found then
@@ -48,7 +52,8 @@ begin
     elsif v_row.state = 'discarded' then
         return _job_of(v_row);
     elsif v_row.state = 'running' and force is not true then
-        update live_jobs j set cancel_requested_at = coalesce(j.cancel_requested_at, v_now) where j.id = v_row.id returning j.* into v_row;
+        update live_jobs j set cancel_requested_at = coalesce(j.cancel_requested_at, v_now)
+        where j.id = v_row.id returning j.* into v_row;
         perform pg_notify(current_schema(), 'cancel');
         return _job_of(v_row);
     end if;
@@ -61,9 +66,10 @@ begin
 end;
 $$;
 comment on function cancel_job(bigint, boolean) is
-    'Calls a job off. A waiting one is cancelled at once. A running one is asked to stop: it ends cancelled at its worker''s next word, '
-    'unless that word is success; with force it is cancelled at once and its worker''s word refused. A finished or discarded job is '
-    'returned as it is. Errors: PW004.';
+    'Cancels a job. A waiting job is cancelled at once. A running job is asked to stop: it ends '
+    'cancelled at its worker''s next report, unless that reports success. With force a running '
+    'job is cancelled at once, and its worker''s report is rejected. A finished or discarded job '
+    'is returned unchanged. Errors: PW004.';
 
 create or replace function delete_job(job_id bigint) returns job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
@@ -82,7 +88,7 @@ begin
     v_job := get_job(job_id);
     delete from finished_jobs f where f.id = delete_job.job_id;
     if not found then
-        return delete_job(job_id); -- it has just come back from history, or gone
+        return delete_job(job_id); -- it has just come back from history, or was deleted
     end if;
     delete from errors e where e.job_id = delete_job.job_id;
     perform _release_unique_keys(array[decode(v_job.unique_key, 'hex')]);
@@ -93,7 +99,8 @@ begin
 end;
 $$;
 comment on function delete_job(bigint) is
-    'Removes a job that is not running, history included, and returns what it was. Errors: PW004; PW005 while it runs.';
+    'Deletes a job that is not running, live or in history, and returns it as it was. Errors: '
+    'PW004; PW005 while it runs.';
 
 create or replace function complete_jobs(job_ids bigint[]) returns setof job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
@@ -102,7 +109,7 @@ declare
     v_id bigint;
     v_row live_jobs;
 begin
-    -- One look at each, as the end of one may have moved the next.
+    -- One look-up per job, since the end of one job may move the next one.
     for v_id in select distinct i.id from unnest(job_ids) i(id) order by 1 loop
         select j.* into v_row from live_jobs j where j.id = v_id and j.state <> 'running' for update;
         continue when not found;
@@ -118,10 +125,12 @@ begin
 end;
 $$;
 comment on function complete_jobs(bigint[]) is
-    'Marks jobs that are not running as completed without running them (Graphile Worker). Running and unknown ones are left out. A '
-    'sequence that one of them had halted goes on.';
+    'Marks jobs that are not running as completed, without running them (Graphile Worker). '
+    'Running and unknown jobs are left out. If one of the jobs had halted its sequence, the '
+    'sequence continues.';
 
-create or replace function permanently_fail_jobs(job_ids bigint[], error_message text default null) returns setof job
+create or replace function permanently_fail_jobs(job_ids bigint[], error_message text default null)
+    returns setof job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -145,5 +154,5 @@ begin
 end;
 $$;
 comment on function permanently_fail_jobs(bigint[], text) is
-    'Discards jobs that are not running: attempts := max_attempts, last_error := error_message (Graphile Worker). The key is kept. '
-    'Running and unknown ones are left out.';
+    'Discards jobs that are not running: attempts := max_attempts, last_error := error_message '
+    '(Graphile Worker). A job keeps its key. Running and unknown jobs are left out.';

@@ -1,4 +1,8 @@
--- 81_retry: jobs run again, or at another time: retry_job, retry_jobs, reschedule_jobs.
+-- 81_retry: runs jobs again, or at another time: retry_job, retry_jobs, reschedule_jobs.
+--
+-- A job that runs again needs its unique key and its job_key, which another job may hold by now,
+-- and resumes a sequence that it had halted. Unique keys are locked first, then halts and jobs in
+-- the order of the jobs' ids.
 
 create or replace function _refuse_held_key(kind text, job_id bigint, holder live_jobs) returns void
     language plpgsql set search_path from current
@@ -6,17 +10,20 @@ as $$
 begin
     raise exception 'retry_job: the % of job % is held by job % (%)', kind, job_id, holder.id, holder.state
         using errcode = 'PW003', detail = json_strip_nulls(json_build_object(
-            'existing_job_id', holder.id, 'existing_job_state', holder.state, 'unique_key', encode(holder.unique_key, 'hex')))::text;
+            'existing_job_id', holder.id, 'existing_job_state', holder.state,
+            'unique_key', encode(holder.unique_key, 'hex')))::text;
 end;
 $$;
 
--- Does a live job not hold its unique key just now? A discarded one does not, nor does one that waits for a retry under a policy of
--- River's that leaves `retryable` out.
+-- True if a live job does not hold its unique key: it is discarded, or it waits for a retry under a
+-- policy of River's that leaves `retryable` out.
 create or replace function _gave_key_back(job live_jobs) returns boolean
     language sql immutable
-    return (job).state = 'discarded' or ((job).state = 'retryable' and 'retryable' <> all ((job).unique_recheck)) is true;
+    return (job).state = 'discarded'
+        or ((job).state = 'retryable' and 'retryable' <> all ((job).unique_recheck)) is true;
 
--- Who else has the unique key of a job that would like it back; a row of nulls if nobody has. The key's row is held.
+-- The other live job that holds this unique key; a row of nulls if there is none. The caller has
+-- locked the key's row.
 create or replace function _unique_holder(job_id bigint, unique_key bytea) returns live_jobs
     language plpgsql set search_path from current
 as $$
@@ -37,7 +44,8 @@ declare
     v_now timestamptz := clock();
     v_state text;
     v_parked text;
-    -- A job's unique key never changes, so it can be looked up before the job is locked: keys come before jobs.
+    -- Keys are locked before jobs. A job's unique key never changes, so it can be read before the
+    -- job is locked.
     v_before job := get_job(job_id);
     v_unique_key bytea := decode(v_before.unique_key, 'hex');
     v_past finished_jobs;
@@ -48,21 +56,26 @@ begin
     end if;
     if v_before.sequence_key is not null and v_before.state = 'pending' then
         -- Halts and jobs are locked in the order of the jobs' ids.
-        perform from sequence_halts h where h.sequence_key = v_before.sequence_key and h.job_id < retry_job.job_id
+        perform from sequence_halts h
+        where h.sequence_key = v_before.sequence_key and h.job_id < retry_job.job_id
         order by h.job_id for update;
     end if;
     v_row := _lock_job('retry_job', job_id);
     if v_row.state = 'available' or v_row.parked = 'queue' then
         return _job_of(v_row);
     elsif v_row.state = 'pending' then
-        -- It waits in its sequence. If that stands, halted before it, it is to go on with this job (River); what lies between runs after it.
+        -- It waits in its sequence. If an earlier job has halted the sequence, the sequence
+        -- continues with this job (River); the jobs between them run after it.
         delete from sequence_halts h
         where h.sequence_key = v_row.sequence_key and h.job_id < v_row.id
-          and not exists (select from live_jobs j where j.sequence_key = v_row.sequence_key and j.sequence_head);
-        update live_jobs j set run_at = least(j.run_at, v_now), parked = case when found then 'next' else j.parked end, updated_at = v_now
+          and not exists (select from live_jobs j
+                          where j.sequence_key = v_row.sequence_key and j.sequence_head);
+        update live_jobs j set run_at = least(j.run_at, v_now),
+            parked = case when found then 'next' else j.parked end, updated_at = v_now
         where j.id = v_row.id
         returning j.* into v_row;
-        insert into promotion_requests (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+        insert into promotion_requests (lane)
+        values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
         perform _notify_workers();
         return _job_of(v_row);
     elsif v_row.state = 'running' then
@@ -76,7 +89,8 @@ begin
         end if;
     end if;
     if v_row.id is null then
-        -- Back from history; only one of several callers finds it there, the others find it back already.
+        -- Takes the job back from history. Of several callers one finds it there; the others find
+        -- it live.
         delete from finished_jobs f where f.id = retry_job.job_id returning f.* into v_past;
         if not found then
             return retry_job(job_id);
@@ -85,15 +99,19 @@ begin
         v_parked := _parked(v_state, v_past.queue_name);
         loop
             insert into live_jobs as j (
-                id, run, attempts, state, ready_at, parked, updated_at, priority, max_attempts, revision, run_at, created_at,
-                task_identifier, queue_name, job_key, delivery, flags, meta, unique_key, sequence_key, continue_on_cancelled,
-                continue_on_discarded, last_error, payload, unique_recheck)
+                id, run, attempts, state, ready_at, parked, updated_at, priority, max_attempts, revision,
+                run_at, created_at, task_identifier, queue_name, job_key, delivery, flags, meta,
+                unique_key, sequence_key, continue_on_cancelled, continue_on_discarded, last_error,
+                payload, unique_recheck)
             values (
-                v_past.id, v_past.run, v_past.attempts, v_state, _ready_at(v_state, v_parked, v_now), v_parked, v_now, v_past.priority,
-                case when v_past.attempts >= v_past.max_attempts then least(v_past.attempts + 1, 32767) else v_past.max_attempts end,
-                v_past.revision, v_now, v_past.created_at, v_past.task_identifier, v_past.queue_name, v_past.job_key, v_past.delivery,
-                v_past.flags, v_past.meta, v_past.unique_key, v_past.sequence_key, v_past.continue_on_cancelled,
-                v_past.continue_on_discarded, v_past.last_error, v_past.payload, v_past.unique_recheck)
+                v_past.id, v_past.run, v_past.attempts, v_state, _ready_at(v_state, v_parked, v_now),
+                v_parked, v_now, v_past.priority,
+                case when v_past.attempts >= v_past.max_attempts then least(v_past.attempts + 1, 32767)
+                    else v_past.max_attempts end,
+                v_past.revision, v_now, v_past.created_at, v_past.task_identifier, v_past.queue_name,
+                v_past.job_key, v_past.delivery, v_past.flags, v_past.meta, v_past.unique_key,
+                v_past.sequence_key, v_past.continue_on_cancelled, v_past.continue_on_discarded,
+                v_past.last_error, v_past.payload, v_past.unique_recheck)
             on conflict (job_key) where job_key is not null do nothing
             returning j.* into v_row;
             exit when found;
@@ -106,9 +124,11 @@ begin
         v_state := _state_at(v_now, v_now, _held(v_row.sequence_key, v_row.sequence_head));
         v_parked := _parked(v_state, v_row.queue_name);
         update live_jobs j
-        set state = v_state, ready_at = _ready_at(v_state, v_parked, v_now), due_at = null, parked = v_parked, has_slot = null, run_at = v_now, updated_at = v_now, finished_at = null,
+        set state = v_state, ready_at = _ready_at(v_state, v_parked, v_now), due_at = null, parked = v_parked,
+            has_slot = null, run_at = v_now, updated_at = v_now, finished_at = null,
             expires_at = null, reason = null, started_at = null, crashes = null,
-            max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767) else j.max_attempts end
+            max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767)
+                                else j.max_attempts end
         where j.id = v_row.id
         returning j.* into v_row;
     end if;
@@ -116,7 +136,8 @@ begin
         perform _unhalt_sequence(v_row.sequence_key, v_row.id);
     end if;
     if v_row.parked is not null then
-        insert into promotion_requests (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+        insert into promotion_requests (lane)
+        values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
     perform _arrive_late(array[v_row.id]);
     perform _notify_workers();
@@ -124,20 +145,24 @@ begin
 end;
 $$;
 comment on function retry_job(bigint) is
-    'Lets a job run now: a discarded or finished one again, a scheduled or retryable one ahead of its time. last_error is kept; '
-    'max_attempts is raised by one where the attempts are used up (River: JobRetry). In a sequence a job that is retried takes its '
-    'turn by its id; the one that halted the sequence thereby resumes it, and a waiting one behind the halt skips what halted it. '
-    'Errors: PW004; PW005 while it runs; PW003 when its job_key or unique key is held by another job.';
+    'Makes a job run now: a discarded or finished job again, a scheduled or retryable job ahead '
+    'of its time. last_error is kept; max_attempts is raised by one if the attempts are used up '
+    '(River: JobRetry). In a sequence a retried job takes its turn by its id. If it had halted '
+    'the sequence, the sequence resumes; if it waits behind a halt, the sequence continues with '
+    'it and skips what halted it. Errors: PW004; PW005 while it runs; PW003 if another job holds '
+    'its job_key or unique key.';
 
--- Takes all locks of retry_job for many jobs, before the first of them is retried: unique keys in order, then jobs
--- and the halts before them by the job's id. Returns the order in which to retry: by id, but first those that bring a
--- job_key back from history, by that key, as adds order theirs.
+-- Takes all locks of retry_job for many jobs, before the first of them is retried: unique keys in
+-- their order, then jobs and the halts before them in the order of the jobs' ids.
+-- Returns the order in which to retry: first, by job_key, the jobs that bring a job_key back from
+-- history, since adds lock job keys in that order; then the other jobs by id.
 create or replace function _lock_for_retry(job_ids bigint[]) returns bigint[]
     language plpgsql set search_path from current
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_ids bigint[] := array(select distinct i.id from unnest(job_ids) i(id) where i.id is not null order by 1);
+    v_ids bigint[] := array(
+        select distinct i.id from unnest(job_ids) i(id) where i.id is not null order by 1);
     v_lock record;
 begin
     perform _hold_unique_key(k.key) from (
@@ -145,12 +170,14 @@ begin
         union
         select f.unique_key from finished_jobs f where f.id = any (v_ids)
         order by 1 offset 0) k
-    where k.key is not null; -- not above: with statistics that know no keys, all of their index would be walked
+    where k.key is not null; -- not above: with statistics that know no keys, it would walk their whole index
     for v_lock in
         with sequenced as (
-            select j.id, j.sequence_key from live_jobs j where j.id = any (v_ids) and j.sequence_key is not null
+            select j.id, j.sequence_key from live_jobs j
+            where j.id = any (v_ids) and j.sequence_key is not null
             union all
-            select f.id, f.sequence_key from finished_jobs f where f.id = any (v_ids) and f.sequence_key is not null)
+            select f.id, f.sequence_key from finished_jobs f
+            where f.id = any (v_ids) and f.sequence_key is not null)
         select i.id, null as halted from unnest(v_ids) i(id)
         union
         select h.job_id, h.sequence_key
@@ -158,7 +185,8 @@ begin
         order by 1, 2 nulls first
     loop
         if v_lock.halted is not null then
-            perform from sequence_halts h where h.sequence_key = v_lock.halted and h.job_id = v_lock.id for update;
+            perform from sequence_halts h
+            where h.sequence_key = v_lock.halted and h.job_id = v_lock.id for update;
             continue;
         end if;
         perform from live_jobs j where j.id = v_lock.id for update;
@@ -189,11 +217,13 @@ begin
     return query select j.* from unnest(v_jobs) j order by j.id;
 end;
 $$;
-comment on function retry_jobs(bigint[]) is 'retry_job for many; those for which it is not possible are left out of the result.';
+comment on function retry_jobs(bigint[]) is
+    'Calls retry_job for many jobs and returns the jobs. Those for which retry_job is not '
+    'possible are left out.';
 
 create or replace function reschedule_jobs(
-    job_ids bigint[], run_at timestamptz default null, priority integer default null, attempts integer default null,
-    max_attempts integer default null) returns setof job
+    job_ids bigint[], run_at timestamptz default null, priority integer default null,
+    attempts integer default null, max_attempts integer default null) returns setof job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -201,7 +231,8 @@ declare
     v_id bigint;
     v_old live_jobs;
     v_row live_jobs;
-    v_problem text := _job_refusal('-', null, null, run_at, max_attempts, null, priority, null, null, null, null, null, null);
+    v_problem text := _job_refusal(
+        '-', null, null, run_at, max_attempts, null, priority, null, null, null, null, null, null);
     v_retention interval := (select s.discarded_retention from settings s);
 begin
     if v_problem is null and attempts not between 0 and 32767 then
@@ -210,7 +241,8 @@ begin
     if v_problem is not null then
         raise exception 'reschedule_jobs: %', v_problem using errcode = 'PW001';
     end if;
-    -- Those that do not have their unique key now may take it back; keys before jobs, in order.
+    -- A job that does not hold its unique key may take it back. Keys are locked before jobs, in
+    -- their order.
     perform _hold_unique_key(k.unique_key) from (
         select distinct j.unique_key from live_jobs j
         where j.id = any (reschedule_jobs.job_ids) and _gave_key_back(j) order by 1 offset 0) k
@@ -222,8 +254,10 @@ begin
         v_row.run_at := coalesce(reschedule_jobs.run_at, v_old.run_at);
         v_row.attempts := coalesce(reschedule_jobs.attempts, v_old.attempts);
         v_row.max_attempts := coalesce(reschedule_jobs.max_attempts, v_old.max_attempts);
-        if v_old.state = 'discarded' and num_nonnulls(reschedule_jobs.run_at, reschedule_jobs.attempts, reschedule_jobs.max_attempts) = 0 then
-            null; -- that it matters more is no decision to run it again: it may be one that is lost
+        if v_old.state = 'discarded'
+           and num_nonnulls(
+               reschedule_jobs.run_at, reschedule_jobs.attempts, reschedule_jobs.max_attempts) = 0 then
+            null; -- a new priority alone does not run it again: it may be a lost job
         elsif v_row.attempts < v_row.max_attempts then
             v_row.state := _state_at(v_row.run_at, v_now, _held(v_old.sequence_key, v_old.sequence_head),
                                      case when v_row.attempts > 0 then 'retryable' else 'scheduled' end);
@@ -240,17 +274,22 @@ begin
         continue when v_old.unique_key is not null and _gave_key_back(v_old) and not _gave_key_back(v_row)
                       and (_unique_holder(v_old.id, v_old.unique_key)).id is not null;
         update live_jobs j
-        set run_at = v_row.run_at, attempts = v_row.attempts, max_attempts = v_row.max_attempts, state = v_row.state,
-            ready_at = _ready_at(v_row.state, _parked(v_row.state, j.queue_name), v_row.run_at), due_at = _due_at(v_row.state, v_row.run_at),
-            has_slot = null,
-            parked = case when j.parked = 'next' and v_row.state = 'pending' then 'next' else _parked(v_row.state, j.queue_name) end,
-            sequence_head = v_row.sequence_head, started_at = case when v_row.state = 'discarded' then j.started_at end,
-            crashes = case when v_old.state <> 'discarded' or v_row.state = 'discarded' then j.crashes end, finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,
+        set run_at = v_row.run_at, attempts = v_row.attempts, max_attempts = v_row.max_attempts,
+            state = v_row.state,
+            ready_at = _ready_at(v_row.state, _parked(v_row.state, j.queue_name), v_row.run_at),
+            due_at = _due_at(v_row.state, v_row.run_at), has_slot = null,
+            parked = case when j.parked = 'next' and v_row.state = 'pending' then 'next'
+                else _parked(v_row.state, j.queue_name) end,
+            sequence_head = v_row.sequence_head,
+            started_at = case when v_row.state = 'discarded' then j.started_at end,
+            crashes = case when v_old.state <> 'discarded' or v_row.state = 'discarded' then j.crashes end,
+            finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,
             priority = coalesce(reschedule_jobs.priority, j.priority), updated_at = v_now
         where j.id = v_old.id
         returning j.* into v_row;
         if v_row.parked is not null then
-            insert into promotion_requests (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+            insert into promotion_requests (lane)
+            values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
         end if;
         if v_row.sequence_key is not null and v_row.state = 'discarded' then
             perform _halt_sequence(v_old, 'discarded');
@@ -266,6 +305,8 @@ begin
 end;
 $$;
 comment on function reschedule_jobs(bigint[], timestamptz, integer, integer, integer) is
-    'Changes jobs that are not running (Graphile Worker); a null argument leaves its column. last_error is kept. A discarded job that '
-    'has attempts again waits for its run_at again (not if only its priority is given); one that has none left is discarded. Left out are running and unknown ones, and '
-    'those whose unique key another job has taken. Errors: PW001.';
+    'Changes jobs that are not running (Graphile Worker); a null argument leaves its column as it '
+    'is. last_error is kept. A discarded job that has attempts left now waits for its run_at (not '
+    'if only priority is given); a job that has no attempts left is discarded. Running and '
+    'unknown jobs are left out, and so are jobs whose unique key another job has taken. Errors: '
+    'PW001.';

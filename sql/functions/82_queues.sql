@@ -1,4 +1,5 @@
--- 82_queues: what people do to queues and sequences. A change is data; promote_jobs acts on it, with the next claim.
+-- 82_queues: what people do to queues and sequences: limits, pauses, resuming. Each function
+-- changes rows and leaves a request; promote_jobs acts on it, with the next claim.
 
 create or replace function _queue_refusal(queue_name text, family boolean) returns text
     language plpgsql immutable set search_path from current
@@ -6,7 +7,8 @@ as $$
 begin
     return case
         when queue_name is null or queue_name = '' or length(queue_name) > 128
-            then format('queue_name must be 1 to 128 characters long, got %s', coalesce(quote_literal(left(queue_name, 140)), 'NULL'))
+            then format('queue_name must be 1 to 128 characters long, got %s',
+                coalesce(quote_literal(left(queue_name, 140)), 'NULL'))
         when queue_name = 'default'
             then 'queue_name ''default'' stands for jobs without a queue, which nothing limits or pauses; give them a queue_name'
         when right(queue_name, 1) = '*' and not family
@@ -22,12 +24,14 @@ declare
     v_problem text := _queue_refusal(set_queue.queue_name, true);
 begin
     if v_problem is null and set_queue.concurrency < 1 then
-        v_problem := format('concurrency must be at least 1, or null for no limit, got %s (to stop a queue: pause_queue)', set_queue.concurrency);
+        v_problem := format('concurrency must be at least 1, or null for no limit, got %s (to stop a queue: pause_queue)',
+                            set_queue.concurrency);
     end if;
     if v_problem is not null then
         raise exception 'set_queue: %', v_problem using errcode = 'PW001';
     end if;
-    insert into queues as q (queue_name, concurrency, updated_at) values (set_queue.queue_name, set_queue.concurrency, clock())
+    insert into queues as q (queue_name, concurrency, updated_at)
+    values (set_queue.queue_name, set_queue.concurrency, clock())
     on conflict (queue_name) do update
     set concurrency = excluded.concurrency, inherits = false, updated_at = excluded.updated_at,
         changed = excluded.changed;
@@ -35,10 +39,12 @@ begin
 end;
 $$;
 comment on function set_queue(text, integer) is
-    'Sets how many jobs of a queue may run at once; null means no limit (a label that workers can choose by, as in River and the Open Job '
-    'Spec). A queue that was never set runs one job after the other. A name that ends in ''*'' sets all queues that begin like it '
-    '(''customer:*'': so many at once per customer); a queue set by its own name goes by that, else the longest such name counts. Jobs '
-    'beyond a lowered limit that run already run on. Errors: PW001.';
+    'Sets how many jobs of a queue may run at once; null means no limit (the queue is a label '
+    'that workers can choose by, as in River and the Open Job Spec). A queue that was never set '
+    'runs one job at a time. A name that ends in ''*'' sets all queues that begin with it '
+    '(''customer:*'': so many jobs at once per customer). A queue that was set by its own name '
+    'uses that limit; any other uses the longest such name that matches. If you lower a limit, '
+    'the jobs beyond it that already run continue. Errors: PW001.';
 
 create or replace function pause_queue(queue_name text) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
@@ -50,14 +56,17 @@ begin
     if v_problem is not null then
         raise exception 'pause_queue: %', v_problem using errcode = 'PW001';
     end if;
-    insert into queues as q (queue_name, paused, inherits, updated_at) values (pause_queue.queue_name, true, true, clock())
-    on conflict (queue_name) do update set paused = true, updated_at = excluded.updated_at, changed = excluded.changed;
+    insert into queues as q (queue_name, paused, inherits, updated_at)
+    values (pause_queue.queue_name, true, true, clock())
+    on conflict (queue_name) do update set paused = true, updated_at = excluded.updated_at,
+        changed = excluded.changed;
     perform _queue_changed(pause_queue.queue_name);
 end;
 $$;
 comment on function pause_queue(text) is
-    'Lets no further job of this queue start, until resume_queue. Running jobs run on; adding goes on. It costs the same whatever waits. '
-    'Errors: PW001 (also for ''default'': jobs without a queue cannot be paused).';
+    'Starts no more jobs of this queue until resume_queue. Running jobs continue, and you can '
+    'still add jobs. The cost of a pause does not depend on the number of waiting jobs. Errors: '
+    'PW001 (also for ''default'': jobs without a queue cannot be paused).';
 
 create or replace function resume_queue(queue_name text) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
@@ -70,7 +79,8 @@ begin
     if v_problem is not null then
         raise exception 'resume_queue: %', v_problem using errcode = 'PW001';
     end if;
-    -- A queue that has no limit of its own is again what it was before it was paused.
+    -- A row that only paused its queue is deleted: the queue has the limit of its family again, or
+    -- is serial.
     delete from queues q where q.queue_name = resume_queue.queue_name and q.inherits;
     v_paused := found;
     update queues q set paused = false, updated_at = clock(), changed = pg_current_xact_id()
@@ -80,15 +90,18 @@ begin
     end if;
 end;
 $$;
-comment on function resume_queue(text) is 'Lets the jobs of a paused queue start again; no more than its limit at once. Errors: PW001.';
+comment on function resume_queue(text) is
+    'Lets the jobs of a paused queue start again, up to its limit at once. Errors: PW001.';
 
--- Has all queues of this name, or of this family, looked at when this transaction has committed; and once more when all transactions have ended
--- that may still go by what was said before, as they did not see it: an end in a queue without a limit looks for no successor.
+-- Leaves two requests for all queues of this name or family. A promotion handles the first after
+-- this transaction has committed, and the second when all transactions have ended that may still
+-- use the old settings: in a queue without a limit, an end promotes no next job.
 create or replace function _queue_changed(queue_name text) returns void
     language plpgsql set search_path from current
 as $$
 declare
-    v_lane constant text := case when right(queue_name, 1) = '*' then 'family:' || left(queue_name, -1) else 'queue:' || queue_name end;
+    v_lane constant text := case when right(queue_name, 1) = '*'
+        then 'family:' || left(queue_name, -1) else 'queue:' || queue_name end;
 begin
     insert into promotion_requests (lane, after, changed) values (v_lane, null, true), (v_lane, '0', true);
     perform _notify_workers();
@@ -99,12 +112,15 @@ create or replace function resume_sequence(sequence_key text) returns boolean
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_first bigint := (select min(j.id) from live_jobs j where j.sequence_key = resume_sequence.sequence_key and j.parked <> 'queue');
+    v_first bigint := (
+        select min(j.id) from live_jobs j
+        where j.sequence_key = resume_sequence.sequence_key and j.parked <> 'queue');
 begin
     delete from sequence_halts h
     where (h.sequence_key, h.job_id) in (
         select o.sequence_key, o.job_id from sequence_halts o
-        where o.sequence_key = resume_sequence.sequence_key and (v_first is null or o.job_id < v_first) order by o.job_id for update);
+        where o.sequence_key = resume_sequence.sequence_key
+          and (v_first is null or o.job_id < v_first) order by o.job_id for update);
     if not found then
         return false;
     end if;
@@ -114,5 +130,6 @@ begin
 end;
 $$;
 comment on function resume_sequence(text) is
-    'Lets a halted sequence go on with its next waiting job; the job that halted it stays as it ended. sequence_key: as the view '
-    'sequences shows it. Returns false if the sequence was not halted. To run the halting job itself again: retry_job.';
+    'Lets a halted sequence continue with its next waiting job; the job that halted it stays as '
+    'it ended. sequence_key: as the view sequences shows it. Returns false if the sequence was '
+    'not halted. To run the job again that halted it, call retry_job.';

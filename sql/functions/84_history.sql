@@ -1,12 +1,20 @@
--- 84_history: the partitions of history, and how what is over leaves them.
+-- 84_history: the daily partitions of history: which days need one, how they are made, emptied and
+-- dropped. Also how expired jobs and other expired rows are pruned. 85_maintain calls these
+-- functions in the right order.
+--
+-- A row is in the partition of the day (in UTC) on which it expires, or in the default partition
+-- if there is none for that day.
 
--- The days in which something may expire: for each retention in use that of today's jobs and the next few.
+-- The days that need a partition: for each retention in use, the day on which a job that ends today
+-- expires, and the next `ahead` days.
 create or replace function _partition_days(ahead integer) returns setof timestamptz
     language plpgsql stable set search_path from current
 as $$
 begin
     return query
-    select distinct (date_trunc('day', (clock() + r.retention) at time zone 'UTC') + n * interval '1 day') at time zone 'UTC'
+    select distinct (
+        date_trunc('day', (clock() + r.retention) at time zone 'UTC') + n * interval '1 day')
+        at time zone 'UTC'
     from (select s.completed_retention from settings s union select s.cancelled_retention from settings s
           union select t.retention from tasks t) r(retention), generate_series(0, ahead) n
     where r.retention > interval '0' and r.retention <= interval '1 year'
@@ -14,7 +22,7 @@ begin
 end;
 $$;
 
--- Partitions are looked up in our schema alone: a temporary table may bear the name of one.
+-- Looks a partition up in our own schema only, since a temporary table may have the same name.
 create or replace function _partition(name text) returns regclass
     language plpgsql stable set search_path from current
 as $$
@@ -23,8 +31,10 @@ begin
 end;
 $$;
 
--- A partition for each of these days. A day that already has rows in the default partition is left to it (they are pruned one by one).
--- Takes a lock that every finish waits for, and keeps it to the end of the transaction: call it last.
+-- Makes a partition for each day of _partition_days. A day that already has rows in the default
+-- partition gets none; its rows are pruned one by one.
+-- This takes a lock that every finish waits for, and keeps it until the transaction ends: call it
+-- last.
 create or replace function _make_partitions() returns void
     language plpgsql set search_path from current
 as $$
@@ -40,26 +50,29 @@ begin
             select from finished_jobs_default f
             where f.expires_at >= v_day and f.expires_at < v_day + interval '24 hours');
         begin
-            -- Attaching, unlike `create table … partition of`, does not lock out those who finish jobs.
-            -- Until whoever is finishing a job has ended: it may have chosen the default partition for its row already, which would
-            -- no longer take it. New ones wait for us, a moment.
+            -- ATTACH PARTITION, unlike CREATE TABLE PARTITION OF, does not block finishes. This
+            -- lock waits for open finishes: one may have chosen the default partition for its row
+            -- already, which would then refuse the row. New finishes wait for us, for a moment.
             lock table only finished_jobs in share row exclusive mode;
-            execute format('create table %I (like finished_jobs including constraints including compression)', v_name);
-            -- Written out in UTC: the caller's DateStyle may name its time zone by letters that mean another one.
-            execute format('alter table finished_jobs attach partition %I for values from (%L) to (%L)', v_name,
+            execute format(
+                'create table %I (like finished_jobs including constraints including compression)', v_name);
+            -- Writes the bounds in UTC: the caller's DateStyle may print a time zone abbreviation
+            -- that means another zone.
+            execute format('alter table finished_jobs attach partition %I for values from (%L) to (%L)',
+                           v_name,
                            to_char(v_day at time zone 'UTC', 'YYYY-MM-DD "00:00+00"'),
                            to_char(v_day at time zone 'UTC' + interval '1 day', 'YYYY-MM-DD "00:00+00"'));
         exception
             when check_violation then
-                null; -- the first such row has just come in
+                null; -- the default partition has just received a first row of this day
             when lock_not_available then
-                return; -- a long transaction has finished a job: the next call tries again
+                return; -- a long transaction has finished a job; the next call tries again
         end;
     end loop;
 end;
 $$;
 
--- The partitions of days that are over, oldest first: all their rows have expired.
+-- The partitions of days that are over, oldest first, at most 20. All their rows have expired.
 create or replace function _ended_days() returns text[]
     language plpgsql stable set search_path from current
 as $$
@@ -72,7 +85,7 @@ begin
 end;
 $$;
 
--- After rows were pruned: their errors, their halts and their unique keys.
+-- Deletes the errors and halts of pruned jobs, and releases their unique keys.
 create or replace function _forget_pruned(job_ids bigint[], sequence_keys text[], unique_keys bytea[])
     returns void language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -81,15 +94,16 @@ begin
         delete from sequence_halts h using unnest(job_ids, sequence_keys) g(id, sequence_key)
         where h.sequence_key = g.sequence_key and h.job_id = g.id
         returning h.sequence_key)
-    -- A job may have been added behind it since the pruning looked.
+    -- A job may have been added behind the halt since the pruning checked.
     insert into promotion_requests (lane) select 'sequence:' || u.sequence_key from unhalted u;
     delete from errors e where e.job_id = any (job_ids);
     perform _release_unique_keys(_forget_pruned.unique_keys);
 end;
 $$;
 
--- Discarded jobs whose time is over, at most max_rows. One at which a sequence halts is kept for another day
--- as long as jobs wait behind it: so each is looked at once a day, however many there are.
+-- Prunes discarded jobs whose retention is over, at most max_rows; returns how many. A job at which
+-- a sequence halts is kept for another day while jobs wait behind it. So each such job is checked
+-- once a day, however many there are.
 create or replace function _prune_discarded(max_rows integer) returns bigint
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -117,7 +131,8 @@ begin
 end;
 $$;
 
--- The same for the finished jobs of one partition.
+-- The same for the finished jobs of one partition. Reads at most 10 * max_rows rows, from first_id
+-- on.
 create or replace function _prune_partition(name text, first_id bigint, max_rows integer) returns bigint
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
@@ -153,13 +168,15 @@ begin
 end;
 $$;
 
--- Finished jobs whose time is over, row by row, but for those days. Today's partition may be large and hold little that has
--- expired: a call looks at 10 * max_rows rows from its lowest id on, and at as many from anywhere.
+-- Prunes finished jobs whose retention is over, row by row, but not in the partitions `but_days`.
+-- Today's partition may be large and hold few expired rows: a call reads 10 * max_rows rows from
+-- its lowest id on, and as many from a random id on.
 create or replace function _prune_finished(max_rows integer, but_days text[]) returns bigint
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_tomorrow constant text := 'finished_jobs_' || to_char(clock() at time zone 'UTC' + interval '1 day', 'YYYYMMDD');
+    v_tomorrow constant text := 'finished_jobs_'
+        || to_char(clock() at time zone 'UTC' + interval '1 day', 'YYYYMMDD');
     v_name text;
     v_low bigint;
     v_high bigint;
@@ -183,9 +200,9 @@ begin
 end;
 $$;
 
--- Prepares a day that is over for its drop, without a lock that a finish waits for. `pruned`: its rows that
--- are gone now; `rest`: those that may go with the table, null if more is to do than one call may (max_rows
--- halts, 20 times as many keys).
+-- Prepares the partition of a day that is over for its drop, without a lock that a finish waits
+-- for. `pruned`: how many of its rows this call deleted. `rest`: how many may go with the table, or
+-- null if more is to do than one call may (max_rows halts, 20 * max_rows keys).
 create or replace function _empty_day(day text, max_rows integer, out pruned bigint, out rest bigint)
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -194,7 +211,7 @@ declare
     v_gone bigint[];
     v_keys bytea[];
 begin
-    -- A job at which a sequence halts is kept for another day as long as jobs wait behind it.
+    -- A job at which a sequence halts is kept for another day while jobs wait behind it.
     execute format($q$
         with halting as materialized (
             select h.sequence_key, h.job_id, _blocks_sequence(h.sequence_key, h.job_id) as holds
@@ -210,8 +227,8 @@ begin
         woken as (
             insert into promotion_requests (lane) select 'sequence:' || u.sequence_key from unhalted u)
         select count(*) from halting g$q$, day) into v_halts using max_rows, clock() + interval '1 day';
-    -- A unique key is free when its row is gone, and there may be millions of them: too many to free under
-    -- the lock.
+    -- A unique key is free only when the row of its job is gone. There may be millions of them: too
+    -- many to release under the lock of the drop.
     execute format($q$
         with gone as (
             delete from %1$I f where f.id = any (array(
@@ -227,8 +244,8 @@ begin
 end;
 $$;
 
--- Drops partitions until it meets a lock; returns how many. No job can be finished from here to the end of
--- the transaction: call it last.
+-- Drops partitions until one is locked; returns how many. From here on no job can be finished until
+-- the transaction ends: call it last.
 create or replace function _drop_days(days text[]) returns integer
     language plpgsql set search_path from current
 as $$
@@ -237,31 +254,37 @@ begin
         begin
             execute format('drop table %I', days[i]);
         exception when lock_not_available then
-            return i - 1; -- another session reads history, and every finish waits behind us: the next call tries
+            -- Another session reads history, and every finish waits behind us: the next call tries
+            -- again.
+            return i - 1;
         end;
     end loop;
     return cardinality(days);
 end;
 $$;
 
--- What has no partitions: marks of once(), the audit log, and halts by jobs of which nothing was kept.
+-- Prunes the tables without partitions: keys of once(), the audit log (after 90 days), and halts
+-- (after 30 days) of jobs of which nothing is left.
 create or replace function _prune_once_keys(max_rows integer) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
     v_once_retention interval := (select s.once_retention from settings s);
-    -- No index has the time of halts: look at some pages from anywhere, or at all of them when all is to go.
+    -- There is no index on the time of halts: this reads 16 pages from a random one on, or all
+    -- pages if max_rows is above 1,000.
     v_pages constant bigint := pg_relation_size('sequence_halts') / current_setting('block_size')::integer;
     v_span constant bigint := case when max_rows > 1000 then v_pages + 1 else 16 end;
     v_first constant bigint := floor(random() * greatest(v_pages - v_span + 1, 0));
 begin
     if v_once_retention is not null then
         delete from once_keys o where o.key = any (array(
-            select d.key from once_keys d where d.at < v_now - v_once_retention order by d.at limit max_rows for update skip locked));
+            select d.key from once_keys d
+            where d.at < v_now - v_once_retention order by d.at limit max_rows for update skip locked));
     end if;
     delete from audit_log a where a.id = any (array(
-        select d.id from audit_log d where d.at < v_now - interval '90 days' order by d.at limit max_rows for update skip locked));
+        select d.id from audit_log d where d.at < v_now - interval '90 days'
+        order by d.at limit max_rows for update skip locked));
     with unhalted as (
         delete from sequence_halts h
         where h.ctid >= format('(%s,0)', v_first)::tid and h.ctid < format('(%s,0)', v_first + v_span)::tid

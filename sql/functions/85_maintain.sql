@@ -1,6 +1,9 @@
--- 85_maintain: history's partitions, pruning, and the one call that does every periodic duty.
+-- 85_maintain: prune removes all that has expired; maintain does every periodic duty in one call;
+-- configure changes the settings. The single steps of pruning are in 84_history.
 
--- Everything whose retention is over, at most max_rows of each kind; whole days are made ready to be dropped.
+-- Prunes what has expired, at most max_rows of each kind. `pruned`: how many jobs this call
+-- deleted. `days`: the partitions that are ready to be dropped; `rests`: how many rows each of them
+-- has left.
 create or replace function _prune(max_rows integer, out pruned bigint, out days text[], out rests bigint[])
     language plpgsql set search_path from current
 as $$
@@ -17,7 +20,7 @@ begin
         begin
             select e.pruned, e.rest into v_pruned, v_rest from _empty_day(v_day, max_rows) e;
         exception when lock_not_available then
-            -- Another session has one of its jobs locked: the others go one by one.
+            -- Another session has one of the day's jobs locked: prune the others row by row.
             pruned := pruned + _prune_finished(max_rows, '{}');
             exit;
         end;
@@ -29,7 +32,8 @@ begin
 end;
 $$;
 
--- The end of a pruning: drops its days. If not even the first can be dropped, rows go one by one.
+-- Ends a pruning: drops its days and returns how many jobs were pruned in all. If not even the
+-- first day can be dropped, prunes row by row.
 create or replace function _finish_pruning(
     max_rows integer, pruned bigint, days text[], rests bigint[], may_lock boolean) returns bigint
     language plpgsql set search_path from current
@@ -55,14 +59,16 @@ begin
 end;
 $$;
 comment on function prune() is
-    'Removes every finished or discarded job whose retention is over, with its errors; returns how many. Whole days go by dropping their '
-    'partition. maintain() does the same in small bites.';
+    'Removes every finished or discarded job whose retention is over, with its errors; returns '
+    'how many. Whole days are removed by dropping their partition. maintain() does the same in '
+    'small steps.';
 
 create or replace function maintain() returns jsonb
     language plpgsql security definer set search_path from current set lock_timeout = '200ms'
 as $$
 declare
-    -- Locks on history last to the end of the transaction: not in one that has other work to do.
+    -- Locks on history are held until the transaction ends, so a transaction that has already
+    -- written does not take them.
     v_may_lock constant boolean := pg_current_xact_id_if_assigned() is null;
     v_somewhere constant bytea := sha256(convert_to(random()::text, 'UTF8'));
     v_fired integer := 0;
@@ -70,13 +76,13 @@ declare
     v_pruned record;
     v_result jsonb;
 begin
-    -- One at a time; a second one has nothing to do.
+    -- Only one call runs at a time; a second one returns null.
     if not pg_try_advisory_xact_lock(hashtextextended(current_schema() || '/maintain', 0)) then
         return null;
     end if;
-    -- What may take long comes first, while nothing is locked that others need. Twice, as queries are asked
-    -- only when nothing else is due. A query that has just run out of time is left to run_schedules(), which
-    -- workers call with a time limit.
+    -- Schedules may take long, so they come first, while nothing is locked that others need. Twice,
+    -- as queries are run only when nothing else is due. A query that has just run out of time is
+    -- left to run_schedules(), which workers call with a time limit.
     for i in 1..2 loop
         select r.* into v_turn from _run_schedules('5 seconds') r;
         v_fired := v_fired + v_turn.fired;
@@ -84,17 +90,22 @@ begin
     end loop;
     v_result := jsonb_build_object('scheduled', v_fired);
     select p.* into v_pruned from _prune(1000) p;
-    -- Keys whose release was passed over, or whose add rolled back after a release: a few of them, from anywhere.
+    -- Unique keys whose release was skipped, or whose add rolled back after a release: checks up to
+    -- 200 keys, half of them from a random place on.
     perform _release_unique_keys(
-        array(select k.unique_key from unique_keys k where k.unique_key > v_somewhere order by k.unique_key limit 100)
-        || array(select k.unique_key from unique_keys k where k.unique_key <= v_somewhere order by k.unique_key limit 100));
-    -- No walk lasts longer, see 02_walks.
+        array(
+            select k.unique_key from unique_keys k where k.unique_key > v_somewhere
+            order by k.unique_key limit 100)
+        || array(
+            select k.unique_key from unique_keys k where k.unique_key <= v_somewhere
+            order by k.unique_key limit 100));
+    -- No session remembers a walk for longer, see 02_walks.
     delete from late_arrivals a where a.at < clock_timestamp() - interval '1 minute';
-    -- The lanes that these take are held to the end of the transaction: a finish meanwhile leaves a request
-    -- behind.
+    -- These take lanes and hold them until the transaction ends; a finish that meets one leaves a
+    -- request.
     v_result := v_result || jsonb_build_object('rescued', sweep_workers() + _rescue_orphans());
     v_result := v_result || jsonb_build_object('promoted', promote_jobs());
-    -- Last and briefly: the locks on history that finishing a job waits for.
+    -- Last, to hold them briefly: the locks on history that every finish waits for.
     v_result := v_result || jsonb_build_object(
         'pruned', _finish_pruning(1000, v_pruned.pruned, v_pruned.days, v_pruned.rests, v_may_lock));
     if v_may_lock then
@@ -104,33 +115,43 @@ begin
 end;
 $$;
 comment on function maintain() is
-    'Every periodic duty in one call: adds the jobs of schedules, promotes what is due, hands on the jobs of dead workers, makes and drops the daily partitions '
-    'of history, prunes. Workers call it themselves; without workers, pg_cron may. Call it in a transaction of its own: '
-    'in one that has written before it leaves partitions alone, as every finish would wait for its end. Returns '
-    'counts, or null while another call runs.';
+    'Does every periodic duty in one call: adds the jobs of schedules, promotes jobs that are '
+    'due, rescues the jobs of dead workers, makes and drops the daily partitions of history, '
+    'prunes. Workers call it themselves; without workers, pg_cron can call it. Call it in a '
+    'transaction of its own: in a transaction that has written before, it leaves partitions '
+    'alone, as every finish would wait for the end of that transaction. Returns counts, or null '
+    'while another call runs.';
 
 create or replace function configure(
-    completed_retention interval default null, cancelled_retention interval default null, discarded_retention interval default null,
-    max_payload_bytes integer default null, worker_ttl interval default null, max_crashes integer default null,
+    completed_retention interval default null, cancelled_retention interval default null,
+    discarded_retention interval default null, max_payload_bytes integer default null,
+    worker_ttl interval default null, max_crashes integer default null,
     once_retention interval default null) returns void
     language plpgsql security definer set search_path from current
 as $$
 begin
     if least(completed_retention, cancelled_retention, discarded_retention) < interval '0' then
-        raise exception 'configure: a retention must not be negative, got %', least(completed_retention, cancelled_retention, discarded_retention)
+        raise exception 'configure: a retention must not be negative, got %',
+            least(completed_retention, cancelled_retention, discarded_retention)
             using errcode = 'PW001';
-    elsif greatest(completed_retention, cancelled_retention, discarded_retention, once_retention) > interval '100 years' then
+    elsif greatest(completed_retention, cancelled_retention, discarded_retention, once_retention)
+          > interval '100 years' then
         raise exception 'configure: a retention must not be longer than 100 years, got %',
-            greatest(completed_retention, cancelled_retention, discarded_retention, once_retention) using errcode = 'PW001';
+            greatest(completed_retention, cancelled_retention, discarded_retention, once_retention)
+                using errcode = 'PW001';
     elsif max_payload_bytes < 1024 then
-        raise exception 'configure: max_payload_bytes must be at least 1024, got %', max_payload_bytes using errcode = 'PW001';
+        raise exception 'configure: max_payload_bytes must be at least 1024, got %', max_payload_bytes
+            using errcode = 'PW001';
     elsif worker_ttl < interval '12 seconds' or worker_ttl > interval '1 day' then
-        -- Workers beat every 4 seconds: two beats may be lost.
-        raise exception 'configure: worker_ttl must be at least 12 seconds and at most a day, got %', worker_ttl using errcode = 'PW001';
+        -- Workers beat every 4 seconds; two beats may be lost.
+        raise exception 'configure: worker_ttl must be at least 12 seconds and at most a day, got %',
+            worker_ttl using errcode = 'PW001';
     elsif max_crashes < 1 then
-        raise exception 'configure: max_crashes must be at least 1, got %', max_crashes using errcode = 'PW001';
+        raise exception 'configure: max_crashes must be at least 1, got %', max_crashes
+            using errcode = 'PW001';
     elsif once_retention < interval '1 hour' and once_retention <> interval '0' then
-        raise exception 'configure: once_retention must be 0 (for good) or at least 1 hour, got %', once_retention using errcode = 'PW001';
+        raise exception 'configure: once_retention must be 0 (for good) or at least 1 hour, got %',
+            once_retention using errcode = 'PW001';
     end if;
     update settings s
     set completed_retention = coalesce(configure.completed_retention, s.completed_retention),
@@ -143,7 +164,8 @@ begin
 end;
 $$;
 comment on function configure(interval, interval, interval, integer, interval, integer, interval) is
-    'Changes settings of the installation; null leaves one as it is. Retentions (0 deletes at once) of completed (24 hours), cancelled '
-    '(24 hours) and discarded jobs (7 days), for jobs that end from now on; the largest payload (1 MiB); how long a silent worker is '
-    'believed to live (20 seconds); in how many of its runs a job''s process may end (3); how long once() remembers (0, the default, for '
-    'good). Errors: PW001.';
+    'Changes settings of the installation; null leaves a setting as it is. Retentions (0 deletes '
+    'at once) of completed (24 hours), cancelled (24 hours) and discarded jobs (7 days), for jobs '
+    'that end from now on; the largest payload (1 MiB); how long a worker without a heartbeat '
+    'counts as live (20 seconds); after how many runs whose process ended a job is discarded (3); '
+    'how long once() remembers a key (0, the default, for ever). Errors: PW001.';
