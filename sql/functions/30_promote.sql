@@ -101,8 +101,8 @@ begin
             v_free := array(
                 select j.sequence_key from live_jobs j
                 where j.ctid = any (v_heads) and j.sequence_head for share skip locked);
-            raise sqlstate 'PW000';
-        exception when sqlstate 'PW000' then
+            raise sqlstate 'PW099';
+        exception when sqlstate 'PW099' then
             null;
         end;
         insert into promotion_requests (lane)

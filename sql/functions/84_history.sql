@@ -265,7 +265,7 @@ $$;
 
 -- Prunes the tables without partitions: keys of once(), the audit log (after 90 days), and halts
 -- (after 30 days) of jobs of which nothing is left.
-create or replace function _prune_once_keys(max_rows integer) returns void
+create or replace function _prune_small_tables(max_rows integer) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
