@@ -261,7 +261,7 @@ MUTANTS = [
            "sql/test_sequences.py::test_ids_of_a_bulk_add_follow_its_order"),
     # Sequences.
     Mutant("_promote_idle_sequences keeps the head's lock", "functions/30_promote.sql",
-           "raise sqlstate 'PW000';", "null;",
+           "raise sqlstate 'PW099';", "null;",
            "sql/test_sequence_races.py::test_a_claim_in_an_open_transaction_blocks_no_completion", waits=True),
     Mutant("_promote_idle_sequences waits for the head's lock", "functions/30_promote.sql",
            "and j.sequence_head for share skip locked);", "and j.sequence_head for share);",
