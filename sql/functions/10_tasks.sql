@@ -1,6 +1,7 @@
--- 10_tasks: defaults of a task, so that a bare SQL caller inherits what the task's author decided.
+-- 10_tasks: the defaults of a task, so that an add_job in plain SQL gets what the task's author
+-- decided.
 
--- What is wrong with a backoff policy; null if nothing is.
+-- Why a backoff policy is invalid; null if it is valid.
 create or replace function _backoff_refusal(backoff jsonb) returns text
     language plpgsql immutable set search_path from current
 as $$
@@ -71,7 +72,7 @@ begin
     end if;
     unique_policy := nullif(unique_policy, 'null');
     sequence_policy := nullif(sequence_policy, 'null');
-    -- Workers say this at each start: an unchanged task is neither written nor locked.
+    -- Workers call this at each start, so an unchanged task is neither written nor locked.
     if exists (
         select from tasks t
         where t.identifier = define_task.identifier
@@ -92,11 +93,14 @@ begin
 end;
 $$;
 comment on function define_task(text, integer, integer, text, jsonb, jsonb, text, interval, jsonb, interval, jsonb) is
-    'Sets the defaults of a task (River: options of the job type). An argument of add_job replaces the default whole. Each call '
-    'replaces the whole definition; null means the system''s default. timeout: how long a handler may run. backoff: delays after '
-    'failures, either an array ["10 s", "5 min"] whose last entry repeats, or {"strategy": "exponential" | "linear" | "constant", '
-    '"initial", "factor", "max", "jitter"}; without one, exp(attempts) seconds as in Graphile Worker. retention: how long completed and '
-    'cancelled jobs are kept, 0 deletes at once (discarded jobs follow the setting discarded_retention). Errors: PW001.';
+    'Sets the defaults of a task (River: options of the job type). Each call replaces the whole '
+    'definition; null means the system''s default. An argument of add_job replaces a default as a '
+    'whole; policies are not merged. timeout: how long a handler may run. backoff: the delays '
+    'after failures, either an array such as ["10 s", "5 min"], whose last entry repeats, or an '
+    'object {"strategy": "exponential" | "linear" | "constant", "initial", "factor", "max", '
+    '"jitter"}; without one the delay is exp(attempts) seconds, as in Graphile Worker. retention: '
+    'how long completed and cancelled jobs are kept; 0 deletes them at once (the setting '
+    'discarded_retention applies to discarded jobs). Errors: PW001.';
 
 create or replace function list_tasks() returns table (
     identifier text, max_attempts smallint, priority smallint, queue_name text, unique_policy jsonb, sequence_policy jsonb, delivery text,
@@ -111,10 +115,13 @@ begin
 end;
 $$;
 comment on function list_tasks() is
-    'The definitions of tasks (define_task), by name; null stands for the system''s default. A task that nobody defined is not listed.';
+    'The definitions of tasks (define_task), ordered by name. Null means the system''s default. A '
+    'task without a definition is not listed.';
 
--- Where the code of a live worker declares a task otherwise than its definition says: one row per option.
-create or replace function _definitions_that_differ() returns table (identifier text, option text, declared jsonb, stored jsonb, workers text)
+-- One row per option that the code of a live worker declares differently from the task's
+-- definition.
+create or replace function _definitions_that_differ() returns table (
+    identifier text, option text, declared jsonb, stored jsonb, workers text)
     language plpgsql stable set search_path from current
 as $$
 begin

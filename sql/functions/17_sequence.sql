@@ -1,8 +1,11 @@
--- 17_sequence: sequence_policy (River Pro): which sequence a job belongs to, and what halts one. Who is next: 30_promote.
+-- 17_sequence: which sequence a job belongs to by its sequence_policy (River Pro), and what halts a
+-- sequence. 30_promote decides which job is next.
 --
--- Of each sequence at most one job is past `pending`, its head (a unique index holds that); the others wait, in the order of their ids.
+-- At most one job of each sequence is past `pending`: its head. A unique index guarantees that. The
+-- others wait in the order of their ids.
 
--- What is wrong with a policy; null if nothing is. In one expression, as it is asked at every add.
+-- Why a policy is invalid; null if it is valid. One expression, because every add with a policy
+-- evaluates it.
 create or replace function _sequence_policy_refusal(policy jsonb) returns text
     language plpgsql stable set search_path from current
 as $$
@@ -32,8 +35,9 @@ begin
 end;
 $$;
 
--- The sequence of one job. A computed key is the canonical JSON of what the policy names, so that people can read it; the whole payload
--- (it may be secret) and what is too long for an index go in as a hash.
+-- The sequence of one job. A computed key is the canonical JSON of what the policy names, so that
+-- people can read it. It has a hash in place of the whole payload, which may be secret, and of
+-- arguments that are too long for an index.
 create or replace function _sequence_of(request _job_request, policy jsonb, queue_name text, label text) returns _sequencing
     language plpgsql stable set search_path from current
 as $$
@@ -77,8 +81,9 @@ begin
 end;
 $$;
 
--- A job of a sequence was called off or discarded: nothing after it may run, unless it said so itself. `job` is the job as it was: one
--- that had been discarded already has halted, and somebody may have decided to go on without it.
+-- Halts the sequence of a job that was cancelled or discarded, unless the job's policy says to
+-- continue. `job` is the job before that change. If it was discarded already, it has halted the
+-- sequence then, and an operator may have resumed the sequence since.
 create or replace function _halt_sequence(job live_jobs, halt_reason text) returns void
     language plpgsql set search_path from current
 as $$
@@ -90,7 +95,7 @@ begin
 end;
 $$;
 
--- The job at which a sequence halted is there again, or gone for good: whoever waits behind it may go on.
+-- Removes the halt at a job that is retried or deleted, so that the jobs behind it may run.
 create or replace function _unhalt_sequence(sequence_key text, job_id bigint) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -103,7 +108,7 @@ begin
 end;
 $$;
 
--- Does anybody wait behind this job, at which the sequence halts?
+-- True if the sequence is halted at this job and another job waits behind it.
 create or replace function _blocks_sequence(sequence_key text, job_id bigint) returns boolean
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$

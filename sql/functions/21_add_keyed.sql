@@ -1,14 +1,16 @@
--- 21_add_keyed: jobs with a job_key, a unique key or a sequence; remove_job.
+-- 21_add_keyed: adds jobs with a job key, a unique key, a sequence or flags; remove_job.
 
--- Two arrays become one, as text: exactly the elements that were added, none rewritten by a parser.
+-- Merges two JSON arrays as text, so that a parser rewrites none of their elements. If the older
+-- payload is not an array, or either is empty, the other one is the result.
 create or replace function _merged_payload(older json, newer json, label text) returns json
     language plpgsql stable set search_path from current
 as $$
 declare
-    v_older constant text := older::text || ''; -- fetched once, where it was stored out of line
+    v_older constant text := older::text || ''; -- `|| ''` fetches a value that is stored out of line once
     v_merged json;
 begin
-    -- Patterns, as json_array_length() and left() go through all of a long array; without backslashes, which a session may read otherwise.
+    -- Patterns, because json_array_length() and left() read all of a long array. Without
+    -- backslashes, whose meaning depends on the session's settings.
     if v_older !~ '^[[:space:]]*[[]' or v_older ~ '^[[:space:]]*[[][[:space:]]*[]]' then
         return newer;
     elsif newer::text ~ '^[[:space:]]*[[][[:space:]]*[]]' then
@@ -22,7 +24,8 @@ begin
 end;
 $$;
 
--- A new row for a job with a job key, a unique key or flags; a row of nulls if its job key is held.
+-- Inserts a job with a job key, a unique key, a sequence or flags. A row of nulls if its job key is
+-- taken.
 create or replace function _insert_job(
     request _job_request, task tasks, new_id bigint, label text, unique_key bytea default null, unique_recheck text[] default null)
     returns live_jobs
@@ -57,19 +60,20 @@ begin
     if v_row.ready_at < v_now then
         perform _arrive_late(array[v_row.id]);
     end if;
-    if v_row.id is not null and _worker_is_listening() then -- asked here, as the call starts a query
+    if v_row.id is not null and _worker_is_listening() then -- checked here to save the call, a query
         perform _notify_workers();
     end if;
     return v_row;
 end;
 $$;
 
--- A job with a key of one kind or another, its policies taken from its task where it brings none. Pins the plans of all that it calls.
+-- Adds one job with a job key, a unique key, a sequence or flags. It takes the policies that the
+-- request does not name from the task. Its settings pin the plans of the functions that it calls.
 create or replace function _add_with_keys(request _job_request) returns job
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_found record; -- its task, and whether its job key is taken, as it seems now
+    v_found record; -- its task, and whether its job key seems to be taken (read without a lock)
 begin
     select t as task, exists (select from live_jobs j where j.job_key = request.job_key) as taken into v_found
     from (select) one left join tasks t on t.identifier = request.identifier;
@@ -85,10 +89,13 @@ begin
 end;
 $$;
 
--- A keyed add. Graphile Worker's algorithm, without its race (two snapshots, between which a worker may claim the row): here
--- each step holds the lock that its decision rests on, and an add that meets neither a row to change nor a free key looks again.
--- `step` is a guess at what will do: to change the row in place, which most rows allow; to insert one; else to look first, under lock.
--- With `waits` false: null where it would have to wait for a row that it has not locked already.
+-- Adds one job with a job key: Graphile Worker's algorithm without its race (a worker may claim the
+-- row between two snapshots). Each step holds the lock that its decision depends on. An add that
+-- finds neither a row to change nor a free key looks again.
+--
+-- `step`: what to try first. 'change' changes the row in place, which most rows allow; 'insert'
+-- inserts a row; 'look' locks the row and reads it. With `waits` false the result is null if the
+-- add would have to wait for the lock of a row.
 create or replace function _add_keyed(
     request _job_request, task tasks, label text, step text, new_id bigint default null, waits boolean default true) returns job
     language plpgsql set search_path from current
@@ -101,7 +108,7 @@ declare
     v_state text;
     v_parked text;
     v_sequence _sequencing;
-    v_head boolean; -- its place in its sequence is kept
+    v_head boolean; -- it stays the head of its sequence
     v_old live_jobs;
     v_row live_jobs;
 begin
@@ -118,7 +125,7 @@ begin
                 return _job_of(v_old, true);
             end if;
         elsif waits then
-            -- For a claim, an add or a completion that has this row in hand.
+            -- Waits for a claim, an add or a completion that has this row locked.
             select j.* into v_old from live_jobs j where j.job_key = request.job_key for update;
         else
             select j.* into v_old from live_jobs j where j.job_key = request.job_key for update skip locked;
@@ -127,12 +134,12 @@ begin
             end if;
         end if;
         if v_old.state = 'running' then
-            -- Its run may end, but must be its last; the key is free for a job of its own.
+            -- The run may end, but must be the job's last. The key becomes free for a new job.
             update live_jobs j
             set job_key = null, attempts = j.max_attempts, superseded = 'superseded', updated_at = v_now
             where j.id = v_old.id;
         elsif step = 'change' or v_old.id is not null then
-            -- preserve_run_at does not hold for a job that has failed before.
+            -- preserve_run_at does not apply to a job that has failed before.
             if v_mode = 'preserve_run_at' and v_old.attempts = 0 and v_old.state <> 'discarded' then
                 v_run_at := v_old.run_at;
             end if;
@@ -164,7 +171,8 @@ begin
                 return _job_of(v_row);
             end if;
         end if;
-        -- A row of a queue or a sequence, or one that runs; or somebody else's add of this key has just committed.
+        -- The row is in a queue or a sequence or is running, or another add of this key has just
+        -- committed.
         step := 'look';
     end loop;
     if v_old.state = 'discarded' and v_old.sequence_key is not null then
@@ -195,7 +203,8 @@ declare
 begin
     loop
         select j.* into v_row from live_jobs j where j.job_key = remove_job.job_key for update;
-        -- The row that we waited for may have passed its key on to a new job meanwhile: only a fresh look can tell.
+        -- The row that this statement waited for may have lost its key to a new job. Only a new
+        -- query can tell.
         exit when found or not exists (select from live_jobs j where j.job_key = remove_job.job_key);
     end loop;
     if v_row.id is null then
@@ -212,5 +221,6 @@ begin
 end;
 $$;
 comment on function remove_job(text) is
-    'Removes the job with this key (Graphile Worker). A job that is not running is deleted and returned. A running one loses its key '
-    'and will not run again, whatever becomes of this run. Without such a job the result is a row of nulls.';
+    'Removes the job with this key (Graphile Worker). A job that is not running is deleted and '
+    'returned. A running job loses its key and will not run again, however its current run ends. '
+    'The result is a row of nulls if no job has the key.';

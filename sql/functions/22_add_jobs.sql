@@ -1,5 +1,8 @@
--- 22_add_jobs: many jobs come in at once: add_jobs (three spellings of the specs). What each of them comes to is what 20_add and 16_unique
--- say; here is what must hold for all of a call: the order of locks, of ids, and that a spec that is refused refuses the whole.
+-- 22_add_jobs: add_jobs adds many jobs at once, for specs given as job_spec[], jsonb or text.
+--
+-- Each spec has the effect of an add_job call: 16_unique, 20_add and 21_add_keyed decide that. This
+-- file decides what concerns a whole call: the order of locks, the order of ids, and that one
+-- invalid spec refuses the whole call.
 
 create or replace function add_jobs(specs job_spec[], job_key_preserve_run_at boolean default false) returns setof job
     language plpgsql security definer set search_path from current
@@ -12,9 +15,10 @@ begin
 end;
 $$;
 comment on function add_jobs(job_spec[], boolean) is
-    'Adds many jobs in one statement (Graphile Worker''s signature). The jobs come back in the order of specs. Specs with the same '
-    'job_key meet as consecutive add_job calls would. Existing rows are locked by id, keys in sorted order, so that concurrent '
-    'batches do not deadlock. A spec that is refused (PW001, naming its position) refuses the whole call.';
+    'Adds many jobs in one statement (Graphile Worker''s signature). Returns the jobs in the order '
+    'of specs. Specs with the same job_key have the effect of consecutive add_job calls. The call '
+    'locks existing rows by id, and keys in sorted order, so that concurrent batches do not '
+    'deadlock. An invalid spec refuses the whole call. Errors: PW001 names the position.';
 
 create or replace function add_jobs(specs jsonb) returns setof job
     language plpgsql security definer set search_path from current
@@ -42,9 +46,9 @@ begin
         raise exception 'add_jobs: specs[%] must be an object, got %', v_bad.ordinality, v_bad.kind using errcode = 'PW001';
     end if;
     begin
-        v_requests := array(select r from jsonb_populate_recordset(null::_job_request, specs) r); -- in their order
+        v_requests := array(select r from jsonb_populate_recordset(null::_job_request, specs) r); -- keeps their order
     exception when data_exception or invalid_text_representation or numeric_value_out_of_range then
-        -- An ill-typed member somewhere: find it, to name it.
+        -- A member has the wrong type. Find it, to name it in the message.
         perform _refuse_ill_typed(s.ordinality, m.key, m.value)
         from jsonb_array_elements(specs) with ordinality s, jsonb_each(s.value) m;
         raise;
@@ -53,8 +57,9 @@ begin
 end;
 $$;
 comment on function add_jobs(jsonb) is
-    'Adds many jobs from a JSON array of objects whose members are named like add_job''s arguments. Otherwise as the other add_jobs. '
-    'Errors: PW001 names the position, the member and its value.';
+    'Adds many jobs from a JSON array of objects, whose members are named like the arguments of '
+    'add_job. Everything else is as in add_jobs for job_spec[]. Errors: PW001 names the position, '
+    'the member and its value.';
 
 create or replace function add_jobs(specs text) returns setof job
     language plpgsql security definer set search_path from current
@@ -64,14 +69,15 @@ declare
 begin
     begin
         v_specs := _json_of(specs, 'add_jobs: specs')::jsonb;
-    -- jsonb holds less than JSON may: no NUL, no half of a surrogate pair, no number beyond numeric.
+    -- jsonb cannot hold all JSON: no NUL, no half of a surrogate pair, no number beyond numeric.
     exception when data_exception then
         raise exception 'add_jobs: specs must be JSON that jsonb can hold: % (add_job takes any payload)', sqlerrm using errcode = 'PW001';
     end;
     return query select * from add_jobs(v_specs);
 end;
 $$;
-comment on function add_jobs(text) is 'add_jobs for specs given as text: what a plain literal in SQL resolves to.';
+comment on function add_jobs(text) is
+    'add_jobs for a JSON array given as text. PostgreSQL resolves a plain literal to this one.';
 
 create or replace function _refuse_ill_typed(position_in_specs bigint, member text, value jsonb) returns void
     language plpgsql set search_path from current
@@ -83,17 +89,16 @@ exception when data_exception or invalid_text_representation or numeric_value_ou
 end;
 $$;
 
--- Of a bulk add the jobs with a job key or a unique key, at their positions; and ids for the others, as ids rise in spec order.
--- All locks are taken before the first job is added, in the order that everybody keeps: unique keys, then the rows that are there
--- by id (as a completion takes them); job keys that are new follow in their order. A row that has come in between must not be waited
--- for: all is let go, to begin again.
+-- Adds those specs of a call that have a job key or a unique key. `jobs` has these jobs at their
+-- positions; `ids` has the ids that it reserves for new rows of all specs, so that ids rise in the
+-- order of specs.
 create or replace function _add_each_with_keys(requests _job_request[], out jobs job[], out ids bigint[])
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
     v_uniques _uniqueness[] := array_fill(null::_uniqueness, array[cardinality(requests)]); -- by position
-    v_found live_jobs[]; -- the duplicate that was there before the call; stays one for this call, even if it ends while the call waits
+    v_found live_jobs[]; -- the duplicates from before the call; each counts even if it ends during the call
     v_item record;
     v_duplicate live_jobs;
     v_job job;
@@ -102,6 +107,10 @@ declare
 begin
     loop
         v_again := false;
+        -- The call locks unique keys in their order and existing rows by id (as a completion does)
+        -- before it adds the first job. New job keys follow in their order. If another session has
+        -- a row with such a key locked, the call does not wait for it: it releases all its locks
+        -- and begins again.
         begin
             for v_item in
                 select i.request, i.position, t.queue_name, coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) as policy
@@ -127,8 +136,9 @@ begin
                 select k.id from live_jobs k
                 where k.unique_key = any (array(
                     select u.key from unnest(v_uniques) u where u.on_conflict in ('replace', 'replace_except_schedule')))))
-            order by j.id + 0 for update; -- + 0: never by a walk along all ids
-            -- No id is burnt for a row that will be changed in place, or for a duplicate, be it of a job of the same call.
+            order by j.id + 0 for update; -- + 0 keeps the planner from walking the index of all ids
+            -- A spec that changes a row in place takes no id. A duplicate takes none either, be it
+            -- a duplicate of an existing job or of an earlier spec of this call.
             ids := coalesce(ids, array(
                 select case when (i.uniqueness).on_conflict in ('replace', 'replace_except_schedule')
                               or (i.nth = 1 or not (i.uniqueness).states @> array['available', 'pending', 'scheduled']
@@ -171,7 +181,8 @@ begin
             end loop;
             exit;
         exception when deadlock_detected then
-            -- A true one, too, is tried again once: SKIP LOCKED may wait, and out of order (see claim_jobs).
+            -- A real deadlock is retried once: SKIP LOCKED may wait, and out of order (see
+            -- claim_jobs).
             if not v_again then
                 v_deadlocks := v_deadlocks + 1;
                 if v_deadlocks > 1 then
@@ -208,14 +219,15 @@ begin
     if exists (
         select from unnest(requests) r left join tasks t on t.identifier = r.identifier
         where r.job_key is not null or coalesce(r.unique_policy, t.unique_policy) is not null) then
-        -- One time for all that name none: they run in the order in which they were given, of whatever kind they are.
+        -- Specs without run_at get one common time, so that they run in their order, with or
+        -- without a key.
         requests := array(
             select (r.identifier, r.payload, r.queue_name, coalesce(r.run_at, v_now), r.max_attempts, r.job_key, r.priority, r.flags,
                     r.job_key_mode, r.unique_policy, r.sequence_policy, r.meta, r.delivery)::_job_request
             from unnest(requests) with ordinality r order by r.ordinality);
         select a.jobs, a.ids into v_jobs, v_ids from _add_each_with_keys(requests) a;
     end if;
-    -- Ids rise in spec order, so sorting by id is sorting by position; joining back by position would be quadratic.
+    -- Ids rise in the order of specs, so this sorts by id. A join by position would be quadratic.
     for v_job in
         with request as materialized (
             select r.*, coalesce(v_ids[r.ordinality], nextval('job_ids')) as id, t.priority as task_priority,
