@@ -7,8 +7,7 @@
 -- Every function takes locks in one order: worker, unique key, job key, sequence, queue, job by id,
 -- and after a job the halt that names it. A batch sorts its rows before it locks them.
 --
--- A name with a leading underscore is private: only the owner may call it, and it changes without
--- notice.
+-- A name with a leading underscore is private: only the owner may call it, and it may change.
 
 -- Functions set their search_path, except those whose body PostgreSQL binds when it creates them
 -- ("return …"). No search_path can redirect such a body, and PostgreSQL can inline it.
@@ -83,8 +82,7 @@ create or replace function _state_at(
     language sql immutable
     return case when held then 'pending' when run_at > moment then waiting else 'available' end;
 
--- True if a job of this queue must wait for a slot: the queue has a limit or is paused
--- (_queues_of).
+-- True if a job of this queue must wait for a slot: the queue has a limit or is paused.
 create or replace function _is_limited(queue_name text) returns boolean
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -147,8 +145,7 @@ begin
     return array(
         select distinct r.id from claims c
         cross join lateral unnest(c.job_ids) i(id)
-        -- offset 0 keeps the planner from reversing the join: under any statistics it looks up each
-        -- id.
+        -- offset 0 keeps the planner from reversing the join: it looks up each id.
         cross join lateral (
             select j.id from live_jobs j
             where j.id between i.id and i.id and j.worker_id = c.worker_id and j.state = 'running' offset 0) r
@@ -156,10 +153,9 @@ begin
 end;
 $$;
 
--- Merges the rows of a worker's claims from run `since` up to, without, `run` into one row with the
--- jobs that it still holds. The session remembers `run`, and its claims merge again after 50 times
--- as long as this took, at least 0.25 s. Rows that an open transaction has written or locked stay
--- as they are.
+-- Merges the worker's rows in claims from run `since` to before `run` into one row with the jobs
+-- that it still holds, but leaves rows that an open transaction has written or locked. The session
+-- remembers `run`, and merges again after 50 times as long as this took, at least 0.25 s.
 create or replace function _tidy_claims(worker_id bigint, since bigint, run bigint) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -169,8 +165,7 @@ declare
     v_began constant timestamptz := clock_timestamp();
     v_pause bigint;
 begin
-    -- Under REPEATABLE READ a row that another session has merged meanwhile would be a
-    -- serialization error.
+    -- Under REPEATABLE READ, a row that another session has merged since would raise 40001.
     if current_setting('transaction_isolation') = 'read committed' then
         with gone as (
             delete from claims c

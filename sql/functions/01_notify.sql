@@ -38,8 +38,7 @@ begin
 end;
 $$;
 
--- `set pyworker.notify = off` is for callers that PREPARE TRANSACTION, which PostgreSQL refuses
--- after NOTIFY.
+-- `set pyworker.notify = off` is for callers that PREPARE TRANSACTION: it fails after a NOTIFY.
 create or replace function _send_notification() returns void
     language plpgsql set search_path from current
 as $$
@@ -132,8 +131,7 @@ create or replace function _stop_listening() returns void
 as $$
 declare
     v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
-    -- When this session last notified, and in which transaction. This transaction may still roll
-    -- back.
+    -- When this session last notified, and in which transaction: this one may still roll back.
     v_last constant text[] := string_to_array(current_setting('pyworker.notified_at', true), ' ');
     v_notified constant bigint := case when v_last[2] <> pg_current_xact_id()::text then v_last[1]::bigint end;
 begin
@@ -163,8 +161,7 @@ begin
         case when _worker_is_polling() then 0.01 end,
         case when (select s.last_value from silent_before s) > v_xmin and _unnotified_adds_are_open() then
             _growing((select to_timestamp(s.last_value / 1000.0) from silent_at s)) end,
-        -- A promotion left this request, since another session has the queue, sequence or job
-        -- locked.
+        -- A promotion left this request: another session has the queue, sequence or job locked.
         (select _growing(w.at) from promotion_requests w
          where w.id > v_requests_from and w.after is null order by w.id limit 1),
         _seconds_until_full_walk());

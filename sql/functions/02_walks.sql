@@ -12,8 +12,7 @@
 --
 -- There are three such walks: 'claim' (claim_jobs), 'due' and 'requests' (promote_jobs).
 
--- The walk that the session remembers for this owner; a row of nulls if there is none, or if it
--- expired.
+-- The walk that the session remembers for this owner; a row of nulls if none, or if it expired.
 create or replace function _walk_of(name text, owner bigint) returns _walk
     language plpgsql stable set search_path from current
 as $$

@@ -1,5 +1,4 @@
--- 10_tasks: the defaults of a task, so that an add_job in plain SQL gets what the task's author
--- decided.
+-- 10_tasks: the defaults of a task. An add_job in plain SQL gets them as well.
 
 -- Why a backoff policy is invalid; null if it is valid.
 create or replace function _backoff_refusal(backoff jsonb) returns text
@@ -118,8 +117,7 @@ comment on function list_tasks() is
     'The definitions of tasks (define_task), ordered by name. Null means the system''s default. A '
     'task without a definition is not listed.';
 
--- One row per option that the code of a live worker declares differently from the task's
--- definition.
+-- One row per option that a live worker's code declares differently from the task's definition.
 create or replace function _definitions_that_differ() returns table (
     identifier text, option text, declared jsonb, stored jsonb, workers text)
     language plpgsql stable set search_path from current

@@ -2,10 +2,9 @@
 -- after Unicode normalization (NFC) of every string and key, as the Open Job Spec demands. Unique
 -- keys and computed sequence keys are made of it.
 
--- A number as ECMAScript prints the nearest double. The text of float8 differs: its digits are not
--- always the shortest (1e23 prints as 9.999999999999999e+22), and it uses and pads exponents
--- differently. An integer that would be rounded is refused: 9007199254740993 must not get the key
--- of 9007199254740992.
+-- A number as ECMAScript prints the nearest double. float8 prints some numbers with other digits
+-- (1e23 as 9.999999999999999e+22), and uses and pads exponents differently. An integer that would
+-- be rounded is refused: 9007199254740993 must not get the key of 9007199254740992.
 create or replace function _canonical_number(n numeric) returns text
     language plpgsql immutable strict parallel safe set search_path from current set extra_float_digits = 1
 as $$
@@ -30,8 +29,7 @@ begin
     if v_at > 0 then
         v_exponent := substr(v_text, v_at + 1)::integer;
         v_digits := replace(left(v_text, v_at - 1), '.', '');
-        -- Only in this range can fewer digits mean the same double. There are at most two roundings
-        -- to try.
+        -- Only in this range can fewer digits mean the same double: at most two roundings to try.
         if length(v_digits) >= 16 and v_double > 9007199254740992 and v_double < 1e40 then
             for v_count in 15 .. length(v_digits) - 1 loop
                 v_rounded := round(v_text::numeric, v_count - 1 - v_exponent);
@@ -59,10 +57,9 @@ begin
 end;
 $$;
 
--- A sort key for member names, which RFC 8785 orders by UTF-16 units. That is the order of code
--- points, except that U+E000–U+FFFF come after all that need surrogates: each of them gets the
--- prefix U+10FFFF, the last code point. A real U+10FFFF gets the suffix U+0001, so that it sorts
--- before them.
+-- A sort key: RFC 8785 orders names by UTF-16 units. These order code points as they are, except that
+-- U+E000–U+FFFF follow all that need surrogates: they get the prefix U+10FFFF, the last code point.
+-- A real U+10FFFF gets the suffix U+0001, so that it sorts before them.
 create or replace function _utf16_order(key text) returns text
     language sql immutable
     return case when octet_length(key) = length(key) then key

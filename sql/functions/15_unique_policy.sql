@@ -1,15 +1,15 @@
 -- 15_unique_policy: what a unique_policy means: which jobs it treats as equal, in which states, and
 -- for how long. There are two kinds of policies, told apart by their members:
 --
---   Open Job Spec  keys, args_keys, meta_keys, period (slides from the existing job's created_at), states,
---                  on_conflict
---   River          by_args, by_period (windows aligned in UTC), by_queue, by_state, exclude_kind, on_conflict
+--   Open Job Spec  keys, args_keys, meta_keys, states, on_conflict,
+--                  period (slides from the existing job's created_at)
+--   River          by_args, by_queue, by_state, exclude_kind, on_conflict,
+--                  by_period (windows aligned in UTC)
 --
 -- Every add with a policy reads it. So the functions that read it run no queries: starting one
 -- query costs more than all the rest.
 
--- Why a value is not a list of distinct strings; null if it is one. `known`: the only strings
--- allowed.
+-- Why a value is not a list of distinct strings (of `known`, if given); null if it is one.
 create or replace function _names_refusal(member text, value jsonb, known text[] default null) returns text
     language plpgsql immutable set search_path from current
 as $$
@@ -48,8 +48,8 @@ begin
 end;
 $$;
 
--- Why the states of a policy are invalid; null if they are valid. The Open Job Spec's 'active' is
--- running.
+-- Why the states of a policy are invalid; null if they are valid. 'active' is the Open Job Spec's
+-- name for running.
 create or replace function _states_refusal(member text, value jsonb) returns text
     language plpgsql immutable set search_path from current
 as $$
@@ -169,8 +169,7 @@ declare
     v_policy jsonb := jsonb_strip_nulls(jsonb_build_object(
         'by_args', by_args, 'by_period', by_period, 'by_queue', by_queue, 'by_state', by_state, 'exclude_kind', exclude_kind,
         'on_conflict', on_conflict));
-    -- The first check applies River's rules only if a member of River's is given, so they follow
-    -- here.
+    -- The first check applies River's rules only if a member of River's is given.
     v_problem text := coalesce(_unique_policy_refusal(v_policy), _river_policy_refusal(v_policy));
 begin
     if v_problem is not null then
@@ -235,8 +234,7 @@ begin
             if jsonb_typeof(policy -> 'by_args') = 'array' and jsonb_typeof(v_payload) = 'object' then
                 v_payload := _members(v_payload, _texts_of(policy -> 'by_args'));
             end if;
-            -- "kind", not "type": so no River key equals an Open Job Spec key, which always has
-            -- "type".
+            -- "kind", not "type": so no River key equals an Open Job Spec key (with "type").
             v_key := concat_ws(',',
                 case when policy -> 'by_args' <> 'false' then '"args":' || _canonical(v_payload) end,
                 case when policy -> 'exclude_kind' is distinct from 'true' then '"kind":' || to_json(normalize(request.identifier)) end,

@@ -4,8 +4,7 @@
 -- At most one job of each sequence is past `pending`: its head. A unique index guarantees that. The
 -- others wait in the order of their ids.
 
--- Why a policy is invalid; null if it is valid. One expression, because every add with a policy
--- evaluates it.
+-- Why a policy is invalid; null if it is valid. One expression, as every add with a policy runs it.
 create or replace function _sequence_policy_refusal(policy jsonb) returns text
     language plpgsql stable set search_path from current
 as $$

@@ -3,8 +3,7 @@
 -- A plain job is one INSERT. A job with a job key, a unique policy, a sequence or flags goes
 -- through _add_with_keys (21_add_keyed).
 
--- Why a payload or a meta breaks its limits (size, depth); null if it does not. Called only if it
--- may.
+-- Why a payload or a meta breaks its limits (size, depth); null if it does not. Slow.
 create or replace function _json_refusal(argument text, value text) returns text
     language plpgsql stable set search_path from current
 as $$
@@ -15,8 +14,7 @@ begin
     if octet_length(value) > v_limit then
         return format('%s must not be larger than %s bytes, got %s', argument, v_limit, octet_length(value));
     end if;
-    -- JSON is not deeper than it has brackets. That settles most payloads without a regular
-    -- expression.
+    -- JSON is at most as deep as it has brackets: most payloads need no regular expression.
     if octet_length(value) - octet_length(replace(replace(value, '[', ''), '{', '')) <= 100 then
         return null;
     end if;
@@ -101,8 +99,7 @@ declare
     v_job job;
 begin
     -- PL/pgSQL prepares each statement again in each transaction. So there are few, large
-    -- statements, and the arguments are validated only if an optional one is given or the payload
-    -- may be invalid.
+    -- statements, and most arguments are validated only if one of them is given.
     if num_nonnulls(
            add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key, add_job.priority, add_job.flags,
            add_job.unique_policy, add_job.sequence_policy, add_job.meta, add_job.delivery) > 0
@@ -145,15 +142,13 @@ begin
               j.created_at, j.updated_at, j.job_key, j.revision, j.flags, j.claimed_at, null::text, j.state, j.delivery, null::text,
               j.sequence_key, _worker_is_listening(), null::bigint, j.run, j.reason, j.finished_at, j.result into v_job;
     if not found then
-        -- The task has a policy. Only the INSERT finds that out, so that other adds need no query
-        -- for it.
+        -- The task has a policy. The INSERT finds that out, so that other adds need no query for it.
         return _add_with_keys(row(
             add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, null, add_job.priority,
             add_job.flags, null, null, add_job.sequence_policy, add_job.meta, add_job.delivery)::_job_request);
     end if;
     if v_job.queue_name is not null and v_job.state = 'available' then
-        -- A promotion makes the job a candidate for a slot. If the queue has no limit, claims see
-        -- it already.
+        -- A promotion makes the job a candidate for a slot. Without a limit claims see it already.
         insert into promotion_requests (lane) values ('queue:' || v_job.queue_name);
     end if;
     if v_job.run_at < v_now then

@@ -24,8 +24,7 @@ begin
 end;
 $$;
 
--- Inserts a job with a job key, a unique key, a sequence or flags. A row of nulls if its job key is
--- taken.
+-- Inserts a job with any key, a sequence or flags. Returns a row of nulls if its job key is taken.
 create or replace function _insert_job(
     request _job_request, task tasks, new_id bigint, label text, unique_key bytea default null, unique_recheck text[] default null)
     returns live_jobs
@@ -171,8 +170,7 @@ begin
                 return _job_of(v_row);
             end if;
         end if;
-        -- The row is in a queue or a sequence or is running, or another add of this key has just
-        -- committed.
+        -- The row is in a queue or a sequence or is running, or another add of the key has committed.
         step := 'look';
     end loop;
     if v_old.state = 'discarded' and v_old.sequence_key is not null then

@@ -46,7 +46,8 @@ begin
         raise exception 'add_jobs: specs[%] must be an object, got %', v_bad.ordinality, v_bad.kind using errcode = 'PW001';
     end if;
     begin
-        v_requests := array(select r from jsonb_populate_recordset(null::_job_request, specs) r); -- keeps their order
+        -- In the order of specs.
+        v_requests := array(select r from jsonb_populate_recordset(null::_job_request, specs) r);
     exception when data_exception or invalid_text_representation or numeric_value_out_of_range then
         -- A member has the wrong type. Find it, to name it in the message.
         perform _refuse_ill_typed(s.ordinality, m.key, m.value)
@@ -181,8 +182,7 @@ begin
             end loop;
             exit;
         exception when deadlock_detected then
-            -- A real deadlock is retried once: SKIP LOCKED may wait, and out of order (see
-            -- claim_jobs).
+            -- Retries a real deadlock once: SKIP LOCKED may wait, and out of order (see claim_jobs).
             if not v_again then
                 v_deadlocks := v_deadlocks + 1;
                 if v_deadlocks > 1 then

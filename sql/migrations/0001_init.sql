@@ -205,8 +205,9 @@ create table queues (
     concurrency integer default 1 constraint queues_concurrency check (concurrency >= 1),
     paused boolean not null default false,
     updated_at timestamptz,
-    inherits boolean not null default false,    -- paused but never configured: its family's concurrency counts, not its own
-    changed xid8 not null default pg_current_xact_id() -- by this transaction; a claim that could not see it breaks no limit
+    inherits boolean not null default false,    -- paused, never configured: its family's concurrency counts
+    -- The transaction of the last change. A claim that could not see it breaks no limit.
+    changed xid8 not null default pg_current_xact_id()
 );
 create index queues_family on queues (length(queue_name)) where right(queue_name, 1) = '*';
 
@@ -219,7 +220,7 @@ create table workers (
     beat_at timestamptz not null,
     expires_at timestamptz not null,
     dead_at timestamptz,
-    locked boolean not null default false,          -- its control connection holds a session lock; see hold_worker_lock
+    locked boolean not null default false,          -- its control connection holds a lock: hold_worker_lock
     suspect_since timestamptz                       -- when that lock was found free
 ) with (fillfactor = 50);
 
@@ -230,7 +231,8 @@ create table claims (
     worker_id bigint not null,
     run bigint not null,
     job_ids bigint[] not null,
-    seen xid8 not null default pg_snapshot_xmin(pg_current_snapshot()) -- the claim saw all transactions before this one
+    -- The claim saw the changes of all transactions before this one.
+    seen xid8 not null default pg_snapshot_xmin(pg_current_snapshot())
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 create index claims_worker on claims (worker_id, run);
 
@@ -239,15 +241,16 @@ create sequence job_ids;
 create table live_jobs (
     id bigint primary key default nextval('job_ids'),
     -- what the indexes need of the state
-    ready_at timestamptz,                           -- run_at while running, or available and not parked; claims go by it
+    ready_at timestamptz,                           -- run_at while running, or available and not parked
     due_at timestamptz,                             -- run_at while scheduled or retryable
-    parked text collate "C",                        -- waits for: 'queue' (a slot; available), 'sequence', or 'next' in it (pending)
+    parked text collate "C",                        -- available: 'queue'; pending: 'sequence', or 'next' in it
     -- what a claim changes
-    has_slot boolean,                               -- true while available with a slot of its queue; see functions/32_slots.sql
+    has_slot boolean,                               -- true while available with a slot of its queue: 32_slots
     worker_id bigint,                               -- not null exactly while running
-    run bigint not null default 0,                  -- fencing token: only grows, never repeats; see claim_jobs
-    attempts smallint not null default 0,           -- attempts used; a release or a retry may give them back
-    state text collate "C" not null,               -- scheduled, pending, available, running, retryable, discarded
+    run bigint not null default 0,                  -- fencing token: only grows, never repeats
+    attempts smallint not null default 0,           -- attempts used; a release gives one back
+    -- scheduled, pending, available, running, retryable or discarded
+    state text collate "C" not null,
     claimed_at timestamptz,
     updated_at timestamptz not null,
     -- while it runs
@@ -269,7 +272,7 @@ create table live_jobs (
     meta jsonb,
     -- uniqueness and order
     unique_key bytea,
-    unique_recheck text[],                          -- states of duplicates to check for when a retry is due (River policies)
+    unique_recheck text[],                          -- River policies: states to check when a retry is due
     sequence_key text collate "C",
     sequence_head boolean,                          -- true from its promotion to its end
     continue_on_cancelled boolean,
@@ -278,7 +281,7 @@ create table live_jobs (
     last_error text,
     reason text,
     finished_at timestamptz,
-    expires_at timestamptz,                         -- when it may be pruned; in live_jobs only while discarded
+    expires_at timestamptz,                         -- when it may be pruned; here only while discarded
     result jsonb,
     payload json not null                           -- last: WAL logs only what changed before it
 ) with (
@@ -322,8 +325,7 @@ create table finished_jobs_default partition of finished_jobs default;
 create index finished_jobs_id on finished_jobs (id);
 create index finished_jobs_unique_key on finished_jobs (unique_key) where unique_key is not null;
 
--- One row per unique key that a job has. This primary key makes uniqueness strong; see
--- functions/16_unique.sql.
+-- One row per unique key that a job has. The primary key makes uniqueness strong: 16_unique.
 create table unique_keys (
     unique_key bytea primary key,
     adds integer not null default 1
@@ -353,12 +355,12 @@ create index errors_job on errors (job_id, run);
 -- job start. The transaction of the change writes the request, and the next promotion deletes it.
 -- So no promotion is lost, and an add never waits for the end of another job.
 create table promotion_requests (
-    lane text collate "C" not null,             -- 'queue:' || queue_name, 'family:' || prefix, 'sequence:' || sequence_key
-    id bigint generated always as identity primary key, -- promotions take the oldest first, so that no lane starves
+    lane text collate "C" not null,             -- 'queue:NAME', 'family:PREFIX' or 'sequence:KEY'
+    id bigint generated always as identity primary key, -- the oldest come first: no lane starves
     -- Not null: wait until all transactions up to this one have ended. 0: answer at once, then
     -- again after all transactions that were open at that time.
     after xid8,
-    changed boolean not null default false,     -- the queue's settings were changed: claims trust no slot given before
+    changed boolean not null default false,     -- settings were changed: no slot given before counts
     at timestamptz not null default clock_timestamp()
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 create index promotion_requests_lane on promotion_requests (lane, id);
@@ -425,8 +427,7 @@ create table audit_log (
 );
 create index audit_log_at on audit_log (at); -- for pruning
 
--- The objects that the last installation or upgrade made, for doctor(); see
--- modules/diagnosis/drift.sql.
+-- The objects that the last installation made, for doctor(); see modules/diagnosis/drift.sql.
 create table installed_objects (
     object text collate "C" primary key,        -- 'column live_jobs.id'
     part_of text collate "C",
@@ -446,6 +447,6 @@ create sequence swept_at minvalue 0 start 0;
 create sequence listening_until minvalue 0 start 0;     -- until then a worker is waiting for a notification
 create sequence polling_until minvalue 0 start 0;       -- until then waiting workers poll every 10 ms
 create sequence not_listening_until minvalue 0 start 0; -- a listening_until up to this time is invalid
-create sequence silent_before minvalue 0 start 0;       -- transactions before this one may have added jobs without a notification
+create sequence silent_before minvalue 0 start 0;       -- older transactions may have added jobs silently
 create sequence silent_at minvalue 0 start 0;           -- when silent_before was set
-create sequence walks_until minvalue 0 start 0;         -- until then a session may walk from a remembered place (02_walks)
+create sequence walks_until minvalue 0 start 0;         -- until then sessions may remember places: 02_walks
