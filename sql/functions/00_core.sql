@@ -35,10 +35,12 @@ declare
     v_breaking integer := (select max(m.version) from migrations m where m.breaking and m.version > client_version);
 begin
     if schema_version() < client_version then
-        raise exception 'the database has schema version %, this pyworker needs %', schema_version(), client_version
+        raise exception 'the database has schema version %, this pyworker needs %',
+            schema_version(), client_version
             using errcode = 'PW006', detail = 'older', hint = 'Run: pyworker migrate';
     elsif v_breaking is not null then
-        raise exception 'the database has the breaking schema version %, this pyworker knows versions up to %', v_breaking, client_version
+        raise exception 'the database has the breaking schema version %, this pyworker knows versions up to %',
+            v_breaking, client_version
             using errcode = 'PW006', detail = 'newer', hint = 'Upgrade pyworker: pip install -U pyworker-pg';
     end if;
 end;
@@ -54,7 +56,8 @@ create or replace function _halted_by(sequence_key text, job_id bigint) returns 
 as $$
 begin
     return (select h.job_id from sequence_halts h
-            where h.sequence_key = _halted_by.sequence_key and h.job_id < _halted_by.job_id order by h.sequence_key, h.job_id limit 1);
+            where h.sequence_key = _halted_by.sequence_key and h.job_id < _halted_by.job_id
+            order by h.sequence_key, h.job_id limit 1);
 end;
 $$;
 
@@ -62,8 +65,8 @@ $$;
 create or replace function _job_of(j live_jobs, deduplicated boolean default false) returns job
     language sql stable
     return row(
-        j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts, j.max_attempts,
-        j.last_error, j.created_at, j.updated_at, j.job_key, j.revision, j.flags,
+        j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts,
+        j.max_attempts, j.last_error, j.created_at, j.updated_at, j.job_key, j.revision, j.flags,
         case when j.state = 'running' then j.claimed_at end,
         case when j.state = 'running' then j.worker_id::text end,
         j.state, j.delivery, encode(j.unique_key, 'hex'), j.sequence_key, deduplicated,
@@ -101,7 +104,8 @@ create or replace function _held(sequence_key text, sequence_head boolean) retur
 create or replace function _parked(state text, queue_name text) returns text
     language sql stable
     return case when state = 'pending' then 'sequence'
-                when state = 'available' and queue_name is not null and _is_limited(queue_name) then 'queue' end;
+                when state = 'available' and queue_name is not null and _is_limited(queue_name)
+                    then 'queue' end;
 
 create or replace function _ready_at(state text, parked text, run_at timestamptz) returns timestamptz
     language sql immutable
@@ -171,7 +175,8 @@ begin
             delete from claims c
             where c.ctid = any (array(
                 select t.ctid from claims t
-                where t.worker_id = _tidy_claims.worker_id and t.run >= coalesce(since, 0) and t.run < _tidy_claims.run
+                where t.worker_id = _tidy_claims.worker_id and t.run >= coalesce(since, 0)
+                  and t.run < _tidy_claims.run
                 for update skip locked))
             returning c.job_ids, c.seen),
         held as (
@@ -179,7 +184,8 @@ begin
             from gone g cross join lateral unnest(g.job_ids) i(id)
             cross join lateral (
                 select j.id from live_jobs j
-                where j.id between i.id and i.id and j.worker_id = _tidy_claims.worker_id and j.state = 'running'
+                where j.id between i.id and i.id and j.worker_id = _tidy_claims.worker_id
+                  and j.state = 'running'
                 offset 0) r)
         insert into claims
         select _tidy_claims.worker_id, _tidy_claims.run, h.job_ids, h.seen from held h where h.job_ids is not null;
@@ -203,7 +209,8 @@ begin
       and not exists (
         select from unnest(c.job_ids) i(id) cross join lateral (
             select from live_jobs j
-            where j.id between i.id and i.id and j.worker_id = c.worker_id and j.state = 'running' offset 0) r);
+            where j.id between i.id and i.id and j.worker_id = c.worker_id
+              and j.state = 'running' offset 0) r);
 end;
 $$;
 

@@ -25,7 +25,8 @@ create or replace function _worker_is_listening() returns boolean
     language sql volatile
     return coalesce(
         pg_sequence_last_value('listening_until'::regclass) > greatest(
-            date_part('epoch', clock_timestamp()) * 1000, pg_sequence_last_value('not_listening_until'::regclass)), false);
+            date_part('epoch', clock_timestamp()) * 1000,
+            pg_sequence_last_value('not_listening_until'::regclass)), false);
 
 -- Notifies the workers, if one is waiting and they are not polling.
 create or replace function _notify_workers() returns void
@@ -152,8 +153,10 @@ create or replace function seconds_until_due() returns double precision
 as $$
 declare
     v_xmin bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
-    v_due_from timestamptz := case when current_setting('pyworker.walk_due', true) <> '' then _walked_due() else '-infinity' end;
-    v_requests_from bigint := case when current_setting('pyworker.walk_requests', true) <> '' then _walked_requests() else 0 end;
+    v_due_from timestamptz := case when current_setting('pyworker.walk_due', true) <> ''
+        then _walked_due() else '-infinity' end;
+    v_requests_from bigint := case when current_setting('pyworker.walk_requests', true) <> ''
+        then _walked_requests() else 0 end;
 begin
     return least(
         (select greatest(extract(epoch from j.due_at - clock()), 0)

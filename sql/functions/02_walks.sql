@@ -139,7 +139,8 @@ begin
     if cardinality(late_ids) > 0 then
         with late as materialized ( -- looked up by id, never by a walk along an index of ready jobs
             select j.id, j.priority, j.ready_at, j.state from live_jobs j where j.id = any (late_ids))
-        select array_agg(l.id), spans || array_agg(row(l.priority, l.ready_at, l.id - 1, l.priority, l.ready_at, l.id)::_span)
+        select array_agg(l.id),
+               spans || array_agg(row(l.priority, l.ready_at, l.id - 1, l.priority, l.ready_at, l.id)::_span)
         into late_ids, spans
         from late l
         where l.ready_at is not null and l.state = 'available' and not exists (
@@ -155,7 +156,8 @@ $$;
 -- order. `short`: when a walk began that reached the end. Such a walk has seen all jobs that were
 -- ready one second before it, in these priorities and in the default one.
 create or replace function _places_after(
-    places _span[], priorities smallint[], ready_ats timestamptz[], ids bigint[], short timestamptz) returns _span[]
+    places _span[], priorities smallint[], ready_ats timestamptz[], ids bigint[], short timestamptz)
+    returns _span[]
     language plpgsql immutable set search_path from current
 as $$
 declare

@@ -50,8 +50,8 @@ begin
         end;
     end if;
     if n = trunc(n) and v_text::numeric <> abs(n) then
-        raise exception 'integer % cannot be told from its neighbours by a JSON reader; write it as a string', left(n::text, 40)
-            using errcode = 'PW001';
+        raise exception 'integer % cannot be told from its neighbours by a JSON reader; write it as a string',
+            left(n::text, 40) using errcode = 'PW001';
     end if;
     return case when n < 0 then '-' else '' end || v_text;
 end;
@@ -63,7 +63,8 @@ $$;
 create or replace function _utf16_order(key text) returns text
     language sql immutable
     return case when octet_length(key) = length(key) then key
-                else regexp_replace(replace(key, U&'\+10FFFF', U&'\+10FFFF\0001'), '([\uE000-\uFFFF])', U&'\+10FFFF' || '\1', 'g') end;
+                else regexp_replace(replace(key, U&'\+10FFFF', U&'\+10FFFF\0001'), '([\uE000-\uFFFF])',
+                                    U&'\+10FFFF' || '\1', 'g') end;
 
 create or replace function _canonical(value jsonb) returns text
     language plpgsql immutable strict parallel safe set search_path from current
@@ -75,14 +76,16 @@ declare
     v_name text;
 begin
     if v_kind = 'object' then
-        select string_agg(to_json(m.name)::text || ':' || _canonical_member(m.value), ',' order by _utf16_order(m.name) collate "C"),
+        select string_agg(to_json(m.name)::text || ':' || _canonical_member(m.value), ','
+            order by _utf16_order(m.name) collate "C"),
                bool_or(m.name <> m.key)
         into v_text, v_normalized
         from (select e.key, normalize(e.key) as name, e.value from jsonb_each(value) e) m;
         if v_normalized then
             select normalize(k.key) into v_name from jsonb_object_keys(value) k(key) group by 1 having count(*) > 1;
             if found then
-                raise exception 'two members are named "%" after Unicode normalization', v_name using errcode = 'PW001';
+                raise exception 'two members are named "%" after Unicode normalization', v_name
+                    using errcode = 'PW001';
             end if;
         end if;
         return '{' || coalesce(v_text, '') || '}';

@@ -26,7 +26,8 @@ begin
     where j.unique_key = uniqueness.key and j.state = any (uniqueness.states)
       and _in_period(j.created_at, uniqueness.period, _duplicate_of.now)
     order by j.state = 'discarded', j.created_at desc, j.id desc limit 1;
-    if (v_row.id is null or v_row.state = 'discarded') and uniqueness.states && array['completed', 'cancelled'] then
+    if (v_row.id is null or v_row.state = 'discarded')
+       and uniqueness.states && array['completed', 'cancelled'] then
         select d.* into v_row
         from (select j.* from live_jobs j where j.unique_key = uniqueness.key
               union all
@@ -44,11 +45,13 @@ create or replace function _hold_unique_key(key bytea) returns void
     language plpgsql set search_path from current
 as $$
 begin
-    insert into unique_keys as k (unique_key) values (key) on conflict on constraint unique_keys_pkey do update set adds = k.adds + 1;
+    insert into unique_keys as k (unique_key) values (key)
+        on conflict on constraint unique_keys_pkey do update set adds = k.adds + 1;
 end;
 $$;
 
-create or replace function _add_unique(request _job_request, task tasks, uniqueness _uniqueness, label text) returns job
+create or replace function _add_unique(request _job_request, task tasks, uniqueness _uniqueness, label text)
+    returns job
     language plpgsql set search_path from current
 as $$
 declare
@@ -70,7 +73,8 @@ $$;
 -- Adds a job, or does what its policy says if it has a duplicate. The caller has locked the key's
 -- row, unless the job will be ignored or rejected.
 create or replace function _resolve_conflict(
-    duplicate live_jobs, request _job_request, task tasks, uniqueness _uniqueness, new_id bigint, label text) returns job
+    duplicate live_jobs, request _job_request, task tasks, uniqueness _uniqueness, new_id bigint, label text)
+    returns job
     language plpgsql set search_path from current
 as $$
 declare
@@ -92,7 +96,8 @@ begin
         -- Waits for sessions that have such a job locked. A job that ends meanwhile stays as it is.
         v_all := array(
             select j from live_jobs j
-            where j.unique_key = uniqueness.key and j.state = any (uniqueness.states) and j.state <> 'discarded'
+            where j.unique_key = uniqueness.key and j.state = any (uniqueness.states)
+              and j.state <> 'discarded'
               and _in_period(j.created_at, uniqueness.period, v_now)
             order by j.id for update);
         foreach v_replaced in array v_all loop
@@ -105,7 +110,8 @@ begin
             end if;
         end loop;
     end if;
-    v_row := _insert_job(request, task, new_id, label, uniqueness.key, case when uniqueness.recheck then uniqueness.states end);
+    v_row := _insert_job(request, task, new_id, label, uniqueness.key,
+        case when uniqueness.recheck then uniqueness.states end);
     return _job_of(v_row);
 end;
 $$;
@@ -123,7 +129,8 @@ begin
         select from finished_jobs f where f.unique_key = job.unique_key and f.state = any (job.unique_recheck)) then
         return false;
     end if;
-    update live_jobs j set meta = coalesce(j.meta, '{}') || '{"unique_key_conflict": "scheduler_discarded"}' where j.id = job.id;
+    update live_jobs j set meta = coalesce(j.meta, '{}') || '{"unique_key_conflict": "scheduler_discarded"}'
+        where j.id = job.id;
     perform _discard(job, null, 'its unique key was taken while it waited for its retry');
     return true;
 end;

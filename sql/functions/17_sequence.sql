@@ -9,7 +9,8 @@ create or replace function _sequence_policy_refusal(policy jsonb) returns text
     language plpgsql stable set search_path from current
 as $$
 declare
-    v_known constant text[] := array['key', 'by_args', 'by_queue', 'exclude_kind', 'continue_on_cancelled', 'continue_on_discarded'];
+    v_known constant text[] := array['key', 'by_args', 'by_queue', 'exclude_kind', 'continue_on_cancelled',
+        'continue_on_discarded'];
 begin
     return case
         when policy = 'null' then null -- as if it were not given
@@ -30,14 +31,16 @@ begin
         when jsonb_typeof(policy -> 'continue_on_discarded') <> 'boolean'
             then format('continue_on_discarded must be true or false, got %s', policy -> 'continue_on_discarded')
         when policy -> 'by_args' = '[]' then 'by_args must name at least one member of the payload, got []'
-        when jsonb_typeof(policy -> 'by_args') <> 'boolean' then _names_refusal('by_args', policy -> 'by_args') end;
+        when jsonb_typeof(policy -> 'by_args') <> 'boolean'
+            then _names_refusal('by_args', policy -> 'by_args') end;
 end;
 $$;
 
 -- The sequence of one job. A computed key is the canonical JSON of what the policy names, so that
 -- people can read it. It has a hash in place of the whole payload, which may be secret, and of
 -- arguments that are too long for an index.
-create or replace function _sequence_of(request _job_request, policy jsonb, queue_name text, label text) returns _sequencing
+create or replace function _sequence_of(request _job_request, policy jsonb, queue_name text, label text)
+    returns _sequencing
     language plpgsql stable set search_path from current
 as $$
 declare
@@ -74,8 +77,10 @@ begin
     end if;
     return ('{' || concat_ws(',',
         '"args":' || v_args,
-        case when policy -> 'exclude_kind' is distinct from 'true' then '"kind":' || to_json(request.identifier) end,
-        case when policy -> 'by_queue' = 'true' then '"queue":' || to_json(coalesce(_sequence_of.queue_name, 'default')) end) || '}',
+        case when policy -> 'exclude_kind' is distinct from 'true'
+            then '"kind":' || to_json(request.identifier) end,
+        case when policy -> 'by_queue' = 'true'
+            then '"queue":' || to_json(coalesce(_sequence_of.queue_name, 'default')) end) || '}',
         v_sequence.continue_on_cancelled, v_sequence.continue_on_discarded)::_sequencing;
 end;
 $$;
@@ -89,7 +94,8 @@ as $$
 begin
     if job.sequence_key is not null and job.state <> 'discarded'
        and not (case halt_reason when 'cancelled' then job.continue_on_cancelled else job.continue_on_discarded end) then
-        insert into sequence_halts values (job.sequence_key, job.id, halt_reason, clock()) on conflict do nothing;
+        insert into sequence_halts values (job.sequence_key, job.id, halt_reason, clock())
+            on conflict do nothing;
     end if;
 end;
 $$;
@@ -112,8 +118,10 @@ create or replace function _blocks_sequence(sequence_key text, job_id bigint) re
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
-    return exists (select from sequence_halts h where h.sequence_key = _blocks_sequence.sequence_key and h.job_id = _blocks_sequence.job_id)
+    return exists (select from sequence_halts h
+                   where h.sequence_key = _blocks_sequence.sequence_key and h.job_id = _blocks_sequence.job_id)
        and exists (select from live_jobs j
-                   where j.sequence_key = _blocks_sequence.sequence_key and j.parked <> 'queue' and j.id > _blocks_sequence.job_id);
+                   where j.sequence_key = _blocks_sequence.sequence_key and j.parked <> 'queue'
+                     and j.id > _blocks_sequence.job_id);
 end;
 $$;

@@ -35,8 +35,9 @@ $$;
 -- Why the arguments of an add are invalid; null if they are valid. Single and bulk adds share these
 -- rules. PostgreSQL inlines the expression, so it costs no more than its comparisons.
 create or replace function _job_refusal(
-    identifier text, payload json, queue_name text, run_at timestamptz, max_attempts integer, job_key text, priority integer,
-    flags text[], job_key_mode text, unique_policy jsonb, sequence_policy jsonb, meta jsonb, delivery text) returns text
+    identifier text, payload json, queue_name text, run_at timestamptz, max_attempts integer, job_key text,
+    priority integer, flags text[], job_key_mode text, unique_policy jsonb, sequence_policy jsonb, meta jsonb,
+    delivery text) returns text
     language sql stable
     return case
         when identifier is null or identifier = '' or length(identifier) > 128
@@ -82,15 +83,16 @@ begin
     return value::json;
 exception when invalid_text_representation or statement_too_complex then
     get stacked diagnostics v_detail = pg_exception_detail;
-    raise exception '% must be JSON: %', argument, coalesce(nullif(v_detail, ''), sqlerrm) using errcode = 'PW001';
+    raise exception '% must be JSON: %', argument, coalesce(nullif(v_detail, ''), sqlerrm)
+        using errcode = 'PW001';
 end;
 $$;
 
 create or replace function add_job(
     identifier text, payload json default '{}', queue_name text default null, run_at timestamptz default null,
-    max_attempts integer default null, job_key text default null, priority integer default null, flags text[] default null,
-    job_key_mode text default 'replace', unique_policy jsonb default null, sequence_policy jsonb default null,
-    meta jsonb default null, delivery text default null) returns job
+    max_attempts integer default null, job_key text default null, priority integer default null,
+    flags text[] default null, job_key_mode text default 'replace', unique_policy jsonb default null,
+    sequence_policy jsonb default null, meta jsonb default null, delivery text default null) returns job
     language plpgsql security definer set search_path from current
 as $$
 declare
@@ -101,36 +103,38 @@ begin
     -- PL/pgSQL prepares each statement again in each transaction. So there are few, large
     -- statements, and most arguments are validated only if one of them is given.
     if num_nonnulls(
-           add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key, add_job.priority, add_job.flags,
-           add_job.unique_policy, add_job.sequence_policy, add_job.meta, add_job.delivery) > 0
+           add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key, add_job.priority,
+           add_job.flags, add_job.unique_policy, add_job.sequence_policy, add_job.meta, add_job.delivery) > 0
        or add_job.job_key_mode <> 'replace' or (length(add_job.identifier) between 1 and 128) is not true
        or octet_length(add_job.payload::text) > 200 -- JSON that is deeper than 100 levels is longer
     then
         v_problem := _job_refusal(
-            add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key,
-            add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy, add_job.sequence_policy, add_job.meta,
-            add_job.delivery);
+            add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts,
+            add_job.job_key, add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy,
+            add_job.sequence_policy, add_job.meta, add_job.delivery);
         if v_problem is not null then
             raise exception 'add_job: %', v_problem using errcode = 'PW001';
-        elsif add_job.job_key is not null or add_job.unique_policy is not null or add_job.sequence_policy is not null
+        elsif add_job.job_key is not null or add_job.unique_policy is not null
+              or add_job.sequence_policy is not null
               or add_job.flags is not null then
             return _add_with_keys(row(
-                add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key,
-                add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy, add_job.sequence_policy,
-                add_job.meta, add_job.delivery)::_job_request);
+                add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts,
+                add_job.job_key, add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy,
+                add_job.sequence_policy, add_job.meta, add_job.delivery)::_job_request);
         end if;
     end if;
     insert into live_jobs as j (
-        state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
-        delivery, meta, payload)
+        state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at,
+        task_identifier, queue_name, delivery, meta, payload)
     -- The rules of _state_at, _ready_at, _due_at and _parked, spelled out: calls of these
     -- functions, nested, would cost up to a tenth of the whole call.
     select case when r.run_at > v_now then 'scheduled' else 'available' end,
            case when r.run_at <= v_now and not q.limited then r.run_at end,
            case when r.run_at > v_now then r.run_at end,
            case when r.run_at <= v_now and q.limited then 'queue' end, v_now,
-           coalesce(add_job.priority, t.priority, 0), coalesce(add_job.max_attempts, t.max_attempts, 25), r.run_at, v_now,
-           add_job.identifier, q.queue_name, coalesce(add_job.delivery, t.delivery, 'at_least_once'), add_job.meta,
+           coalesce(add_job.priority, t.priority, 0), coalesce(add_job.max_attempts, t.max_attempts, 25),
+           r.run_at, v_now, add_job.identifier, q.queue_name,
+           coalesce(add_job.delivery, t.delivery, 'at_least_once'), add_job.meta,
            coalesce(add_job.payload, '{}')
     from (select coalesce(add_job.run_at, v_now) as run_at) r
     left join tasks t on t.identifier = add_job.identifier
@@ -138,14 +142,16 @@ begin
         select n.queue_name, n.queue_name is not null and _is_limited(n.queue_name) as limited
         from (select nullif(coalesce(add_job.queue_name, t.queue_name), 'default') as queue_name) n offset 0) q
     where t.unique_policy is null and t.sequence_policy is null
-    returning j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts, j.max_attempts, j.last_error,
-              j.created_at, j.updated_at, j.job_key, j.revision, j.flags, j.claimed_at, null::text, j.state, j.delivery, null::text,
-              j.sequence_key, _worker_is_listening(), null::bigint, j.run, j.reason, j.finished_at, j.result into v_job;
+    returning j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts,
+              j.max_attempts, j.last_error, j.created_at, j.updated_at, j.job_key, j.revision, j.flags,
+              j.claimed_at, null::text, j.state, j.delivery, null::text, j.sequence_key, _worker_is_listening(),
+              null::bigint, j.run, j.reason, j.finished_at, j.result into v_job;
     if not found then
         -- The task has a policy. The INSERT finds that out, so that other adds need no query for it.
         return _add_with_keys(row(
-            add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, null, add_job.priority,
-            add_job.flags, null, null, add_job.sequence_policy, add_job.meta, add_job.delivery)::_job_request);
+            add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts,
+            null, add_job.priority, add_job.flags, null, null, add_job.sequence_policy, add_job.meta,
+            add_job.delivery)::_job_request);
     end if;
     if v_job.queue_name is not null and v_job.state = 'available' then
         -- A promotion makes the job a candidate for a slot. Without a limit claims see it already.
@@ -161,7 +167,8 @@ begin
     return v_job;
 end;
 $$;
-comment on function add_job(text, json, text, timestamptz, integer, text, integer, text[], text, jsonb, jsonb, jsonb, text) is
+comment on function add_job(text, json, text, timestamptz, integer, text, integer, text[], text,
+    jsonb, jsonb, jsonb, text) is
     'Adds a job in the caller''s transaction and returns it. Workers see the job when that '
     'transaction commits. The first nine arguments are Graphile Worker''s. identifier: the task, 1 '
     'to 128 characters. payload: JSON, {} by default, at most 1 MiB and 100 levels deep. '
@@ -178,24 +185,26 @@ comment on function add_job(text, json, text, timestamptz, integer, text, intege
 
 create or replace function add_job(
     identifier text, payload jsonb, queue_name text default null, run_at timestamptz default null,
-    max_attempts integer default null, job_key text default null, priority integer default null, flags text[] default null,
-    job_key_mode text default 'replace', unique_policy jsonb default null, sequence_policy jsonb default null,
-    meta jsonb default null, delivery text default null) returns job
+    max_attempts integer default null, job_key text default null, priority integer default null,
+    flags text[] default null, job_key_mode text default 'replace', unique_policy jsonb default null,
+    sequence_policy jsonb default null, meta jsonb default null, delivery text default null) returns job
     language sql volatile
-    return add_job(identifier, payload::json, queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode,
-                   unique_policy, sequence_policy, meta, delivery);
-comment on function add_job(text, jsonb, text, timestamptz, integer, text, integer, text[], text, jsonb, jsonb, jsonb, text) is
+    return add_job(identifier, payload::json, queue_name, run_at, max_attempts, job_key, priority, flags,
+                   job_key_mode, unique_policy, sequence_policy, meta, delivery);
+comment on function add_job(text, jsonb, text, timestamptz, integer, text, integer, text[], text,
+    jsonb, jsonb, jsonb, text) is
     'add_job for a jsonb payload.';
 
 create or replace function add_job(
     identifier text, payload text, queue_name text default null, run_at timestamptz default null,
-    max_attempts integer default null, job_key text default null, priority integer default null, flags text[] default null,
-    job_key_mode text default 'replace', unique_policy jsonb default null, sequence_policy jsonb default null,
-    meta jsonb default null, delivery text default null) returns job
+    max_attempts integer default null, job_key text default null, priority integer default null,
+    flags text[] default null, job_key_mode text default 'replace', unique_policy jsonb default null,
+    sequence_policy jsonb default null, meta jsonb default null, delivery text default null) returns job
     language sql volatile
-    return add_job(identifier, _json_of(payload, 'add_job: payload'), queue_name, run_at, max_attempts, job_key, priority,
-                   flags, job_key_mode, unique_policy, sequence_policy, meta, delivery);
-comment on function add_job(text, text, text, timestamptz, integer, text, integer, text[], text, jsonb, jsonb, jsonb, text) is
+    return add_job(identifier, _json_of(payload, 'add_job: payload'), queue_name, run_at, max_attempts,
+                   job_key, priority, flags, job_key_mode, unique_policy, sequence_policy, meta, delivery);
+comment on function add_job(text, text, text, timestamptz, integer, text, integer, text[], text,
+    jsonb, jsonb, jsonb, text) is
     'add_job for a payload given as text. PostgreSQL resolves a plain literal to this one. Errors: '
     'PW001 if it is not JSON.';
 

@@ -16,9 +16,11 @@ begin
     elsif newer::text ~ '^[[:space:]]*[[][[:space:]]*[]]' then
         return older;
     end if;
-    v_merged := (regexp_replace(v_older, '[]][[:space:]]*$', ',') || regexp_replace(newer::text, '^[[:space:]]*[[]', ''))::json;
+    v_merged := (regexp_replace(v_older, '[]][[:space:]]*$', ',')
+                 || regexp_replace(newer::text, '^[[:space:]]*[[]', ''))::json;
     if octet_length(v_merged::text) > 1024 and _json_refusal('payload', v_merged::text) is not null then
-        raise exception '%: merged %', label, _json_refusal('payload', v_merged::text) using errcode = 'PW001';
+        raise exception '%: merged %', label, _json_refusal('payload', v_merged::text)
+            using errcode = 'PW001';
     end if;
     return v_merged;
 end;
@@ -26,7 +28,8 @@ $$;
 
 -- Inserts a job with any key, a sequence or flags. Returns a row of nulls if its job key is taken.
 create or replace function _insert_job(
-    request _job_request, task tasks, new_id bigint, label text, unique_key bytea default null, unique_recheck text[] default null)
+    request _job_request, task tasks, new_id bigint, label text, unique_key bytea default null,
+    unique_recheck text[] default null)
     returns live_jobs
     language plpgsql set search_path from current
 as $$
@@ -40,17 +43,22 @@ declare
     v_row live_jobs;
 begin
     if coalesce(request.sequence_policy, task.sequence_policy) is not null then
-        v_sequence := _sequence_of(request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
+        v_sequence := _sequence_of(
+            request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
     end if;
     v_state := _state_at(v_run_at, v_now, v_sequence.key is not null);
     v_parked := _parked(v_state, v_queue);
     insert into live_jobs as j (
-        id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
-        job_key, delivery, flags, meta, payload, unique_key, unique_recheck, sequence_key, continue_on_cancelled, continue_on_discarded)
-    select coalesce(new_id, nextval('job_ids')), v_state, _ready_at(v_state, v_parked, v_run_at), _due_at(v_state, v_run_at), v_parked, v_now, coalesce(request.priority, task.priority, 0), coalesce(request.max_attempts, task.max_attempts, 25), v_run_at, v_now,
-           request.identifier, v_queue, request.job_key, coalesce(request.delivery, task.delivery, 'at_least_once'),
-           _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'), _insert_job.unique_key, _insert_job.unique_recheck,
-           v_sequence.key, v_sequence.continue_on_cancelled, v_sequence.continue_on_discarded
+        id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at,
+        task_identifier, queue_name, job_key, delivery, flags, meta, payload, unique_key, unique_recheck,
+        sequence_key, continue_on_cancelled, continue_on_discarded)
+    select coalesce(new_id, nextval('job_ids')), v_state, _ready_at(v_state, v_parked, v_run_at),
+           _due_at(v_state, v_run_at), v_parked, v_now, coalesce(request.priority, task.priority, 0),
+           coalesce(request.max_attempts, task.max_attempts, 25), v_run_at, v_now, request.identifier,
+           v_queue, request.job_key, coalesce(request.delivery, task.delivery, 'at_least_once'),
+           _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'), _insert_job.unique_key,
+           _insert_job.unique_recheck, v_sequence.key, v_sequence.continue_on_cancelled,
+           v_sequence.continue_on_discarded
     on conflict (job_key) where job_key is not null do nothing
     returning j.* into v_row;
     if v_row.parked is not null then
@@ -78,13 +86,15 @@ begin
     from (select) one left join tasks t on t.identifier = request.identifier;
     request.unique_policy := coalesce(nullif(request.unique_policy, 'null'), (v_found.task).unique_policy);
     if request.unique_policy is null and request.job_key is not null then
-        return _add_keyed(request, v_found.task, 'add_job', case when v_found.taken then 'change' else 'insert' end);
+        return _add_keyed(request, v_found.task, 'add_job',
+            case when v_found.taken then 'change' else 'insert' end);
     elsif request.unique_policy is null then
         return _job_of(_insert_job(request, v_found.task, null, 'add_job'));
     end if;
     return _add_unique(
         request, v_found.task,
-        _uniqueness_of(request, request.unique_policy, coalesce(request.queue_name, (v_found.task).queue_name), clock(), 'add_job'), 'add_job');
+        _uniqueness_of(request, request.unique_policy,
+            coalesce(request.queue_name, (v_found.task).queue_name), clock(), 'add_job'), 'add_job');
 end;
 $$;
 
@@ -96,7 +106,8 @@ $$;
 -- inserts a row; 'look' locks the row and reads it. With `waits` false the result is null if the
 -- add would have to wait for the lock of a row.
 create or replace function _add_keyed(
-    request _job_request, task tasks, label text, step text, new_id bigint default null, waits boolean default true) returns job
+    request _job_request, task tasks, label text, step text, new_id bigint default null,
+    waits boolean default true) returns job
     language plpgsql set search_path from current
 as $$
 declare
@@ -112,7 +123,8 @@ declare
     v_row live_jobs;
 begin
     request.payload := coalesce(request.payload, '{}');
-    if step = 'change' and (v_mode <> 'replace' or v_queue is not null or coalesce(request.sequence_policy, task.sequence_policy) is not null) then
+    if step = 'change' and (v_mode <> 'replace' or v_queue is not null
+                            or coalesce(request.sequence_policy, task.sequence_policy) is not null) then
         step := 'look';
     end if;
     loop
@@ -143,22 +155,28 @@ begin
                 v_run_at := v_old.run_at;
             end if;
             if coalesce(request.sequence_policy, task.sequence_policy) is not null then
-                v_sequence := _sequence_of(request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
+                v_sequence := _sequence_of(
+                    request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue,
+                    label);
             end if;
             v_head := v_old.sequence_head and v_old.sequence_key is not distinct from v_sequence.key;
             v_state := _state_at(v_run_at, v_now, _held(v_sequence.key, v_head));
-            v_parked := case when v_old.parked = 'next' and v_old.sequence_key = v_sequence.key then 'next' else _parked(v_state, v_queue) end;
+            v_parked := case when v_old.parked = 'next' and v_old.sequence_key = v_sequence.key then 'next'
+                             else _parked(v_state, v_queue) end;
             update live_jobs j
-            set sequence_key = v_sequence.key, sequence_head = v_head, continue_on_cancelled = v_sequence.continue_on_cancelled,
+            set sequence_key = v_sequence.key, sequence_head = v_head,
+                continue_on_cancelled = v_sequence.continue_on_cancelled,
                 continue_on_discarded = v_sequence.continue_on_discarded,
-                state = v_state, ready_at = _ready_at(v_state, v_parked, v_run_at), due_at = _due_at(v_state, v_run_at), parked = v_parked,
-                has_slot = null, updated_at = v_now, task_identifier = request.identifier, queue_name = v_queue, run_at = v_run_at,
-                payload = case when json_typeof(request.payload) = 'array' then _merged_payload(j.payload, request.payload, label)
-                               else request.payload end,
+                state = v_state, ready_at = _ready_at(v_state, v_parked, v_run_at),
+                due_at = _due_at(v_state, v_run_at), parked = v_parked, has_slot = null, updated_at = v_now,
+                task_identifier = request.identifier, queue_name = v_queue, run_at = v_run_at,
+                payload = case when json_typeof(request.payload) = 'array'
+                               then _merged_payload(j.payload, request.payload, label) else request.payload end,
                 max_attempts = coalesce(request.max_attempts, task.max_attempts, 25), attempts = 0,
-                priority = coalesce(request.priority, task.priority, 0), flags = _flags_of(request.flags), meta = request.meta,
-                delivery = coalesce(request.delivery, task.delivery, 'at_least_once'), revision = j.revision + 1,
-                last_error = null, reason = null, finished_at = null, expires_at = null, started_at = null, crashes = null
+                priority = coalesce(request.priority, task.priority, 0), flags = _flags_of(request.flags),
+                meta = request.meta, delivery = coalesce(request.delivery, task.delivery, 'at_least_once'),
+                revision = j.revision + 1, last_error = null, reason = null, finished_at = null,
+                expires_at = null, started_at = null, crashes = null
             where j.job_key = request.job_key
               and (j.id = v_old.id or step = 'change' and j.state <> 'running' and j.queue_name is null and j.sequence_key is null)
             returning j.* into v_row;

@@ -233,7 +233,8 @@ create table claims (
     job_ids bigint[] not null,
     -- The claim saw the changes of all transactions before this one.
     seen xid8 not null default pg_snapshot_xmin(pg_current_snapshot())
-) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0);
 create index claims_worker on claims (worker_id, run);
 
 create sequence job_ids;
@@ -307,8 +308,10 @@ create unique index live_jobs_job_key on live_jobs (job_key) where job_key is no
 -- A queue's waiting jobs by kind. A kind is a task with certain flags: these decide which workers
 -- take a job.
 create index live_jobs_queue_parked on live_jobs
-    (queue_name, task_identifier, (coalesce(flags::text, '') collate "C"), priority, run_at, id) where parked = 'queue';
-create index live_jobs_queue_taken on live_jobs (queue_name, priority, run_at, id) where ready_at is not null and queue_name is not null;
+    (queue_name, task_identifier, (coalesce(flags::text, '') collate "C"), priority, run_at, id)
+    where parked = 'queue';
+create index live_jobs_queue_taken on live_jobs (queue_name, priority, run_at, id)
+    where ready_at is not null and queue_name is not null;
 create index live_jobs_sequence_parked on live_jobs (sequence_key, parked, id) where parked <> 'queue';
 create unique index live_jobs_sequence_head on live_jobs (sequence_key) where sequence_head;
 create index live_jobs_unique_key on live_jobs (unique_key) where unique_key is not null;
@@ -362,7 +365,8 @@ create table promotion_requests (
     after xid8,
     changed boolean not null default false,     -- settings were changed: no slot given before counts
     at timestamptz not null default clock_timestamp()
-) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0);
 create index promotion_requests_lane on promotion_requests (lane, id);
 create index promotion_requests_changed on promotion_requests (id) where changed;
 

@@ -27,7 +27,8 @@ begin
             using errcode = 'PW006';
     end if;
     if current_setting('server_encoding') <> 'UTF8' then
-        raise exception 'pyworker needs a database with encoding UTF8, this one has %', current_setting('server_encoding')
+        raise exception 'pyworker needs a database with encoding UTF8, this one has %',
+            current_setting('server_encoding')
             using errcode = 'PW006';
     end if;
     -- `create schema if not exists` needs the right to create schemas even if the schema exists.
@@ -52,8 +53,10 @@ declare
     v_version integer := (select max(m.version) from migrations m);
 begin
     if v_version > current_setting('pyworker.newest')::integer then
-        raise exception 'the database has schema version %, this pyworker has %', v_version, current_setting('pyworker.newest')
-            using errcode = 'PW006', detail = 'newer', hint = 'Upgrade pyworker; a database is never downgraded.';
+        raise exception 'the database has schema version %, this pyworker has %', v_version,
+            current_setting('pyworker.newest')
+            using errcode = 'PW006', detail = 'newer',
+            hint = 'Upgrade pyworker; a database is never downgraded.';
     end if;
 end;
 $$;

@@ -12,7 +12,8 @@ create or replace function advance_clock(by interval) returns timestamptz
 as $$
 begin
     if (by between interval '-100 years' and interval '100 years') is not true then
-        raise exception 'advance_clock: by must be an interval of at most 100 years, got %', coalesce(by::text, 'NULL')
+        raise exception 'advance_clock: by must be an interval of at most 100 years, got %',
+            coalesce(by::text, 'NULL')
             using errcode = 'PW001';
     end if;
     update settings s set clock_offset = coalesce(s.clock_offset, interval '0') + by;
