@@ -728,7 +728,7 @@ MUTANTS = [
            "E'^(@[a-zA-Z]+|(?:\\\\S+\\\\s+){4}\\\\S+)\\\\s+(.*)$'", "'^(@[a-zA-Z]+|(?:\\S+\\s+){4}\\S+)\\s+(.*)$'",
            "sql/test_hostile.py::test_no_setting_of_the_caller_changes_what_a_call_does"),
     Mutant("a period is written in the caller's style", "functions/15_unique_policy.sql",
-           "set search_path from current set intervalstyle = 'postgres' --", "set search_path from current --",
+           "set search_path from current\n    set intervalstyle = 'postgres' --", "set search_path from current --",
            "sql/test_hostile.py::test_no_setting_of_the_caller_changes_what_a_call_does"),
     Mutant("definitions are written in the caller's time zone", "modules/diagnosis/drift.sql",
            "set timezone = 'UTC' set datestyle = 'ISO' set", "set datestyle = 'ISO' set",

@@ -1,21 +1,23 @@
--- 00_core: what every other file uses.
+-- 00_core: the functions that all other files use.
 --
 -- Error codes (SQLSTATE), each with one exception class in Python:
 --   PW001 invalid argument      PW002 claim lost                    PW003 duplicate
 --   PW004 not found             PW005 not possible in this state    PW006 schema version
 --
--- Lock order, kept by every function: worker, unique key, job key, sequence, queue, job by id, and after a job
--- the halt that names it. Batches sort first.
--- A name with a leading underscore is private: callable by the owner only, changed without notice.
+-- Every function takes locks in one order: worker, unique key, job key, sequence, queue, job by id,
+-- and after a job the halt that names it. A batch sorts its rows before it locks them.
+--
+-- A name with a leading underscore is private: only the owner may call it, and it may change.
 
--- Every function but a few names its search_path; those few have a body that was bound when it was created ("return …"),
--- which no search_path can redirect, and which PostgreSQL can inline.
+-- Functions set their search_path, except those whose body PostgreSQL binds when it creates them
+-- ("return …"). No search_path can redirect such a body, and PostgreSQL can inline it.
 create or replace function clock() returns timestamptz
     language sql volatile parallel safe
     return pg_catalog.clock_timestamp();
 comment on function clock() is
-    'The time that pyworker goes by: the database''s clock, never the caller''s. In an installation with a movable clock '
-    '(`pyworker migrate --movable-clock`) the setting pyworker.clock_offset, an interval, is added to it.';
+    'The time that pyworker uses: the database''s clock, never the caller''s. In an installation '
+    'with a movable clock (`pyworker migrate --movable-clock`) the setting pyworker.clock_offset, '
+    'an interval, is added to it.';
 
 create or replace function schema_version() returns integer
     language plpgsql stable security definer set search_path from current
@@ -33,34 +35,38 @@ declare
     v_breaking integer := (select max(m.version) from migrations m where m.breaking and m.version > client_version);
 begin
     if schema_version() < client_version then
-        raise exception 'the database has schema version %, this pyworker needs %', schema_version(), client_version
+        raise exception 'the database has schema version %, this pyworker needs %',
+            schema_version(), client_version
             using errcode = 'PW006', detail = 'older', hint = 'Run: pyworker migrate';
     elsif v_breaking is not null then
-        raise exception 'the database has the breaking schema version %, this pyworker knows versions up to %', v_breaking, client_version
+        raise exception 'the database has the breaking schema version %, this pyworker knows versions up to %',
+            v_breaking, client_version
             using errcode = 'PW006', detail = 'newer', hint = 'Upgrade pyworker: pip install -U pyworker-pg';
     end if;
 end;
 $$;
 comment on function check_version(integer) is
-    'Raises PW006 unless a client made for client_version may work with this installation: it must not be older, nor have had a '
-    'breaking migration since (Graphile Worker''s rule).';
+    'Raises PW006 if a client made for client_version cannot work with this installation: because '
+    'the installation is older, or because it has had a breaking migration since (Graphile '
+    'Worker''s rule).';
 
--- The job at which a sequence halts before it comes to this one.
+-- The first job before this one at which its sequence is halted; null if there is none.
 create or replace function _halted_by(sequence_key text, job_id bigint) returns bigint
     language plpgsql stable set search_path from current
 as $$
 begin
     return (select h.job_id from sequence_halts h
-            where h.sequence_key = _halted_by.sequence_key and h.job_id < _halted_by.job_id order by h.sequence_key, h.job_id limit 1);
+            where h.sequence_key = _halted_by.sequence_key and h.job_id < _halted_by.job_id
+            order by h.sequence_key, h.job_id limit 1);
 end;
 $$;
 
--- The public face of a row. Inlined wherever it is used.
+-- A row as the public type `job`. One expression, so that PostgreSQL inlines it.
 create or replace function _job_of(j live_jobs, deduplicated boolean default false) returns job
     language sql stable
     return row(
-        j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts, j.max_attempts,
-        j.last_error, j.created_at, j.updated_at, j.job_key, j.revision, j.flags,
+        j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts,
+        j.max_attempts, j.last_error, j.created_at, j.updated_at, j.job_key, j.revision, j.flags,
         case when j.state = 'running' then j.claimed_at end,
         case when j.state = 'running' then j.worker_id::text end,
         j.state, j.delivery, encode(j.unique_key, 'hex'), j.sequence_key, deduplicated,
@@ -71,14 +77,15 @@ create or replace function _job_of(f finished_jobs) returns job
     language sql stable
     return _job_of(row(f.*)::live_jobs, false);
 
--- The state of a job that may run from run_at on. One that is not at the head of its sequence is `held`, whatever its time; a job
--- whose time is ahead is `waiting` ('scheduled', or 'retryable' after a failure); any other is available.
+-- The state of a job that may run from run_at on. `held`: the job is not the head of its sequence,
+-- so it is pending at any time. `waiting`: its state until run_at, 'scheduled' or (after a failure)
+-- 'retryable'.
 create or replace function _state_at(
     run_at timestamptz, moment timestamptz, held boolean, waiting text default 'scheduled') returns text
     language sql immutable
     return case when held then 'pending' when run_at > moment then waiting else 'available' end;
 
--- Must a job of this queue wait for a slot? Not where the queue has no limit and is not paused. Asked of _queues_of's rules for one name.
+-- True if a job of this queue must wait for a slot: the queue has a limit or is paused.
 create or replace function _is_limited(queue_name text) returns boolean
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -87,15 +94,18 @@ begin
 end;
 $$;
 
+-- True if the job belongs to a sequence and is not its head.
 create or replace function _held(sequence_key text, sequence_head boolean) returns boolean
     language sql immutable
     return sequence_key is not null and sequence_head is not true;
 
--- What the indexes are told of a state. A job of a queue that limits it is parked until _fill_queues makes it a candidate.
+-- What a job in this state waits for, for the indexes (with _ready_at and _due_at). A job of a
+-- limited queue is parked until _fill_queues makes it a candidate for a slot.
 create or replace function _parked(state text, queue_name text) returns text
     language sql stable
     return case when state = 'pending' then 'sequence'
-                when state = 'available' and queue_name is not null and _is_limited(queue_name) then 'queue' end;
+                when state = 'available' and queue_name is not null and _is_limited(queue_name)
+                    then 'queue' end;
 
 create or replace function _ready_at(state text, parked text, run_at timestamptz) returns timestamptz
     language sql immutable
@@ -105,12 +115,13 @@ create or replace function _due_at(state text, run_at timestamptz) returns times
     language sql immutable
     return case when state in ('scheduled', 'retryable') then run_at end;
 
--- What promote_jobs is to look at when this job is parked.
+-- The lane that a promotion request must name to promote a job that is parked like this.
 create or replace function _lane_of(parked text, queue_name text, sequence_key text) returns text
     language sql immutable
     return case when parked = 'queue' then 'queue:' || queue_name else 'sequence:' || sequence_key end;
 
--- A duration given in JSON: seconds, or PostgreSQL's interval text. Null if it is neither, negative or longer than 1000 years.
+-- A duration given in JSON: a number of seconds, or PostgreSQL's interval text. Null if it is
+-- neither, negative, or longer than 1000 years.
 create or replace function _interval_of(value jsonb) returns interval
     language plpgsql immutable set search_path from current
 as $$
@@ -127,8 +138,8 @@ exception when data_exception then
 end;
 $$;
 
--- The running jobs of these workers, found by what their claims took: the cost follows the number of these jobs,
--- not that of the jobs that wait.
+-- The running jobs of these workers, found by their rows in claims: the cost grows with the number
+-- of these jobs, not with the number of waiting jobs.
 create or replace function _held_by(worker_ids bigint[]) returns bigint[]
     language plpgsql stable set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -138,7 +149,7 @@ begin
     return array(
         select distinct r.id from claims c
         cross join lateral unnest(c.job_ids) i(id)
-        -- Looked up one by one, whatever the statistics say: offset 0 keeps the planner from turning the join round.
+        -- offset 0 keeps the planner from reversing the join: it looks up each id.
         cross join lateral (
             select j.id from live_jobs j
             where j.id between i.id and i.id and j.worker_id = c.worker_id and j.state = 'running' offset 0) r
@@ -146,9 +157,9 @@ begin
 end;
 $$;
 
--- Makes one row of a worker's claims since a run and before this one, with the jobs that it still holds. A claim
--- does so again after 20 times as long as that took: the session remembers from where on, and when. Claims of
--- open transactions are left as they are.
+-- Merges the worker's rows in claims from run `since` to before `run` into one row with the jobs
+-- that it still holds, but leaves rows that an open transaction has written or locked. The session
+-- remembers `run`, and merges again after 50 times as long as this took, at least 0.25 s.
 create or replace function _tidy_claims(worker_id bigint, since bigint, run bigint) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -158,13 +169,14 @@ declare
     v_began constant timestamptz := clock_timestamp();
     v_pause bigint;
 begin
-    -- Under an older snapshot than that of the last statement a row that another session has tidied would be an error.
+    -- Under REPEATABLE READ, a row that another session has merged since would raise 40001.
     if current_setting('transaction_isolation') = 'read committed' then
         with gone as (
             delete from claims c
             where c.ctid = any (array(
                 select t.ctid from claims t
-                where t.worker_id = _tidy_claims.worker_id and t.run >= coalesce(since, 0) and t.run < _tidy_claims.run
+                where t.worker_id = _tidy_claims.worker_id and t.run >= coalesce(since, 0)
+                  and t.run < _tidy_claims.run
                 for update skip locked))
             returning c.job_ids, c.seen),
         held as (
@@ -172,7 +184,8 @@ begin
             from gone g cross join lateral unnest(g.job_ids) i(id)
             cross join lateral (
                 select j.id from live_jobs j
-                where j.id between i.id and i.id and j.worker_id = _tidy_claims.worker_id and j.state = 'running'
+                where j.id between i.id and i.id and j.worker_id = _tidy_claims.worker_id
+                  and j.state = 'running'
                 offset 0) r)
         insert into claims
         select _tidy_claims.worker_id, _tidy_claims.run, h.job_ids, h.seen from held h where h.job_ids is not null;
@@ -182,7 +195,8 @@ begin
 end;
 $$;
 
--- Forgets the claims of workers that have ended; not those of which a job still runs, as another session has it locked.
+-- Deletes the claims of workers that have ended. A claim stays while one of its jobs is still
+-- running: another session has that job locked.
 create or replace function _forget_claims(worker_ids bigint[]) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -195,7 +209,8 @@ begin
       and not exists (
         select from unnest(c.job_ids) i(id) cross join lateral (
             select from live_jobs j
-            where j.id between i.id and i.id and j.worker_id = c.worker_id and j.state = 'running' offset 0) r);
+            where j.id between i.id and i.id and j.worker_id = c.worker_id
+              and j.state = 'running' offset 0) r);
 end;
 $$;
 

@@ -1,29 +1,34 @@
--- 01_notify: when a worker is notified of new jobs, and when it looks by itself.
+-- 01_notify: when an add notifies workers, and when a worker polls without a notification.
 --
--- NOTIFY takes a cluster-wide lock through the commit's fsync, so an add notifies only while a worker
--- waits. The marks for that are sequences (migrations/0001_init.sql).
+-- NOTIFY holds a cluster-wide lock through the commit's fsync, so an add notifies only while a
+-- worker is waiting. Sequences serve as the registers for that (migrations/0001_init.sql). A claim
+-- is full if it returns as many jobs as its worker asked for, else it is short.
 --
--- * A claim that comes back short sets listening_until, its time and 5 s: its worker waits, so adds notify.
--- * A short claim that finds many jobs sets polling_until. Until then adds are silent, and every worker that
---   waits looks every 10 ms; the claim notifies them that it begins. The first short claim after the end
---   ends it.
--- * A claim that comes back full notifies the other workers, as its own may be busy for long. The session's
---   next full claim knows that this notification was committed: it sets not_listening_until, which takes back
---   what was armed before the notification. Each worker that waited has been notified, and arms again.
+-- * A short claim sets listening_until to 5 s from now: its worker is waiting, so adds notify.
+-- * A short claim that found many jobs sets polling_until as well. Until then adds do not notify,
+--   and each waiting worker polls every 10 ms; the claim that begins such a period notifies the
+--   workers. The first short claim that finds few jobs after polling_until ends the period.
+-- * A full claim notifies the other workers, since its own worker may be busy for long. When the
+--   session's next full claim knows that this notification was committed, it sets
+--   not_listening_until, which invalidates every listening_until set before the notification. A
+--   worker that was waiting then has been notified, and sets listening_until again with its next
+--   short claim.
 --
--- An add that read a mark before it was set may commit later. So a session that arms when adds were silent,
--- or ends a time of looking, notes in silent_before which transactions there are. As long as one of them is
--- open, workers look every 20 to 250 ms.
+-- An add may read a register before a claim sets it, not notify, and commit afterwards. So a claim
+-- that starts to listen while adds did not notify, or that ends a polling period, records in
+-- silent_before which transactions there are. While one of them is open, workers poll every 20 to
+-- 250 ms.
 
--- Does a worker wait for a notification? By the real clock, not clock(): it is about workers that really
--- sleep.
+-- True if a worker is waiting for a notification. This uses the real clock, not clock(), because
+-- workers wait in real time.
 create or replace function _worker_is_listening() returns boolean
     language sql volatile
     return coalesce(
         pg_sequence_last_value('listening_until'::regclass) > greatest(
-            date_part('epoch', clock_timestamp()) * 1000, pg_sequence_last_value('not_listening_until'::regclass)), false);
+            date_part('epoch', clock_timestamp()) * 1000,
+            pg_sequence_last_value('not_listening_until'::regclass)), false);
 
--- Notifies the workers, if one waits that does not look by itself.
+-- Notifies the workers, if one is waiting and they are not polling.
 create or replace function _notify_workers() returns void
     language plpgsql set search_path from current
 as $$
@@ -34,7 +39,7 @@ begin
 end;
 $$;
 
--- `set pyworker.notify = off` is for callers that PREPARE TRANSACTION, which no notifying transaction can.
+-- `set pyworker.notify = off` is for callers that PREPARE TRANSACTION: it fails after a NOTIFY.
 create or replace function _send_notification() returns void
     language plpgsql set search_path from current
 as $$
@@ -45,19 +50,19 @@ begin
 end;
 $$;
 
--- Does a worker look every 10 ms?
+-- True while waiting workers poll every 10 ms.
 create or replace function _worker_is_polling() returns boolean
     language sql volatile
     return coalesce(
         pg_sequence_last_value('polling_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000, false);
 
--- The number of a transaction that is open, or was a moment ago, with its epoch.
+-- The full number, with its epoch, of a transaction that is open or was open a moment ago.
 create or replace function _full_xid(id xid) returns bigint
     language sql stable
     return (select x.near + ((id::text::bigint - x.near + 6442450944) & 4294967295) - 2147483648
             from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as near) x);
 
--- No transaction has a higher number yet.
+-- The highest number of an open transaction; assigns one to this transaction if it has none.
 create or replace function _newest_transaction() returns bigint
     language plpgsql set search_path from current
 as $$
@@ -68,7 +73,7 @@ begin
 end;
 $$;
 
--- Every transaction that there is now may have added jobs silently.
+-- Records that each transaction that is open now may have added jobs without a notification.
 create or replace function _mark_unnotified_adds() returns void
     language plpgsql set search_path from current
 as $$
@@ -78,7 +83,7 @@ begin
 end;
 $$;
 
--- Is another one of these open still, in this database?
+-- True while another session of this database has one of those transactions open.
 create or replace function _unnotified_adds_are_open() returns boolean
     language plpgsql set search_path from current
 as $$
@@ -91,13 +96,13 @@ begin
 end;
 $$;
 
--- A claim that came back short, with so many jobs, waits from now on. True if it must look once more:
--- adds were silent until now.
+-- After a short claim of `claimed` jobs: its worker is waiting from now on. True if the worker must
+-- claim once more, since adds did not notify until now.
 create or replace function _start_listening(claimed integer) returns boolean
     language plpgsql set search_path from current
 as $$
 declare
-    v_many constant integer := 4; -- at once: from here on a look every 10 ms costs less than the notifications
+    v_many constant integer := 4; -- jobs a claim: from here on polling costs less than notifications
     v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
     v_waits constant boolean := _worker_is_listening();
     v_looks constant boolean := _worker_is_polling();
@@ -107,7 +112,7 @@ begin
     if claimed >= v_many then
         perform setval('polling_until', v_ms + 100);
         if not v_looks then
-            perform _send_notification(); -- each worker that waits looks every 10 ms from now on
+            perform _send_notification(); -- each waiting worker polls every 10 ms from now on
         end if;
     elsif not v_looks and pg_sequence_last_value('polling_until'::regclass) > 0 then
         perform setval('polling_until', 0);
@@ -121,13 +126,13 @@ begin
 end;
 $$;
 
--- A claim that came back full comes again without a notification.
+-- After a full claim: its worker claims again without a notification, but may be busy until then.
 create or replace function _stop_listening() returns void
     language plpgsql set search_path from current
 as $$
 declare
     v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
-    -- When this session notified, and in which transaction: if in this one, that may be rolled back yet.
+    -- When this session last notified, and in which transaction: this one may still roll back.
     v_last constant text[] := string_to_array(current_setting('pyworker.notified_at', true), ' ');
     v_notified constant bigint := case when v_last[2] <> pg_current_xact_id()::text then v_last[1]::bigint end;
 begin
@@ -148,8 +153,10 @@ create or replace function seconds_until_due() returns double precision
 as $$
 declare
     v_xmin bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
-    v_due_from timestamptz := case when current_setting('pyworker.walk_due', true) <> '' then _walked_due() else '-infinity' end;
-    v_requests_from bigint := case when current_setting('pyworker.walk_requests', true) <> '' then _walked_requests() else 0 end;
+    v_due_from timestamptz := case when current_setting('pyworker.walk_due', true) <> ''
+        then _walked_due() else '-infinity' end;
+    v_requests_from bigint := case when current_setting('pyworker.walk_requests', true) <> ''
+        then _walked_requests() else 0 end;
 begin
     return least(
         (select greatest(extract(epoch from j.due_at - clock()), 0)
@@ -157,20 +164,22 @@ begin
         case when _worker_is_polling() then 0.01 end,
         case when (select s.last_value from silent_before s) > v_xmin and _unnotified_adds_are_open() then
             _growing((select to_timestamp(s.last_value / 1000.0) from silent_at s)) end,
-        -- A promotion left this request, as another session has the queue, the sequence or the job locked.
+        -- A promotion left this request: another session has the queue, sequence or job locked.
         (select _growing(w.at) from promotion_requests w
          where w.id > v_requests_from and w.after is null order by w.id limit 1),
         _seconds_until_full_walk());
 end;
 $$;
 comment on function seconds_until_due() is
-    'Seconds after which a worker that found too few jobs should claim again, notified or not. When the next scheduled '
-    'or retryable job falls due (0 if one is overdue); 0.01 while many jobs come in; 0.02 to 0.25 while a transaction is '
-    'open that may have added jobs silently, or that has locked a queue, a sequence or a job whose turn it is. Null '
-    'without such a reason: then claim again within 2.5 seconds.';
+    'Seconds after which a worker that got fewer jobs than it asked for should claim again, '
+    'notified or not. The least of: the time until the next scheduled or retryable job is due (0 '
+    'if one is overdue); 0.01 while many jobs come in; 0.02 to 0.25 while a transaction is open '
+    'that may have added jobs without a notification, or that has locked a queue, a sequence or a '
+    'job whose turn it is; up to 2 while the session skips the beginning of an index that it has '
+    'read. Null if none applies: then claim again within 2.5 seconds.';
 
--- As long again as it has been since then, within limits: a short transaction is waited for closely, a
--- long one seldom.
+-- Seconds until the next poll for an open transaction: as long as it has been open since then,
+-- between 0.02 and 0.25. So workers poll often for a short transaction, and seldom for a long one.
 create or replace function _growing(since timestamptz) returns double precision
     language sql volatile
     return least(greatest(extract(epoch from clock_timestamp() - since), 0.02), 0.25);

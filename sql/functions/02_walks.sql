@@ -1,18 +1,18 @@
--- 02_walks: how far a session has walked an index, and when it walks all of it again.
+-- 02_walks: how far a session has walked an index, and when it walks from the head again.
 --
--- At the head of an index stand the entries of rows that have ended since the last vacuum; under an old
--- snapshot they stay. A session that had to pass many of them remembers the place it came to, in the
--- setting pyworker.walk_NAME, and its next walks begin there. After 20 times as long as the walk from the
--- head took, at most 2 s, it walks from the head again, and finds what a transaction that was long in
--- committing has added before that place.
+-- The head of an index holds dead entries, of rows that have ended since the last vacuum; while an
+-- old snapshot is open, vacuum cannot remove them. A session that had to pass many of them
+-- remembers the place that it reached, in the setting pyworker.walk_NAME, and its next walks begin
+-- there. After 20 times as long as the walk from the head took, at most 2 s, it walks from the head
+-- again. That walk finds entries before the place that a long transaction has committed meanwhile.
 --
--- Other jobs come to stand before a remembered place, too: the next job of a queue or a sequence, a
--- retry, a released job. They are listed in late_arrivals, as long as walks_until says that a session
+-- Jobs may also become available before a remembered place: the next job of a queue or a sequence,
+-- a retry, a released job. They are listed in late_arrivals while walks_until says that a session
 -- remembers a place.
 --
--- Three walks go by this: 'claim' (claim_jobs), 'due' and 'requests' (promote_jobs).
+-- There are three such walks: 'claim' (claim_jobs), 'due' and 'requests' (promote_jobs).
 
--- The remembered walk, or a row of nulls.
+-- The walk that the session remembers for this owner; a row of nulls if none, or if it expired.
 create or replace function _walk_of(name text, owner bigint) returns _walk
     language plpgsql stable set search_path from current
 as $$
@@ -27,13 +27,14 @@ begin
 end;
 $$;
 
--- How many entries of this index the session has read since some time ago, a page as 20. Only differences mean anything.
+-- How many entries of this index the session has read, with a page counted as 20. The server resets
+-- these counters now and then, so only the difference of two close calls means anything.
 create or replace function _entries_read(index regclass) returns bigint
     language sql volatile
     return pg_stat_get_xact_tuples_returned(index) + 20 * pg_stat_get_xact_blocks_fetched(index);
 
--- Remembers a walk. `began`: when a walk from the head began; null for one that went on from a remembered
--- place.
+-- Remembers a walk. `began`: when it began at the head; null if it began at a remembered place,
+-- which then expires when it would have expired before.
 create or replace function _keep_walk(name text, walk _walk, began timestamptz) returns void
     language plpgsql set search_path from current
 as $$
@@ -51,13 +52,13 @@ begin
 end;
 $$;
 
--- Does a session claim from a remembered place?
+-- True while a session may walk from a remembered place.
 create or replace function _places_are_kept() returns boolean
     language sql volatile
     return coalesce(
         pg_sequence_last_value('walks_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000, false);
 
--- These jobs became available at places that a session may have passed.
+-- Lists jobs that became available at places that a session may have passed.
 create or replace function _arrive_late(job_ids bigint[]) returns void
     language plpgsql set search_path from current
 as $$
@@ -68,7 +69,7 @@ begin
 end;
 $$;
 
--- From where the due jobs and the requests are left to walk.
+-- Where the session's next walk along the due jobs begins.
 create or replace function _walked_due() returns timestamptz
     language plpgsql stable set search_path from current
 as $$
@@ -77,6 +78,7 @@ begin
 end;
 $$;
 
+-- The promotion request after which the session's next walk begins.
 create or replace function _walked_requests() returns bigint
     language plpgsql stable set search_path from current
 as $$
@@ -85,7 +87,8 @@ begin
 end;
 $$;
 
--- For seconds_until_due: an idle worker comes back for the next walk from the head.
+-- Seconds until the session walks from the head again, so that an idle worker claims at that time.
+-- Null if it remembers no place.
 create or replace function _seconds_until_full_walk() returns double precision
     language plpgsql stable set search_path from current
 as $$
@@ -103,8 +106,8 @@ begin
 end;
 $$;
 
--- The parts of the order of claims that are left after these places: what follows each one in its
--- priority, and all of the priorities that have none.
+-- The parts of the claim order that remain after these places: in the priority of a place what
+-- follows it, and all of every other priority.
 create or replace function _spans_after(places _span[]) returns _span[]
     language plpgsql immutable set search_path from current
 as $$
@@ -123,8 +126,8 @@ begin
 end;
 $$;
 
--- The same, and a part for each job that arrived late, all in the order of claims. Forgets those that are
--- gone.
+-- The same parts, and one for each job that arrived late, all in claim order. late_ids keeps those
+-- jobs that are still available before a place.
 create or replace function _spans_with_late(
     walk _walk, out late_ids bigint[], out seen bigint, out spans _span[])
     language plpgsql set search_path from current
@@ -134,9 +137,10 @@ begin
     select walk.late_ids || array_agg(a.job_id), coalesce(max(a.id), walk.seen) into late_ids, seen
     from late_arrivals a where a.id > walk.seen;
     if cardinality(late_ids) > 0 then
-        with late as materialized ( -- by their ids, never by a walk along an index of ready jobs
+        with late as materialized ( -- looked up by id, never by a walk along an index of ready jobs
             select j.id, j.priority, j.ready_at, j.state from live_jobs j where j.id = any (late_ids))
-        select array_agg(l.id), spans || array_agg(row(l.priority, l.ready_at, l.id - 1, l.priority, l.ready_at, l.id)::_span)
+        select array_agg(l.id),
+               spans || array_agg(row(l.priority, l.ready_at, l.id - 1, l.priority, l.ready_at, l.id)::_span)
         into late_ids, spans
         from late l
         where l.ready_at is not null and l.state = 'available' and not exists (
@@ -148,22 +152,23 @@ begin
 end;
 $$;
 
--- The places after a walk: the old ones, moved on by the jobs that it found, in the order of claims.
--- `short`: when a walk began that came to the end. It has seen all that was there a second before, of
--- these priorities and of the usual one.
+-- The places after a walk: the old places, advanced by the jobs that the walk found, given in claim
+-- order. `short`: when a walk began that reached the end. Such a walk has seen all jobs that were
+-- ready one second before it, in these priorities and in the default one.
 create or replace function _places_after(
-    places _span[], priorities smallint[], ready_ats timestamptz[], ids bigint[], short timestamptz) returns _span[]
+    places _span[], priorities smallint[], ready_ats timestamptz[], ids bigint[], short timestamptz)
+    returns _span[]
     language plpgsql immutable set search_path from current
 as $$
 declare
     v_last constant integer := cardinality(ids);
     v_place constant _span := row(priorities[v_last], ready_ats[v_last], ids[v_last], null, null, null);
 begin
-    if short is null and priorities[1] = priorities[v_last] then -- the common case, and quicker
+    if short is null and priorities[1] = priorities[v_last] then -- the common case, made faster
         if places is null then
             return array[v_place];
         elsif cardinality(places) = 1 and (places[1]).priority = v_place.priority then
-            -- Jobs that arrived late stand before the place, which stays.
+            -- A job that arrived late is before the place, and does not move it back.
             return array[greatest(places[1], v_place)];
         end if;
     end if;

@@ -1,6 +1,6 @@
--- 10_tasks: defaults of a task, so that a bare SQL caller inherits what the task's author decided.
+-- 10_tasks: the defaults of a task. An add_job in plain SQL gets them as well.
 
--- What is wrong with a backoff policy; null if nothing is.
+-- Why a backoff policy is invalid; null if it is valid.
 create or replace function _backoff_refusal(backoff jsonb) returns text
     language plpgsql immutable set search_path from current
 as $$
@@ -30,7 +30,8 @@ begin
                 end if;
             when 'initial', 'max' then
                 if _interval_of(v_value) is null then
-                    return format('%s must be a delay (seconds, or an interval such as "10 minutes"), got %s', v_key, v_value);
+                    return format('%s must be a delay (seconds, or an interval such as "10 minutes"), got %s',
+                                  v_key, v_value);
                 end if;
             when 'factor' then
                 if jsonb_typeof(v_value) <> 'number' or v_value::numeric not between 1 and 100 then
@@ -49,72 +50,83 @@ end;
 $$;
 
 create or replace function define_task(
-    identifier text, max_attempts integer default null, priority integer default null, queue_name text default null,
-    unique_policy jsonb default null, sequence_policy jsonb default null, delivery text default null,
-    timeout interval default null, backoff jsonb default null, retention interval default null,
-    payload_schema jsonb default null) returns void
+    identifier text, max_attempts integer default null, priority integer default null,
+    queue_name text default null, unique_policy jsonb default null, sequence_policy jsonb default null,
+    delivery text default null, timeout interval default null, backoff jsonb default null,
+    retention interval default null, payload_schema jsonb default null) returns void
     language plpgsql security definer set search_path from current
 as $$
 #variable_conflict use_variable
 declare
-    v_problem text := _job_refusal(identifier, null, queue_name, null, max_attempts, null, priority, null, null,
-                                   unique_policy, sequence_policy, null, delivery);
+    v_problem text := _job_refusal(
+        identifier, null, queue_name, null, max_attempts, null, priority, null, null,
+        unique_policy, sequence_policy, null, delivery);
 begin
     v_problem := coalesce(v_problem,
         case when timeout <= interval '0' or timeout > interval '100 years'
                   then format('timeout must be positive and at most 100 years, got %s', timeout)
              when retention < interval '0' or retention > interval '100 years'
                   then format('retention must be from 0 to 100 years, got %s', retention) end,
-        'backoff: ' || _backoff_refusal(backoff), 'unique_policy: ' || _unique_policy_refusal(nullif(unique_policy, 'null')));
+        'backoff: ' || _backoff_refusal(backoff),
+        'unique_policy: ' || _unique_policy_refusal(nullif(unique_policy, 'null')));
     if v_problem is not null then
         raise exception 'define_task: %', v_problem using errcode = 'PW001';
     end if;
     unique_policy := nullif(unique_policy, 'null');
     sequence_policy := nullif(sequence_policy, 'null');
-    -- Workers say this at each start: an unchanged task is neither written nor locked.
+    -- Workers call this at each start, so an unchanged task is neither written nor locked.
     if exists (
         select from tasks t
         where t.identifier = define_task.identifier
-          and (t.max_attempts, t.priority, t.queue_name, t.unique_policy, t.sequence_policy, t.delivery, t.timeout, t.backoff,
-               t.retention, t.payload_schema)
+          and (t.max_attempts, t.priority, t.queue_name, t.unique_policy, t.sequence_policy, t.delivery,
+               t.timeout, t.backoff, t.retention, t.payload_schema)
               is not distinct from
-              (max_attempts, priority, nullif(queue_name, 'default'), unique_policy, sequence_policy, delivery, timeout, backoff,
-               retention, payload_schema)) then
+              (max_attempts, priority, nullif(queue_name, 'default'), unique_policy, sequence_policy, delivery,
+               timeout, backoff, retention, payload_schema)) then
         return;
     end if;
-    insert into tasks as t values (identifier, max_attempts, priority, nullif(queue_name, 'default'), unique_policy, sequence_policy,
-                                   delivery, timeout, backoff, retention, payload_schema, clock())
+    insert into tasks as t values (
+        identifier, max_attempts, priority, nullif(queue_name, 'default'), unique_policy, sequence_policy,
+        delivery, timeout, backoff, retention, payload_schema, clock())
     on conflict on constraint tasks_pkey do update
-    set (max_attempts, priority, queue_name, unique_policy, sequence_policy, delivery, timeout, backoff, retention,
-         payload_schema, updated_at)
-      = (excluded.max_attempts, excluded.priority, excluded.queue_name, excluded.unique_policy, excluded.sequence_policy,
-         excluded.delivery, excluded.timeout, excluded.backoff, excluded.retention, excluded.payload_schema, excluded.updated_at);
+    set (max_attempts, priority, queue_name, unique_policy, sequence_policy, delivery, timeout, backoff,
+         retention, payload_schema, updated_at)
+      = (excluded.max_attempts, excluded.priority, excluded.queue_name, excluded.unique_policy,
+         excluded.sequence_policy, excluded.delivery, excluded.timeout, excluded.backoff, excluded.retention,
+         excluded.payload_schema, excluded.updated_at);
 end;
 $$;
-comment on function define_task(text, integer, integer, text, jsonb, jsonb, text, interval, jsonb, interval, jsonb) is
-    'Sets the defaults of a task (River: options of the job type). An argument of add_job replaces the default whole. Each call '
-    'replaces the whole definition; null means the system''s default. timeout: how long a handler may run. backoff: delays after '
-    'failures, either an array ["10 s", "5 min"] whose last entry repeats, or {"strategy": "exponential" | "linear" | "constant", '
-    '"initial", "factor", "max", "jitter"}; without one, exp(attempts) seconds as in Graphile Worker. retention: how long completed and '
-    'cancelled jobs are kept, 0 deletes at once (discarded jobs follow the setting discarded_retention). Errors: PW001.';
+comment on function define_task(text, integer, integer, text, jsonb, jsonb, text, interval,
+    jsonb, interval, jsonb) is
+    'Sets the defaults of a task (River: options of the job type). Each call replaces the whole '
+    'definition; null means the system''s default. An argument of add_job replaces a default as a '
+    'whole; policies are not merged. timeout: how long a handler may run. backoff: the delays '
+    'after failures, either an array such as ["10 s", "5 min"], whose last entry repeats, or an '
+    'object {"strategy": "exponential" | "linear" | "constant", "initial", "factor", "max", '
+    '"jitter"}; without one the delay is exp(attempts) seconds, as in Graphile Worker. retention: '
+    'how long completed and cancelled jobs are kept; 0 deletes them at once (the setting '
+    'discarded_retention applies to discarded jobs). Errors: PW001.';
 
 create or replace function list_tasks() returns table (
-    identifier text, max_attempts smallint, priority smallint, queue_name text, unique_policy jsonb, sequence_policy jsonb, delivery text,
-    timeout interval, backoff jsonb, retention interval, payload_schema jsonb, updated_at timestamptz)
+    identifier text, max_attempts smallint, priority smallint, queue_name text, unique_policy jsonb,
+    sequence_policy jsonb, delivery text, timeout interval, backoff jsonb, retention interval,
+    payload_schema jsonb, updated_at timestamptz)
     language plpgsql stable security definer set search_path from current
 as $$
 begin
     return query
-    select t.identifier, t.max_attempts, t.priority, t.queue_name, t.unique_policy, t.sequence_policy, t.delivery, t.timeout,
-           t.backoff, t.retention, t.payload_schema, t.updated_at
+    select t.identifier, t.max_attempts, t.priority, t.queue_name, t.unique_policy, t.sequence_policy,
+           t.delivery, t.timeout, t.backoff, t.retention, t.payload_schema, t.updated_at
     from tasks t order by t.identifier;
 end;
 $$;
 comment on function list_tasks() is
-    'The definitions of tasks (define_task), by name; null stands for the system''s default. A task that nobody defined is not listed.';
+    'The definitions of tasks (define_task), ordered by name. Null means the system''s default. A '
+    'task without a definition is not listed.';
 
--- Where the code of a live worker declares a task otherwise than its definition says: one row per option.
-create or replace function _definitions_that_differ() returns table (identifier text, option text, declared jsonb, stored jsonb, workers text)
+-- One row per option that a live worker's code declares differently from the task's definition.
+create or replace function _definitions_that_differ() returns table (
+    identifier text, option text, declared jsonb, stored jsonb, workers text)
     language plpgsql stable set search_path from current
 as $$
 begin

@@ -1,6 +1,15 @@
--- 15_unique_policy: what a unique_policy means: which jobs it calls equal, in which states, for how long.
+-- 15_unique_policy: what a unique_policy means: which jobs it treats as equal, in which states, and
+-- for how long. There are two kinds of policies, told apart by their members:
+--
+--   Open Job Spec  keys, args_keys, meta_keys, states, on_conflict,
+--                  period (slides from the existing job's created_at)
+--   River          by_args, by_queue, by_state, exclude_kind, on_conflict,
+--                  by_period (windows aligned in UTC)
+--
+-- Every add with a policy reads it. So the functions that read it run no queries: starting one
+-- query costs more than all the rest.
 
--- What is wrong with a list of distinct strings; null if nothing is.
+-- Why a value is not a list of distinct strings (of `known`, if given); null if it is one.
 create or replace function _names_refusal(member text, value jsonb, known text[] default null) returns text
     language plpgsql immutable set search_path from current
 as $$
@@ -39,7 +48,8 @@ begin
 end;
 $$;
 
--- The states of a policy; 'active' is the Open Job Spec's word for running.
+-- Why the states of a policy are invalid; null if they are valid. 'active' is the Open Job Spec's
+-- name for running.
 create or replace function _states_refusal(member text, value jsonb) returns text
     language plpgsql immutable set search_path from current
 as $$
@@ -48,11 +58,13 @@ begin
         return format('%s must not name anything twice, got %s', member, value);
     end if;
     return _names_refusal(member, value, array[
-        'scheduled', 'available', 'pending', 'active', 'running', 'completed', 'retryable', 'cancelled', 'discarded']);
+        'scheduled', 'available', 'pending', 'active', 'running', 'completed', 'retryable',
+        'cancelled', 'discarded']);
 end;
 $$;
 
--- What is wrong with a policy; null if nothing is. What only a job can tell (does its payload have the args_keys?) comes later.
+-- Why a policy is invalid; null if it is valid. _uniqueness_of checks what depends on the job:
+-- whether its payload has the args_keys.
 create or replace function _unique_policy_refusal(policy jsonb) returns text
     language plpgsql stable set search_path from current
 as $$
@@ -73,12 +85,16 @@ begin
             format('members of the Open Job Spec (%s) and of River (%s) cannot be mixed',
                    array_to_string(v_ojs, ', '), array_to_string(v_river, ', '))
         when policy -> 'on_conflict' not in ('"reject"', '"replace"', '"replace_except_schedule"', '"ignore"') then
-            format('on_conflict must be reject, replace, replace_except_schedule or ignore, got %s', policy -> 'on_conflict')
+            format('on_conflict must be reject, replace, replace_except_schedule or ignore, got %s',
+                policy -> 'on_conflict')
         when policy ?| v_river then _river_policy_refusal(policy)
         else coalesce(
-            case when policy ? 'keys' then _names_refusal('keys', policy -> 'keys', array['type', 'queue', 'args', 'meta']) end,
-            case when policy -> 'args_keys' <> 'null' then _names_refusal('args_keys', policy -> 'args_keys') end,
-            case when policy -> 'meta_keys' <> 'null' then _names_refusal('meta_keys', policy -> 'meta_keys') end,
+            case when policy ? 'keys' then _names_refusal(
+                'keys', policy -> 'keys', array['type', 'queue', 'args', 'meta']) end,
+            case when policy -> 'args_keys' <> 'null'
+                then _names_refusal('args_keys', policy -> 'args_keys') end,
+            case when policy -> 'meta_keys' <> 'null'
+                then _names_refusal('meta_keys', policy -> 'meta_keys') end,
             case when policy ? 'states' then _states_refusal('states', policy -> 'states') end,
             case when policy -> 'period' <> 'null'
                       and (jsonb_typeof(policy -> 'period') <> 'string' or _iso_duration(policy ->> 'period') is null)
@@ -104,15 +120,19 @@ begin
     end if;
     if v_problem is null and policy ? 'by_period' then
         v_period := _interval_of(policy -> 'by_period');
-        if v_period is null or extract(epoch from v_period) < 1 or extract(year from v_period) <> 0 or extract(month from v_period) <> 0 then
-            v_problem := format('by_period must be at least 1 second and hold no months or years, got %s', policy -> 'by_period');
+        if v_period is null or extract(epoch from v_period) < 1 or extract(year from v_period) <> 0
+           or extract(month from v_period) <> 0 then
+            v_problem := format('by_period must be at least 1 second and hold no months or years, got %s',
+                                policy -> 'by_period');
         end if;
     end if;
     if v_problem is null and v_by_state is not null then
         v_problem := _states_refusal('by_state', v_by_state);
-        if v_problem is null and not (v_by_state ?& array['available', 'pending', 'scheduled'] and v_by_state ?| array['running', 'active']) then
+        if v_problem is null and not (v_by_state ?& array['available', 'pending', 'scheduled']
+                                       and v_by_state ?| array['running', 'active']) then
             v_problem := 'by_state must contain all required states, missing: ' || concat_ws(', ',
-                case when not v_by_state ? 'available' then 'available' end, case when not v_by_state ? 'pending' then 'pending' end,
+                case when not v_by_state ? 'available' then 'available' end,
+                case when not v_by_state ? 'pending' then 'pending' end,
                 case when not v_by_state ?| array['running', 'active'] then 'running' end,
                 case when not v_by_state ? 'scheduled' then 'scheduled' end);
         end if;
@@ -129,7 +149,8 @@ begin
 end;
 $$;
 
--- An ISO 8601 duration, strictly: PostgreSQL's own reading takes a good deal else. Null if it is none, or too long to count from today.
+-- Reads an ISO 8601 duration, strictly, as PostgreSQL itself accepts much else. Null if the value
+-- is none, or too long to be added to a time.
 create or replace function _iso_duration(value text) returns interval
     language plpgsql stable set search_path from current set intervalstyle = 'iso_8601'
 as $$
@@ -148,15 +169,18 @@ end;
 $$;
 
 create or replace function unique_opts(
-    by_args jsonb default null, by_period interval default null, by_queue boolean default null, by_state text[] default null,
-    exclude_kind boolean default null, on_conflict text default null) returns jsonb
-    language plpgsql stable set search_path from current set intervalstyle = 'postgres' -- a policy is stored as it is written here
+    by_args jsonb default null, by_period interval default null, by_queue boolean default null,
+    by_state text[] default null, exclude_kind boolean default null, on_conflict text default null)
+    returns jsonb
+    language plpgsql stable set search_path from current
+    set intervalstyle = 'postgres' -- by_period is stored as text, written in this style
 as $$
 declare
     v_policy jsonb := jsonb_strip_nulls(jsonb_build_object(
-        'by_args', by_args, 'by_period', by_period, 'by_queue', by_queue, 'by_state', by_state, 'exclude_kind', exclude_kind,
-        'on_conflict', on_conflict));
-    v_problem text := coalesce(_unique_policy_refusal(v_policy), _river_policy_refusal(v_policy)); -- even if it names no member of River's
+        'by_args', by_args, 'by_period', by_period, 'by_queue', by_queue, 'by_state', by_state,
+        'exclude_kind', exclude_kind, 'on_conflict', on_conflict));
+    -- The first check applies River's rules only if a member of River's is given.
+    v_problem text := coalesce(_unique_policy_refusal(v_policy), _river_policy_refusal(v_policy));
 begin
     if v_problem is not null then
         raise exception 'unique_opts: %', v_problem using errcode = 'PW001';
@@ -165,12 +189,15 @@ begin
 end;
 $$;
 comment on function unique_opts(jsonb, interval, boolean, text[], boolean, text) is
-    'A unique_policy in River''s terms, by named arguments: by_args => ''true'' or ''["customer_id"]'', by_period => ''15 minutes'', '
-    'by_queue => true, by_state => ''{…}'', exclude_kind => true, on_conflict => ''ignore'' (default), ''reject'', ''replace'', '
+    'Makes a unique_policy of River''s kind from named arguments: by_args => ''true'' or '
+    '''["customer_id"]'', by_period => ''15 minutes'', by_queue => true, by_state => ''{…}'', '
+    'exclude_kind => true, on_conflict => ''ignore'' (default), ''reject'', ''replace'' or '
     '''replace_except_schedule''. Errors: PW001.';
 
--- What a policy means for one job: its key, and what counts as a duplicate of it. `label` begins the error messages.
-create or replace function _uniqueness_of(request _job_request, policy jsonb, queue_name text, now timestamptz, label text)
+-- What a policy means for one job: its unique key, and which jobs count as its duplicates. Error
+-- messages begin with `label`.
+create or replace function _uniqueness_of(request _job_request, policy jsonb, queue_name text,
+    now timestamptz, label text)
     returns _uniqueness
     language plpgsql stable set search_path from current
 as $$
@@ -180,7 +207,7 @@ declare
     v_queue text := coalesce(_uniqueness_of.queue_name, 'default');
     v_payload jsonb;
     v_names text[];
-    v_key text; -- the canonical object of the dimensions, its members in order
+    v_key text; -- the members, in canonical order, of the object that is hashed
     v_unique _uniqueness;
 begin
     if v_problem is null and request.job_key is not null then
@@ -190,27 +217,33 @@ begin
         raise exception '%: unique_policy: %', label, v_problem using errcode = 'PW001';
     end if;
     begin
-        -- Only looked at where it counts: jsonb does not hold all that a payload may.
-        if policy -> 'keys' ? 'args' or jsonb_typeof(policy -> 'args_keys') = 'array' or policy -> 'by_args' <> 'false' then
+        -- The payload is cast only if the policy compares it: jsonb cannot hold all JSON.
+        if policy -> 'keys' ? 'args' or jsonb_typeof(policy -> 'args_keys') = 'array'
+           or policy -> 'by_args' <> 'false' then
             v_payload := coalesce(request.payload, '{}')::jsonb;
         end if;
-        v_unique.on_conflict := coalesce(policy ->> 'on_conflict', case when v_ojs then 'reject' else 'ignore' end);
+        v_unique.on_conflict := coalesce(policy ->> 'on_conflict',
+            case when v_ojs then 'reject' else 'ignore' end);
         if v_ojs then
             if jsonb_typeof(policy -> 'args_keys') = 'array' then
                 v_names := _texts_of(policy -> 'args_keys');
-                if not v_payload ?& v_names or jsonb_typeof(v_payload) <> 'object' and cardinality(v_names) > 0 then
-                    raise exception 'args_keys must name members that the payload has, got %', policy -> 'args_keys' using errcode = 'PW001';
+                if not v_payload ?& v_names or jsonb_typeof(v_payload) <> 'object'
+                   and cardinality(v_names) > 0 then
+                    raise exception 'args_keys must name members that the payload has, got %',
+                        policy -> 'args_keys' using errcode = 'PW001';
                 end if;
                 v_payload := _members(v_payload, v_names);
             end if;
             v_key := case when policy -> 'keys' ? 'args' then '"args":' || _canonical(v_payload) || ',' else '' end
                 || case when policy -> 'keys' ? 'meta'
-                        then '"meta":' || _canonical(_members(coalesce(request.meta, '{}'), _texts_of(policy -> 'meta_keys'))) || ','
+                        then '"meta":' || _canonical(
+                            _members(coalesce(request.meta, '{}'), _texts_of(policy -> 'meta_keys'))) || ','
                         else '' end
                 || case when policy -> 'keys' ? 'queue' then '"queue":' || to_json(normalize(v_queue)) || ',' else '' end
                 || '"type":' || to_json(normalize(request.identifier));
             v_unique.states := coalesce(
-                _texts_of(policy -> 'states'), array['available', 'running', 'scheduled', 'retryable', 'pending']);
+                _texts_of(policy -> 'states'), array['available', 'running', 'scheduled',
+                    'retryable', 'pending']);
             if policy ->> 'period' is not null then
                 v_unique.period := _iso_duration(policy ->> 'period');
             end if;
@@ -218,20 +251,22 @@ begin
             if jsonb_typeof(policy -> 'by_args') = 'array' and jsonb_typeof(v_payload) = 'object' then
                 v_payload := _members(v_payload, _texts_of(policy -> 'by_args'));
             end if;
-            -- "kind", never "type": no River key is ever an Open Job Spec key.
+            -- "kind", not "type": so no River key equals an Open Job Spec key (with "type").
             v_key := concat_ws(',',
                 case when policy -> 'by_args' <> 'false' then '"args":' || _canonical(v_payload) end,
-                case when policy -> 'exclude_kind' is distinct from 'true' then '"kind":' || to_json(normalize(request.identifier)) end,
+                case when policy -> 'exclude_kind' is distinct from 'true'
+                    then '"kind":' || to_json(normalize(request.identifier)) end,
                 case when policy ? 'by_period' then '"period":' || to_json(to_char(date_bin(
-                    _interval_of(policy -> 'by_period'), coalesce(request.run_at, now), '0001-01-01 00:00+00') at time zone 'UTC',
-                    'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) end,
+                    _interval_of(policy -> 'by_period'), coalesce(request.run_at, now),
+                    '0001-01-01 00:00+00') at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) end,
                 case when policy -> 'by_queue' = 'true' then '"queue":' || to_json(normalize(v_queue)) end);
             v_unique.states := coalesce(
-                _texts_of(policy -> 'by_state'), array['available', 'completed', 'pending', 'retryable', 'running', 'scheduled']);
+                _texts_of(policy -> 'by_state'), array['available', 'completed', 'pending', 'retryable',
+                    'running', 'scheduled']);
         end if;
         v_unique.states := array_replace(v_unique.states, 'active', 'running');
-        -- River's job that waited for a retry has to ask again when the wait is over: it may not have held its key, or another one
-        -- may have come in whose policy does not mind one that waits.
+        -- Under a River policy a retryable job checks for duplicates again when it is due: its own
+        -- policy may not name 'retryable', or a job may have come in under a policy that does not.
         v_unique.recheck := not v_ojs;
         v_unique.key := sha256(convert_to('{' || v_key || '}', 'UTF8'));
     exception
@@ -239,14 +274,15 @@ begin
             raise exception '%: unique_policy: %', label, sqlerrm using errcode = 'PW001';
         when data_exception or statement_too_complex then
             get stacked diagnostics v_problem = pg_exception_detail;
-            raise exception '%: unique_policy: the job cannot be compared with others: %', label, coalesce(nullif(v_problem, ''), sqlerrm)
+            raise exception '%: unique_policy: the job cannot be compared with others: %', label,
+                coalesce(nullif(v_problem, ''), sqlerrm)
                 using errcode = 'PW001';
     end;
     return v_unique;
 end;
 $$;
 
--- The named members of an object; one that is missing is left out.
+-- An object with only the named members of this one; skips names that it does not have.
 create or replace function _members(object jsonb, names text[]) returns jsonb
     language plpgsql immutable set search_path from current
 as $$
@@ -263,8 +299,10 @@ begin
 end;
 $$;
 
--- A period slides from the creation of the job that is there. Counted in UTC: a day has 24 hours, whatever the session's time zone.
-create or replace function _in_period(created_at timestamptz, period interval, moment timestamptz) returns boolean
+-- True until the period has passed since the existing job was created. Computed in UTC, so that a
+-- day has 24 hours in any session's time zone.
+create or replace function _in_period(created_at timestamptz, period interval, moment timestamptz)
+    returns boolean
     language sql immutable
     return period is null or ((created_at at time zone 'UTC') + period) at time zone 'UTC' > moment;
 
@@ -274,7 +312,8 @@ as $$
 begin
     return jsonb_build_object(
         'specversion', '1.0',
-        'implementation', jsonb_build_object('name', 'pyworker', 'version', schema_version()::text, 'language', 'sql'),
+        'implementation', jsonb_build_object('name', 'pyworker', 'version', schema_version()::text,
+            'language', 'sql'),
         'conformance_level', 0,
         'protocols', jsonb_build_array('sql'),
         'backend', 'postgresql',
@@ -284,4 +323,5 @@ begin
 end;
 $$;
 comment on function conformance() is
-    'The Open Job Spec''s manifest. It claims what the tests prove: strong uniqueness, and no conformance level beyond that.';
+    'The Open Job Spec''s manifest. It claims only what the tests prove: strong uniqueness, and no '
+    'conformance level above 0.';

@@ -1,28 +1,33 @@
--- 16_unique: what makes a job unique. Two spellings of a policy, told apart by their members, one mechanism:
---   Open Job Spec  keys, args_keys, meta_keys, period (slides from the existing job's created_at), states, on_conflict
---   River          by_args, by_period (windows aligned in UTC), by_queue, by_state, exclude_kind, on_conflict
+-- 16_unique: finds duplicates, resolves the conflict with them, and keeps the ledger of unique
+-- keys. Both kinds of policies (15_unique_policy) share this mechanism.
 --
--- A job is a duplicate if another one has the same fingerprint, is in one of the states that the NEW policy names, and the NEW
--- policy's period has not passed since it was created. Looking is not enough, at no isolation level and under no mere lock: an add that
--- found no duplicate writes its key's row in unique_keys, then looks again. A second add of the same key waits there until the first
--- has ended (or gets 40001 under REPEATABLE READ and SERIALIZABLE) and then sees its job. A plain duplicate writes and locks nothing.
+-- An existing job makes a new one a duplicate if it has the same unique key, is in one of the
+-- states that the NEW policy names, and was created within the NEW policy's period.
+--
+-- A lookup cannot guarantee uniqueness at any isolation level, with or without row locks. So an add
+-- that finds no duplicate writes its key's row in unique_keys, then looks again. A second add of
+-- the same key blocks on that row until the first transaction ends, then sees its job; under
+-- REPEATABLE READ and SERIALIZABLE it gets 40001 instead. An add that is ignored or rejected for a
+-- duplicate writes and locks nothing.
 
--- Policies are read at every add, so what reads them runs no queries: starting one costs more than all the rest.
-
--- The newest duplicate, one that has not ended before one that has; a row of nulls if there is none.
+-- The duplicate that counts: a job that has not ended before one that has, then the newest. A row
+-- of nulls if there is none.
 create or replace function _duplicate_of(uniqueness _uniqueness, now timestamptz) returns live_jobs
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_row live_jobs;
 begin
-    -- History has a partition for each day: it is opened only for those who ask for jobs that have ended, and where no other is the
-    -- answer. Both looks have one snapshot, as the function is stable: a job on its way from live to finished is in one of the two places.
+    -- History has a partition for each day, so it is read only if the policy names a state of ended
+    -- jobs and no live job is the answer. The function is stable, so both queries have one
+    -- snapshot: they cannot miss a job that is moving to history.
     select j.* into v_row from live_jobs j
     where j.unique_key = uniqueness.key and j.state = any (uniqueness.states)
       and _in_period(j.created_at, uniqueness.period, _duplicate_of.now)
     order by j.state = 'discarded', j.created_at desc, j.id desc limit 1;
-    if (v_row.id is null or v_row.state = 'discarded') and uniqueness.states && array['completed', 'cancelled'] then
+    if (v_row.id is null or v_row.state = 'discarded')
+       and uniqueness.states && array['completed', 'cancelled'] then
         select d.* into v_row
         from (select j.* from live_jobs j where j.unique_key = uniqueness.key
               union all
@@ -34,16 +39,19 @@ begin
 end;
 $$;
 
--- The key's row, written: the constraint that every add of this key goes through. Held to the end of the transaction.
+-- Writes the row of a key. Every add of the key goes through its unique constraint, and this
+-- transaction holds the row's lock until it ends.
 create or replace function _hold_unique_key(key bytea) returns void
     language plpgsql set search_path from current
 as $$
 begin
-    insert into unique_keys as k (unique_key) values (key) on conflict on constraint unique_keys_pkey do update set adds = k.adds + 1;
+    insert into unique_keys as k (unique_key) values (key)
+        on conflict on constraint unique_keys_pkey do update set adds = k.adds + 1;
 end;
 $$;
 
-create or replace function _add_unique(request _job_request, task tasks, uniqueness _uniqueness, label text) returns job
+create or replace function _add_unique(request _job_request, task tasks, uniqueness _uniqueness, label text)
+    returns job
     language plpgsql set search_path from current
 as $$
 declare
@@ -51,7 +59,7 @@ declare
     v_duplicate live_jobs;
 begin
     insert into unique_keys (unique_key) values (uniqueness.key) on conflict do nothing;
-    if not found then -- else the key is new, and held: no job has it
+    if not found then -- else the key is new and locked: no job has it
         v_duplicate := _duplicate_of(uniqueness, v_now);
         if v_duplicate.id is null or uniqueness.on_conflict in ('replace', 'replace_except_schedule') then
             perform _hold_unique_key(uniqueness.key);
@@ -62,9 +70,11 @@ begin
 end;
 $$;
 
--- What an add comes to against its duplicate, if there is one. Unless it is ignored or rejected for it, the key is held.
+-- Adds a job, or does what its policy says if it has a duplicate. The caller has locked the key's
+-- row, unless the job will be ignored or rejected.
 create or replace function _resolve_conflict(
-    duplicate live_jobs, request _job_request, task tasks, uniqueness _uniqueness, new_id bigint, label text) returns job
+    duplicate live_jobs, request _job_request, task tasks, uniqueness _uniqueness, new_id bigint, label text)
+    returns job
     language plpgsql set search_path from current
 as $$
 declare
@@ -83,10 +93,11 @@ begin
                 'existing_job_id', duplicate.id, 'existing_job_state', duplicate.state,
                 'unique_key', encode(uniqueness.key, 'hex'))::text;
     else
-        -- Waits for whoever has such a job in hand; one that has ended meanwhile is left as it is.
+        -- Waits for sessions that have such a job locked. A job that ends meanwhile stays as it is.
         v_all := array(
             select j from live_jobs j
-            where j.unique_key = uniqueness.key and j.state = any (uniqueness.states) and j.state <> 'discarded'
+            where j.unique_key = uniqueness.key and j.state = any (uniqueness.states)
+              and j.state <> 'discarded'
               and _in_period(j.created_at, uniqueness.period, v_now)
             order by j.id for update);
         foreach v_replaced in array v_all loop
@@ -99,13 +110,15 @@ begin
             end if;
         end loop;
     end if;
-    v_row := _insert_job(request, task, new_id, label, uniqueness.key, case when uniqueness.recheck then uniqueness.states end);
+    v_row := _insert_job(request, task, new_id, label, uniqueness.key,
+        case when uniqueness.recheck then uniqueness.states end);
     return _job_of(v_row);
 end;
 $$;
 
--- A retryable job of such a River policy falls due: does another one hold the key? True if this one had to give way. The key's row makes
--- promoters and adds take turns; one that is being added just now is waited for at the next promotion, not here.
+-- Discards a retryable job that is due if another job has its unique key (River policies); true if
+-- it did. The caller has locked the key's row, so that promoters and adds take turns. If an add has
+-- it locked, the caller leaves the job to the next promotion.
 create or replace function _discard_if_key_taken(job live_jobs) returns boolean
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -116,16 +129,19 @@ begin
         select from finished_jobs f where f.unique_key = job.unique_key and f.state = any (job.unique_recheck)) then
         return false;
     end if;
-    update live_jobs j set meta = coalesce(j.meta, '{}') || '{"unique_key_conflict": "scheduler_discarded"}' where j.id = job.id;
+    update live_jobs j set meta = coalesce(j.meta, '{}') || '{"unique_key_conflict": "scheduler_discarded"}'
+        where j.id = job.id;
     perform _discard(job, null, 'its unique key was taken while it waited for its retry');
     return true;
 end;
 $$;
 
--- Keys whose last job is gone need no row any more. Whoever holds one is about to need it: passed over. So are all of them in a
--- transaction whose snapshot is too old to judge: maintain() finds them later.
+-- Deletes the rows of keys that no job has any more. It skips a row that another session has
+-- locked, since that session is about to use it. Under REPEATABLE READ and SERIALIZABLE, whose
+-- snapshot may be too old to judge, it skips all; maintain() finds them later.
 create or replace function _release_unique_keys(keys bytea[]) returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off set lock_timeout = '200ms' -- see claim_jobs
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+    set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
     v_free bytea[];
@@ -135,7 +151,8 @@ begin
     end if;
     v_free := array(
         select k.unique_key from unique_keys k where k.unique_key = any (keys) order by k.unique_key for update skip locked);
-    -- Looked at again, now that nobody can add one: the statement above saw what was before it had the rows.
+    -- A new statement, whose snapshot follows the locks: now no other session can add a job with
+    -- such a key. The statement above may have missed one that was added before it had the locks.
     delete from unique_keys k
     where k.unique_key = any (v_free)
       and not exists (select from live_jobs j where j.unique_key = k.unique_key)

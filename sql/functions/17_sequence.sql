@@ -1,13 +1,16 @@
--- 17_sequence: sequence_policy (River Pro): which sequence a job belongs to, and what halts one. Who is next: 30_promote.
+-- 17_sequence: which sequence a job belongs to by its sequence_policy (River Pro), and what halts a
+-- sequence. 30_promote decides which job is next.
 --
--- Of each sequence at most one job is past `pending`, its head (a unique index holds that); the others wait, in the order of their ids.
+-- At most one job of each sequence is past `pending`: its head. A unique index guarantees that. The
+-- others wait in the order of their ids.
 
--- What is wrong with a policy; null if nothing is. In one expression, as it is asked at every add.
+-- Why a policy is invalid; null if it is valid. One expression, as every add with a policy runs it.
 create or replace function _sequence_policy_refusal(policy jsonb) returns text
     language plpgsql stable set search_path from current
 as $$
 declare
-    v_known constant text[] := array['key', 'by_args', 'by_queue', 'exclude_kind', 'continue_on_cancelled', 'continue_on_discarded'];
+    v_known constant text[] := array['key', 'by_args', 'by_queue', 'exclude_kind', 'continue_on_cancelled',
+        'continue_on_discarded'];
 begin
     return case
         when policy = 'null' then null -- as if it were not given
@@ -28,13 +31,16 @@ begin
         when jsonb_typeof(policy -> 'continue_on_discarded') <> 'boolean'
             then format('continue_on_discarded must be true or false, got %s', policy -> 'continue_on_discarded')
         when policy -> 'by_args' = '[]' then 'by_args must name at least one member of the payload, got []'
-        when jsonb_typeof(policy -> 'by_args') <> 'boolean' then _names_refusal('by_args', policy -> 'by_args') end;
+        when jsonb_typeof(policy -> 'by_args') <> 'boolean'
+            then _names_refusal('by_args', policy -> 'by_args') end;
 end;
 $$;
 
--- The sequence of one job. A computed key is the canonical JSON of what the policy names, so that people can read it; the whole payload
--- (it may be secret) and what is too long for an index go in as a hash.
-create or replace function _sequence_of(request _job_request, policy jsonb, queue_name text, label text) returns _sequencing
+-- The sequence of one job. A computed key is the canonical JSON of what the policy names, so that
+-- people can read it. It has a hash in place of the whole payload, which may be secret, and of
+-- arguments that are too long for an index.
+create or replace function _sequence_of(request _job_request, policy jsonb, queue_name text, label text)
+    returns _sequencing
     language plpgsql stable set search_path from current
 as $$
 declare
@@ -71,26 +77,30 @@ begin
     end if;
     return ('{' || concat_ws(',',
         '"args":' || v_args,
-        case when policy -> 'exclude_kind' is distinct from 'true' then '"kind":' || to_json(request.identifier) end,
-        case when policy -> 'by_queue' = 'true' then '"queue":' || to_json(coalesce(_sequence_of.queue_name, 'default')) end) || '}',
+        case when policy -> 'exclude_kind' is distinct from 'true'
+            then '"kind":' || to_json(request.identifier) end,
+        case when policy -> 'by_queue' = 'true'
+            then '"queue":' || to_json(coalesce(_sequence_of.queue_name, 'default')) end) || '}',
         v_sequence.continue_on_cancelled, v_sequence.continue_on_discarded)::_sequencing;
 end;
 $$;
 
--- A job of a sequence was called off or discarded: nothing after it may run, unless it said so itself. `job` is the job as it was: one
--- that had been discarded already has halted, and somebody may have decided to go on without it.
+-- Halts the sequence of a job that was cancelled or discarded, unless the job's policy says to
+-- continue. `job` is the job before that change. If it was discarded already, it has halted the
+-- sequence then, and an operator may have resumed the sequence since.
 create or replace function _halt_sequence(job live_jobs, halt_reason text) returns void
     language plpgsql set search_path from current
 as $$
 begin
     if job.sequence_key is not null and job.state <> 'discarded'
        and not (case halt_reason when 'cancelled' then job.continue_on_cancelled else job.continue_on_discarded end) then
-        insert into sequence_halts values (job.sequence_key, job.id, halt_reason, clock()) on conflict do nothing;
+        insert into sequence_halts values (job.sequence_key, job.id, halt_reason, clock())
+            on conflict do nothing;
     end if;
 end;
 $$;
 
--- The job at which a sequence halted is there again, or gone for good: whoever waits behind it may go on.
+-- Removes the halt at a job that is retried or deleted, so that the jobs behind it may run.
 create or replace function _unhalt_sequence(sequence_key text, job_id bigint) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -103,13 +113,15 @@ begin
 end;
 $$;
 
--- Does anybody wait behind this job, at which the sequence halts?
+-- True if the sequence is halted at this job and another job waits behind it.
 create or replace function _blocks_sequence(sequence_key text, job_id bigint) returns boolean
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
-    return exists (select from sequence_halts h where h.sequence_key = _blocks_sequence.sequence_key and h.job_id = _blocks_sequence.job_id)
+    return exists (select from sequence_halts h
+                   where h.sequence_key = _blocks_sequence.sequence_key and h.job_id = _blocks_sequence.job_id)
        and exists (select from live_jobs j
-                   where j.sequence_key = _blocks_sequence.sequence_key and j.parked <> 'queue' and j.id > _blocks_sequence.job_id);
+                   where j.sequence_key = _blocks_sequence.sequence_key and j.parked <> 'queue'
+                     and j.id > _blocks_sequence.job_id);
 end;
 $$;

@@ -1,8 +1,9 @@
--- 20_add: a job comes in, or is called back by its key: add_job (three spellings of the payload), remove_job.
+-- 20_add: add_job, for a payload given as json, jsonb or text.
 --
--- An unkeyed job is one INSERT. A keyed one looks for its namesake first: _add_keyed.
+-- A plain job is one INSERT. A job with a job key, a unique policy, a sequence or flags goes
+-- through _add_with_keys (21_add_keyed).
 
--- The limits of a payload or a meta, for one that may break them.
+-- Why a payload or a meta breaks its limits (size, depth); null if it does not. Slow.
 create or replace function _json_refusal(argument text, value text) returns text
     language plpgsql stable set search_path from current
 as $$
@@ -13,11 +14,11 @@ begin
     if octet_length(value) > v_limit then
         return format('%s must not be larger than %s bytes, got %s', argument, v_limit, octet_length(value));
     end if;
-    -- Not deeper than it has brackets: that settles most payloads without a regular expression.
+    -- JSON is at most as deep as it has brackets: most payloads need no regular expression.
     if octet_length(value) - octet_length(replace(replace(value, '[', ''), '{', '')) <= 100 then
         return null;
     end if;
-    -- Nesting depth: drop strings, keep brackets, then peel off one level after the other.
+    -- To measure the depth: drop strings, keep brackets, then remove one level after the other.
     v_brackets := translate(regexp_replace(
         regexp_replace(value, E'"(\\\\.|[^"\\\\])*"', '', 'g'), '[^][{}]+', '', 'g'), '{}', '[]');
     for i in 1..100 loop
@@ -31,11 +32,12 @@ begin
 end;
 $$;
 
--- What is wrong with the arguments; null if nothing is. One rule book for single and bulk adds; inlined, so it costs the
--- comparisons and nothing else.
+-- Why the arguments of an add are invalid; null if they are valid. Single and bulk adds share these
+-- rules. PostgreSQL inlines the expression, so it costs no more than its comparisons.
 create or replace function _job_refusal(
-    identifier text, payload json, queue_name text, run_at timestamptz, max_attempts integer, job_key text, priority integer,
-    flags text[], job_key_mode text, unique_policy jsonb, sequence_policy jsonb, meta jsonb, delivery text) returns text
+    identifier text, payload json, queue_name text, run_at timestamptz, max_attempts integer, job_key text,
+    priority integer, flags text[], job_key_mode text, unique_policy jsonb, sequence_policy jsonb, meta jsonb,
+    delivery text) returns text
     language sql stable
     return case
         when identifier is null or identifier = '' or length(identifier) > 128
@@ -50,7 +52,7 @@ create or replace function _job_refusal(
             then format('priority must be from -32768 to 32767, got %s', priority)
         when job_key_mode not in ('replace', 'preserve_run_at', 'unsafe_dedupe')
             then format('job_key_mode must be replace, preserve_run_at or unsafe_dedupe, got %L', job_key_mode)
-        -- What others can read, too: most languages know no other years.
+        -- Most programming languages cannot represent other years.
         when run_at not between '0001-01-02 00:00+00' and '9999-12-30 00:00+00'
             then format('run_at must be a time of the years 1 to 9999, got %s', run_at)
         when array_ndims(flags) > 1
@@ -63,14 +65,15 @@ create or replace function _job_refusal(
             then format('delivery must be at_least_once or at_most_once, got %L', delivery)
         when sequence_policy is not null and _sequence_policy_refusal(sequence_policy) <> ''
             then 'sequence_policy: ' || _sequence_policy_refusal(sequence_policy)
-        -- Only a payload that may break a limit is looked at more closely.
+        -- Only a value that may break a limit is checked in full.
         when octet_length(payload::text) > 1024
              or octet_length(payload::text) - octet_length(translate(payload::text, '[{', '')) > 100
             then _json_refusal('payload', payload::text)
         when octet_length(meta::text) > 200 then _json_refusal('meta', meta::text)
     end;
 
--- JSON that came as text. The message holds the parser's word on the mistake, never the payload: it may be secret.
+-- Parses JSON that is given as text. The error message contains the parser's explanation, never the
+-- payload, which may be secret.
 create or replace function _json_of(value text, argument text) returns json
     language plpgsql immutable set search_path from current
 as $$
@@ -80,15 +83,16 @@ begin
     return value::json;
 exception when invalid_text_representation or statement_too_complex then
     get stacked diagnostics v_detail = pg_exception_detail;
-    raise exception '% must be JSON: %', argument, coalesce(nullif(v_detail, ''), sqlerrm) using errcode = 'PW001';
+    raise exception '% must be JSON: %', argument, coalesce(nullif(v_detail, ''), sqlerrm)
+        using errcode = 'PW001';
 end;
 $$;
 
 create or replace function add_job(
     identifier text, payload json default '{}', queue_name text default null, run_at timestamptz default null,
-    max_attempts integer default null, job_key text default null, priority integer default null, flags text[] default null,
-    job_key_mode text default 'replace', unique_policy jsonb default null, sequence_policy jsonb default null,
-    meta jsonb default null, delivery text default null) returns job
+    max_attempts integer default null, job_key text default null, priority integer default null,
+    flags text[] default null, job_key_mode text default 'replace', unique_policy jsonb default null,
+    sequence_policy jsonb default null, meta jsonb default null, delivery text default null) returns job
     language plpgsql security definer set search_path from current
 as $$
 declare
@@ -96,37 +100,41 @@ declare
     v_now timestamptz := clock();
     v_job job;
 begin
-    -- Few, large statements, and little said of what was not given: PL/pgSQL prepares each one anew in each transaction.
+    -- PL/pgSQL prepares each statement again in each transaction. So there are few, large
+    -- statements, and most arguments are validated only if one of them is given.
     if num_nonnulls(
-           add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key, add_job.priority, add_job.flags,
-           add_job.unique_policy, add_job.sequence_policy, add_job.meta, add_job.delivery) > 0
+           add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key, add_job.priority,
+           add_job.flags, add_job.unique_policy, add_job.sequence_policy, add_job.meta, add_job.delivery) > 0
        or add_job.job_key_mode <> 'replace' or (length(add_job.identifier) between 1 and 128) is not true
-       or octet_length(add_job.payload::text) > 200 -- what is nested deeper than 100 levels is longer
+       or octet_length(add_job.payload::text) > 200 -- JSON that is deeper than 100 levels is longer
     then
         v_problem := _job_refusal(
-            add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key,
-            add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy, add_job.sequence_policy, add_job.meta,
-            add_job.delivery);
+            add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts,
+            add_job.job_key, add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy,
+            add_job.sequence_policy, add_job.meta, add_job.delivery);
         if v_problem is not null then
             raise exception 'add_job: %', v_problem using errcode = 'PW001';
-        elsif add_job.job_key is not null or add_job.unique_policy is not null or add_job.sequence_policy is not null
+        elsif add_job.job_key is not null or add_job.unique_policy is not null
+              or add_job.sequence_policy is not null
               or add_job.flags is not null then
             return _add_with_keys(row(
-                add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key,
-                add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy, add_job.sequence_policy,
-                add_job.meta, add_job.delivery)::_job_request);
+                add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts,
+                add_job.job_key, add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy,
+                add_job.sequence_policy, add_job.meta, add_job.delivery)::_job_request);
         end if;
     end if;
     insert into live_jobs as j (
-        state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
-        delivery, meta, payload)
-    -- What _state_at, _ready_at, _due_at and _parked say, spelled out: one within the other they cost up to a tenth of the call.
+        state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at,
+        task_identifier, queue_name, delivery, meta, payload)
+    -- The rules of _state_at, _ready_at, _due_at and _parked, spelled out: calls of these
+    -- functions, nested, would cost up to a tenth of the whole call.
     select case when r.run_at > v_now then 'scheduled' else 'available' end,
            case when r.run_at <= v_now and not q.limited then r.run_at end,
            case when r.run_at > v_now then r.run_at end,
            case when r.run_at <= v_now and q.limited then 'queue' end, v_now,
-           coalesce(add_job.priority, t.priority, 0), coalesce(add_job.max_attempts, t.max_attempts, 25), r.run_at, v_now,
-           add_job.identifier, q.queue_name, coalesce(add_job.delivery, t.delivery, 'at_least_once'), add_job.meta,
+           coalesce(add_job.priority, t.priority, 0), coalesce(add_job.max_attempts, t.max_attempts, 25),
+           r.run_at, v_now, add_job.identifier, q.queue_name,
+           coalesce(add_job.delivery, t.delivery, 'at_least_once'), add_job.meta,
            coalesce(add_job.payload, '{}')
     from (select coalesce(add_job.run_at, v_now) as run_at) r
     left join tasks t on t.identifier = add_job.identifier
@@ -134,60 +142,71 @@ begin
         select n.queue_name, n.queue_name is not null and _is_limited(n.queue_name) as limited
         from (select nullif(coalesce(add_job.queue_name, t.queue_name), 'default') as queue_name) n offset 0) q
     where t.unique_policy is null and t.sequence_policy is null
-    returning j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts, j.max_attempts, j.last_error,
-              j.created_at, j.updated_at, j.job_key, j.revision, j.flags, j.claimed_at, null::text, j.state, j.delivery, null::text,
-              j.sequence_key, _worker_is_listening(), null::bigint, j.run, j.reason, j.finished_at, j.result into v_job;
+    returning j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts,
+              j.max_attempts, j.last_error, j.created_at, j.updated_at, j.job_key, j.revision, j.flags,
+              j.claimed_at, null::text, j.state, j.delivery, null::text, j.sequence_key, _worker_is_listening(),
+              null::bigint, j.run, j.reason, j.finished_at, j.result into v_job;
     if not found then
-        -- The task's own policies; only now known of, so that other adds need not ask for them.
+        -- The task has a policy. The INSERT finds that out, so that other adds need no query for it.
         return _add_with_keys(row(
-            add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts, null, add_job.priority,
-            add_job.flags, null, null, add_job.sequence_policy, add_job.meta, add_job.delivery)::_job_request);
+            add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts,
+            null, add_job.priority, add_job.flags, null, null, add_job.sequence_policy, add_job.meta,
+            add_job.delivery)::_job_request);
     end if;
     if v_job.queue_name is not null and v_job.state = 'available' then
-        -- To be made a candidate; without a limit it is one already.
+        -- A promotion makes the job a candidate for a slot. Without a limit claims see it already.
         insert into promotion_requests (lane) values ('queue:' || v_job.queue_name);
     end if;
     if v_job.run_at < v_now then
         perform _arrive_late(array[v_job.id]);
     end if;
-    if v_job.deduplicated then -- which here says for once that somebody waits
+    if v_job.deduplicated then -- up to here this field holds _worker_is_listening()
         v_job.deduplicated := false;
         perform _notify_workers();
     end if;
     return v_job;
 end;
 $$;
-comment on function add_job(text, json, text, timestamptz, integer, text, integer, text[], text, jsonb, jsonb, jsonb, text) is
-    'Adds a job in the caller''s transaction and returns it; the job is seen by workers when that transaction commits. The first nine '
-    'arguments are Graphile Worker''s. identifier: the task, 1 to 128 characters. payload: JSON, {} by default, at most 1 MiB and 100 '
-    'levels deep. queue_name: jobs of a named queue run one after another; ''default'' means none. run_at: not before this time, of the years 1 to 9999. '
-    'max_attempts: tries in all, 25 by default. job_key: a later add_job with the same key replaces this job; job_key_mode says how: '
-    '''replace'' (default), ''preserve_run_at'', ''unsafe_dedupe''; two JSON array payloads are merged. priority: smaller runs first, '
-    'default 0. flags: labels a worker may refuse (forbidden_flags). meta: a JSON object for the caller''s own use. What is not given '
-    'comes from define_task. Errors: PW001 names the argument and its value. Under REPEATABLE READ and SERIALIZABLE a keyed add that '
-    'meets a newer row raises 40001; it never returns null and never loses the job.';
+comment on function add_job(text, json, text, timestamptz, integer, text, integer, text[], text,
+    jsonb, jsonb, jsonb, text) is
+    'Adds a job in the caller''s transaction and returns it. Workers see the job when that '
+    'transaction commits. The first nine arguments are Graphile Worker''s. identifier: the task, 1 '
+    'to 128 characters. payload: JSON, {} by default, at most 1 MiB and 100 levels deep. '
+    'queue_name: the jobs of a named queue run one after another, unless the queue is configured '
+    'otherwise; ''default'' means that the job is in no queue. run_at: the job does not run before '
+    'this time, of the years 1 to 9999. max_attempts: how many attempts in all, 25 by default. '
+    'job_key: a later add_job with the same key replaces this job. job_key_mode: how it does so, '
+    '''replace'' (default), ''preserve_run_at'' or ''unsafe_dedupe''; payloads that are both JSON '
+    'arrays are merged. priority: a smaller number runs first, 0 by default. flags: labels that a '
+    'worker may refuse (forbidden_flags). meta: a JSON object for the caller''s own use. Arguments '
+    'that are not given come from define_task. Errors: PW001 names the argument and its value. '
+    'Under REPEATABLE READ and SERIALIZABLE a keyed add that meets a newer row raises 40001; it '
+    'never returns null and never loses the job.';
 
 create or replace function add_job(
     identifier text, payload jsonb, queue_name text default null, run_at timestamptz default null,
-    max_attempts integer default null, job_key text default null, priority integer default null, flags text[] default null,
-    job_key_mode text default 'replace', unique_policy jsonb default null, sequence_policy jsonb default null,
-    meta jsonb default null, delivery text default null) returns job
+    max_attempts integer default null, job_key text default null, priority integer default null,
+    flags text[] default null, job_key_mode text default 'replace', unique_policy jsonb default null,
+    sequence_policy jsonb default null, meta jsonb default null, delivery text default null) returns job
     language sql volatile
-    return add_job(identifier, payload::json, queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode,
-                   unique_policy, sequence_policy, meta, delivery);
-comment on function add_job(text, jsonb, text, timestamptz, integer, text, integer, text[], text, jsonb, jsonb, jsonb, text) is
+    return add_job(identifier, payload::json, queue_name, run_at, max_attempts, job_key, priority, flags,
+                   job_key_mode, unique_policy, sequence_policy, meta, delivery);
+comment on function add_job(text, jsonb, text, timestamptz, integer, text, integer, text[], text,
+    jsonb, jsonb, jsonb, text) is
     'add_job for a jsonb payload.';
 
 create or replace function add_job(
     identifier text, payload text, queue_name text default null, run_at timestamptz default null,
-    max_attempts integer default null, job_key text default null, priority integer default null, flags text[] default null,
-    job_key_mode text default 'replace', unique_policy jsonb default null, sequence_policy jsonb default null,
-    meta jsonb default null, delivery text default null) returns job
+    max_attempts integer default null, job_key text default null, priority integer default null,
+    flags text[] default null, job_key_mode text default 'replace', unique_policy jsonb default null,
+    sequence_policy jsonb default null, meta jsonb default null, delivery text default null) returns job
     language sql volatile
-    return add_job(identifier, _json_of(payload, 'add_job: payload'), queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode,
-                   unique_policy, sequence_policy, meta, delivery);
-comment on function add_job(text, text, text, timestamptz, integer, text, integer, text[], text, jsonb, jsonb, jsonb, text) is
-    'add_job for a payload given as text: what a plain literal in SQL resolves to. Errors: PW001 if it is not JSON.';
+    return add_job(identifier, _json_of(payload, 'add_job: payload'), queue_name, run_at, max_attempts,
+                   job_key, priority, flags, job_key_mode, unique_policy, sequence_policy, meta, delivery);
+comment on function add_job(text, text, text, timestamptz, integer, text, integer, text[], text,
+    jsonb, jsonb, jsonb, text) is
+    'add_job for a payload given as text. PostgreSQL resolves a plain literal to this one. Errors: '
+    'PW001 if it is not JSON.';
 
 create or replace function _flags_of(flags text[]) returns jsonb
     language plpgsql immutable strict set search_path from current

@@ -1,30 +1,35 @@
--- 21_add_keyed: jobs with a job_key, a unique key or a sequence; remove_job.
+-- 21_add_keyed: adds jobs with a job key, a unique key, a sequence or flags; remove_job.
 
--- Two arrays become one, as text: exactly the elements that were added, none rewritten by a parser.
+-- Merges two JSON arrays as text, so that a parser rewrites none of their elements. If the older
+-- payload is not an array, or either is empty, the other one is the result.
 create or replace function _merged_payload(older json, newer json, label text) returns json
     language plpgsql stable set search_path from current
 as $$
 declare
-    v_older constant text := older::text || ''; -- fetched once, where it was stored out of line
+    v_older constant text := older::text || ''; -- `|| ''` fetches a value that is stored out of line once
     v_merged json;
 begin
-    -- Patterns, as json_array_length() and left() go through all of a long array; without backslashes, which a session may read otherwise.
+    -- Patterns, because json_array_length() and left() read all of a long array. Without
+    -- backslashes, whose meaning depends on the session's settings.
     if v_older !~ '^[[:space:]]*[[]' or v_older ~ '^[[:space:]]*[[][[:space:]]*[]]' then
         return newer;
     elsif newer::text ~ '^[[:space:]]*[[][[:space:]]*[]]' then
         return older;
     end if;
-    v_merged := (regexp_replace(v_older, '[]][[:space:]]*$', ',') || regexp_replace(newer::text, '^[[:space:]]*[[]', ''))::json;
+    v_merged := (regexp_replace(v_older, '[]][[:space:]]*$', ',')
+                 || regexp_replace(newer::text, '^[[:space:]]*[[]', ''))::json;
     if octet_length(v_merged::text) > 1024 and _json_refusal('payload', v_merged::text) is not null then
-        raise exception '%: merged %', label, _json_refusal('payload', v_merged::text) using errcode = 'PW001';
+        raise exception '%: merged %', label, _json_refusal('payload', v_merged::text)
+            using errcode = 'PW001';
     end if;
     return v_merged;
 end;
 $$;
 
--- A new row for a job with a job key, a unique key or flags; a row of nulls if its job key is held.
+-- Inserts a job with any key, a sequence or flags. Returns a row of nulls if its job key is taken.
 create or replace function _insert_job(
-    request _job_request, task tasks, new_id bigint, label text, unique_key bytea default null, unique_recheck text[] default null)
+    request _job_request, task tasks, new_id bigint, label text, unique_key bytea default null,
+    unique_recheck text[] default null)
     returns live_jobs
     language plpgsql set search_path from current
 as $$
@@ -38,17 +43,22 @@ declare
     v_row live_jobs;
 begin
     if coalesce(request.sequence_policy, task.sequence_policy) is not null then
-        v_sequence := _sequence_of(request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
+        v_sequence := _sequence_of(
+            request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
     end if;
     v_state := _state_at(v_run_at, v_now, v_sequence.key is not null);
     v_parked := _parked(v_state, v_queue);
     insert into live_jobs as j (
-        id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
-        job_key, delivery, flags, meta, payload, unique_key, unique_recheck, sequence_key, continue_on_cancelled, continue_on_discarded)
-    select coalesce(new_id, nextval('job_ids')), v_state, _ready_at(v_state, v_parked, v_run_at), _due_at(v_state, v_run_at), v_parked, v_now, coalesce(request.priority, task.priority, 0), coalesce(request.max_attempts, task.max_attempts, 25), v_run_at, v_now,
-           request.identifier, v_queue, request.job_key, coalesce(request.delivery, task.delivery, 'at_least_once'),
-           _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'), _insert_job.unique_key, _insert_job.unique_recheck,
-           v_sequence.key, v_sequence.continue_on_cancelled, v_sequence.continue_on_discarded
+        id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at,
+        task_identifier, queue_name, job_key, delivery, flags, meta, payload, unique_key, unique_recheck,
+        sequence_key, continue_on_cancelled, continue_on_discarded)
+    select coalesce(new_id, nextval('job_ids')), v_state, _ready_at(v_state, v_parked, v_run_at),
+           _due_at(v_state, v_run_at), v_parked, v_now, coalesce(request.priority, task.priority, 0),
+           coalesce(request.max_attempts, task.max_attempts, 25), v_run_at, v_now, request.identifier,
+           v_queue, request.job_key, coalesce(request.delivery, task.delivery, 'at_least_once'),
+           _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'), _insert_job.unique_key,
+           _insert_job.unique_recheck, v_sequence.key, v_sequence.continue_on_cancelled,
+           v_sequence.continue_on_discarded
     on conflict (job_key) where job_key is not null do nothing
     returning j.* into v_row;
     if v_row.parked is not null then
@@ -57,40 +67,47 @@ begin
     if v_row.ready_at < v_now then
         perform _arrive_late(array[v_row.id]);
     end if;
-    if v_row.id is not null and _worker_is_listening() then -- asked here, as the call starts a query
+    if v_row.id is not null and _worker_is_listening() then -- checked here to save the call, a query
         perform _notify_workers();
     end if;
     return v_row;
 end;
 $$;
 
--- A job with a key of one kind or another, its policies taken from its task where it brings none. Pins the plans of all that it calls.
+-- Adds one job with a job key, a unique key, a sequence or flags. It takes the policies that the
+-- request does not name from the task. Its settings pin the plans of the functions that it calls.
 create or replace function _add_with_keys(request _job_request) returns job
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_found record; -- its task, and whether its job key is taken, as it seems now
+    v_found record; -- its task, and whether its job key seems to be taken (read without a lock)
 begin
     select t as task, exists (select from live_jobs j where j.job_key = request.job_key) as taken into v_found
     from (select) one left join tasks t on t.identifier = request.identifier;
     request.unique_policy := coalesce(nullif(request.unique_policy, 'null'), (v_found.task).unique_policy);
     if request.unique_policy is null and request.job_key is not null then
-        return _add_keyed(request, v_found.task, 'add_job', case when v_found.taken then 'change' else 'insert' end);
+        return _add_keyed(request, v_found.task, 'add_job',
+            case when v_found.taken then 'change' else 'insert' end);
     elsif request.unique_policy is null then
         return _job_of(_insert_job(request, v_found.task, null, 'add_job'));
     end if;
     return _add_unique(
         request, v_found.task,
-        _uniqueness_of(request, request.unique_policy, coalesce(request.queue_name, (v_found.task).queue_name), clock(), 'add_job'), 'add_job');
+        _uniqueness_of(request, request.unique_policy,
+            coalesce(request.queue_name, (v_found.task).queue_name), clock(), 'add_job'), 'add_job');
 end;
 $$;
 
--- A keyed add. Graphile Worker's algorithm, without its race (two snapshots, between which a worker may claim the row): here
--- each step holds the lock that its decision rests on, and an add that meets neither a row to change nor a free key looks again.
--- `step` is a guess at what will do: to change the row in place, which most rows allow; to insert one; else to look first, under lock.
--- With `waits` false: null where it would have to wait for a row that it has not locked already.
+-- Adds one job with a job key: Graphile Worker's algorithm without its race (a worker may claim the
+-- row between two snapshots). Each step holds the lock that its decision depends on. An add that
+-- finds neither a row to change nor a free key looks again.
+--
+-- `step`: what to try first. 'change' changes the row in place, which most rows allow; 'insert'
+-- inserts a row; 'look' locks the row and reads it. With `waits` false the result is null if the
+-- add would have to wait for the lock of a row.
 create or replace function _add_keyed(
-    request _job_request, task tasks, label text, step text, new_id bigint default null, waits boolean default true) returns job
+    request _job_request, task tasks, label text, step text, new_id bigint default null,
+    waits boolean default true) returns job
     language plpgsql set search_path from current
 as $$
 declare
@@ -101,12 +118,13 @@ declare
     v_state text;
     v_parked text;
     v_sequence _sequencing;
-    v_head boolean; -- its place in its sequence is kept
+    v_head boolean; -- it stays the head of its sequence
     v_old live_jobs;
     v_row live_jobs;
 begin
     request.payload := coalesce(request.payload, '{}');
-    if step = 'change' and (v_mode <> 'replace' or v_queue is not null or coalesce(request.sequence_policy, task.sequence_policy) is not null) then
+    if step = 'change' and (v_mode <> 'replace' or v_queue is not null
+                            or coalesce(request.sequence_policy, task.sequence_policy) is not null) then
         step := 'look';
     end if;
     loop
@@ -118,7 +136,7 @@ begin
                 return _job_of(v_old, true);
             end if;
         elsif waits then
-            -- For a claim, an add or a completion that has this row in hand.
+            -- Waits for a claim, an add or a completion that has this row locked.
             select j.* into v_old from live_jobs j where j.job_key = request.job_key for update;
         else
             select j.* into v_old from live_jobs j where j.job_key = request.job_key for update skip locked;
@@ -127,32 +145,38 @@ begin
             end if;
         end if;
         if v_old.state = 'running' then
-            -- Its run may end, but must be its last; the key is free for a job of its own.
+            -- The run may end, but must be the job's last. The key becomes free for a new job.
             update live_jobs j
             set job_key = null, attempts = j.max_attempts, superseded = 'superseded', updated_at = v_now
             where j.id = v_old.id;
         elsif step = 'change' or v_old.id is not null then
-            -- preserve_run_at does not hold for a job that has failed before.
+            -- preserve_run_at does not apply to a job that has failed before.
             if v_mode = 'preserve_run_at' and v_old.attempts = 0 and v_old.state <> 'discarded' then
                 v_run_at := v_old.run_at;
             end if;
             if coalesce(request.sequence_policy, task.sequence_policy) is not null then
-                v_sequence := _sequence_of(request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
+                v_sequence := _sequence_of(
+                    request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue,
+                    label);
             end if;
             v_head := v_old.sequence_head and v_old.sequence_key is not distinct from v_sequence.key;
             v_state := _state_at(v_run_at, v_now, _held(v_sequence.key, v_head));
-            v_parked := case when v_old.parked = 'next' and v_old.sequence_key = v_sequence.key then 'next' else _parked(v_state, v_queue) end;
+            v_parked := case when v_old.parked = 'next' and v_old.sequence_key = v_sequence.key then 'next'
+                             else _parked(v_state, v_queue) end;
             update live_jobs j
-            set sequence_key = v_sequence.key, sequence_head = v_head, continue_on_cancelled = v_sequence.continue_on_cancelled,
+            set sequence_key = v_sequence.key, sequence_head = v_head,
+                continue_on_cancelled = v_sequence.continue_on_cancelled,
                 continue_on_discarded = v_sequence.continue_on_discarded,
-                state = v_state, ready_at = _ready_at(v_state, v_parked, v_run_at), due_at = _due_at(v_state, v_run_at), parked = v_parked,
-                has_slot = null, updated_at = v_now, task_identifier = request.identifier, queue_name = v_queue, run_at = v_run_at,
-                payload = case when json_typeof(request.payload) = 'array' then _merged_payload(j.payload, request.payload, label)
-                               else request.payload end,
+                state = v_state, ready_at = _ready_at(v_state, v_parked, v_run_at),
+                due_at = _due_at(v_state, v_run_at), parked = v_parked, has_slot = null, updated_at = v_now,
+                task_identifier = request.identifier, queue_name = v_queue, run_at = v_run_at,
+                payload = case when json_typeof(request.payload) = 'array'
+                               then _merged_payload(j.payload, request.payload, label) else request.payload end,
                 max_attempts = coalesce(request.max_attempts, task.max_attempts, 25), attempts = 0,
-                priority = coalesce(request.priority, task.priority, 0), flags = _flags_of(request.flags), meta = request.meta,
-                delivery = coalesce(request.delivery, task.delivery, 'at_least_once'), revision = j.revision + 1,
-                last_error = null, reason = null, finished_at = null, expires_at = null, started_at = null, crashes = null
+                priority = coalesce(request.priority, task.priority, 0), flags = _flags_of(request.flags),
+                meta = request.meta, delivery = coalesce(request.delivery, task.delivery, 'at_least_once'),
+                revision = j.revision + 1, last_error = null, reason = null, finished_at = null,
+                expires_at = null, started_at = null, crashes = null
             where j.job_key = request.job_key
               and (j.id = v_old.id or step = 'change' and j.state <> 'running' and j.queue_name is null and j.sequence_key is null)
             returning j.* into v_row;
@@ -164,7 +188,7 @@ begin
                 return _job_of(v_row);
             end if;
         end if;
-        -- A row of a queue or a sequence, or one that runs; or somebody else's add of this key has just committed.
+        -- The row is in a queue or a sequence or is running, or another add of the key has committed.
         step := 'look';
     end loop;
     if v_old.state = 'discarded' and v_old.sequence_key is not null then
@@ -195,7 +219,8 @@ declare
 begin
     loop
         select j.* into v_row from live_jobs j where j.job_key = remove_job.job_key for update;
-        -- The row that we waited for may have passed its key on to a new job meanwhile: only a fresh look can tell.
+        -- The row that this statement waited for may have lost its key to a new job. Only a new
+        -- query can tell.
         exit when found or not exists (select from live_jobs j where j.job_key = remove_job.job_key);
     end loop;
     if v_row.id is null then
@@ -212,5 +237,6 @@ begin
 end;
 $$;
 comment on function remove_job(text) is
-    'Removes the job with this key (Graphile Worker). A job that is not running is deleted and returned. A running one loses its key '
-    'and will not run again, whatever becomes of this run. Without such a job the result is a row of nulls.';
+    'Removes the job with this key (Graphile Worker). A job that is not running is deleted and '
+    'returned. A running job loses its key and will not run again, however its current run ends. '
+    'The result is a row of nulls if no job has the key.';

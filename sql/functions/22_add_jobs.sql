@@ -1,50 +1,60 @@
--- 22_add_jobs: many jobs come in at once: add_jobs (three spellings of the specs). What each of them comes to is what 20_add and 16_unique
--- say; here is what must hold for all of a call: the order of locks, of ids, and that a spec that is refused refuses the whole.
+-- 22_add_jobs: add_jobs adds many jobs at once, for specs given as job_spec[], jsonb or text.
+--
+-- Each spec has the effect of an add_job call: 16_unique, 20_add and 21_add_keyed decide that. This
+-- file decides what concerns a whole call: the order of locks, the order of ids, and that one
+-- invalid spec refuses the whole call.
 
-create or replace function add_jobs(specs job_spec[], job_key_preserve_run_at boolean default false) returns setof job
+create or replace function add_jobs(specs job_spec[], job_key_preserve_run_at boolean default false)
+    returns setof job
     language plpgsql security definer set search_path from current
 as $$
 begin
     return query select * from _add_jobs(array(
-        select row(s.identifier, s.payload, s.queue_name, s.run_at, s.max_attempts, s.job_key, s.priority, s.flags,
+        select row(s.identifier, s.payload, s.queue_name, s.run_at, s.max_attempts, s.job_key, s.priority,
+                   s.flags,
                    case when job_key_preserve_run_at then 'preserve_run_at' end, null, null, null, null)::_job_request
         from unnest(specs) with ordinality s order by s.ordinality));
 end;
 $$;
 comment on function add_jobs(job_spec[], boolean) is
-    'Adds many jobs in one statement (Graphile Worker''s signature). The jobs come back in the order of specs. Specs with the same '
-    'job_key meet as consecutive add_job calls would. Existing rows are locked by id, keys in sorted order, so that concurrent '
-    'batches do not deadlock. A spec that is refused (PW001, naming its position) refuses the whole call.';
+    'Adds many jobs in one statement (Graphile Worker''s signature). Returns the jobs in the order '
+    'of specs. Specs with the same job_key have the effect of consecutive add_job calls. The call '
+    'locks existing rows by id, and keys in sorted order, so that concurrent batches do not '
+    'deadlock. An invalid spec refuses the whole call. Errors: PW001 names the position.';
 
 create or replace function add_jobs(specs jsonb) returns setof job
     language plpgsql security definer set search_path from current
 as $$
 declare
     v_known constant text[] := array[
-        'identifier', 'payload', 'queue_name', 'run_at', 'max_attempts', 'job_key', 'priority', 'flags', 'job_key_mode',
-        'unique_policy', 'sequence_policy', 'meta', 'delivery'];
+        'identifier', 'payload', 'queue_name', 'run_at', 'max_attempts', 'job_key', 'priority', 'flags',
+        'job_key_mode', 'unique_policy', 'sequence_policy', 'meta', 'delivery'];
     v_requests _job_request[];
     v_bad record;
 begin
     if specs is null or jsonb_typeof(specs) <> 'array' then
-        raise exception 'add_jobs: specs must be a JSON array of objects, got %', coalesce(jsonb_typeof(specs), 'NULL')
+        raise exception 'add_jobs: specs must be a JSON array of objects, got %',
+            coalesce(jsonb_typeof(specs), 'NULL')
             using errcode = 'PW001';
     end if;
     select s.ordinality, jsonb_typeof(s.value) as kind, k.key into v_bad
     from jsonb_array_elements(specs) with ordinality s
-    left join lateral jsonb_object_keys(case jsonb_typeof(s.value) when 'object' then s.value end) k(key) on k.key <> all (v_known)
+    left join lateral jsonb_object_keys(case jsonb_typeof(s.value) when 'object' then s.value end) k(key)
+        on k.key <> all (v_known)
     where jsonb_typeof(s.value) <> 'object' or k.key is not null
     limit 1;
     if v_bad.kind = 'object' then
-        raise exception 'add_jobs: specs[%] has an unknown member "%" (known: %)', v_bad.ordinality, v_bad.key,
-            array_to_string(v_known, ', ') using errcode = 'PW001';
+        raise exception 'add_jobs: specs[%] has an unknown member "%" (known: %)', v_bad.ordinality,
+            v_bad.key, array_to_string(v_known, ', ') using errcode = 'PW001';
     elsif v_bad.kind is not null then
-        raise exception 'add_jobs: specs[%] must be an object, got %', v_bad.ordinality, v_bad.kind using errcode = 'PW001';
+        raise exception 'add_jobs: specs[%] must be an object, got %', v_bad.ordinality, v_bad.kind
+            using errcode = 'PW001';
     end if;
     begin
-        v_requests := array(select r from jsonb_populate_recordset(null::_job_request, specs) r); -- in their order
+        -- In the order of specs.
+        v_requests := array(select r from jsonb_populate_recordset(null::_job_request, specs) r);
     exception when data_exception or invalid_text_representation or numeric_value_out_of_range then
-        -- An ill-typed member somewhere: find it, to name it.
+        -- A member has the wrong type. Find it, to name it in the message.
         perform _refuse_ill_typed(s.ordinality, m.key, m.value)
         from jsonb_array_elements(specs) with ordinality s, jsonb_each(s.value) m;
         raise;
@@ -53,8 +63,9 @@ begin
 end;
 $$;
 comment on function add_jobs(jsonb) is
-    'Adds many jobs from a JSON array of objects whose members are named like add_job''s arguments. Otherwise as the other add_jobs. '
-    'Errors: PW001 names the position, the member and its value.';
+    'Adds many jobs from a JSON array of objects, whose members are named like the arguments of '
+    'add_job. Everything else is as in add_jobs for job_spec[]. Errors: PW001 names the position, '
+    'the member and its value.';
 
 create or replace function add_jobs(specs text) returns setof job
     language plpgsql security definer set search_path from current
@@ -64,14 +75,16 @@ declare
 begin
     begin
         v_specs := _json_of(specs, 'add_jobs: specs')::jsonb;
-    -- jsonb holds less than JSON may: no NUL, no half of a surrogate pair, no number beyond numeric.
+    -- jsonb cannot hold all JSON: no NUL, no half of a surrogate pair, no number beyond numeric.
     exception when data_exception then
-        raise exception 'add_jobs: specs must be JSON that jsonb can hold: % (add_job takes any payload)', sqlerrm using errcode = 'PW001';
+        raise exception 'add_jobs: specs must be JSON that jsonb can hold: % (add_job takes any payload)',
+            sqlerrm using errcode = 'PW001';
     end;
     return query select * from add_jobs(v_specs);
 end;
 $$;
-comment on function add_jobs(text) is 'add_jobs for specs given as text: what a plain literal in SQL resolves to.';
+comment on function add_jobs(text) is
+    'add_jobs for a JSON array given as text. PostgreSQL resolves a plain literal to this one.';
 
 create or replace function _refuse_ill_typed(position_in_specs bigint, member text, value jsonb) returns void
     language plpgsql set search_path from current
@@ -79,21 +92,21 @@ as $$
 begin
     perform jsonb_populate_record(null::_job_request, jsonb_build_object(member, value));
 exception when data_exception or invalid_text_representation or numeric_value_out_of_range then
-    raise exception 'add_jobs: specs[%].% is not valid: %', position_in_specs, member, sqlerrm using errcode = 'PW001';
+    raise exception 'add_jobs: specs[%].% is not valid: %', position_in_specs, member, sqlerrm
+        using errcode = 'PW001';
 end;
 $$;
 
--- Of a bulk add the jobs with a job key or a unique key, at their positions; and ids for the others, as ids rise in spec order.
--- All locks are taken before the first job is added, in the order that everybody keeps: unique keys, then the rows that are there
--- by id (as a completion takes them); job keys that are new follow in their order. A row that has come in between must not be waited
--- for: all is let go, to begin again.
+-- Adds those specs of a call that have a job key or a unique key. `jobs` has these jobs at their
+-- positions; `ids` has the ids that it reserves for new rows of all specs, so that ids rise in the
+-- order of specs.
 create or replace function _add_each_with_keys(requests _job_request[], out jobs job[], out ids bigint[])
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
     v_uniques _uniqueness[] := array_fill(null::_uniqueness, array[cardinality(requests)]); -- by position
-    v_found live_jobs[]; -- the duplicate that was there before the call; stays one for this call, even if it ends while the call waits
+    v_found live_jobs[]; -- the duplicates from before the call; each counts even if it ends during the call
     v_item record;
     v_duplicate live_jobs;
     v_job job;
@@ -102,16 +115,21 @@ declare
 begin
     loop
         v_again := false;
+        -- The call locks unique keys in their order and existing rows by id (as a completion does)
+        -- before it adds the first job. New job keys follow in their order. If another session has
+        -- a row with such a key locked, the call does not wait for it: it releases all its locks
+        -- and begins again.
         begin
             for v_item in
-                select i.request, i.position, t.queue_name, coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) as policy
+                select i.request, i.position, t.queue_name,
+                       coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) as policy
                 from (select unnest(requests) as request, generate_series(1, cardinality(requests)) as position) i
                 left join tasks t on t.identifier = (i.request).identifier
                 where coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) is not null
             loop
                 v_uniques[v_item.position] := _uniqueness_of(
-                    v_item.request, v_item.policy, coalesce((v_item.request).queue_name, v_item.queue_name), v_now,
-                    format('add_jobs: specs[%s]', v_item.position));
+                    v_item.request, v_item.policy, coalesce((v_item.request).queue_name, v_item.queue_name),
+                    v_now, format('add_jobs: specs[%s]', v_item.position));
                 if (v_uniques[v_item.position]).on_conflict in ('ignore', 'reject') then
                     v_found[v_item.position] := _duplicate_of(v_uniques[v_item.position], v_now);
                 end if;
@@ -122,13 +140,17 @@ begin
             perform from live_jobs j
             where j.id = any (array(
                 select k.id from live_jobs k
-                where k.job_key = any (array(select r.job_key from unnest(requests) r where r.job_key_mode is distinct from 'unsafe_dedupe'))
+                where k.job_key = any (array(
+                    select r.job_key from unnest(requests) r
+                    where r.job_key_mode is distinct from 'unsafe_dedupe'))
                 union all
                 select k.id from live_jobs k
                 where k.unique_key = any (array(
-                    select u.key from unnest(v_uniques) u where u.on_conflict in ('replace', 'replace_except_schedule')))))
-            order by j.id + 0 for update; -- + 0: never by a walk along all ids
-            -- No id is burnt for a row that will be changed in place, or for a duplicate, be it of a job of the same call.
+                    select u.key from unnest(v_uniques) u
+                    where u.on_conflict in ('replace', 'replace_except_schedule')))))
+            order by j.id + 0 for update; -- + 0 keeps the planner from walking the index of all ids
+            -- A spec that changes a row in place takes no id. A duplicate takes none either, be it
+            -- a duplicate of an existing job or of an earlier spec of this call.
             ids := coalesce(ids, array(
                 select case when (i.uniqueness).on_conflict in ('replace', 'replace_except_schedule')
                               or (i.nth = 1 or not (i.uniqueness).states @> array['available', 'pending', 'scheduled']
@@ -140,13 +162,17 @@ begin
                        then nextval('job_ids') end
                 from (select r.ordinality, r.job_key, r.job_key_mode, v_uniques[r.ordinality] as uniqueness,
                              case when r.job_key is null and (v_uniques[r.ordinality]).key is null then 1
-                                  else row_number() over (partition by r.job_key, (v_uniques[r.ordinality]).key order by r.ordinality) end as nth
+                                  else row_number() over (
+                                      partition by r.job_key, (v_uniques[r.ordinality]).key
+                                      order by r.ordinality) end as nth
                       from unnest(requests) with ordinality r) i
                 order by i.ordinality));
             for v_item in
-                select i.*, v_uniques[i.position] as uniqueness, (select t from tasks t where t.identifier = (i.request).identifier) as task,
+                select i.*, v_uniques[i.position] as uniqueness,
+                       (select t from tasks t where t.identifier = (i.request).identifier) as task,
                        bool_or((v_found[i.position]).id is null) over (partition by (v_uniques[i.position]).key) as held
-                from (select unnest(requests) as request, unnest(ids) as id, generate_series(1, cardinality(requests)) as position) i
+                from (select unnest(requests) as request, unnest(ids) as id,
+                             generate_series(1, cardinality(requests)) as position) i
                 where (v_uniques[i.position]).key is not null order by (v_uniques[i.position]).key, i.position
             loop
                 v_duplicate := v_found[v_item.position];
@@ -154,11 +180,13 @@ begin
                     v_duplicate := _duplicate_of(v_item.uniqueness, v_now);
                 end if;
                 jobs[v_item.position] := _resolve_conflict(
-                    v_duplicate, v_item.request, v_item.task, v_item.uniqueness, v_item.id, format('add_jobs: specs[%s]', v_item.position));
+                    v_duplicate, v_item.request, v_item.task, v_item.uniqueness, v_item.id,
+                    format('add_jobs: specs[%s]', v_item.position));
             end loop;
             for v_item in
                 select i.*, (select t from tasks t where t.identifier = (i.request).identifier) as task
-                from (select unnest(requests) as request, unnest(ids) as id, generate_series(1, cardinality(requests)) as position) i
+                from (select unnest(requests) as request, unnest(ids) as id,
+                             generate_series(1, cardinality(requests)) as position) i
                 where (i.request).job_key is not null order by (i.request).job_key collate "C", i.position
             loop
                 v_job := _add_keyed(
@@ -171,7 +199,7 @@ begin
             end loop;
             exit;
         exception when deadlock_detected then
-            -- A true one, too, is tried again once: SKIP LOCKED may wait, and out of order (see claim_jobs).
+            -- Retries a real deadlock once: SKIP LOCKED may wait, and out of order (see claim_jobs).
             if not v_again then
                 v_deadlocks := v_deadlocks + 1;
                 if v_deadlocks > 1 then
@@ -198,8 +226,8 @@ begin
     select r.ordinality, p.problem, coalesce(r.job_key, '') <> '' as keyed into v_bad
     from unnest(requests) with ordinality r
     cross join lateral (select _job_refusal(
-        r.identifier, r.payload, r.queue_name, r.run_at, r.max_attempts, r.job_key, r.priority, r.flags, r.job_key_mode,
-        r.unique_policy, r.sequence_policy, r.meta, r.delivery) as problem) p
+        r.identifier, r.payload, r.queue_name, r.run_at, r.max_attempts, r.job_key, r.priority, r.flags,
+        r.job_key_mode, r.unique_policy, r.sequence_policy, r.meta, r.delivery) as problem) p
     where p.problem is not null
     order by r.ordinality limit 1;
     if v_bad.problem is not null then
@@ -208,21 +236,23 @@ begin
     if exists (
         select from unnest(requests) r left join tasks t on t.identifier = r.identifier
         where r.job_key is not null or coalesce(r.unique_policy, t.unique_policy) is not null) then
-        -- One time for all that name none: they run in the order in which they were given, of whatever kind they are.
+        -- Specs without run_at get one common time, so that they run in their order, with or
+        -- without a key.
         requests := array(
-            select (r.identifier, r.payload, r.queue_name, coalesce(r.run_at, v_now), r.max_attempts, r.job_key, r.priority, r.flags,
-                    r.job_key_mode, r.unique_policy, r.sequence_policy, r.meta, r.delivery)::_job_request
+            select (r.identifier, r.payload, r.queue_name, coalesce(r.run_at, v_now), r.max_attempts,
+                    r.job_key, r.priority, r.flags, r.job_key_mode, r.unique_policy, r.sequence_policy,
+                    r.meta, r.delivery)::_job_request
             from unnest(requests) with ordinality r order by r.ordinality);
         select a.jobs, a.ids into v_jobs, v_ids from _add_each_with_keys(requests) a;
     end if;
-    -- Ids rise in spec order, so sorting by id is sorting by position; joining back by position would be quadratic.
+    -- Ids rise in the order of specs, so this sorts by id. A join by position would be quadratic.
     for v_job in
         with request as materialized (
             select r.*, coalesce(v_ids[r.ordinality], nextval('job_ids')) as id, t.priority as task_priority,
                    t.max_attempts as task_max_attempts, t.delivery as task_delivery, q.queue_name as queue,
                    case when coalesce(r.sequence_policy, t.sequence_policy) is not null then _sequence_of(
-                       (r.identifier, r.payload, r.queue_name, r.run_at, r.max_attempts, r.job_key, r.priority, r.flags, r.job_key_mode,
-                        r.unique_policy, r.sequence_policy, r.meta, r.delivery)::_job_request,
+                       (r.identifier, r.payload, r.queue_name, r.run_at, r.max_attempts, r.job_key, r.priority,
+                        r.flags, r.job_key_mode, r.unique_policy, r.sequence_policy, r.meta, r.delivery)::_job_request,
                        coalesce(nullif(r.sequence_policy, 'null'), t.sequence_policy), q.queue_name,
                        format('add_jobs: specs[%s]', r.ordinality)) end as sequence
             from unnest(requests) with ordinality r
@@ -234,10 +264,13 @@ begin
             where q.slots is not null),
         added as (
             insert into live_jobs as j (
-                id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier,
-                queue_name, delivery, flags, meta, payload, sequence_key, continue_on_cancelled, continue_on_discarded)
-            select r.id, p.state, _ready_at(p.state, p.parked, p.run_at), _due_at(p.state, p.run_at), p.parked, v_now, coalesce(r.priority, r.task_priority, 0), coalesce(r.max_attempts, r.task_max_attempts, 25), p.run_at, v_now,
-                   r.identifier, r.queue, coalesce(r.delivery, r.task_delivery, 'at_least_once'),
+                id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at,
+                task_identifier, queue_name, delivery, flags, meta, payload, sequence_key,
+                continue_on_cancelled, continue_on_discarded)
+            select r.id, p.state, _ready_at(p.state, p.parked, p.run_at), _due_at(p.state, p.run_at),
+                   p.parked, v_now, coalesce(r.priority, r.task_priority, 0),
+                   coalesce(r.max_attempts, r.task_max_attempts, 25), p.run_at, v_now, r.identifier, r.queue,
+                   coalesce(r.delivery, r.task_delivery, 'at_least_once'),
                    case when r.flags is not null then _flags_of(r.flags) end, r.meta, coalesce(r.payload, '{}'),
                    (r.sequence).key, (r.sequence).continue_on_cancelled, (r.sequence).continue_on_discarded
             from request r
@@ -245,14 +278,15 @@ begin
             left join limited l on l.queue_name = r.queue
             cross join lateral (select q.run_at, _state_at(q.run_at, v_now, (r.sequence).key is not null) as state) s
             cross join lateral (
-                select s.*, case when s.state = 'pending' then 'sequence' when s.state = 'available' and l.queue_name is not null then 'queue' end
-                            as parked) p
+                select s.*, case when s.state = 'pending' then 'sequence'
+                                 when s.state = 'available' and l.queue_name is not null then 'queue' end as parked) p
             returning j.id, j.parked, j.ready_at, j.queue_name, j.sequence_key, _job_of(j) as job),
         woken as (
             insert into promotion_requests (lane)
             select distinct _lane_of(a.parked, a.queue_name, a.sequence_key) from added a where a.parked is not null),
         late as (
-            insert into late_arrivals (job_id) select a.id from added a where v_places_are_kept and a.ready_at < v_now)
+            insert into late_arrivals (job_id) select a.id from added a
+                where v_places_are_kept and a.ready_at < v_now)
         select (a.job).* from added a order by a.id
     loop
         while (v_jobs[v_position]).id is not null loop

@@ -1,15 +1,20 @@
 -- 0001: tables, types and sequences of the first release.
 -- breaking: no
 --
--- A job is one row of live_jobs until it ends; then, unless it is discarded, it moves to finished_jobs.
+-- A job is one row of live_jobs until it ends. Then it moves to finished_jobs, unless it is
+-- discarded.
 --
--- Two rules for live_jobs. A claim must stay a HOT update: nothing that it changes (run, attempts, state, worker_id, claimed_at)
--- may be named in an index or an index predicate; what the indexes need to know of the state is in ready_at, due_at and parked.
--- And an INSERT of one row must stay cheap: a CHECK constraint (30 us a statement) or generated columns (18 us) cost more than
--- the row itself (8 us), so the functions keep these columns true, by _ready_at, _due_at and _parked, and a test checks it.
--- No foreign keys: they cost a row lock on the parent at each insert.
+-- Rules for live_jobs:
+-- * A claim must stay a HOT update. No index and no index predicate names a column that a claim
+--   changes (run, attempts, state, worker_id, claimed_at, has_slot). What the indexes need to know
+--   of the state is in ready_at, due_at and parked.
+-- * An INSERT of one row must stay cheap. A CHECK constraint (30 us a statement) or generated
+--   columns (18 us) cost more than the row itself (8 us). So the functions set these three columns
+--   by _ready_at, _due_at and _parked, and a test checks them.
+-- * No foreign keys: each insert would lock the parent's row.
 
--- The result of add_job and its kin. Its own type, not the table's, so that running callers survive a new column.
+-- The result of add_job and of other functions that return jobs. A type of its own, not the table's
+-- row type, so that a new column does not break running callers.
 create type job as (
     id bigint,
     task_identifier text,
@@ -40,7 +45,7 @@ create type job as (
     result jsonb
 );
 
--- Graphile Worker's bulk argument: eight fields, same order, same names.
+-- The specs of add_jobs, as in Graphile Worker: eight fields with the same names in the same order.
 create type job_spec as (
     identifier text,
     payload json,
@@ -99,7 +104,7 @@ create type _sequencing as (
     continue_on_discarded boolean
 );
 
--- The result of add_schedule and its kin.
+-- The result of add_schedule and of other functions that return schedules.
 create type schedule as (
     name text,
     cron text,
@@ -130,19 +135,19 @@ create type schedule as (
     updated_at timestamptz
 );
 
--- What a cron expression means (private); see functions/35_cron.sql.
+-- What a cron expression means (private); see modules/schedules/cron.sql.
 create type _cron as (
     minutes integer[],
     hours integer[],
     dates integer[],
     months integer[],
     weekdays integer[],
-    both_days boolean,      -- a day must fit dates and weekdays, not one of them
+    both_days boolean,      -- a day must match both dates and weekdays, not only one of them
     fixed boolean,          -- a fixed time of day
     problem text
 );
 
--- A part of the order of claims: after one place, up to another (private).
+-- A part of the claim order: after one place, up to and including another (private).
 create type _span as (
     priority integer,
     ready_at timestamptz,
@@ -152,13 +157,14 @@ create type _span as (
     to_id bigint
 );
 
--- How far a session has walked an index (private), see functions/02_walks.sql. Of due jobs and requests there is one place.
+-- How far a session has walked an index (private); see functions/02_walks.sql. A walk of due jobs
+-- or of promotion requests has one place.
 create type _walk as (
     owner bigint,
     until timestamptz,
-    places _span[],         -- one for each priority; the first half of each
-    late_ids bigint[],      -- claims: jobs that came in before these places, and are not claimed yet
-    seen bigint             -- claims: the last of late_arrivals that was read
+    places _span[],         -- one for each priority; only the first three fields of each are used
+    late_ids bigint[],      -- claims: jobs that arrived before these places and are not claimed yet
+    seen bigint             -- claims: the last id of late_arrivals that was read
 );
 
 create table settings (
@@ -169,7 +175,7 @@ create table settings (
     max_payload_bytes integer not null default 1048576,
     worker_ttl interval not null default '20 seconds',
     max_crashes integer not null default 3,
-    once_retention interval,                        -- null: for ever
+    once_retention interval,                        -- null: once_keys are kept for ever
     movable_clock boolean not null default false,
     clock_offset interval                           -- with a movable clock only
 );
@@ -191,19 +197,22 @@ create table tasks (
     updated_at timestamptz not null default clock_timestamp()
 );
 
--- Only queues that somebody configured. A name without a row is a serial queue; adding a job never writes here. A name that ends
--- in '*' stands for all that begin like it.
+-- Only queues that were configured or paused; adding a job never writes here. A name that ends in
+-- '*' is a family: it stands for all queues whose names begin like it. A queue without a row has
+-- the settings of its longest family, and is serial if it has none.
 create table queues (
     queue_name text collate "C" primary key,
     concurrency integer default 1 constraint queues_concurrency check (concurrency >= 1),
     paused boolean not null default false,
     updated_at timestamptz,
-    inherits boolean not null default false,    -- it was paused, never set: concurrency says nothing, its family's counts
-    changed xid8 not null default pg_current_xact_id() -- by it; a claim that could not see it yet breaks no limit
+    inherits boolean not null default false,    -- paused, never configured: its family's concurrency counts
+    -- The transaction of the last change. A claim that could not see it breaks no limit.
+    changed xid8 not null default pg_current_xact_id()
 );
 create index queues_family on queues (length(queue_name)) where right(queue_name, 1) = '*';
 
--- One row per start of a worker process; never reused, so a late word of a dead worker is always recognised.
+-- One row per start of a worker process. Ids are never reused, so a late report of a dead worker is
+-- always recognised.
 create table workers (
     id bigint generated always as identity primary key,
     info jsonb not null,
@@ -211,40 +220,44 @@ create table workers (
     beat_at timestamptz not null,
     expires_at timestamptz not null,
     dead_at timestamptz,
-    locked boolean not null default false,          -- its control connection holds a session lock, see hold_worker_lock
-    suspect_since timestamptz                       -- that lock was found free
+    locked boolean not null default false,          -- its control connection holds a lock: hold_worker_lock
+    suspect_since timestamptz                       -- when that lock was found free
 ) with (fillfactor = 50);
 
--- Which jobs each claim took, so that a worker's running jobs are found without a walk along all that wait: no index
--- of live_jobs may know who runs a job. The claim writes it, and now and then makes one row of what its worker holds.
+-- Which jobs each claim took. By these rows a worker's running jobs are found without a walk along
+-- all waiting jobs: no index of live_jobs may contain worker_id. Each claim writes a row, and now
+-- and then merges its worker's rows into one with the jobs that are still running.
 create table claims (
     worker_id bigint not null,
     run bigint not null,
     job_ids bigint[] not null,
-    seen xid8 not null default pg_snapshot_xmin(pg_current_snapshot()) -- it could see what older transactions did
-) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+    -- The claim saw the changes of all transactions before this one.
+    seen xid8 not null default pg_snapshot_xmin(pg_current_snapshot())
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0);
 create index claims_worker on claims (worker_id, run);
 
 create sequence job_ids;
 
 create table live_jobs (
     id bigint primary key default nextval('job_ids'),
-    -- what the indexes know of the state
-    ready_at timestamptz,                           -- run_at while running, or available and not parked: the claim's order
+    -- what the indexes need of the state
+    ready_at timestamptz,                           -- run_at while running, or available and not parked
     due_at timestamptz,                             -- run_at while scheduled or retryable
-    parked text collate "C",                        -- what it waits for: 'queue' (a slot; available), 'sequence', or 'next' in it (pending)
+    parked text collate "C",                        -- available: 'queue'; pending: 'sequence', or 'next' in it
     -- what a claim changes
-    has_slot boolean,                               -- true while available and sure of a slot of its queue; see functions/32_slots.sql
+    has_slot boolean,                               -- true while available with a slot of its queue: 32_slots
     worker_id bigint,                               -- not null exactly while running
-    run bigint not null default 0,                  -- fencing token: only grows, never repeats; see claim_jobs
-    attempts smallint not null default 0,           -- retry budget used; may be given back
-    state text collate "C" not null,               -- scheduled, pending, available, running, retryable, discarded
+    run bigint not null default 0,                  -- fencing token: only grows, never repeats
+    attempts smallint not null default 0,           -- attempts used; a release gives one back
+    -- scheduled, pending, available, running, retryable or discarded
+    state text collate "C" not null,
     claimed_at timestamptz,
     updated_at timestamptz not null,
     -- while it runs
-    started_at timestamptz,                         -- at_most_once: the durable mark before the handler
+    started_at timestamptz,                         -- at_most_once: committed before the handler starts
     cancel_requested_at timestamptz,
-    superseded text collate "C",                    -- 'superseded' or 'removed': must not run again
+    superseded text collate "C",                    -- 'superseded' or 'removed': the job must not run again
     crashes smallint,                               -- how many processes ended while they ran it
     -- what the caller asked for
     priority smallint not null,
@@ -260,25 +273,27 @@ create table live_jobs (
     meta jsonb,
     -- uniqueness and order
     unique_key bytea,
-    unique_recheck text[],                          -- states to look for when a retry falls due (River policies)
+    unique_recheck text[],                          -- River policies: states to check when a retry is due
     sequence_key text collate "C",
     sequence_head boolean,                          -- true from its promotion to its end
     continue_on_cancelled boolean,
     continue_on_discarded boolean,
-    -- how it went
+    -- how it ended
     last_error text,
     reason text,
     finished_at timestamptz,
-    expires_at timestamptz,                         -- when pruning may take it; here only while discarded
+    expires_at timestamptz,                         -- when it may be pruned; here only while discarded
     result jsonb,
     payload json not null                           -- last: WAL logs only what changed before it
 ) with (
-    -- A claim takes whole pages of rows at once, so half of each page is kept free for their new versions.
+    -- A claim updates whole pages of rows at once, so half of each page stays free for the new
+    -- versions.
     fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off
 );
 
--- A large payload is compressed when it comes in and once more when it goes to history: by the quick method, where the server has it.
+-- A large payload is compressed when it is added, and again when it moves to history. So use the
+-- fast method, lz4, if the server has it.
 do $$
 begin
     alter table live_jobs alter payload set compression lz4;
@@ -290,32 +305,37 @@ $$;
 create index live_jobs_ready on live_jobs (priority, ready_at, id) where ready_at is not null;
 create index live_jobs_due on live_jobs (due_at, id) where due_at is not null;
 create unique index live_jobs_job_key on live_jobs (job_key) where job_key is not null;
--- A queue's waiting jobs by their kind: which workers take a job depends on its task and its flags.
+-- A queue's waiting jobs by kind. A kind is a task with certain flags: these decide which workers
+-- take a job.
 create index live_jobs_queue_parked on live_jobs
-    (queue_name, task_identifier, (coalesce(flags::text, '') collate "C"), priority, run_at, id) where parked = 'queue';
-create index live_jobs_queue_taken on live_jobs (queue_name, priority, run_at, id) where ready_at is not null and queue_name is not null;
+    (queue_name, task_identifier, (coalesce(flags::text, '') collate "C"), priority, run_at, id)
+    where parked = 'queue';
+create index live_jobs_queue_taken on live_jobs (queue_name, priority, run_at, id)
+    where ready_at is not null and queue_name is not null;
 create index live_jobs_sequence_parked on live_jobs (sequence_key, parked, id) where parked <> 'queue';
 create unique index live_jobs_sequence_head on live_jobs (sequence_key) where sequence_head;
 create index live_jobs_unique_key on live_jobs (unique_key) where unique_key is not null;
 create index live_jobs_expires on live_jobs (expires_at) where expires_at is not null;
 
--- The same columns. Partitioned by the day on which a row may be pruned, not the day on which it ended: a day's end then
--- drops exactly what has expired, whatever retention each task has. maintain() makes and drops the daily partitions.
+-- The same columns as live_jobs, partitioned by the day on which a row may be pruned, not the day
+-- on which the job ended. So dropping a day drops exactly what has expired, even if tasks differ in
+-- retention. maintain() makes and drops the daily partitions.
 create table finished_jobs (like live_jobs including compression) partition by range (expires_at);
 create table finished_jobs_default partition of finished_jobs default;
--- A B-tree costs a finished job some 0.7 us more than a block range index does, which finds nothing before
--- autovacuum has summarized it: look-ups by id took 10 ms and more beside 150,000 jobs that had just ended.
+-- A B-tree costs about 0.7 us more per finished job than a block range index. But a block range
+-- index finds nothing before autovacuum has summarized it: after 150,000 jobs had just ended, a
+-- lookup by id took 10 ms and more.
 create index finished_jobs_id on finished_jobs (id);
 create index finished_jobs_unique_key on finished_jobs (unique_key) where unique_key is not null;
 
--- One row per unique key that some job has. Its constraint is what makes uniqueness strong: see functions/16_unique.sql.
+-- One row per unique key that a job has. The primary key makes uniqueness strong: 16_unique.
 create table unique_keys (
     unique_key bytea primary key,
     adds integer not null default 1
 ) with (fillfactor = 70);
 
--- Where a sequence must not go on: after this job, which was cancelled or discarded. A row of its own, so that a halt outlives
--- whatever becomes of the job.
+-- The jobs, cancelled or discarded, after which a sequence must not continue. A table of its own,
+-- so that a halt does not depend on what happens to the job later.
 create table sequence_halts (
     sequence_key text collate "C" not null,
     job_id bigint not null,
@@ -334,26 +354,31 @@ create table errors (
 );
 create index errors_job on errors (job_id, run);
 
--- "Something changed that may let a parked job of this queue or sequence start": written with the change, in the same
--- transaction, and popped by the next promotion. So no promotion is lost, and an add never waits for the end of another job.
+-- Requests to look at a queue, a family or a sequence again, after a change that may let a parked
+-- job start. The transaction of the change writes the request, and the next promotion deletes it.
+-- So no promotion is lost, and an add never waits for the end of another job.
 create table promotion_requests (
-    lane text collate "C" not null,             -- 'queue:' || queue_name, 'family:' || prefix, 'sequence:' || sequence_key
-    id bigint generated always as identity primary key, -- the oldest are looked at first, so that no lane starves
-    after xid8,                                 -- not before all transactions up to this one have ended; 0: asks for such a second look
-    changed boolean not null default false,     -- the queue's settings were changed: no slot given before counts
+    lane text collate "C" not null,             -- 'queue:NAME', 'family:PREFIX' or 'sequence:KEY'
+    id bigint generated always as identity primary key, -- the oldest come first: no lane starves
+    -- Not null: wait until all transactions up to this one have ended. 0: answer at once, then
+    -- again after all transactions that were open at that time.
+    after xid8,
+    changed boolean not null default false,     -- settings were changed: no slot given before counts
     at timestamptz not null default clock_timestamp()
-) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0);
 create index promotion_requests_lane on promotion_requests (lane, id);
 create index promotion_requests_changed on promotion_requests (id) where changed;
 
--- Jobs that became available at an earlier place in the order of claims than a session may have walked; only a hint.
+-- Jobs that became available at places in the claim order that a session may have passed
+-- (02_walks). Only a hint, so the table is unlogged.
 create unlogged table late_arrivals (
     id bigint generated always as identity primary key,
     job_id bigint not null,
     at timestamptz not null default clock_timestamp()
 );
 
--- once(): what must not be done twice.
+-- The keys of once(): what must not be done twice.
 create table once_keys (
     key text collate "C" primary key,
     at timestamptz not null
@@ -384,21 +409,21 @@ create table schedule_entries (
     origin text not null,                       -- 'sql', 'crontab:NAME', 'code:MODULE'
     paused boolean not null,
     next_at timestamptz,                        -- its next tick; only grows. Null while it is paused
-    last_at timestamptz,                        -- the last one that was fired
+    last_at timestamptz,                        -- the last tick that was fired
     last_job_id bigint,
     last_error text,                            -- of that tick
     created_at timestamptz not null,
     updated_at timestamptz not null,
-    retry_at timestamptz                        -- the tick at next_at was interrupted: try it again from then on
+    retry_at timestamptz                        -- the tick at next_at was interrupted: when to try it again
 ) with (fillfactor = 50);
 create index schedule_entries_next on schedule_entries (next_at) where next_at is not null;
 
--- What people did by way of perform_action().
+-- Actions that people took through perform_action().
 create table audit_log (
     id bigint generated always as identity primary key,
     at timestamptz not null,
-    actor text not null,                        -- in the words of the dashboard
-    db_role text not null,                      -- of its session
+    actor text not null,                        -- as named by the dashboard
+    db_role text not null,                      -- the role of the dashboard's session
     action text not null,
     target text not null,
     ok boolean not null,
@@ -406,24 +431,26 @@ create table audit_log (
 );
 create index audit_log_at on audit_log (at); -- for pruning
 
--- What the last installation or upgrade made, for doctor(); see modules/diagnosis/drift.sql.
+-- The objects that the last installation made, for doctor(); see modules/diagnosis/drift.sql.
 create table installed_objects (
     object text collate "C" primary key,        -- 'column live_jobs.id'
     part_of text collate "C",
     digest text not null,                       -- of its definition
     make text,                                  -- SQL that makes it
     change text,                                -- SQL that changes it back
-    position integer not null                   -- in this order
+    position integer not null                   -- the order in which to make them
 );
 
--- A register: when some worker last looked for dead ones (epoch, ms). After a gap nobody could beat, so nobody is declared dead.
+-- A register: when a worker last swept dead workers, in ms since 1970. After a long gap no worker
+-- is declared dead, since workers could not renew their leases either.
 create sequence swept_at minvalue 0 start 0;
 
--- Registers, not counters: see functions/01_notify.sql. Reading one takes no snapshot, so it is right even inside an old
--- REPEATABLE READ transaction, and leaves no dead rows. Times are in ms since 1970.
-create sequence listening_until minvalue 0 start 0;     -- until then a worker waits for a notification
-create sequence polling_until minvalue 0 start 0;   -- until then a worker looks every 10 ms, notified or not
-create sequence not_listening_until minvalue 0 start 0;  -- what was armed up to this is taken back
-create sequence silent_before minvalue 0 start 0;   -- transactions before this one may have added jobs without a notification
-create sequence silent_at minvalue 0 start 0;       -- when that was set
-create sequence walks_until minvalue 0 start 0;     -- until then a session claims from a remembered place, see functions/02_walks.sql
+-- Registers, not counters; see functions/01_notify.sql. Reading a sequence takes no snapshot, so a
+-- session sees the current value even inside an old REPEATABLE READ transaction, and setting one
+-- leaves no dead rows. Times are in ms since 1970.
+create sequence listening_until minvalue 0 start 0;     -- until then a worker is waiting for a notification
+create sequence polling_until minvalue 0 start 0;       -- until then waiting workers poll every 10 ms
+create sequence not_listening_until minvalue 0 start 0; -- a listening_until up to this time is invalid
+create sequence silent_before minvalue 0 start 0;       -- older transactions may have added jobs silently
+create sequence silent_at minvalue 0 start 0;           -- when silent_before was set
+create sequence walks_until minvalue 0 start 0;         -- until then sessions may remember places: 02_walks

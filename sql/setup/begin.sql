@@ -1,16 +1,21 @@
--- First step of every installation and upgrade, by psql (install.sql) and by `pyworker migrate` alike.
--- The caller has opened a transaction (READ COMMITTED: what an installation before this one did must be seen after the wait
--- for it) and named the schema, which may not exist yet, in the setting pyworker.schema, its newest migration in pyworker.newest.
--- No later file names it: all of them create things in the search_path set here, and each function keeps that path.
+-- First step of every installation and upgrade, by psql (install.sql) or by `pyworker migrate`.
+--
+-- The caller has opened a READ COMMITTED transaction: after the wait below, it must see what the
+-- installation before it did. The caller has set pyworker.schema to the name of the schema, which
+-- may not exist yet, and pyworker.newest to the number of its newest migration.
+--
+-- No later file names the schema: each creates its objects in the search_path that is set here, and
+-- each function keeps that path.
 
--- One at a time, and no time limit on this wait: twenty starting at once queue up here.
+-- One installation at a time. This wait has no time limit: processes that start at once wait here.
 select pg_advisory_xact_lock(hashtextextended('pyworker.migrate', 0));
 
--- From here on rather fail and be repeated than make the queue wait behind somebody's long read.
+-- From here on, fail after 5 s rather than block the queue behind a long-running query. The
+-- installation can be repeated.
 set local lock_timeout = '5s';
 set local client_min_messages = warning;
 
--- What the files after this one are written in, whatever the role's or the database's settings are.
+-- The later files are written for these settings. The role or the database may have others.
 set local standard_conforming_strings = on;
 set local datestyle = 'ISO';
 set local intervalstyle = 'postgres';
@@ -22,10 +27,11 @@ begin
             using errcode = 'PW006';
     end if;
     if current_setting('server_encoding') <> 'UTF8' then
-        raise exception 'pyworker needs a database with encoding UTF8, this one has %', current_setting('server_encoding')
+        raise exception 'pyworker needs a database with encoding UTF8, this one has %',
+            current_setting('server_encoding')
             using errcode = 'PW006';
     end if;
-    -- Asked first: `create schema if not exists` wants the right to create schemas even for one that is there.
+    -- `create schema if not exists` needs the right to create schemas even if the schema exists.
     if not exists (select from pg_namespace n where n.nspname = current_setting('pyworker.schema')) then
         execute format('create schema %I', current_setting('pyworker.schema'));
     end if;
@@ -41,14 +47,16 @@ create table if not exists migrations (
     applied_at timestamptz not null default clock_timestamp()
 );
 
--- Old code does not fit new tables.
+-- Refuses to load the functions of an older pyworker over the tables of a newer one.
 do $$
 declare
     v_version integer := (select max(m.version) from migrations m);
 begin
     if v_version > current_setting('pyworker.newest')::integer then
-        raise exception 'the database has schema version %, this pyworker has %', v_version, current_setting('pyworker.newest')
-            using errcode = 'PW006', detail = 'newer', hint = 'Upgrade pyworker; a database is never downgraded.';
+        raise exception 'the database has schema version %, this pyworker has %', v_version,
+            current_setting('pyworker.newest')
+            using errcode = 'PW006', detail = 'newer',
+            hint = 'Upgrade pyworker; a database is never downgraded.';
     end if;
 end;
 $$;
