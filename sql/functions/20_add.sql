@@ -145,7 +145,7 @@ begin
     returning j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts,
               j.max_attempts, j.last_error, j.created_at, j.updated_at, j.job_key, j.revision, j.flags,
               j.claimed_at, null::text, j.state, j.delivery, null::text, j.sequence_key, _worker_is_listening(),
-              null::bigint, j.run, j.reason, j.finished_at, j.result into v_job;
+              null::bigint, j.run, j.parked, j.finished_at, j.result into v_job;
     if not found then
         -- The task has a policy. The INSERT finds that out, so that other adds need no query for it.
         return _add_with_keys(row(
@@ -153,8 +153,8 @@ begin
             null, add_job.priority, add_job.flags, null, null, add_job.sequence_policy, add_job.meta,
             add_job.delivery)::_job_request);
     end if;
-    if v_job.queue_name is not null and v_job.state = 'available' then
-        -- A promotion makes the job a candidate for a slot. Without a limit claims see it already.
+    if v_job.reason is not null then -- up to here this field holds `parked`: 'queue'
+        v_job.reason := null;
         insert into promotion_requests (lane) values ('queue:' || v_job.queue_name);
     end if;
     if v_job.run_at < v_now then

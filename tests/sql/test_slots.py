@@ -328,3 +328,21 @@ def test_a_claim_that_cannot_park_the_other_candidates_returns_its_job_once(
     assert api.claim_jobs(worker, 10) == []
     api.finish(jobs[0])
     assert ids(api.claim_jobs(worker, 10)) == jobs[1:]
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_in_a_queue_without_a_limit_no_add_claim_or_end_asks_for_a_promotion(api: Any, worker: int, bulk: bool) -> None:
+    written = "select last_value from pyworker.promotion_requests_id_seq"
+    api.set_queue("q", None)
+    while api.rows("select from pyworker.promotion_requests"):
+        api.promote_jobs()
+    before = api.value(written)
+    if bulk:
+        api.add_jobs([{"identifier": "known", "queue_name": "q"}] * 3)
+    else:
+        add(api, *["known"] * 3)
+    add(api, "known", job_key="k")
+    jobs = api.claim_jobs(worker, 10)
+    assert len(jobs) == 4
+    api.finish(*ids(jobs))
+    assert api.value(written) == before
