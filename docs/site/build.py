@@ -146,11 +146,11 @@ def python_reference() -> str:
 
 
 def shape(name: str, value: Any) -> str:
-    """How it is called; what is private is nobody's to pass."""
+    """How it is called; private parameters are left out."""
     if value in (pyworker.Job, pyworker.AsyncJob) or (
         inspect.isclass(value) and issubclass(value, pyworker.PyworkerError)
     ):
-        return f"class {name}"  # nobody makes one
+        return f"class {name}"  # users do not construct these
     if typing.is_typeddict(value):
         members = {
             n: kind for base in reversed(bases_of(value)) for n, kind in vars(base).get("__annotations__", {}).items()
