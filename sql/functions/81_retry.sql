@@ -36,20 +36,102 @@ begin
 end;
 $$;
 
+-- A pending job: its run_at is now. If an earlier job has halted its sequence, the sequence continues
+-- with this job (River); the jobs between them run after it.
+create or replace function _retry_pending(job live_jobs, now timestamptz) returns live_jobs
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_row live_jobs;
+begin
+    delete from sequence_halts h
+    where h.sequence_key = job.sequence_key and h.job_id < job.id
+      and not exists (select from live_jobs j where j.sequence_key = job.sequence_key and j.sequence_head);
+    update live_jobs j set run_at = least(j.run_at, now),
+        parked = case when found then 'next' else j.parked end, updated_at = now
+    where j.id = job.id
+    returning j.* into v_row;
+    return v_row;
+end;
+$$;
+
+-- A job that waits for its time, or is discarded.
+create or replace function _retry_live(job live_jobs, now timestamptz) returns live_jobs
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_state constant text := _state_at(now, now, _held(job.sequence_key, job.sequence_head));
+    v_parked constant text := _parked(v_state, job.queue_name);
+    v_row live_jobs;
+begin
+    update live_jobs j
+    set state = v_state, ready_at = _ready_at(v_state, v_parked, now), due_at = null, parked = v_parked,
+        has_slot = null, run_at = now, updated_at = now, finished_at = null,
+        expires_at = null, reason = null, started_at = null, crashes = null,
+        max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767)
+                            else j.max_attempts end
+    where j.id = job.id
+    returning j.* into v_row;
+    return v_row;
+end;
+$$;
+
+-- Takes a job back from history; a row of nulls if it is not there any more.
+create or replace function _retry_past(job_id bigint, now timestamptz) returns live_jobs
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_past finished_jobs;
+    v_state text;
+    v_parked text;
+    v_row live_jobs;
+    v_holder live_jobs;
+begin
+    delete from finished_jobs f where f.id = _retry_past.job_id returning f.* into v_past;
+    if not found then
+        return null;
+    end if;
+    v_state := _state_at(now, now, v_past.sequence_key is not null);
+    v_parked := _parked(v_state, v_past.queue_name);
+    loop
+        insert into live_jobs as j (
+            id, run, attempts, state, ready_at, parked, updated_at, priority, max_attempts, revision,
+            run_at, created_at, task_identifier, queue_name, job_key, delivery, flags, meta,
+            unique_key, sequence_key, continue_on_cancelled, continue_on_discarded, last_error,
+            payload, unique_recheck)
+        values (
+            v_past.id, v_past.run, v_past.attempts, v_state, _ready_at(v_state, v_parked, now),
+            v_parked, now, v_past.priority,
+            case when v_past.attempts >= v_past.max_attempts then least(v_past.attempts + 1, 32767)
+                else v_past.max_attempts end,
+            v_past.revision, now, v_past.created_at, v_past.task_identifier, v_past.queue_name,
+            v_past.job_key, v_past.delivery, v_past.flags, v_past.meta, v_past.unique_key,
+            v_past.sequence_key, v_past.continue_on_cancelled, v_past.continue_on_discarded,
+            v_past.last_error, v_past.payload, v_past.unique_recheck)
+        on conflict (job_key) where job_key is not null do nothing
+        returning j.* into v_row;
+        if found then
+            return v_row;
+        end if;
+        select h.* into v_holder from live_jobs h where h.job_key = v_past.job_key;
+        if found then
+            perform _refuse_held_key('key', job_id, v_holder);
+        end if;
+    end loop;
+end;
+$$;
+
 create or replace function retry_job(job_id bigint) returns job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_row live_jobs;
     v_now timestamptz := clock();
-    v_state text;
-    v_parked text;
     -- Keys are locked before jobs. A job's unique key never changes, so it can be read before the
     -- job is locked.
     v_before job := get_job(job_id);
     v_unique_key bytea := decode(v_before.unique_key, 'hex');
-    v_past finished_jobs;
     v_holder live_jobs;
+    v_row live_jobs;
 begin
     if v_unique_key is not null then
         perform _hold_unique_key(v_unique_key);
@@ -63,83 +145,30 @@ begin
     v_row := _lock_job('retry_job', job_id);
     if v_row.state = 'available' or v_row.parked = 'queue' then
         return _job_of(v_row);
-    elsif v_row.state = 'pending' then
-        -- It waits in its sequence. If an earlier job has halted the sequence, the sequence
-        -- continues with this job (River); the jobs between them run after it.
-        delete from sequence_halts h
-        where h.sequence_key = v_row.sequence_key and h.job_id < v_row.id
-          and not exists (select from live_jobs j
-                          where j.sequence_key = v_row.sequence_key and j.sequence_head);
-        update live_jobs j set run_at = least(j.run_at, v_now),
-            parked = case when found then 'next' else j.parked end, updated_at = v_now
-        where j.id = v_row.id
-        returning j.* into v_row;
-        insert into promotion_requests (lane)
-        values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
-        perform _notify_workers();
-        return _job_of(v_row);
     elsif v_row.state = 'running' then
         raise exception 'retry_job: job % is running', job_id
             using errcode = 'PW005', hint = 'cancel_job(id, force => true) first, or wait for its end.';
-    end if;
-    if v_unique_key is not null and (v_row.id is null or _gave_key_back(v_row)) then
+    elsif v_unique_key is not null and (v_row.id is null or _gave_key_back(v_row)) then
         v_holder := _unique_holder(job_id, v_unique_key);
         if v_holder.id is not null then
             perform _refuse_held_key('unique key', job_id, v_holder);
         end if;
     end if;
-    if v_row.id is null then
-        -- Takes the job back from history. Of several callers one finds it there; the others find
-        -- it live.
-        delete from finished_jobs f where f.id = retry_job.job_id returning f.* into v_past;
-        if not found then
-            return retry_job(job_id);
-        end if;
-        v_state := _state_at(v_now, v_now, v_past.sequence_key is not null);
-        v_parked := _parked(v_state, v_past.queue_name);
-        loop
-            insert into live_jobs as j (
-                id, run, attempts, state, ready_at, parked, updated_at, priority, max_attempts, revision,
-                run_at, created_at, task_identifier, queue_name, job_key, delivery, flags, meta,
-                unique_key, sequence_key, continue_on_cancelled, continue_on_discarded, last_error,
-                payload, unique_recheck)
-            values (
-                v_past.id, v_past.run, v_past.attempts, v_state, _ready_at(v_state, v_parked, v_now),
-                v_parked, v_now, v_past.priority,
-                case when v_past.attempts >= v_past.max_attempts then least(v_past.attempts + 1, 32767)
-                    else v_past.max_attempts end,
-                v_past.revision, v_now, v_past.created_at, v_past.task_identifier, v_past.queue_name,
-                v_past.job_key, v_past.delivery, v_past.flags, v_past.meta, v_past.unique_key,
-                v_past.sequence_key, v_past.continue_on_cancelled, v_past.continue_on_discarded,
-                v_past.last_error, v_past.payload, v_past.unique_recheck)
-            on conflict (job_key) where job_key is not null do nothing
-            returning j.* into v_row;
-            exit when found;
-            select h.* into v_holder from live_jobs h where h.job_key = v_past.job_key;
-            if found then
-                perform _refuse_held_key('key', job_id, v_holder);
-            end if;
-        end loop;
+    if v_row.state = 'pending' then
+        v_row := _retry_pending(v_row, v_now);
     else
-        v_state := _state_at(v_now, v_now, _held(v_row.sequence_key, v_row.sequence_head));
-        v_parked := _parked(v_state, v_row.queue_name);
-        update live_jobs j
-        set state = v_state, ready_at = _ready_at(v_state, v_parked, v_now), due_at = null, parked = v_parked,
-            has_slot = null, run_at = v_now, updated_at = v_now, finished_at = null,
-            expires_at = null, reason = null, started_at = null, crashes = null,
-            max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767)
-                                else j.max_attempts end
-        where j.id = v_row.id
-        returning j.* into v_row;
-    end if;
-    if v_row.sequence_key is not null then
-        perform _unhalt_sequence(v_row.sequence_key, v_row.id);
+        v_row := case when v_row.id is null then _retry_past(job_id, v_now) else _retry_live(v_row, v_now) end;
+        if v_row.id is null then
+            return retry_job(job_id); -- another session has just taken it back
+        elsif v_row.sequence_key is not null then
+            perform _unhalt_sequence(v_row.sequence_key, v_row.id);
+        end if;
+        perform _arrive_late(array[v_row.id]);
     end if;
     if v_row.parked is not null then
         insert into promotion_requests (lane)
         values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
-    perform _arrive_late(array[v_row.id]);
     perform _notify_workers();
     return _job_of(v_row);
 end;
