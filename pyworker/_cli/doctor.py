@@ -1,4 +1,5 @@
-"""`pyworker doctor`: the database's findings, what only a client can measure, and how both are shown."""
+"""`pyworker doctor`: the database's findings, what only a client can measure, and how both are
+shown."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from .._escape import shown
 from .._output import print_json, say
 from .options import as_json, asks, database
 
-# Worst last. The exit codes are those of monitoring plugins: 0 fine, 1 warning, 2 critical; 3 is for "could not be asked".
+# Worst last. The exit codes are those of monitoring plugins: 0 fine, 1 warning, 2 critical; 3 is
+# for "could not be asked".
 SEVERITIES = {"ok": 0, "info": 0, "warning": 1, "error": 2}
 EXIT_UNKNOWN = 3
 STYLES = {"ok": "green", "info": "cyan", "warning": "yellow", "error": "red"}
@@ -86,8 +88,9 @@ def exit_code(rows: Sequence[Finding]) -> int:
 def doctor(dsn: str, schema: str, verbose: bool, machine: bool) -> None:
     """Check the health of the queue: problems, each with what repairs it.
 
-    Changes nothing. Exit codes, as monitoring systems expect them: 0 nothing worse than info, 1 warnings, 2 errors (also wrong
-    usage), 3 it could not be asked (no database, no pyworker in it, no permission).
+    Changes nothing. Exit codes, as monitoring systems expect them: 0 nothing worse than info, 1
+    warnings, 2 errors (also wrong usage), 3 it could not be asked (no database, no pyworker in it,
+    no permission).
     """
     with database(dsn, schema) as db:
         rows = findings(db)

@@ -1,4 +1,5 @@
-"""`pyworker health` and `pyworker metrics`: of the database, or of one worker, without the application."""
+"""`pyworker health` and `pyworker metrics`: of the database, or of one worker, without the
+application."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def health(dsn: str, schema: str, ready: bool, worker: str | None, port: int | None, machine: bool) -> None:
     """Say whether workers are live, or ready. Does not load the application.
 
-    Exit codes: 0 yes, 1 no, 2 wrong usage, 3 the database could not be asked (which says nothing about the worker: for a
-    probe that restarts something, use --port).
+    Exit codes: 0 yes, 1 no, 2 wrong usage, 3 the database could not be asked (which says nothing
+    about the worker: for a probe that restarts something, use --port).
     """
     if port is not None:
         if worker is not None:

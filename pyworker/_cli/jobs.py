@@ -92,7 +92,8 @@ def jobs(
     job_id: int | None, dsn: str, schema: str, states: Sequence[str], tasks: Sequence[str], queues: Sequence[str], key: str | None,
     limit: int, machine: bool,
 ) -> None:  # fmt: skip
-    """List jobs, newest first, finished ones included; or show one with the errors of its attempts."""
+    """List jobs, newest first, finished ones included; or show one with the errors of its
+    attempts."""
     with database(dsn, schema) as db:
         if job_id is not None:
             _show_job(db, job_id, machine)
@@ -139,7 +140,8 @@ def _show_job(db: Database, job_id: int, machine: bool) -> None:
 @changes
 @as_json
 def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> None:
-    """Run jobs now: discarded and finished ones again, scheduled and retryable ones ahead of their time."""
+    """Run jobs now: discarded and finished ones again, scheduled and retryable ones ahead of their
+    time."""
     with database(dsn, schema) as db:
         report(db.each(*(partial(db.retry_job, job_id) for job_id in job_ids)), machine)
 

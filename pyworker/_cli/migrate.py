@@ -34,7 +34,8 @@ def migrate(
 ) -> None:  # fmt: skip
     """Install pyworker, or upgrade it to this version.
 
-    One transaction; repeated, concurrent and interrupted runs do no harm, and running workers go on.
+    One transaction; repeated, concurrent and interrupted runs do no harm, and running workers go
+    on.
     """
     if print_sql:
         try:

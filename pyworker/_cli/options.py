@@ -1,4 +1,5 @@
-"""What commands share: the options that say where the queue is, the way there, and how to give up."""
+"""What commands share: the options that say where the queue is, the way there, and how to give
+up."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ schema_option = click.option(
 
 
 class PortOption(click.Option):
-    """A port, which a variable may name: but not one of those that Kubernetes makes for a service named like ours."""
+    """A port, which a variable may name: but not one of those that Kubernetes makes for a service
+    named like ours."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         value = super().resolve_envvar_value(ctx)
@@ -148,7 +150,8 @@ def changes(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def part_of_group(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A subcommand that changes the queue, with options as its group has: `queues --dsn X pause Q` and `queues pause Q --dsn X`."""
+    """A subcommand that changes the queue, with options as its group has: `queues --dsn X pause Q`
+    and `queues pause Q --dsn X`."""
     return _taken_back(question_of_group(command))
 
 

@@ -22,7 +22,8 @@ SHARE = 20  # counting may take a twentieth of the time: with a million jobs one
 
 @contextmanager
 def progress(dsn: str, schema: str) -> Generator[None]:
-    """A bar on standard error, fed by a thread with a connection of its own: nothing waits for it."""
+    """A bar on standard error, fed by a thread with a connection of its own: nothing waits for
+    it."""
     console = Console(file=sys.stderr)
     columns = (TextColumn("jobs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False, refresh_per_second=5) as bar:

@@ -1,4 +1,5 @@
-"""`pyworker queues` and `pyworker sequences`: what waits in them, and what people change about them."""
+"""`pyworker queues` and `pyworker sequences`: what waits in them, and what people change about
+them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
 @click.option("--no-limit", is_flag=True, help="Any number at once.")
 @part_of_group
 def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_limit: bool) -> None:
-    """Let CONCURRENCY jobs of QUEUE run at once. 'customer:*' stands for all queues that begin like it."""
+    """Let CONCURRENCY jobs of QUEUE run at once. 'customer:*' stands for all queues that begin like
+    it."""
     if (concurrency is None) != no_limit:
         raise click.UsageError("name a number, or --no-limit")
     with database(*where) as db:

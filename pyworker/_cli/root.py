@@ -100,14 +100,16 @@ def _explained(error: psycopg.Error) -> str:
 def main() -> None:
     """A job queue that lives in PostgreSQL.
 
-    Any SQL client adds jobs, SELECT pyworker.add_job('send_email', '{"to": "a@b.c"}'), and `pyworker run` works them off.
+    Any SQL client adds jobs, SELECT pyworker.add_job('send_email', '{"to": "a@b.c"}'), and
+    `pyworker run` works them off.
     """
     with contextlib.suppress(AttributeError):  # where somebody has put another stream in its place
         cast("io.TextIOWrapper[Any]", sys.stdout).reconfigure(errors="backslashreplace")
 
 
 def name_variables(group: click.Group, prefix: str) -> None:
-    """Each option can be set by a variable: --max-attempts of `add` by PYWORKER_ADD_MAX_ATTEMPTS."""
+    """Each option can be set by a variable: --max-attempts of `add` by
+    PYWORKER_ADD_MAX_ATTEMPTS."""
     for name, command in group.commands.items():
         for option in command.params:
             if isinstance(option, click.Option):

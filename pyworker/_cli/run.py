@@ -79,9 +79,10 @@ def run(
 ) -> None:  # fmt: skip
     """Run the jobs whose tasks MODULES define (packages with all their submodules).
 
-    SIGTERM or Ctrl-C: no new job is claimed, running ones get the shutdown timeout, the rest is handed back at once; a second
-    signal hands everything back. Exit codes: 0 done, 1 error, 2 wrong usage, 56 the database is older than this pyworker
-    (run `pyworker migrate`), 57 it is newer and incompatible (upgrade pyworker).
+    SIGTERM or Ctrl-C: no new job is claimed, running ones get the shutdown timeout, the rest is
+    handed back at once; a second signal hands everything back. Exit codes: 0 done, 1 error, 2 wrong
+    usage, 56 the database is older than this pyworker (run `pyworker migrate`), 57 it is newer and
+    incompatible (upgrade pyworker).
     """
     from .._logging import on_terminal, set_up
     from .._runner import metrics, probes

@@ -1,4 +1,5 @@
-"""`pyworker schedules`: to look at schedules, change them, try out a cron expression, and load a crontab."""
+"""`pyworker schedules`: to look at schedules, change them, try out a cron expression, and load a
+crontab."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ log = logging.getLogger("pyworker.schedules")
 @as_json
 @click.pass_context
 def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
-    """Show the schedules: what they do when, in words, and their last and next tick; or change one."""
+    """Show the schedules: what they do when, in words, and their last and next tick; or change
+    one."""
     ctx.obj = (dsn, schema)
     if ctx.invoked_subcommand:
         return
@@ -52,7 +54,8 @@ def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
 @as_json
 @question_of_group
 def show_next(where: tuple[str, str], schedule: str, timezone: str, n: int, machine: bool) -> None:
-    """Show when SCHEDULE, the name of one or a cron expression, falls due next, and say it in words. Saves nothing."""
+    """Show when SCHEDULE, the name of one or a cron expression, falls due next, and say it in
+    words. Saves nothing."""
     with database(*where) as db:
         try:
             rows = db.next_runs(schedule, timezone, n)
@@ -77,7 +80,8 @@ def show_next(where: tuple[str, str], schedule: str, timezone: str, n: int, mach
 def load(where: tuple[str, str], file: str, dry_run: bool) -> None:
     """Make the schedules of FILE, a crontab in Graphile Worker's form, those in the database.
 
-    Schedules that were loaded from a file of this name and are no longer in it are removed, others left alone.
+    Schedules that were loaded from a file of this name and are no longer in it are removed, others
+    left alone.
     """
     with database(*where) as db:
         done = load_crontab(db, file, dry_run)

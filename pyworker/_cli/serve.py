@@ -37,10 +37,11 @@ from .options import PortOption, Problem, common, database
 def ui(
     dsn: str, schema: str, host: str, port: int, auth_file: str | None, read_only: bool, show_payloads: bool
 ) -> None:
-    """Serve the dashboard: jobs, queues, sequences, schedules and workers, to look at and to act on.
+    """Serve the dashboard: jobs, queues, sequences, schedules and workers, to look at and to act
+    on.
 
-    It listens on this machine only. With another --host it wants names and passwords, from --auth-file or the variable
-    PYWORKER_UI_AUTH, and you want TLS in front of it.
+    It listens on this machine only. With another --host it wants names and passwords, from
+    --auth-file or the variable PYWORKER_UI_AUTH, and you want TLS in front of it.
     """
     users = _users(auth_file)
     if not (users or _is_this_machine(host)):
@@ -69,7 +70,8 @@ def ui(
 
 
 def _listening(host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of the host. uvicorn itself would end with a traceback where there is none to be had."""
+    """A socket for each address of the host. uvicorn itself would end with a traceback where there
+    is none to be had."""
     made: list[socket.socket] = []
     refused: OSError | None = None
     try:

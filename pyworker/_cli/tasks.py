@@ -36,10 +36,11 @@ def tasks(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
 @as_json
 @part_of_group
 def sync(where: tuple[str, str], modules: tuple[str, ...], machine: bool) -> None:
-    """Write the options of the tasks in MODULES (packages with all their submodules) to the database, as `run` does when it starts.
+    """Write the options of the tasks in MODULES (packages with all their submodules) to the
+    database, as `run` does when it starts.
 
-    Run it when you deploy, so that jobs added by SQL have the new options before the first worker starts. A task without options
-    and a definition without a task stay as they are.
+    Run it when you deploy, so that jobs added by SQL have the new options before the first worker
+    starts. A task without options and a definition without a task stay as they are.
     """
     sys.path.insert(0, os.getcwd())  # where `run` looks first, too
     try:

@@ -15,7 +15,8 @@ from .options import Problem, common
 @click.command()
 @common
 def top(dsn: str, schema: str) -> None:
-    """Watch the queue in the terminal: jobs, queues, sequences, schedules and workers, with keys for what you do to them.
+    """Watch the queue in the terminal: jobs, queues, sequences, schedules and workers, with keys
+    for what you do to them.
 
     Needs pip install 'pyworker-pg[top]'.
     """

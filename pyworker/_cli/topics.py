@@ -1,4 +1,5 @@
-"""`pyworker sql`: ready statements for people with psql, from sql/topics.sql, in the schema that pyworker is installed in."""
+"""`pyworker sql`: ready statements for people with psql, from sql/topics.sql, in the schema that
+pyworker is installed in."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def topics(schema: str) -> dict[str, tuple[str, str]]:
 @click.argument("topic", required=False)
 @schema_option
 def sql(topic: str | None, schema: str) -> None:
-    """Print ready SQL statements about TOPIC, with the schema's name filled in; without one, list the topics."""
+    """Print ready SQL statements about TOPIC, with the schema's name filled in; without one, list
+    the topics."""
     known = topics(schema)
     if topic is None:
         width = max(map(len, known))

@@ -1,7 +1,7 @@
 """`pyworker demo`: the example application, with a real database, a real worker and real mail.
 
-The SQL is that of examples/welcome; the worker is a `pyworker run` of its own; the mail server keeps what it gets, and turns
-the first mail away, as busy servers do.
+The SQL is that of examples/welcome; the worker is a `pyworker run` of its own; the mail server
+keeps what it gets, and turns the first mail away, as busy servers do.
 """
 
 from __future__ import annotations

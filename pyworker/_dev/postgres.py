@@ -60,8 +60,9 @@ WAYS_OUT = (
     "or set PYWORKER_PG_BIN to a directory with initdb and postgres in it."
 )
 
-# Not a preexec_fn: that may deadlock in a program with threads. The order matters: a change of user clears
-# the death signal (1 is PR_SET_PDEATHSIG), and a parent that died before it was set goes unnoticed.
+# Not a preexec_fn: that may deadlock in a program with threads. The order matters: a change of user
+# clears the death signal (1 is PR_SET_PDEATHSIG), and a parent that died before it was set goes
+# unnoticed.
 LAUNCHER = """
 import ctypes, os, signal, sys
 parent, uid, gid, *command = sys.argv[1:]
@@ -101,7 +102,8 @@ class Server:
 
 
 def find_bindir() -> Path:
-    """The directory of initdb and postgres: $PYWORKER_PG_BIN, else a wheel's, the PATH's, Debian's."""
+    """The directory of initdb and postgres: $PYWORKER_PG_BIN, else a wheel's, the PATH's,
+    Debian's."""
     if chosen := os.environ.get("PYWORKER_PG_BIN"):
         if not _has_programs(Path(chosen)):
             raise NoPostgres(f"PYWORKER_PG_BIN={chosen} has no initdb and postgres in it.\n{WAYS_OUT}")
@@ -121,7 +123,8 @@ def find_bindir() -> Path:
 
 @contextlib.contextmanager
 def temporary_server(*, in_memory: bool = False, settings: Mapping[str, str] | None = None) -> Generator[Server]:
-    """A server that is gone on exit, with all its data. `in_memory`: on the RAM disk if that has the room."""
+    """A server that is gone on exit, with all its data. `in_memory`: on the RAM disk if that has
+    the room."""
     account, bindir = _account(), find_bindir()
     _sweep()
     with _own_directory(_parents(account, in_memory=in_memory)[0], account) as (home, lock):
@@ -135,8 +138,9 @@ def kept_server(
 ) -> Generator[Server]:
     """A server whose data stay on exit; one that runs already is joined, and left running.
 
-    `fresh` makes new data. They outlive their processes, even killed ones, but not a power cut; nor the next cleaning of the
-    temporary directory, but in a `place` of their own, where they are made unless they are there.
+    `fresh` makes new data. They outlive their processes, even killed ones, but not a power cut; nor
+    the next cleaning of the temporary directory, but in a `place` of their own, where they are made
+    unless they are there.
     """
     account, bindir = _account(), find_bindir()
     _sweep()
@@ -272,9 +276,11 @@ def _command(account: Account, program: Path, *arguments: str) -> list[str]:
 
 @contextlib.contextmanager
 def _runnable(bindir: Path, account: Account) -> Generator[tuple[Path, int]]:
-    """The programs and their major version; copies for the time being if `account` cannot reach them.
+    """The programs and their major version; copies for the time being if `account` cannot reach
+    them.
 
-    That is so in a virtual environment below root's home, or one that was made under a strict umask.
+    That is so in a virtual environment below root's home, or one that was made under a strict
+    umask.
     """
     if not account or _open_to_all(bindir):
         yield bindir, _major(bindir, account)
@@ -308,7 +314,8 @@ def _major(bindir: Path, account: Account) -> int:
 
 
 def _parents(account: Account, *, in_memory: bool = False) -> list[Path]:
-    """Where a home can be: the server's account gets there, and the socket's path is not too long."""
+    """Where a home can be: the server's account gets there, and the socket's path is not too
+    long."""
     places = [Path(place) for place in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp"))]
     if in_memory and os.access(RAM_DISK, os.W_OK) and shutil.disk_usage(RAM_DISK).free >= ROOM:
         places.insert(0, RAM_DISK)

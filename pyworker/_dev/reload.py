@@ -33,7 +33,8 @@ def say(name: str, line: str, colour: str = "blue") -> None:
 
 
 class Program:
-    """A command of ours in a process of its own, whose output is shown with its name before each line."""
+    """A command of ours in a process of its own, whose output is shown with its name before each
+    line."""
 
     def __init__(self, name: str, colour: str, environment: dict[str, str], *arguments: str) -> None:
         self.name, self.colour = name, colour
@@ -42,7 +43,8 @@ class Program:
         self._told = False
 
     def start(self) -> None:
-        # A session of its own, as Ctrl-C is for us alone; the launcher sees to it that it ends when we do, however we do.
+        # A session of its own, as Ctrl-C is for us alone; the launcher sees to it that it ends when
+        # we do, however we do.
         command = postgres._command(None, Path(sys.executable), "-m", "pyworker", *self._arguments)
         self._process = subprocess.Popen(  # noqa: S603 - ourselves
             command, env={**os.environ, **self._environment}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -110,7 +112,8 @@ def _work(modules: list[str], url: str, schema: str, watched: list[str]) -> None
         programs.append(Program("ui", "magenta", environment, "ui"))
     begun = False
     try:
-        # It yields what has changed, at least four times in a second; when it does so first, the watch is on.
+        # It yields what has changed, at least four times in a second; when it does so first, the
+        # watch is on.
         for changed in watchfiles.watch(
             *watched, watch_filter=watchfiles.PythonFilter(), yield_on_timeout=True, rust_timeout=250, debounce=250
         ):

@@ -1,4 +1,5 @@
-"""`pyworker replay`: a past job's handler, run here and now on its payload, and nothing of it kept."""
+"""`pyworker replay`: a past job's handler, run here and now on its payload, and nothing of it
+kept."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from .url import resolved
 
 
 class _TakenBack(Database):
-    """Where the job would have been completed, with all that its transaction did, everything goes back."""
+    """Where the job would have been completed, with all that its transaction did, everything goes
+    back."""
 
     def finish_job(self, job_id: int, run: int) -> str:
         raise psycopg.Rollback
