@@ -60,7 +60,7 @@ def _plain(value: Any, depth: int) -> Any:
         return {key if isinstance(key, str) else _text_of(key): _plain(part, depth - 1) for key, part in members}
     if isinstance(value, list | tuple) and depth:
         return [_plain(part, depth - 1) for part in cast("list[Any]", value)]
-    if isinstance(value, int) and value.bit_length() > 10_000:  # Python refuses to write longer ones in decimal
+    if isinstance(value, int) and value.bit_length() > 10_000:  # Python refuses longer decimals
         return hex(value)
     if value is None or isinstance(value, bool | str | int) or (isinstance(value, float) and math.isfinite(value)):
         return value

@@ -32,14 +32,14 @@ def middleware(function: M) -> M:
             finally:
                 statsd.timing(job.task_identifier, time.monotonic() - began)
 
-    It gets the job. `yield` returns what the handler returned, or raises what the handler raised: an
-    exception, or an outcome (Snooze, Cancel, Discard, NotStarted, Failed), whether the handler raised or
-    returned it. The first middleware to be registered is the outermost. It runs in the handler's thread
-    or on the event loop, where it must not block.
+    It gets the job. `yield` returns what the handler returned, or raises what the handler raised:
+    an exception, or an outcome (Snooze, Cancel, Discard, NotStarted, Failed), whether the handler
+    raised or returned it. The first middleware to be registered is the outermost. It runs in the
+    handler's thread or on the event loop, where it must not block.
 
-    Middleware cannot change how the job ends by swallowing or raising an exception; its own exceptions
-    are logged. Only an outcome that it raises counts, as from a handler. A worker uses the middleware of
-    the modules that it has loaded.
+    Middleware cannot change how the job ends by swallowing or raising an exception; its own
+    exceptions are logged. Only an outcome that it raises counts, as from a handler. A worker uses
+    the middleware of the modules that it has loaded.
     """
     if not inspect.isgeneratorfunction(function):
         raise TaskError(

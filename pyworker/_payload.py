@@ -90,7 +90,8 @@ def _codec_of_class(kind: type[Any]) -> Codec | None:
 
 
 def codec_of(hint: Any) -> Codec | None:
-    """The codec of this type; None for plain JSON types. Raises TaskError if no library reads it."""
+    """The codec of this type; None for plain JSON types. Raises TaskError if no library reads
+    it."""
     parts: set[Any] = set()
     if not _needs_conversion(hint, parts):
         return None

@@ -74,7 +74,8 @@ class SchemaVersionError(PyworkerError):
 
 
 class TaskError(PyworkerError):
-    """A task cannot be used: a bad signature, two tasks of one name, a module that cannot be imported."""
+    """A task cannot be used: a bad signature, two tasks of one name, a module that cannot be
+    imported."""
 
 
 BY_SQLSTATE: dict[str, type[PyworkerError]] = {

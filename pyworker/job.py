@@ -1,7 +1,7 @@
 """The job that a handler gets, and the outcomes that it may raise.
 
-A handler that returns has finished its job. It may instead raise (or return) one of the outcomes below.
-Any other exception is a failed attempt, which is retried after the task's backoff.
+A handler that returns has finished its job. It may instead raise (or return) one of the outcomes
+below. Any other exception is a failed attempt, which is retried after the task's backoff.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Outcome(Exception):
 
 
 class Snooze(Outcome):
-    """Run the job again after `delay` (a timedelta, or seconds); this attempt does not count. (River:
-    snooze)"""
+    """Run the job again after `delay` (a timedelta, or seconds); this attempt does not count.
+    (River: snooze)"""
 
     def __init__(self, delay: timedelta | float) -> None:
         self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
@@ -53,7 +53,8 @@ class Cancel(Outcome):
 
 
 class Discard(Outcome):
-    """End the job as discarded, without further attempts; you may retry or delete it. (Oban: discard)"""
+    """End the job as discarded, without further attempts; you may retry or delete it. (Oban:
+    discard)"""
 
     def __init__(self, reason: str = "discarded by its handler") -> None:
         self.reason = reason
@@ -126,9 +127,9 @@ class _JobFields:
 class Job(_JobFields):
     """The running job, for a handler with a parameter named `job` or annotated `Job`.
 
-    Its fields: id, run (the fencing token: it grows with each claim; pass it to systems that must refuse
-    a late writer), task_identifier, payload, attempts (including this one), max_attempts, priority,
-    run_at, queue_name, key, flags, meta, sequence_key, created_at, logger.
+    Its fields: id, run (the fencing token: it grows with each claim; pass it to systems that must
+    refuse a late writer), task_identifier, payload, attempts (including this one), max_attempts,
+    priority, run_at, queue_name, key, flags, meta, sequence_key, created_at, logger.
     """
 
     __slots__ = ()
@@ -137,27 +138,27 @@ class Job(_JobFields):
     def cancelled(self) -> bool:
         """True if the job was cancelled (cancel_job) while it runs, or its claim was lost.
 
-        A handler that runs long should check it periodically, and return. After five seconds its process is
-        killed. (In async handlers asyncio.CancelledError is raised.)"""
+        A handler that runs long should check it periodically, and return. After five seconds its
+        process is killed. (In async handlers asyncio.CancelledError is raised.)"""
         return self._cancelled
 
     def once(self, key: str) -> bool:
         """True the first time in this job's life, over all its attempts; False ever after.
 
-        The code up to this call runs at least once, the code after it at most once. The mark is committed at
-        once, on another connection: it stays if job.transaction() is rolled back. (McKinley) For a key of the
-        application, use SELECT pyworker.once(key)."""
+        The code up to this call runs at least once, the code after it at most once. The mark is
+        committed at once, on another connection: it stays if job.transaction() is rolled back.
+        (McKinley) For a key of the application, use SELECT pyworker.once(key)."""
         return self._connections.once(f"job {self.id}: {key}")
 
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[Any]]:
-        """A connection in a transaction that also completes the job: your writes and the completion are
-        one commit.
+        """A connection in a transaction that also completes the job: your writes and the completion
+        are one commit.
 
-        If the claim was lost in the meantime (the worker was declared dead and the job claimed by another),
-        the commit is replaced by ClaimLost and everything rolls back. So effects in this database happen
-        once. A second transaction, inside the first or after its commit, raises WrongState; after a rollback
-        you may try again.
+        If the claim was lost in the meantime (the worker was declared dead and the job claimed by
+        another), the commit is replaced by ClaimLost and everything rolls back. So effects in this
+        database happen once. A second transaction, inside the first or after its commit, raises
+        WrongState; after a rollback you may try again.
         """
         xact, ended = None, ""
         self._begin_transaction()
@@ -178,8 +179,8 @@ class Job(_JobFields):
             self._in_transaction, self._transaction = None, ended
 
     def add_job(self, identifier: str | Task[..., Any], payload: Any = None, **options: Unpack[AddOptions]) -> JobRow:
-        """Add another job: in `transaction()` if that is open, otherwise at once. Takes the arguments of
-        pyworker.add_job."""
+        """Add another job: in `transaction()` if that is open, otherwise at once. Takes the
+        arguments of pyworker.add_job."""
         open_one: psycopg.Connection[Any] | None = self._in_transaction
         if open_one is not None:
             return _client.add_job(open_one, identifier, payload, schema=self._connections.schema, **options)

@@ -1,14 +1,14 @@
-"""OpenTelemetry traces from the producer of a job to its handler. Call instrument() in producers and in
-a module of tasks.
+"""OpenTelemetry traces from the producer of a job to its handler. Call instrument() in producers
+and in a module of tasks.
 
     from pyworker import otel
 
     otel.instrument()
 
-`pyworker.add_job` then makes a producer span and writes its `traceparent` into the job's meta; if you
-add jobs by SQL, you may set it yourself. Each attempt of a job is a consumer span, a child of that span,
-around the handler and the middlewares that were registered later. OpenTelemetry's SDK configures
-exporters. Spans contain neither payloads nor messages of exceptions.
+`pyworker.add_job` then makes a producer span and writes its `traceparent` into the job's meta; if
+you add jobs by SQL, you may set it yourself. Each attempt of a job is a consumer span, a child of
+that span, around the handler and the middlewares that were registered later. OpenTelemetry's SDK
+configures exporters. Spans contain neither payloads nor messages of exceptions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _context = TraceContextTextMapPropagator()
 
 
 def instrument() -> None:
-    """Make add_job and the handlers of this process create spans. You may call it more than once."""
+    """Make add_job and the handlers of this process create spans. You may call it more than
+    once."""
     middleware(_consume)
     if _produce not in _client.producers:
         _client.producers.append(_produce)

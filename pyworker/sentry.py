@@ -8,8 +8,8 @@ tasks.
     sentry.instrument()
 
 Every attempt that raises is an event with the job's id, task, queue and attempt; outcomes (Snooze,
-Cancel …) are not. Sentry's SDK also sends the local variables of the frames, including payloads, unless
-you set include_local_variables=False.
+Cancel …) are not. Sentry's SDK also sends the local variables of the frames, including payloads,
+unless you set include_local_variables=False.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["instrument"]
 
 
 def instrument() -> None:
-    """Register a middleware that reports what handlers raise, each in its own scope. You may call it
-    more than once."""
+    """Register a middleware that reports what handlers raise, each in its own scope. You may call
+    it more than once."""
     middleware(_report)
 
 

@@ -14,7 +14,7 @@ from .scripts import BEGIN
 from .text import literal, quoted
 
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%s|%%")
-_LEFT_OUT = re.compile(r", \w+ => %\((\w+)\)s::[a-z]+(?:\[\])?")  # any argument but the first, in named notation
+_LEFT_OUT = re.compile(r", \w+ => %\((\w+)\)s::[a-z]+(?:\[\])?")  # a later named argument
 
 
 class Shown(click.exceptions.Exit):

@@ -47,7 +47,7 @@ _JSON_FIELDS = ("payload", "meta", "flags", "result")
 _NAMES = [field.name for field in dataclasses.fields(JobRow)]
 _TIMES = [field.name for field in dataclasses.fields(JobRow) if "datetime" in str(field.type)]
 _SENT = {  # JSON and times as text that no session setting changes
-    **{name: "j.{0}::text" for name in _JSON_FIELDS},  # decoded per job, so that an undecodable one affects no other
+    **{name: "j.{0}::text" for name in _JSON_FIELDS},  # decoded per job: a bad one affects no other
     **{name: "to_json(j.{0})::text as {0}" for name in _TIMES},
 }
 JOB_COLUMNS = ", ".join(_SENT.get(name, "j.{0}").format(name) for name in _NAMES)

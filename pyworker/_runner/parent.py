@@ -281,7 +281,7 @@ class Parent:
             assert child.process.stdin is not None  # noqa: S101
             child.process.stdin.close()
         # A process that ends deliberately clears its slots. Jobs left there may have crashed it,
-        # whatever its exit code is.
+        # with any exit code.
         running = [(job.job_id, job.run) for job in child.slots.running()]
         deliberate = not running
         crashed = code not in (0, EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER, EXIT_REGISTER_AGAIN)
