@@ -287,7 +287,7 @@ class Parent:
         crashed = code not in (0, EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER, EXIT_REGISTER_AGAIN)
         crashed = crashed or not deliberate
         # A child that we killed for one job, or while stopping, did not crash: its jobs are
-        # released and keep their attempt.
+        # released, and this attempt does not count.
         crashed = crashed and not self.signals and (not child.killed or child.killed == MEMORY)
         failure = None
         if child.culprit:

@@ -121,7 +121,7 @@ def test_on_a_phone_nothing_is_out_of_sight(page, site, queue, worker):
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
     page.goto(f"{base}/jobs")
     page.get_by_label("Select all on this page").check()
-    assert page.get_by_label(f"Choose job {job.id}").is_checked()
+    assert page.get_by_label(f"Select job {job.id}").is_checked()
 
 
 def test_two_hundred_hostile_strings_run_nowhere(page, site, queue, worker):
