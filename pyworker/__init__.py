@@ -1,4 +1,5 @@
-"""A job queue that lives in PostgreSQL: its rules are SQL functions, its Python runner is thin.
+"""A job queue that lives in PostgreSQL: its rules are SQL functions, and a thin Python runner
+executes the jobs.
 
     from pyworker import task
 
@@ -6,7 +7,7 @@
     def send_email(payload):
         ...
 
-Whatever is not listed in __all__ is private and changes without notice.
+Names that are not listed in __all__ are private and change without notice.
 """
 
 from importlib.metadata import version as _version

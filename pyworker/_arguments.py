@@ -1,6 +1,7 @@
-"""The options of a job and of a schedule as types, and what is checked before they are sent: the rest the database checks.
+"""The options of jobs and schedules as types, and the checks that run before they are sent.
 
-A refusal here costs no transaction, and names what a driver would not: the argument and its value.
+The database checks the rest. A refusal here costs no transaction, and names the argument and its
+value, which a driver would not.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ Flags = list[str] | tuple[str, ...] | set[str] | frozenset[str]
 
 
 class AddOptions(TypedDict, total=False):
-    """The options of add_job. None means: not given.
+    """The options of add_job. None means "not given".
 
-    run_at: a datetime with a time zone, a timedelta from now, or a text that PostgreSQL reads, such as "tomorrow".
+    run_at: a datetime with a time zone, a timedelta from now, or a text that PostgreSQL reads, such
+    as "tomorrow".
     """
 
     queue_name: str | None
@@ -84,7 +86,8 @@ class CronOptions(TypedDict, total=False):
 
 
 def checked(function: str, name: str, value: Any) -> Any:
-    """The value as any driver sends it: text, an integer, a list of texts; seconds from now for a timedelta."""
+    """The value in a form that any driver sends: text, an integer, a list of texts; seconds from
+    now for a timedelta."""
     try:
         return _CHECKS[name](value)
     except _Wrong as wrong:
@@ -96,7 +99,7 @@ def checked(function: str, name: str, value: Any) -> Any:
 
 
 class _Wrong(Exception):
-    """Its message goes on after the argument's name."""
+    """Its message is appended to the argument's name."""
 
 
 def _text(value: Any) -> str:

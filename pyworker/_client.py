@@ -1,4 +1,5 @@
-"""add_job and its kin from Python, in the caller's own transaction, on whatever connection the caller has (see _drivers)."""
+"""add_job and the other job functions for Python, in the caller's transaction on any connection
+(see _db/drivers)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ._db.rows import JobRow, job_row
 if TYPE_CHECKING:
     from .tasks import Task
 
-# Called before each add: told the task, and the options, which it may change.
+# Called before each add with the task's name and the options, which they may change.
 producers: list[Callable[[str, dict[str, Any]], None]] = []
 
 
@@ -23,7 +24,7 @@ def default_schema() -> str:
 
 
 def job_of(task: str | Task[..., Any], payload: Any, options: Mapping[str, Any]) -> tuple[str, Any, dict[str, Any]]:
-    """Identifier, payload and options as they are sent: a task gives its own options where the call gives none."""
+    """Identifier, payload and options to send: the call's options override those of a task."""
     identifier: Any = task
     given = dict(options)
     if not isinstance(task, str) and hasattr(task, "add_options"):
@@ -55,14 +56,16 @@ def add_job(
 def add_job(
     conn: Any, identifier: Any, payload: Any = None, *, schema: str | None = None, **options: Unpack[AddOptions]
 ) -> Any:
-    """Add a job in the caller's transaction; it is run when that transaction has committed.
+    """Add a job in the caller's transaction; it runs after that transaction has committed.
 
-    conn: a connection, cursor or session of psycopg, asyncpg, psycopg2, SQLAlchemy or Django. With an asynchronous one the result
-    must be awaited. identifier: a task's name, or the task itself, whose options then hold where the call gives none. payload: any
-    JSON value, or a dataclass, pydantic model or msgspec struct. options: add_job's SQL arguments (queue_name, run_at,
-    max_attempts, job_key, priority, flags, job_key_mode, unique_policy, sequence_policy, meta, delivery); run_at is a datetime with
-    a time zone, or a timedelta from now. schema: where pyworker is installed, by default $PYWORKER_SCHEMA or "pyworker". Returns
-    the job. Raises InvalidArgument and its kin.
+    conn: a connection, cursor or session of psycopg, asyncpg, psycopg2, SQLAlchemy or Django. With
+    an asynchronous one, await the result. identifier: a task's name, or the task itself; then the
+    task's options apply where the call gives none. payload: any JSON value, or a dataclass,
+    pydantic model or msgspec struct. options: add_job's SQL arguments (queue_name, run_at,
+    max_attempts, job_key, priority, flags, job_key_mode, unique_policy, sequence_policy, meta,
+    delivery); run_at is a datetime with a time zone, or a timedelta from now. schema: where
+    pyworker is installed, by default $PYWORKER_SCHEMA or "pyworker". Returns the job. Raises
+    InvalidArgument and other PyworkerErrors.
     """
     call = queue.add_job_call(schema or default_schema(), *job_of(identifier, payload, cast("Any", options)))
     return query("add_job", conn, call, _one)
@@ -75,10 +78,10 @@ def add_jobs(
 @overload
 def add_jobs(conn: SyncConnection, specs: Iterable[JobSpec], *, schema: str | None = None) -> list[JobRow]: ...
 def add_jobs(conn: Any, specs: Iterable[JobSpec], *, schema: str | None = None) -> Any:
-    """Add many jobs in one statement; they are returned in the order of specs.
+    """Add many jobs in one statement. Returns them in the order of specs.
 
-    specs: dicts with add_job's arguments: {"identifier": "send_email", "payload": {…}, "priority": 1}. identifier: a task's name, or
-    the task itself. A spec that is refused refuses them all.
+    specs: dicts with add_job's arguments: {"identifier": "send_email", "payload": {…}, "priority":
+    1}. identifier: a task's name, or the task itself. If one spec is refused, no job is added.
     """
     sent: list[Mapping[str, Any]] = []
     for spec in specs:
@@ -93,7 +96,7 @@ def get_job(conn: AsyncConnection, job_id: int, *, schema: str | None = None) ->
 @overload
 def get_job(conn: SyncConnection, job_id: int, *, schema: str | None = None) -> JobRow | None: ...
 def get_job(conn: Any, job_id: int, *, schema: str | None = None) -> Any:
-    """The job with this id, live or finished, or None if there is none (any more)."""
+    """The job with this id, live or finished; None if it does not exist or was pruned."""
     return _verb(conn, schema, "get_job", _maybe, job_id=job_id)
 
 
@@ -104,7 +107,8 @@ def cancel_job(
 @overload
 def cancel_job(conn: SyncConnection, job_id: int, force: bool = False, *, schema: str | None = None) -> JobRow: ...
 def cancel_job(conn: Any, job_id: int, force: bool = False, *, schema: str | None = None) -> Any:
-    """Cancel a job. A running one is asked to stop; force: it ends at once, and what its worker reports later is refused.
+    """Cancel a job. A running job is asked to stop; with force it ends at once, and later reports
+    of its worker are refused.
 
     Returns the job as it is afterwards. Raises NotFound.
     """
@@ -116,7 +120,7 @@ def retry_job(conn: AsyncConnection, job_id: int, *, schema: str | None = None) 
 @overload
 def retry_job(conn: SyncConnection, job_id: int, *, schema: str | None = None) -> JobRow: ...
 def retry_job(conn: Any, job_id: int, *, schema: str | None = None) -> Any:
-    """Run a job now: a finished one again, a waiting one ahead of its time. Raises NotFound, WrongState, Duplicate."""
+    """Run a finished job again, or a waiting one now. Raises NotFound, WrongState, Duplicate."""
     return _verb(conn, schema, "retry_job", _one, job_id=job_id)
 
 
@@ -125,7 +129,8 @@ def delete_job(conn: AsyncConnection, job_id: int, *, schema: str | None = None)
 @overload
 def delete_job(conn: SyncConnection, job_id: int, *, schema: str | None = None) -> JobRow: ...
 def delete_job(conn: Any, job_id: int, *, schema: str | None = None) -> Any:
-    """Delete a job that does not run, also a finished one. Returns it as it was. Raises NotFound, WrongState."""
+    """Delete a job that is not running; it may be finished. Returns it as it was. Raises NotFound,
+    WrongState."""
     return _verb(conn, schema, "delete_job", _one, job_id=job_id)
 
 
@@ -136,7 +141,8 @@ def remove_job(
 @overload
 def remove_job(conn: SyncConnection, job_key: str, *, schema: str | None = None) -> JobRow | None: ...
 def remove_job(conn: Any, job_key: str, *, schema: str | None = None) -> Any:
-    """Delete the job that holds this key; a running one loses the key and is not tried again. None: no job holds it."""
+    """Delete the job that holds this key. A running job loses the key and is not retried. Returns
+    None if no job holds the key."""
     return _verb(conn, schema, "remove_job", _maybe, job_key=job_key)
 
 

@@ -1,4 +1,7 @@
-"""The name of the distribution. The import package and the command are called `pyworker`; that name on PyPI is another project's."""
+"""The name of the distribution.
+
+The import package and the command are called `pyworker`, but that name on PyPI belongs to another
+project."""
 
 from __future__ import annotations
 
@@ -6,5 +9,5 @@ DISTRIBUTION = "pyworker-pg"
 
 
 def pip_install(extra: str) -> str:
-    """The command that adds an optional dependency, for messages."""
+    """The command that installs an optional dependency, for messages."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"

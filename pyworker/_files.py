@@ -1,4 +1,4 @@
-"""Where the files are that are no Python: `sql/` and `examples/`, beside the package in a checkout, inside it in a wheel."""
+"""Finds `sql/` and `examples/`: beside the package in a checkout, inside it in a wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines for people, or JSON for machines."""
+"""Log formats: text for people, JSON for machines."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, pid, exception, and whatever was given as `extra`.
+    """One JSON object per line: time, level, logger, message, pid, exception, and all of `extra`.
 
-    An extra of one of these names is found with "extra_" before its own."""
+    An extra with one of these names gets the prefix "extra_"."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -42,12 +42,12 @@ class JsonFormatter(logging.Formatter):
 def _message_of(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception as error:  # a message that does not fit its arguments is logged all the same
+    except Exception as error:  # log a message even if it does not fit its arguments
         return f"{_text_of(record.msg)} {_text_of(record.args)} ({type(error).__name__}: {_text_of(error)})"
 
 
 def _json_of(value: Any) -> str:
-    """As JSON, at any price: what JSON has no word for is written as text."""
+    """Any value as JSON; what JSON cannot express becomes text."""
     try:
         return json.dumps(value, default=_text_of, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -60,7 +60,7 @@ def _plain(value: Any, depth: int) -> Any:
         return {key if isinstance(key, str) else _text_of(key): _plain(part, depth - 1) for key, part in members}
     if isinstance(value, list | tuple) and depth:
         return [_plain(part, depth - 1) for part in cast("list[Any]", value)]
-    if isinstance(value, int) and value.bit_length() > 10_000:  # Python writes no longer ones
+    if isinstance(value, int) and value.bit_length() > 10_000:  # Python refuses longer decimals
         return hex(value)
     if value is None or isinstance(value, bool | str | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
@@ -75,7 +75,7 @@ def _text_of(value: Any) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """For people, with the whole time and the process."""
+    """For log files: full time, level, logger and process."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s[%(process)d] %(message)s")
@@ -85,18 +85,19 @@ class TextFormatter(logging.Formatter):
 
 
 class JobLogger(logging.LoggerAdapter[logging.Logger]):
-    """Adds the job's fields to what is given as `extra`; logging's own adapter would drop that."""
+    """Adds the job's fields to `extra`; logging's own adapter would replace it."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         return msg, {**kwargs, "extra": {**(kwargs.get("extra") or {}), **(self.extra or {})}}
 
 
 class ShortFormatter(logging.Formatter):
-    """For people: the time of day, of a job its task and id, and the message; who else speaks is named. On a terminal in colours."""
+    """For terminals: the time of day, a job's task and id, and the message, in colours. Names other
+    loggers."""
 
     def __init__(self, terminal: bool) -> None:
         super().__init__(datefmt="%H:%M:%S")
-        self._start = "\r\x1b[K" if terminal else ""  # over a progress bar
+        self._start = "\r\x1b[K" if terminal else ""  # overwrites a progress bar
         self._colours = terminal and "NO_COLOR" not in os.environ
 
     def format(self, record: logging.LogRecord) -> str:
@@ -124,7 +125,7 @@ def on_terminal() -> bool:
 
 
 def _catch_the_rest() -> None:
-    """What Python writes to standard error by itself, as lines of the log."""
+    """Log what Python would write to standard error by itself."""
     other = logging.getLogger("python")
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -159,4 +160,4 @@ def set_up(log_format: str, level: str) -> None:
     else:
         handler.setFormatter(TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("psycopg").setLevel(logging.ERROR)  # we tell of lost connections ourselves
+    logging.getLogger("psycopg").setLevel(logging.ERROR)  # lost connections are logged by Backoff

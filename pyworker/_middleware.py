@@ -1,4 +1,4 @@
-"""Middleware: functions of the application that surround its handlers. The one hook that people write against."""
+"""Middleware: functions of the application that surround its handlers; the only such hook."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ registered: list[Middleware] = []  # the first is the outermost
 
 
 def middleware(function: M) -> M:
-    """Have a function with one `yield` surround every handler, sync or async: before the yield, the handler, after it.
+    """Make a generator function with one `yield` surround every handler, sync or async.
 
         @middleware
         def timed(job):
@@ -32,11 +32,14 @@ def middleware(function: M) -> M:
             finally:
                 statsd.timing(job.task_identifier, time.monotonic() - began)
 
-    It gets the job. `yield` gives what the handler returned, or raises what the handler raised: an exception, or an outcome (Snooze,
-    Cancel, Discard, NotStarted, Failed), whether the handler raised or returned it. The first to be registered is the outermost. It
-    runs where the handler runs, in its thread or on the event loop, so it must not block there. It observes: whatever it swallows or
-    raises, the job ends as without it, but for an outcome, which it may raise as a handler may; its own exceptions are logged. A
-    worker knows those of the modules that it has loaded.
+    It gets the job. `yield` returns what the handler returned, or raises what the handler raised:
+    an exception, or an outcome (Snooze, Cancel, Discard, NotStarted, Failed), whether the handler
+    raised or returned it. The first middleware to be registered is the outermost. It runs in the
+    handler's thread or on the event loop, where it must not block.
+
+    Middleware cannot change how the job ends by swallowing or raising an exception; its own
+    exceptions are logged. Only an outcome that it raises counts, as from a handler. A worker uses
+    the middleware of the modules that it has loaded.
     """
     if not inspect.isgeneratorfunction(function):
         raise TaskError(
@@ -47,7 +50,7 @@ def middleware(function: M) -> M:
     except TypeError as error:
         raise TaskError(f"{function!r}: a middleware takes one argument, the job: {error}") from None
     names = [(known.__module__, known.__qualname__) for known in registered]
-    if (name := (function.__module__, function.__qualname__)) in names:  # its module was loaded again
+    if (name := (function.__module__, function.__qualname__)) in names:  # its module was reloaded
         registered[names.index(name)] = function
     else:
         registered.append(function)
@@ -55,7 +58,8 @@ def middleware(function: M) -> M:
 
 
 class Around:
-    """Surrounds the handler of one job: middlewares are begun in order, and ended in reverse with its result or its exception."""
+    """Surrounds the handler of one job: starts middlewares in order, and ends them in reverse with
+    its result or exception."""
 
     __slots__ = ("_begun", "_job", "result")
 

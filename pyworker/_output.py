@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for machines."""
+"""The output of commands: tables for people, JSON for machines."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ FULL = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Screen(Console):
-    """rich's console; a reader that has gone is the business of `unwritten`."""
+    """rich's console, which leaves a closed pipe to `unwritten`."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def open_streams() -> None:
-    """A stream that was closed (`>&-`) leads nowhere; otherwise the next connection would get its number."""
+    """Open closed standard streams (`>&-`) on the null device; otherwise the next connection would
+    get one of their numbers."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             nothing = os.open(os.devnull, os.O_RDWR)
@@ -46,8 +47,9 @@ def open_streams() -> None:
 
 
 def unwritten(error: BaseException) -> OSError | None:
-    """Why standard output could not be written, if this ended a command for it; from now on nothing is written to it."""
-    if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):  # click has seen that the reader has gone
+    """The reason if standard output could not be written and that ended the command. Afterwards
+    standard output is discarded."""
+    if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):  # click has found the pipe closed
         return BrokenPipeError()
     found = error if isinstance(error, OSError) and error.errno in FULL and error.filename is None else None
     try:
@@ -62,7 +64,7 @@ def unwritten(error: BaseException) -> OSError | None:
 
 
 def say(text: str, err: bool = False) -> None:
-    """A line for people, of whatever was said by others."""
+    """Print a line, with control characters escaped."""
     click.echo(shown(text), err=err)
 
 
@@ -87,7 +89,7 @@ def print_json(value: Any) -> None:
     try:
         text = dump(ensure_ascii=False)
         text.encode(sys.stdout.encoding)
-    except UnicodeEncodeError:  # half a surrogate pair, or a narrow terminal
+    except UnicodeEncodeError:  # half a surrogate pair, or an encoding without these characters
         text = dump(ensure_ascii=True)
     click.echo(shown_json(text))
 
@@ -101,7 +103,7 @@ def print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
     widths = [max(len(name), *(text[at].cell_len for text in texts)) for at, name in enumerate(rows[0])]
     for at, name in enumerate(rows[0]):
         number = all(isinstance(row[name], int) for row in rows)
-        # Only the last column gives way when the terminal is narrow.
+        # Only the last column shrinks when the terminal is narrow.
         width = None if at == len(rows[0]) - 1 else widths[at]
         table.add_column(
             name.replace("_", " "),
@@ -121,7 +123,7 @@ def text_of(value: Any) -> Text:
     if isinstance(value, datetime):
         return Text(time_of(value))
     lines = str(value).strip().split("\n") if value is not None else [""]
-    return Text(shown(lines[-1]))  # of a traceback, its last line says what happened
+    return Text(shown(lines[-1]))  # the last line of a traceback has the exception
 
 
 def time_of(value: datetime) -> str:

@@ -1,6 +1,7 @@
-"""Payloads and results as JSON. What a typed payload is written with is what it is read with: pydantic or msgspec.
+"""Payloads and results as JSON. The library that writes a typed payload also reads it: pydantic or
+msgspec.
 
-A type that is made of plain JSON values needs neither library and stays as it is.
+A type of plain JSON values needs neither library and is left as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Literal, cast
 from ._distribution import pip_install
 from .errors import InvalidArgument, TaskError
 
-# Values that JSON writes as strings or arrays: without their type nothing makes them of JSON again.
+# JSON writes them as strings or arrays; reading them again requires their type.
 _SCALARS = (
     datetime.date, datetime.time, datetime.timedelta, uuid.UUID, decimal.Decimal, bytes, bytearray, set, frozenset,
     collections.abc.Set, tuple, enum.Enum,
@@ -36,7 +37,7 @@ class JsonText(str):
 
 
 class Codec:
-    """One type, to JSON values and back."""
+    """Converts one type to JSON values and back."""
 
     def __init__(self, hint: Any, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
         self.hint = hint
@@ -45,7 +46,8 @@ class Codec:
 
 
 def to_json(value: Any, what: str = "what is stored") -> str:
-    """JSON text of a payload or result: plain JSON values, dataclasses, pydantic models, msgspec structs."""
+    """JSON text of a payload or result: plain JSON values, dataclasses, pydantic models, msgspec
+    structs."""
     if isinstance(value, JsonText):
         return value
     try:
@@ -54,17 +56,17 @@ def to_json(value: Any, what: str = "what is stored") -> str:
         raise TypeError(f"{what} must be JSON: {error}") from None
     except RecursionError:
         raise InvalidArgument(f"{what} must be JSON: it is nested too deeply") from None
-    except ValueError as error:  # before the database sees it, which would abort the caller's transaction
+    except ValueError as error:  # here, as a refusal by the database would abort the caller's transaction
         raise InvalidArgument(f"{what} must be JSON: {error}") from None
 
 
 def encoded(codec: Codec | None, value: Any, what: str) -> Any:
-    """A value of the codec's type as something that to_json takes."""
+    """A value of the codec's type, converted for to_json."""
     if codec is None or isinstance(value, JsonText):
         return value
     try:
         return codec.encode(value)
-    except (TypeError, ValueError, RecursionError) as error:  # pydantic's and msgspec's own are among these
+    except (TypeError, ValueError, RecursionError) as error:  # includes those of pydantic and msgspec
         raise TypeError(f"{what} cannot be stored as {codec.hint!r}: {type(error).__name__}: {error}") from None
 
 
@@ -80,15 +82,16 @@ def _plain(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=1000)
 def _codec_of_class(kind: type[Any]) -> Codec | None:
-    """For a value that comes without its task: by its own class. None where no library can write it."""
+    """A codec by a value's class, for values without a task; None if no library can write it."""
     try:
         return codec_of(kind)
-    except Exception:  # a library is missing, or the annotations mean nothing outside the function that they stand in
+    except Exception:  # a library is missing, or annotations refer to local names
         return _by_msgspec(kind) if hasattr(kind, "__struct_fields__") else None
 
 
 def codec_of(hint: Any) -> Codec | None:
-    """How this type is written to JSON and read from it; None for plain JSON types. Refuses what no library can read."""
+    """The codec of this type; None for plain JSON types. Raises TaskError if no library reads
+    it."""
     parts: set[Any] = set()
     if not _needs_conversion(hint, parts):
         return None
@@ -99,7 +102,7 @@ def codec_of(hint: Any) -> Codec | None:
 
 
 def _library(parts: set[Any]) -> Library | None:
-    """pydantic where one of its models is among the parts, or where msgspec is not installed."""
+    """pydantic if a part is one of its models or msgspec is not installed; otherwise msgspec."""
     pydantic_only = any(hasattr(part, "__pydantic_validator__") for part in parts)
     if not pydantic_only and _importable("msgspec"):
         return "msgspec"
@@ -112,14 +115,14 @@ def _by_pydantic(hint: Any) -> Codec:
     adapter: TypeAdapter[Any] = TypeAdapter(hint)
 
     def encode(value: Any) -> Any:
-        # By alias, as it is read. A plain dict in place of a model passes as it is; to check it is the reader's part.
+        # By alias, as it is read. A plain dict in place of a model passes; the reader validates it.
         return adapter.dump_python(value, mode="json", by_alias=True, warnings="none")
 
     def decode(payload: Any) -> Any:
         try:
             return adapter.validate_json(json.dumps(payload))
         except ValidationError as error:
-            # Without the input: a payload is not to be seen in errors and logs.
+            # Without the input: payloads must not appear in errors and logs.
             problems = "; ".join(
                 f"{e['msg']} - at `{'.'.join(str(part) for part in e['loc'])}`"
                 for e in error.errors(include_input=False)
@@ -132,7 +135,7 @@ def _by_pydantic(hint: Any) -> Codec:
 def _by_msgspec(hint: Any) -> Codec:
     import msgspec
 
-    msgspec.json.Decoder(hint)  # looks at the type, now
+    msgspec.json.Decoder(hint)  # checks the type now
 
     def encode(value: Any) -> Any:
         return msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
@@ -147,7 +150,8 @@ def _by_msgspec(hint: Any) -> Codec:
 
 
 def _needs_conversion(hint: Any, parts: set[Any]) -> bool:
-    """Is it made of more than plain JSON values? Collects the classes with fields that it consists of."""
+    """True if the type contains more than plain JSON values. Adds its classes with fields to
+    `parts`."""
     for aliased in ("__value__", "__supertype__"):  # `type A = …`, NewType
         if hasattr(hint, aliased) and not inspect.isclass(hint):
             return _needs_conversion(getattr(hint, aliased), parts)
@@ -161,7 +165,7 @@ def _needs_conversion(hint: Any, parts: set[Any]) -> bool:
     if typing.is_typeddict(origin) or any(hasattr(origin, mark) for mark in _MARKS):
         if origin not in parts:
             parts.add(origin)
-            # pydantic has resolved its own fields, and is the library that counts.
+            # pydantic has resolved its own fields, and a pydantic model decides the library.
             for field in () if hasattr(origin, "__pydantic_validator__") else typing.get_type_hints(origin).values():
                 _needs_conversion(field, parts)
         return True

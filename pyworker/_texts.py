@@ -1,4 +1,4 @@
-"""Texts of exceptions, which may be anything: their own text may raise, have no end, or hold what PostgreSQL cannot store."""
+"""Texts of exceptions: they may raise, be endless, or hold what PostgreSQL cannot store."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-MAX_ERROR_TEXT = 32_000  # characters that are kept of an error: its first and its last half
+MAX_ERROR_TEXT = 32_000  # characters kept of an error, half from each end
 _HERE = os.path.dirname(__file__)
 _OURS = (_HERE, os.path.join(_HERE, "_runner"), os.path.join(_HERE, "_db"))
-MAX_LINE = 500  # of its first line, in a log
+MAX_LINE = 500  # characters of its first line in a log
 
 
 def first_line(text: str) -> str:
@@ -19,7 +19,7 @@ def first_line(text: str) -> str:
 
 
 def limited(text: str) -> str:
-    """What PostgreSQL can store of a text, and no more than its two ends."""
+    """The text as PostgreSQL can store it, limited to MAX_ERROR_TEXT by omitting its middle."""
     if len(text) <= MAX_ERROR_TEXT and len(whole := printable(text)) <= MAX_ERROR_TEXT:
         return whole
     half = MAX_ERROR_TEXT // 2
@@ -30,7 +30,7 @@ def limited(text: str) -> str:
 def name_of(error: BaseException) -> str:
     try:
         return str(type(error).__name__)
-    except BaseException:  # by its metaclass
+    except BaseException:  # raised by its metaclass
         return "an exception"
 
 
@@ -50,7 +50,7 @@ def summary_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback, from the handler on."""
+    """The traceback from the handler's frame on."""
     frames: TracebackType | None = error.__traceback__
     while frames and os.path.dirname(frames.tb_frame.f_code.co_filename) in _OURS:
         frames = frames.tb_next

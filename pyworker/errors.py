@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions.
+"""The exceptions of pyworker.
 
     PyworkerError
     ├── InvalidArgument      PW001  an argument was refused; the message names it and its value
@@ -9,7 +9,7 @@
     ├── SchemaVersionError   PW006  database and package do not fit together
     └── TaskError                   a task cannot be used: bad signature, two of one name, nothing to import
 
-The SQL functions raise SQLSTATEs; `translated` turns them into these classes, whatever driver they came through.
+The SQL functions raise SQLSTATEs. `translated` turns them into these classes, for every driver.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 
 class PyworkerError(Exception):
-    """The root of all exceptions that pyworker raises on purpose."""
+    """The base class of all exceptions that pyworker raises on purpose."""
 
     sqlstate: str | None = None
     hint: str | None = None
@@ -41,7 +41,7 @@ class ClaimLost(PyworkerError):
 
 
 class Duplicate(PyworkerError):
-    """PW003: the key is held by another job, see `existing_job_id` and `existing_job_state`."""
+    """PW003: another job holds the key; see `existing_job_id` and `existing_job_state`."""
 
     sqlstate = "PW003"
 
@@ -67,13 +67,15 @@ class WrongState(PyworkerError):
 
 
 class SchemaVersionError(PyworkerError):
-    """PW006: database and package do not fit together; `detail` is "older" or "newer", seen from the package."""
+    """PW006: the versions of database and package do not fit together. `detail` says whether the
+    database is "older" or "newer" than the package."""
 
     sqlstate = "PW006"
 
 
 class TaskError(PyworkerError):
-    """A task cannot be used: a bad signature, two tasks of one name, a module that cannot be imported."""
+    """A task cannot be used: a bad signature, two tasks of one name, a module that cannot be
+    imported."""
 
 
 BY_SQLSTATE: dict[str, type[PyworkerError]] = {
@@ -82,7 +84,7 @@ BY_SQLSTATE: dict[str, type[PyworkerError]] = {
 
 
 def _within(error: BaseException) -> Iterator[Any]:
-    """The exception, and those that SQLAlchemy or Django have wrapped."""
+    """The exception, and the driver's exceptions that SQLAlchemy or Django wrapped in it."""
     original = getattr(error, "orig", None)
     for candidate in (error, original, error.__cause__, getattr(original, "__cause__", None)):
         if candidate is not None:
@@ -90,7 +92,8 @@ def _within(error: BaseException) -> Iterator[Any]:
 
 
 def sqlstate_of(error: BaseException) -> str | None:
-    """The SQLSTATE of a driver's exception: psycopg's, asyncpg's, psycopg2's, or one of them wrapped by SQLAlchemy or Django."""
+    """The SQLSTATE of an exception of psycopg, asyncpg or psycopg2, also wrapped by SQLAlchemy or
+    Django."""
     for candidate in _within(error):
         code = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
         if isinstance(code, str):
@@ -99,7 +102,7 @@ def sqlstate_of(error: BaseException) -> str | None:
 
 
 def _told(error: BaseException) -> tuple[str, str | None, str | None]:
-    """Message, detail and hint of the database."""
+    """The database's message, detail and hint."""
     for candidate in _within(error):
         if diag := getattr(candidate, "diag", None):
             return diag.message_primary or str(error), diag.message_detail, diag.message_hint
@@ -110,7 +113,7 @@ def _told(error: BaseException) -> tuple[str, str | None, str | None]:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Re-raise a database error that carries one of our SQLSTATEs as its class; others pass."""
+    """Re-raise a database error with one of our SQLSTATEs as its class; other errors pass."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,7 @@
-"""What a handler is given, and what it may answer.
+"""The job that a handler gets, and the outcomes that it may raise.
 
-A handler that returns has finished its job. It may instead raise (or return) one of the outcomes below; any other exception
-is a failed attempt, to be retried after the task's backoff.
+A handler that returns has finished its job. It may instead raise (or return) one of the outcomes
+below. Any other exception is a failed attempt, which is retried after the task's backoff.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
 
 class Outcome(Exception):
-    """The root of the answers below."""
+    """The base class of the outcomes below."""
 
 
 class Snooze(Outcome):
-    """Put the job off by `delay` (a timedelta, or seconds); this attempt does not count. (River: snooze)"""
+    """Run the job again after `delay` (a timedelta, or seconds); this attempt does not count.
+    (River: snooze)"""
 
     def __init__(self, delay: timedelta | float) -> None:
         self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
@@ -44,7 +45,7 @@ class Snooze(Outcome):
 
 
 class Cancel(Outcome):
-    """Call the job off for good: it ends cancelled, with `reason` as its last error. (River: JobCancel)"""
+    """Cancel the job: it ends cancelled, with `reason` as its last error. (River: JobCancel)"""
 
     def __init__(self, reason: str = "cancelled by its handler") -> None:
         self.reason = reason
@@ -52,7 +53,8 @@ class Cancel(Outcome):
 
 
 class Discard(Outcome):
-    """Give up without further attempts: it ends discarded, a decision for people. (Oban: discard)"""
+    """End the job as discarded, without further attempts; you may retry or delete it. (Oban:
+    discard)"""
 
     def __init__(self, reason: str = "discarded by its handler") -> None:
         self.reason = reason
@@ -60,7 +62,8 @@ class Discard(Outcome):
 
 
 class NotStarted(Outcome):
-    """Of a job with delivery at_most_once: nothing that must not be done twice has been done yet, it may be tried again."""
+    """For delivery at_most_once: the effect that must not be repeated has not begun, so the job may
+    be retried."""
 
     def __init__(self, reason: str = "not started") -> None:
         self.reason = reason
@@ -68,7 +71,8 @@ class NotStarted(Outcome):
 
 
 class Failed(Outcome):
-    """Of a batch (a payload that is an array), these elements failed: only they are tried again. (Graphile Worker: batch jobs)"""
+    """For a batch (a payload that is an array): these elements failed, and only they are retried.
+    (Graphile Worker: batch jobs)"""
 
     def __init__(self, elements: Sequence[Any], reason: str | None = None) -> None:
         self.elements = list(elements)
@@ -95,11 +99,11 @@ class _JobFields:
     _connections: Connections = field(repr=False)
     _in_transaction: Any = field(default=None, repr=False)
     _cancelled: bool = field(default=False, repr=False)
-    _transaction: str = field(default="", repr=False)  # "open", or "committed", by which the job is completed
+    _transaction: str = field(default="", repr=False)  # "open", or "committed", which completed the job
 
     @property
     def _completed(self) -> bool:
-        """Has job.transaction() completed the job?"""
+        """True if job.transaction() has completed the job."""
         return self._transaction == "committed"
 
     def _begin_transaction(self) -> None:
@@ -121,34 +125,40 @@ class _JobFields:
 
 
 class Job(_JobFields):
-    """The job at hand, for a handler that asks for it: a parameter named `job`, or annotated `Job`.
+    """The running job, for a handler with a parameter named `job` or annotated `Job`.
 
-    id, run (the fencing token: it grows with each claim, hand it to whatever must refuse a late writer), task_identifier,
-    payload, attempts (this one included), max_attempts, priority, run_at, queue_name, key, flags, meta, sequence_key, created_at,
-    logger.
+    Its fields: id, run (the fencing token: it grows with each claim; pass it to systems that must
+    refuse a late writer), task_identifier, payload, attempts (including this one), max_attempts,
+    priority, run_at, queue_name, key, flags, meta, sequence_key, created_at, logger.
     """
 
     __slots__ = ()
 
     @property
     def cancelled(self) -> bool:
-        """Was the job called off (cancel_job) while it runs, or its claim lost? A handler that runs long should look now and then, and
-        end; five seconds later its process is ended. (In async handlers asyncio.CancelledError is raised.)"""
+        """True if the job was cancelled (cancel_job) while it runs, or its claim was lost.
+
+        A handler that runs long should check it periodically, and return. After five seconds its
+        process is killed. (In async handlers asyncio.CancelledError is raised.)"""
         return self._cancelled
 
     def once(self, key: str) -> bool:
-        """True the first time in the life of this job, over all its attempts, false ever after: at least once up to this call, at
-        most once after it. It is committed on its own, at once, inside job.transaction() too: the mark stays if that is rolled back.
-        (McKinley) For a key of the application: SELECT pyworker.once(key)."""
+        """True the first time in this job's life, over all its attempts; False ever after.
+
+        The code up to this call runs at least once, the code after it at most once. The mark is
+        committed at once, on another connection: it stays if job.transaction() is rolled back.
+        (McKinley) For a key of the application, use SELECT pyworker.once(key)."""
         return self._connections.once(f"job {self.id}: {key}")
 
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[Any]]:
-        """A connection in a transaction that ends with the job's own end: its writes and the job's completion are one commit.
+        """A connection in a transaction that also completes the job: your writes and the completion
+        are one commit.
 
-        When the claim was lost meanwhile (the worker was taken for dead and the job handed on), ClaimLost is raised
-        instead of the commit and everything rolls back. Effects in this database thus happen once. A second one, inside the first
-        or after it, is refused with WrongState; after one that was rolled back you may try again.
+        If the claim was lost in the meantime (the worker was declared dead and the job claimed by
+        another), the commit is replaced by ClaimLost and everything rolls back. So effects in this
+        database happen once. A second transaction, inside the first or after its commit, raises
+        WrongState; after a rollback you may try again.
         """
         xact, ended = None, ""
         self._begin_transaction()
@@ -161,7 +171,7 @@ class Job(_JobFields):
                         self._in_transaction = None
                         xact = self._connections.database(conn).finish_job(self.id, self.run)
                 except psycopg.OperationalError:
-                    # Lost during the COMMIT? Then only the database knows.
+                    # If the connection was lost during COMMIT, only the database knows the result.
                     if xact is None or not conn.closed or not self._connections.committed(self.id, self.run, xact):
                         raise
                 ended = "committed" if xact else ""
@@ -169,7 +179,8 @@ class Job(_JobFields):
             self._in_transaction, self._transaction = None, ended
 
     def add_job(self, identifier: str | Task[..., Any], payload: Any = None, **options: Unpack[AddOptions]) -> JobRow:
-        """Add another job: in `transaction()` if that is open, otherwise at once. Arguments as pyworker.add_job."""
+        """Add another job: in `transaction()` if that is open, otherwise at once. Takes the
+        arguments of pyworker.add_job."""
         open_one: psycopg.Connection[Any] | None = self._in_transaction
         if open_one is not None:
             return _client.add_job(open_one, identifier, payload, schema=self._connections.schema, **options)
@@ -178,13 +189,13 @@ class Job(_JobFields):
 
 
 class AsyncJob(_JobFields):
-    """`Job` as an async handler gets it: `async with job.transaction()`, `await job.add_job(…)`."""
+    """`Job` for async handlers: `async with job.transaction()`, `await job.add_job(…)`."""
 
     __slots__ = ()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-        """As Job.transaction, with an asynchronous connection."""
+        """Like Job.transaction, with an asynchronous connection."""
         xact, ended = None, ""
         self._begin_transaction()
         try:
@@ -209,13 +220,13 @@ class AsyncJob(_JobFields):
             self._in_transaction, self._transaction = None, ended
 
     async def once(self, key: str) -> bool:
-        """As Job.once."""
+        """Like Job.once."""
         return await self._connections.once_async(f"job {self.id}: {key}")
 
     async def add_job(
         self, identifier: str | Task[..., Any], payload: Any = None, **options: Unpack[AddOptions]
     ) -> JobRow:
-        """As Job.add_job."""
+        """Like Job.add_job."""
         open_one: psycopg.AsyncConnection[Any] | None = self._in_transaction
         if open_one is not None:
             return await _client.add_job(open_one, identifier, payload, schema=self._connections.schema, **options)

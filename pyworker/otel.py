@@ -1,12 +1,14 @@
-"""Traces with OpenTelemetry, from whoever adds a job to its handler: call instrument(), in producers and in a module of tasks.
+"""OpenTelemetry traces from the producer of a job to its handler. Call instrument() in producers
+and in a module of tasks.
 
     from pyworker import otel
 
     otel.instrument()
 
-`pyworker.add_job` then makes a producer span and writes its `traceparent` into the job's meta; whoever adds jobs by SQL may set it
-as well. Each attempt of a job is a consumer span, a child of that one, around the handler and the middlewares that were registered
-later. Exporters are the business of OpenTelemetry's SDK; neither payloads nor messages of exceptions are in the spans.
+`pyworker.add_job` then makes a producer span and writes its `traceparent` into the job's meta; if
+you add jobs by SQL, you may set it yourself. Each attempt of a job is a consumer span, a child of
+that span, around the handler and the middlewares that were registered later. OpenTelemetry's SDK
+configures exporters. Spans contain neither payloads nor messages of exceptions.
 """
 
 from __future__ import annotations
@@ -33,14 +35,15 @@ _context = TraceContextTextMapPropagator()
 
 
 def instrument() -> None:
-    """Let add_job and the handlers of this process make spans. To call it again does no harm."""
+    """Make add_job and the handlers of this process create spans. You may call it more than
+    once."""
     middleware(_consume)
     if _produce not in _client.producers:
         _client.producers.append(_produce)
 
 
 def _attributes(operation: str, task: str, queue: str | None) -> dict[str, str | int]:
-    """By the semantic conventions for messaging."""
+    """Attributes by OpenTelemetry's semantic conventions for messaging."""
     return {
         "messaging.system": "pyworker",
         "messaging.operation.name": operation,
@@ -55,7 +58,7 @@ def _produce(identifier: str, options: dict[str, Any]) -> None:
     with _tracer.start_as_current_span(f"add {identifier}", kind=SpanKind.PRODUCER, attributes=attributes):
         carrier: dict[str, str] = {}
         _context.inject(carrier)
-    if carrier:  # none, if nobody collects spans
+    if carrier:  # empty if no spans are collected
         options["meta"] = carrier | (options.get("meta") or {})
 
 
@@ -73,7 +76,7 @@ def _consume(job: Job | AsyncJob) -> Generator[None, Any, None]:
             span.set_attribute("pyworker.outcome", type(outcome).__name__.lower())
             raise
         except BaseException as error:
-            # The class only: a message may quote the payload.
+            # Only the class: a message may quote the payload.
             name = type(error).__qualname__
             span.set_attribute("error.type", name)
             span.set_status(StatusCode.ERROR, name)

@@ -1,4 +1,5 @@
-"""Errors of handlers to Sentry: call instrument() beside your `sentry_sdk.init(…)`, in a module of tasks.
+"""Sends errors of handlers to Sentry. Call instrument() after `sentry_sdk.init(…)` in a module of
+tasks.
 
     import sentry_sdk
     from pyworker import sentry
@@ -6,8 +7,9 @@
     sentry_sdk.init(dsn="…")
     sentry.instrument()
 
-Every attempt that raises is an event, with the job's id, task, queue and attempt; outcomes (Snooze, Cancel …) are none. Sentry's SDK sends
-the local variables of the frames as well, payloads among them, unless told otherwise: include_local_variables=False.
+Every attempt that raises is an event with the job's id, task, queue and attempt; outcomes (Snooze,
+Cancel …) are not. Sentry's SDK also sends the local variables of the frames, including payloads,
+unless you set include_local_variables=False.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ __all__ = ["instrument"]
 
 
 def instrument() -> None:
-    """Have a middleware report what handlers raise, each in a scope of its job's own. To call it again does no harm."""
+    """Register a middleware that reports what handlers raise, each in its own scope. You may call
+    it more than once."""
     middleware(_report)
 
 

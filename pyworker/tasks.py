@@ -1,4 +1,4 @@
-"""The @task decorator: a name for a function, its defaults, and how it is to be called."""
+"""The decorators @task and @cron, and how a worker calls a handler."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ _registry: dict[str, Task[..., Any]] = {}
 class Task(Generic[P, R]):
     """A handler with its name and options. Calling it calls the plain function, as in a unit test.
 
-    Of Task[P, R], P are the handler's parameters, whose first is the payload, and R is what it returns.
+    In Task[P, R], P is the handler's parameters, of which the first is the payload; R is its return
+    type.
     """
 
     def __init__(self, function: Callable[P, R], name: str, options: dict[str, Any], result: bool) -> None:
-        # What a function or object carries must not hide what a task has.
+        # Attributes of the function must not hide those of Task.
         self.__dict__.update({k: v for k, v in getattr(function, "__dict__", {}).items() if not hasattr(Task, k)})
         functools.update_wrapper(cast("Any", self), function, updated=())
         self.function = function
@@ -55,7 +56,8 @@ class Task(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<task {self.name} ({self.module}.{self.qualname})>"
 
-    # The payload is what the handler's first parameter takes; a handler without one, or with a job alone, has none.
+    # The payload is the handler's first parameter. A handler without parameters, or with a job
+    # alone, has none.
     @overload
     def add(
         self: Callable[[], Any],
@@ -133,27 +135,28 @@ class Task(Generic[P, R]):
     ) -> Any:
         """Add a job of this task in the caller's transaction: pyworker.add_job(conn, this task, …).
 
-        The task's options hold, also before a worker has started with them; what the call gives replaces them.
+        The task's options apply even before a worker has started with them; the call's options
+        override them.
         """
         add: Callable[..., Any] = _client.add_job
         return add(conn, self, payload, schema=schema, **options)
 
     @property
     def add_options(self) -> dict[str, Any]:
-        """Those of its options that add_job takes."""
+        """The task's options that add_job takes."""
         return {name: value for name, value in self.options.items() if name in ADD_ARGUMENTS}
 
     def encoded(self, payload: Any) -> Any:
-        """The payload in the JSON values from which the handler's annotation is made again."""
+        """The payload as JSON values from which a worker can restore the annotated type."""
         hint = self._payload_hint
         if payload is None:
-            # Without a payload a job has {}, but null where the handler says that it takes None.
+            # Without a payload a job has {}, but null if the handler's annotation allows None.
             return _payload.JsonText("null") if _payload.takes_null(hint) else None
         return _payload.encoded(self._codec_if_any, payload, f"{self!r}: its payload")
 
     @functools.cached_property
     def _codec_if_any(self) -> _payload.Codec | None:
-        """None, too, where the library that reads the annotation is not installed: a producer need not have it."""
+        """The codec; None also if the library is not installed, as a producer need not have it."""
         try:
             return _payload.codec_of(self._payload_hint)
         except Exception:
@@ -182,7 +185,7 @@ class Task(Generic[P, R]):
 
     @property
     def _payload_hint(self) -> Any:
-        """Any where the handler takes no payload, or does not say which."""
+        """The annotation of the payload; Any if there is no payload or no annotation."""
         first = next(iter(self._parameters), None)
         if (
             first is None
@@ -194,7 +197,8 @@ class Task(Generic[P, R]):
 
     @functools.cached_property
     def invoke(self) -> Callable[[Any], Any]:
-        """The function as the worker calls it, with a job: payload converted, and the job passed, where it asks for them."""
+        """The function as the worker calls it with a job: converts the payload, and passes payload
+        and job if the handler takes them."""
         parameters = self._parameters
         takes_payload, job_name = False, None
         for parameter in parameters:
@@ -230,14 +234,14 @@ class Task(Generic[P, R]):
 
 
 def _origin(function: Any) -> Any:
-    """The function of a partial, or the class of another object that is called: what has a name."""
+    """What carries the name: the function of a partial, or the class of another callable."""
     while isinstance(function, functools.partial):
         function = cast("Any", function).func
     return function if hasattr(function, "__qualname__") else cast("Any", type(function))
 
 
 def _called(function: Any) -> Any:
-    """The function that runs."""
+    """The function that runs: `__call__` for a callable object."""
     origin = _origin(function)
     return origin.__call__ if inspect.isclass(origin) else origin
 
@@ -247,14 +251,19 @@ def task(function: Callable[P, R], /) -> Task[P, R]: ...
 @overload
 def task(function: str | None = None, /, **options: Unpack[TaskOptions]) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 def task(function: Any = None, /, **options: Any) -> Any:
-    """Make a function, sync or async, the handler of the jobs of its name: @task, @task("name") or @task(max_attempts=5, …).
+    """Make a sync or async function the handler of a task: @task, @task("name") or
+    @task(max_attempts=5, …).
 
-    name: the identifier in add_job, by default the function's name. result: keep what it returns with the finished job.
-    unique_policy: in River's or the Open Job Spec's terms (docs/unique-jobs.md). sequence_policy: such as
-    {"by_args": ["customer_id"]}: one at a time, in order, per customer (docs/sequences-and-queues.md). The rest are those of
-    define_task: max_attempts, priority, queue_name, delivery, timeout, backoff, retention; timeout and retention are timedeltas or
-    seconds. They hold for every job that Task.add adds. A worker writes them to the database when it starts, and so does
-    `pyworker tasks sync`, so that SELECT add_job(…) inherits them. A task that gives none leaves the database's definition alone.
+    name: the identifier in add_job, by default the function's name. result: store what it returns
+    with the finished job. unique_policy: in River's or the Open Job Spec's terms
+    (docs/unique-jobs.md). sequence_policy: such as {"by_args": ["customer_id"]}: one at a time, in
+    order, per customer (docs/sequences-and-queues.md). The others are those of define_task:
+    max_attempts, priority, queue_name, delivery, timeout, backoff, retention; timeout and retention
+    are timedeltas or seconds.
+
+    The options apply to every job that Task.add adds. A worker writes them to the database when it
+    starts, and so does `pyworker tasks sync`, so that SELECT add_job(…) inherits them. A task
+    without options does not change its definition in the database.
     """
     name: str | None = options.pop("name", None)
     result: bool = options.pop("result", False)
@@ -288,7 +297,7 @@ def _handler(function: Any) -> Any:
 
 
 def _name_of(function: Any) -> str:
-    """A partial is named after its function, an object that can be called after its class."""
+    """A partial has the name of its function, a callable object that of its class."""
     return _origin(function).__name__
 
 
@@ -301,11 +310,13 @@ def _register(made: Task[P, R]) -> Task[P, R]:
 
 
 def cron(expression: str, /, **options: Unpack[CronOptions]) -> Callable[[Callable[P, R]], Task[P, R]]:
-    """Have jobs of a task added by the clock: @cron("0 4 * * *", timezone="Europe/Berlin") above its @task.
+    """Add jobs of a task on a schedule: @cron("0 4 * * *", timezone="Europe/Berlin") above its
+    @task.
 
-    The schedule is written to the database when a worker starts, and goes when one starts whose code has it no longer
-    (docs/schedules.md). name: by default the task's; a second @cron needs one. timezone: "UTC" by default. backfill: for how long
-    a missed tick is made up for, a timedelta or seconds. The rest are add_job's: payload, queue_name, priority …
+    A worker writes the schedule to the database when it starts. It is removed when a worker starts
+    whose code no longer declares it (docs/schedules.md). name: by default the task's; a second
+    @cron needs one. timezone: "UTC" by default. backfill: how far back missed ticks are made up
+    for, a timedelta or seconds. The others are add_job's: payload, queue_name, priority …
     """
     if unknown := options.keys() - SCHEDULE_OPTIONS:
         raise TypeError(f"cron has no option {sorted(unknown)[0]!r} (known: {', '.join(sorted(SCHEDULE_OPTIONS))})")
@@ -327,7 +338,7 @@ def cron(expression: str, /, **options: Unpack[CronOptions]) -> Callable[[Callab
 
 
 def define(db: Database, known: Mapping[str, Task[..., Any]]) -> None:
-    """Write the options of these tasks, of those that have any, to the database."""
+    """Write the options of these tasks to the database; tasks without options are skipped."""
 
     def write(task: Task[..., Any]) -> None:
         try:
@@ -335,12 +346,13 @@ def define(db: Database, known: Mapping[str, Task[..., Any]]) -> None:
         except InvalidArgument as error:
             raise TaskError(f"{task!r}: {error}") from None
 
-    # In one order, as two that write several at once must not deadlock.
+    # Sorted, so that two sessions that write several tasks do not deadlock.
     db.each(*(functools.partial(write, known[name]) for name in sorted(known) if known[name].options))
 
 
 def definitions(known: Mapping[str, Task[..., Any]]) -> dict[str, dict[str, Any]]:
-    """The options that these tasks declare, as JSON: times in seconds. Tasks without any are left out."""
+    """The declared options of these tasks as JSON values, with times in seconds. Tasks without
+    options are left out."""
     return {
         name: {k: v.total_seconds() if isinstance(v, timedelta) else v for k, v in task.options.items()}
         for name, task in known.items()
@@ -349,7 +361,8 @@ def definitions(known: Mapping[str, Task[..., Any]]) -> dict[str, dict[str, Any]
 
 
 def schedules(modules: Iterable[str]) -> tuple[list[str], list[dict[str, Any]]]:
-    """For whom these modules speak, with all below them that were loaded, and what they want to be scheduled."""
+    """The origins that these modules are responsible for (with all loaded submodules), and the
+    declared schedules."""
     wanted = [schedule for each in _registry.values() for schedule in each.schedules]
     roots = tuple(modules)
     loaded = {name for name in sys.modules for root in roots if name == root or name.startswith(root + ".")}
@@ -357,7 +370,8 @@ def schedules(modules: Iterable[str]) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:
-    """Import the modules, packages with all their submodules, and return every task that is then known."""
+    """Import the modules, packages with all submodules. Returns every task that is then
+    registered."""
     for name in modules:
         try:
             module = importlib.import_module(name)
@@ -379,7 +393,7 @@ def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:
 
 
 def registered() -> dict[str, Task[..., Any]]:
-    """Every task of the modules that were imported."""
+    """Every task of the imported modules."""
     for known in _registry.values():
-        known.invoke  # noqa: B018 - signatures are checked now, not with the first job
+        known.invoke  # noqa: B018 - checks signatures now, not with the first job
     return dict(_registry)

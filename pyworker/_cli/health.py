@@ -1,4 +1,5 @@
-"""`pyworker health` and `pyworker metrics`: of the database, or of one worker, without the application."""
+"""`pyworker health` and `pyworker metrics`, of the database or of one worker. They do not load
+the application."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ PORT = click.IntRange(1, 65535)
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What `pyworker run` is told for those who look after it."""
+    """The options of `pyworker run` for monitoring."""
     for option in (
-        click.option("--stuck-after", default=60.0, show_default=True, type=click.FloatRange(15), help="Seconds after which a "
-                     "process whose loop does not turn is not live."),
+        click.option("--stuck-after", default=60.0, show_default=True, type=click.FloatRange(15), help="A process whose main "
+                     "loop makes no turn for so many seconds is not live."),
         click.option("--health-port", cls=PortOption, type=PORT, help="Serve /live and /ready on this port."),
         click.option("--metrics-port", cls=PortOption, type=PORT,
                      help="Serve /metrics of this worker for Prometheus, and /live and /ready, on this port."),
-        click.option("--name", help="The worker's name, for `pyworker health --worker`. Default: the machine's."),
+        click.option("--name", help="The worker's name, for `pyworker health --worker`. Default: the host name."),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -34,20 +35,22 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @common
-@click.option("--ready/--live", "ready", default=True, help="Ready: it can claim jobs. Live: its loop turns.")
-@click.option("--worker", help="The name or id of one worker, all of whose processes must live. Default: any worker.")
+@click.option("--ready/--live", "ready", default=True, help="Ready: it can claim jobs. Live: its main loop runs.")
+@click.option(
+    "--worker", help="The name or id of one worker, of which all processes must be live. Default: any worker."
+)
 @click.option(
     "--port",
     cls=PortOption,
     type=PORT,
-    help="Ask the worker on this machine that has this --health-port, not the database.",
+    help="Query the worker on this machine with this --health-port instead of the database.",
 )
 @as_json
 def health(dsn: str, schema: str, ready: bool, worker: str | None, port: int | None, machine: bool) -> None:
-    """Say whether workers are live, or ready. Does not load the application.
+    """Check whether workers are live, or ready. Does not load the application.
 
-    Exit codes: 0 yes, 1 no, 2 wrong usage, 3 the database could not be asked (which says nothing about the worker: for a
-    probe that restarts something, use --port).
+    Exit codes: 0 yes, 1 no, 2 wrong usage, 3 the database did not answer (which tells nothing about
+    the worker: in a probe that restarts something, use --port).
     """
     if port is not None:
         if worker is not None:
@@ -87,20 +90,20 @@ def _ask(port: int, ready: bool) -> int:
 @click.command()
 @common
 @click.option(
-    "--port", cls=PortOption, type=PORT, help="Serve /metrics on this port, asking the database anew each time."
+    "--port", cls=PortOption, type=PORT, help="Serve /metrics on this port; each request queries the database."
 )
 @as_json
 def metrics(dsn: str, schema: str, port: int | None, machine: bool) -> None:
-    """Print the state of the queue in the text format of Prometheus.
+    """Print metrics of the queue in Prometheus' text format.
 
-    Of what a worker measures itself (handlers, claims) `pyworker run --metrics-port` tells.
+    For what a worker measures itself (handlers, claims), use `pyworker run --metrics-port`.
     """
     from .._runner import metrics, probes
 
     context = click.get_current_context()
 
     def ask() -> list[dict[str, Any]]:
-        with context.scope(cleanup=False), database(dsn, schema) as db:  # in threads of the server, too
+        with context.scope(cleanup=False), database(dsn, schema) as db:  # also called in threads of the server
             return db.metrics()
 
     if port is None:

@@ -25,17 +25,17 @@ JOB_ID = click.IntRange(1, 2**63 - 1)
 @click.argument("task")
 @click.argument("payload", default="{}")
 @changes
-@click.option("--queue", "queue_name", help="Jobs of one queue run one after another.")
-@click.option("--run-at", help="Not before this time, as PostgreSQL reads it: '2026-12-24 18:00', 'tomorrow'.")
+@click.option("--queue", "queue_name", help="Jobs of one queue run one after another by default.")
+@click.option("--run-at", help="Run not before this time, in PostgreSQL's syntax: '2026-12-24 18:00', 'tomorrow'.")
 @click.option("--max-attempts", type=int)
-@click.option("--key", "job_key", help="Replace the waiting job of this key.")
+@click.option("--key", "job_key", help="Replace the waiting job with this key.")
 @click.option("--key-mode", "job_key_mode", type=click.Choice(["replace", "preserve_run_at", "unsafe_dedupe"]))
 @click.option("--priority", type=int, help="Smaller runs first.")
 @click.option("--flag", "flags", multiple=True)
 @click.option("--meta", help="A JSON object.")
-@click.option("--unique-policy", help="A unique_policy, a JSON object: add the job only if there is no other like it.")
+@click.option("--unique-policy", help="A unique_policy, a JSON object: do not add a duplicate.")
 @click.option(
-    "--sequence-policy", help="A sequence_policy, a JSON object: one job after the other, in order, for each key."
+    "--sequence-policy", help="A sequence_policy, a JSON object: run jobs with the same key one at a time, in order."
 )
 @as_json
 def add(
@@ -67,7 +67,7 @@ def add(
 
 
 def _parsed(name: str, text: str) -> JsonText:
-    """Checked only: what the database gets is letter by letter what the caller wrote."""
+    """Check the JSON; the database gets the text exactly as given."""
     try:
         json.loads(text, parse_int=str, parse_constant=_refuse)
     except ValueError as error:
@@ -92,7 +92,8 @@ def jobs(
     job_id: int | None, dsn: str, schema: str, states: Sequence[str], tasks: Sequence[str], queues: Sequence[str], key: str | None,
     limit: int, machine: bool,
 ) -> None:  # fmt: skip
-    """List jobs, newest first, finished ones included; or show one with the errors of its attempts."""
+    """List jobs, newest first, including finished ones; or show one job with the errors of its
+    attempts."""
     with database(dsn, schema) as db:
         if job_id is not None:
             _show_job(db, job_id, machine)
@@ -139,7 +140,7 @@ def _show_job(db: Database, job_id: int, machine: bool) -> None:
 @changes
 @as_json
 def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> None:
-    """Run jobs now: discarded and finished ones again, scheduled and retryable ones ahead of their time."""
+    """Run discarded and finished jobs again, and waiting jobs now."""
     with database(dsn, schema) as db:
         report(db.each(*(partial(db.retry_job, job_id) for job_id in job_ids)), machine)
 
@@ -147,10 +148,10 @@ def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> Non
 @click.command()
 @click.argument("job_ids", type=JOB_ID, nargs=-1, required=True)
 @changes
-@click.option("--force", is_flag=True, help="End a running job at once; its worker's word on it is refused.")
+@click.option("--force", is_flag=True, help="Cancel a running job at once; later reports of its worker are refused.")
 @as_json
 def cancel(job_ids: tuple[int, ...], dsn: str, schema: str, force: bool, machine: bool) -> None:
-    """Call jobs off. A running one is asked to stop, unless --force."""
+    """Cancel jobs. A running job is asked to stop, unless --force is given."""
     with database(dsn, schema) as db:
         report(db.each(*(partial(db.cancel_job, job_id, force) for job_id in job_ids)), machine)
 
@@ -158,10 +159,10 @@ def cancel(job_ids: tuple[int, ...], dsn: str, schema: str, force: bool, machine
 @click.command()
 @click.argument("job_ids", type=JOB_ID, nargs=-1)
 @changes
-@click.option("--key", "keys", multiple=True, help="Remove the job that holds this key. Can be repeated.")
+@click.option("--key", "keys", multiple=True, help="Delete the job that holds this key. Can be repeated.")
 @as_json
 def remove(job_ids: tuple[int, ...], dsn: str, schema: str, keys: tuple[str, ...], machine: bool) -> None:
-    """Remove jobs for good, by id (history included) or by key."""
+    """Delete jobs permanently, by id (also finished ones) or by key."""
     if not job_ids and not keys:
         raise click.UsageError("name at least one job id, or --key")
     with database(dsn, schema) as db:
@@ -184,7 +185,7 @@ def remove(job_ids: tuple[int, ...], dsn: str, schema: str, keys: tuple[str, ...
 @asks
 @as_json
 def explain(job_id: int, dsn: str, schema: str, machine: bool) -> None:
-    """Say why a job is not running, and what would change it."""
+    """Explain why a job is not running, and what would change that."""
     with database(dsn, schema) as db:
         rows = db.explain_job(job_id)
     if machine:

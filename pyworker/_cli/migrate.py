@@ -1,4 +1,4 @@
-"""`pyworker migrate`."""
+"""`pyworker migrate`: install or upgrade the schema."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .options import common
 
 @click.command()
 @common
-@click.option("--dry-run", is_flag=True, help="List the migrations that would be applied, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="List the migrations to apply; change nothing.")
 @click.option("--sql", "print_sql", is_flag=True, help="Print the SQL script instead of running it; needs no database.")
 @click.option(
-    "--from", "from_version", default=0, metavar="N", help="With --sql: the database has schema version N already."
+    "--from", "from_version", default=0, metavar="N", help="With --sql: the schema version that the database has."
 )
 @click.option(
     "--no-transaction",
     is_flag=True,
-    help="With --sql: without BEGIN and COMMIT, for a migration tool that sends them itself.",
+    help="With --sql: omit BEGIN and COMMIT, for a migration tool that opens the transaction.",
 )
 @click.option(
     "--roles", is_flag=True, help="Create the roles SCHEMA_producer, _worker, _reader and _admin (needs CREATEROLE)."
@@ -34,7 +34,8 @@ def migrate(
 ) -> None:  # fmt: skip
     """Install pyworker, or upgrade it to this version.
 
-    One transaction; repeated, concurrent and interrupted runs do no harm, and running workers go on.
+    It runs in one transaction. You may repeat it, run it concurrently and interrupt it; running
+    workers continue.
     """
     if print_sql:
         try:

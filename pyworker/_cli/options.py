@@ -1,4 +1,4 @@
-"""What commands share: the options that say where the queue is, the way there, and how to give up."""
+"""Options that commands share, the connection that they use, and how they fail."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from .._escape import shown
 from .._logging import is_json
 
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
-_MODE = "pyworker.mode"  # where the options --print and --dry-run leave word for `database`
+_MODE = "pyworker.mode"  # where --print and --dry-run store their choice for `database`
 
-as_json = click.option("--json", "machine", is_flag=True, help="Print JSON, for machines.")
+as_json = click.option("--json", "machine", is_flag=True, help="Print JSON.")
 
 
 class Problem(click.ClickException):
-    """One line that names the cause, and the way out."""
+    """An error message of one line: the cause, and what to do."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code  # pyright: ignore[reportAttributeAccessIssue] - click declares it for the class
 
     def show(self, file: Any = None) -> None:
-        if is_json():  # `pyworker run`: each line of its log is JSON, the last one, too
+        if is_json():  # `pyworker run` with --log-format json: also the last line is JSON
             logging.getLogger("pyworker").error("%s", self.message)
             return
         click.echo(f"pyworker: {shown(self.message)}", file=file or sys.stderr)
@@ -42,7 +42,7 @@ class Problem(click.ClickException):
 
 @contextlib.contextmanager
 def database(dsn: str, schema: str) -> Iterator[Database]:
-    """All that a command does, or nothing of it: shown by --print, taken back by --dry-run."""
+    """A database in one transaction: --print only prints the SQL, --dry-run rolls back."""
     mode = click.get_current_context().meta.get(_MODE)
     if mode == "print":
         with contextlib.ExitStack() as later:
@@ -76,7 +76,7 @@ def _say_what_is_taken_back(changes: list[tuple[str, int, int, int]]) -> None:
         + ", ".join(f"{n} {verb}" for n, verb in zip(rows, ("inserted", "updated", "deleted"), strict=True) if n)
         for table, *rows in changes
     ]
-    click.echo(f"dry run, taken back: {'; '.join(words) or 'nothing would change'}", err=True)
+    click.echo(f"dry run, rolled back: {'; '.join(words) or 'nothing would change'}", err=True)
 
 
 schema_option = click.option(
@@ -84,12 +84,12 @@ schema_option = click.option(
     default="pyworker",
     envvar="PYWORKER_SCHEMA",
     show_default=True,
-    help="Schema that pyworker is installed in.",
+    help="Schema in which pyworker is installed.",
 )
 
 
 class PortOption(click.Option):
-    """A port, which a variable may name: but not one of those that Kubernetes makes for a service named like ours."""
+    """A port option that ignores the variables that Kubernetes sets for a service with our name."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         value = super().resolve_envvar_value(ctx)
@@ -104,7 +104,7 @@ class PortOption(click.Option):
 
 
 def common(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say where the queue is."""
+    """Add the options that name the database and the schema."""
 
     @click.option(
         "--dsn",
@@ -133,27 +133,28 @@ _printed = click.option(
     help="Print the SQL, with its values, instead of running it.",
 )
 _taken_back = click.option(
-    "--dry-run", is_flag=True, expose_value=False, callback=_mode, help="Do it, say what changes, and take it back."
+    "--dry-run", is_flag=True, expose_value=False, callback=_mode, help="Show what would change, then roll back."
 )
 
 
 def asks(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a command that looks at the queue, by `database`."""
+    """Add the options of a command that reads the queue."""
     return common(_printed(command))
 
 
 def changes(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a command that changes it, by `database`."""
+    """Add the options of a command that changes the queue."""
     return asks(_taken_back(command))
 
 
 def part_of_group(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A subcommand that changes the queue, with options as its group has: `queues --dsn X pause Q` and `queues pause Q --dsn X`."""
+    """Add the options of a subcommand that changes the queue. Its group takes them, too: `queues
+    --dsn X pause Q` and `queues pause Q --dsn X`."""
     return _taken_back(question_of_group(command))
 
 
 def question_of_group(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for one that only looks."""
+    """Add the options of a subcommand that only reads."""
 
     @asks
     @click.pass_context

@@ -17,12 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from .._db.connect import connect
 from .._db.database import Database
 
-SHARE = 20  # counting may take a twentieth of the time: with a million jobs one looks more rarely
+SHARE = 20  # count for at most a twentieth of the time; with a million jobs less often
 
 
 @contextmanager
 def progress(dsn: str, schema: str) -> Generator[None]:
-    """A bar on standard error, fed by a thread with a connection of its own: nothing waits for it."""
+    """A progress bar on standard error, updated by a thread with its own connection."""
     console = Console(file=sys.stderr)
     columns = (TextColumn("jobs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False, refresh_per_second=5) as bar:
@@ -53,5 +53,5 @@ def _count(bar: Progress, task: TaskID, dsn: str, schema: str, stopped: threadin
                 if total:
                     bar.update(task, total=total, completed=done)
     except psycopg.Error:
-        return  # the worker has its own way with that
-    bar.update(task, total=total, completed=total, visible=total > 0)  # what is left now waits for something
+        return  # the worker handles lost connections
+    bar.update(task, total=total, completed=total, visible=total > 0)  # the remaining jobs cannot run now

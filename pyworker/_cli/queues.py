@@ -1,4 +1,4 @@
-"""`pyworker queues` and `pyworker sequences`: what waits in them, and what people change about them."""
+"""`pyworker queues` and `pyworker sequences`: list them, and change one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .options import Problem, as_json, asks, database, part_of_group
 @as_json
 @click.pass_context
 def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
-    """Show the queues that have jobs or limits, with their counts per state; or change one."""
+    """List the queues that have jobs or limits, with their counts per state; or change one."""
     ctx.obj = (dsn, schema)
     if ctx.invoked_subcommand:
         return
@@ -27,16 +27,17 @@ def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
         row["paused"] = "yes" if row["paused"] else "no"
     print_table(rows, "no queue has jobs")
     if any(row["paused"] == "yes" for row in rows):
-        say("\nTo let a paused queue go on: pyworker queues resume QUEUE")
+        say("\nTo resume a paused queue: pyworker queues resume QUEUE")
 
 
 @queues.command("set")
 @click.argument("queue")
 @click.argument("concurrency", type=click.IntRange(1), required=False)
-@click.option("--no-limit", is_flag=True, help="Any number at once.")
+@click.option("--no-limit", is_flag=True, help="Run any number of jobs at once.")
 @part_of_group
 def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_limit: bool) -> None:
-    """Let CONCURRENCY jobs of QUEUE run at once. 'customer:*' stands for all queues that begin like it."""
+    """Run at most CONCURRENCY jobs of QUEUE at once. 'customer:*' sets all queues with this
+    prefix."""
     if (concurrency is None) != no_limit:
         raise click.UsageError("name a number, or --no-limit")
     with database(*where) as db:
@@ -48,7 +49,7 @@ def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_li
 @click.argument("queue")
 @part_of_group
 def pause_queue(where: tuple[str, str], queue: str) -> None:
-    """Let no further job of QUEUE start. Running ones run on, and adding goes on."""
+    """Start no further job of QUEUE. Running jobs finish, and jobs can be added."""
     with database(*where) as db:
         db.pause_queue(queue)
     say(f"queue {queue} is paused")
@@ -58,10 +59,10 @@ def pause_queue(where: tuple[str, str], queue: str) -> None:
 @click.argument("queue")
 @part_of_group
 def resume_queue(where: tuple[str, str], queue: str) -> None:
-    """Let a paused QUEUE go on."""
+    """Resume a paused QUEUE."""
     with database(*where) as db:
         db.resume_queue(queue)
-    say(f"queue {queue} goes on")
+    say(f"queue {queue} resumed")
 
 
 @click.group(invoke_without_command=True)
@@ -70,7 +71,7 @@ def resume_queue(where: tuple[str, str], queue: str) -> None:
 @as_json
 @click.pass_context
 def sequences(ctx: click.Context, dsn: str, schema: str, limit: int, machine: bool) -> None:
-    """Show the sequences that have jobs to run, halted ones first; or resume one."""
+    """List the sequences that have jobs to run, halted ones first; or resume one."""
     ctx.obj = (dsn, schema)
     if ctx.invoked_subcommand:
         return
@@ -90,7 +91,7 @@ def sequences(ctx: click.Context, dsn: str, schema: str, limit: int, machine: bo
     print_table(shown, "no sequence has jobs to run")
     if halted:
         say(
-            f"\nTo go on with a halted sequence: pyworker retry {halted} (the job that halted it),"
+            f"\nTo resume a halted sequence: pyworker retry {halted} (the job that halted it),"
             " or pyworker sequences resume SEQUENCE (without it)"
         )
 
@@ -99,9 +100,9 @@ def sequences(ctx: click.Context, dsn: str, schema: str, limit: int, machine: bo
 @click.argument("sequence")
 @part_of_group
 def resume_sequence(where: tuple[str, str], sequence: str) -> None:
-    """Let a halted SEQUENCE go on with its next job; the one that halted it stays as it is."""
+    """Resume a halted SEQUENCE with its next job. The job that halted it does not change."""
     with database(*where) as db:
         resumed = db.resume_sequence(sequence)
     if not resumed:
         raise Problem(f"sequence {sequence} is not halted (pyworker sequences lists them)")
-    say(f"sequence {sequence} goes on")
+    say(f"sequence {sequence} resumed")

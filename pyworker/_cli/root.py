@@ -1,4 +1,4 @@
-"""The command itself: its options, and what it says when a command fails."""
+"""The `pyworker` command group, and the messages of commands that fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .options import Problem
 
 
 class Gone(Exception):
-    """The reader of the output has gone."""
+    """The reader of the output has closed its pipe."""
 
 
 class Group(click.Group):
@@ -61,7 +61,7 @@ class Group(click.Group):
         except UnicodeEncodeError as error:
             raise Problem(f"an argument is not UTF-8: {error.object!a}") from error
         except BrokenPipeError as error:
-            raise Gone from error  # click would call it an error
+            raise Gone from error  # click would report an error
 
 
 def _with_hint(error: PyworkerError) -> str:
@@ -83,7 +83,9 @@ def _explained(error: psycopg.Error) -> str:
     ):
         return f"{first}. Is pyworker installed here? Run: pyworker migrate (or name its schema with --schema)"
     if isinstance(error, psycopg.errors.LockNotAvailable):
-        return f"{first}: somebody holds a lock on pyworker's tables for long. Nothing was changed; try again"
+        return (
+            f"{first}: another session holds a lock on pyworker's tables for too long. Nothing was changed; try again"
+        )
     if "session is read-only" in first:
         return (
             f"{first}: default_transaction_read_only is on for this server, database or role. Its owner can turn it off"
@@ -100,14 +102,15 @@ def _explained(error: psycopg.Error) -> str:
 def main() -> None:
     """A job queue that lives in PostgreSQL.
 
-    Any SQL client adds jobs, SELECT pyworker.add_job('send_email', '{"to": "a@b.c"}'), and `pyworker run` works them off.
+    Any SQL client adds jobs: SELECT pyworker.add_job('send_email', '{"to": "a@b.c"}').
+    `pyworker run` runs them.
     """
-    with contextlib.suppress(AttributeError):  # where somebody has put another stream in its place
+    with contextlib.suppress(AttributeError):  # standard output may have been replaced by another stream
         cast("io.TextIOWrapper[Any]", sys.stdout).reconfigure(errors="backslashreplace")
 
 
 def name_variables(group: click.Group, prefix: str) -> None:
-    """Each option can be set by a variable: --max-attempts of `add` by PYWORKER_ADD_MAX_ATTEMPTS."""
+    """Let a variable set each option: PYWORKER_ADD_MAX_ATTEMPTS sets --max-attempts of `add`."""
     for name, command in group.commands.items():
         for option in command.params:
             if isinstance(option, click.Option):

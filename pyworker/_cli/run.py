@@ -1,4 +1,4 @@
-"""`pyworker run`."""
+"""`pyworker run`: start a worker."""
 
 from __future__ import annotations
 
@@ -22,34 +22,41 @@ from .options import common
     default=10,
     show_default=True,
     type=click.IntRange(1, 1000),
-    help="Handlers at once in each process.",
+    help="Handlers that each process runs at once.",
 )
 @click.option(
     "--processes", "-p", default=1, show_default=True, type=click.IntRange(1, 256), help="Processes that run handlers."
 )
-@click.option("--queue", "queues", multiple=True, help="Only jobs of this queue ('default': of none). Can be repeated.")
-@click.option("--task", "tasks", multiple=True, help="Only this task. Can be repeated.")
-@click.option("--forbid-flag", "forbidden_flags", multiple=True, help="Not jobs with this flag. Can be repeated.")
-@click.option("--once", is_flag=True, help="Run what can run now, then exit.")
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    help="Run only jobs of this queue ('default': jobs in no queue). Can be repeated.",
+)
+@click.option("--task", "tasks", multiple=True, help="Run only this task. Can be repeated.")
+@click.option(
+    "--forbid-flag", "forbidden_flags", multiple=True, help="Do not run jobs with this flag. Can be repeated."
+)
+@click.option("--once", is_flag=True, help="Run the jobs that can run now, then exit.")
 @click.option(
     "--shutdown-timeout",
     default=25.0,
     show_default=True,
     type=click.FloatRange(0),
-    help="Seconds that running jobs get after SIGTERM.",
+    help="Seconds that running jobs have to finish after SIGTERM.",
 )
 @click.option(
     "--poll-interval",
     default=2.0,
     show_default=True,
     type=click.FloatRange(0.05),
-    help="Seconds between looks when no notification comes; 2 at most.",
+    help="Seconds between polls when no notification arrives; at most 2.",
 )
 @click.option(
     "--max-memory",
     type=click.IntRange(16),
     metavar="MB",
-    help="Replace a process that holds more; end it at one and a half times this.",
+    help="Replace a process that uses more; kill it at one and a half times this.",
 )
 @click.option(
     "--crontab",
@@ -57,13 +64,13 @@ from .options import common
     help="Load the schedules of this file first, as `pyworker schedules load` does.",
 )
 @click.option(
-    "--no-uvloop", is_flag=True, help="Async handlers on asyncio's own event loop, even if uvloop is installed."
+    "--no-uvloop", is_flag=True, help="Run async handlers on asyncio's own event loop, even if uvloop is installed."
 )
 @click.option(
     "--log-format", type=click.Choice(["text", "short", "json"]), default="text", show_default=True,
-    help="On a terminal, text is short.",
+    help="On a terminal, `text` means `short`.",
 )  # fmt: skip
-@click.option("--no-tracebacks", is_flag=True, help="Log what a failed handler raised without its traceback.")
+@click.option("--no-tracebacks", is_flag=True, help="Log exceptions of handlers without their tracebacks.")
 @click.option(
     "--log-level",
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
@@ -77,11 +84,12 @@ def run(
     crontab: str | None, no_uvloop: bool, log_format: str, no_tracebacks: bool, log_level: str, name: str | None, health_port: int | None,
     metrics_port: int | None, stuck_after: float,
 ) -> None:  # fmt: skip
-    """Run the jobs whose tasks MODULES define (packages with all their submodules).
+    """Run the jobs of the tasks that MODULES define (packages with all submodules).
 
-    SIGTERM or Ctrl-C: no new job is claimed, running ones get the shutdown timeout, the rest is handed back at once; a second
-    signal hands everything back. Exit codes: 0 done, 1 error, 2 wrong usage, 56 the database is older than this pyworker
-    (run `pyworker migrate`), 57 it is newer and incompatible (upgrade pyworker).
+    On SIGTERM or Ctrl-C the worker claims no new job, gives running jobs the shutdown timeout, and
+    hands the others back at once; a second signal hands all jobs back. Exit codes: 0 done, 1 error,
+    2 wrong usage, 56 the database is older than this pyworker (run `pyworker migrate`), 57 it is
+    newer and incompatible (upgrade pyworker).
     """
     from .._logging import on_terminal, set_up
     from .._runner import metrics, probes

@@ -1,4 +1,4 @@
-"""`pyworker schedules`: to look at schedules, change them, try out a cron expression, and load a crontab."""
+"""`pyworker schedules`: list and change schedules, try a cron expression, load a crontab."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ log = logging.getLogger("pyworker.schedules")
 @as_json
 @click.pass_context
 def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
-    """Show the schedules: what they do when, in words, and their last and next tick; or change one."""
+    """List the schedules with their task, their next and last tick, and their cron expression in
+    words; or change one."""
     ctx.obj = (dsn, schema)
     if ctx.invoked_subcommand:
         return
@@ -47,19 +48,20 @@ def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
 
 @schedules.command("next")
 @click.argument("schedule")
-@click.option("--timezone", default="UTC", show_default=True, help="For a cron expression: whose clocks it goes by.")
+@click.option("--timezone", default="UTC", show_default=True, help="Time zone of a cron expression.")
 @click.option("-n", "--number", "n", default=5, show_default=True, type=click.IntRange(1, 1000))
 @as_json
 @question_of_group
 def show_next(where: tuple[str, str], schedule: str, timezone: str, n: int, machine: bool) -> None:
-    """Show when SCHEDULE, the name of one or a cron expression, falls due next, and say it in words. Saves nothing."""
+    """Show the next ticks of SCHEDULE, a name or a cron expression, and describe it in words.
+    Changes nothing."""
     with database(*where) as db:
         try:
             rows = db.next_runs(schedule, timezone, n)
         except InvalidArgument as error:
             if schedule.startswith("@") or " " in schedule.strip():
                 raise
-            raise Problem(f"there is no schedule {schedule!r}, and a cron expression it is not: {error}") from None
+            raise Problem(f"{schedule!r} is neither a schedule nor a valid cron expression: {error}") from None
     about = {name: rows[0][name] for name in ("cron", "timezone", "words")}
     runs = [{name: row[name] for name in ("run_at", "local_time")} for row in rows if row["run_at"]]
     if machine:
@@ -72,12 +74,13 @@ def show_next(where: tuple[str, str], schedule: str, timezone: str, n: int, mach
 
 @schedules.command("load")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
 @question_of_group
 def load(where: tuple[str, str], file: str, dry_run: bool) -> None:
-    """Make the schedules of FILE, a crontab in Graphile Worker's form, those in the database.
+    """Load the schedules of FILE, a crontab in Graphile Worker's format, into the database.
 
-    Schedules that were loaded from a file of this name and are no longer in it are removed, others left alone.
+    Removes schedules that were loaded from a file of this name and are no longer in it; other
+    schedules do not change.
     """
     with database(*where) as db:
         done = load_crontab(db, file, dry_run)
@@ -112,7 +115,7 @@ def _json_of(payload: str, line: int) -> Any:
 
 
 def load_for_run(dsn: str, schema: str, file: str) -> None:
-    """What a worker starts with."""
+    """Load a crontab when a worker starts."""
     with database(dsn, schema) as db:
         db.check_version(migrations.newest())
         for row in load_crontab(db, file):
@@ -124,7 +127,7 @@ def load_for_run(dsn: str, schema: str, file: str) -> None:
 @as_json
 @part_of_group
 def run(where: tuple[str, str], schedule: str, machine: bool) -> None:
-    """Do now what SCHEDULE does at each of its ticks."""
+    """Fire SCHEDULE now, as at one of its ticks."""
     with database(*where) as db:
         report(db.run_schedule(schedule), machine)
 
@@ -133,7 +136,7 @@ def run(where: tuple[str, str], schedule: str, machine: bool) -> None:
 @click.argument("schedule")
 @part_of_group
 def pause(where: tuple[str, str], schedule: str) -> None:
-    """Let SCHEDULE do nothing until it is resumed."""
+    """Pause SCHEDULE until you resume it."""
     with database(*where) as db:
         db.pause_schedule(schedule)
     say(f"schedule {schedule} is paused")
@@ -143,17 +146,17 @@ def pause(where: tuple[str, str], schedule: str) -> None:
 @click.argument("schedule")
 @part_of_group
 def resume(where: tuple[str, str], schedule: str) -> None:
-    """Let a paused SCHEDULE go on with its next tick; what fell into the pause is passed over."""
+    """Resume a paused SCHEDULE at its next tick. Ticks during the pause are skipped."""
     with database(*where) as db:
         db.resume_schedule(schedule)
-    say(f"schedule {schedule} goes on")
+    say(f"schedule {schedule} resumed")
 
 
 @schedules.command("remove")
 @click.argument("schedule")
 @part_of_group
 def remove(where: tuple[str, str], schedule: str) -> None:
-    """End SCHEDULE; the jobs that it has added stay."""
+    """Remove SCHEDULE. The jobs that it has added stay."""
     with database(*where) as db:
         db.remove_schedule(schedule)
     say(f"schedule {schedule} removed")

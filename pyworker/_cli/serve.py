@@ -1,4 +1,4 @@
-"""`pyworker ui`: the dashboard, served on this machine; to others only with name and password."""
+"""`pyworker ui`: serve the dashboard on this machine; to other machines only with passwords."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .options import PortOption, Problem, common, database
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on. Beyond this machine only with names and passwords.",
+    help="Address to listen on. Other than this machine's own require names and passwords.",
 )
 @click.option("--port", cls=PortOption, default=8686, show_default=True, type=click.IntRange(0, 65535))
 @click.option(
@@ -32,20 +32,20 @@ from .options import PortOption, Problem, common, database
     type=click.Path(exists=True, dir_okay=False),
     help="Names and passwords, NAME:PASSWORD on each line; or one in PYWORKER_UI_AUTH.",
 )
-@click.option("--read-only", is_flag=True, help="Only look; act on nothing.")
-@click.option("--show-payloads", is_flag=True, help="Show payloads and results of jobs, which may be secret.")
+@click.option("--read-only", is_flag=True, help="Disable all actions.")
+@click.option("--show-payloads", is_flag=True, help="Show payloads and results of jobs; they may be secret.")
 def ui(
     dsn: str, schema: str, host: str, port: int, auth_file: str | None, read_only: bool, show_payloads: bool
 ) -> None:
-    """Serve the dashboard: jobs, queues, sequences, schedules and workers, to look at and to act on.
+    """Serve the dashboard, to view and change jobs, queues, sequences, schedules and workers.
 
-    It listens on this machine only. With another --host it wants names and passwords, from --auth-file or the variable
-    PYWORKER_UI_AUTH, and you want TLS in front of it.
+    It listens on this machine only. Another --host requires names and passwords, from --auth-file
+    or the variable PYWORKER_UI_AUTH; put a proxy with TLS in front of it.
     """
     users = _users(auth_file)
     if not (users or _is_this_machine(host)):
         raise Problem(
-            f"--host {host} is reached from other machines, and nobody would be asked for a password."
+            f"--host {host} is reachable from other machines without a password."
             " Give names and passwords: --auth-file FILE, with a line NAME:PASSWORD for each, or PYWORKER_UI_AUTH=NAME:PASSWORD",
             2,
         )
@@ -57,9 +57,9 @@ def ui(
         missing = error.name or str(error)
         raise Problem(f"the dashboard needs {missing.split('.')[0]}: {pip_install('web')}") from None
     with database(dsn, schema) as db:
-        db.clock()  # what is wrong with the database is said here, not on the first page
+        db.clock()  # report a problem with the database now, not on the first page
     with resolved(dsn) as url:
-        # Without passwords it answers to this machine's own names only.
+        # Without passwords, accept only this machine's own names in the Host header.
         hosts = None if users else ["localhost", "[::1]", host if ":" not in host else f"[{host}]", "127.0.0.1"]
         app = create_app(url, schema, users=users, hosts=hosts, read_only=read_only, show_payloads=show_payloads)
         sockets = _listening(host, port)
@@ -69,7 +69,8 @@ def ui(
 
 
 def _listening(host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of the host. uvicorn itself would end with a traceback where there is none to be had."""
+    """A listening socket for each address of the host. uvicorn would end with a traceback if none
+    can be opened."""
     made: list[socket.socket] = []
     refused: OSError | None = None
     try:
@@ -88,7 +89,7 @@ def _listening(host: str, port: int) -> list[socket.socket]:
         except OSError as error:
             refused = error
     if refused is None or (
-        # `localhost` has an address of IPv6 even on a machine without.
+        # `localhost` has an IPv6 address even on a machine without IPv6.
         refused.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and (made := [one for one in made if _is_bound(one)])
     ):
         return made
@@ -100,7 +101,7 @@ def _is_bound(one: socket.socket) -> bool:
 
 
 async def _serve(server: Any, sockets: list[socket.socket]) -> None:
-    """Says where it is as soon as it is there."""
+    """Serve, and print the URL when the server accepts connections."""
     task = asyncio.create_task(server.serve(sockets=sockets))
     while not (server.started or task.done()):
         await asyncio.sleep(0.05)

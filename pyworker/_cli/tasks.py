@@ -1,4 +1,4 @@
-"""`pyworker tasks`: the definitions of tasks in the database, and their writing at deploy time."""
+"""`pyworker tasks`: list the definitions of tasks in the database, and write them on deployment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _TIMES = ("timeout", "retention")
 @as_json
 @click.pass_context
 def tasks(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
-    """Show the definitions of tasks: the options that SELECT add_job(…) inherits; or write them."""
+    """List the definitions of tasks (the options that SELECT add_job(…) inherits); or write
+    them."""
     ctx.obj = (dsn, schema)
     if ctx.invoked_subcommand:
         return
@@ -36,12 +37,13 @@ def tasks(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
 @as_json
 @part_of_group
 def sync(where: tuple[str, str], modules: tuple[str, ...], machine: bool) -> None:
-    """Write the options of the tasks in MODULES (packages with all their submodules) to the database, as `run` does when it starts.
+    """Write the options of the tasks in MODULES (packages with all submodules) to the database, as
+    `pyworker run` does when it starts.
 
-    Run it when you deploy, so that jobs added by SQL have the new options before the first worker starts. A task without options
-    and a definition without a task stay as they are.
+    Run it on deployment, so that jobs added by SQL have the new options before the first worker
+    starts. A task without options and a definition without a task do not change.
     """
-    sys.path.insert(0, os.getcwd())  # where `run` looks first, too
+    sys.path.insert(0, os.getcwd())  # as in `pyworker run`
     try:
         known = _tasks.load(modules)
         with database(*where) as db:

@@ -1,4 +1,4 @@
-"""`pyworker top`."""
+"""`pyworker top`: the terminal dashboard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .options import Problem, common
 @click.command()
 @common
 def top(dsn: str, schema: str) -> None:
-    """Watch the queue in the terminal: jobs, queues, sequences, schedules and workers, with keys for what you do to them.
+    """View and change the queue in the terminal: jobs, queues, sequences, schedules and workers.
 
     Needs pip install 'pyworker-pg[top]'.
     """

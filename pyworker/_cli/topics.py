@@ -1,4 +1,5 @@
-"""`pyworker sql`: ready statements for people with psql, from sql/topics.sql, in the schema that pyworker is installed in."""
+"""`pyworker sql`: ready statements for psql from sql/topics.sql, with the schema's name filled
+in."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from .options import Problem, schema_option
 
 
 def topics(schema: str) -> dict[str, tuple[str, str]]:
-    """By name: what it is about, and its statements."""
+    """The description and the statements of each topic, by name."""
     text = (_files.directory("sql") / "topics.sql").read_text("utf-8")
     if schema != "pyworker":
         quoted = as_identifier(schema)
@@ -29,7 +30,8 @@ def topics(schema: str) -> dict[str, tuple[str, str]]:
 @click.argument("topic", required=False)
 @schema_option
 def sql(topic: str | None, schema: str) -> None:
-    """Print ready SQL statements about TOPIC, with the schema's name filled in; without one, list the topics."""
+    """Print ready SQL statements on TOPIC, with the schema's name filled in. Without TOPIC, list
+    the topics."""
     known = topics(schema)
     if topic is None:
         width = max(map(len, known))

@@ -1,1 +1,1 @@
-"""All SQL that Python sends: the only room with SQL text in it."""
+"""All SQL that Python sends. No other directory holds SQL text; a test checks that."""

@@ -1,4 +1,4 @@
-"""What people ask and do by the command line, in the terminal and in tests."""
+"""Queries and actions of the command line, the terminal UI and the tests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Admin(Base):
         return dict(self._rows(f"select state, count(*) from ({union}) j group by state"))  # type: ignore[arg-type]  # noqa: S608
 
     def waiting_jobs(self) -> list[JobRow]:
-        """In the order of their ids."""
+        """Jobs that have not started, in the order of their ids."""
         rows = self._rows(
             f"select {JOB_COLUMNS} from {self._s}.jobs v cross join lateral {self._s}.get_job(v.id) j"  # noqa: S608
             " where v.state in ('scheduled', 'pending', 'available', 'retryable') order by v.id"
@@ -58,7 +58,7 @@ class Admin(Base):
         return [job for row in rows if (job := job_row(row))]
 
     def jobs_left(self, host: str, pid: int) -> int:
-        """How many jobs the worker processes of this parent may run, or run now."""
+        """How many jobs the worker processes of this parent are running or may run next."""
         of_a_worker = (
             "w.info ->> 'host' = %s and w.info -> 'pid' = to_jsonb(%s::integer) and w.info -> 'task_identifiers' ? j.task_identifier"
             " and coalesce(w.info -> 'queue_names' ? coalesce(j.queue_name, 'default'), true)"
@@ -90,7 +90,7 @@ class Admin(Base):
         return self._dicts(f"identifier, {options}, updated_at", "list_tasks() order by identifier")
 
     def modules_of(self, task: str) -> list[str]:
-        """What the newest live worker that knows this task has loaded."""
+        """The modules that the newest live worker with this task has loaded."""
         workers = self._dicts(
             "info", "live_workers where info -> 'task_identifiers' ? %s order by id desc limit 1", task
         )
@@ -118,7 +118,7 @@ class Admin(Base):
         self._value("resume_queue(%s)", queue_name)
 
     def sequences(self, limit: int) -> list[dict[str, Any]]:
-        """Halted ones first, then those where most wait."""
+        """Halted sequences first, then by the number of waiting jobs."""
         return self._dicts(
             "sequence_key, running, waiting, halted_by, reason, since",
             "sequences order by halted_by is null, waiting desc, sequence_key limit %s",
@@ -139,7 +139,7 @@ class Admin(Base):
         return self._value("describe_cron(%s)", cron)
 
     def next_runs(self, schedule: str, timezone: str, n: int) -> list[dict[str, Any]]:
-        """Of the schedule of this name, or else of this cron expression."""
+        """The next n runs of the schedule with this name, or else of this cron expression."""
         statement = (
             f"select c.cron, c.timezone, {self._s}.describe_cron(c.cron), r.run_at, r.local_time"  # noqa: S608
             f" from (values (%s::text, %s::text)) given (schedule, timezone) left join {self._s}.schedules s on s.name = given.schedule"

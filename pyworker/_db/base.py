@@ -1,4 +1,4 @@
-"""A connection to one schema: statements go there, rows come back."""
+"""The base of Database: one connection, one schema, and the ways to run a statement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import translated
 from .rows import JOB_COLUMNS, JobRow, job_row
 from .text import quoted
 
-# Partitions by the name of what they are partitions of.
+# Partitions are counted under the name of their table.
 _CHANGES = """
     select coalesce(parent.relname, s.relname), sum(s.n_tup_ins)::int, sum(s.n_tup_upd)::int, sum(s.n_tup_del)::int
     from pg_stat_xact_user_tables s
@@ -22,7 +22,7 @@ _CHANGES = """
 
 
 class Base:
-    """What every call needs."""
+    """Runs statements in one schema over one connection."""
 
     def __init__(self, conn: psycopg.Connection[Any], schema: str = "pyworker") -> None:
         self.conn = conn
@@ -31,7 +31,7 @@ class Base:
 
     def _rows(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         with translated():
-            # In binary: the text of a time or an interval depends on settings of the session.
+            # Binary, because the text of a time or an interval depends on session settings.
             return self.conn.execute(cast("Any", statement), parameters, binary=True).fetchall()
 
     def _value(self, call: str, *parameters: Any) -> Any:
@@ -46,19 +46,20 @@ class Base:
         return [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
 
     def each(self, *calls: Callable[[], Any]) -> list[Any]:
-        """What a command does in several statements."""
+        """Run the calls of a command that needs several statements."""
         return [call() for call in calls]
 
     def keep_quiet(self) -> None:
-        """Nothing is said that could not be taken back: when somebody was last notified is no part of a transaction."""
+        """Send no notification in this session: the time of the last one is not transactional, so a
+        rollback could not undo it."""
         self.conn.execute(b"select set_config('pyworker.notify', 'off', true)")
 
     def changes(self) -> list[tuple[str, int, int, int]]:
-        """What this transaction has done so far: table, rows inserted, updated, deleted."""
+        """The changes of this transaction: table, rows inserted, updated, deleted."""
         return cast("Any", self._rows(_CHANGES, [self.schema]))
 
     def limit_time(self, seconds: int) -> None:
-        """Of each statement in this transaction."""
+        """Limit the time of each statement in this transaction."""
         self.conn.execute(b"select set_config('statement_timeout', %s, true)", [f"{seconds}s"])
 
     def check_version(self, client_version: int) -> None:

@@ -1,4 +1,4 @@
-"""Connections that notice a dead or silent server, and waiting between attempts to get one back."""
+"""Connections that detect a dead or silent server, and backoff between attempts to reconnect."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..errors import sqlstate_of
 BACKEND_PID = b"select pg_backend_pid()"
 SHOW_ISOLATION = b"show default_transaction_isolation"
 SET_ALL = b"select set_config(s.name, s.value, false) from unnest(%s::text[], %s::text[]) s(name, value)"
-# Null: there is no such process, or its statement is not ours to see.
+# Null: there is no such process, or we may not see its statement.
 AT_IT = b"select bool_or(state = 'active' and wait_event_type is distinct from 'Client') from pg_stat_activity where pid = %s"
 BE_QUIET = b"select set_config('pyworker.notify', 'off', false)"
 READ_COMMITTED = b"set default_transaction_isolation = 'read committed'"
 
-# Half-open connections are found in seconds, not hours; whatever the user says in the DSN wins. Of several hosts, only the one that
-# can be written to will do.
+# Detect half-open connections within seconds; the DSN overrides these. Of several hosts, use only
+# the one that accepts writes.
 _DEFAULTS = {
     "connect_timeout": "5",
     "keepalives_idle": "5",
@@ -35,15 +35,16 @@ _DEFAULTS = {
     "tcp_user_timeout": "10000",
     "target_session_attrs": "read-write",
 }
-# The same for the server's end: what a vanished machine had locked is free in seconds, too. But not before that machine has ended its
-# handlers (FENCE): two seconds after its lock is free, others take the jobs.
+# The same for the server: it releases the locks of a vanished machine within seconds. But not
+# before that machine has ended its handlers (FENCE): two seconds after the lock is free, others
+# take its jobs.
 _SERVER = {
     "tcp_keepalives_idle": "8",
     "tcp_keepalives_interval": "2",
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "14000",
 }
-# What our statements are written for, whatever a role or a database says.
+# Our statements rely on these settings; they override those of the role and the database.
 _OURS = {
     "DateStyle": "ISO, MDY",
     "IntervalStyle": "postgres",
@@ -51,32 +52,33 @@ _OURS = {
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
 }
-# … and what a worker's are. What people ask may have limits.
+# A worker's statements have no time limits; those of the command line keep theirs.
 _WORKERS = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
     "lock_timeout": "0",
     "statement_timeout": "0",
 }
-FENCE = 15.0  # seconds at most without a beat that was answered
+FENCE = 15.0  # seconds at most without an answered heartbeat
 PATIENCE = 5.0  # seconds for an answer
-BLIND_PATIENCE = 60.0  # … where nobody can be asked whether the server is still at it
+BLIND_PATIENCE = 60.0  # seconds, if no other connection can tell whether the statement runs
 
-# The server is away, or has become one that may only be read: for both, look for it anew.
+# The server is away, or has become a read-only standby; in both cases reconnect.
 LOST = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
 TRY_AGAIN = ("40001", "40P01", "55P03", "57014")  # serialization failure, deadlock, lock or statement timeout
 FORBIDDING = ("42", "3F")  # classes of SQLSTATEs: no permission, no such function, no such schema
 
 
 def is_lost(error: psycopg.Error) -> bool:
-    """Is the connection gone, or of no more use? Otherwise one statement was refused: by the database, or by psycopg for its values."""
+    """True if the connection is lost or useless. Otherwise one statement was refused: by the
+    database, or by psycopg because of its values."""
     if sqlstate_of(error) is None:
         return not isinstance(error, psycopg.DataError)
     return isinstance(error, LOST) and sqlstate_of(error) not in TRY_AGAIN
 
 
 def forbids(error: psycopg.Error) -> bool:
-    """Is it refused whatever its values are: by a missing grant, function or schema?"""
+    """True if it would be refused with any values: a grant, function or schema is missing."""
     return (sqlstate_of(error) or "")[:2] in FORBIDDING
 
 
@@ -89,19 +91,21 @@ def conninfo(dsn: str, application_name: str = "pyworker") -> str:
 
 
 def keepalives() -> tuple[bytes, list[list[str]]]:
-    """A statement for each connection of handlers. As libpq's `options` it would displace PGOPTIONS and a service file's."""
+    """The statement that sets them on each handler connection. As libpq's `options` they would
+    displace PGOPTIONS and those of a service file."""
     return SET_ALL, [list(_SERVER), list(_SERVER.values())]
 
 
 def connect(dsn: str, worker: bool = False) -> psycopg.Connection[Any]:
-    """An autocommit connection at READ COMMITTED, which the protocol's statements are written for. A worker's has no time limits."""
+    """Open an autocommit connection at READ COMMITTED, which the protocol's statements require. A
+    worker's connection has no time limits."""
     conn = psycopg.connect(make_conninfo(conninfo(dsn), client_encoding="UTF8"), autocommit=True)
     with answered(conn):
-        # Only where it is needed: behind a transaction pooler a SET would leak to other clients.
+        # Only if needed: behind a transaction pooler a SET would leak to other clients.
         if conn.execute(SHOW_ISOLATION).fetchone() != ("read committed",):
             conn.execute(READ_COMMITTED)
         if is_pooled(conn):
-            conn.prepare_threshold = None  # a prepared statement stays with one of the pooler's connections
+            conn.prepare_threshold = None  # a prepared statement belongs to one server connection
         else:
             ours = _SERVER | _OURS | (_WORKERS if worker else {})
             if worker and conn.info.server_version >= 170000:
@@ -111,7 +115,8 @@ def connect(dsn: str, worker: bool = False) -> psycopg.Connection[Any]:
 
 
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:
-    """Is there a transaction pooler (PgBouncer) in between? Then the process that answers is not the one we were introduced to."""
+    """True if a transaction pooler (PgBouncer) is in between: then the process that answers is not
+    the one that the connection was opened with."""
     return conn.execute(BACKEND_PID).fetchone() != (conn.info.backend_pid,)
 
 
@@ -125,21 +130,23 @@ def cut(conn: psycopg.Connection[Any]) -> None:
 
 
 def abandon(conn: psycopg.Connection[Any]) -> socket.socket:
-    """End it for us alone. For the server it goes on, with the locks it holds, until what is returned is closed."""
+    """End the connection on this side only. For the server it stays open and keeps its locks until
+    the returned socket is closed."""
     kept = socket.socket(fileno=os.dup(conn.fileno()))
     nobody, silent = socket.socketpair()
     with nobody, silent:
         os.dup2(
             nobody.fileno(), conn.fileno(), inheritable=False
-        )  # the server is not to hear what libpq says at the end
+        )  # libpq's Terminate message must not reach the server
     with suppress(OSError):
-        kept.shutdown(socket.SHUT_RD)  # wakes who waits for an answer
+        kept.shutdown(socket.SHUT_RD)  # ends a read that waits for an answer
     return kept
 
 
 @contextmanager
 def answered(conn: psycopg.Connection[Any], give_up: Callable[[psycopg.Connection[Any]], None] = cut) -> Iterator[None]:
-    """What is asked here takes no time: a server that neither answers nor refuses is not waited for, its connection is cut."""
+    """Cut the connection if a statement in this block gets no answer within PATIENCE. Use it for
+    statements that take no time."""
     timer = threading.Timer(PATIENCE, give_up, [conn])
     timer.daemon = True
     timer.start()
@@ -147,17 +154,20 @@ def answered(conn: psycopg.Connection[Any], give_up: Callable[[psycopg.Connectio
         yield
     finally:
         timer.cancel()
-        timer.join()  # the connection is not closed under its hands
+        timer.join()  # so that the caller does not close the connection while give_up runs
 
 
 class Watch:
-    """What is asked here may take its time, by work or a lock: the connection is cut only if the server has forgotten about it.
+    """Guards statements that may take long, by work or a lock: it cuts the connection only if the
+    server no longer runs the statement.
 
-    A network that swallows everything looks like a server that thinks. So when one is silent for long, it is asked on another connection.
+    A network that drops everything looks like a slow server. So Watch asks the server on another
+    connection when a statement gets no answer for long.
     """
 
     def __init__(self, dsn: str, busy: Callable[[], None] | None = None) -> None:
-        """busy is called each second while something is asked: whoever waits for the database is not stuck."""
+        """busy is called each second while a statement runs: waiting for the database is not
+        stuck."""
         self._dsn = dsn
         self._busy = busy
         self._asked: tuple[psycopg.Connection[Any], float] | None = None
@@ -189,17 +199,17 @@ class Watch:
             with connect(self._dsn, worker=True) as other, answered(other):
                 row = other.execute(AT_IT, [pid]).fetchone()
         except psycopg.Error:
-            return True  # then a new connection would be no better
+            return True  # no connection at all: reconnecting would not help
         return row[0] if row and row[0] is not None else since < BLIND_PATIENCE
 
 
 class Backoff:
-    """From 0.1 seconds to the limit between attempts, with jitter.
+    """The delay between attempts, from 0.1 seconds to the limit, with jitter.
 
-    A process logs lost connections at most once in a second, and each reason for which the database refuses once."""
+    A process logs lost connections at most once a second, and each reason of a refusal once."""
 
     logged = 0.0
-    _refusals: ClassVar[dict[tuple[int, str], str]] = {}  # by who asked and what: the reason
+    _refusals: ClassVar[dict[tuple[int, str], str]] = {}  # the reason, by Backoff and action
 
     def __init__(self, log: logging.Logger, limit: float = 5.0) -> None:
         self._log, self._limit = log, limit
@@ -208,7 +218,7 @@ class Backoff:
         self.until = 0.0  # when to try again
 
     def failed(self, error: Exception) -> None:
-        """The connection was lost, or there is none to be had."""
+        """Call it when the connection was lost, or none could be opened."""
         now = time.monotonic()
         if now - Backoff.logged >= 1:
             Backoff.logged, self._told = now, True
@@ -216,7 +226,7 @@ class Backoff:
         self._wait()
 
     def refused(self, error: Exception, what: str = "") -> None:
-        """The database answers, and refuses what was asked."""
+        """Call it when the database refused a statement."""
         reason = first_line(error)
         if reason not in Backoff._refusals.values():
             self._log.warning("the database refuses: %s; trying again until it accepts", reason)

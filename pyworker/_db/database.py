@@ -1,6 +1,7 @@
 """The SQL functions of pyworker, as methods. Columns are always listed.
 
-Rules live in the database: this room carries arguments there and rows back, and decides nothing.
+The rules live in the database. This directory carries arguments there and rows back, and decides
+nothing.
 """
 
 from __future__ import annotations

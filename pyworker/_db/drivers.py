@@ -1,7 +1,8 @@
-"""A statement on whatever connection the caller has, in the caller's transaction.
+"""Run a statement on any connection that the caller has, in the caller's transaction.
 
-psycopg connections and cursors, asyncpg connections, psycopg2's, SQLAlchemy connections and sessions over any of them, and Django's
-`connection`: told apart by what they can do, so that none but psycopg is imported. On an asynchronous one the answer is a coroutine.
+It takes psycopg connections and cursors, asyncpg connections, psycopg2's, SQLAlchemy connections
+and sessions over any of them, and Django's `connection`. It tells them apart by their methods, so
+that it imports only psycopg. On an asynchronous connection the answer is a coroutine.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class _Asyncpg(Protocol):
 
 
 class _AsyncpgOfPool(Protocol):
-    """A connection that asyncpg's pool has lent, as it looks without asyncpg's stubs."""
+    """A connection from asyncpg's pool, as type checkers see it without asyncpg's stubs."""
 
     _holder: Any
 
@@ -62,10 +63,10 @@ SyncConnection: TypeAlias = "psycopg.Connection[Any] | psycopg.Cursor[Any] | _Co
 
 
 def query(verb: str, conn: Any, statement: Statement, answer: Callable[[Rows], T]) -> T | Coroutine[Any, Any, T]:
-    """The answer made of the statement's rows, or on an asynchronous connection a coroutine that returns it."""
+    """Return `answer(rows)`; on an asynchronous connection, a coroutine that returns it."""
     text, parameters = statement
     if isinstance(conn, psycopg.Cursor | psycopg.AsyncCursor):
-        conn = cast("Any", conn).connection  # rows that the caller has not read yet stay in the caller's cursor
+        conn = cast("Any", conn).connection  # keep rows that the caller has not read yet
     if isinstance(conn, psycopg.AsyncConnection):
         return _on_psycopg_async(cast("Any", conn), text, parameters, answer)
     if isinstance(conn, psycopg.Connection):
@@ -79,7 +80,7 @@ def query(verb: str, conn: Any, statement: Statement, answer: Callable[[Rows], T
             return _on_sqlalchemy_async(conn, call, answer)
         with translated():
             return answer(conn.exec_driver_sql(*call).all())
-    if hasattr(conn, "get_bind") and hasattr(conn, "connection"):  # a SQLAlchemy session, of whatever kind
+    if hasattr(conn, "get_bind") and hasattr(conn, "connection"):  # a SQLAlchemy session of any kind
         connection = conn.connection()
         if inspect.isawaitable(connection):
             return _on_awaited(verb, connection, statement, answer)
@@ -87,7 +88,7 @@ def query(verb: str, conn: Any, statement: Statement, answer: Callable[[Rows], T
     if hasattr(conn, "execute") and hasattr(conn, "fetchone"):  # a cursor: psycopg2's or Django's
         with translated():
             return answer(_of_cursor(conn, text, parameters))
-    if hasattr(conn, "cursor"):  # a connection of theirs
+    if hasattr(conn, "cursor"):  # a connection of psycopg2 or Django
         with translated(), conn.cursor() as cursor:
             return answer(_of_cursor(cursor, text, parameters))
     lends = hasattr(conn, "acquire") or (hasattr(conn, "getconn") and hasattr(conn, "connection"))
@@ -100,7 +101,7 @@ def query(verb: str, conn: Any, statement: Statement, answer: Callable[[Rows], T
 def _of_cursor(cursor: Any, text: str, parameters: Mapping[str, Any]) -> Rows:
     cursor.execute(text, parameters)
     rows = cursor.fetchall()
-    # psycopg2's RealDictCursor makes mappings of them.
+    # psycopg2's RealDictCursor returns mappings.
     return [tuple(cast("Mapping[str, Any]", row).values()) if isinstance(row, Mapping) else row for row in rows]
 
 
@@ -128,7 +129,7 @@ async def _on_sqlalchemy_async(conn: Any, call: tuple[str, Any], answer: Callabl
 
 
 def _for_sqlalchemy(verb: str, conn: Any, statement: Statement) -> tuple[str, Any]:
-    """As its driver takes it."""
+    """The statement in the parameter style of SQLAlchemy's driver."""
     dialect = getattr(conn, "dialect", None)
     style = getattr(dialect, "paramstyle", "pyformat")
     if style == "pyformat":

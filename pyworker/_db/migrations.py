@@ -1,6 +1,7 @@
 """Install and upgrade the schema: the steps of sql/install.sql, from Python.
 
-One transaction: lock, pending migrations (each once), all functions (every time), grants, a word to running workers.
+It takes one transaction: lock, pending migrations (each once), all functions (every time), grants,
+and a notification to running workers.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def code() -> list[Path]:
 
 
 def _finish(sql_dir: Path, *, movable_clock: bool, roles: bool) -> list[Path]:
-    """What is loaded after the code."""
+    """The files that are loaded after the code."""
     setup = sql_dir / "setup"
     optional = [
         setup / f"{name}.sql" for name, wanted in (("movable_clock", movable_clock), ("roles", roles)) if wanted
@@ -84,7 +85,7 @@ def _applied(conn: psycopg.Connection[Any], schema: str) -> dict[int, tuple[str,
 
 
 def pending(conn: psycopg.Connection[Any], schema: str = "pyworker") -> list[Migration]:
-    """Migrations of this package that the database has not had. Changes nothing."""
+    """Migrations of this package that were not applied to the database. Changes nothing."""
     applied = _applied(conn, schema)
     return [migration for migration in migrations() if migration.version not in applied]
 
@@ -92,11 +93,13 @@ def pending(conn: psycopg.Connection[Any], schema: str = "pyworker") -> list[Mig
 def migrate(
     conn: psycopg.Connection[Any], schema: str = "pyworker", *, movable_clock: bool = False, roles: bool = False
 ) -> list[Migration]:
-    """Bring the schema to this package's version, in one transaction; returns the migrations that were applied.
+    """Bring the schema to this package's version in one transaction. Returns the applied
+    migrations.
 
-    Repeated, concurrent and interrupted calls do no harm. `movable_clock` is for tests: it lets the setting
-    pyworker.clock_offset move the queue's time. `roles` creates the four group roles. Raises SchemaVersionError when
-    a migration was edited after it had been applied, or when the database is newer and breaking.
+    You may repeat it, run it concurrently and interrupt it. `movable_clock` is for tests: it lets
+    the setting pyworker.clock_offset move the queue's time. `roles` creates the four group roles.
+    Raises SchemaVersionError if an applied migration was edited later, or if the database is newer
+    and breaking.
     """
     sql_dir = directory("sql")
     with translated(), conn.transaction():
@@ -112,7 +115,7 @@ def migrate(
                     [migration.version, migration.name, migration.breaking, migration.checksum],
                 )
                 done.append(migration)
-            elif applied[migration.version][1] is None:  # installed by psql, which knows no checksums
+            elif applied[migration.version][1] is None:  # installed by psql, which records no checksum
                 conn.execute(FILL_CHECKSUM, [migration.checksum, migration.version])
             elif applied[migration.version][1] != migration.checksum:
                 raise SchemaVersionError(f"{migration.path.name} is not the file that was applied to this database")
@@ -134,10 +137,11 @@ def script(
     roles: bool = False,
     transaction: bool = True,
 ) -> str:
-    """The same as one SQL script, for a database at schema version `from_version`; None: at whichever, it looks for itself.
+    """`migrate` as one SQL script, for a database at schema version `from_version`. None: at any
+    version; the script checks which migrations were applied.
 
-    transaction=False: without BEGIN and COMMIT, for migration tools that have opened a transaction themselves; their settings
-    are put back at the end.
+    transaction=False: without BEGIN and COMMIT, for migration tools that open the transaction. The
+    script restores their settings at its end.
     """
     if not 0 <= (from_version or 0) <= newest():
         raise InvalidArgument(f"there is no schema version {from_version} (this pyworker knows 0 to {newest()})")

@@ -1,4 +1,4 @@
-"""What the dashboard and `pyworker top` show."""
+"""The queries and actions of the dashboard and `pyworker top`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .base import Base
 
 
 class Pages(Base):
-    """Lists in pages, and the actions on what they list."""
+    """Paged lists, and actions on their rows."""
 
     def overview(self) -> dict[str, Any]:
         return self._value("overview()")
@@ -19,7 +19,8 @@ class Pages(Base):
         return self._dicts(columns, "throughput(%s) order by minute", minutes)
 
     def job_page(self, **filters: Any) -> tuple[list[dict[str, Any]], int | None]:
-        """A page of jobs by the arguments of list_jobs; and, if the look ended before the page was full, the id to go on from."""
+        """A page of jobs, by the arguments of list_jobs. If the search stopped before the page was
+        full, also the id to continue from."""
         columns = (
             "id, task_identifier, state, queue_name, key, sequence_key, priority, run_at, attempts, max_attempts, created_at, locked_at, "
             "locked_by, finished_at, reason, last_error"

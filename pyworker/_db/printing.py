@@ -1,4 +1,4 @@
-"""`--print`: the SQL that a command would run, with its values in it, as psql takes it."""
+"""`--print`: prints the SQL that a command would run, with its values, in psql's syntax."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from .scripts import BEGIN
 from .text import literal, quoted
 
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%s|%%")
-_LEFT_OUT = re.compile(r", \w+ => %\((\w+)\)s::[a-z]+(?:\[\])?")  # an argument of a call by names, but the first
+_LEFT_OUT = re.compile(r", \w+ => %\((\w+)\)s::[a-z]+(?:\[\])?")  # a later named argument
 
 
 class Shown(click.exceptions.Exit):
-    """There is no answer to go on with: the command ends here."""
+    """Ends the command: the statement was printed, so there is no answer to continue with."""
 
 
 class Printing(Database):
-    """Shows statements and runs none; but one that only reads a text, as what comes next depends on its answer."""
+    """Prints statements instead of running them. parse_crontab runs, as it only reads a text and
+    later statements depend on its answer."""
 
     def __init__(self, schema: str, real: Callable[[], Database]) -> None:
         self.schema = schema

@@ -1,6 +1,8 @@
-"""The calls of pyworker.add_job and its kin, for every driver: parameters as %(name)s, or numbered for asyncpg.
+"""The calls of add_job and the other job functions, for every driver: parameters as %(name)s, or
+numbered for asyncpg.
 
-Each parameter is text, a number, a boolean or a list of texts, cast where it stands. So no driver needs to know a type of ours.
+Each parameter is text, a number, a boolean or a list of texts, with a cast in the statement. So no
+driver needs to know our types.
 """
 
 from __future__ import annotations
@@ -33,15 +35,15 @@ ADD_ARGUMENTS = {
     "meta": "jsonb",
     "delivery": "text",
 }
-# What @cron may say of a schedule, besides its cron expression.
+# The options of @cron.
 SCHEDULE_OPTIONS = (ADD_ARGUMENTS.keys() - {"identifier", "run_at"}) | {"name", "timezone", "backfill"}
-# Times from now, by the queue's clock, which an installation for tests may move.
+# Times from now go by the queue's clock, which tests may move.
 SOON = "{schema}.clock() + make_interval(secs => {value}::double precision)"
 SPECS = """(select coalesce(jsonb_agg(case when s.spec ? 'run_in'
     then s.spec - 'run_in' || jsonb_build_object('run_at', {soon}) else s.spec end order by s.nr), '[]')
     from jsonb_array_elements(%(specs)s::jsonb) with ordinality s(spec, nr))"""
 
-# The others that take a job: their arguments.
+# The other job functions with their arguments.
 _VERBS = {
     "get_job": {"job_id": "bigint"},
     "cancel_job": {"job_id": "bigint", "force": "boolean"},
@@ -60,7 +62,7 @@ def _add_job_statement(schema: str, names: tuple[str, ...], soon: bool) -> str:
 
 
 def add_job_call(schema: str, identifier: str, payload: Any, options: Mapping[str, Any]) -> Statement:
-    """Only what was given: each argument costs time."""
+    """Sends only the given arguments, as each one costs time."""
     parameters: dict[str, Any] = {
         "identifier": checked("add_job", "identifier", identifier),
         "payload": None if payload is None else checked("add_job", "payload", payload),
@@ -73,7 +75,7 @@ def add_job_call(schema: str, identifier: str, payload: Any, options: Mapping[st
 
 
 def add_jobs_call(schema: str, specs: Iterable[Mapping[str, Any]]) -> Statement:
-    """Of JSON texts, so that each payload is written once."""
+    """Joins JSON texts, so that each payload is encoded only once."""
     texts: list[str] = []
     soon = False
     for position, spec in enumerate(specs, 1):
@@ -97,14 +99,16 @@ def add_jobs_call(schema: str, specs: Iterable[Mapping[str, Any]]) -> Statement:
     return rows_of(schema, f"add_jobs({given})"), {"specs": "[" + ", ".join(texts) + "]"}
 
 
-# NUL, or half a surrogate pair, in JSON text; after an even number of backslashes these are escapes.
+# NUL, or half a surrogate pair, in JSON text; after an even number of backslashes these are
+# escapes.
 _BEYOND_JSONB = re.compile(
     r"(?<!\\)(?:\\\\)*\\u(?:0000|d[89ab][0-9a-f]{2}(?!\\ud[c-f][0-9a-f]{2})|(?<!\\ud[89ab][0-9a-f]{2}\\u)d[c-f][0-9a-f]{2})"
 )
 
 
 def _refuse_beyond_jsonb(where: str, payload: str) -> None:
-    """add_jobs takes jsonb, where null means: not given."""
+    """Refuse payloads that add_jobs would lose: it takes jsonb, and null there means "not
+    given"."""
     if payload == "null":
         raise InvalidArgument(f"{where}: payload cannot be null in a bulk call (add_job takes any payload)")
     if "\\u" in payload and _BEYOND_JSONB.search(payload):
@@ -140,13 +144,13 @@ def _numbered(statement: str) -> tuple[str, list[str]]:
             return "%"
         if match[1] not in names:
             names.append(match[1])
-        # As text: the caller's connection may have codecs of its own for JSON and times.
+        # As text: the caller's connection may have custom codecs for JSON and times.
         return f"${names.index(match[1]) + 1}" + (f"::text{match[2]}" if match[2] else "")
 
     return _PARAMETER.sub(number, statement), names
 
 
 def numbered(statement: str, parameters: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """The same statement as asyncpg takes it."""
+    """The statement with numbered parameters, for asyncpg."""
     text, names = _numbered(statement)
     return text, [parameters[name] for name in names]

@@ -11,7 +11,8 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as the database tells it: the result of add_job and its kin. Field names are the SQL type's."""
+    """A job as the database returns it: the result of add_job and the other job functions. Field
+    names are those of the SQL type `job`."""
 
     id: int
     task_identifier: str
@@ -45,8 +46,8 @@ class JobRow:
 _JSON_FIELDS = ("payload", "meta", "flags", "result")
 _NAMES = [field.name for field in dataclasses.fields(JobRow)]
 _TIMES = [field.name for field in dataclasses.fields(JobRow) if "datetime" in str(field.type)]
-_SENT = {  # JSON and times travel as text that no setting of the session changes
-    **{name: "j.{0}::text" for name in _JSON_FIELDS},  # decoded per job, so one that cannot be decoded harms no other
+_SENT = {  # JSON and times as text that no session setting changes
+    **{name: "j.{0}::text" for name in _JSON_FIELDS},  # decoded per job: a bad one affects no other
     **{name: "to_json(j.{0})::text as {0}" for name in _TIMES},
 }
 JOB_COLUMNS = ", ".join(_SENT.get(name, "j.{0}").format(name) for name in _NAMES)

@@ -1,4 +1,4 @@
-"""The SQL of an installation, around the files of sql/."""
+"""The SQL that an installation runs around the files of sql/."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ FILL_CHECKSUM = b"update migrations set checksum = %s where version = %s"
 MAKE_CLOCK_MOVABLE = b"update settings set movable_clock = true;\n"
 CLOCK_IS_MOVABLE = b"select movable_clock from settings"
 
-# For a script inside a transaction that is not ours: what setup/begin.sql sets, as it was before.
+# For a script inside a foreign transaction: save the settings that setup/begin.sql changes, then
+# restore them.
 KEEP_SETTINGS = (
     "select set_config('pyworker.before', json_object_agg(s, current_setting(s))::text, true) from unnest(array["
     "'search_path', 'lock_timeout', 'client_min_messages', 'standard_conforming_strings', 'datestyle', 'intervalstyle']) s;\n"
@@ -32,7 +33,7 @@ def drop_schema_text(schema: str) -> str:
 
 
 def unless_applied(version: int, text: str) -> str:
-    """A script that does nothing where the migration has been applied."""
+    """A script that does nothing if the migration was applied already."""
     return (
         f"do $pyworker_unless$\nbegin\nif not exists (select from migrations m where m.version = {version:d}) then\n"
         f"execute $pyworker_migration$\n{text}$pyworker_migration$;\nend if;\nend;\n$pyworker_unless$;\n"

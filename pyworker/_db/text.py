@@ -1,4 +1,4 @@
-"""How the text of a statement is put together: names, arguments, literals."""
+"""Building blocks of statements: names, arguments, literals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def as_identifier(name: str) -> str:
 
 
 def quoted(schema: str) -> str:
-    """In a statement with parameters, where drivers take a lone % for one."""
+    """An identifier for a statement with parameters, in which drivers require % to be doubled."""
     return as_identifier(schema).replace("%", "%%")
 
 
@@ -31,5 +31,5 @@ def rows_of(schema: str, call: str) -> str:
 
 
 def literal(value: Any) -> str:
-    """As it stands in a statement for psql."""
+    """The value as an SQL literal, for psql."""
     return sql.Literal(str(value) if isinstance(value, str) else value).as_string(None).strip()

@@ -1,4 +1,4 @@
-"""What the processes of a worker ask and report."""
+"""The SQL functions that worker processes call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _DEFINE_ARGUMENTS = {
     "retention": "interval",
 }
 TASK_OPTIONS = _DEFINE_ARGUMENTS.keys() - {"identifier"}
-# Times as seconds: psycopg takes longer for two times than for all the rest. A double has room for the microseconds of these centuries.
+# Times as seconds: psycopg takes longer for two timestamps than for all other columns. A double
+# holds the microseconds of these centuries.
 _CLAIMED = (
     "id, run, task_identifier, payload::text, attempts, max_attempts, priority, date_part('epoch', run_at), queue_name, key, flags::text, "
     "meta::text, sequence_key, date_part('epoch', created_at), delivery, crashes"
@@ -37,7 +38,7 @@ _CLAIMED = (
 
 
 def finish_job_statement(schema: str) -> str:
-    """Its second column names the transaction, to ask what became of it."""
+    """The second column is the transaction id, for was_finished."""
     return f"select {quoted(schema)}.finish_job(%s, %s), pg_current_xact_id()::text"
 
 
@@ -58,7 +59,7 @@ def once_statement(schema: str) -> str:
 
 
 class Worker(Base):
-    """The functions of sql/ for workers."""
+    """The SQL functions for workers, as methods."""
 
     def register_worker(self, info: Mapping[str, Any]) -> int:
         return self._value("register_worker(%s::jsonb)", json.dumps(info))
@@ -112,7 +113,8 @@ class Worker(Base):
         forbidden_flags: Sequence[str] | None,
         alone: bool,
     ) -> Call:
-        """alone: nothing else is in its transaction, so that its commit need not wait for the disk."""
+        """alone: the claim is the only statement of its transaction, so its commit need not wait
+        for the disk."""
         with_it = "set_config('synchronous_commit', 'off', true), " if alone else ""
         return (
             f"select {_CLAIMED} from {with_it}{self._s}.claim_jobs(%s, %s, %s::text[], %s::text[], %s::text[])",  # noqa: S608
@@ -123,12 +125,13 @@ class Worker(Base):
         """Each job: id, run, and its result as JSON text or None."""
         ids, runs, results = (list(column) for column in zip(*jobs, strict=True))
         kept = results if any(result is not None for result in results) else None
-        # Arrays of numbers as text: written in a tenth of the time that psycopg takes for a list.
+        # Arrays of numbers as text: psycopg takes ten times as long for a list.
         numbers = ["{" + ",".join(map(str, column)) + "}" for column in (ids, runs)]
         return f"select cardinality({self._s}.finish_jobs(%s::bigint[], %s::bigint[], %s::jsonb[]))", [*numbers, kept]
 
     def fail_call(self, failures: Sequence[Mapping[str, Any]]) -> Call:
-        # jsonb can hold neither NUL nor half a surrogate pair; an error does without, a payload is never altered.
+        # jsonb cannot hold NUL or half a surrogate pair. They are cleaned from an error; a payload
+        # is never altered.
         cleaned = [{**failure, "error": printable(str(failure["error"]))} for failure in failures]
         return f"select {self._s}.fail_jobs(%s::jsonb)", [json.dumps(cleaned)]
 
@@ -140,7 +143,7 @@ class Worker(Base):
         return f"select {self._s}.release_jobs(%s::bigint[], %s::bigint[])", [ids, runs]
 
     def discarded(self, job_ids: Sequence[int]) -> list[tuple[int, str | None]]:
-        """Which of these jobs are discarded, and why."""
+        """Those of these jobs that are discarded, with the reason."""
         which = f"unnest(%s::bigint[]) i(id), {self._s}.get_job(i.id) j where j.state = 'discarded' order by j.id"
         return cast("Any", self._rows(f"select j.id, j.reason from {which}", [list(job_ids)]))  # noqa: S608
 
@@ -183,14 +186,15 @@ class Worker(Base):
         return self._value("seconds_until_tick()")
 
     def run_schedules(self, seconds: float) -> tuple[float | None, int]:
-        """Fire what is due: seconds until the next tick, and how many were fired now. A query is cut off after so many seconds."""
+        """Fire due schedules. Returns the seconds until the next tick and how many fired. `seconds`
+        is the statement timeout, which ends a slow query."""
         with translated(), self.conn.pipeline():  # one transaction, one round trip
             self.conn.execute(b"select set_config('statement_timeout', %s, true)", [f"{int(seconds * 1000)}"])
-            # In this order: what falls due in between is not forgotten.
+            # In this order, so that a tick that falls due in between is not missed.
             told = self.send((f"select {self._s}.seconds_until_tick(), {self._s}.run_schedules()", []))
             tick, fired = cast("Any", told.fetchone())
         return tick, fired
 
     def database_clock(self) -> float:
-        """Seconds since 1970, by the real clock."""
+        """Seconds since 1970, by the server's real clock."""
         return float(self._rows("select extract(epoch from clock_timestamp())")[0][0])

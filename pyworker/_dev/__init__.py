@@ -1,1 +1,1 @@
-"""What helps those who write tasks: a PostgreSQL of their own, reloading, replaying, the demo."""
+"""Tools for development: a private PostgreSQL, reloading, replaying, the demo."""

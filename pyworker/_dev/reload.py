@@ -1,4 +1,5 @@
-"""`pyworker dev`: a database, a worker that follows edits, and the dashboard, in one terminal."""
+"""`pyworker dev`: a database, a worker that reloads on edits, and the dashboard, in one
+terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from . import postgres
 from .url import resolved
 
 PATIENCE = 20.0  # seconds for a program to end
-# Unlike the demo's, its data are to survive the machine's crash.
+# Unlike the demo's, these data must survive a crash of the machine.
 DURABLE = {"fsync": "on", "full_page_writes": "on"}
 
 
@@ -33,7 +34,7 @@ def say(name: str, line: str, colour: str = "blue") -> None:
 
 
 class Program:
-    """A command of ours in a process of its own, whose output is shown with its name before each line."""
+    """A pyworker command in its own process. Each line of its output is shown with its name."""
 
     def __init__(self, name: str, colour: str, environment: dict[str, str], *arguments: str) -> None:
         self.name, self.colour = name, colour
@@ -42,7 +43,8 @@ class Program:
         self._told = False
 
     def start(self) -> None:
-        # A session of its own, as Ctrl-C is for us alone; the launcher sees to it that it ends when we do, however we do.
+        # A separate session, as Ctrl-C is for us alone. The launcher ends it when we end, for any
+        # reason.
         command = postgres._command(None, Path(sys.executable), "-m", "pyworker", *self._arguments)
         self._process = subprocess.Popen(  # noqa: S603 - ourselves
             command, env={**os.environ, **self._environment}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -58,11 +60,11 @@ class Program:
             say(self.name, line.rstrip("\n"), self.colour)
 
     def look(self) -> None:
-        """Say it, once, if it has ended by itself."""
+        """Report once if the command has ended by itself."""
         if self._process is not None and not self._told and self._process.poll() is not None:
             self._told = True
             self._show.join()
-            say("dev", f"the {self.name} has ended ({self._process.returncode}), and begins anew with the next change")
+            say("dev", f"the {self.name} has ended ({self._process.returncode}), and restarts at the next change")
 
     def stop(self) -> None:
         if self._process is None:
@@ -96,7 +98,7 @@ def run(modules: list[str], dsn: str, schema: str, watched: list[str], data: Pat
 def _work(modules: list[str], url: str, schema: str, watched: list[str]) -> None:
     import watchfiles
 
-    # Without bytecode: of two edits in one second it would show the first.
+    # Without bytecode files: after two edits in one second they would hold the first one.
     environment = {
         "DATABASE_URL": url,
         "PYWORKER_SCHEMA": schema,
@@ -110,7 +112,7 @@ def _work(modules: list[str], url: str, schema: str, watched: list[str]) -> None
         programs.append(Program("ui", "magenta", environment, "ui"))
     begun = False
     try:
-        # It yields what has changed, at least four times in a second; when it does so first, the watch is on.
+        # It yields changes at least four times a second. After its first yield the watch is active.
         for changed in watchfiles.watch(
             *watched, watch_filter=watchfiles.PythonFilter(), yield_on_timeout=True, rust_timeout=250, debounce=250
         ):
@@ -120,9 +122,9 @@ def _work(modules: list[str], url: str, schema: str, watched: list[str]) -> None
                 for program in programs:
                     program.start()
             elif changed:
-                worker.stop()  # first: whoever reads of the change may count on the new code
+                worker.stop()  # before the message: once it appears, the old code no longer runs
                 names = sorted({os.path.relpath(path) for _, path in changed})
-                say("dev", f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''} changed: the worker begins anew")
+                say("dev", f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''} changed: the worker restarts")
                 worker.start()
             for program in programs:
                 program.look()
@@ -147,7 +149,7 @@ def _database(dsn: str, data: Path | None) -> Generator[str]:
 
 
 def _home() -> Path:
-    if os.geteuid() == 0:  # whose own directory the server's account cannot get to
+    if os.geteuid() == 0:  # the server's account cannot reach root's home directory
         return Path("/var/lib/pyworker")
     import platformdirs
 

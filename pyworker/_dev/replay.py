@@ -1,4 +1,4 @@
-"""`pyworker replay`: a past job's handler, run here and now on its payload, and nothing of it kept."""
+"""`pyworker replay`: run a job's handler again on its payload, and roll everything back."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from .url import resolved
 
 
 class _TakenBack(Database):
-    """Where the job would have been completed, with all that its transaction did, everything goes back."""
+    """Rolls back where the job would be completed, with all that its transaction did."""
 
     def finish_job(self, job_id: int, run: int) -> str:
         raise psycopg.Rollback
 
 
 class _Pool:
-    """Connections whose work is never committed, for whatever a handler does by way of its job."""
+    """Connections for the handler's job, whose work is always rolled back."""
 
     def __init__(self, dsn: str) -> None:
         self._conninfo = conninfo(dsn, "pyworker replay")
@@ -89,7 +89,7 @@ class _Connections(Connections):
 
 
 def _claimed(job: JobRow) -> Claimed:
-    """The job as its handler had it, or will have it."""
+    """The job as its handler gets it."""
     flags, meta = (None if value is None else json.dumps(value) for value in (job.flags, job.meta))
     return Claimed(
         job.id, max(job.run, 1), job.task_identifier, json.dumps(job.payload), max(job.attempts, 1), job.max_attempts, job.priority,
@@ -119,7 +119,7 @@ def run(job_id: int, dsn: str, schema: str, modules: list[str], debug: bool) -> 
             )
         say(f"job {job.id} ({job.task_identifier}, {job.state}) is run here, and rolled back", err=True)
         task, claimed = known[job.task_identifier], _claimed(job)
-        if task.is_async:  # without a time limit: in a debugger you need time
+        if task.is_async:  # no time limit, because of the debugger
             kind, value, error = asyncio.run(run_job_async(claimed, task, connections))
         else:
             kind, value, error = run_job(claimed, task, connections)

@@ -10,7 +10,7 @@ from .postgres import kept_server
 
 @contextmanager
 def resolved(dsn: str) -> Iterator[str]:
-    """`demo` stands for the database that `pyworker demo` left behind."""
+    """The connection string. `demo` is the database that `pyworker demo` has kept; start it."""
     if dsn != "demo":
         yield dsn
     else:

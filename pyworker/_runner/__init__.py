@@ -1,1 +1,1 @@
-"""`pyworker run`: a parent that watches, and children that claim jobs and run their handlers."""
+"""`pyworker run`: one parent process supervises children, which claim jobs and run handlers."""

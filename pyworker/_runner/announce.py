@@ -1,4 +1,4 @@
-"""What a worker process tells the database about itself when it connects."""
+"""A worker process announces its tasks, its schedules and what it takes when it connects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ log = logging.getLogger("pyworker.worker")
 def announce(
     db: Database, config: RunConfig, worker_id: int, known: Mapping[str, tasks.Task[..., Any]], schedules: bool
 ) -> dict[str, float]:
-    """The options of its tasks; with `schedules` also those that the modules declare. Returns the tasks' timeouts in seconds."""
+    """Define the worker's tasks and record what it takes; with `schedules`, declare schedules too.
+
+    Returns the timeouts of the tasks, in seconds."""
     db.check_version(migrations.newest())
     tasks.define(db, known)
     if schedules:

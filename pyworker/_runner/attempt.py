@@ -1,4 +1,4 @@
-"""One attempt: a claimed job's handler is called, and what it returns or raises becomes the job's outcome."""
+"""One attempt: call the handler of a claimed job, and turn its result into the job's outcome."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .outcomes import Ended, failure_of, outcome_of
 
 
 def run_job(job: Claimed, task: tasks.Task[..., Any], connections: Connections) -> Ended:
-    """In the thread that calls it. Never raises."""
+    """Run a sync handler in the calling thread. Never raises."""
     made = None
     try:
         job.handler = made = job.made(Job, connections)
@@ -33,7 +33,9 @@ def run_job(job: Claimed, task: tasks.Task[..., Any], connections: Connections) 
 async def run_job_async(
     job: Claimed, task: tasks.Task[..., Any], connections: Connections, limit: float | None = None
 ) -> Ended:
-    """On the running loop, for `limit` seconds at most. Raises nothing once it has begun."""
+    """Run an async handler on the running loop, for at most `limit` seconds.
+
+    Raises nothing after its first step."""
     made, scope = None, None
     try:
         made = job.made(AsyncJob, connections)

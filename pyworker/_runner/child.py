@@ -1,15 +1,15 @@
-"""The child: a process that claims jobs, runs their handlers and reports how they went.
+"""The child process claims jobs, runs their handlers and reports their outcomes.
 
-    main thread     the turn: report what ended, claim what there is room for, in one round trip; wait; again
-    handler threads run sync handlers, started as they are needed, at most `concurrency`
+    main thread     the turn: report outcomes and claim jobs in one round trip, then wait
     loop thread     runs async handlers, started with the first one
 
     pace        when to claim, and how much
     exchange    reports and claims, in one round trip
-    handlers    who runs where, and the one outcome of each
+    handlers    where each handler runs, and its one outcome
 
-The parent gives the order to start (one line of JSON on stdin, so that no password is seen in a process list), and later "stop" or
-"abort". When stdin ends the parent is dead, and so is this process at once: two generations must not run side by side.
+The parent sends the start order as one line of JSON on stdin, so that no password shows in a
+process list; later it sends "stop" or "abort". End of file on stdin means that the parent is dead.
+The child then exits at once: two generations must not run side by side.
 """
 
 from __future__ import annotations
@@ -55,17 +55,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pyworker.worker")
 
-LINGER = 0.01  # seconds that outcomes may wait for company while there is other work
-SOON = 0.005  # seconds that a worker with nothing else to claim gives quick handlers to end
-ASK = 10.0  # seconds between questions whether running jobs were cancelled; a notification comes sooner
-RECONCILE = 5.0  # seconds from a lost connection's first comparison with the database to the next one
+LINGER = 0.01  # seconds that outcomes wait for more outcomes while jobs are ready to start
+SOON = 0.005  # seconds to wait for quick handlers after a claim that brought too few jobs
+ASK = 10.0  # seconds between checks for cancelled jobs; a notification triggers one sooner
+RECONCILE = 5.0  # seconds from the first to the second reconciliation after a lost connection
 
 
 def main() -> NoReturn:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: even a frozen child must not outlive its parent
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a frozen child dies, too
     signals.leave_to_parent()
-    # Programs that handlers start inherit stdin: they get an empty one, our orders come by a copy that is not inherited.
+    # Programs that handlers start inherit stdin. They get an empty one; the orders come over a
+    # duplicate that is not inherited.
     orders = os.fdopen(os.dup(0))
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -77,7 +78,7 @@ def main() -> NoReturn:
     code = 1
     slots = Slots(order["slots"], config.concurrency)
     child = Child(config, order["worker_id"], orders, slots)
-    blameless = True  # the handlers that run: unless the end of this process cannot be explained
+    blameless = True  # running handlers; False if this process ends for an unknown reason
     try:
         code = child.run()
         blameless = not child.handlers.broken
@@ -98,7 +99,7 @@ def main() -> NoReturn:
             stream.flush()
     if blameless:
         child.handlers.leave()
-    os._exit(code)  # without waiting for handlers that were handed back
+    os._exit(code)  # does not wait for handlers whose jobs were handed back
 
 
 class Child:
@@ -119,19 +120,16 @@ class Child:
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
-        # Orders
         self.stopping = self.aborting = False
         self.recheck_version = False
-        self.ask_at = 0.0  # when to ask the database whether what runs was cancelled
+        self.ask_at = 0.0  # when to check for cancelled jobs
         self.reconcile_in, self.reconcile_at = 0.0, 0.0
         self.exit_code = 0
 
-    # -- orders from the parent -----------------------------------------------------------------------------------
+    # -- orders from the parent --------------------------------------------------------------------
 
     def _hear(self) -> None:
-        with contextlib.suppress(
-            Exception
-        ):  # a handler may have closed it: a process that cannot be told to stop ends, too
+        with contextlib.suppress(Exception):  # a handler may have closed it: the process ends without orders
             for line in self.orders:
                 if line.strip() == "stop":
                     self.stopping = True
@@ -144,7 +142,7 @@ class Child:
         with contextlib.suppress(BlockingIOError):
             os.write(self.wake_write, b"x")
 
-    # -- the turn -------------------------------------------------------------------------------------------------
+    # -- the turn ----------------------------------------------------------------------------------
 
     def run(self) -> int:
         threading.Thread(target=self._hear, daemon=True, name="orders").start()
@@ -170,7 +168,7 @@ class Child:
                 self._failed(error)
 
     def _failed(self, error: psycopg.Error) -> None:
-        """The database is away, or it refuses: try again later."""
+        """Wait and try again: the connection was lost, or the database refused a statement."""
         if is_lost(error):
             self.backoff.failed(error)
             if self.db is not None:
@@ -182,7 +180,7 @@ class Child:
         else:
             self.backoff.refused(error)
             self.slots.refused()
-        select.select([self.wake_read], [], [], max(self.backoff.until - time.monotonic(), 0))  # orders end it early
+        select.select([self.wake_read], [], [], max(self.backoff.until - time.monotonic(), 0))
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_read, 4096)
 
@@ -196,7 +194,7 @@ class Child:
             raise
 
     def _introduce(self, db: Database) -> None:
-        # Of all processes the last one to start has the say about schedules: each declares them once.
+        # Each process declares schedules once, so the last process to start determines them.
         self.handlers.timeouts = announce(db, self.config, self.worker_id, self.handlers.tasks, not self.declared)
         self.declared = True
         self.exchange.task_names = self.config.only_tasks or sorted(self.handlers.tasks)
@@ -213,9 +211,11 @@ class Child:
         self.pace.nothing_available = False
 
     def _reconcile(self, db: Database) -> None:
-        """Drop what is no longer ours, hand back what we were given without hearing of it."""
+        """Drop ready jobs that are no longer ours; the database releases jobs that we do not know
+        of."""
         self.handlers.keep(set(db.reconcile(self.worker_id, self.handlers.known())))
-        # A claim that was under way when the connection was lost may get there after this: ask again, ever more rarely.
+        # A claim that was in flight when the connection was lost may commit after this: repeat this
+        # check, at growing intervals.
         self.reconcile_at = time.monotonic() + self.reconcile_in
         self.reconcile_in = self.reconcile_in * 2 if self.reconcile_in < RECONCILE * 64 else 0.0
 
@@ -228,7 +228,7 @@ class Child:
             self.pace.hear()
 
     def _turn(self) -> bool:
-        """One round trip, if there is a reason for one; true when this process has done its duty."""
+        """Make one round trip if there is a reason. True if this process is to end."""
         assert self.db is not None  # noqa: S101
         with self.watch.over(self.db.conn):
             return self._take_turn(self.db)
@@ -256,7 +256,8 @@ class Child:
         return (self.stopping or (self.config.once and self.pace.nothing_available)) and self.handlers.idle
 
     def _look_around(self, db: Database) -> None:
-        """What is to be seen to before the turn: another version, an order to stop, cancelled jobs, a connection that was lost."""
+        """Before the turn, handle a new schema version, an order to stop, cancelled jobs and a lost
+        connection."""
         if self.recheck_version:
             self.recheck_version = False
             try:
@@ -275,25 +276,24 @@ class Child:
 
     def _room(self, reporting: bool) -> int:
         room = self.pace.room(self.handlers.load, reporting)
-        if (
-            room and self.slots.expired()
-        ):  # not to begin it at once means not to claim it; our parent will say more soon
+        if room and self.slots.expired():  # claim nothing until the parent has extended the lease
             self.pace.put_off(1)
             return 0
         return room
 
     def _came_short(self, db: Database, claimed: bool) -> None:
-        """The claim brought less than there was room for."""
-        if claimed:  # what ends at once is reported with another claim: no need to know how long to sleep
+        """The claim returned fewer jobs than asked for."""
+        if claimed:  # quick handlers end now, and their report carries another claim
             self._sleep(SOON, wake_at=sys.maxsize)
         self.pace.nothing_available = not (self.handlers.outcomes or self.pace.notified)
-        if self.stopping or self.recheck_version:  # it woke us for the next turn
+        if self.stopping or self.recheck_version:  # the order ended the sleep above: go to the next turn
             self._wake()
         elif self.pace.nothing_available:
             self.pace.sleep_until(db.seconds_until_due())
 
     def _wait(self) -> None:
-        """Until a handler has ended, the database or the parent says something, or it is time to claim."""
+        """Wait for the end of a handler, a notification, an order, or the time of the next
+        claim."""
         timeout: float | None = None
         if not self.stopping and self.handlers.load < self.config.concurrency:
             timeout = self.pace.patience()
@@ -302,7 +302,7 @@ class Child:
             timeout = until if timeout is None else min(timeout, until)
         self._sleep(timeout, wake_at=sys.maxsize)
         if self.handlers.outcomes and len(self.handlers.ready) > self.pace.prefetch // 2:
-            # There is more to do, and reporting many costs little more than reporting one.
+            # Other jobs are ready, and reporting many outcomes costs little more than one.
             self._sleep(LINGER, wake_at=self.pace.prefetch // 2)
 
     def _sleep(self, timeout: float | None, wake_at: int) -> None:

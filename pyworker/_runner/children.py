@@ -1,4 +1,4 @@
-"""A child as its parent sees it: how it is started, told and looked at."""
+"""Child processes, from the parent's side: start one, send it orders, measure its memory."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class ChildProcess:
     process: subprocess.Popen[str]
     started: float
     slots: Slots
-    locked: bool  # the control connection holds its lock
-    culprit: tuple[int, int] | None = None  # the job for which it was killed
+    locked: bool  # the control connection holds this worker's lock
+    culprit: tuple[int, int] | None = None  # id and run of the job for which it was killed
     killed: str = ""  # why we killed it
-    leaving: bool = False  # told to end, because of its memory
-    condition: str | None = None  # for worker_health
-    told: str | None = None  # … as the database knows it
+    leaving: bool = False  # told to stop because of its memory
+    condition: str | None = None  # shown by worker_health
+    told: str | None = None  # the condition that the database has
 
     def tell(self, word: str) -> None:
         with suppress(OSError, ValueError):
@@ -41,12 +41,12 @@ class ChildProcess:
 
 @dataclass
 class Ended:
-    """A child that is no more, until the database knows."""
+    """A child that has exited and is not yet unregistered in the database."""
 
     worker_id: int
     crashed: bool
-    running: list[tuple[int, int]]  # what may have ended it
-    failure: dict[str, Any] | None  # of the one job for which it was killed
+    running: list[tuple[int, int]]  # jobs that may have crashed it
+    failure: dict[str, Any] | None  # report for the one job for which it was killed
     why: str
 
 
@@ -73,7 +73,7 @@ def memory_of(pid: int) -> int:
 
 
 def _python_path() -> str:
-    """The children find what the parent finds: the current directory first, as `python -m` would."""
+    """Children import what the parent can: the current directory comes first, as in `python -m`."""
     return os.pathsep.join(
         dict.fromkeys([os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
     )

@@ -1,4 +1,4 @@
-"""A job between its claim and its end, as a worker process knows it."""
+"""A claimed job in the worker process, until its outcome is reported."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _decode = json.JSONDecoder().raw_decode
 
 
 def _decoded(text: str) -> Any:
-    """JSON that PostgreSQL has checked."""
+    """Decode JSON that PostgreSQL has validated."""
     return _decode(text.lstrip())[0]
 
 
 @dataclass(slots=True)
 class Claimed:
-    """A claimed job, before its payload is decoded."""
+    """A claimed job; its payload is not decoded yet."""
 
     id: int
     run: int
@@ -42,14 +42,14 @@ class Claimed:
     created_at: float
     delivery: str
     crashes: int
-    slot: int = -1  # while it runs: its place in the memory that the parent watches
-    handler: asyncio.Task[Any] | Job | None = None  # while it runs: what is told that the job is cancelled
+    slot: int = -1  # while it runs: its index in the memory shared with the parent
+    handler: asyncio.Task[Any] | Job | None = None  # while it runs: cancel this
     cancelled: bool = False
-    completed: bool = False  # by job.transaction(), whatever its handler does after it
+    completed: bool = False  # by job.transaction(); the handler may still raise
 
     def made(self, kind: type[J], connections: Connections) -> J:
-        """What its handler gets."""
-        return kind(  # by position: by name it takes twice the time
+        """The Job or AsyncJob that the handler gets."""
+        return kind(  # positional: keyword arguments take twice the time
             self.id, self.run, self.task_identifier, _decoded(self.payload), self.attempts, self.max_attempts, self.priority,
             datetime.fromtimestamp(self.run_at, UTC), self.queue_name, self.key, _decoded(self.flags) if self.flags else None,
             _decoded(self.meta) if self.meta else None, self.sequence_key, datetime.fromtimestamp(self.created_at, UTC), connections,

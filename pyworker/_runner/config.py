@@ -1,13 +1,13 @@
-"""What a run is told, in one place with its defaults, and the exit codes of `pyworker run`."""
+"""The options of `pyworker run` with their defaults, and its exit codes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# Documented in README.md; 57 is Graphile Worker's.
+# Documented in README.md; 57 is Graphile Worker's code.
 EXIT_DATABASE_OLDER = 56
 EXIT_DATABASE_NEWER = 57
-# Between child and parent
+# From child to parent
 EXIT_CANNOT_START = 78
 EXIT_REGISTER_AGAIN = 75
 EXIT_BROKEN = 70
@@ -24,13 +24,13 @@ class RunConfig:
     only_tasks: list[str] = field(default_factory=list[str])  # empty: every task that was loaded
     forbidden_flags: list[str] = field(default_factory=list[str])
     once: bool = False
-    shutdown_timeout: float = 25.0  # of the 30 seconds that Kubernetes grants
+    shutdown_timeout: float = 25.0  # seconds; Kubernetes grants 30
     poll_interval: float = 2.0
-    max_memory: int | None = None  # bytes that a child may hold; beyond, it is replaced
-    name: str = ""  # of the worker, for people and probes; empty: the machine's
-    stuck_after: float = 60.0  # seconds in which the loop of a living process turns
-    metrics: bool = False  # processes measure their handlers
-    uvloop: bool = True  # for async handlers, where it is installed
+    max_memory: int | None = None  # bytes; a child that holds more is replaced
+    name: str = ""  # of the worker, for people and probes; empty: the host name
+    stuck_after: float = 60.0  # seconds without a turn after which a process counts as stuck
+    metrics: bool = False  # children measure their handlers
+    uvloop: bool = True  # run async handlers on uvloop if it is installed
     log_format: str = "text"
     log_level: str = "INFO"
-    tracebacks: bool = True  # in the log, of handlers that failed
+    tracebacks: bool = True  # log the tracebacks of failed handlers

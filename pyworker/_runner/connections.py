@@ -1,4 +1,5 @@
-"""What a handler does with the database by way of its job: job.transaction(), job.add_job(), job.once(), and the mark of its start."""
+"""The connections behind job.transaction(), job.add_job() and job.once(), and the record of a
+job's start."""
 
 from __future__ import annotations
 
@@ -17,12 +18,13 @@ from ..errors import translated
 from ..job import NotStarted
 from .config import RunConfig
 
-# Each handler may hold one connection for long, in job.transaction(). Another one is always left for job.once() inside of it.
+# Each handler may hold one connection in job.transaction(). One more stays free for job.once()
+# inside.
 ONE_MORE = 1
 
 
 class Connections:
-    """Connections for handlers: job.transaction() and job.add_job(). Opened on first use."""
+    """Connection pools for handlers, opened on first use."""
 
     def __init__(self, config: RunConfig) -> None:
         self.schema = config.schema
@@ -77,7 +79,7 @@ class Connections:
         return self._async
 
     def close(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """loop: where async handlers ran."""
+        """Close both pools. `loop` is the loop on which async handlers ran."""
         if self._sync is not None:
             self._sync.close()
         if self._async is not None and loop is not None:
@@ -87,7 +89,7 @@ class Connections:
         try:
             with self.sync_pool().connection() as conn:
                 return self.database(conn).start_job(job_id, run)
-        except psycopg.Error as error:  # whether its mark was stored is not known: not begun, and so to be told
+        except psycopg.Error as error:  # unknown whether the start was recorded: do not begin
             raise NotStarted(f"the start could not be recorded: {error}") from error
 
     async def start_job_async(self, job_id: int, run: int) -> bool:
@@ -116,7 +118,7 @@ class Connections:
             return row[1] if row else ""
 
     def committed(self, job_id: int, run: int, transaction: str) -> bool:
-        """What became of a transaction whose COMMIT was not answered."""
+        """True if a transaction whose COMMIT got no reply has committed."""
         while True:
             with self.sync_pool().connection() as conn:
                 answer = self.database(conn).was_finished(job_id, run, transaction)

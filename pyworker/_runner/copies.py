@@ -1,4 +1,6 @@
-"""Copies that a handler makes of its process by os.fork(): one that does not end must not become a second worker."""
+"""Copies of the worker process that a handler makes with os.fork().
+
+A copy that returns from the handler must not act as a second worker."""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ log = logging.getLogger("pyworker.worker")
 
 
 def end_copy(error: Any = None) -> NoReturn:
-    """The handler has come back in a copy of the process. It ends here, as sys.exit() would end it, and reports nothing."""
+    """End this copy, in which the handler has returned, as sys.exit() would. It reports nothing."""
     code = 1
     with contextlib.suppress(BaseException):
         if isinstance(error, SystemExit):
@@ -35,19 +37,20 @@ def end_copy(error: Any = None) -> NoReturn:
 
 
 def keep_from_copies(loop: asyncio.AbstractEventLoop) -> None:
-    """Called in the thread of the loop: a copy that this thread makes ends as soon as it comes back to the loop."""
+    """Make each copy that this thread forks end when it returns to the loop. Call it in the
+    loop's thread."""
     thread, known = threading.get_ident(), weakref.ref(loop)
 
     def copied() -> None:
         if threading.get_ident() == thread and (loop := known()) is not None:
             for waiting in _ready(loop):
-                waiting.clear()  # what other handlers are to do next: their process does it
+                waiting.clear()  # callbacks of other handlers: the original process runs them
             loop.call_soon(end_copy)
 
     os.register_at_fork(after_in_child=copied)
 
 
 def _ready(loop: asyncio.AbstractEventLoop) -> list[deque[Any]]:
-    """What the loop is to call next. Neither asyncio nor uvloop shows it to strangers."""
+    """The loop's queue of callbacks. Neither asyncio nor uvloop has a public name for it."""
     own: Any = getattr(loop, "_ready", None)
     return [own] if own is not None else [found for found in gc.get_referents(loop) if isinstance(found, deque)]

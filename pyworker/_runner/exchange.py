@@ -1,4 +1,4 @@
-"""What a worker process says to the database and hears from it in one turn: reports one way, claimed jobs the other."""
+"""One exchange with the database per turn: reports go out, claimed jobs come back."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ class Exchange:
         self.config = config
         self.worker_id = worker_id
         self.task_names: Sequence[str] = ()
-        self._take_back = take_back  # what may not have been heard
+        self._take_back = take_back  # gets outcomes that may not have been stored
 
     def work(self, db: Database, outcomes: Outcomes, room: int) -> list[tuple[Any, ...]] | None:
-        """Report and claim, in one round trip. None: the claim was lost with a report."""
+        """Report and claim in one round trip. None if a refused report prevented the claim."""
         try:
             rows = self._send(db, outcomes, room)
         except psycopg.Error as error:
             if _connection_lost(error):
-                # Did it commit? Say everything again: what was accepted is left out the second time.
+                # The commit may have succeeded. Report everything again: the database ignores what
+                # it has accepted before.
                 self._take_back(outcomes)
                 raise
             with translated():
@@ -41,7 +42,7 @@ class Exchange:
                     raise
             self._report_one_by_one(db, outcomes, error)
             return None
-        except Exception as error:  # what is reported could not be written as SQL
+        except Exception as error:  # an outcome could not be written as SQL
             self._report_one_by_one(db, outcomes, error)
             return None
         self._tell_of_ends(db, outcomes.failed)
@@ -52,7 +53,8 @@ class Exchange:
         replies: list[psycopg.Cursor[Any]] = []
         with db.conn.pipeline() if reports else contextlib.nullcontext() as pipeline:
             for call in reports:
-                # Each kind in a transaction of its own: each takes its jobs in the order of their ids, all together would not.
+                # One transaction for each kind: a report locks its jobs in the order of their ids,
+                # and several reports in one transaction would not keep that order.
                 if replies and pipeline:
                     pipeline.sync()
                 replies.append(db.send(call))
@@ -66,9 +68,10 @@ class Exchange:
         return db.claim_call(self.worker_id, room, self.task_names, only, without, alone)
 
     def _report_one_by_one(self, db: Database, outcomes: Outcomes, error: Exception) -> None:
-        """After a report was refused as a whole: the refusal is the matter of one job, the others are to be heard.
+        """Report each job separately after a report was refused, as one job may be the reason.
 
-        If the database forbids the report whatever it says, it is taken back, and that is raised at the end."""
+        If the database forbids the report for any values, take it back and raise that error at the
+        end."""
         forbidden: psycopg.Error | None = None
         if not (isinstance(error, psycopg.Error) and forbids(error)):
             log.warning("a report was refused, going on one by one: %s", _first_line(error))
@@ -91,12 +94,12 @@ class Exchange:
 
     def _refused(self, db: Database, kind: str, item: Any, error: Exception) -> None:
         if sqlstate_of(error) == "PW002":
-            return  # the claim was lost: there is nothing to report any more
+            return  # the claim was lost: there is nothing to report
         log.error("job %s: its end could not be stored: %s", item[0], _first_line(error))
         db.send(db.fail_call([unstorable(item[0], item[1], kind, error)])).fetchall()
 
     def _tell_of_ends(self, db: Database, failed: Sequence[Failure]) -> None:
-        """Log which of these failures were the end of their jobs. The database decides it, so it is asked."""
+        """Log the jobs that these failures discarded. The database decides, so query it."""
         last = {failure.id: failure.task for failure in failed if failure.last}
         with contextlib.suppress(psycopg.Error):  # a lost connection shows in the next turn
             for job_id, reason in db.discarded(list(last)) if last else []:
@@ -107,7 +110,7 @@ class Exchange:
 
 
 def _connection_lost(error: psycopg.Error, or_busy: bool = False) -> bool:
-    """or_busy: or may the same be said again?"""
+    """True if the connection is lost; with or_busy, also if the same report may succeed later."""
     if sqlstate_of(error) is None and isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
         return False  # psycopg refused to send a value
     return is_lost(error) or (or_busy and isinstance(error, LOST))

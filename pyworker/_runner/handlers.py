@@ -1,8 +1,9 @@
-"""Who runs where: handlers in threads and on the event loop, from the claimed job to its one outcome.
+"""Runs handlers in threads and on the event loop, from the claimed job to its one outcome.
 
     ready → _start → running → run_job | run_job_async → _ended → outcomes
 
-`_ended` alone decides that a job has ended. Where it cannot, the process ends (`_give_up`), and the parent hands its jobs back.
+Only `_ended` ends a job. If it cannot, the process exits (`_give_up`) and the parent hands its jobs
+back.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from .shared import Slots
 
 log = logging.getLogger("pyworker.worker")
 
-CANCEL_GRACE = 5.0  # seconds that a handler has to stop when it is cancelled, before its process is ended
-LAST_WORD = 2.0  # seconds that a broken process has to report what has ended
+CANCEL_GRACE = 5.0  # seconds from a handler's cancellation until its process is killed
+LAST_WORD = 2.0  # seconds that a broken process has to report outcomes
 NEVER = -1
 
 
@@ -46,29 +47,29 @@ class Handlers:
         self.connections = connections
         self.tasks: dict[str, tasks.Task[..., Any]] = {}
         self.timeouts: dict[str, float] = {}  # by task, in seconds
-        self.context = copy_context()  # with what the modules of the tasks set; each handler runs in a copy of its own
-        # Guarded by `lock`: what is claimed and not begun, and what runs.
+        self.context = copy_context()  # holds what task modules set; each handler runs in its own copy
+        # `lock` guards `ready` (claimed, not started) and `running`.
         self.lock = threading.Lock()
         self.ready: deque[Claimed] = deque()
         self.running: dict[
             tuple[int, int], Claimed
-        ] = {}  # by id and run: a job may run again before its lost run has ended
-        self.handed_back: list[Claimed] = []  # at the end; kept, so that no handler is collected
-        self.broken = False  # a job's end could not be noted
-        self.isolated = False  # what runs may have ended a process before: nothing runs beside it
+        ] = {}  # by id and run: a job may run again before the handler of its lost run ends
+        self.handed_back: list[Claimed] = []  # referenced, so that no handler is garbage collected
+        self.broken = False  # a job's outcome could not be recorded
+        self.isolated = False  # the running job may have crashed a process before, so it runs alone
         self.free_slots = list(range(config.concurrency))
         self.threads = 0
         self.thread_jobs: SimpleQueue[Claimed] = SimpleQueue()
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._spawned: deque[Claimed] = deque()  # tasks that may not have had their first step
+        self._spawned: deque[Claimed] = deque()  # asyncio tasks that may not have started yet
         self._looking = False
         # Filled by handlers, emptied by the turn. deque.append is atomic.
         self.outcomes: deque[tuple[str, Any]] = deque()
-        self.wake_at = NEVER  # with how few jobs at hand the end of one wakes the turn
+        self.wake_at = NEVER  # an outcome wakes the turn if at most so many jobs are ready
         self._wake = wake
         self._pid = os.getpid()
 
-    # -- for the turn ---------------------------------------------------------------------------------------------
+    # -- for the turn ------------------------------------------------------------------------------
 
     @property
     def load(self) -> int:
@@ -76,11 +77,12 @@ class Handlers:
 
     @property
     def idle(self) -> bool:
-        with self.lock:  # an end goes from `running` to `outcomes`
+        with self.lock:  # `_ended` moves a job from `running` to `outcomes`
             return not (self.ready or self.running or self.outcomes)
 
     def begin(self, claimed: Iterable[Sequence[Any]]) -> None:
-        """Rows of claim_jobs: as many as there is room for begin now, the others after them."""
+        """Take rows of claim_jobs. Start as many as there is room for; the others wait in
+        `ready`."""
         with self.lock:
             self.ready.extend(Claimed(*row) for row in claimed)
             begun = self._start()
@@ -95,22 +97,23 @@ class Handlers:
         return outcomes
 
     def take_back(self, outcomes: Outcomes) -> None:
-        """They may not have been heard: they are to be collected again."""
+        """Put outcomes back that may not have been stored, for the next `collect`."""
         for kind in KINDS:
             self.outcomes.extend((kind, item) for item in getattr(outcomes, kind))
 
     def known(self) -> list[tuple[int, int]]:
-        """Id and run of every job that is ours as far as we know."""
+        """Id and run of every job that this process believes it holds."""
         with self.lock:
             return [(job.id, job.run) for job in self.ready] + [*self.running] + [told[:2] for _, told in self.outcomes]
 
     def keep(self, held: set[int]) -> None:
-        """Of what has not begun, only these jobs are still ours."""
+        """Drop ready jobs that are not in `held`: their claims are lost."""
         with self.lock:
             self.ready = deque(job for job in self.ready if job.id in held)
 
     def hand_back(self, everything: bool) -> None:
-        """What has not begun is released; with `everything` also what runs, whose handlers end with this process."""
+        """Release the ready jobs; with `everything` also the running ones, whose handlers end with
+        this process."""
         with self.lock:
             self._release(self.ready)
             self.ready.clear()
@@ -124,20 +127,21 @@ class Handlers:
             return [(job.id, job.run) for job in (*self.running.values(), *self.ready) if not job.cancelled]
 
     def cancel(self, gone: set[int]) -> None:
-        """These jobs were cancelled, or are no longer ours: what has not begun is released, what runs is told to stop."""
+        """Cancel these jobs, or jobs that are no longer ours: release the ready ones, and tell the
+        handlers of the running ones."""
         with self.lock:
             for job in [job for job in self.ready if job.id in gone]:
                 self.ready.remove(job)
-                self._release([job])  # ends cancelled there, if it is still ours
+                self._release([job])  # if it is still ours, the database ends it as cancelled
             for job in [job for job in self.running.values() if job.id in gone and not job.cancelled]:
                 self._cancel(job)
 
     def leave(self) -> None:
-        """The process ends deliberately: no handler is to blame."""
-        self.lock.acquire(timeout=1)  # for good: no further job begins
+        """Record that no handler is to blame for the end of this process."""
+        self.lock.acquire(timeout=1)  # never released, so that no further job starts
         self.slots.blame([])
 
-    # -- where a job begins … -------------------------------------------------------------------------------------
+    # -- where a job begins -----------------------------------------------------------------------
 
     def _release(self, jobs: Iterable[Claimed]) -> None:
         self.outcomes.extend(("released", (job.id, job.run)) for job in jobs)
@@ -151,9 +155,10 @@ class Handlers:
         self.slots.set(job.slot, job.id, job.run, time.monotonic() + CANCEL_GRACE)
 
     def _start(self) -> list[Claimed]:
-        """Give free slots to ready jobs; called with the lock held. The caller, no longer holding it, is to dispatch them."""
+        """Assign free slots to ready jobs. Call it with the lock held; dispatch the returned jobs
+        after releasing it."""
         begun: list[Claimed] = []
-        if self.ready and self.slots.expired():  # we stood still; what is still ours goes back
+        if self.ready and self.slots.expired():  # this process was suspended: release what is still ours
             self._release(self.ready)
             self.ready.clear()
         while self.ready and len(self.running) < self.config.concurrency and not (self.isolated or self.broken):
@@ -162,18 +167,20 @@ class Handlers:
             job = self.ready.popleft()
             self.isolated = job.crashes > 0
             for lost in [lost for lost in self.running.values() if lost.id == job.id]:
-                self._cancel(lost)  # an earlier run of the same job, whose claim must be gone
+                self._cancel(lost)  # an earlier run of the same job: its claim is lost
             self.running[job.id, job.run] = job
             job.slot = self.free_slots.pop()
             limit = self.timeouts.get(job.task_identifier)
-            # The parent has more patience with what can be cancelled.
+            # An async handler is cancelled at its limit; the parent kills only after CANCEL_GRACE
+            # more.
             patience = CANCEL_GRACE if limit and self.tasks[job.task_identifier].is_async else 0.0
             self.slots.set(job.slot, job.id, job.run, time.monotonic() + limit + patience if limit else 0.0)
             begun.append(job)
         return begun
 
     def _dispatch(self, begun: list[Claimed], in_thread: bool = False) -> Claimed | None:
-        """Each to where its handler runs. A handler thread gets one back, to go on with: a hand-over costs more than many a handler."""
+        """Send each job to where its handler runs. A handler thread gets one job back to run next:
+        handing it over would cost more than many a handler."""
         mine: Claimed | None = None
         to_loop: list[Claimed] = []
         for job in begun:
@@ -211,7 +218,8 @@ class Handlers:
     def _spawn(self, jobs: list[Claimed]) -> None:
         assert self.loop is not None  # noqa: S101
         for job in jobs:
-            # `running` keeps it from being collected; the loop itself has only weak references.
+            # The loop has only weak references; `running` keeps the task from being garbage
+            # collected.
             job.handler = self.loop.create_task(self._run_async(job), context=self.context.copy())
         self._spawned.extend(jobs)
         if not self._looking:
@@ -219,7 +227,8 @@ class Handlers:
             self.loop.call_soon(self._look, len(self._spawned))
 
     def _look(self, count: int) -> None:
-        """A task that is cancelled before its first step never comes to _run_async: its job is released. These have had theirs."""
+        """Release the jobs of tasks that were cancelled before their first step: they never reached
+        _run_async. The first `count` spawned tasks have had their first step."""
         assert self.loop is not None  # noqa: S101
         for _ in range(count):
             job = self._spawned.popleft()
@@ -238,7 +247,7 @@ class Handlers:
         self._end(job, ended)
 
     def _end(self, job: Claimed, ended: Ended) -> None:
-        """On the loop."""
+        """Record the outcome of an async job; runs on the loop."""
         suspects = [job]
         try:
             begun = self._ended(job, ended)
@@ -259,7 +268,8 @@ class Handlers:
         return self.loop
 
     def _turn_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """SystemExit and KeyboardInterrupt in a subtask, and loop.stop(), stop the loop. It goes on, for the other handlers."""
+        """Run the loop, and restart it for the other handlers when a handler stops it: by
+        loop.stop(), or by SystemExit or KeyboardInterrupt in a subtask."""
         keep_from_copies(loop)
         while True:
             why = "loop.stop()"
@@ -273,31 +283,33 @@ class Handlers:
                 end_copy()
             log.error("a handler has stopped the event loop (%s); it goes on", why)
 
-    # -- … and where it ends --------------------------------------------------------------------------------------
+    # -- where a job ends -------------------------------------------------------------------------
 
     def _ended(self, job: Claimed, ended: Ended) -> list[Claimed]:
-        """The one place where a job ends. What may begin in its place is returned, to be dispatched."""
+        """The one place where a job ends. Returns jobs that may start now, for the caller to
+        dispatch."""
         kind, value, said = ended
         if os.getpid() != self._pid:
             end_copy(said)
         if kind == "failed":
-            with contextlib.suppress(Exception):  # of a filter or handler of the application
+            with contextlib.suppress(Exception):  # raised by the application's logging filters or handlers
                 tell(job, value, said, self.config.tracebacks)
         with self.lock:
             self.slots.clear(job.slot)
             self.free_slots.append(job.slot)
             self.isolated = False
             if self.running.pop((job.id, job.run), None) is None:
-                return []  # handed back meanwhile
+                return []  # it was handed back in the meantime
             self.outcomes.append((kind, value))
             begun = self._start()
         if len(self.ready) <= self.wake_at:
-            self.wake_at = NEVER  # once is enough
+            self.wake_at = NEVER  # wake the turn only once
             self._wake()
         return begun
 
     def _give_up(self, suspects: list[Claimed], error: BaseException) -> NoReturn:
-        """A job's end could not be noted. The process ends, so that the parent hands its jobs back; only the suspects are blamed."""
+        """End this process because a job's outcome could not be recorded. The parent hands its jobs
+        back and blames only the suspects."""
         with contextlib.suppress(BaseException):  # a handler may have broken what this needs
             if os.getpid() != self._pid:
                 end_copy(error)
@@ -308,8 +320,8 @@ class Handlers:
         except BaseException:
             os.write(2, f"pyworker: {text}\n".encode(errors="replace"))
         with contextlib.suppress(BaseException):
-            self.broken = True  # no further job begins
+            self.broken = True  # no further job starts
             self.slots.blame([(job.slot, job.id, job.run) for job in suspects])
             self._wake()
-            time.sleep(LAST_WORD)  # the turn reports what has ended, and ends the process
+            time.sleep(LAST_WORD)  # meanwhile the turn reports outcomes and ends the process
         os._exit(EXIT_BROKEN)

@@ -1,4 +1,4 @@
-"""What a worker's parent does for the queue: due schedules, dead workers, pruning."""
+"""Maintenance by a worker's parent: due schedules, dead workers, pruning."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ log = logging.getLogger("pyworker.parent")
 
 SWEEP = 1.0
 MAINTAIN = 15.0
-ASK = 60.0  # seconds that the query of a schedule may take
+ASK = 60.0  # seconds that a schedule's query may take
 
 
 def maintain(config: RunConfig, stopped: threading.Event) -> None:
-    """In a thread with its own connection: a long pruning must not hold up a beat."""
+    """Run maintenance in a thread with its own connection, as a long pruning must not delay a
+    heartbeat."""
     db: Database | None = None
     backoff, watch = Backoff(log), Watch(config.dsn)
     maintain_at = 0.0
@@ -32,9 +33,9 @@ def maintain(config: RunConfig, stopped: threading.Event) -> None:
                 db = Database(connect(config.dsn, worker=True), config.schema)
             with watch.over(db.conn):
                 tick, fired = db.run_schedules(ASK)
-                # On time for the next one; at once, if there may be more.
+                # Run again at the next tick; at once if a schedule fired, as more may be due.
                 pause = 0.0 if fired else min(SWEEP * random.uniform(0.8, 1.2), SWEEP if tick is None else tick)  # noqa: S311
-                db.sweep_workers()  # in a transaction of its own, like all that maintain() repeats
+                db.sweep_workers()  # in its own transaction, like every step that maintain() repeats
                 if time.monotonic() >= maintain_at:
                     maintain_at = time.monotonic() + MAINTAIN * random.uniform(0.8, 1.2)  # noqa: S311
                     db.maintain()

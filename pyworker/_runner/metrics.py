@@ -1,7 +1,7 @@
-"""Metrics in Prometheus' words: what the database tells, as text, and what a worker's processes measure of their handlers.
+"""Metrics in Prometheus' text format: the database's, and what a worker measures of its handlers.
 
-The processes write into files that the parent reads at each scrape, by prometheus_client's own way for several processes; so a process
-that is killed leaves what it had counted.
+Children write into files that the parent reads at each scrape (prometheus_client's multiprocess
+mode), so the counts of a killed process are kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 
 def text_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows of the SQL function metrics() in the text format that Prometheus reads."""
+    """Format rows of the SQL function metrics() as Prometheus text."""
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_name.setdefault(row["name"], []).append(row)
@@ -47,11 +47,13 @@ def _escaped(text: str, quoted: bool = False) -> str:
     return text.replace('"', '\\"') if quoted else text
 
 
-# -- in the processes that run handlers ---------------------------------------------------------------------------------
+# -- in the child processes -------------------------------------------------------------------
 
 
 class Measures:
-    """Handlers by task and outcome, and claims. Made where there is a directory to write to, before the tasks are loaded."""
+    """Measures handlers by task and outcome, and claims.
+
+    Created before the tasks are loaded, where a directory for the metrics exists."""
 
     def __init__(self) -> None:
         from prometheus_client import Counter, Histogram
@@ -65,7 +67,7 @@ class Measures:
         self._claims = Counter("pyworker_claims", "How often this worker has asked for jobs.", ["result"])
         self._claimed = Counter("pyworker_claimed_jobs", "Jobs that this worker was given.")
 
-        @middleware  # the first, so the outermost
+        @middleware  # registered first, so outermost
         def measured(job: Job | AsyncJob) -> Generator[None, Any, None]:
             began, outcome = time.monotonic(), "error"
             try:
@@ -84,12 +86,13 @@ class Measures:
         self._claimed.inc(jobs)
 
 
-# -- in their parent ------------------------------------------------------------------------------------------------------
+# -- in the parent ------------------------------------------------------------------------------
 
 
 @contextmanager
 def collected(parent: Parent) -> Iterator[dict[str, Route]]:
-    """The route of a worker's own metrics, and the directory that its processes write to."""
+    """Give the HTTP route of a worker's own metrics; create the directory that its children write
+    to."""
     wanted = parent.config.metrics
     if wanted and importlib.util.find_spec("prometheus_client") is None:
         raise PyworkerError(f"--metrics-port needs prometheus-client: {pip_install('metrics')}")
@@ -116,7 +119,7 @@ def _scraped(parent: Parent, directory: str) -> str:
     class OfParent:
         def collect(self) -> Iterator[GaugeMetricFamily]:
             for name, text, value in (
-                ("pyworker_in_flight", "Handlers at work in this worker.", in_flight(parent)),
+                ("pyworker_in_flight", "Handlers running in this worker.", in_flight(parent)),
                 ("pyworker_handlers", "Handlers that this worker runs at once.", parent.config.processes * parent.config.concurrency),
                 ("pyworker_ready", "1: this worker can claim jobs, as /ready says.", not problems(parent, True)),
             ):  # fmt: skip

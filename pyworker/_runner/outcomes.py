@@ -1,6 +1,7 @@
-"""How an attempt went, made of plain values that can always be reported.
+"""The outcome of an attempt, in plain values that can always be reported.
 
-A handler's exception may be anything: its text may raise or have no end, its fields may be missing. No function here raises because of it.
+A handler's exception may be anything: its text may raise or be endless, its fields may be missing.
+No function here raises because of it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .claimed import Claimed
 log = logging.getLogger("pyworker.worker")
 
 KINDS = ("finished", "failed", "snoozed", "released")
-# The kind, what is reported, and what the handler returned or raised.
+# The kind, the report, and what the handler returned or raised.
 Ended = tuple[str, Any, Any]
 _ESCAPES = re.compile(r"\\u(?:d[89ab]..\\ud[c-f]..|(0000|d[89a-f]..))|\\.", re.IGNORECASE)
 
@@ -36,14 +37,14 @@ class Failure(NamedTuple):
 
     id: int
     run: int
-    fields: dict[str, Any]  # of fail_jobs
+    fields: dict[str, Any]  # as fail_jobs takes them
     task: str
-    last: bool  # the job may have ended by it; the database knows
+    last: bool  # this may have been the last attempt; the database decides
 
 
 @dataclass(slots=True)
 class Outcomes:
-    """What has ended and is not yet reported."""
+    """Outcomes that are not reported yet."""
 
     finished: list[tuple[int, int, str | None]] = field(default_factory=list[tuple[int, int, str | None]])
     failed: list[Failure] = field(default_factory=list[Failure])
@@ -52,14 +53,14 @@ class Outcomes:
 
     @classmethod
     def of(cls, kind: str, item: Any) -> Outcomes:
-        """One outcome; kind is one of KINDS."""
+        """Wrap one outcome; `kind` is one of KINDS."""
         return cls(**{kind: [item]})
 
     def __len__(self) -> int:
         return len(self.finished) + len(self.failed) + len(self.snoozed) + len(self.released)
 
     def reports(self, db: Database) -> list[Call]:
-        """In the order of KINDS; snoozes one by one."""
+        """The calls that report them, in the order of KINDS; each snooze is its own call."""
         calls: list[Call] = []
         if self.finished:
             calls.append(db.finish_call(self.finished))
@@ -72,18 +73,19 @@ class Outcomes:
 
 
 def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
-    """Of a handler that returned. Raises what the handler returned instead of raising it."""
+    """The outcome of a handler that returned. If it returned an outcome such as Snooze, raise
+    that."""
     if value is None:
         return "finished", (job.id, job.run, None), None
     if isinstance(value, Snooze | Cancel | Discard | Failed | NotStarted):
         raise value
-    if inspect.isawaitable(value):  # and has not done a thing yet
+    if inspect.isawaitable(value):  # and nothing has run yet
         raise TypeError(f"{task!r} returned {type(value).__name__} to be awaited; make it an async function")
     return "finished", (job.id, job.run, _storable(to_json(value)) if task.result else None), value
 
 
 def failure_of(job: Claimed, error: BaseException) -> Ended:
-    """Of a handler that raised. This never raises: each job that was begun has an outcome."""
+    """The outcome of a handler that raised. Never raises, so each started job has an outcome."""
     try:
         kind, value = _told(job, error)
     except BaseException as problem:
@@ -92,7 +94,7 @@ def failure_of(job: Claimed, error: BaseException) -> Ended:
 
 
 def unstorable(job_id: int, run: int, kind: str, error: BaseException) -> dict[str, Any]:
-    """What is reported of a job whose outcome the database refused."""
+    """The failure to report for a job whose outcome the database refused."""
     return {"id": job_id, "run": run, "error": limited(f"the outcome ({kind}) could not be stored: {text_of(error)}")}
 
 
@@ -129,9 +131,10 @@ def _failed(job: Claimed, error: str, **fields: Any) -> tuple[str, Failure]:
 
 
 def tell(job: Claimed, failure: Failure, error: BaseException, tracebacks: bool) -> None:
-    """Log a failed attempt: what the handler raised, and where. The payload is in the log only if the exception quotes it."""
+    """Log a failed attempt: what the handler raised, and where. The payload appears only if the
+    exception quotes it."""
     text = shown(failure.fields["error"]).rstrip("\n")
-    answered = len(failure.fields) > 3  # by an outcome: no error
+    answered = len(failure.fields) > 3  # the handler raised an outcome such as Cancel, not an error
     cancelled = job.cancelled and "\n" not in text
     if answered or cancelled:
         said = f": {first_line(text if cancelled else f'{name_of(error)}: {text}')}"
@@ -150,7 +153,7 @@ def tell(job: Claimed, failure: Failure, error: BaseException, tracebacks: bool)
 
 
 def _storable(text: str) -> str:
-    """JSON without what jsonb cannot hold: NUL and half a surrogate pair become U+FFFD."""
+    """Replace what jsonb cannot store, NUL and half surrogate pairs, by U+FFFD."""
     if "\\u0000" not in text and "\\ud" not in text and "\\uD" not in text:
         return text
     return _ESCAPES.sub(lambda match: "\\ufffd" if match[1] else match[0], text)

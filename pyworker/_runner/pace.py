@@ -1,4 +1,4 @@
-"""When a worker process claims, and how much."""
+"""Decides when a worker process claims, and how many jobs."""
 
 from __future__ import annotations
 
@@ -6,35 +6,37 @@ import random
 import time
 
 MAX_PREFETCH = 500
-MARK_LASTS = 2.0  # seconds: claim_jobs promises 2.5, see there
+MARK_LASTS = 2.0  # seconds; claim_jobs makes the mark last 2.5
 
 
 class Pace:
     def __init__(self, concurrency: int, poll_interval: float) -> None:
         self._concurrency = concurrency
         self._poll_interval = poll_interval
-        self.nothing_available = False  # the last claim came back short: nothing more to be had until something happens
-        self.claim_at = 0.0  # … or until this time
-        self.notified = False  # since the last claim was sent
+        self.nothing_available = False  # the last claim came back short; claim again when notified
+        self.claim_at = 0.0  # or at this time
+        self.notified = False  # notified since the last claim was sent
         self.prefetch = 0
 
     def hear(self) -> None:
-        """A notification: there may be something to claim."""
+        """Handle a notification: there may be jobs to claim."""
         self.nothing_available, self.notified = False, True
 
     def room(self, load: int, reporting: bool) -> int:
-        """How many jobs to claim now. With a report always: an end may have freed a queue, and the round trip is paid for."""
+        """How many jobs to claim now. A report always carries a claim: an end may have freed a
+        queue's slot, and the round trip is made anyway."""
         if self.nothing_available and not reporting and time.monotonic() < self.claim_at:
             return 0
         room = self._concurrency + self.prefetch - load
-        # Rather one large claim than many small ones, unless a handler would be idle.
+        # Prefer one large claim to many small ones, unless a handler would be idle.
         return room if load < self._concurrency or room >= self.prefetch // 2 else 0
 
     def put_off(self, seconds: float) -> None:
         self.nothing_available, self.claim_at = True, time.monotonic() + seconds
 
     def learn(self, asked: int, got: int, reported: int) -> None:
-        """Prefetch as much as was just used up in one turn, so that slow jobs are left to others and quick ones not waited for."""
+        """Prefetch as many jobs as just ended in one turn. Slow jobs stay available to other
+        workers, and quick ones need no wait."""
         if got < asked:
             self.prefetch //= 2
         elif reported >= self.prefetch // 2:
@@ -43,12 +45,13 @@ class Pace:
             self.prefetch = max(2 * reported, self.prefetch // 2)
 
     def sleep_until(self, due: float | None) -> None:
-        # A notification ends the sleep early; the poll is for when none can come. It renews the mark by which those who add
-        # jobs know that this worker waits to be notified: only on that condition may a worker sleep at all.
+        # A notification ends the sleep early; polling covers the case that none can come. Each poll
+        # renews the mark that tells sessions which add jobs that this worker waits to be notified.
+        # A worker must not sleep without that mark.
         poll = min(self._poll_interval, MARK_LASTS) * random.uniform(0.8, 1.2)  # noqa: S311
         if due is not None:
             poll = min(poll, max(due, 0.001))
-        # A job added after the claim looked has its notification arrive with the claim's answer.
+        # A job that was added after the claim's snapshot is notified with the claim's reply.
         self.nothing_available = not self.notified
         self.claim_at = time.monotonic() + poll
 

@@ -1,7 +1,8 @@
 """The parent: a small synchronous process without user code, able to run as PID 1.
 
-It registers a worker for each child, beats for all of them, calls maintain(), passes signals on, hands a dead child's jobs on
-at once, and replaces it. Nothing that a handler does (a C call that holds the GIL for an hour, a segfault) can stop it.
+It registers a worker for each child, sends their heartbeats, calls maintain() and passes signals
+on. When a child dies, it reports that at once and starts another. Nothing that a handler does (a C
+call that holds the GIL for an hour, a segmentation fault) can stop the parent.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from .shared import Slots, boottime
 
 log = logging.getLogger("pyworker.parent")
 
-BEAT = 4.0  # seconds; the lease is settings.worker_ttl, 20 by default
-RETRY = 0.5  # seconds, at most, while the database is away: once it is back, others sweep, and a lock not taken within two is a death
-WATCH = 0.25  # seconds between looks at the children's deadlines and memory
+BEAT = 4.0  # seconds between heartbeats; the lease is settings.worker_ttl, 20 by default
+# At most so many seconds between attempts to reconnect: once the database is back, other workers
+# sweep, and they take a worker for dead whose lock is free for two seconds.
+RETRY = 0.5
+WATCH = 0.25  # seconds between checks of the children's deadlines and memory
 MEMORY = "it holds too much memory"
 GRACE = 2.0  # seconds from "abort" to SIGKILL
 
@@ -43,7 +46,7 @@ class Parent:
         self.config = config
         self.db: Database | None = None
         self.children: dict[int, ChildProcess] = {}  # by pid
-        self.respawn_at: list[float] = []  # one entry for each child that is to be started again
+        self.respawn_at: list[float] = []  # one time for each child to be replaced
         self.respawn_delay = 0.1
         self.signals = 0
         self.pid = os.getpid()
@@ -52,20 +55,20 @@ class Parent:
         self.next_beat = self.turned + BEAT
         self.exit_code = 0
         self.to_unregister: list[Ended] = []
-        self.acknowledged = boottime()  # when the last beat began that the database has answered
-        self.fence = FENCE  # seconds without one after which our handlers must end: others may take their jobs soon
+        self.acknowledged = boottime()  # when the last heartbeat began that the database answered
+        self.fence = FENCE  # seconds without such a heartbeat until our handlers must end
         self.pooled = False
         self.abandoned: socket.socket | None = None
         self.backoff = Backoff(log, RETRY)
-        self.refused = ""  # what of our own the database refuses
+        self.refused = ""  # the last of our actions that the database refused
         self.stopped = threading.Event()
-        self.reaping = threading.Lock()  # whoever kills must not meet the pid of a child that is no more
+        self.reaping = threading.Lock()  # held to kill or to reap, so that no reused pid is killed
 
-    # -- from start to end ----------------------------------------------------------------------------------------
+    # -- from start to end -------------------------------------------------------------------------
 
     def run(self) -> int:
         self.db = self._connect()
-        self.db.check_version(migrations.newest())  # later on the children look
+        self.db.check_version(migrations.newest())  # later, the children check it
         self.fence = min(self.db.worker_ttl().total_seconds() * 0.75, FENCE)
         while self.config.once and self.db.run_schedules(ASK)[1]:
             pass
@@ -124,7 +127,7 @@ class Parent:
 
         return __version__
 
-    # -- the database ---------------------------------------------------------------------------------------------
+    # -- the database ------------------------------------------------------------------------------
 
     def _connect(self) -> Database:
         db = Database(connect(self.config.dsn, worker=True), self.config.schema)
@@ -144,7 +147,8 @@ class Parent:
         return db
 
     def _guarded(self, action: Callable[[], object], otherwise: Callable[[], object] | None = None) -> None:
-        """Do something with the database; if it is away or refuses, try again now and then, and go on without it."""
+        """Run an action on the database. If that is away or refuses, continue without it, and try
+        again later."""
         what = action.__name__
         try:
             if time.monotonic() < self.backoff.until and not self.signals:
@@ -167,7 +171,8 @@ class Parent:
                 otherwise()
 
     def _give_up(self, conn: psycopg.Connection[Any]) -> None:
-        """It does not answer. Were its locks let go of, others would take the jobs at once, and they are still being run."""
+        """The database does not answer. Keep the worker locks: if they were released, others would
+        take jobs at once that are still running here."""
         if self.pooled or self.abandoned:
             cut(conn)
         else:
@@ -181,7 +186,8 @@ class Parent:
             self.db = None
 
     def _listen(self) -> None:
-        """The control connection says something unasked: most likely that it has ended. The locks on it are to be taken again, soon."""
+        """Read from the control connection. Unasked input most likely means that it has ended; then
+        reconnect soon, to take its locks again."""
         assert self.db is not None  # noqa: S101
         with suppress(psycopg.OperationalError):
             self.db.conn.pgconn.consume_input()
@@ -224,17 +230,18 @@ class Parent:
         if self.to_unregister:
             self._guarded(unregister)
             if self.signals:
-                self.to_unregister.clear()  # leaving without what did not work: the lease will run out
+                self.to_unregister.clear()  # stop without retrying: the leases will expire
 
     def _fence(self) -> None:
-        """In a thread, as nothing may hold it up: may we still believe that our jobs are ours?"""
+        """Kill the children when heartbeats stay unanswered for too long, as their jobs may be
+        taken. Runs in its own thread, so that nothing delays it."""
         while not self.stopped.wait(WATCH):
             if (away := boottime() - self.acknowledged) > self.fence:
                 with self.reaping:
                     for child in [child for child in self.children.values() if not child.killed]:
                         self._kill(child, f"the database has not answered for {away:.0f} s, others may take its jobs")
 
-    # -- children -------------------------------------------------------------------------------------------------
+    # -- children ----------------------------------------------------------------------------------
 
     def _spawn(self) -> None:
         assert self.db is not None  # noqa: S101
@@ -245,21 +252,21 @@ class Parent:
                 "version": self._version(), "modules": self.config.tasks, "condition": "starting",
             }
         )  # fmt: skip
-        if all(child.killed for child in self.children.values()):  # for the others this is no beat
+        if all(child.killed for child in self.children.values()):  # it renews no lease of other children
             self.acknowledged = began
         locked = not self.pooled and self.db.hold_worker_lock(worker_id)
         slots = Slots.create(self.config.concurrency)
         slots.prolong(began + self.fence)
         child = start_child(self.config, worker_id, slots, locked)
         self.children[child.process.pid] = child
-        if self.signals:  # one came while it was being started
+        if self.signals:  # a signal arrived during the start
             child.tell("stop")
 
     def _reap(self) -> None:
         while True:
             with self.reaping:
                 try:
-                    pid, status = os.waitpid(-1, os.WNOHANG)  # of orphans too, when this is PID 1
+                    pid, status = os.waitpid(-1, os.WNOHANG)  # also reaps orphans if this is PID 1
                 except ChildProcessError:
                     return
                 if pid == 0:
@@ -273,12 +280,14 @@ class Parent:
         with suppress(OSError):
             assert child.process.stdin is not None  # noqa: S101
             child.process.stdin.close()
-        # A process that ends deliberately clears its slots. Jobs that are left there have ended it, with whichever exit code.
+        # A process that ends deliberately clears its slots. Jobs left there may have crashed it,
+        # with any exit code.
         running = [(job.job_id, job.run) for job in child.slots.running()]
         deliberate = not running
         crashed = code not in (0, EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER, EXIT_REGISTER_AGAIN)
         crashed = crashed or not deliberate
-        # A child that we killed ourselves, for one job, or while stopping, did not crash: its jobs go back with their attempt.
+        # A child that we killed for one job, or while stopping, did not crash: its jobs are
+        # released, and this attempt does not count.
         crashed = crashed and not self.signals and (not child.killed or child.killed == MEMORY)
         failure = None
         if child.culprit:
@@ -303,14 +312,14 @@ class Parent:
         os.kill(child.process.pid, signal.SIGKILL)
 
     def _watch(self, now: float) -> None:
-        """Deadlines, memory, and what is to be told of a child."""
+        """Check each child's deadlines and memory, and update its condition."""
         for child in [child for child in self.children.values() if not child.killed]:
             child.condition = self._condition_of(child, now)
             if child.condition != child.told and self.db:
                 self.next_beat = now
             late = [job for job in child.slots.running() if job.deadline and now > job.deadline]
             if late:
-                self._kill(child, "timed out, or did not stop when it was called off", (late[0].job_id, late[0].run))
+                self._kill(child, "timed out, or did not stop when it was cancelled", (late[0].job_id, late[0].run))
             elif self.config.max_memory:
                 memory = memory_of(child.process.pid)
                 if memory > self.config.max_memory * 1.5:
@@ -328,12 +337,12 @@ class Parent:
             return "refused"
         return "stopping" if self.signals or child.leaving else None if answered else "starting"
 
-    # -- signals --------------------------------------------------------------------------------------------------
+    # -- signals -----------------------------------------------------------------------------------
 
     def _signalled(self, number: int, _frame: object) -> None:
         if self.signals == 0:
             self._stop(signal.Signals(number).name)
-        elif number != signal.SIGHUP:  # of which a closing terminal and its shell send one each, and systemd one more
+        elif number != signal.SIGHUP:  # a closing terminal, its shell and systemd send one each
             self.kill_at = time.monotonic()
             self.signals += 1
 
@@ -350,7 +359,8 @@ class Parent:
             child.tell("stop")
 
     def _escalate(self) -> None:
-        """Time is up, or a second signal came: hand back what runs, now; kill whoever does not."""
+        """After the shutdown timeout or a second signal: order children to hand everything back;
+        the next time, kill the remaining ones."""
         if self.signals < 3:
             self.signals = 3
             self.kill_at = time.monotonic() + GRACE

@@ -1,4 +1,6 @@
-"""What `pyworker run` tells over HTTP: /live, /ready. Its process alone knows: a database that is away kills nobody."""
+"""The HTTP probes of `pyworker run`: /live and /ready.
+
+They use only the state of the process, so an unreachable database kills no worker."""
 
 from __future__ import annotations
 
@@ -15,15 +17,13 @@ from ..errors import PyworkerError
 if TYPE_CHECKING:
     from .parent import Parent
 
-SILENT = (
-    15.0  # seconds without an answer of the database: a beat is due every 4, a child with all hands full asks every 10
-)
+SILENT = 15.0  # seconds without an answer; heartbeats are due every 4, a child with full slots asks every 10
 
 Route = Callable[[], tuple[int, str, str]]  # status, content type, text
 
 
 def problems(parent: Parent, ready: bool) -> list[str]:
-    """What speaks against this worker's being live, or ready."""
+    """The reasons why this worker is not live, or not ready."""
     now = time.monotonic()
     children = [child for child in list(parent.children.values()) if not child.killed]
     found: list[str] = []
@@ -31,7 +31,7 @@ def problems(parent: Parent, ready: bool) -> list[str]:
         found.append(f"the loop of process {parent.pid} has not turned for {now - parent.turned:.0f} s")
     stamps: dict[int, tuple[float, float]] = {}
     for child in children:
-        with suppress(ValueError):  # it has ended just now
+        with suppress(ValueError):  # its memory is already closed
             stamps[child.process.pid] = child.slots.stamps()
     for pid, (turned, _) in stamps.items():
         if now - turned > parent.config.stuck_after:
@@ -49,7 +49,7 @@ def problems(parent: Parent, ready: bool) -> list[str]:
 
 
 def in_flight(parent: Parent) -> int:
-    """How many handlers are at work."""
+    """How many handlers are running."""
     count = 0
     for child in list(parent.children.values()):
         with suppress(ValueError):
@@ -72,7 +72,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, port: int, routes: Mapping[str, Route]) -> None:
         class Handler(BaseHTTPRequestHandler):
-            timeout = 10  # seconds that a client may take to say what it wants
+            timeout = 10  # seconds that a client may take to send its request
             server_version = "pyworker"
             sys_version = ""
 
@@ -97,7 +97,7 @@ class _Server(ThreadingHTTPServer):
                     self.wfile.write(data)
 
             def log_message(self, format: str, *args: object) -> None:
-                """A probe every few seconds is no news."""
+                """Probes come every few seconds; log none."""
 
         both = socket.has_dualstack_ipv6()
         super().__init__(("", port), Handler, bind_and_activate=False)
@@ -109,7 +109,8 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving(ports: Iterable[int], routes: Mapping[str, Route]) -> Iterator[list[int]]:
-    """The routes, on each of these ports of all interfaces; 0 is any free one. Gives the ports."""
+    """Serve the routes on each of these ports of all interfaces. 0 takes a free port. Gives the
+    ports."""
     servers: list[_Server] = []
     try:
         for port in dict.fromkeys(ports):

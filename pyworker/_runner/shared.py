@@ -1,5 +1,8 @@
-"""What a child is running and when its loop last turned, in memory that its parent sees, too: even of a child that was killed, or that a
-handler holds up in C. And, the other way, until when the child may begin what it holds: even if its parent stands still."""
+"""Memory that a child shares with its parent.
+
+The parent reads what the child is running and when its loop last turned, even after the child was
+killed or while C code blocks it. The child reads until when it may start jobs, even while the
+parent stands still."""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 class Running(NamedTuple):
     job_id: int
     run: int
-    deadline: float  # of time.monotonic(), which all processes of a machine share; 0: none
+    deadline: float  # by time.monotonic(), which all processes of a machine share; 0: none
 
 
 class Slots:
@@ -45,28 +48,29 @@ class Slots:
         os.close(self.fd)
 
     def turned(self) -> None:
-        """The child's loop is at work."""
+        """Called by the child at each turn of its loop."""
         _TIME.pack_into(self._memory, 0, time.monotonic())
 
     def answered(self) -> None:
-        """… and the database has answered it."""
+        """Called by the child when the database has answered."""
         _TIME.pack_into(self._memory, 8, time.monotonic())
 
     def refused(self) -> None:
-        """… or it has refused what the child asked."""
+        """Called by the child when the database has refused a statement."""
         _TIME.pack_into(self._memory, 8, -1.0)
 
     def stamps(self) -> tuple[float, float]:
-        """When, of time.monotonic(), the child's loop last turned, and when the database last answered it; 0: not yet, -1: it refuses."""
+        """When the child's loop last turned and when the database last answered it, by
+        time.monotonic(). For the latter 0 means not yet, and -1 that the database refuses."""
         turned, answered, _ = _HEAD.unpack_from(self._memory)
         return turned, answered
 
     def prolong(self, until: float) -> None:
-        """The parent: the lease holds until this boottime()."""
+        """Called by the parent: the lease lasts until this boottime()."""
         _TIME.pack_into(self._memory, 16, until)
 
     def expired(self) -> bool:
-        """The child: may others have been given our jobs?"""
+        """Called by the child: true if other workers may have been given its jobs."""
         return time.clock_gettime(_BOOTTIME) > _TIME.unpack_from(self._memory, 16)[0]
 
     def set(self, slot: int, job_id: int, run: int, deadline: float = 0.0) -> None:
@@ -76,7 +80,7 @@ class Slots:
         _SLOT.pack_into(self._memory, _HEAD.size + slot * _SLOT.size, 0, 0, 0.0)
 
     def blame(self, jobs: Iterable[tuple[int, int, int]]) -> None:
-        """The child, before it ends: of the jobs that run, only these (slot, id, run) are to blame."""
+        """Called by the child before it ends: only these (slot, id, run) are to blame."""
         size = len(self._memory) - _HEAD.size
         self._memory[_HEAD.size :] = bytes(size)
         for slot, job_id, run in jobs:
@@ -87,7 +91,8 @@ class Slots:
 
 
 def _anonymous_file() -> int:
-    """In memory where the system can, so that a worker needs no directory that it may write to."""
+    """A file in memory where the system supports it, so that a worker needs no writable
+    directory."""
     with suppress(AttributeError, OSError):
         return os.memfd_create("pyworker")
     with tempfile.TemporaryFile() as file:
@@ -95,5 +100,6 @@ def _anonymous_file() -> int:
 
 
 def boottime() -> float:
-    """Seconds, those included in which the machine slept: the database's clock did not."""
+    """Seconds including the time that the machine slept, during which the database's clock went
+    on."""
     return time.clock_gettime(_BOOTTIME)

@@ -1,6 +1,7 @@
 """The signals that stop a worker.
 
-They may reach each of its processes (Ctrl-C, `kill -- -PGID`, systemd); the parent alone acts on them."""
+They may reach every process of the worker (Ctrl-C, `kill -- -PGID`, systemd); only the parent acts
+on them."""
 
 from __future__ import annotations
 
@@ -12,17 +13,19 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def heard() -> list[signal.Signals]:
-    """Those of STOPS that the parent acts on: all but a SIGHUP that nohup has told it to ignore."""
+    """The signals of STOPS that the parent acts on: all, but not a SIGHUP that nohup made it
+    ignore."""
     return [number for number in STOPS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def nothing(_number: int, _frame: object) -> None:
-    """A handler that only wakes what waits."""
+    """A signal handler that does nothing; the signal interrupts a wait."""
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """The parent, while it starts a child: the child inherits the mask, so no signal ends it before it calls leave_to_parent."""
+    """Block these signals while the parent starts a child. The child inherits the mask, so no
+    signal ends it before it calls leave_to_parent."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
@@ -31,8 +34,9 @@ def held_back() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """The child does nothing at these signals. With SIG_IGN the programs that its jobs start would ignore them, too."""
+    """Make the child do nothing at these signals. With SIG_IGN, programs that its jobs start would
+    ignore them, too."""
     for number in heard():
         signal.signal(number, nothing)
-        signal.siginterrupt(number, False)  # system calls of C libraries go on
+        signal.siginterrupt(number, False)  # restart system calls of C libraries
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)

@@ -1,1 +1,1 @@
-"""`pyworker top`: the queue in the terminal."""
+"""`pyworker top`: the terminal dashboard."""

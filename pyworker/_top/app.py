@@ -1,4 +1,4 @@
-"""`pyworker top`: the queue in a terminal, looked at every two seconds, with keys for what people do to it."""
+"""`pyworker top`: the queue in a terminal, refreshed every two seconds, with keys for actions."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .screens import EVERY, Ask, JobPage
 
 T = TypeVar("T")
 
-PATIENCE = 10  # seconds for an answer: a search may ask much
+PATIENCE = 10  # seconds that a query may take; a search may take long
 
 
 class Pages(TabbedContent):
-    """Keys choose the page; a focus that comes late does not."""
+    """Tabs that only keys switch: a late focus event must not."""
 
     def on_tab_pane_focused(self, event: TabPane.Focused) -> None:
         event.prevent_default()
@@ -69,11 +69,11 @@ class Top(App[None]):
         self.ready = False
         self.rows: dict[str, dict[str, Row]] = {name: {} for name in PAGES}  # by page and key
         self.filters: dict[str, Any] = {}
-        self.after: int | None = None  # the id of the job that the page before ended with
+        self.after: int | None = None  # the last job id of the previous page
         try:
             who = getpass.getuser()
         except (KeyError, OSError):
-            who = "somebody"
+            who = "unknown"
         self.actor = f"{who}@{socket.gethostname()} (pyworker top)"
 
     def compose(self) -> ComposeResult:
@@ -108,10 +108,11 @@ class Top(App[None]):
     def page(self) -> str:
         return self.query_one("#pages", TabbedContent).active or "jobs"
 
-    # -- questions ------------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     async def ask(self, question: Callable[[Database], T]) -> T | None:
-        """One at a time, in a thread; None if there is no answer, and the overview says why."""
+        """Run one query at a time, in a thread. None if it failed; the overview shows the
+        reason."""
         async with self.turn:
             try:
                 return await asyncio.to_thread(self._answer, question)
@@ -151,7 +152,7 @@ class Top(App[None]):
         self.refresh_bindings()
 
     def _fill(self, table: DataTable[Text], page: Page) -> None:
-        """Anew; the cursor stays on its row, or at least at its height."""
+        """Fill the table again. The cursor stays on its row, or else at its position."""
         rows = next(rows for name, rows in self.rows.items() if PAGES[name] is page)
         at, before = table.cursor_row, self._key(table)
         table.clear()
@@ -190,7 +191,7 @@ class Top(App[None]):
             text.append(f"next {shown(tick['name'])} {datetime.fromisoformat(tick['at']).astimezone():%a %H:%M}")
         return text
 
-    # -- keys -----------------------------------------------------------------------------------------------------
+    # -- keys --------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if isinstance(self.screen, ModalScreen):

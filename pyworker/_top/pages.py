@@ -1,4 +1,4 @@
-"""The tables of `pyworker top`: what each shows of a row, and what its keys do."""
+"""The tables of `pyworker top`: their rows, columns and keys."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from .._output import STYLES, text_of
 
 Row = dict[str, Any]
 
-ROWS = 50  # of jobs on a page
+ROWS = 50  # jobs on a page
 FILTERS = {
     "state": "states",
     "task": "tasks",
     "queue": "queues",
     "key": "job_key",
-}  # word before a colon → argument of list_jobs
+}  # filter prefix → argument of list_jobs
 
 
 @dataclass(frozen=True)
 class Page:
-    """A table: its columns, each with what it shows of a row; what names a row; and what can be done to it, by key."""
+    """A table: its columns (each a function of a row), the field that names a row, and the actions
+    by key."""
 
     title: str
     rows: Callable[[Database], list[Row]]
@@ -112,7 +113,8 @@ def span(seconds: int) -> str:
 
 
 def filters(text: str) -> dict[str, Any]:
-    """ "state:discarded state:retryable task:send mail": arguments of list_jobs; words without a colon are looked for."""
+    """Parse a filter such as "state:discarded task:send mail" into arguments of list_jobs. Words
+    without a known prefix are searched for."""
     found: dict[str, Any] = {}
     words: list[str] = []
     for word in text.split():

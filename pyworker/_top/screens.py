@@ -1,4 +1,4 @@
-"""The screens that `pyworker top` opens over its tables: a question, and one job."""
+"""The screens that `pyworker top` opens over its tables: a confirmation, and one job."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .pages import Row
 if TYPE_CHECKING:
     from .app import Top
 
-EVERY = 2.0  # seconds from look to look
+EVERY = 2.0  # seconds between refreshes
 
 
 class Ask(ModalScreen[bool]):
-    """Asks back; only y means yes."""
+    """Asks for confirmation; only y confirms."""
 
     BINDINGS: ClassVar = [
         Binding("y", "answer(True)", "Yes"),
@@ -47,7 +47,8 @@ class Ask(ModalScreen[bool]):
 
 
 class JobPage(ModalScreen[None]):
-    """One job: what it is, why it is not running, and the errors of its attempts. The payload only when asked for."""
+    """One job: its fields, why it is not running, and the errors of its attempts. The payload is
+    hidden until you press v."""
 
     BINDINGS: ClassVar = [
         Binding("r", "act('retry')", "Retry"), Binding("c", "act('cancel')", "Cancel"),

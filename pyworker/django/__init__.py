@@ -1,9 +1,10 @@
-"""Django: pyworker installed by migrations, jobs added in the request's transaction, a backend for Django's own tasks.
+"""Django: migrations that install pyworker, jobs in the request's transaction, and a backend for
+Django's own tasks.
 
     INSTALLED_APPS = [..., "pyworker.django"]                # its migration installs the schema
     TASKS = {"default": {"BACKEND": "pyworker.django.TasksBackend"}}
 
-docs/django.md tells the rest. Nothing of pyworker outside this package imports Django.
+See docs/django.md. No other part of pyworker imports Django.
 """
 
 # pyright: basic, reportUnsupportedDunderAll=false
@@ -16,7 +17,7 @@ from .._distribution import pip_install
 __all__ = ["RunPyworker", "TasksBackend"]
 
 
-def __getattr__(name: str) -> Any:  # settings.py may import this before there are apps
+def __getattr__(name: str) -> Any:  # lazy: settings.py may import this before apps are loaded
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

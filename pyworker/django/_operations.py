@@ -1,4 +1,4 @@
-"""The migration operation that installs or upgrades pyworker, in the transaction of Django's migration."""
+"""The migration operation that installs or upgrades pyworker in Django's transaction."""
 
 # pyright: basic
 from __future__ import annotations
@@ -13,10 +13,12 @@ from .._db.scripts import drop_schema_text
 
 
 class RunPyworker(Operation):
-    """Bring the schema to the version of the installed pyworker, whichever it has; backwards, drop it with all its jobs.
+    """Upgrade the schema to the version of the installed pyworker. Backwards, drop it with all its
+    jobs.
 
-    Put one into a migration of your own after an upgrade of pyworker, or run `manage.py pyworker migrate`.
-    schema: by default $PYWORKER_SCHEMA or "pyworker". roles: create the four group roles as well.
+    After an upgrade of pyworker, put one into one of your migrations, or run `manage.py pyworker
+    migrate`. schema: by default $PYWORKER_SCHEMA or "pyworker". roles: create the four group roles
+    as well.
     """
 
     reversible = True

@@ -1,7 +1,9 @@
-"""A backend for Django's own tasks (django.tasks of Django 6, or the django-tasks package): they become jobs of pyworker.
+"""A backend for Django's own tasks (django.tasks of Django 6, or the django-tasks package), which
+turns them into pyworker jobs.
 
-A task is a job whose identifier is the function's dotted path and whose payload is {"args": […], "kwargs": {…}}. Django's larger
-priority runs first, pyworker's smaller one: the sign changes. Django's queue "default" is none.
+The job's identifier is the function's dotted path, and its payload is {"args": […], "kwargs": {…}}.
+In Django a larger priority runs first, in pyworker a smaller one, so the sign changes. Django's
+queue "default" means no queue.
 """
 
 # pyright: basic, reportMissingImports=false, reportGeneralTypeIssues=false
@@ -43,10 +45,11 @@ STATUS = {"running": TaskResultStatus.RUNNING, "completed": TaskResultStatus.SUC
 
 
 class TasksBackend(BaseTaskBackend):
-    """TASKS = {"default": {"BACKEND": "pyworker.django.TasksBackend", "QUEUES": [...], "OPTIONS": {...}}}
+    """TASKS = {"default": {"BACKEND": "pyworker.django.TasksBackend", "QUEUES": [...], "OPTIONS":
+    {...}}}
 
-    OPTIONS: `database`, the alias of the database with pyworker in it ("default"); `schema`; whatever else is an argument of
-    add_job for every job of this backend, such as max_attempts.
+    OPTIONS: `database`, the alias of the database with pyworker in it ("default"); `schema`; all
+    others are arguments of add_job for every job of this backend, such as max_attempts.
     """
 
     supports_defer = True
@@ -63,10 +66,10 @@ class TasksBackend(BaseTaskBackend):
 
     def validate_task(self, task: Any) -> None:
         super().validate_task(task)
-        self._register(task)  # each task passes here when it is defined
+        self._register(task)  # Django calls this when a task is defined
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        """Add the job, in the transaction that is open on the database's connection."""
+        """Add the job in the open transaction of the database's connection."""
         self.validate_task(task)
         options = {
             **self.job_options,
@@ -81,7 +84,7 @@ class TasksBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> Any:
-        """What became of the task whose result has this id, as long as pyworker's history keeps it."""
+        """The state and result of the task with this id, as long as the job's retention lasts."""
         is_ours = re.fullmatch(r"[0-9]{1,18}", str(result_id))
         rows = self._rows(get_job_statement(self.schema), result_id) if is_ours else []
         job = job_row(rows[0]) if rows else None
@@ -121,12 +124,12 @@ class TasksBackend(BaseTaskBackend):
             kwargs=payload["kwargs"],
             backend=self.alias,
             errors=[TaskError(exception_class_path=_exception_in(text), traceback=text) for _, _, text in errors],
-            worker_ids=workers[: job.attempts],  # their number is Django's number of attempts
+            worker_ids=workers[: job.attempts],  # Django counts them as attempts
         )
         object.__setattr__(result, "_return_value", job.result)
         return result
 
-    # -- in the worker: no query of its own, a task that needs no database opens no connection ------------------------
+    # -- in the worker: no extra query; a task that needs no database opens no connection ----------
 
     def _register(self, task: Any) -> None:
         handler = _async_handler(self, task) if iscoroutinefunction(task.func) else _handler(self, task)
@@ -199,7 +202,7 @@ def _async_handler(backend: TasksBackend, task: Any) -> Callable[..., Any]:
 
 
 def _exception_in(text: str) -> str:
-    """The class that a traceback's last line begins with."""
+    """The class of the exception at the end of a traceback."""
     names = re.findall(r"(?m)^([A-Za-z_][\w.]*)(?::|$)", text)
     name = names[-1] if names else "Exception"
     return name if "." in name else f"builtins.{name}"

@@ -1,4 +1,4 @@
-"""The application: it has no models, only the migration that installs pyworker."""
+"""The Django application. It has no models, only the migration that installs pyworker."""
 
 # pyright: basic
 from django.apps import AppConfig

@@ -1,6 +1,6 @@
-"""All tasks of a Django project, for `pyworker run pyworker.django.worker`: the `tasks` modules of the installed applications.
+"""The `tasks` modules of all installed applications, for `pyworker run pyworker.django.worker`.
 
-DJANGO_SETTINGS_MODULE names the settings. `manage.py pyworker run` does it all.
+DJANGO_SETTINGS_MODULE must name the settings. `manage.py pyworker run` sets up all of this.
 """
 
 # pyright: basic

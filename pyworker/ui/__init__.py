@@ -1,4 +1,4 @@
-"""The dashboard, as an ASGI application: for `pyworker ui`, or mounted in another one.
+"""The dashboard as an ASGI application, for `pyworker ui` or to mount in your application.
 
 from pyworker.ui import create_app
 app.mount("/jobs", create_app("postgresql://…"))   # FastAPI, Starlette

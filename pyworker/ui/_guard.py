@@ -1,4 +1,4 @@
-"""Who may come in, and from where: the dashboard's door, in front of every page."""
+"""Access control of the dashboard: host names, passwords, headers and forms."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _HEADERS = {
 
 
 class Guard:
-    """Checks the Host header, asks for name and password (HTTP Basic), and gives each answer its headers.
+    """Checks the Host header, requires name and password (HTTP Basic), and sets response headers.
 
-    The Host matters where nobody is asked for a password: a page elsewhere whose name is made to mean 127.0.0.1 would be let in.
+    Without passwords the Host check is essential: otherwise another site could point its name to
+    127.0.0.1 and reach the dashboard (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, users: Mapping[str, str], hosts: Sequence[str] | None) -> None:
@@ -67,7 +68,7 @@ class Guard:
             name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
         except (binascii.Error, UnicodeDecodeError):
             return None
-        # Whoever it is, every comparison is made, and each takes the same time.
+        # Make every comparison, each in constant time, so that the time reveals no name.
         matches = [
             hmac.compare_digest(known.encode(), name.encode()) & hmac.compare_digest(secret.encode(), password.encode())
             for known, secret in self.users.items()
@@ -80,7 +81,8 @@ def _name_of(host: str) -> str:
 
 
 def csrf_token(request: Request) -> str:
-    """What a form has to say: the cookie's value, which no other site can read or, as it is SameSite=Strict, have sent."""
+    """The token that a form must send: the value of the cookie, which other sites cannot read, and
+    which they cannot make a browser send, as it is SameSite=Strict."""
     return request.cookies.get(COOKIE) or secrets.token_urlsafe(24)
 
 

@@ -1,4 +1,4 @@
-"""What a request says, read strictly; and the problem page for one that cannot be answered."""
+"""Strict parsing of requests, and the problem page for those that cannot be answered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 
 class Problem(Exception):
-    """What the reader is told instead of a page."""
+    """An error page instead of the requested one."""
 
     def __init__(self, status: int, title: str, text: str) -> None:
         super().__init__(text)
@@ -19,9 +19,9 @@ class Problem(Exception):
 
 
 def actor_of(request: Request) -> str:
-    """Whom the dashboard, or the application that it is mounted in, let in."""
+    """The user name that the dashboard, or the application that mounts it, has authenticated."""
     user = request.scope.get("pyworker.user") or getattr(request.scope.get("user"), "display_name", None)
-    return str(user or f"{request.client.host if request.client else 'somebody'}, without a name")
+    return str(user or f"{request.client.host if request.client else 'unknown'}, without a name")
 
 
 def link(**query: Any) -> str:
@@ -38,7 +38,7 @@ def number_of(given: Mapping[str, str], name: str) -> int | None:
 
 
 def time_of(given: Mapping[str, str], name: str) -> datetime | None:
-    """As the browser sends a time that was picked, which is taken for UTC; or with a zone of its own."""
+    """A time as the browser sends it, taken for UTC, unless it has a time zone."""
     if name not in given:
         return None
     try:

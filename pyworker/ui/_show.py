@@ -1,4 +1,4 @@
-"""How values look on a page: times, spans of time, numbers, JSON, and plots as SVG."""
+"""Formats values for a page: times, spans of time, numbers, JSON, and plots as SVG."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ago(at: datetime | str | None, now: datetime) -> str:
 
 
 def when(at: datetime | str | None, now: datetime) -> Markup:
-    """How long ago; the time itself is in the title, and for machines."""
+    """How long ago a time was; the time itself is in the title and the datetime attribute."""
     at = utc(at)
     if at is None:
         return Markup("—")
@@ -83,7 +83,7 @@ def _plain(value: Any) -> str:
 
 
 def bars(rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """A column for each minute: what was completed, and on top of it what failed."""
+    """A column for each minute: completed, cancelled and failed, stacked."""
     most = max([row["completed"] + row["cancelled"] + row["failed"] for row in rows] + [1])
     step = WIDTH / len(rows)
     parts: list[Markup] = []
@@ -109,7 +109,7 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def lines(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Markup:
-    """Seconds, minute by minute, by their square roots: so that a few seconds are seen beside a few minutes."""
+    """Seconds for each minute on a square-root scale, so that seconds show beside minutes."""
     values = [row[column] for row in rows for column in columns if row[column] is not None]
     most = max([*values, 0.1])
     step = WIDTH / len(rows)
@@ -125,7 +125,7 @@ def lines(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Mark
                 pen = "M"
                 continue
             x = (at + 0.5) * step
-            # A minute whose neighbours are empty is a dash.
+            # A minute between empty ones is a dash.
             path += (
                 f"{pen}{x - 2:.1f} {y(row[column]):.1f}L{x + 2:.1f} {y(row[column]):.1f}"
                 if pen == "M"

@@ -1,4 +1,5 @@
-"""The dashboard: each page asks one or two SQL functions and shows what they say. What a job may have done to it, the database decides."""
+"""The dashboard. Each page calls one or two SQL functions and shows their rows; the database
+decides which actions a job allows."""
 
 from __future__ import annotations
 
@@ -35,32 +36,32 @@ PATIENCE = 15  # seconds that a page's statement may take
 STATES = tuple(_output.STATES)
 
 
-# What a button says, what it does to a thing, and whether that can be undone.
+# The label of a button, its effect, and whether that is irreversible.
 ACTIONS: dict[str, tuple[str, str, bool]] = {
-    "retry": ("Retry", "A job that is retried runs now: again, or ahead of its time.", False),
-    "cancel": ("Cancel", "A job that is cancelled does not run; one that runs already is asked to stop.", False),
+    "retry": ("Retry", "Runs a finished job again, or a waiting job now.", False),
+    "cancel": ("Cancel", "Cancels a waiting job; asks a running job to stop.", False),
     "force_cancel": (
         "Force cancel",
-        "The job is cancelled at once, even while it runs: what its worker says later is refused.",
+        "Cancels the job at once, even while it is running. Later reports of its worker are refused.",
         True,
     ),
-    "delete": ("Delete", "A job that is deleted is gone, with its errors.", True),
+    "delete": ("Delete", "Deletes the job and its errors.", True),
     "pause_queue": (
         "Pause queue",
-        "No further job of a paused queue starts. Running ones run on, and adding goes on.",
+        "Starts no further job of the queue. Running jobs finish, and jobs can be added.",
         False,
     ),
-    "resume_queue": ("Resume queue", "The jobs of the queue start again.", False),
+    "resume_queue": ("Resume queue", "Starts jobs of the queue again.", False),
     "resume_sequence": (
         "Resume sequence",
-        "The sequence goes on with its next job; the one that halted it stays as it ended.",
+        "Continues the sequence with its next job. The job that halted it does not change.",
         False,
     ),
-    "run_schedule": ("Run now", "The schedule does now what it does at each of its ticks.", False),
-    "pause_schedule": ("Pause schedule", "A paused schedule does nothing until it is resumed.", False),
+    "run_schedule": ("Run now", "Fires the schedule now, as at one of its ticks.", False),
+    "pause_schedule": ("Pause schedule", "Stops the schedule until you resume it.", False),
     "resume_schedule": (
         "Resume schedule",
-        "The schedule goes on with its next tick; what fell into the pause is passed over.",
+        "Resumes the schedule at its next tick. Ticks during the pause are skipped.",
         False,
     ),
 }
@@ -74,7 +75,7 @@ class Dashboard:
     ) -> None:
         self.schema, self.read_only, self.show_payloads = schema, read_only, show_payloads
         self.actor = actor or actor_of
-        # min_size=0 and opened with the first request: to make the application needs no database.
+        # Opened by the first request, with min_size=0: creating the application needs no database.
         self.pool = ConnectionPool(
             connect.conninfo(dsn, "pyworker ui"), min_size=0, max_size=4, timeout=10, open=False, name="pyworker-ui",
             kwargs={"prepare_threshold": None}, check=ConnectionPool.check_connection,
@@ -101,7 +102,7 @@ class Dashboard:
             db.limit_time(PATIENCE)
             yield db
 
-    # -- pages: plain functions, which Starlette runs in threads
+    # -- pages: sync functions, which Starlette runs in threads
 
     def overview(self, request: Request) -> Response:
         with self.database() as db:
@@ -217,7 +218,7 @@ class Dashboard:
             now, rows = db.clock(), db.audit(number_of(request.query_params, "before"), PAGE)
         return self.page(request, "audit.html", now=now, rows=rows, older=rows[-1]["id"] if len(rows) == PAGE else None)
 
-    # -- acts: asked back, then done
+    # -- actions: confirmed first, then performed
 
     def confirm(self, request: Request) -> Response:
         action, targets, back = self._asked(request, request.query_params)
@@ -232,7 +233,7 @@ class Dashboard:
             raise Problem(
                 403,
                 "Refused",
-                "This form was not made by this dashboard, or is too old. Go back, reload the page, and try again.",
+                "This form is not from this dashboard, or it has expired. Go back, reload the page, and try again.",
             )
         action, targets, back = self._asked(request, form)
         with self.database() as db:
@@ -241,18 +242,18 @@ class Dashboard:
 
     def _asked(self, request: Request, given: FormData | QueryParams) -> tuple[str, list[str], str]:
         if self.read_only:
-            raise Problem(403, "Read-only", "This dashboard was started with --read-only: it only looks.")
+            raise Problem(403, "Read-only", "This dashboard was started with --read-only, so actions are disabled.")
         action, targets = str(given.get("action", "")), [str(target) for target in given.getlist("target")]
         if action not in ACTIONS:
             raise Problem(400, "No such action", f"There is no action {action!r}.")
         if not targets:
-            raise Problem(400, "Nothing chosen", "Tick the jobs first, then say what is to be done with them.")
+            raise Problem(400, "Nothing selected", "Select jobs first, then choose an action.")
         back, root = str(given.get("back", "")), request.scope.get("root_path", "")
-        # Back to a page of ours, whatever the link said.
+        # Only go back to a page of this dashboard.
         ours = back.startswith(f"{root}/") and not back.startswith(("//", "/\\")) and back.isprintable()
         return action, targets, back if ours else f"{root}/"
 
-    # -- how a page is made
+    # -- rendering
 
     def page(self, request: Request, template: str, status: int = 200, **context: Any) -> Response:
         root = request.scope.get("root_path", "").rstrip("/")
@@ -311,7 +312,7 @@ class Dashboard:
                     "There is no pyworker in this schema, or an older one. Run: pyworker migrate",
                 )
             case _:
-                status, title, text = 503, "No database", "The database cannot be reached just now."
+                status, title, text = 503, "No database", "The database cannot be reached at the moment."
         return self.page(request, "problem.html", status, now=datetime.now(UTC), title=title, text=text)
 
     async def not_found(self, request: Request, error: Exception) -> Response:
@@ -352,9 +353,10 @@ def create_app(
 ) -> Starlette:
     """The dashboard as an ASGI application, to be served or mounted.
 
-    dsn: of the database, as `--dsn`. users: names and passwords that are asked for; without any, whoever serves or mounts it sees to
-    it who comes in. hosts: the names (Host header) it answers to; None: all. read_only: it only looks. show_payloads: payloads and
-    results of jobs are shown, which may be secret. actor: who an act is written down for, of a request; default: the user's name.
+    dsn: the database, as `--dsn`. users: names with passwords; if empty, you must control access
+    yourself. hosts: the names that it accepts in the Host header; None: all. read_only: no actions.
+    show_payloads: show payloads and results of jobs, which may be secret. actor: returns, from a
+    request, the name for the audit log; by default the authenticated user's.
     """
     return Dashboard(dsn, schema, read_only, show_payloads, actor).app(users or {}, hosts)
 

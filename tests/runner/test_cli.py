@@ -342,7 +342,7 @@ def test_a_lock_that_is_held_for_long_is_named(cli: Any, session: Any, db: Any, 
     other = session()
     other.run("begin; lock table pyworker.live_jobs")
     done = cli("jobs", DATABASE_URL=make_conninfo(**{**conninfo_to_dict(dsn), "options": "-c lock_timeout=100"}))
-    one_line(done, "canceling statement due to lock timeout", "somebody holds a lock on pyworker's tables")
+    one_line(done, "canceling statement due to lock timeout", "another session holds a lock on pyworker's tables")
     other.run("rollback")
 
 

@@ -137,7 +137,7 @@ def test_definitions_are_changed_by_the_next_deployment_and_kept_by_the_same_one
     assert deploy().returncode == 0
     assert db.execute("select updated_at from pyworker.list_tasks()").fetchall() == written
     tried = deploy("--dry-run", max_attempts=15)
-    assert (tried.returncode, tried.stderr) == (0, "dry run, taken back: tasks 1 updated\n")
+    assert (tried.returncode, tried.stderr) == (0, "dry run, rolled back: tasks 1 updated\n")
     assert db.execute("select max_attempts from pyworker.list_tasks()").fetchall() == [(2,)]
     assert deploy(max_attempts=15).returncode == 0
     assert db.execute("select max_attempts from pyworker.list_tasks()").fetchall() == [(15,)]

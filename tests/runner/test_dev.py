@@ -107,12 +107,12 @@ def test_what_is_edited_is_what_runs(dev: Any, db: Any, dsn: str, tmp_path: Path
     db.execute(add)
     assert running.until("the code says") == "  worker | the code says one"
     write(tmp_path, "two")
-    assert running.until("changed") == "     dev | mytasks.py changed: the worker begins anew"
+    assert running.until("changed") == "     dev | mytasks.py changed: the worker restarts"
     db.execute(add)
     assert running.until("the code says") == "  worker | the code says two"
     edit(tmp_path, "this is no Python\n")
     running.until("invalid syntax")
-    running.until("the worker has ended (1), and begins anew with the next change")
+    running.until("the worker has ended (1), and restarts at the next change")
     db.execute(add)
     write(tmp_path, "three")
     assert running.until("the code says") == "  worker | the code says three"

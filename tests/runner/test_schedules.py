@@ -224,7 +224,7 @@ def test_next_tries_out_an_expression_or_shows_a_schedule(call: Any, db: Any) ->
 
 def test_next_says_so_when_there_is_no_such_schedule(cli: Any, db: Any, dsn: str) -> None:
     unknown = cli("schedules", "next", "nihgtly", DATABASE_URL=dsn)
-    refused(unknown, "there is no schedule 'nihgtly', and a cron expression it is not: ")
+    refused(unknown, "'nihgtly' is neither a schedule nor a valid cron expression: ")
     broken = cli("schedules", "next", "61 * * * *", DATABASE_URL=dsn)
     refused(broken, "61")
     assert "no schedule" not in broken.stderr
@@ -234,7 +234,7 @@ def test_pause_resume_run_and_remove(call: Any, db: Any) -> None:
     db.execute("select pyworker.add_schedule('s', '0 4 * * *', 't')")
     assert call("schedules", "pause", "s") == "schedule s is paused\n"
     assert "paused" in call("schedules").splitlines()[1]
-    assert call("schedules", "resume", "s") == "schedule s goes on\n"
+    assert call("schedules", "resume", "s") == "schedule s resumed\n"
     assert call("schedules", "run", "s") == "job 1 available\n"
     assert [job["payload"].keys() for job in call("schedules", "run", "s", "--json")] == [{"_cron": 0}.keys()]
     assert call("schedules", "remove", "s") == "schedule s removed\n"

@@ -95,7 +95,7 @@ def test_a_halted_sequence_is_shown_explained_and_resumed_from_the_command_line(
     assert "sequence halted" in call("explain", "3")
     assert next(row["reason"] for row in json.loads(call("explain", "2", "--json"))) == "sequence halted"
     assert "halted by job 1" in call("add", "act", "{}", "--sequence-policy", '{"key": "customer 42"}')
-    assert call("sequences", "resume", "customer 42") == "sequence customer 42 goes on\n"
+    assert call("sequences", "resume", "customer 42") == "sequence customer 42 resumed\n"
     queue.run_once()
     assert queue.states(1, 2, 3, 4) == ["discarded", "completed", "completed", "completed"]
     refused = cli("sequences", "resume", "customer 42", DATABASE_URL=queue.dsn)
@@ -118,7 +118,7 @@ def test_queues_are_limited_paused_and_resumed_from_the_command_line(queue: Any,
     assert "queue paused" in call("explain", str(jobs[0]))
     assert "yes" in call("queues")
     assert "queues resume" in call("queues")
-    assert call("queues", "resume", "q") == "queue q goes on\n"
+    assert call("queues", "resume", "q") == "queue q resumed\n"
     queue.run_once()
     assert set(queue.states(*jobs)) == {"completed"}
     assert "name a number, or --no-limit" in call("queues", "set", "q", expect=2)

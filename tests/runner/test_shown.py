@@ -163,7 +163,7 @@ def test_a_dry_run_says_what_would_change_and_leaves_nothing(zoo: Any, db: Any, 
         assert list(listener.notifies(timeout=0)) == []
     assert tried.returncode == 0
     if words[1] != "load":  # which has a list of its own
-        assert tried.stderr.startswith("dry run, taken back: ")
+        assert tried.stderr.startswith("dry run, rolled back: ")
         assert "nothing" not in tried.stderr
     real = call(*words)
     numbers = str.maketrans("", "", "0123456789")  # ids are not given twice
@@ -177,8 +177,8 @@ def test_a_dry_run_names_tables_and_numbers(zoo: Any) -> None:
     assert "live_jobs 1 inserted" in call("add", "t", "--dry-run").stderr
     tried = call("cancel", "4", "--dry-run", "--json")
     assert json.loads(tried.stdout)[0]["state"] == "cancelled"
-    assert tried.stderr == "dry run, taken back: finished_jobs 1 inserted; live_jobs 1 deleted\n"
-    assert call("queues", "resume", "never paused", "--dry-run").stderr == "dry run, taken back: nothing would change\n"
+    assert tried.stderr == "dry run, rolled back: finished_jobs 1 inserted; live_jobs 1 deleted\n"
+    assert call("queues", "resume", "never paused", "--dry-run").stderr == "dry run, rolled back: nothing would change\n"
 
 
 def test_a_dry_run_fails_as_the_verb_would(zoo: Any) -> None:

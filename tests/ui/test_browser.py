@@ -32,7 +32,7 @@ def test_many_are_chosen_at_once_and_retried(page, site, queue):
     for _ in range(5):
         queue.add_job("t", run_at="2100-01-01")
     page.goto(f"{site()}/jobs?state=scheduled")
-    page.get_by_label("Choose all on this page").check()
+    page.get_by_label("Select all on this page").check()
     assert page.locator("input[name=target]:checked").count() == 5
     page.get_by_role("button", name="Retry").click()
     assert "Retry 5 jobs?" in page.get_by_role("heading", level=1).inner_text()
@@ -120,8 +120,8 @@ def test_on_a_phone_nothing_is_out_of_sight(page, site, queue, worker):
         page.goto(base + path)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
     page.goto(f"{base}/jobs")
-    page.get_by_label("Choose all on this page").check()
-    assert page.get_by_label(f"Choose job {job.id}").is_checked()
+    page.get_by_label("Select all on this page").check()
+    assert page.get_by_label(f"Select job {job.id}").is_checked()
 
 
 def test_two_hundred_hostile_strings_run_nowhere(page, site, queue, worker):

@@ -1,4 +1,4 @@
-"""Installs pyworker. Whoever's migrations call its functions depends on ("pyworker", "0001_install")."""
+"""Installs pyworker. Migrations that call its functions depend on ("pyworker", "0001_install")."""
 
 # pyright: basic
 from django.db import migrations

@@ -1,4 +1,4 @@
-"""`manage.py pyworker …`: the pyworker command on this project's database."""
+"""`manage.py pyworker …`: runs the pyworker command on this project's database."""
 
 # pyright: basic
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pyworker.cli import main
 
 class Command(BaseCommand):
     help = "Runs the pyworker command on this project's database; `run` without modules runs the tasks of all applications."
-    requires_system_checks = ()  # each command says what it lacks
+    requires_system_checks = ()  # each command checks what it needs
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """What follows is pyworker's to read, `--help` and `--version` included."""
+        """Pass all further arguments to pyworker, including `--help` and `--version`."""
         self.execute_pyworker(argv[2:])
 
     def add_arguments(self, parser: ArgumentParser) -> None:
