@@ -133,10 +133,10 @@ def abandon(conn: psycopg.Connection[Any]) -> socket.socket:
     """End the connection on this side only. For the server it stays open and keeps its locks until
     the returned socket is closed."""
     kept = socket.socket(fileno=os.dup(conn.fileno()))
-    nobody, silent = socket.socketpair()
-    with nobody, silent:
+    closed, silent = socket.socketpair()
+    with closed, silent:
         os.dup2(
-            nobody.fileno(), conn.fileno(), inheritable=False
+            closed.fileno(), conn.fileno(), inheritable=False
         )  # libpq's Terminate message must not reach the server
     with suppress(OSError):
         kept.shutdown(socket.SHUT_RD)  # ends a read that waits for an answer

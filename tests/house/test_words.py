@@ -16,7 +16,7 @@ PROSE = [
 ]
 # Each hides who acts, or is a private word for one of the field's.
 RIDDLES = r"\b(somebody|nobody|whoever|whatever|anew|in hand|at it|called off|calling off|lets go)\b"
-ACCOUNT = '"nobody"'  # of the operating system
+ACCOUNT = re.compile(r"\"nobody\"|postgres or nobody")  # an account of the operating system
 
 
 def named(path: Path) -> str:
@@ -25,5 +25,5 @@ def named(path: Path) -> str:
 
 @pytest.mark.parametrize("path", PROSE, ids=named)
 def test_a_sentence_says_who_acts(path: Path) -> None:
-    lines = path.read_text("utf-8").replace(ACCOUNT, "").splitlines()
+    lines = ACCOUNT.sub("", path.read_text("utf-8")).splitlines()
     assert [(n, line.strip()) for n, line in enumerate(lines, 1) if re.search(RIDDLES, line, re.IGNORECASE)] == []
