@@ -19,7 +19,7 @@ test: ## run all tests, but for the long ones
 	$(install) '.[test]'
 
 # Neither interleavings nor generated cases, nor plans, which need large tables.
-long = races or pairs or model or fuzz or proof or plans or stress or walks or history or sweep or docs or mutants
+long = races or pairs or model or fuzz or proof or plans or stress or walks or history or sweep or docs or mutants or install
 
 quick: .venv/bin/pytest ## run most tests of the SQL, in a minute
 	.venv/bin/pytest -n auto -q -x tests/sql tests/house -k "not ($(long))"
