@@ -57,7 +57,7 @@ def middleware(function: M) -> M:
     return function
 
 
-class Around:
+class MiddlewareStack:
     """Surrounds the handler of one job: starts middlewares in order, and ends them in reverse with
     its result or exception."""
 
@@ -68,7 +68,7 @@ class Around:
         self._begun: list[Generator[None, Any, Any]] = []
         self.result: Any = None
 
-    def __enter__(self) -> Around:
+    def __enter__(self) -> MiddlewareStack:
         for middleware in registered:
             try:
                 generator = middleware(self._job)

@@ -13,7 +13,7 @@ from .._db.connect import is_pooled
 from .._db.database import Database
 from .._escape import shown
 from .._output import print_json, say
-from .options import as_json, asks, database
+from .options import as_json, database, reads
 
 # Worst last. The exit codes are those of monitoring plugins: 0 ok, 1 warning, 2 critical, 3
 # unknown.
@@ -82,7 +82,7 @@ def exit_code(rows: Sequence[Finding]) -> int:
 
 
 @click.command()
-@asks
+@reads
 @click.option("--verbose", "-v", is_flag=True, help="Also show checks without findings.")
 @as_json
 def doctor(dsn: str, schema: str, verbose: bool, machine: bool) -> None:

@@ -1,4 +1,4 @@
-"""The commands for jobs: add, jobs, retry, cancel, remove, explain."""
+"""The commands for jobs: add, jobs, retry, cancel, delete, remove, explain."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import click
 from rich.table import Table
 
 from .._db.database import Database
+from .._db.rows import JobRow
 from .._escape import shown
 from .._output import STATES, STYLES, Screen, print_json, print_table, report, say, text_of, time_of
 from .._payload import JsonText
-from .options import Problem, as_json, asks, changes, database
+from .options import CliError, as_json, database, reads, writes
 
 JOB_ID = click.IntRange(1, 2**63 - 1)
 
@@ -24,7 +25,7 @@ JOB_ID = click.IntRange(1, 2**63 - 1)
 @click.command()
 @click.argument("task")
 @click.argument("payload", default="{}")
-@changes
+@writes
 @click.option("--queue", "queue_name", help="Jobs of one queue run one after another by default.")
 @click.option("--run-at", help="Run not before this time, in PostgreSQL's syntax: '2026-12-24 18:00', 'tomorrow'.")
 @click.option("--max-attempts", type=int)
@@ -81,7 +82,7 @@ def _refuse(constant: str) -> None:
 
 @click.command()
 @click.argument("job_id", type=JOB_ID, required=False)
-@asks
+@reads
 @click.option("--state", "states", multiple=True, type=click.Choice([*STATES, "active"]))
 @click.option("--task", "tasks", multiple=True)
 @click.option("--queue", "queues", multiple=True)
@@ -117,7 +118,7 @@ def jobs(
 def _show_job(db: Database, job_id: int, machine: bool) -> None:
     job, attempts = db.each(partial(db.get_job, job_id), partial(db.job_errors, job_id))
     if job is None:
-        raise Problem(f"there is no job {job_id} (finished jobs are kept for their retention)")
+        raise CliError(f"there is no job {job_id} (finished jobs are kept for their retention)")
     errors = [dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in attempts]
     if machine:
         print_json({**dataclasses.asdict(job), "errors": errors})
@@ -137,7 +138,7 @@ def _show_job(db: Database, job_id: int, machine: bool) -> None:
 
 @click.command()
 @click.argument("job_ids", type=JOB_ID, nargs=-1, required=True)
-@changes
+@writes
 @as_json
 def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> None:
     """Run discarded and finished jobs again, and waiting jobs now."""
@@ -147,7 +148,7 @@ def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> Non
 
 @click.command()
 @click.argument("job_ids", type=JOB_ID, nargs=-1, required=True)
-@changes
+@writes
 @click.option("--force", is_flag=True, help="Cancel a running job at once; later reports of its worker are refused.")
 @as_json
 def cancel(job_ids: tuple[int, ...], dsn: str, schema: str, force: bool, machine: bool) -> None:
@@ -157,32 +158,42 @@ def cancel(job_ids: tuple[int, ...], dsn: str, schema: str, force: bool, machine
 
 
 @click.command()
-@click.argument("job_ids", type=JOB_ID, nargs=-1)
-@changes
-@click.option("--key", "keys", multiple=True, help="Delete the job that holds this key. Can be repeated.")
+@click.argument("job_ids", type=JOB_ID, nargs=-1, required=True)
+@writes
 @as_json
-def remove(job_ids: tuple[int, ...], dsn: str, schema: str, keys: tuple[str, ...], machine: bool) -> None:
-    """Delete jobs permanently, by id (also finished ones) or by key."""
-    if not job_ids and not keys:
-        raise click.UsageError("name at least one job id, or --key")
+def delete(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> None:
+    """Delete jobs permanently, also finished ones."""
     with database(dsn, schema) as db:
-        deletions = (partial(db.delete_job, job_id) for job_id in job_ids)
-        removed = db.each(*deletions, *(partial(db.remove_job, key) for key in keys))
+        _show_deleted(db.each(*(partial(db.delete_job, job_id) for job_id in job_ids)), machine)
+
+
+@click.command()
+@writes
+@click.option("--key", "keys", multiple=True, required=True, help="The job_key. Can be repeated.")
+@as_json
+def remove(dsn: str, schema: str, keys: tuple[str, ...], machine: bool) -> None:
+    """Remove the jobs that hold these keys. A running one does not run again."""
+    with database(dsn, schema) as db:
+        removed = db.each(*(partial(db.remove_job, key) for key in keys))
         if None in removed:
-            raise Problem(f"no job holds the key {keys[removed.index(None) - len(job_ids)]!r}")
+            raise CliError(f"no job holds the key {keys[removed.index(None)]!r}")
+        _show_deleted(removed, machine)
+
+
+def _show_deleted(jobs: Sequence[JobRow], machine: bool) -> None:
     if machine:
-        print_json([dataclasses.asdict(job) for job in removed])
+        print_json([dataclasses.asdict(job) for job in jobs])
         return
-    for job in removed:
+    for job in jobs:
         running = job.state == "running"
         click.echo(
-            f"job {job.id} is running; this run is its last" if running else f"job {job.id} removed (was {job.state})"
+            f"job {job.id} is running; this run is its last" if running else f"job {job.id} deleted (was {job.state})"
         )
 
 
 @click.command()
 @click.argument("job_id", type=JOB_ID)
-@asks
+@reads
 @as_json
 def explain(job_id: int, dsn: str, schema: str, machine: bool) -> None:
     """Explain why a job is not running, and what would change that."""

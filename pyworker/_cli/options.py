@@ -21,12 +21,12 @@ from .._escape import shown
 from .._logging import is_json
 
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
-_MODE = "pyworker.mode"  # where --print and --dry-run store their choice for `database`
+_MODE = "pyworker.mode"  # where --sql and --dry-run store their choice for `database`
 
 as_json = click.option("--json", "machine", is_flag=True, help="Print JSON.")
 
 
-class Problem(click.ClickException):
+class CliError(click.ClickException):
     """An error message of one line: the cause, and what to do."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
@@ -42,9 +42,9 @@ class Problem(click.ClickException):
 
 @contextlib.contextmanager
 def database(dsn: str, schema: str) -> Iterator[Database]:
-    """A database in one transaction: --print only prints the SQL, --dry-run rolls back."""
+    """A database in one transaction: --sql only prints the SQL, --dry-run rolls back."""
     mode = click.get_current_context().meta.get(_MODE)
-    if mode == "print":
+    if mode == "sql":
         with contextlib.ExitStack() as later:
 
             def real() -> Database:
@@ -64,7 +64,7 @@ def database(dsn: str, schema: str) -> Iterator[Database]:
                     raise psycopg.Rollback
         except psycopg.OperationalError as error:
             if conn.closed:
-                raise Problem(
+                raise CliError(
                     f"the connection to the database was lost: {first_line(error)}. What was asked for may or may not have been done"
                 ) from error
             raise
@@ -122,11 +122,11 @@ def common(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _mode(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and ctx.meta.setdefault(_MODE, param.name) != param.name:
-        raise click.UsageError("--print runs nothing, --dry-run does: name one of them")
+        raise click.UsageError("--sql runs nothing, --dry-run does: use one or the other")
 
 
 _printed = click.option(
-    "--print",
+    "--sql",
     is_flag=True,
     expose_value=False,
     callback=_mode,
@@ -137,14 +137,14 @@ _taken_back = click.option(
 )
 
 
-def asks(command: Callable[..., Any]) -> Callable[..., Any]:
+def reads(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a command that reads the queue."""
     return common(_printed(command))
 
 
-def changes(command: Callable[..., Any]) -> Callable[..., Any]:
+def writes(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a command that changes the queue."""
-    return asks(_taken_back(command))
+    return reads(_taken_back(command))
 
 
 def part_of_group(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,7 +156,7 @@ def part_of_group(command: Callable[..., Any]) -> Callable[..., Any]:
 def question_of_group(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a subcommand that only reads."""
 
-    @asks
+    @reads
     @click.pass_context
     @functools.wraps(command)
     def wrapped(ctx: click.Context, **options: Any) -> Any:

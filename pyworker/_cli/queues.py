@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from .._output import print_json, print_table, say
-from .options import Problem, as_json, asks, database, part_of_group
+from .options import CliError, as_json, database, part_of_group, reads
 
 
 @click.group(invoke_without_command=True)
-@asks
+@reads
 @as_json
 @click.pass_context
 def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
@@ -66,7 +66,7 @@ def resume_queue(where: tuple[str, str], queue: str) -> None:
 
 
 @click.group(invoke_without_command=True)
-@asks
+@reads
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1))
 @as_json
 @click.pass_context
@@ -104,5 +104,5 @@ def resume_sequence(where: tuple[str, str], sequence: str) -> None:
     with database(*where) as db:
         resumed = db.resume_sequence(sequence)
     if not resumed:
-        raise Problem(f"sequence {sequence} is not halted (pyworker sequences lists them)")
+        raise CliError(f"sequence {sequence} is not halted (pyworker sequences lists them)")
     say(f"sequence {sequence} resumed")

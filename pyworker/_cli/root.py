@@ -17,7 +17,7 @@ from .._output import open_streams, unwritten
 from .._runner.config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER
 from ..errors import PyworkerError, SchemaVersionError, sqlstate_of
 from .doctor import EXIT_UNKNOWN
-from .options import Problem
+from .options import CliError
 
 
 class Gone(Exception):
@@ -41,7 +41,7 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return self._invoke(ctx)
-        except Problem as problem:
+        except CliError as problem:
             if ctx.invoked_subcommand in ("doctor", "health"):
                 problem.exit_code = EXIT_UNKNOWN  # pyright: ignore[reportAttributeAccessIssue]
             raise
@@ -51,15 +51,15 @@ class Group(click.Group):
             return super().invoke(ctx)
         except SchemaVersionError as error:
             codes = {"older": EXIT_DATABASE_OLDER, "newer": EXIT_DATABASE_NEWER}
-            raise Problem(_with_hint(error), codes.get(error.detail or "", 1)) from error
+            raise CliError(_with_hint(error), codes.get(error.detail or "", 1)) from error
         except PyworkerError as error:
-            raise Problem(_with_hint(error)) from error
+            raise CliError(_with_hint(error)) from error
         except NoPostgres as error:
-            raise Problem(str(error)) from error
+            raise CliError(str(error)) from error
         except psycopg.Error as error:
-            raise Problem(_explained(error)) from error
+            raise CliError(_explained(error)) from error
         except UnicodeEncodeError as error:
-            raise Problem(f"an argument is not UTF-8: {error.object!a}") from error
+            raise CliError(f"an argument is not UTF-8: {error.object!a}") from error
         except BrokenPipeError as error:
             raise Gone from error  # click would report an error
 

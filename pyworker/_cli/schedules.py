@@ -15,13 +15,13 @@ from .._db.database import Database
 from .._distribution import pip_install
 from .._output import print_json, print_table, report, say
 from ..errors import InvalidArgument
-from .options import Problem, as_json, asks, database, part_of_group, question_of_group
+from .options import CliError, as_json, database, part_of_group, question_of_group, reads
 
 log = logging.getLogger("pyworker.schedules")
 
 
 @click.group(invoke_without_command=True)
-@asks
+@reads
 @as_json
 @click.pass_context
 def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
@@ -61,7 +61,7 @@ def show_next(where: tuple[str, str], schedule: str, timezone: str, n: int, mach
         except InvalidArgument as error:
             if schedule.startswith("@") or " " in schedule.strip():
                 raise
-            raise Problem(f"{schedule!r} is neither a schedule nor a valid cron expression: {error}") from None
+            raise CliError(f"{schedule!r} is neither a schedule nor a valid cron expression: {error}") from None
     about = {name: rows[0][name] for name in ("cron", "timezone", "words")}
     runs = [{name: row[name] for name in ("run_at", "local_time")} for row in rows if row["run_at"]]
     if machine:
@@ -105,13 +105,13 @@ def _json_of(payload: str, line: int) -> Any:
     except ValueError:
         pass
     if importlib.util.find_spec("json5") is None:
-        raise Problem(f"the payload on line {line} of crontab is not plain JSON; for JSON5: {pip_install('crontab')}")
+        raise CliError(f"the payload on line {line} of crontab is not plain JSON; for JSON5: {pip_install('crontab')}")
     import json5
 
     try:
         return cast("Any", json5).loads(payload)
     except ValueError as error:
-        raise Problem(f"Failed to parse JSON5 payload on line {line} of crontab: {error}") from None
+        raise CliError(f"Failed to parse JSON5 payload on line {line} of crontab: {error}") from None
 
 
 def load_for_run(dsn: str, schema: str, file: str) -> None:

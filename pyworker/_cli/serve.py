@@ -15,7 +15,7 @@ import click
 
 from .._dev.url import resolved
 from .._distribution import pip_install
-from .options import PortOption, Problem, common, database
+from .options import CliError, PortOption, common, database
 
 
 @click.command()
@@ -44,7 +44,7 @@ def ui(
     """
     users = _users(auth_file)
     if not (users or _is_this_machine(host)):
-        raise Problem(
+        raise CliError(
             f"--host {host} is reachable from other machines without a password."
             " Give names and passwords: --auth-file FILE, with a line NAME:PASSWORD for each, or PYWORKER_UI_AUTH=NAME:PASSWORD",
             2,
@@ -55,7 +55,7 @@ def ui(
         from ..ui import create_app
     except ImportError as error:
         missing = error.name or str(error)
-        raise Problem(f"the dashboard needs {missing.split('.')[0]}: {pip_install('web')}") from None
+        raise CliError(f"the dashboard needs {missing.split('.')[0]}: {pip_install('web')}") from None
     with database(dsn, schema) as db:
         db.clock()  # report a problem with the database now, not on the first page
     with resolved(dsn) as url:
@@ -93,7 +93,7 @@ def _listening(host: str, port: int) -> list[socket.socket]:
         refused.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and (made := [one for one in made if _is_bound(one)])
     ):
         return made
-    raise Problem(f"cannot listen on {host}, port {port}: {refused.strerror}")
+    raise CliError(f"cannot listen on {host}, port {port}: {refused.strerror}")
 
 
 def _is_bound(one: socket.socket) -> bool:
@@ -123,10 +123,10 @@ def _users(auth_file: str | None) -> dict[str, str]:
             continue
         name, colon, password = line.partition(":")
         if not (name and colon and password):
-            raise Problem("a line with a name and a password must look like NAME:PASSWORD (it is not shown here)", 2)
+            raise CliError("a line with a name and a password must look like NAME:PASSWORD (it is not shown here)", 2)
         users[name] = password
     if auth_file and not users:
-        raise Problem(f"there is no NAME:PASSWORD in {auth_file}", 2)
+        raise CliError(f"there is no NAME:PASSWORD in {auth_file}", 2)
     return users
 
 

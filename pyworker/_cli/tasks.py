@@ -12,13 +12,13 @@ import click
 from .. import tasks as _tasks
 from .._output import print_json, print_table
 from ..errors import TaskError
-from .options import Problem, as_json, asks, database, part_of_group
+from .options import CliError, as_json, database, part_of_group, reads
 
 _TIMES = ("timeout", "retention")
 
 
 @click.group(invoke_without_command=True)
-@asks
+@reads
 @as_json
 @click.pass_context
 def tasks(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
@@ -50,7 +50,7 @@ def sync(where: tuple[str, str], modules: tuple[str, ...], machine: bool) -> Non
             _tasks.define(db, known)
             rows = [row for row in db.list_tasks() if known.get(row["identifier"]) and known[row["identifier"]].options]
     except TaskError as error:
-        raise Problem(str(error)) from error
+        raise CliError(str(error)) from error
     _show(rows, machine, f"no task in {', '.join(modules)} has options: nothing to write")
 
 

@@ -9,7 +9,7 @@ from .._db.connect import connect
 from .._db.database import Database
 from .._dev.url import resolved
 from .._distribution import pip_install
-from .options import Problem, common
+from .options import CliError, common
 
 
 @click.command()
@@ -24,7 +24,7 @@ def top(dsn: str, schema: str) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "textual":
             raise
-        raise Problem(f"pyworker top needs textual: {pip_install('top')}") from None
+        raise CliError(f"pyworker top needs textual: {pip_install('top')}") from None
     with resolved(dsn) as url:
         with connect(url) as conn:
             Database(conn, schema).check_version(migrations.newest())

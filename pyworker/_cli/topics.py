@@ -9,7 +9,7 @@ import click
 
 from .. import _files
 from .._db.text import as_identifier, literal
-from .options import Problem, schema_option
+from .options import CliError, schema_option
 
 
 def topics(schema: str) -> dict[str, tuple[str, str]]:
@@ -39,6 +39,6 @@ def sql(topic: str | None, schema: str) -> None:
             click.echo(f"{name:{width}}  {about}")
         return
     if topic not in known:
-        raise Problem(f"there is no topic {topic!r} (there are: {', '.join(known)})", 2)
+        raise CliError(f"there is no topic {topic!r} (there are: {', '.join(known)})", 2)
     about, statements = known[topic]
     click.echo(f"-- {about}\n{statements}")

@@ -157,11 +157,11 @@ def answered(conn: psycopg.Connection[Any], give_up: Callable[[psycopg.Connectio
         timer.join()  # so that the caller does not close the connection while give_up runs
 
 
-class Watch:
+class SilenceGuard:
     """Guards statements that may take long, by work or a lock: it cuts the connection only if the
     server no longer runs the statement.
 
-    A network that drops everything looks like a slow server. So Watch asks the server on another
+    A network that drops everything looks like a slow server. So SilenceGuard asks the server on another
     connection when a statement gets no answer for long.
     """
 

@@ -1,4 +1,4 @@
-"""`--print`: prints the SQL that a command would run, with its values, in psql's syntax."""
+"""`--sql`: prints the SQL that a command would run, with its values, in psql's syntax."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def run_job(job: Claimed, task: tasks.Task[..., Any], connections: Connections) 
             return "released", (job.id, job.run), None
         if not _middleware.registered:
             return outcome_of(job, task, task.invoke(made))
-        with _middleware.Around(made) as around:
+        with _middleware.MiddlewareStack(made) as around:
             around.result = task.invoke(made)
             return outcome_of(job, task, around.result)
     except BaseException as error:
@@ -57,6 +57,6 @@ async def _answer(job: Claimed, task: tasks.Task[..., Any], connections: Connect
         return "released", (job.id, job.run), None
     if not _middleware.registered:
         return outcome_of(job, task, await task.invoke(made))
-    with _middleware.Around(made) as around:
+    with _middleware.MiddlewareStack(made) as around:
         around.result = await task.invoke(made)
         return outcome_of(job, task, around.result)

@@ -31,7 +31,7 @@ import psycopg
 
 from .. import _logging, tasks
 from .._db import migrations
-from .._db.connect import TRY_AGAIN, Backoff, Watch, connect, is_lost, is_pooled
+from .._db.connect import TRY_AGAIN, Backoff, SilenceGuard, connect, is_lost, is_pooled
 from .._db.database import Database
 from ..errors import NotFound, PyworkerError, SchemaVersionError, TaskError, sqlstate_of
 from . import signals
@@ -116,7 +116,7 @@ class Child:
         self.pace = Pace(config.concurrency, config.poll_interval)
         self.db: Database | None = None
         self.backoff = Backoff(log)
-        self.watch = Watch(config.dsn, slots.turned)
+        self.watch = SilenceGuard(config.dsn, slots.turned)
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
@@ -128,7 +128,7 @@ class Child:
 
     # -- orders from the parent --------------------------------------------------------------------
 
-    def _hear(self) -> None:
+    def _read_orders(self) -> None:
         with contextlib.suppress(Exception):  # a handler may have closed it: the process ends without orders
             for line in self.orders:
                 if line.strip() == "stop":
@@ -145,7 +145,7 @@ class Child:
     # -- the turn ----------------------------------------------------------------------------------
 
     def run(self) -> int:
-        threading.Thread(target=self._hear, daemon=True, name="orders").start()
+        threading.Thread(target=self._read_orders, daemon=True, name="orders").start()
         if self.config.metrics:
             from .metrics import Measures
 
@@ -188,12 +188,12 @@ class Child:
         conn = connect(self.config.dsn, worker=True)
         try:
             with self.watch.over(conn):
-                self._introduce(Database(conn, self.config.schema))
+                self._announce_worker(Database(conn, self.config.schema))
         except psycopg.Error:
             conn.close()
             raise
 
-    def _introduce(self, db: Database) -> None:
+    def _announce_worker(self, db: Database) -> None:
         # Each process declares schedules once, so the last process to start determines them.
         self.handlers.timeouts = announce(db, self.config, self.worker_id, self.handlers.tasks, not self.declared)
         self.declared = True
@@ -204,7 +204,7 @@ class Child:
                 "there is a transaction pooler in between: no notifications come through it, jobs are found by polling"
             )
         else:
-            db.conn.add_notify_handler(lambda note: self._heard(note.payload))
+            db.conn.add_notify_handler(lambda note: self._on_notification(note.payload))
             db.listen()
         self._reconcile(db)
         self.db = db
@@ -219,7 +219,7 @@ class Child:
         self.reconcile_at = time.monotonic() + self.reconcile_in
         self.reconcile_in = self.reconcile_in * 2 if self.reconcile_in < RECONCILE * 64 else 0.0
 
-    def _heard(self, word: str) -> None:
+    def _on_notification(self, word: str) -> None:
         if word == "migrate":
             self.recheck_version = True
         elif word == "cancel":
@@ -321,7 +321,7 @@ class Child:
         if any(key.fd != self.wake_read for key, _ in events):
             conn.pgconn.consume_input()
             while note := conn.pgconn.notifies():
-                self._heard(note.extra.decode())
+                self._on_notification(note.extra.decode())
             if conn.pgconn.status != psycopg.pq.ConnStatus.OK:
                 raise psycopg.OperationalError("the server closed the connection")
 

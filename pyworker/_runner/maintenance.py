@@ -9,7 +9,7 @@ import time
 
 import psycopg
 
-from .._db.connect import Backoff, Watch, connect, is_lost
+from .._db.connect import Backoff, SilenceGuard, connect, is_lost
 from .._db.database import Database
 from .config import RunConfig
 
@@ -24,7 +24,7 @@ def maintain(config: RunConfig, stopped: threading.Event) -> None:
     """Run maintenance in a thread with its own connection, as a long pruning must not delay a
     heartbeat."""
     db: Database | None = None
-    backoff, watch = Backoff(log), Watch(config.dsn)
+    backoff, watch = Backoff(log), SilenceGuard(config.dsn)
     maintain_at = 0.0
     pause = 0.0
     while True:

@@ -169,10 +169,11 @@ def test_cancel_calls_waiting_jobs_off_and_asks_running_ones_to_stop(call: Any, 
     assert call("cancel", "3", "--force") == "job 3 cancelled\n"
 
 
-def test_remove_takes_ids_and_keys(call: Any, db: Any, zoo: dict[str, int]) -> None:
+def test_delete_takes_ids_and_remove_takes_keys(call: Any, db: Any, zoo: dict[str, int]) -> None:
     db.execute("select pyworker.add_job('x', job_key => 'later', run_at => '2100-01-01')")
-    assert call("remove", "1", "2", "--key", "[/k]", "--key", "later") == (
-        "job 1 removed (was retryable)\njob 2 removed (was cancelled)\njob 4 removed (was available)\njob 5 removed (was scheduled)\n"
+    assert call("delete", "1", "2") == "job 1 deleted (was retryable)\njob 2 deleted (was cancelled)\n"
+    assert call("remove", "--key", "[/k]", "--key", "later") == (
+        "job 4 deleted (was available)\njob 5 deleted (was scheduled)\n"
     )
     assert [job["id"] for job in call("jobs", "--json")] == [3]
 
@@ -183,8 +184,8 @@ def test_remove_takes_ids_and_keys(call: Any, db: Any, zoo: dict[str, int]) -> N
         (["retry", "1", "999"], "retry_job: there is no job 999"),
         (["retry", "1", "3"], "retry_job: job 3 is running. cancel_job(id, force => true) first, or wait for its end."),
         (["cancel", "4", "999"], "cancel_job: there is no job 999"),
-        (["remove", "1", "3"], "delete_job: job 3 is running."),
-        (["remove", "4", "--key", "nobody's"], 'no job holds the key "nobody\'s"'),
+        (["delete", "1", "3"], "delete_job: job 3 is running."),
+        (["remove", "--key", "[/k]", "--key", "nobody's"], 'no job holds the key "nobody\'s"'),
     ],
 )
 def test_of_several_jobs_all_or_none_are_changed(
@@ -230,7 +231,8 @@ EXAMPLES = {
     "add": ["t"],
     "cancel": ["1"],
     "retry": ["1"],
-    "remove": ["1"],
+    "delete": ["1"],
+    "remove": ["--key", "k"],
     "run": ["handlers"],
     "explain": ["1"],
     "replay": ["1"],
@@ -299,7 +301,8 @@ def test_a_refusal_is_one_line(cli: Any, db: Any, dsn: str, arguments: list[str]
         (["jobs", "99999999999999999999"], "99999999999999999999 is not in the range"),
         (["retry", "0"], "0 is not in the range"),
         (["jobs", "--limit", "0"], "0 is not in the range x>=1"),
-        (["remove"], "name at least one job id, or --key"),
+        (["delete"], "Missing argument 'JOB_IDS...'"),
+        (["remove"], "Missing option '--key'"),
         (["run"], "Missing argument 'MODULES...'"),
         (["run", "m", "--concurrency", "0"], "0 is not in the range"),
         (["jobs", "--nothing"], "No such option"),

@@ -153,7 +153,7 @@ def test_a_schema_may_have_any_name(
             "metrics",
             "sql lag",
             f"cancel {job.id}",
-            "jobs --print",
+            "jobs --sql",
             f"retry {job.id} --dry-run",
         ):
             done = cli(*words.split(), **where)

@@ -1,4 +1,4 @@
-"""--print and --dry-run, on every verb: what is printed does what the verb does, and what was tried leaves nothing."""
+"""--sql and --dry-run, on every verb: what is printed does what the verb does, and what was tried leaves nothing."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ CHANGES = [
     ["cancel", "4"],
     ["cancel", "3", "--force"],
     ["cancel", "3", "4"],
-    ["remove", "1"],
-    ["remove", "2", "--key", "k"],
+    ["delete", "1"],
+    ["delete", "2", "1"],
+    ["remove", "--key", "k"],
     ["queues", "set", "q", "7"],
     ["queues", "set", "q", "--no-limit"],
     ["queues", "pause", "it's"],
@@ -127,7 +128,7 @@ def zoo(db: Any, _shared: Any, dsn: str, cli: Any, tmp_path: Any, monkeypatch: A
 def test_what_is_printed_does_what_the_verb_does(zoo: Any, db: Any, dsn: str, words: list[str]) -> None:
     call = zoo()
     before = contents(db)
-    printed = call(*words, "--print")
+    printed = call(*words, "--sql")
     assert (printed.returncode, printed.stderr) == (0, "")
     assert contents(db) == before, "it was run"
     done = call(*words)
@@ -191,7 +192,7 @@ def test_a_dry_run_fails_as_the_verb_would(zoo: Any) -> None:
 @pytest.mark.parametrize("words", LOOKS, ids=" ".join)
 def test_what_a_look_prints_can_be_run_and_changes_nothing(zoo: Any, db: Any, words: list[str]) -> None:
     call = zoo()
-    printed = call(*words, "--print")
+    printed = call(*words, "--sql")
     assert (printed.returncode, printed.stderr) == (0, "")
     before = contents(db)
     db.execute(printed.stdout)
@@ -200,12 +201,11 @@ def test_what_a_look_prints_can_be_run_and_changes_nothing(zoo: Any, db: Any, wo
 
 def test_to_print_no_database_is_needed(cli: Any, tmp_path: Any) -> None:
     nowhere = f"host={tmp_path} dbname=x"
-    assert cli("retry", "7", "--print", DATABASE_URL=nowhere).stdout == "select j.* from pyworker.retry_job(7) j;\n"
+    assert cli("retry", "7", "--sql", DATABASE_URL=nowhere).stdout == "select j.* from pyworker.retry_job(7) j;\n"
     assert (
-        cli("queues", "--print", "pause", "a'b", DATABASE_URL=nowhere).stdout
-        == "select pyworker.pause_queue('a''b');\n"
+        cli("queues", "--sql", "pause", "a'b", DATABASE_URL=nowhere).stdout == "select pyworker.pause_queue('a''b');\n"
     )
-    assert cli("queues", "pause", "q", "--print", "--schema", 'My "S"', DATABASE_URL=nowhere).stdout == (
+    assert cli("queues", "pause", "q", "--sql", "--schema", 'My "S"', DATABASE_URL=nowhere).stdout == (
         'select "My ""S""".pause_queue(\'q\');\n'
     )
 
@@ -215,7 +215,7 @@ def test_psql_takes_what_is_printed(zoo: Any, db: Any, dsn: str, pg_server: Any)
     psql = pg_server.bindir / "psql"
     if not psql.exists():
         pytest.skip("no psql came with this server")
-    text = call("add", "it's", '{"a": "\\\\ %s ü"}', "--print").stdout + call("retry", "1", "2", "--print").stdout
+    text = call("add", "it's", '{"a": "\\\\ %s ü"}', "--sql").stdout + call("retry", "1", "2", "--sql").stdout
     done = subprocess.run(
         [str(psql), "-X", "-v", "ON_ERROR_STOP=1", dsn],
         input=text,
@@ -232,9 +232,9 @@ def test_psql_takes_what_is_printed(zoo: Any, db: Any, dsn: str, pg_server: Any)
 
 
 def test_one_of_the_two_is_meant(cli: Any) -> None:
-    done = cli("add", "t", "--print", "--dry-run")
+    done = cli("add", "t", "--sql", "--dry-run")
     assert done.returncode == 2
-    assert "--print runs nothing, --dry-run does: name one of them" in done.stderr
+    assert "--sql runs nothing, --dry-run does: use one or the other" in done.stderr
 
 
 def leaves(group: click.Group, path: tuple[str, ...] = ()) -> dict[str, set[str]]:
@@ -252,5 +252,5 @@ def test_every_verb_has_them() -> None:
 
     commands = {name: options for name, options in leaves(main).items() if name not in OTHERS}
     assert {name for name, options in commands.items() if "--dry-run" in options} == names(CHANGES, commands)
-    assert {name for name, options in commands.items() if "--print" in options} == names(CHANGES + LOOKS, commands)
+    assert {name for name, options in commands.items() if "--sql" in options} == names(CHANGES + LOOKS, commands)
     assert commands.keys() == names(CHANGES + LOOKS, commands), "the rest is among OTHERS"
