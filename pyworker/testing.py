@@ -60,7 +60,7 @@ FAILURES = (
 # At most so many jobs in one drain, as a job may add the next one for ever; and so many ticks in
 # one jump of the clock.
 ENOUGH = 10_000
-ASK = 60.0  # seconds that a schedule's query may take
+QUERY_TIMEOUT = 60.0  # seconds that a schedule's query may take
 
 
 def install(**connection: Any) -> None:
@@ -131,7 +131,7 @@ class Clock:
                 return self._db.advance_clock(left)
             step = timedelta(seconds=seconds, milliseconds=1)
             self._db.advance_clock(step)
-            self._db.run_schedules(ASK)
+            self._db.run_schedules(QUERY_TIMEOUT)
             left -= step
         raise AssertionError(f"advance: there are more than {ENOUGH} ticks on the way: pause or remove some schedules")
 

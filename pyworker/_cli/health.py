@@ -14,7 +14,7 @@ from .._output import print_json, say
 from ..errors import PyworkerError
 from .options import PortOption, as_json, common, database
 
-PATIENCE = 5.0  # seconds for an answer
+ANSWER_TIMEOUT = 5.0  # seconds for an answer
 
 PORT = click.IntRange(1, 65535)
 
@@ -73,7 +73,7 @@ def health(dsn: str, schema: str, ready: bool, worker: str | None, port: int | N
 def _ask(port: int, ready: bool) -> int:
     import http.client
 
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_TIMEOUT)
     try:
         connection.request("GET", "/ready" if ready else "/live")
         answer = connection.getresponse()

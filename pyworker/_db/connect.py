@@ -60,8 +60,8 @@ _WORKERS = {
     "statement_timeout": "0",
 }
 FENCE = 15.0  # seconds at most without an answered heartbeat
-PATIENCE = 5.0  # seconds for an answer
-BLIND_PATIENCE = 60.0  # seconds, if no other connection can tell whether the statement runs
+ANSWER_TIMEOUT = 5.0  # seconds for an answer
+BLIND_TIMEOUT = 60.0  # seconds, if no other connection can tell whether the statement runs
 
 # The server is away, or has become a read-only standby; in both cases reconnect.
 LOST = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
@@ -145,9 +145,9 @@ def abandon(conn: psycopg.Connection[Any]) -> socket.socket:
 
 @contextmanager
 def answered(conn: psycopg.Connection[Any], give_up: Callable[[psycopg.Connection[Any]], None] = cut) -> Iterator[None]:
-    """Cut the connection if a statement in this block gets no answer within PATIENCE. Use it for
+    """Cut the connection if a statement in this block gets no answer within ANSWER_TIMEOUT. Use it for
     statements that take no time."""
-    timer = threading.Timer(PATIENCE, give_up, [conn])
+    timer = threading.Timer(ANSWER_TIMEOUT, give_up, [conn])
     timer.daemon = True
     timer.start()
     try:
@@ -187,9 +187,9 @@ class SilenceGuard:
             asked = self._asked
             if asked and self._busy:
                 self._busy()
-            if asked and (since := time.monotonic() - asked[1]) > PATIENCE:
+            if asked and (since := time.monotonic() - asked[1]) > ANSWER_TIMEOUT:
                 if self._at_it(asked[0], since):
-                    time.sleep(PATIENCE)
+                    time.sleep(ANSWER_TIMEOUT)
                 elif self._asked is asked:
                     cut(asked[0])
 
@@ -200,7 +200,7 @@ class SilenceGuard:
                 row = other.execute(AT_IT, [pid]).fetchone()
         except psycopg.Error:
             return True  # no connection at all: reconnecting would not help
-        return row[0] if row and row[0] is not None else since < BLIND_PATIENCE
+        return row[0] if row and row[0] is not None else since < BLIND_TIMEOUT
 
 
 class Backoff:

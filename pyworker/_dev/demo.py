@@ -31,7 +31,7 @@ from .._files import directory
 from .postgres import kept_server
 
 CITIES = ["Oslo", "Lisbon", "Kyoto"]
-PATIENCE = 60.0  # seconds without any progress before the demo gives up
+NO_PROGRESS = 60.0  # seconds without any progress before the demo gives up
 
 
 class MailServer:
@@ -126,7 +126,7 @@ class Demo:
         with Progress(*columns, console=self.console, transient=True) as progress:
             bar = progress.add_task("", total=expected, note="")
             while done < expected:
-                if worker.poll() is not None or time.monotonic() - changed > PATIENCE:
+                if worker.poll() is not None or time.monotonic() - changed > NO_PROGRESS:
                     raise click.ClickException(
                         f"the worker did not get its work done:\n{Path(log).read_text()[-2000:]}"
                     )

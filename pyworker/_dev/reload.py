@@ -23,7 +23,7 @@ from ..errors import PyworkerError
 from . import postgres
 from .url import resolved
 
-PATIENCE = 20.0  # seconds for a program to end
+STOP_TIMEOUT = 20.0  # seconds for a program to end
 # Unlike the demo's, these data must survive a crash of the machine.
 DURABLE = {"fsync": "on", "full_page_writes": "on"}
 
@@ -72,11 +72,11 @@ class Program:
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
-            self._process.wait(PATIENCE)
+            self._process.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._show.join(PATIENCE)
+        self._show.join(STOP_TIMEOUT)
         self._process = None
 
 

@@ -25,7 +25,8 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import psycopg
 
@@ -57,7 +58,7 @@ log = logging.getLogger("pyworker.worker")
 
 LINGER = 0.01  # seconds that outcomes wait for more outcomes while jobs are ready to start
 SOON = 0.005  # seconds to wait for quick handlers after a claim that brought too few jobs
-ASK = 10.0  # seconds between checks for cancelled jobs; a notification triggers one sooner
+CANCEL_CHECK = 10.0  # seconds between checks for cancelled jobs; a notification triggers one sooner
 RECONCILE = 5.0  # seconds from the first to the second reconciliation after a lost connection
 
 
@@ -235,29 +236,28 @@ class Child:
 
     def _take_turn(self, db: Database) -> bool:
         if self.handlers.broken:
-            self.exit_code = EXIT_BROKEN
-            self.exchange.work(db, self.handlers.collect(), 0)
-            return True
-        self._look_around(db)
+            return self._end_broken(db)
+        self._check_version(db)
+        if self.stopping:
+            self.handlers.hand_back(everything=self.aborting)
+        self._check_cancelled(db)
+        self._reconcile_again(db)
         outcomes = self.handlers.collect()
         room = 0 if self.stopping else self._room(bool(outcomes))
-        if not outcomes and not room:
+        if not (outcomes or room):
             return self.stopping and self.handlers.idle
-        if room:
-            self.pace.notified = False
         claimed = self.exchange.work(db, outcomes, room)
         if room and claimed is not None:
-            if self.measures:
-                self.measures.claimed(len(claimed))
-            self.handlers.begin(claimed)
-            self.pace.learn(room, len(claimed), len(outcomes))
-            if len(claimed) < room:
-                self._came_short(db, bool(claimed))
+            self._begin(db, claimed, room, len(outcomes))
         return (self.stopping or (self.config.once and self.pace.nothing_available)) and self.handlers.idle
 
-    def _look_around(self, db: Database) -> None:
-        """Before the turn, handle a new schema version, an order to stop, cancelled jobs and a lost
-        connection."""
+    def _end_broken(self, db: Database) -> bool:
+        """Report what has ended, and end the process: a job's end could not be recorded."""
+        self.exit_code = EXIT_BROKEN
+        self.exchange.work(db, self.handlers.collect(), 0)
+        return True
+
+    def _check_version(self, db: Database) -> None:
         if self.recheck_version:
             self.recheck_version = False
             try:
@@ -265,20 +265,32 @@ class Child:
             except SchemaVersionError as error:
                 log.error("%s. %s", error, error.hint or "")
                 self.stopping, self.exit_code = True, EXIT_DATABASE_NEWER
-        if self.stopping:
-            self.handlers.hand_back(everything=self.aborting)
+
+    def _check_cancelled(self, db: Database) -> None:
         if time.monotonic() >= self.ask_at:
-            self.ask_at = time.monotonic() + ASK
+            self.ask_at = time.monotonic() + CANCEL_CHECK
             if mine := self.handlers.uncancelled():
                 self.handlers.cancel(set(db.cancelled_runs(mine)))
+
+    def _reconcile_again(self, db: Database) -> None:
         if self.reconcile_in and time.monotonic() >= self.reconcile_at:
             self._reconcile(db)
+
+    def _begin(self, db: Database, claimed: Sequence[Sequence[Any]], room: int, reported: int) -> None:
+        if self.measures:
+            self.measures.claimed(len(claimed))
+        self.handlers.begin(claimed)
+        self.pace.learn(room, len(claimed), reported)
+        if len(claimed) < room:
+            self._came_short(db, bool(claimed))
 
     def _room(self, reporting: bool) -> int:
         room = self.pace.room(self.handlers.load, reporting)
         if room and self.slots.expired():  # claim nothing until the parent has extended the lease
             self.pace.put_off(1)
             return 0
+        if room:
+            self.pace.notified = False
         return room
 
     def _came_short(self, db: Database, claimed: bool) -> None:

@@ -17,7 +17,7 @@ log = logging.getLogger("pyworker.parent")
 
 SWEEP = 1.0
 MAINTAIN = 15.0
-ASK = 60.0  # seconds that a schedule's query may take
+QUERY_TIMEOUT = 60.0  # seconds that a schedule's query may take
 
 
 def maintain(config: RunConfig, stopped: threading.Event) -> None:
@@ -32,7 +32,7 @@ def maintain(config: RunConfig, stopped: threading.Event) -> None:
             if db is None:
                 db = Database(connect(config.dsn, worker=True), config.schema)
             with watch.over(db.conn):
-                tick, fired = db.run_schedules(ASK)
+                tick, fired = db.run_schedules(QUERY_TIMEOUT)
                 # Run again at the next tick; at once if a schedule fired, as more may be due.
                 pause = 0.0 if fired else min(SWEEP * random.uniform(0.8, 1.2), SWEEP if tick is None else tick)  # noqa: S311
                 db.sweep_workers()  # in its own transaction, like every step that maintain() repeats

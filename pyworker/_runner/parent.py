@@ -27,7 +27,7 @@ from .._escape import shown
 from . import signals
 from .children import ChildProcess, Ended, exit_text, memory_of, start_child
 from .config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, EXIT_REGISTER_AGAIN, RunConfig
-from .maintenance import ASK, maintain
+from .maintenance import QUERY_TIMEOUT, maintain
 from .shared import Slots, boottime
 
 log = logging.getLogger("pyworker.parent")
@@ -70,7 +70,7 @@ class Parent:
         self.db = self._connect()
         self.db.check_version(migrations.newest())  # later, the children check it
         self.fence = min(self.db.worker_ttl().total_seconds() * 0.75, FENCE)
-        while self.config.once and self.db.run_schedules(ASK)[1]:
+        while self.config.once and self.db.run_schedules(QUERY_TIMEOUT)[1]:
             pass
         wakeup, notice = socket.socketpair()
         for end in (wakeup, notice):

@@ -27,7 +27,7 @@ from .screens import EVERY, Ask, JobPage
 
 T = TypeVar("T")
 
-PATIENCE = 10  # seconds that a query may take; a search may take long
+STATEMENT_TIMEOUT = 10  # seconds that a query may take; a search may take long
 
 
 class Pages(TabbedContent):
@@ -129,7 +129,7 @@ class Top(App[None]):
             self.conn = connect(self.dsn)
         with self.conn.transaction():
             db = Database(self.conn, self.schema)
-            db.limit_time(PATIENCE)
+            db.limit_time(STATEMENT_TIMEOUT)
             return question(db)
 
     def _complain(self, words: str) -> None:

@@ -32,7 +32,7 @@ from ._request import Problem, actor_of, link, number_of, time_of
 
 HERE = Path(__file__).parent
 PAGE = 50
-PATIENCE = 15  # seconds that a page's statement may take
+STATEMENT_TIMEOUT = 15  # seconds that a page's statement may take
 STATES = tuple(_output.STATES)
 
 
@@ -99,7 +99,7 @@ class Dashboard:
             self.pool.open()
         with self.pool.connection() as conn:
             db = Database(conn, self.schema)
-            db.limit_time(PATIENCE)
+            db.limit_time(STATEMENT_TIMEOUT)
             yield db
 
     # -- pages: sync functions, which Starlette runs in threads
@@ -292,7 +292,11 @@ class Dashboard:
             case PyworkerError():
                 status, title, text = 400, "Not possible", str(error)
             case psycopg.errors.QueryCanceled():
-                status, title, text = 503, "Too slow", f"The database did not answer within {PATIENCE} seconds."
+                status, title, text = (
+                    503,
+                    "Too slow",
+                    f"The database did not answer within {STATEMENT_TIMEOUT} seconds.",
+                )
             case psycopg.DataError():
                 status, title, text = 400, "Not possible", str(error).split("\n")[0]
             case psycopg.errors.InsufficientPrivilege():
