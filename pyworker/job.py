@@ -147,7 +147,7 @@ class Job(_JobFields):
 
         The code up to this call runs at least once, the code after it at most once. The mark is
         committed at once, on another connection: it stays if job.transaction() is rolled back.
-        (McKinley) For a key of the application, use SELECT pyworker.once(key)."""
+        For a key of the application, use SELECT pyworker.once(key)."""
         return self._connections.once(f"job {self.id}: {key}")
 
     @contextmanager
