@@ -91,6 +91,45 @@ begin
 end;
 $$;
 
+-- The common case of _fill_queues in one small statement: a serial queue in which no job runs and no
+-- job has the slot, whose parked jobs are all of one kind. False if it is not that case.
+create or replace function _fill_serial_queue(queue_name text) returns boolean
+    language plpgsql set search_path from current
+as $$
+declare
+    v_id bigint;
+begin
+    update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true
+    where j.ctid = any (array(
+        select p.ctid from live_jobs p
+        where p.ctid = (
+            select f.tid
+            from (select p.ctid as tid, p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags
+                  from live_jobs p where p.queue_name = _fill_serial_queue.queue_name and p.parked = 'queue'
+                  order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
+                           p.priority, p.run_at, p.id
+                  limit 1) f
+            cross join (
+                select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags
+                from live_jobs p where p.queue_name = _fill_serial_queue.queue_name and p.parked = 'queue'
+                order by p.queue_name desc, p.task_identifier desc,
+                         coalesce(p.flags::text, '') collate "C" desc,
+                         p.priority desc, p.run_at desc, p.id desc limit 1) l
+            where f.task = l.task and f.flags = l.flags)
+          and ( -- not by `not exists`, which would drop the order, and with it the index
+              select true from live_jobs i
+              where i.queue_name = _fill_serial_queue.queue_name and i.ready_at is not null
+              order by i.queue_name, i.priority, i.run_at, i.id limit 1) is null
+        for update skip locked))
+    returning j.id into v_id;
+    if not found then
+        return false;
+    end if;
+    perform _arrive_late(array[v_id]);
+    return true;
+end;
+$$;
+
 -- Fills the free slots of queues whose lanes this session holds; returns how many jobs became
 -- candidates. `limits`: the slots of each queue, 0 while it is paused, null without a limit.
 create or replace function _fill_queues(queue_names text[], limits integer[]) returns integer
@@ -105,6 +144,9 @@ declare
     v_ids bigint[];
     v_wanted text[];
 begin
+    if limits = '{1}' and _fill_serial_queue(queue_names[1]) then
+        return 1;
+    end if;
     with queue as materialized (
         select q.name,
                q.slots > 0 and t.taken <= q.slots and t.alike

@@ -110,14 +110,13 @@ begin
             v_past.last_error, v_past.payload, v_past.unique_recheck)
         on conflict (job_key) where job_key is not null do nothing
         returning j.* into v_row;
-        if found then
-            return v_row;
-        end if;
+        exit when found;
         select h.* into v_holder from live_jobs h where h.job_key = v_past.job_key;
         if found then
             perform _refuse_held_key('key', job_id, v_holder);
         end if;
     end loop;
+    return v_row;
 end;
 $$;
 

@@ -281,7 +281,7 @@ def test_a_queues_turn_looks_at_no_other_queue(api: Any, worker: int, watched: A
         """Within a claim, as its settings count, too."""
         sql = f"insert into promotion_requests values ('queue:n{number}'); select claim_jobs({worker}, 1, '{{}}')"
         plans = watched(step(sql))
-        return touched([plan for plan in plans if "turn as materialized" in plan["Query Text"]])
+        return touched([plan for plan in plans if "has_slot = true" in plan["Query Text"]])
 
     api.rows(f"truncate pyworker.live_jobs; {analyze}")
     try:
