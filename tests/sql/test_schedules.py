@@ -623,9 +623,13 @@ def add(own: Any, roles: dict[str, str], query: str, name: str = "q", **more: An
     return own.add_schedule(name, MINUTELY, "bill", query=query, **{"query_role": roles["reader"], **more})
 
 
-def tick(own: Any, n: int = 1) -> None:
-    """As a worker, a second after the next minute has begun, or the n-th: no other tick is due then."""
-    offset = own.value("select extract(epoch from date_trunc('minute', now()) - now()) + %s", [60 * n + 1])
+def tick(own: Any, n: int = 1, first: Any = None) -> None:
+    """As a worker, a second after the next minute has begun, or the n-th: no other tick is due then. `first`: the minute
+    to count from, for a test that takes so long that another one may begin meanwhile."""
+    offset = own.value(
+        "select extract(epoch from coalesce(%s::timestamptz - interval '1 minute', date_trunc('minute', now())) - now()) + %s",
+        [first, 60 * n + 1],
+    )
     own.rows(f"reset session authorization; set pyworker.clock_offset = '{offset} seconds'; set role pyworker_worker")
     run_all(own)
     own.rows("reset role")
@@ -915,9 +919,10 @@ def test_a_schedule_that_never_gets_done_leaves_others_their_turn(own: Any, role
     add(own, roles, "select 1 as priority", name="quick")
     own.add_schedule("plain", MINUTELY, "plain")
     own.rows("set statement_timeout = '200ms'")
+    first = own.value("select max(next_at) from pyworker.schedules")
     for n in (1, 2, 3, 4):
-        tick(own, n)
-        tick(own, n)  # as after a call that fired nothing, a worker comes again within a second
+        tick(own, n, first)
+        tick(own, n, first)  # as after a call that fired nothing, a worker comes again within a second
     fired = own.rows(
         "select task_identifier as t, count(distinct run_at) from pyworker.live_jobs group by 1 order by 1"
     )
