@@ -172,6 +172,22 @@ def test_a_waiting_job_in_somebodys_hand_holds_up_no_other_and_is_not_forgotten(
 
 
 @pytest.mark.parametrize("how", HOLDS)
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+def test_the_next_job_of_a_serial_queue_is_not_forgotten_if_another_session_has_locked_it(
+    api: Any, actor: Any, worker: int, outcome: str, how: str
+) -> None:
+    running, following = (api.add_job("t", queue_name="q").id for _ in range(2))
+    assert claim(api, worker) == [running]
+    a = actor()
+    a.begin()
+    HOLDS[how](a, following)
+    api.finish(running)
+    assert claim(api, worker) == []
+    getattr(a, outcome)()
+    assert claim(api, worker) == [following]
+
+
+@pytest.mark.parametrize("how", HOLDS)
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
 def test_a_job_that_falls_due_while_somebody_has_it_in_hand_holds_up_no_other(
     api: Any, actor: Any, worker: int, clock: Any, outcome: str, how: str
