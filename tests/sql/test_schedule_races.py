@@ -50,7 +50,8 @@ class Storm:
                 self.count(end)
             except psycopg.errors.SerializationFailure:
                 assert conn is not None
-                conn.execute("rollback")
+                with suppress(psycopg.OperationalError):  # killed since: the next round connects again
+                    conn.execute("rollback")
                 self.count("serialization failure")
             except psycopg.OperationalError:
                 self.count("killed")
