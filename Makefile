@@ -51,7 +51,7 @@ release: nightly mutants ## the same, the mutants, and how long recovery takes
 	.venv/bin/python bench/recovery.py --rounds 100
 
 mutants: ## take one guard after the other out of the SQL, and see that a test notices
-	$(install) '.[test]' && .venv/bin/python tests/mutants.py
+	$(install) '.[test]' && .venv/bin/python -m tests.mutants
 
 fresh: ## try the README's commands on a bare Debian (needs root and debootstrap)
 	.ci/fresh-machine.sh

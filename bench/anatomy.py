@@ -63,7 +63,9 @@ def drain(site: Site, jobs: int, history: str) -> None:
         for what, call in (("claim_jobs", claim), ("claim_jobs, of its columns only id and run", narrow)):
             rows = measured(what, site.conn, lambda call=call: db.send(call).fetchall())
             report = measured(
-                "writing the report", site.conn, lambda rows=rows: db.finish_call([(*row[:2], None) for row in rows])
+                "writing the report",
+                site.conn,
+                lambda rows=rows: db.finish_call([(*row[:2], None) for row in rows]),
             )
             measured(f"finish_jobs, {history}", site.conn, lambda report=report: db.send(report).fetchall())
 
@@ -94,11 +96,15 @@ def handlers(task: str, uvloop: bool, batches: int) -> None:
             time.sleep(0.002)
         child.handlers.collect()
         used = (time.process_time() - before) / BATCH * 1e6
-        found.setdefault(f"worker: {task}{', uvloop' if uvloop else ''}, from rows to outcomes", []).append(used)
+        found.setdefault(f"worker: {task}{', uvloop' if uvloop else ''}, from rows to outcomes", []).append(
+            used
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()

@@ -128,7 +128,11 @@ def install(names: list[str]) -> dict[str, str]:
     for members, files, action in (
         ({"graphile-worker", "pg-boss"}, ("package.json", "*.mjs"), _install_node),
         ({"river"}, ("river/*",), _install_river),
-        ({"procrastinate", "pgqueuer", "chancy"}, ("python.txt",), partial(_install_python, "python", (3, 11))),
+        (
+            {"procrastinate", "pgqueuer", "chancy"},
+            ("python.txt",),
+            partial(_install_python, "python", (3, 11)),
+        ),
         ({"oban"}, ("oban.txt",), partial(_install_python, "oban", (3, 12))),
     ):
         wanted = members & set(names)

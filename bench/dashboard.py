@@ -60,7 +60,10 @@ def main(dsn: str) -> None:
                 response = client.get(path)
                 times.append((time.perf_counter() - began) * 1000)
                 assert response.status_code == 200, response.text
-            print(f"{path:32} median {statistics.median(times):6.0f} ms   slowest {max(times):6.0f} ms", flush=True)
+            print(
+                f"{path:32} median {statistics.median(times):6.0f} ms   slowest {max(times):6.0f} ms",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ def drain(conn: psycopg.Connection[Any], worker: Any, batch: int) -> tuple[int, 
     """Claims and finishes all jobs: how many, and CPU seconds of finish_jobs."""
     done, spent = 0, 0.0
     while True:
-        row = conn.execute("select array_agg(id), array_agg(run) from claim_jobs(%s, %s)", [worker, batch]).fetchone()
+        row = conn.execute(
+            "select array_agg(id), array_agg(run) from claim_jobs(%s, %s)", [worker, batch]
+        ).fetchone()
         if not row or not row[0]:
             return done, spent
         began = cpu(conn)
@@ -113,7 +115,9 @@ def slow_query(conn: psycopg.Connection[Any]) -> Figures:
         maintaining.start()
         worst, ended = 0.0, 0
         while maintaining.is_alive():
-            row = conn.execute("select array_agg(id), array_agg(run) from claim_jobs(%s, 1)", [worker]).fetchone()
+            row = conn.execute(
+                "select array_agg(id), array_agg(run) from claim_jobs(%s, 1)", [worker]
+            ).fetchone()
             if row and row[0]:
                 worst = max(worst, seconds(conn, "select finish_jobs(%s, %s)", row))
                 ended += 1
@@ -127,7 +131,9 @@ def slow_query(conn: psycopg.Connection[Any]) -> Figures:
 def turn(conn: psycopg.Connection[Any], worker: Any, batch: int) -> tuple[int, float, float]:
     """Claims and finishes: how many jobs, and milliseconds of the claim and of the end."""
     began = time.perf_counter()
-    row = conn.execute("select array_agg(id), array_agg(run) from claim_jobs(%s, %s)", [worker, batch]).fetchone()
+    row = conn.execute(
+        "select array_agg(id), array_agg(run) from claim_jobs(%s, %s)", [worker, batch]
+    ).fetchone()
     claimed = time.perf_counter()
     if row and row[0]:
         conn.execute("select finish_jobs(%s, %s)", row)
@@ -189,7 +195,11 @@ def pinned_queue(conn: psycopg.Connection[Any]) -> Figures:
         took = time.monotonic() - began
         row = conn.execute("select count(*) from live_jobs where queue_name = 'q'").fetchone()
         assert row
-    return {"jobs of the queue that ended": 500 - row[0], "claims that took": claims, "seconds that took": took}
+    return {
+        "jobs of the queue that ended": 500 - row[0],
+        "claims that took": claims,
+        "seconds that took": took,
+    }
 
 
 def pinned_promotions(conn: psycopg.Connection[Any]) -> Figures:
@@ -197,11 +207,15 @@ def pinned_promotions(conn: psycopg.Connection[Any]) -> Figures:
     worker = register(conn)
     with pinned(conn):
         conn.execute("select set_queue('q*', 100000)")
-        conn.execute("select count(add_job('t', queue_name => 'q' || n %% 50)) from generate_series(1, 20000) n", [])
+        conn.execute(
+            "select count(add_job('t', queue_name => 'q' || n %% 50)) from generate_series(1, 20000) n", []
+        )
         while turn(conn, worker, 2000)[0]:
             pass
         requests = statistics.mean(turn(conn, worker, 1)[1] for _ in range(200))
-        conn.execute("select count(add_job('t', run_at => now() + interval '1 s')) from generate_series(1, 20000) n")
+        conn.execute(
+            "select count(add_job('t', run_at => now() + interval '1 s')) from generate_series(1, 20000) n"
+        )
         time.sleep(1.2)
         while turn(conn, worker, 2000)[0]:
             pass
@@ -332,9 +346,13 @@ def measure(url: str, name: str, source: Path) -> Figures:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="all of them, if none is named")
-    parser.add_argument("--sql", type=Path, help="the directory sql/ of another checkout, measured beside this one's")
+    parser.add_argument(
+        "--sql", type=Path, help="the directory sql/ of another checkout, measured beside this one's"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     if unknown := set(options.scenarios) - SCENARIOS.keys():
@@ -348,7 +366,9 @@ def main() -> None:
                 for source, path in sources.items():
                     found[source].append(measure(server.url(), name, path))
             doc = (SCENARIOS[name].__doc__ or "").strip()
-            sys.stdout.write(f"\n{name}: {doc}\n{'':50}" + "".join(f"{source:>12}" for source in sources) + "\n")
+            sys.stdout.write(
+                f"\n{name}: {doc}\n{'':50}" + "".join(f"{source:>12}" for source in sources) + "\n"
+            )
             for figure in found["here"][0]:
                 medians = [statistics.median(run[figure] for run in found[source]) for source in sources]
                 sys.stdout.write(f"  {figure:48}" + "".join(f"{median:12.2f}" for median in medians) + "\n")

@@ -49,7 +49,9 @@ def add(conn: psycopg.Connection[Any], count: int, spec: Callable[[int], dict[st
         conn.execute(f"select count(*) from {FN}add_jobs(%s::jsonb)", [json.dumps(specs)])
 
 
-def drain(conn: psycopg.Connection[Any], worker: int, batch: int, limit: int | None = None) -> tuple[int, float, float]:
+def drain(
+    conn: psycopg.Connection[Any], worker: int, batch: int, limit: int | None = None
+) -> tuple[int, float, float]:
     """Claims and finishes, both in one round trip; returns jobs, seconds, CPU seconds of the backend."""
     pid = conn.info.backend_pid
     done, began, cpu = 0, time.perf_counter(), cpu_of(pid)
@@ -152,7 +154,10 @@ def flat(rounds: int = 5, jobs: int = 10_000) -> None:
 
 KINDS: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
     "plain": (50_000, PLAIN),
-    "10,000 sequences x 10": (100_000, lambda n: {"identifier": "t", "sequence_policy": {"key": f"s{n % 10_000}"}}),
+    "10,000 sequences x 10": (
+        100_000,
+        lambda n: {"identifier": "t", "sequence_policy": {"key": f"s{n % 10_000}"}},
+    ),
     "plain, one at a time": (5_000, PLAIN),
     "1 sequence x 10,000": (10_000, lambda n: {"identifier": "t", "sequence_policy": {}}),
     "queue without limit": (50_000, lambda n: {"identifier": "t", "queue_name": "free"}),

@@ -48,7 +48,9 @@ def cpu(root: int, *, without: int = 0) -> float:
 def stolen(since: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float]:
     """CPU seconds that the host gave to others while we wanted them, and those that we had; nothing where /proc does not say."""
     with suppress(FileNotFoundError):
-        fields = [int(field) / TICKS for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        fields = [
+            int(field) / TICKS for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+        ]
         return fields[7] - since[0], sum(fields[:3]) + sum(fields[5:7]) - since[1]
     return 0.0, 1.0
 

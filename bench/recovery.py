@@ -73,7 +73,9 @@ def again(
             deed(hit, pid)
             queue.until("select count(*) > 1 from public.seen where job_id = %s", job_id)
             yield queue.value(
-                "select extract(epoch from max(said_at) - %s)::float from public.seen where job_id = %s", at, job_id
+                "select extract(epoch from max(said_at) - %s)::float from public.seen where job_id = %s",
+                at,
+                job_id,
             )
             if replaced:
                 end(hit)
@@ -169,7 +171,9 @@ KINDS = [child, worker, stop, restart, host, network, pgbouncer]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("kinds", nargs="*", metavar="kind", help=", ".join(kind.__name__ for kind in KINDS))
     given = parser.parse_args()

@@ -25,7 +25,12 @@ COLUMNS = {
     "parent": ("parent MB", ".1f"), "child": ("child MB", ".1f"), "growth": ("growth", ".1%"), "idle": ("CPU ms a second, each", ".1f"),
     "n": ("jobs", ",.0f"),
 }  # fmt: skip
-BETTER = {"jobs_s": max, "cpu": min, "p50": min, "p99": min}  # what is compared with the best peer and with the floor
+BETTER = {
+    "jobs_s": max,
+    "cpu": min,
+    "p50": min,
+    "p99": min,
+}  # what is compared with the best peer and with the floor
 
 
 def medians(results: Results) -> Medians:
@@ -56,7 +61,9 @@ def targets(m: Ask, groups: Callable[[str], list[str]]) -> list[tuple[str, str, 
             raise KeyError(group)
         return BETTER[metric](found)
 
-    def ratio(letter: str, group: str, metric: str, other: str, ours: str = "pyworker") -> Callable[[], float]:
+    def ratio(
+        letter: str, group: str, metric: str, other: str, ours: str = "pyworker"
+    ) -> Callable[[], float]:
         return lambda: m(letter, group, ours, metric) / m(letter, group, other, metric)
 
     def within(letter: str, group: str, base: str, metric: str) -> Callable[[], float]:
@@ -99,7 +106,9 @@ def targets(m: Ask, groups: Callable[[str], list[str]]) -> list[tuple[str, str, 
     ]  # fmt: skip
 
 
-def by_round(results: Results, groups: Callable[[str], list[str]]) -> dict[tuple[str, str, float], list[float]]:
+def by_round(
+    results: Results, groups: Callable[[str], list[str]]
+) -> dict[tuple[str, str, float], list[float]]:
     """Each target's value in each round: the machine is more alike within a round than over all of them."""
     values: dict[tuple[str, str, float], list[float]] = {}
     for turn in range(results["rounds"]):
@@ -125,13 +134,17 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def in_groups(letter: str, found: Medians) -> Medians:
     order = [key[1] for key in found if key[0] == letter]
-    return dict(sorted(((k, v) for k, v in found.items() if k[0] == letter), key=lambda row: order.index(row[0][1])))
+    return dict(
+        sorted(((k, v) for k, v in found.items() if k[0] == letter), key=lambda row: order.index(row[0][1]))
+    )
 
 
 def scenario_table(letter: str, found: Medians) -> str:
     rows = in_groups(letter, found)
     columns = [
-        name for name in COLUMNS if any(name in values and not math.isnan(values[name]) for values in rows.values())
+        name
+        for name in COLUMNS
+        if any(name in values and not math.isnan(values[name]) for values in rows.values())
     ]
     compared = [name for name in ("jobs_s", "cpu", "p50") if name in columns]
     against = {"best peer": PEERS, "floor": FLOOR}
@@ -141,7 +154,10 @@ def scenario_table(letter: str, found: Medians) -> str:
         line = [
             group,
             name,
-            *(format(values[c], COLUMNS[c][1]) if not math.isnan(values.get(c, math.nan)) else "" for c in columns),
+            *(
+                format(values[c], COLUMNS[c][1]) if not math.isnan(values.get(c, math.nan)) else ""
+                for c in columns
+            ),
         ]
         for what, names in against.items():
             for metric in compared:
@@ -172,7 +188,7 @@ def scenario_table(letter: str, found: Medians) -> str:
 
 def write(results: Results, out: Path) -> None:
     found = medians(results)
-    groups = lambda letter: list(dict.fromkeys(key[1] for key in found if key[0] == letter))  # noqa: E731
+    groups = lambda letter: list(dict.fromkeys(key[1] for key in found if key[0] == letter))
     lines = [
         "# pyworker and its peers on one PostgreSQL", "",
         f"{results['began']}, {results['machine']['cores']} cores of {results['machine']['cpu']}, {results['machine']['system']}, "
@@ -187,9 +203,13 @@ def write(results: Results, out: Path) -> None:
         value = statistics.median(values)
         met = value <= limit if operation == "≤" else value >= limit
         spread = f"{min(values):.2f} to {max(values):.2f}" if len(values) > 1 else ""
-        verdicts.append([text, f"{operation} {limit:g}", f"{value:.3f}", spread, "met" if met else "**not met**"])
+        verdicts.append(
+            [text, f"{operation} {limit:g}", f"{value:.3f}", spread, "met" if met else "**not met**"]
+        )
     lines += [
-        table(["", "target", "median of the rounds", "all", ""], verdicts) if verdicts else "None was measured.",
+        table(["", "target", "median of the rounds", "all", ""], verdicts)
+        if verdicts
+        else "None was measured.",
         "",
     ]
     for letter in SCENARIOS:
@@ -244,9 +264,13 @@ def plot(letter: str, found: Medians, results: Results, out: Path) -> str | None
         for group, cells in zip(groups, grid, strict=True):
             names = [key[2] for key in rows if key[1] == group][::-1]
             colors = [
-                "#1b6" if n.startswith("pyworker") else "#aaa" if n in FLOOR + FUNCTIONS else "#47a" for n in names
+                "#1b6" if n.startswith("pyworker") else "#aaa" if n in FLOOR + FUNCTIONS else "#47a"
+                for n in names
             ]
-            value = lambda metric, group=group, names=names: [rows[letter, group, n].get(metric, 0.0) for n in names]  # noqa: E731
+
+            def value(metric: str, group: str = group, names: list[str] = names) -> list[float]:
+                return [rows[letter, group, n].get(metric, 0.0) for n in names]
+
             cells[0].set_title(group, fontsize=9)
             if parts[0] == "jobs_s":
                 cells[0].barh(names, value("jobs_s"), color=colors)

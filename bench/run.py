@@ -27,9 +27,13 @@ STOLEN = 0.15  # a measurement during which the host took more than this share o
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Scenarios: " + "; ".join(f"{k} {v[0]}" for k, v in SCENARIOS.items()))
+    parser = argparse.ArgumentParser(
+        description="Scenarios: " + "; ".join(f"{k} {v[0]}" for k, v in SCENARIOS.items())
+    )
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=" ".join(SCENARIOS))
-    parser.add_argument("--only", default="", metavar="CONTENDER,…", help="contenders: " + "; ".join(CONTENDERS))
+    parser.add_argument(
+        "--only", default="", metavar="CONTENDER,…", help="contenders: " + "; ".join(CONTENDERS)
+    )
     parser.add_argument(
         "--jobs", type=int, default=200_000, metavar="N", help="size of a drain; all else scales with it"
     )
@@ -58,9 +62,18 @@ def main() -> None:
                 for group, name, measure in found:
                     tries = [_tried(site_of, name, measure)]
                     while tries[-1]["stolen"] > STOLEN and "growth" not in tries[-1] and len(tries) < 3:
-                        say(f"again, as the host took {tries[-1]['stolen']:.0%} of the time:", _line(tries[-1]))
+                        say(
+                            f"again, as the host took {tries[-1]['stolen']:.0%} of the time:",
+                            _line(tries[-1]),
+                        )
                         tries.append(_tried(site_of, name, measure))
-                    row = {"scenario": letter, "group": group, "contender": name, "round": turn, "tries": len(tries)}
+                    row = {
+                        "scenario": letter,
+                        "group": group,
+                        "contender": name,
+                        "round": turn,
+                        "tries": len(tries),
+                    }
                     row |= min(tries, key=lambda tried: ("error" in tried, tried["stolen"]))
                     results["runs"].append(row)
                     say(f"{letter}{turn} {group}, {name}:", _line(row))
@@ -83,7 +96,9 @@ def _tried(stage: Stage, name: str, measure: Measure) -> dict[str, Any]:
 
 
 def _line(row: dict) -> str:
-    return row.get("error") or " ".join(f"{key}={value:.4g}" for key, value in row.items() if isinstance(value, float))
+    return row.get("error") or " ".join(
+        f"{key}={value:.4g}" for key, value in row.items() if isinstance(value, float)
+    )
 
 
 def _cpu() -> str:

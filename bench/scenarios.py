@@ -77,7 +77,9 @@ STATEMENTS = {
 }
 
 
-def sql_adds(site: Site, n: int, connections: int, worker: bool = False, notify: bool = True) -> dict[str, float]:
+def sql_adds(
+    site: Site, n: int, connections: int, worker: bool = False, notify: bool = True
+) -> dict[str, float]:
     """The same client for all: pgbench, one statement and commit per job."""
     if worker:
         site.workers()
@@ -102,9 +104,13 @@ def sql_adds(site: Site, n: int, connections: int, worker: bool = False, notify:
     n = n // connections * connections
     with site.measured(n) as found:
         before = os.times()
-        subprocess.run(list(map(str, argv)), check=True, capture_output=True, env={**os.environ, "PGOPTIONS": options})
+        subprocess.run(
+            list(map(str, argv)), check=True, capture_output=True, env={**os.environ, "PGOPTIONS": options}
+        )
         after = os.times()
-        found["client_s"] = after.children_user + after.children_system - before.children_user - before.children_system
+        found["client_s"] = (
+            after.children_user + after.children_system - before.children_user - before.children_system
+        )
     return found
 
 
@@ -141,7 +147,10 @@ def fill_with(payload: str) -> Callable[[Site, int], None]:
     return fill
 
 
-SEQUENCE, QUEUE = "'sequence_policy', jsonb_build_object('key', 's' || i %% %s)", "'queue_name', 'q' || i %% %s"
+SEQUENCE, QUEUE = (
+    "'sequence_policy', jsonb_build_object('key', 's' || i %% %s)",
+    "'queue_name', 'q' || i %% %s",
+)
 
 
 def fill_lanes(kind: str, count: int) -> Callable[[Site, int], None]:
@@ -185,7 +194,9 @@ def resident(site: Site, n: int, times: int = 10) -> dict[str, Any]:
     """Memory of the processes, after each n jobs."""
     site.workers()
     program = site.programs[0].process.pid
-    pids = family(program)[1:] or [program]  # ours is started by its program, the others' programs are the workers
+    pids = family(program)[1:] or [
+        program
+    ]  # ours is started by its program, the others' programs are the workers
     series: list[list[float]] = []
     for _ in range(times + 1):
         site.conn.execute("begin")
@@ -194,7 +205,13 @@ def resident(site: Site, n: int, times: int = 10) -> dict[str, Any]:
         site.wait_drained()
         series.append([memory(pid) for pid in pids])
     growth = max(series[-1][i] / series[0][i] - 1 for i in range(len(pids)))
-    return {"parent": series[-1][0], "child": series[-1][-1], "growth": growth, "series": series, "n": n * (times + 1)}
+    return {
+        "parent": series[-1][0],
+        "child": series[-1][-1],
+        "growth": growth,
+        "series": series,
+        "n": n * (times + 1),
+    }
 
 
 def idle(site: Site, count: int, seconds: float = 10.0) -> dict[str, float]:
@@ -217,7 +234,11 @@ def few(n: int, name: str) -> int:
 def add(jobs: int) -> Iterator[Case]:
     for name in ("pyworker", *PEERS, "table, 100"):
         for n, connections in ((jobs // 20, 1), (jobs // 10, 32)):
-            yield f"own client, {connections} connections", name, partial(ask, n=n, verb="add", connections=connections)
+            yield (
+                f"own client, {connections} connections",
+                name,
+                partial(ask, n=n, verb="add", connections=connections),
+            )
     if not pgbench():
         return
     for n, connections in ((jobs // 20, 1), (jobs // 5, 32)):
@@ -243,7 +264,11 @@ def drains(jobs: int) -> Iterator[Case]:
 
 def latencies(jobs: int) -> Iterator[Case]:
     n = max(50, min(jobs // 400, 1000))
-    for group, times, gap_ms in (("20 jobs/s", 1, 50), ("up to 200 jobs/s", 4, 5), ("up to 1,000 jobs/s", 20, 1)):
+    for group, times, gap_ms in (
+        ("20 jobs/s", 1, 50),
+        ("up to 200 jobs/s", 4, 5),
+        ("up to 1,000 jobs/s", 20, 1),
+    ):
         for name in ("pyworker", *PEERS):
             yield group, name, partial(latency, n=times * n, gap_ms=gap_ms)
 
@@ -255,7 +280,11 @@ def pins(jobs: int) -> Iterator[Case]:
         *((name, jobs // 2) for name in ("pyworker", "graphile-worker", "pg-boss", "pgqueuer")),
     ):
         for pinned in (False, True):
-            yield f"{n:,} jobs, {'pinned' if pinned else 'unpinned'}", name, partial(drain, n=n, pinned=pinned)
+            yield (
+                f"{n:,} jobs, {'pinned' if pinned else 'unpinned'}",
+                name,
+                partial(drain, n=n, pinned=pinned),
+            )
 
 
 FUTURE = {
@@ -293,7 +322,11 @@ def keyed(jobs: int) -> Iterator[Case]:
             name,
             lambda site, fill=statement: ask(site, n, "add_keyed", 100_000, False, beside=fill),
         )
-        yield "arrays of up to 1,000 elements", name, lambda site: ask(site, n, "add_keyed", max(1, n // 1000), True)
+        yield (
+            "arrays of up to 1,000 elements",
+            name,
+            lambda site: ask(site, n, "add_keyed", max(1, n // 1000), True),
+        )
 
 
 def unique(jobs: int) -> Iterator[Case]:
@@ -307,12 +340,18 @@ def unique(jobs: int) -> Iterator[Case]:
 def sequences(jobs: int) -> Iterator[Case]:
     many, one = jobs // 2, jobs // 20
     yield f"{many:,} plain jobs", "pyworker", partial(drain, n=many)
-    yield f"{many // 10:,} sequences of 10", "pyworker", partial(drain, n=many, fill=fill_lanes(SEQUENCE, many // 10))
+    yield (
+        f"{many // 10:,} sequences of 10",
+        "pyworker",
+        partial(drain, n=many, fill=fill_lanes(SEQUENCE, many // 10)),
+    )
     yield f"1 sequence of {one:,}", "pyworker", partial(drain, n=one, fill=fill_lanes(SEQUENCE, 1))
 
 
 def large(jobs: int) -> Iterator[Case]:
-    megabyte = "json_build_object('n', (select string_agg(md5(i::text || k), '') from generate_series(1, 31250) k))"
+    megabyte = (
+        "json_build_object('n', (select string_agg(md5(i::text || k), '') from generate_series(1, 31250) k))"
+    )
     for name in (*OURS, "graphile-worker", "pg-boss", "table, 100"):
         yield "1 MB", name, partial(drain, n=max(jobs // 1000, 20), fill=fill_with(megabyte))
 
@@ -345,7 +384,11 @@ def growth(jobs: int) -> Iterator[Case]:
             partial(ask, n=jobs // 20, verb="add", beside=WAITING.format(n=n)),
         )  # fmt: skip
     for count in (10, 100, 1000, 10_000):
-        yield f"{count:,} serial queues", "pyworker", partial(drain, n=jobs // 5, fill=fill_lanes(QUEUE, count))
+        yield (
+            f"{count:,} serial queues",
+            "pyworker",
+            partial(drain, n=jobs // 5, fill=fill_lanes(QUEUE, count)),
+        )
     for count in (1, 2, 4, 8):
         yield f"drain by {count} workers", "pyworker", partial(drain, n=jobs, workers=count)
     for count in (1, 8, 32):
@@ -356,14 +399,20 @@ SCENARIOS: dict[str, tuple[str, Callable[[int], Iterator[Case]]]] = {
     "A": ("Adding, one call and commit per job", add),
     "B": ("Adding 1,000 a call", bulk),
     "C": ("Drain", drains),
-    "D": ("Latency, from the call to the handler's start: of an idle system, and of one that is kept awake", latencies),
+    "D": (
+        "Latency, from the call to the handler's start: of an idle system, and of one that is kept awake",
+        latencies,
+    ),
     "E": ("Drain under a pinned xmin (a REPEATABLE READ snapshot held by another session)", pins),
     "F": ("Drain beside jobs of the far future and better priority", futures),
     "G": ("Adding with a job key", keyed),
     "H": ("Unique jobs", unique),
     "I": ("Sequences", sequences),
     "J": ("Drain of large payloads", large),
-    "K": ("Drain of a mixture: successes, failures with retry, and (pyworker) sync handlers and snoozes", mixed),
+    "K": (
+        "Drain of a mixture: successes, failures with retry, and (pyworker) sync handlers and snoozes",
+        mixed,
+    ),
     "L": ("Memory over 11 drains", resident_sizes),
     "M": ("Drain of async handlers that speak to a server", talks),
     "N": ("How cost grows", growth),

@@ -34,7 +34,12 @@ class Program:
     """A contender's program: verbs go in, answers come out."""
 
     def __init__(self, argv: list[str], dsn: str, trail: Path, log: Path) -> None:
-        environment = {**os.environ, "DATABASE_URL": dsn, "BENCH_TRAIL": str(trail), "PYTHONPATH": str(HERE.parent)}
+        environment = {
+            **os.environ,
+            "DATABASE_URL": dsn,
+            "BENCH_TRAIL": str(trail),
+            "PYTHONPATH": str(HERE.parent),
+        }
         with log.open("a") as errors:
             self.process = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
@@ -162,7 +167,9 @@ class Stage:
             name = f"bench_template_{len(self.templates)}"
             self._drop(name)
             self.conn.execute(f"create database {name}")
-            program = Program(command(contender), self.dsn(name), self.out / "trail.txt", self.out / "setup.log")
+            program = Program(
+                command(contender), self.dsn(name), self.out / "trail.txt", self.out / "setup.log"
+            )
             try:
                 program.ask("setup", *contender.setup)
             finally:

@@ -34,7 +34,15 @@ class Version:
 
     def __init__(self, url: str, schema: str, sql: Path) -> None:
         psql = Path(find_bindir()) / "psql"
-        command = [psql if psql.exists() else "psql", "-Xq", "-v", f"schema={schema}", "-f", sql / "install.sql", url]
+        command = [
+            psql if psql.exists() else "psql",
+            "-Xq",
+            "-v",
+            f"schema={schema}",
+            "-f",
+            sql / "install.sql",
+            url,
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         self.schema = schema
         self.conn = psycopg.connect(url, autocommit=True, options="-c synchronous_commit=off")
@@ -86,17 +94,24 @@ def fail(version: Version) -> Figures:
         version.conn.execute("update live_jobs set max_attempts = %s where state = 'available'", [attempts])
         for _ in range(10):
             _, ids, runs = version.claim(100)
-            failures = [{"id": i, "run": r, "error": "it did not work"} for i, r in zip(ids, runs, strict=True)]
+            failures = [
+                {"id": i, "run": r, "error": "it did not work"} for i, r in zip(ids, runs, strict=True)
+            ]
             took, _ = version.timed("select fail_jobs(%s::jsonb)", json.dumps(failures))
             yield f"fail_jobs of 100, {end}, per job", took / 100
 
 
 def unique(version: Version) -> Figures:
-    policies = {"River's": {"by_args": True}, "Open Job Spec's": {"keys": ["type", "args"], "on_conflict": "ignore"}}
+    policies = {
+        "River's": {"by_args": True},
+        "Open Job Spec's": {"keys": ["type", "args"], "on_conflict": "ignore"},
+    }
     for name, policy in policies.items():
         for n in range(200):
             payload = json.dumps({"n": n, "of": name})
-            took, _ = version.timed("select add_job('t', %s::json, unique_policy => %s)", payload, json.dumps(policy))
+            took, _ = version.timed(
+                "select add_job('t', %s::json, unique_policy => %s)", payload, json.dumps(policy)
+            )
             yield f"add_job, unique in {name} terms", took
 
 
@@ -109,7 +124,10 @@ def sweep(version: Version, backlog: int) -> Figures:
         took, _ = version.timed("select reconcile(%s, '{}', '{}')", version.worker)
         yield "reconcile of a worker that holds one job", took
         version.claim(1)
-    yield "unregister_worker of one that holds nothing", version.timed("select unregister_worker(%s)", other)[0]
+    yield (
+        "unregister_worker of one that holds nothing",
+        version.timed("select unregister_worker(%s)", other)[0],
+    )
     for _ in range(5):
         yield "sweep_workers after a clean end", version.timed("select sweep_workers()")[0]
     dying = version.value("select register_worker()")
@@ -118,7 +136,9 @@ def sweep(version: Version, backlog: int) -> Figures:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("scenarios", nargs="*", help="claim, fail, unique, sweep; all if none is named")
     parser.add_argument("--sql", type=Path, help="the sql/ of another checkout, to compare with")
     parser.add_argument("--rounds", type=int, default=5)
@@ -140,7 +160,10 @@ def main() -> None:
                     version.empty()
                     version.value("select count(register_worker())")
                     version.worker = version.value("select register_worker()")
-        print(f"{'microseconds of a backend, median':52}" + "".join(f"{version.schema:>14}" for version in versions))
+        print(
+            f"{'microseconds of a backend, median':52}"
+            + "".join(f"{version.schema:>14}" for version in versions)
+        )
         for what, figures in taken.items():
             print(f"{what:52}" + "".join(f"{statistics.median(figures[v.schema]):14.1f}" for v in versions))
 

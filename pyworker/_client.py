@@ -23,7 +23,9 @@ def default_schema() -> str:
     return os.environ.get("PYWORKER_SCHEMA") or "pyworker"
 
 
-def job_of(task: str | Task[..., Any], payload: Any, options: Mapping[str, Any]) -> tuple[str, Any, dict[str, Any]]:
+def job_of(
+    task: str | Task[..., Any], payload: Any, options: Mapping[str, Any]
+) -> tuple[str, Any, dict[str, Any]]:
     """Identifier, payload and options to send: the call's options override those of a task."""
     identifier: Any = task
     given = dict(options)
@@ -54,7 +56,12 @@ def add_job(
     **options: Unpack[AddOptions],
 ) -> JobRow: ...
 def add_job(
-    conn: Any, identifier: Any, payload: Any = None, *, schema: str | None = None, **options: Unpack[AddOptions]
+    conn: Any,
+    identifier: Any,
+    payload: Any = None,
+    *,
+    schema: str | None = None,
+    **options: Unpack[AddOptions],
 ) -> Any:
     """Add a job in the caller's transaction; it runs after that transaction has committed.
 
@@ -76,7 +83,9 @@ def add_jobs(
     conn: AsyncConnection, specs: Iterable[JobSpec], *, schema: str | None = None
 ) -> Coroutine[Any, Any, list[JobRow]]: ...
 @overload
-def add_jobs(conn: SyncConnection, specs: Iterable[JobSpec], *, schema: str | None = None) -> list[JobRow]: ...
+def add_jobs(
+    conn: SyncConnection, specs: Iterable[JobSpec], *, schema: str | None = None
+) -> list[JobRow]: ...
 def add_jobs(conn: Any, specs: Iterable[JobSpec], *, schema: str | None = None) -> Any:
     """Add many jobs in one statement. Returns them in the order of specs.
 
@@ -92,7 +101,9 @@ def add_jobs(conn: Any, specs: Iterable[JobSpec], *, schema: str | None = None) 
 
 
 @overload
-def get_job(conn: AsyncConnection, job_id: int, *, schema: str | None = None) -> Coroutine[Any, Any, JobRow | None]: ...
+def get_job(
+    conn: AsyncConnection, job_id: int, *, schema: str | None = None
+) -> Coroutine[Any, Any, JobRow | None]: ...
 @overload
 def get_job(conn: SyncConnection, job_id: int, *, schema: str | None = None) -> JobRow | None: ...
 def get_job(conn: Any, job_id: int, *, schema: str | None = None) -> Any:
@@ -105,7 +116,9 @@ def cancel_job(
     conn: AsyncConnection, job_id: int, force: bool = False, *, schema: str | None = None
 ) -> Coroutine[Any, Any, JobRow]: ...
 @overload
-def cancel_job(conn: SyncConnection, job_id: int, force: bool = False, *, schema: str | None = None) -> JobRow: ...
+def cancel_job(
+    conn: SyncConnection, job_id: int, force: bool = False, *, schema: str | None = None
+) -> JobRow: ...
 def cancel_job(conn: Any, job_id: int, force: bool = False, *, schema: str | None = None) -> Any:
     """Cancel a job. A running job is asked to stop; with force it ends at once, and later reports
     of its worker are refused.
@@ -116,7 +129,9 @@ def cancel_job(conn: Any, job_id: int, force: bool = False, *, schema: str | Non
 
 
 @overload
-def retry_job(conn: AsyncConnection, job_id: int, *, schema: str | None = None) -> Coroutine[Any, Any, JobRow]: ...
+def retry_job(
+    conn: AsyncConnection, job_id: int, *, schema: str | None = None
+) -> Coroutine[Any, Any, JobRow]: ...
 @overload
 def retry_job(conn: SyncConnection, job_id: int, *, schema: str | None = None) -> JobRow: ...
 def retry_job(conn: Any, job_id: int, *, schema: str | None = None) -> Any:
@@ -125,7 +140,9 @@ def retry_job(conn: Any, job_id: int, *, schema: str | None = None) -> Any:
 
 
 @overload
-def delete_job(conn: AsyncConnection, job_id: int, *, schema: str | None = None) -> Coroutine[Any, Any, JobRow]: ...
+def delete_job(
+    conn: AsyncConnection, job_id: int, *, schema: str | None = None
+) -> Coroutine[Any, Any, JobRow]: ...
 @overload
 def delete_job(conn: SyncConnection, job_id: int, *, schema: str | None = None) -> JobRow: ...
 def delete_job(conn: Any, job_id: int, *, schema: str | None = None) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 # C0 without tab and newline, DEL, C1, changes of direction, line ends, half surrogate pairs.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def shown(text: str) -> str:

@@ -57,12 +57,18 @@ def _json_of(value: Any) -> str:
 def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, Mapping) and depth:
         members = cast("Mapping[Any, Any]", value).items()
-        return {key if isinstance(key, str) else _text_of(key): _plain(part, depth - 1) for key, part in members}
+        return {
+            key if isinstance(key, str) else _text_of(key): _plain(part, depth - 1) for key, part in members
+        }
     if isinstance(value, list | tuple) and depth:
         return [_plain(part, depth - 1) for part in cast("list[Any]", value)]
     if isinstance(value, int) and value.bit_length() > 10_000:  # Python refuses longer decimals
         return hex(value)
-    if value is None or isinstance(value, bool | str | int) or (isinstance(value, float) and math.isfinite(value)):
+    if (
+        value is None
+        or isinstance(value, bool | str | int)
+        or (isinstance(value, float) and math.isfinite(value))
+    ):
         return value
     return _text_of(value)
 

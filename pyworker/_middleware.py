@@ -84,7 +84,9 @@ class MiddlewareStack:
                 self._begun.append(generator)
         return self
 
-    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+    def __exit__(
+        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
+    ) -> None:
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:

@@ -20,7 +20,13 @@ from ._db.rows import JobRow
 from ._escape import shown, shown_json
 
 STATES = ["scheduled", "pending", "available", "running", "retryable", "completed", "cancelled", "discarded"]
-STYLES = {"completed": "green", "running": "cyan", "retryable": "yellow", "discarded": "red", "cancelled": "magenta"}
+STYLES = {
+    "completed": "green",
+    "running": "cyan",
+    "retryable": "yellow",
+    "discarded": "red",
+    "cancelled": "magenta",
+}
 
 
 FULL = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -67,7 +67,9 @@ def encoded(codec: Codec | None, value: Any, what: str) -> Any:
     try:
         return codec.encode(value)
     except (TypeError, ValueError, RecursionError) as error:  # includes those of pydantic and msgspec
-        raise TypeError(f"{what} cannot be stored as {codec.hint!r}: {type(error).__name__}: {error}") from None
+        raise TypeError(
+            f"{what} cannot be stored as {codec.hint!r}: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _plain(value: Any) -> Any:
@@ -166,7 +168,9 @@ def _needs_conversion(hint: Any, parts: set[Any]) -> bool:
         if origin not in parts:
             parts.add(origin)
             # pydantic has resolved its own fields, and a pydantic model decides the library.
-            for field in () if hasattr(origin, "__pydantic_validator__") else typing.get_type_hints(origin).values():
+            for field in (
+                () if hasattr(origin, "__pydantic_validator__") else typing.get_type_hints(origin).values()
+            ):
                 _needs_conversion(field, parts)
         return True
     if issubclass(origin, collections.abc.Mapping) and arguments and arguments[0] not in (str, Any):

@@ -79,7 +79,8 @@ class TaskError(PyworkerError):
 
 
 BY_SQLSTATE: dict[str, type[PyworkerError]] = {
-    str(cls.sqlstate): cls for cls in (InvalidArgument, ClaimLost, Duplicate, NotFound, WrongState, SchemaVersionError)
+    str(cls.sqlstate): cls
+    for cls in (InvalidArgument, ClaimLost, Duplicate, NotFound, WrongState, SchemaVersionError)
 }
 
 
@@ -106,7 +107,9 @@ def _told(error: BaseException) -> tuple[str, str | None, str | None]:
     for candidate in _within(error):
         if diag := getattr(candidate, "diag", None):
             return diag.message_primary or str(error), diag.message_detail, diag.message_hint
-        if isinstance(message := getattr(candidate, "message", None), str) and hasattr(candidate, "detail"):  # asyncpg
+        if isinstance(message := getattr(candidate, "message", None), str) and hasattr(
+            candidate, "detail"
+        ):  # asyncpg
             return message, candidate.detail, getattr(candidate, "hint", None)
     return str(error), None, None
 

@@ -172,13 +172,19 @@ class Job(_JobFields):
                         xact = self._connections.database(conn).finish_job(self.id, self.run)
                 except psycopg.OperationalError:
                     # If the connection was lost during COMMIT, only the database knows the result.
-                    if xact is None or not conn.closed or not self._connections.committed(self.id, self.run, xact):
+                    if (
+                        xact is None
+                        or not conn.closed
+                        or not self._connections.committed(self.id, self.run, xact)
+                    ):
                         raise
                 ended = "committed" if xact else ""
         finally:
             self._in_transaction, self._transaction = None, ended
 
-    def add_job(self, identifier: str | Task[..., Any], payload: Any = None, **options: Unpack[AddOptions]) -> JobRow:
+    def add_job(
+        self, identifier: str | Task[..., Any], payload: Any = None, **options: Unpack[AddOptions]
+    ) -> JobRow:
         """Add another job: in `transaction()` if that is open, otherwise at once. Takes the
         arguments of pyworker.add_job."""
         open_one: psycopg.Connection[Any] | None = self._in_transaction
@@ -229,7 +235,11 @@ class AsyncJob(_JobFields):
         """Like Job.add_job."""
         open_one: psycopg.AsyncConnection[Any] | None = self._in_transaction
         if open_one is not None:
-            return await _client.add_job(open_one, identifier, payload, schema=self._connections.schema, **options)
+            return await _client.add_job(
+                open_one, identifier, payload, schema=self._connections.schema, **options
+            )
         pool = await self._connections.async_pool()
         async with pool.connection() as conn:
-            return await _client.add_job(conn, identifier, payload, schema=self._connections.schema, **options)
+            return await _client.add_job(
+                conn, identifier, payload, schema=self._connections.schema, **options
+            )

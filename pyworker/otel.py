@@ -64,7 +64,11 @@ def _produce(identifier: str, options: dict[str, Any]) -> None:
 
 def _consume(job: Job | AsyncJob) -> Generator[None, Any, None]:
     attributes = _attributes("process", job.task_identifier, job.queue_name)
-    attributes |= {"messaging.message.id": str(job.id), "pyworker.run": job.run, "pyworker.attempt": job.attempts}
+    attributes |= {
+        "messaging.message.id": str(job.id),
+        "pyworker.run": job.run,
+        "pyworker.attempt": job.attempts,
+    }
     meta = {name: value for name, value in (job.meta or {}).items() if isinstance(value, str)}
     with _tracer.start_as_current_span(
         f"process {job.task_identifier}", _context.extract(meta), SpanKind.CONSUMER, attributes,

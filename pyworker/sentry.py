@@ -42,7 +42,8 @@ def _report(job: Job | AsyncJob) -> Generator[None, Any, None]:
         scope.set_tag("pyworker.task", job.task_identifier)
         scope.set_tag("pyworker.queue", job.queue_name or "default")
         scope.set_context(
-            "pyworker", {"job_id": job.id, "run": job.run, "attempt": job.attempts, "max_attempts": job.max_attempts}
+            "pyworker",
+            {"job_id": job.id, "run": job.run, "attempt": job.attempts, "max_attempts": job.max_attempts},
         )
         try:
             yield

@@ -39,7 +39,9 @@ class Task(Generic[P, R]):
 
     def __init__(self, function: Callable[P, R], name: str, options: dict[str, Any], result: bool) -> None:
         # Attributes of the function must not hide those of Task.
-        self.__dict__.update({k: v for k, v in getattr(function, "__dict__", {}).items() if not hasattr(Task, k)})
+        self.__dict__.update(
+            {k: v for k, v in getattr(function, "__dict__", {}).items() if not hasattr(Task, k)}
+        )
         functools.update_wrapper(cast("Any", self), function, updated=())
         self.function = function
         self.name = name
@@ -204,7 +206,10 @@ class Task(Generic[P, R]):
         for parameter in parameters:
             if self._is_job(parameter):
                 job_name = parameter.name
-            elif not takes_payload and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            elif not takes_payload and parameter.kind in (
+                parameter.POSITIONAL_ONLY,
+                parameter.POSITIONAL_OR_KEYWORD,
+            ):
                 takes_payload = True
                 if parameter is not parameters[0]:
                     raise TaskError(f"{self!r}: the payload must be its first parameter")
@@ -249,7 +254,9 @@ def _called(function: Any) -> Any:
 @overload
 def task(function: Callable[P, R], /) -> Task[P, R]: ...
 @overload
-def task(function: str | None = None, /, **options: Unpack[TaskOptions]) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+def task(
+    function: str | None = None, /, **options: Unpack[TaskOptions]
+) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 def task(function: Any = None, /, **options: Any) -> Any:
     """Make a sync or async function the handler of a task: @task, @task("name") or
     @task(max_attempts=5, …).
@@ -292,7 +299,9 @@ def _handler(function: Any) -> Any:
     if isinstance(function, Task):
         raise TypeError(f"task: {function!r} is a task already")
     if inspect.isclass(function) or not callable(function):
-        raise TypeError(f"task: a handler is a function or another object that can be called, got {function!r}")
+        raise TypeError(
+            f"task: a handler is a function or another object that can be called, got {function!r}"
+        )
     return function
 
 
@@ -319,7 +328,9 @@ def cron(expression: str, /, **options: Unpack[CronOptions]) -> Callable[[Callab
     for, a timedelta or seconds. The others are add_job's: payload, queue_name, priority …
     """
     if unknown := options.keys() - SCHEDULE_OPTIONS:
-        raise TypeError(f"cron has no option {sorted(unknown)[0]!r} (known: {', '.join(sorted(SCHEDULE_OPTIONS))})")
+        raise TypeError(
+            f"cron has no option {sorted(unknown)[0]!r} (known: {', '.join(sorted(SCHEDULE_OPTIONS))})"
+        )
     given = {name: value for name, value in cast("Mapping[str, Any]", options).items() if value is not None}
     if isinstance(backfill := given.get("backfill"), timedelta):
         given["backfill"] = f"{backfill.total_seconds()} seconds"
@@ -330,7 +341,9 @@ def cron(expression: str, /, **options: Unpack[CronOptions]) -> Callable[[Callab
         made = cast("Task[P, R]", function if isinstance(function, Task) else task(function))
         schedule = {"name": made.name, "cron": expression, "identifier": made.name, **given}
         if any(schedule["name"] == other["name"] for each in _registry.values() for other in each.schedules):
-            raise TaskError(f"{made!r}: another schedule is named {schedule['name']!r}; give one of them name=…")
+            raise TaskError(
+                f"{made!r}: another schedule is named {schedule['name']!r}; give one of them name=…"
+            )
         made.schedules.append({**schedule, "origin": f"code:{made.module}"})
         return made
 

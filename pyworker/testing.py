@@ -133,7 +133,9 @@ class Clock:
             self._db.advance_clock(step)
             self._db.run_schedules(QUERY_TIMEOUT)
             left -= step
-        raise AssertionError(f"advance: there are more than {ENOUGH} ticks on the way: pause or remove some schedules")
+        raise AssertionError(
+            f"advance: there are more than {ENOUGH} ticks on the way: pause or remove some schedules"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +252,15 @@ class Queue:
         its handler returned, raises what it raised. Raises AssertionError with the reason if it
         cannot run."""
         with self._worker() as worker:
-            job = worker.db.add_job(_known(task, worker.tasks, "run_task"), payload, **{"priority": -32768} | options)
+            job = worker.db.add_job(
+                _known(task, worker.tasks, "run_task"), payload, **{"priority": -32768} | options
+            )
             claimed = worker.claim([job.task_identifier])
             if claimed is None or claimed.id != job.id:
                 reasons = "; ".join(str(row["detail"]) for row in worker.db.explain_job(job.id))
-                raise AssertionError(f"run_task: job {job.id} ({job.task_identifier}) does not run: {reasons}")
+                raise AssertionError(
+                    f"run_task: job {job.id} ({job.task_identifier}) does not run: {reasons}"
+                )
             ran = worker.run_one(claimed)
         if ran.error is not None:
             raise ran.error
@@ -268,7 +274,9 @@ class Queue:
         the value matches: enqueued(run_at=lambda at: at > soon).
         """
         if unknown := fields.keys() - JobRow.__slots__:
-            raise TypeError(f"a job has no field {sorted(unknown)[0]!r} (it has: {', '.join(JobRow.__slots__)})")
+            raise TypeError(
+                f"a job has no field {sorted(unknown)[0]!r} (it has: {', '.join(JobRow.__slots__)})"
+            )
         with self._database() as db:
             jobs = db.waiting_jobs()
         return [
@@ -283,7 +291,9 @@ class Queue:
         __tracebackhide__ = True
         if found := self.enqueued(task, **fields):
             return found[0]
-        raise AssertionError(f"no job of {_name(task)!r} waits{_words(fields)}; there are:{_list(self.enqueued())}")
+        raise AssertionError(
+            f"no job of {_name(task)!r} waits{_words(fields)}; there are:{_list(self.enqueued())}"
+        )
 
     def assert_not_enqueued(self, task: Task[..., Any] | str, **fields: Any) -> None:
         """Assert that enqueued(…) finds no job."""
@@ -308,7 +318,10 @@ def _fits(value: Any, wanted: Any) -> bool:
     if callable(wanted):
         return bool(wanted(value))
     if isinstance(wanted, dict) and isinstance(value, dict):
-        return all(name in value and _fits(value[name], part) for name, part in cast("dict[str, Any]", wanted).items())
+        return all(
+            name in value and _fits(value[name], part)
+            for name, part in cast("dict[str, Any]", wanted).items()
+        )
     return value == wanted
 
 

@@ -80,7 +80,9 @@ def _shared(pg_template: Any) -> Iterator[tuple[str, str]]:
         user=t.user, host=t.host, port=t.port, password=t.password,
         dbname=f"{t.dbname}_shared", template_dbname=t.template_dbname, maintenance_dbname=t.maintenance_dbname,
     ):  # fmt: skip
-        dsn = make_conninfo(host=t.host, port=t.port, user=t.user, password=t.password, dbname=f"{t.dbname}_shared")
+        dsn = make_conninfo(
+            host=t.host, port=t.port, user=t.user, password=t.password, dbname=f"{t.dbname}_shared"
+        )
         yield (
             dsn,
             "set search_path = pyworker, pg_temp;"
@@ -205,7 +207,9 @@ def clock(db: psycopg.Connection[Any], _sessions: list[Session]) -> Clock:
 
 
 @pytest.fixture
-def session(db: psycopg.Connection[Any], dsn: str, clock: Clock, _sessions: list[Session]) -> Callable[[], Session]:
+def session(
+    db: psycopg.Connection[Any], dsn: str, clock: Clock, _sessions: list[Session]
+) -> Callable[[], Session]:
     """Call it for one more session on the shared database."""
 
     def new() -> Session:

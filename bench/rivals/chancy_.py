@@ -22,7 +22,13 @@ async def setup():
     async with Chancy(DSN) as chancy:
         await chancy.migrate()
         await chancy.declare(
-            Queue("default", concurrency=1000, executor=Chancy.Executor.Async, polling_interval=1, eager_polling=True)
+            Queue(
+                "default",
+                concurrency=1000,
+                executor=Chancy.Executor.Async,
+                polling_interval=1,
+                eager_polling=True,
+            )
         )
 
 

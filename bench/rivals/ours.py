@@ -61,13 +61,17 @@ def call(n: int, statement: str) -> None:
 def add_keyed(n: int, keys: int, elements: bool) -> None:
     in_threads(
         n,
-        lambda conn, i: pyworker.add_job(conn, "noop", [i] if elements else payload(i), job_key=f"k{i * 7919 % keys}"),
+        lambda conn, i: pyworker.add_job(
+            conn, "noop", [i] if elements else payload(i), job_key=f"k{i * 7919 % keys}"
+        ),
     )
 
 
 def add_unique(n: int, different: int) -> None:
     policy = {"by_args": True}
-    in_threads(n, lambda conn, i: pyworker.add_job(conn, "noop", payload(i % different), unique_policy=policy))
+    in_threads(
+        n, lambda conn, i: pyworker.add_job(conn, "noop", payload(i % different), unique_policy=policy)
+    )
 
 
 def bulk(n: int) -> None:

@@ -48,7 +48,9 @@ async def latency(n, gap_ms):
 
 async def work(concurrency, *_):
     await app.open_async()
-    tasks.append(asyncio.create_task(app.run_worker_async(concurrency=concurrency, install_signal_handlers=False)))
+    tasks.append(
+        asyncio.create_task(app.run_worker_async(concurrency=concurrency, install_signal_handlers=False))
+    )
 
 
 serve({verb.__name__: verb for verb in (setup, connect, add, bulk, latency, work)})

@@ -153,7 +153,9 @@ def shape(name: str, value: Any) -> str:
         return f"class {name}"  # users do not construct these
     if typing.is_typeddict(value):
         members = {
-            n: kind for base in reversed(bases_of(value)) for n, kind in vars(base).get("__annotations__", {}).items()
+            n: kind
+            for base in reversed(bases_of(value))
+            for n, kind in vars(base).get("__annotations__", {}).items()
         }
         lines = [f"    {n}: {getattr(kind, '__forward_arg__', kind)}" for n, kind in members.items()]
         return "\n".join([f"class {name}(TypedDict, total=False)", *lines])
@@ -172,7 +174,9 @@ def signed(name: str, value: Any) -> str:
     signature = inspect.signature(value)
     shown = [str(p).replace("'", "") for n, p in signature.parameters.items() if not n.startswith("_")]
     answer = signature.return_annotation
-    kind = "class " if inspect.isclass(value) else "async def " if inspect.iscoroutinefunction(value) else "def "
+    kind = (
+        "class " if inspect.isclass(value) else "async def " if inspect.iscoroutinefunction(value) else "def "
+    )
     said = "" if kind == "class " or answer is signature.empty else f" -> {answer}".replace("'", "")
     text = f"{kind}{name}({', '.join(shown)}){said}"
     return text if len(text) <= 100 else f"{kind}{name}(\n    " + ",\n    ".join(shown) + f"\n){said}"
@@ -184,7 +188,9 @@ def cli_reference() -> str:
 
     def walk(group: click.Command, path: list[str]) -> None:
         context = click.Context(group, info_name=" ".join(path), max_content_width=100, terminal_width=100)
-        parts.append(f"{'#' * min(len(path) + 1, 4)} {' '.join(path)}\n\n```text\n{group.get_help(context)}\n```\n")
+        parts.append(
+            f"{'#' * min(len(path) + 1, 4)} {' '.join(path)}\n\n```text\n{group.get_help(context)}\n```\n"
+        )
         for name, inner in sorted(getattr(group, "commands", {}).items()):
             walk(inner, [*path, name])
 
@@ -205,7 +211,9 @@ def stage(source: Path) -> None:
     shutil.copytree(ROOT / "docs" / "screenshots", source / "screenshots") if (
         ROOT / "docs" / "screenshots"
     ).is_dir() else None
-    pages = {path: path.name for path in (ROOT / "docs").glob("*.md")} | {ROOT / k: v for k, v in GUESTS.items()}
+    pages = {path: path.name for path in (ROOT / "docs").glob("*.md")} | {
+        ROOT / k: v for k, v in GUESTS.items()
+    }
     references(source)
     if (images := ROOT / "docs" / "images").is_dir():
         shutil.copytree(images, source / "images")
@@ -220,7 +228,9 @@ def stage(source: Path) -> None:
     for page, name in pages.items():
         text = page.read_text("utf-8")
         text = re.sub(r"(?<!!)\[([^\]\n]+)\]\((?![a-z]+:|#|reference-)([^)#\s]+)(#[^)]*)?\)", link, text)
-        text = re.sub(r"!\[([^\]]*)\]\((pictures/[^)]+\.svg)\)", lambda m: picture(m[1], ROOT / "docs" / m[2]), text)
+        text = re.sub(
+            r"!\[([^\]]*)\]\((pictures/[^)]+\.svg)\)", lambda m: picture(m[1], ROOT / "docs" / m[2]), text
+        )
         (source / name).write_text(text, "utf-8")
     there = {path.stem for path in source.glob("*.md")}
     more = sorted(there - {file_of(entry) for entries in MENU.values() for entry in entries})
@@ -254,7 +264,17 @@ def build(target: Path) -> int:
         source = Path(made) / "docs"
         source.mkdir()
         stage(source)
-        arguments = ["-q", "-W", "--keep-going", "-b", "html", "-c", str(conf), "-d", str(Path(made) / "doctrees")]
+        arguments = [
+            "-q",
+            "-W",
+            "--keep-going",
+            "-b",
+            "html",
+            "-c",
+            str(conf),
+            "-d",
+            str(Path(made) / "doctrees"),
+        ]
         command = [sys.executable, "-m", "sphinx", *arguments, str(source), str(target)]
         return subprocess.run(command).returncode
 

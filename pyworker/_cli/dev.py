@@ -55,7 +55,9 @@ def dev(modules: tuple[str, ...], dsn: str, schema: str, watched: tuple[str, ...
 
 
 @click.command()
-@click.option("--users", default=25, show_default=True, type=click.IntRange(3, 10_000), help="How many users sign up.")
+@click.option(
+    "--users", default=25, show_default=True, type=click.IntRange(3, 10_000), help="How many users sign up."
+)
 def demo(users: int) -> None:
     """Show an example: a database, an application, a worker and real mail, all on this machine.
 

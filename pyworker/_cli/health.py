@@ -35,7 +35,9 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @common
-@click.option("--ready/--live", "ready", default=True, help="Ready: it can claim jobs. Live: its main loop runs.")
+@click.option(
+    "--ready/--live", "ready", default=True, help="Ready: it can claim jobs. Live: its main loop runs."
+)
 @click.option(
     "--worker", help="The name or id of one worker, of which all processes must be live. Default: any worker."
 )
@@ -54,7 +56,9 @@ def health(dsn: str, schema: str, ready: bool, worker: str | None, port: int | N
     """
     if port is not None:
         if worker is not None:
-            raise click.UsageError("--port asks the worker at that port, --worker the database: give one of them")
+            raise click.UsageError(
+                "--port asks the worker at that port, --worker the database: give one of them"
+            )
         raise SystemExit(_ask(port, ready))
     with database(dsn, schema) as db:
         rows = db.worker_health(worker)
@@ -90,7 +94,10 @@ def _ask(port: int, ready: bool) -> int:
 @click.command()
 @common
 @click.option(
-    "--port", cls=PortOption, type=PORT, help="Serve /metrics on this port; each request queries the database."
+    "--port",
+    cls=PortOption,
+    type=PORT,
+    help="Serve /metrics on this port; each request queries the database.",
 )
 @as_json
 def metrics(dsn: str, schema: str, port: int | None, machine: bool) -> None:
@@ -103,7 +110,10 @@ def metrics(dsn: str, schema: str, port: int | None, machine: bool) -> None:
     context = click.get_current_context()
 
     def ask() -> list[dict[str, Any]]:
-        with context.scope(cleanup=False), database(dsn, schema) as db:  # also called in threads of the server
+        with (
+            context.scope(cleanup=False),
+            database(dsn, schema) as db,
+        ):  # also called in threads of the server
             return db.metrics()
 
     if port is None:

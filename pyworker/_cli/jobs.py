@@ -27,16 +27,21 @@ JOB_ID = click.IntRange(1, 2**63 - 1)
 @click.argument("payload", default="{}")
 @writes
 @click.option("--queue", "queue_name", help="Jobs of one queue run one after another by default.")
-@click.option("--run-at", help="Run not before this time, in PostgreSQL's syntax: '2026-12-24 18:00', 'tomorrow'.")
+@click.option(
+    "--run-at", help="Run not before this time, in PostgreSQL's syntax: '2026-12-24 18:00', 'tomorrow'."
+)
 @click.option("--max-attempts", type=int)
 @click.option("--key", "job_key", help="Replace the waiting job with this key.")
-@click.option("--key-mode", "job_key_mode", type=click.Choice(["replace", "preserve_run_at", "unsafe_dedupe"]))
+@click.option(
+    "--key-mode", "job_key_mode", type=click.Choice(["replace", "preserve_run_at", "unsafe_dedupe"])
+)
 @click.option("--priority", type=int, help="Smaller runs first.")
 @click.option("--flag", "flags", multiple=True)
 @click.option("--meta", help="A JSON object.")
 @click.option("--unique-policy", help="A unique_policy, a JSON object: do not add a duplicate.")
 @click.option(
-    "--sequence-policy", help="A sequence_policy, a JSON object: run jobs with the same key one at a time, in order."
+    "--sequence-policy",
+    help="A sequence_policy, a JSON object: run jobs with the same key one at a time, in order.",
 )
 @as_json
 def add(
@@ -55,7 +60,9 @@ def add(
     value = _parsed("PAYLOAD", sys.stdin.read() if payload == "-" else payload)
     options |= {"flags": flags or None, "meta": None if meta is None else _parsed("--meta", meta)}
     options["unique_policy"] = None if unique_policy is None else _parsed("--unique-policy", unique_policy)
-    options["sequence_policy"] = None if sequence_policy is None else _parsed("--sequence-policy", sequence_policy)
+    options["sequence_policy"] = (
+        None if sequence_policy is None else _parsed("--sequence-policy", sequence_policy)
+    )
     with database(dsn, schema) as db:
         job = db.add_job(task, value, **options)
     if machine:
@@ -111,7 +118,8 @@ def jobs(
         for row in rows
     ]  # fmt: skip
     print_table(
-        shown, "no jobs" + (" match" if states or tasks or queues or key else " yet: pyworker add TASK adds one")
+        shown,
+        "no jobs" + (" match" if states or tasks or queues or key else " yet: pyworker add TASK adds one"),
     )
 
 
@@ -149,7 +157,9 @@ def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> Non
 @click.command()
 @click.argument("job_ids", type=JOB_ID, nargs=-1, required=True)
 @writes
-@click.option("--force", is_flag=True, help="Cancel a running job at once; later reports of its worker are refused.")
+@click.option(
+    "--force", is_flag=True, help="Cancel a running job at once; later reports of its worker are refused."
+)
 @as_json
 def cancel(job_ids: tuple[int, ...], dsn: str, schema: str, force: bool, machine: bool) -> None:
     """Cancel jobs. A running job is asked to stop, unless --force is given."""
@@ -187,7 +197,9 @@ def _show_deleted(jobs: Sequence[JobRow], machine: bool) -> None:
     for job in jobs:
         running = job.state == "running"
         click.echo(
-            f"job {job.id} is running; this run is its last" if running else f"job {job.id} deleted (was {job.state})"
+            f"job {job.id} is running; this run is its last"
+            if running
+            else f"job {job.id} deleted (was {job.state})"
         )
 
 

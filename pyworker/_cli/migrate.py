@@ -14,9 +14,15 @@ from .options import common
 @click.command()
 @common
 @click.option("--dry-run", is_flag=True, help="List the migrations to apply; change nothing.")
-@click.option("--sql", "print_sql", is_flag=True, help="Print the SQL script instead of running it; needs no database.")
 @click.option(
-    "--from", "from_version", default=0, metavar="N", help="With --sql: the schema version that the database has."
+    "--sql", "print_sql", is_flag=True, help="Print the SQL script instead of running it; needs no database."
+)
+@click.option(
+    "--from",
+    "from_version",
+    default=0,
+    metavar="N",
+    help="With --sql: the schema version that the database has.",
 )
 @click.option(
     "--no-transaction",
@@ -24,10 +30,14 @@ from .options import common
     help="With --sql: omit BEGIN and COMMIT, for a migration tool that opens the transaction.",
 )
 @click.option(
-    "--roles", is_flag=True, help="Create the roles SCHEMA_producer, _worker, _reader and _admin (needs CREATEROLE)."
+    "--roles",
+    is_flag=True,
+    help="Create the roles SCHEMA_producer, _worker, _reader and _admin (needs CREATEROLE).",
 )
 @click.option(
-    "--movable-clock", is_flag=True, help="For tests: let the setting pyworker.clock_offset move the queue's time."
+    "--movable-clock",
+    is_flag=True,
+    help="For tests: let the setting pyworker.clock_offset move the queue's time.",
 )
 def migrate(
     dsn: str, schema: str, dry_run: bool, print_sql: bool, from_version: int, no_transaction: bool, roles: bool, movable_clock: bool
@@ -55,7 +65,9 @@ def migrate(
             pending = migrations.pending(conn, schema)
             for migration in pending:
                 click.echo(f"would apply {migration.name}{' (breaking)' if migration.breaking else ''}")
-            click.echo(f"{len(pending)} migrations to apply; functions and views are always brought up to date")
+            click.echo(
+                f"{len(pending)} migrations to apply; functions and views are always brought up to date"
+            )
             return
         done = migrations.migrate(conn, schema, roles=roles, movable_clock=movable_clock)
         for migration in done:

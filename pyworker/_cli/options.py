@@ -73,7 +73,9 @@ def database(dsn: str, schema: str) -> Iterator[Database]:
 def _say_what_is_taken_back(changes: list[tuple[str, int, int, int]]) -> None:
     words = [
         f"{table} "
-        + ", ".join(f"{n} {verb}" for n, verb in zip(rows, ("inserted", "updated", "deleted"), strict=True) if n)
+        + ", ".join(
+            f"{n} {verb}" for n, verb in zip(rows, ("inserted", "updated", "deleted"), strict=True) if n
+        )
         for table, *rows in changes
     ]
     click.echo(f"dry run, rolled back: {'; '.join(words) or 'nothing would change'}", err=True)
@@ -133,7 +135,11 @@ _printed = click.option(
     help="Print the SQL, with its values, instead of running it.",
 )
 _taken_back = click.option(
-    "--dry-run", is_flag=True, expose_value=False, callback=_mode, help="Show what would change, then roll back."
+    "--dry-run",
+    is_flag=True,
+    expose_value=False,
+    callback=_mode,
+    help="Show what would change, then roll back.",
 )
 
 

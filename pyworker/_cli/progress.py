@@ -25,7 +25,9 @@ def progress(dsn: str, schema: str) -> Generator[None]:
     """A progress bar on standard error, updated by a thread with its own connection."""
     console = Console(file=sys.stderr)
     columns = (TextColumn("jobs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False, refresh_per_second=5) as bar:
+    with Progress(
+        *columns, console=console, redirect_stdout=False, redirect_stderr=False, refresh_per_second=5
+    ) as bar:
         stopped = threading.Event()
         thread = threading.Thread(
             target=_count, args=[bar, bar.add_task("", total=None), dsn, schema, stopped], daemon=True

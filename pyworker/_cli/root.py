@@ -76,22 +76,25 @@ def _explained(error: psycopg.Error) -> str:
             "create role": "Let a role with CREATEROLE run it, or go without --roles",
             "owner of": "Upgrade as the role that installed it",
         }
-        otherwise = "Ask the owner of the schema: GRANT <schema>_admin (or _producer, _worker, _reader) TO your role"
+        otherwise = (
+            "Ask the owner of the schema: GRANT <schema>_admin (or _producer, _worker, _reader) TO your role"
+        )
         return f"{first}. {next((way for words, way in ways_out.items() if words in first), otherwise)}"
     if isinstance(
-        error, psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction | psycopg.errors.UndefinedTable
+        error,
+        psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction | psycopg.errors.UndefinedTable,
     ):
-        return f"{first}. Is pyworker installed here? Run: pyworker migrate (or name its schema with --schema)"
+        return (
+            f"{first}. Is pyworker installed here? Run: pyworker migrate (or name its schema with --schema)"
+        )
     if isinstance(error, psycopg.errors.LockNotAvailable):
-        return (
-            f"{first}: another session holds a lock on pyworker's tables for too long. Nothing was changed; try again"
-        )
+        return f"{first}: another session holds a lock on pyworker's tables for too long. Nothing was changed; try again"
     if "session is read-only" in first:
-        return (
-            f"{first}: default_transaction_read_only is on for this server, database or role. Its owner can turn it off"
-        )
+        return f"{first}: default_transaction_read_only is on for this server, database or role. Its owner can turn it off"
     if isinstance(error, psycopg.OperationalError) and sqlstate_of(error) is None:
-        return f"cannot reach the database: {first}. Name one with --dsn, DATABASE_URL or PGHOST, PGDATABASE …"
+        return (
+            f"cannot reach the database: {first}. Name one with --dsn, DATABASE_URL or PGHOST, PGDATABASE …"
+        )
     if isinstance(error, psycopg.ProgrammingError) and sqlstate_of(error) is None:
         return f"{first}. --dsn, DATABASE_URL take postgresql://user@host/database, or host=… user=… dbname=…"
     return first

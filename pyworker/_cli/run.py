@@ -25,7 +25,12 @@ from .options import common
     help="Handlers that each process runs at once.",
 )
 @click.option(
-    "--processes", "-p", default=1, show_default=True, type=click.IntRange(1, 256), help="Processes that run handlers."
+    "--processes",
+    "-p",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 256),
+    help="Processes that run handlers.",
 )
 @click.option(
     "--queue",
@@ -64,7 +69,9 @@ from .options import common
     help="Load the schedules of this file first, as `pyworker schedules load` does.",
 )
 @click.option(
-    "--no-uvloop", is_flag=True, help="Run async handlers on asyncio's own event loop, even if uvloop is installed."
+    "--no-uvloop",
+    is_flag=True,
+    help="Run async handlers on asyncio's own event loop, even if uvloop is installed.",
 )
 @click.option(
     "--log-format", type=click.Choice(["text", "short", "json"]), default="text", show_default=True,
@@ -112,7 +119,9 @@ def run(
         with (
             metrics.collected(parent) as own,
             probes.serving(ports, {**probes.of_worker(parent), **own}),
-            progress(url, schema) if once and log_format != "json" and on_terminal() else contextlib.nullcontext(),
+            progress(url, schema)
+            if once and log_format != "json" and on_terminal()
+            else contextlib.nullcontext(),
         ):
             code = parent.run()
     raise SystemExit(code)

@@ -61,7 +61,9 @@ def show_next(where: tuple[str, str], schedule: str, timezone: str, n: int, mach
         except InvalidArgument as error:
             if schedule.startswith("@") or " " in schedule.strip():
                 raise
-            raise CliError(f"{schedule!r} is neither a schedule nor a valid cron expression: {error}") from None
+            raise CliError(
+                f"{schedule!r} is neither a schedule nor a valid cron expression: {error}"
+            ) from None
     about = {name: rows[0][name] for name in ("cron", "timezone", "words")}
     runs = [{name: row[name] for name in ("run_at", "local_time")} for row in rows if row["run_at"]]
     if machine:
@@ -105,7 +107,9 @@ def _json_of(payload: str, line: int) -> Any:
     except ValueError:
         pass
     if importlib.util.find_spec("json5") is None:
-        raise CliError(f"the payload on line {line} of crontab is not plain JSON; for JSON5: {pip_install('crontab')}")
+        raise CliError(
+            f"the payload on line {line} of crontab is not plain JSON; for JSON5: {pip_install('crontab')}"
+        )
     import json5
 
     try:

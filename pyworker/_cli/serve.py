@@ -60,8 +60,12 @@ def ui(
         db.clock()  # report a problem with the database now, not on the first page
     with resolved(dsn) as url:
         # Without passwords, accept only this machine's own names in the Host header.
-        hosts = None if users else ["localhost", "[::1]", host if ":" not in host else f"[{host}]", "127.0.0.1"]
-        app = create_app(url, schema, users=users, hosts=hosts, read_only=read_only, show_payloads=show_payloads)
+        hosts = (
+            None if users else ["localhost", "[::1]", host if ":" not in host else f"[{host}]", "127.0.0.1"]
+        )
+        app = create_app(
+            url, schema, users=users, hosts=hosts, read_only=read_only, show_payloads=show_payloads
+        )
         sockets = _listening(host, port)
         config = uvicorn.Config(app, log_level="warning", server_header=False)
         with contextlib.suppress(KeyboardInterrupt):
@@ -90,7 +94,8 @@ def _listening(host: str, port: int) -> list[socket.socket]:
             refused = error
     if refused is None or (
         # `localhost` has an IPv6 address even on a machine without IPv6.
-        refused.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and (made := [one for one in made if _is_bound(one)])
+        refused.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+        and (made := [one for one in made if _is_bound(one)])
     ):
         return made
     raise CliError(f"cannot listen on {host}, port {port}: {refused.strerror}")
@@ -109,7 +114,9 @@ async def _serve(server: Any, sockets: list[socket.socket]) -> None:
     for listener in listeners:
         for one in listener.sockets:
             name, port = one.getsockname()[:2]
-            click.echo(f"the dashboard is at http://{f'[{name}]' if ':' in name else name}:{port}/ (Ctrl-C ends it)")
+            click.echo(
+                f"the dashboard is at http://{f'[{name}]' if ':' in name else name}:{port}/ (Ctrl-C ends it)"
+            )
     await task
 
 
@@ -123,7 +130,9 @@ def _users(auth_file: str | None) -> dict[str, str]:
             continue
         name, colon, password = line.partition(":")
         if not (name and colon and password):
-            raise CliError("a line with a name and a password must look like NAME:PASSWORD (it is not shown here)", 2)
+            raise CliError(
+                "a line with a name and a password must look like NAME:PASSWORD (it is not shown here)", 2
+            )
         users[name] = password
     if auth_file and not users:
         raise CliError(f"there is no NAME:PASSWORD in {auth_file}", 2)

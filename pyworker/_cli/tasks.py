@@ -48,7 +48,11 @@ def sync(where: tuple[str, str], modules: tuple[str, ...], machine: bool) -> Non
         known = _tasks.load(modules)
         with database(*where) as db:
             _tasks.define(db, known)
-            rows = [row for row in db.list_tasks() if known.get(row["identifier"]) and known[row["identifier"]].options]
+            rows = [
+                row
+                for row in db.list_tasks()
+                if known.get(row["identifier"]) and known[row["identifier"]].options
+            ]
     except TaskError as error:
         raise CliError(str(error)) from error
     _show(rows, machine, f"no task in {', '.join(modules)} has options: nothing to write")
@@ -61,7 +65,9 @@ def _show(rows: list[dict[str, Any]], machine: bool, nothing: str) -> None:
     shown: list[dict[str, Any]] = []
     for row in rows:
         options = {
-            name: value for name, value in row.items() if name not in ("identifier", "updated_at") and value is not None
+            name: value
+            for name, value in row.items()
+            if name not in ("identifier", "updated_at") and value is not None
         }
         words = ", ".join(f"{name} {value}" for name, value in options.items())
         shown.append({"task": row["identifier"], "since": row["updated_at"], "options": words or "none"})

@@ -26,7 +26,13 @@ class Admin(Base):
         return self._rows(f"select run, at, worker, error from {self._s}.job_errors(%s)", [job_id])  # noqa: S608
 
     def list_jobs(
-        self, *, states: Sequence[str], tasks: Sequence[str], queues: Sequence[str], key: str | None, limit: int
+        self,
+        *,
+        states: Sequence[str],
+        tasks: Sequence[str],
+        queues: Sequence[str],
+        key: str | None,
+        limit: int,
     ) -> list[dict[str, Any]]:
         """Newest first, live and finished; empty filters match all."""
         columns = "id, task_identifier, queue_name, state, priority, run_at, attempts, max_attempts, key, last_error, finished_at"
@@ -40,7 +46,13 @@ class Admin(Base):
         )
         rows = self._rows(
             f"select {columns} from ({parts}) j order by id desc limit %(limit)s",  # noqa: S608
-            {"states": list(states), "tasks": list(tasks), "queues": list(queues), "key": key, "limit": limit},
+            {
+                "states": list(states),
+                "tasks": list(tasks),
+                "queues": list(queues),
+                "key": key,
+                "limit": limit,
+            },
         )
         return [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
 
@@ -84,9 +96,7 @@ class Admin(Base):
         return next(iter(self._jobs("remove_job(%s)", job_key)), None)
 
     def list_tasks(self) -> list[dict[str, Any]]:
-        options = (
-            "max_attempts, priority, queue_name, unique_policy, sequence_policy, delivery, timeout, backoff, retention"
-        )
+        options = "max_attempts, priority, queue_name, unique_policy, sequence_policy, delivery, timeout, backoff, retention"
         return self._dicts(f"identifier, {options}, updated_at", "list_tasks() order by identifier")
 
     def modules_of(self, task: str) -> list[str]:

@@ -29,7 +29,9 @@ class Base:
         self.schema = schema
         self._s = quoted(schema)
 
-    def _rows(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+    def _rows(
+        self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()
+    ) -> list[tuple[Any, ...]]:
         with translated():
             # Binary, because the text of a time or an interval depends on session settings.
             return self.conn.execute(cast("Any", statement), parameters, binary=True).fetchall()

@@ -144,7 +144,9 @@ def abandon(conn: psycopg.Connection[Any]) -> socket.socket:
 
 
 @contextmanager
-def answered(conn: psycopg.Connection[Any], give_up: Callable[[psycopg.Connection[Any]], None] = cut) -> Iterator[None]:
+def answered(
+    conn: psycopg.Connection[Any], give_up: Callable[[psycopg.Connection[Any]], None] = cut
+) -> Iterator[None]:
     """Cut the connection if a statement in this block gets no answer within ANSWER_TIMEOUT. Use it for
     statements that take no time."""
     timer = threading.Timer(ANSWER_TIMEOUT, give_up, [conn])
@@ -246,4 +248,10 @@ class Backoff:
 
 
 def first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].removeprefix("connection is bad: ").removeprefix("connection failed: ")
+    return (
+        str(error)
+        .strip()
+        .split("\n")[0]
+        .removeprefix("connection is bad: ")
+        .removeprefix("connection failed: ")
+    )

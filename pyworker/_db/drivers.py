@@ -59,10 +59,14 @@ class _DjangoProxy(Protocol):
 AsyncConnection: TypeAlias = (
     "psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any] | _CommitsAsync | _Asyncpg | _AsyncpgOfPool"
 )
-SyncConnection: TypeAlias = "psycopg.Connection[Any] | psycopg.Cursor[Any] | _Commits | _Cursor | _DjangoProxy"
+SyncConnection: TypeAlias = (
+    "psycopg.Connection[Any] | psycopg.Cursor[Any] | _Commits | _Cursor | _DjangoProxy"
+)
 
 
-def query(verb: str, conn: Any, statement: Statement, answer: Callable[[Rows], T]) -> T | Coroutine[Any, Any, T]:
+def query(
+    verb: str, conn: Any, statement: Statement, answer: Callable[[Rows], T]
+) -> T | Coroutine[Any, Any, T]:
     """Return `answer(rows)`; on an asynchronous connection, a coroutine that returns it."""
     text, parameters = statement
     if isinstance(conn, psycopg.Cursor | psycopg.AsyncCursor):
@@ -102,10 +106,14 @@ def _of_cursor(cursor: Any, text: str, parameters: Mapping[str, Any]) -> Rows:
     cursor.execute(text, parameters)
     rows = cursor.fetchall()
     # psycopg2's RealDictCursor returns mappings.
-    return [tuple(cast("Mapping[str, Any]", row).values()) if isinstance(row, Mapping) else row for row in rows]
+    return [
+        tuple(cast("Mapping[str, Any]", row).values()) if isinstance(row, Mapping) else row for row in rows
+    ]
 
 
-async def _on_psycopg_async(conn: Any, text: str, parameters: Mapping[str, Any], answer: Callable[[Rows], T]) -> T:
+async def _on_psycopg_async(
+    conn: Any, text: str, parameters: Mapping[str, Any], answer: Callable[[Rows], T]
+) -> T:
     with translated():
         async with psycopg.AsyncCursor[Any](conn, row_factory=tuple_row) as cursor:
             await cursor.execute(cast("Any", text), parameters)

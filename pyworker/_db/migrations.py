@@ -67,7 +67,9 @@ def _finish(sql_dir: Path, *, movable_clock: bool, roles: bool) -> list[Path]:
     """The files that are loaded after the code."""
     setup = sql_dir / "setup"
     optional = [
-        setup / f"{name}.sql" for name, wanted in (("movable_clock", movable_clock), ("roles", roles)) if wanted
+        setup / f"{name}.sql"
+        for name, wanted in (("movable_clock", movable_clock), ("roles", roles))
+        if wanted
     ]
     return [*optional, sql_dir / "grants.sql", setup / "end.sql"]
 
@@ -91,7 +93,11 @@ def pending(conn: psycopg.Connection[Any], schema: str = "pyworker") -> list[Mig
 
 
 def migrate(
-    conn: psycopg.Connection[Any], schema: str = "pyworker", *, movable_clock: bool = False, roles: bool = False
+    conn: psycopg.Connection[Any],
+    schema: str = "pyworker",
+    *,
+    movable_clock: bool = False,
+    roles: bool = False,
 ) -> list[Migration]:
     """Bring the schema to this package's version in one transaction. Returns the applied
     migrations.
@@ -118,7 +124,9 @@ def migrate(
             elif applied[migration.version][1] is None:  # installed by psql, which records no checksum
                 conn.execute(FILL_CHECKSUM, [migration.checksum, migration.version])
             elif applied[migration.version][1] != migration.checksum:
-                raise SchemaVersionError(f"{migration.path.name} is not the file that was applied to this database")
+                raise SchemaVersionError(
+                    f"{migration.path.name} is not the file that was applied to this database"
+                )
         if movable_clock:
             conn.execute(MAKE_CLOCK_MOVABLE)
         for path in code():
@@ -144,7 +152,9 @@ def script(
     script restores their settings at its end.
     """
     if not 0 <= (from_version or 0) <= newest():
-        raise InvalidArgument(f"there is no schema version {from_version} (this pyworker knows 0 to {newest()})")
+        raise InvalidArgument(
+            f"there is no schema version {from_version} (this pyworker knows 0 to {newest()})"
+        )
     sql_dir = directory("sql")
     named = SET_SCHEMA.format(schema=sql.Literal(schema), newest=sql.Literal(newest())).as_string(None)
     parts = [

@@ -25,7 +25,9 @@ class Pages(Base):
             "id, task_identifier, state, queue_name, key, sequence_key, priority, run_at, attempts, max_attempts, created_at, locked_at, "
             "locked_by, finished_at, reason, last_error"
         )
-        rows = self._dicts(columns, f"list_jobs({', '.join(f'{name} => %s' for name in filters)})", *filters.values())
+        rows = self._dicts(
+            columns, f"list_jobs({', '.join(f'{name} => %s' for name in filters)})", *filters.values()
+        )
         more = rows.pop()["id"] if rows and rows[-1]["state"] is None else None
         return rows, more
 
@@ -37,12 +39,16 @@ class Pages(Base):
         columns = "queue_name, concurrency, paused, available, running, exact"
         return self._dicts(columns, "list_queues(%s, %s)", after, limit)
 
-    def list_sequences(self, halted: bool = False, after: str | None = None, limit: int = 50) -> list[dict[str, Any]]:
+    def list_sequences(
+        self, halted: bool = False, after: str | None = None, limit: int = 50
+    ) -> list[dict[str, Any]]:
         columns = "sequence_key, running, waiting, halted_by, reason, since, exact"
         return self._dicts(columns, "list_sequences(%s, %s, %s)", halted, after, limit)
 
     def perform_action(self, action: str, targets: Sequence[str], actor: str) -> list[dict[str, Any]]:
-        return self._dicts("target, ok, outcome", "perform_action(%s, %s::text[], %s)", action, list(targets), actor)
+        return self._dicts(
+            "target, ok, outcome", "perform_action(%s, %s::text[], %s)", action, list(targets), actor
+        )
 
     def audit(self, before: int | None, limit: int) -> list[dict[str, Any]]:
         columns = "id, at, actor, db_role, action, target, ok, outcome"

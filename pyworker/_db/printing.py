@@ -30,7 +30,9 @@ class Printing(Database):
         self._s = quoted(schema)
         self._real = real
 
-    def _rows(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
+    def _rows(
+        self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()
+    ) -> list[tuple[Any, ...]]:
         click.echo(self._filled(statement, parameters) + ";")
         raise Shown(0)
 

@@ -118,17 +118,23 @@ def _refuse_beyond_jsonb(where: str, payload: str) -> None:
 
 
 def verb_call(schema: str, verb: str, **arguments: Any) -> Statement:
-    return _verb_statement(schema, verb), {name: checked(verb, name, value) for name, value in arguments.items()}
+    return _verb_statement(schema, verb), {
+        name: checked(verb, name, value) for name, value in arguments.items()
+    }
 
 
 @functools.lru_cache
 def _verb_statement(schema: str, verb: str) -> str:
-    return rows_of(schema, f"{verb}({', '.join(f'%({name})s::{kind}' for name, kind in _VERBS[verb].items())})")
+    return rows_of(
+        schema, f"{verb}({', '.join(f'%({name})s::{kind}' for name, kind in _VERBS[verb].items())})"
+    )
 
 
 def _known(function: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     if unknown := options.keys() - ADD_ARGUMENTS.keys():
-        raise TypeError(f"{function} has no argument {sorted(unknown)[0]!r} (known: {', '.join(ADD_ARGUMENTS)})")
+        raise TypeError(
+            f"{function} has no argument {sorted(unknown)[0]!r} (known: {', '.join(ADD_ARGUMENTS)})"
+        )
     return options
 
 

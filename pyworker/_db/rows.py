@@ -56,7 +56,9 @@ JOB_COLUMNS = ", ".join(_SENT.get(name, "j.{0}").format(name) for name in _NAMES
 def job_row(row: Sequence[Any] | None) -> JobRow | None:
     if row is None or row[0] is None:
         return None
-    return JobRow(*[_DECODED[name](v) if name in _DECODED else v for name, v in zip(_NAMES, row, strict=True)])
+    return JobRow(
+        *[_DECODED[name](v) if name in _DECODED else v for name, v in zip(_NAMES, row, strict=True)]
+    )
 
 
 def _decoded(text: str | None) -> Any:
@@ -70,4 +72,7 @@ def _time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text.strip('"'))
 
 
-_DECODED: dict[str, Callable[[Any], Any]] = {**dict.fromkeys(_JSON_FIELDS, _decoded), **dict.fromkeys(_TIMES, _time)}
+_DECODED: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(_JSON_FIELDS, _decoded),
+    **dict.fromkeys(_TIMES, _time),
+}

@@ -23,9 +23,7 @@ KEEP_SETTINGS = (
     "select set_config('pyworker.before', json_object_agg(s, current_setting(s))::text, true) from unnest(array["
     "'search_path', 'lock_timeout', 'client_min_messages', 'standard_conforming_strings', 'datestyle', 'intervalstyle']) s;\n"
 )
-RESTORE_SETTINGS = (
-    "select set_config(s.key, s.value, true) from json_each_text(current_setting('pyworker.before')::json) s;\n"
-)
+RESTORE_SETTINGS = "select set_config(s.key, s.value, true) from json_each_text(current_setting('pyworker.before')::json) s;\n"
 
 
 def drop_schema_text(schema: str) -> str:

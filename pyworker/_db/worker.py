@@ -118,7 +118,11 @@ class Worker(Base):
         with_it = "set_config('synchronous_commit', 'off', true), " if alone else ""
         return (
             f"select {_CLAIMED} from {with_it}{self._s}.claim_jobs(%s, %s, %s::text[], %s::text[], %s::text[])",  # noqa: S608
-            [worker_id, max_jobs, *(None if v is None else list(v) for v in (tasks, queues, forbidden_flags))],
+            [
+                worker_id,
+                max_jobs,
+                *(None if v is None else list(v) for v in (tasks, queues, forbidden_flags)),
+            ],
         )
 
     def finish_call(self, jobs: Iterable[tuple[int, int, str | None]]) -> Call:
@@ -127,7 +131,10 @@ class Worker(Base):
         kept = results if any(result is not None for result in results) else None
         # Arrays of numbers as text: psycopg takes ten times as long for a list.
         numbers = ["{" + ",".join(map(str, column)) + "}" for column in (ids, runs)]
-        return f"select cardinality({self._s}.finish_jobs(%s::bigint[], %s::bigint[], %s::jsonb[]))", [*numbers, kept]
+        return f"select cardinality({self._s}.finish_jobs(%s::bigint[], %s::bigint[], %s::jsonb[]))", [
+            *numbers,
+            kept,
+        ]
 
     def fail_call(self, failures: Sequence[Mapping[str, Any]]) -> Call:
         # jsonb cannot hold NUL or half a surrogate pair. They are cleaned from an error; a payload
@@ -144,7 +151,9 @@ class Worker(Base):
 
     def discarded(self, job_ids: Sequence[int]) -> list[tuple[int, str | None]]:
         """Those of these jobs that are discarded, with the reason."""
-        which = f"unnest(%s::bigint[]) i(id), {self._s}.get_job(i.id) j where j.state = 'discarded' order by j.id"
+        which = (
+            f"unnest(%s::bigint[]) i(id), {self._s}.get_job(i.id) j where j.state = 'discarded' order by j.id"
+        )
         return cast("Any", self._rows(f"select j.id, j.reason from {which}", [list(job_ids)]))  # noqa: S608
 
     def seconds_until_due(self) -> float | None:

@@ -85,7 +85,9 @@ class Demo:
             self._say(f"PostgreSQL {server.version} is up, on a private socket")
             migrations.migrate(conn)
             conn.execute((self.application / "schema.sql").read_bytes())
-            self._say("pyworker is installed; the application has a table, users, whose triggers call pyworker.add_job")
+            self._say(
+                "pyworker is installed; the application has a table, users, whose triggers call pyworker.add_job"
+            )
             with tempfile.NamedTemporaryFile("w+", prefix="pyworker-demo-", suffix=".log") as log:
                 worker = self._start_worker(server.url(), mail.address, log)
                 try:
@@ -134,7 +136,9 @@ class Demo:
                 if counts.get("completed", 0) != done:
                     done, changed = counts.get("completed", 0), time.monotonic()
                 waits = counts.get("retryable", 0)
-                progress.update(bar, completed=done, note=f", {waits} waits to be tried again" if waits else "")
+                progress.update(
+                    bar, completed=done, note=f", {waits} waits to be tried again" if waits else ""
+                )
                 time.sleep(0.05)
         self._say("every job is done")
 
@@ -158,7 +162,9 @@ class Demo:
         )
         table.add_column(justify="right", style="bold")
         table.add_column()
-        table.add_row(str(self.users + changes), "jobs added by triggers, each in the transaction that it belongs to")
+        table.add_row(
+            str(self.users + changes), "jobs added by triggers, each in the transaction that it belongs to"
+        )
         table.add_row(f"{changes} → 3", "profile changes with a job_key: those of one user became one mail")
         table.add_row(str(counts.get("completed", 0)), "jobs run")
         table.add_row(

@@ -122,19 +122,27 @@ def find_bindir() -> Path:
 
 
 @contextlib.contextmanager
-def temporary_server(*, in_memory: bool = False, settings: Mapping[str, str] | None = None) -> Generator[Server]:
+def temporary_server(
+    *, in_memory: bool = False, settings: Mapping[str, str] | None = None
+) -> Generator[Server]:
     """A server that is removed on exit with its data. `in_memory`: on the RAM disk if it has enough
     room."""
     account, bindir = _account(), find_bindir()
     _sweep()
     with _own_directory(_parents(account, in_memory=in_memory)[0], account) as (home, lock):
-        with _running(Server(str(home / "data"), bindir), lock, account, signal.SIGQUIT, settings or {}) as server:
+        with _running(
+            Server(str(home / "data"), bindir), lock, account, signal.SIGQUIT, settings or {}
+        ) as server:
             yield server
 
 
 @contextlib.contextmanager
 def kept_server(
-    name: str = "demo", *, fresh: bool = False, place: Path | None = None, settings: Mapping[str, str] | None = None
+    name: str = "demo",
+    *,
+    fresh: bool = False,
+    place: Path | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> Generator[Server]:
     """A server that keeps its data on exit. If it already runs, use it and leave it running.
 
@@ -164,11 +172,15 @@ def kept_server(
     while (lock := _lock(home)) is None:  # another process runs, starts or stops it
         if _answers(server):
             if fresh:
-                raise NoPostgres(f"The {name} database is in use: first end the other commands that work on it.")
+                raise NoPostgres(
+                    f"The {name} database is in use: first end the other commands that work on it."
+                )
             yield server
             return
         if time.monotonic() > deadline:
-            raise NoPostgres(f"The {name} database is in use, but its server does not answer: see {home / 'log'}")
+            raise NoPostgres(
+                f"The {name} database is in use, but its server does not answer: see {home / 'log'}"
+            )
         time.sleep(0.02)
     try:
         if fresh and data.exists():
@@ -205,7 +217,9 @@ def _running(
             new.mkdir(mode=0o700)
             if account:
                 os.chown(new, account.pw_uid, account.pw_gid)
-            process = start("initdb", "-D", str(new), "-U", "postgres", "-A", "trust", "--no-sync", *_locale(major))
+            process = start(
+                "initdb", "-D", str(new), "-U", "postgres", "-A", "trust", "--no-sync", *_locale(major)
+            )
             with _ending(process, signal.SIGTERM):
                 if process.wait() != 0:
                     raise NoPostgres(f"initdb failed: {_complaint(log.read_bytes())}\n{WAYS_OUT}")
@@ -267,7 +281,9 @@ def _account() -> Account:
     for name in ("postgres", "nobody"):
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name)
-    raise NoPostgres(f"PostgreSQL does not run as root, and there is no account postgres or nobody.\n{WAYS_OUT}")
+    raise NoPostgres(
+        f"PostgreSQL does not run as root, and there is no account postgres or nobody.\n{WAYS_OUT}"
+    )
 
 
 def _command(account: Account, program: Path, *arguments: str) -> list[str]:
@@ -302,7 +318,9 @@ def _runnable(bindir: Path, account: Account) -> Generator[tuple[Path, int]]:
                 continue
             yield copy, major
             return
-    raise NoPostgres(f"PostgreSQL does not run as root, and {account.pw_name} cannot run {bindir}.\n{WAYS_OUT}")
+    raise NoPostgres(
+        f"PostgreSQL does not run as root, and {account.pw_name} cannot run {bindir}.\n{WAYS_OUT}"
+    )
 
 
 def _major(bindir: Path, account: Account) -> int:
@@ -373,7 +391,9 @@ def _admit(home: Path, account: Account) -> None:
         os.chown(home, -1, account.pw_gid if account else -1)
         home.chmod(0o710 if account else 0o700)
     except OSError as error:  # root in a user namespace has no other accounts
-        raise NoPostgres(f"Cannot hand {home} to an account that may run PostgreSQL: {error}\n{WAYS_OUT}") from None
+        raise NoPostgres(
+            f"Cannot hand {home} to an account that may run PostgreSQL: {error}\n{WAYS_OUT}"
+        ) from None
 
 
 def _open_to_all(path: Path) -> bool:
@@ -385,4 +405,6 @@ def _has_programs(directory: Path) -> bool:
 
 
 def _newest_first(directories: Iterable[Path]) -> list[Path]:
-    return sorted(directories, key=lambda d: [int(n) for n in re.findall(r"\d+", d.parent.name)], reverse=True)
+    return sorted(
+        directories, key=lambda d: [int(n) for n in re.findall(r"\d+", d.parent.name)], reverse=True
+    )

@@ -64,7 +64,10 @@ class Program:
         if self._process is not None and not self._told and self._process.poll() is not None:
             self._told = True
             self._show.join()
-            say("dev", f"the {self.name} has ended ({self._process.returncode}), and restarts at the next change")
+            say(
+                "dev",
+                f"the {self.name} has ended ({self._process.returncode}), and restarts at the next change",
+            )
 
     def stop(self) -> None:
         if self._process is None:
@@ -114,7 +117,11 @@ def _work(modules: list[str], url: str, schema: str, watched: list[str]) -> None
     try:
         # It yields changes at least four times a second. After its first yield the watch is active.
         for changed in watchfiles.watch(
-            *watched, watch_filter=watchfiles.PythonFilter(), yield_on_timeout=True, rust_timeout=250, debounce=250
+            *watched,
+            watch_filter=watchfiles.PythonFilter(),
+            yield_on_timeout=True,
+            rust_timeout=250,
+            debounce=250,
         ):
             if not begun:
                 begun = True
@@ -124,7 +131,10 @@ def _work(modules: list[str], url: str, schema: str, watched: list[str]) -> None
             elif changed:
                 worker.stop()  # before the message: once it appears, the old code no longer runs
                 names = sorted({os.path.relpath(path) for _, path in changed})
-                say("dev", f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''} changed: the worker restarts")
+                say(
+                    "dev",
+                    f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''} changed: the worker restarts",
+                )
                 worker.start()
             for program in programs:
                 program.look()
@@ -140,7 +150,9 @@ def _dashboard() -> bool:
 
 @contextlib.contextmanager
 def _database(dsn: str, data: Path | None) -> Generator[str]:
-    if dsn or (not data and any(os.environ.get(name) for name in ("PGHOST", "PGDATABASE", "PGSERVICE", "PGPORT"))):
+    if dsn or (
+        not data and any(os.environ.get(name) for name in ("PGHOST", "PGDATABASE", "PGSERVICE", "PGPORT"))
+    ):
         with resolved(dsn) as url:
             yield url
         return

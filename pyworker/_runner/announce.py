@@ -16,7 +16,11 @@ log = logging.getLogger("pyworker.worker")
 
 
 def announce(
-    db: Database, config: RunConfig, worker_id: int, known: Mapping[str, tasks.Task[..., Any]], schedules: bool
+    db: Database,
+    config: RunConfig,
+    worker_id: int,
+    known: Mapping[str, tasks.Task[..., Any]],
+    schedules: bool,
 ) -> dict[str, float]:
     """Define the worker's tasks and record what it takes; with `schedules`, declare schedules too.
 

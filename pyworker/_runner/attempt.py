@@ -52,7 +52,9 @@ async def run_job_async(
         return failure_of(job, error)
 
 
-async def _answer(job: Claimed, task: tasks.Task[..., Any], connections: Connections, made: AsyncJob) -> Ended:
+async def _answer(
+    job: Claimed, task: tasks.Task[..., Any], connections: Connections, made: AsyncJob
+) -> Ended:
     if job.delivery == "at_most_once" and not await connections.start_job_async(job.id, job.run):
         return "released", (job.id, job.run), None
     if not _middleware.registered:

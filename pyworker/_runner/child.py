@@ -154,7 +154,9 @@ class Child:
         self.handlers.tasks = self.handlers.context.run(tasks.load, self.config.tasks)
         signals.leave_to_parent()  # again: a module may have set handlers of its own
         if unknown := [name for name in self.config.only_tasks if name not in self.handlers.tasks]:
-            raise TaskError(f"--task {unknown[0]}: no such task (known: {', '.join(sorted(self.handlers.tasks))})")
+            raise TaskError(
+                f"--task {unknown[0]}: no such task (known: {', '.join(sorted(self.handlers.tasks))})"
+            )
         while True:
             self.slots.turned()
             try:
@@ -196,7 +198,9 @@ class Child:
 
     def _announce_worker(self, db: Database) -> None:
         # Each process declares schedules once, so the last process to start determines them.
-        self.handlers.timeouts = announce(db, self.config, self.worker_id, self.handlers.tasks, not self.declared)
+        self.handlers.timeouts = announce(
+            db, self.config, self.worker_id, self.handlers.tasks, not self.declared
+        )
         self.declared = True
         self.exchange.task_names = self.config.only_tasks or sorted(self.handlers.tasks)
         self.connections.pooled = is_pooled(db.conn)

@@ -114,7 +114,9 @@ class Connections:
 
     async def finish_job_async(self, conn: psycopg.AsyncConnection[Any], job_id: int, run: int) -> str:
         with translated():
-            row = await (await conn.execute(cast("Any", finish_job_statement(self.schema)), [job_id, run])).fetchone()
+            row = await (
+                await conn.execute(cast("Any", finish_job_statement(self.schema)), [job_id, run])
+            ).fetchone()
             return row[1] if row else ""
 
     def committed(self, job_id: int, run: int, transaction: str) -> bool:

@@ -53,4 +53,6 @@ def keep_from_copies(loop: asyncio.AbstractEventLoop) -> None:
 def _ready(loop: asyncio.AbstractEventLoop) -> list[deque[Any]]:
     """The loop's queue of callbacks. Neither asyncio nor uvloop has a public name for it."""
     own: Any = getattr(loop, "_ready", None)
-    return [own] if own is not None else [found for found in gc.get_referents(loop) if isinstance(found, deque)]
+    return (
+        [own] if own is not None else [found for found in gc.get_referents(loop) if isinstance(found, deque)]
+    )

@@ -81,7 +81,9 @@ class Exchange:
                 try:
                     db.send(one.reports(db)[0]).fetchall()
                 except Exception as problem:
-                    if isinstance(problem, psycopg.Error) and (_connection_lost(problem, True) or forbids(problem)):
+                    if isinstance(problem, psycopg.Error) and (
+                        _connection_lost(problem, True) or forbids(problem)
+                    ):
                         self._take_back(one)
                         forbidden = problem if forbids(problem) else forbidden
                         continue
@@ -105,7 +107,11 @@ class Exchange:
             for job_id, reason in db.discarded(list(last)) if last else []:
                 extra = {"job_id": job_id, "task": last[job_id]}
                 log.error(
-                    "job %s (%s) is discarded now: %s", job_id, shown(last[job_id]), shown(reason or ""), extra=extra
+                    "job %s (%s) is discarded now: %s",
+                    job_id,
+                    shown(last[job_id]),
+                    shown(reason or ""),
+                    extra=extra,
                 )
 
 

@@ -41,7 +41,9 @@ NEVER = -1
 class Handlers:
     """The handlers of a worker process, at most `concurrency` at once."""
 
-    def __init__(self, config: RunConfig, slots: Slots, connections: Connections, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, config: RunConfig, slots: Slots, connections: Connections, wake: Callable[[], None]
+    ) -> None:
         self.config = config
         self.slots = slots
         self.connections = connections
@@ -104,7 +106,11 @@ class Handlers:
     def known(self) -> list[tuple[int, int]]:
         """Id and run of every job that this process believes it holds."""
         with self.lock:
-            return [(job.id, job.run) for job in self.ready] + [*self.running] + [told[:2] for _, told in self.outcomes]
+            return (
+                [(job.id, job.run) for job in self.ready]
+                + [*self.running]
+                + [told[:2] for _, told in self.outcomes]
+            )
 
     def keep(self, held: set[int]) -> None:
         """Drop ready jobs that are not in `held`: their claims are lost."""
@@ -161,7 +167,9 @@ class Handlers:
         if self.ready and self.slots.expired():  # this process was suspended: release what is still ours
             self._release(self.ready)
             self.ready.clear()
-        while self.ready and len(self.running) < self.config.concurrency and not (self.isolated or self.broken):
+        while (
+            self.ready and len(self.running) < self.config.concurrency and not (self.isolated or self.broken)
+        ):
             if self.ready[0].crashes and self.running:
                 break
             job = self.ready.popleft()
@@ -278,7 +286,9 @@ class Handlers:
             except (SystemExit, KeyboardInterrupt) as error:
                 why = type(error).__name__
             except BaseException as error:
-                self._give_up([job for job in self.running.values() if isinstance(job.handler, asyncio.Task)], error)
+                self._give_up(
+                    [job for job in self.running.values() if isinstance(job.handler, asyncio.Task)], error
+                )
             if os.getpid() != self._pid:
                 end_copy()
             log.error("a handler has stopped the event loop (%s); it goes on", why)

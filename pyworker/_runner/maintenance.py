@@ -34,7 +34,8 @@ def maintain(config: RunConfig, stopped: threading.Event) -> None:
             with watch.over(db.conn):
                 tick, fired = db.run_schedules(QUERY_TIMEOUT)
                 # Run again at the next tick; at once if a schedule fired, as more may be due.
-                pause = 0.0 if fired else min(SWEEP * random.uniform(0.8, 1.2), SWEEP if tick is None else tick)  # noqa: S311
+                usual = SWEEP * random.uniform(0.8, 1.2)  # noqa: S311
+                pause = 0.0 if fired else min(usual, SWEEP if tick is None else tick)
                 db.sweep_workers()  # in its own transaction, like every step that maintain() repeats
                 if time.monotonic() >= maintain_at:
                     maintain_at = time.monotonic() + MAINTAIN * random.uniform(0.8, 1.2)  # noqa: S311

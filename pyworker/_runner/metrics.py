@@ -37,7 +37,9 @@ def text_of(rows: Iterable[Mapping[str, Any]]) -> str:
     for name, group in by_name.items():
         lines += [f"# HELP {name} {_escaped(group[0]['help'])}", f"# TYPE {name} {group[0]['kind']}"]
         for row in group:
-            labels = ",".join(f'{label}="{_escaped(value, True)}"' for label, value in sorted(row["labels"].items()))
+            labels = ",".join(
+                f'{label}="{_escaped(value, True)}"' for label, value in sorted(row["labels"].items())
+            )
             lines.append(f"{name}{'{' + labels + '}' if labels else ''} {row['value']:.17g}")
     return "\n".join(lines) + "\n"
 

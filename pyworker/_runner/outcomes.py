@@ -95,7 +95,11 @@ def failure_of(job: Claimed, error: BaseException) -> Ended:
 
 def unstorable(job_id: int, run: int, kind: str, error: BaseException) -> dict[str, Any]:
     """The failure to report for a job whose outcome the database refused."""
-    return {"id": job_id, "run": run, "error": limited(f"the outcome ({kind}) could not be stored: {text_of(error)}")}
+    return {
+        "id": job_id,
+        "run": run,
+        "error": limited(f"the outcome ({kind}) could not be stored: {text_of(error)}"),
+    }
 
 
 def _told(job: Claimed, error: BaseException) -> tuple[str, Any]:

@@ -26,7 +26,13 @@ from .._db.database import Database
 from .._escape import shown
 from . import signals
 from .children import ChildProcess, Ended, exit_text, memory_of, start_child
-from .config import EXIT_CANNOT_START, EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER, EXIT_REGISTER_AGAIN, RunConfig
+from .config import (
+    EXIT_CANNOT_START,
+    EXIT_DATABASE_NEWER,
+    EXIT_DATABASE_OLDER,
+    EXIT_REGISTER_AGAIN,
+    RunConfig,
+)
 from .maintenance import QUERY_TIMEOUT, maintain
 from .shared import Slots, boottime
 
@@ -93,13 +99,20 @@ class Parent:
             "pyworker %s started: %s process%s of %s handlers, schema %s",
             self._version(), self.config.processes, "es" if self.config.processes > 1 else "", self.config.concurrency, self.config.schema,
         )  # fmt: skip
-        threading.Thread(target=maintain, args=[self.config, self.stopped], daemon=True, name="maintain").start()
+        threading.Thread(
+            target=maintain, args=[self.config, self.stopped], daemon=True, name="maintain"
+        ).start()
         threading.Thread(target=self._fence, daemon=True, name="fence").start()
         while self.children or self.respawn_at or self.to_unregister:
             self.turned = now = time.monotonic()
             if self.backoff.until:
                 self.next_beat = min(self.next_beat, max(self.backoff.until, now))
-            deadlines = [self.next_beat, now + WATCH, *self.respawn_at, *([self.kill_at] if self.kill_at else [])]
+            deadlines = [
+                self.next_beat,
+                now + WATCH,
+                *self.respawn_at,
+                *([self.kill_at] if self.kill_at else []),
+            ]
             ends: list[Any] = [wakeup, *([self.db.conn] if self.db else [])]
             ready = select.select(ends, [], [], max(min(deadlines) - now, 0))[0]
             with suppress(BlockingIOError):
@@ -222,9 +235,13 @@ class Parent:
                 if ended.crashed:
                     self.db.report_crash(ended.worker_id, ended.running, ended.why)
                 self.db.unregister_worker(ended.worker_id)
-                charged = [job_id for job_id, _ in ended.running] + ([ended.failure["id"]] if ended.failure else [])
+                charged = [job_id for job_id, _ in ended.running] + (
+                    [ended.failure["id"]] if ended.failure else []
+                )
                 for job_id, reason in self.db.discarded(charged) if charged else []:
-                    log.error("job %s is discarded now: %s", job_id, shown(reason or ""), extra={"job_id": job_id})
+                    log.error(
+                        "job %s is discarded now: %s", job_id, shown(reason or ""), extra={"job_id": job_id}
+                    )
                 self.to_unregister.pop(0)
 
         if self.to_unregister:
@@ -239,7 +256,9 @@ class Parent:
             if (away := boottime() - self.acknowledged) > self.fence:
                 with self.reaping:
                     for child in [child for child in self.children.values() if not child.killed]:
-                        self._kill(child, f"the database has not answered for {away:.0f} s, others may take its jobs")
+                        self._kill(
+                            child, f"the database has not answered for {away:.0f} s, others may take its jobs"
+                        )
 
     # -- children ----------------------------------------------------------------------------------
 
@@ -284,7 +303,13 @@ class Parent:
         # with any exit code.
         running = [(job.job_id, job.run) for job in child.slots.running()]
         deliberate = not running
-        crashed = code not in (0, EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER, EXIT_REGISTER_AGAIN)
+        crashed = code not in (
+            0,
+            EXIT_CANNOT_START,
+            EXIT_DATABASE_OLDER,
+            EXIT_DATABASE_NEWER,
+            EXIT_REGISTER_AGAIN,
+        )
         crashed = crashed or not deliberate
         # A child that we killed for one job, or while stopping, did not crash: its jobs are
         # released, and this attempt does not count.
@@ -301,13 +326,17 @@ class Parent:
         elif self.signals or (deliberate and code == 0 and self.config.once and not child.leaving):
             pass
         else:
-            log.warning("worker process %s ended with %s; starting another", child.process.pid, exit_text(code))
+            log.warning(
+                "worker process %s ended with %s; starting another", child.process.pid, exit_text(code)
+            )
             lived = time.monotonic() - child.started
             self.respawn_delay = 0.1 if lived > 60 else min(self.respawn_delay * 2, 5.0)
             self.respawn_at.append(time.monotonic() + self.respawn_delay)
 
     def _kill(self, child: ChildProcess, why: str, culprit: tuple[int, int] | None = None) -> None:
-        log.warning("ending worker process %s: %s%s", child.process.pid, f"job {culprit[0]} " if culprit else "", why)
+        log.warning(
+            "ending worker process %s: %s%s", child.process.pid, f"job {culprit[0]} " if culprit else "", why
+        )
         child.killed, child.culprit = why, culprit
         os.kill(child.process.pid, signal.SIGKILL)
 
@@ -319,13 +348,17 @@ class Parent:
                 self.next_beat = now
             late = [job for job in child.slots.running() if job.deadline and now > job.deadline]
             if late:
-                self._kill(child, "timed out, or did not stop when it was cancelled", (late[0].job_id, late[0].run))
+                self._kill(
+                    child, "timed out, or did not stop when it was cancelled", (late[0].job_id, late[0].run)
+                )
             elif self.config.max_memory:
                 memory = memory_of(child.process.pid)
                 if memory > self.config.max_memory * 1.5:
                     self._kill(child, MEMORY)
                 elif memory > self.config.max_memory and not child.leaving:
-                    log.warning("worker process %s holds %d MB; replacing it", child.process.pid, memory >> 20)
+                    log.warning(
+                        "worker process %s holds %d MB; replacing it", child.process.pid, memory >> 20
+                    )
                     child.leaving = True
                     child.tell("stop")
 
@@ -353,7 +386,9 @@ class Parent:
         self.respawn_at.clear()
         self.kill_at = time.monotonic() + self.config.shutdown_timeout
         log.info(
-            "stopping (%s): running jobs have %g seconds, the rest is handed back", why, self.config.shutdown_timeout
+            "stopping (%s): running jobs have %g seconds, the rest is handed back",
+            why,
+            self.config.shutdown_timeout,
         )
         for child in self.children.values():
             child.tell("stop")

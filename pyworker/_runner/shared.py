@@ -87,7 +87,9 @@ class Slots:
             self.set(slot, job_id, run)
 
     def running(self) -> list[Running]:
-        return [job for job in map(Running._make, _SLOT.iter_unpack(self._memory[_HEAD.size :])) if job.job_id]
+        return [
+            job for job in map(Running._make, _SLOT.iter_unpack(self._memory[_HEAD.size :])) if job.job_id
+        ]
 
 
 def _anonymous_file() -> int:

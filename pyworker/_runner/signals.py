@@ -15,7 +15,11 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def heard() -> list[signal.Signals]:
     """The signals of STOPS that the parent acts on: all, but not a SIGHUP that nohup made it
     ignore."""
-    return [number for number in STOPS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
+    return [
+        number
+        for number in STOPS
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    ]
 
 
 def nothing(_number: int, _frame: object) -> None:

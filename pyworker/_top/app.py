@@ -159,7 +159,9 @@ class Top(App[None]):
         for key, row in rows.items():
             table.add_row(*(cell(value(row), row) for value in page.columns.values()), key=key)
         if rows:
-            table.move_cursor(row=list(rows).index(before) if before in rows else min(at, len(rows) - 1), animate=False)
+            table.move_cursor(
+                row=list(rows).index(before) if before in rows else min(at, len(rows) - 1), animate=False
+            )
 
     def _key(self, table: DataTable[Text]) -> str | None:
         if not table.is_valid_row_index(table.cursor_row):
@@ -188,7 +190,9 @@ class Top(App[None]):
             if number:
                 text.append(f"{words} {number}   ", "yellow")
         if tick := told["next_tick"]:
-            text.append(f"next {shown(tick['name'])} {datetime.fromisoformat(tick['at']).astimezone():%a %H:%M}")
+            text.append(
+                f"next {shown(tick['name'])} {datetime.fromisoformat(tick['at']).astimezone():%a %H:%M}"
+            )
         return text
 
     # -- keys --------------------------------------------------------------------------------------

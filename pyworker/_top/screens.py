@@ -39,7 +39,8 @@ class Ask(ModalScreen[bool]):
 
     def compose(self) -> ComposeResult:
         yield Static(
-            Text.assemble(shown(self.question), "\n\n", ("y", "bold"), " yes    ", ("n", "bold"), " no"), id="ask"
+            Text.assemble(shown(self.question), "\n\n", ("y", "bold"), " yes    ", ("n", "bold"), " no"),
+            id="ask",
         )
 
     def action_answer(self, answer: bool) -> None:
@@ -89,7 +90,9 @@ class JobPage(ModalScreen[None]):
             if value is None or name in ("last_error", "deduplicated"):
                 continue
             cell = text_of(
-                json.dumps(value, ensure_ascii=False) if name in ("payload", "meta", "flags", "result") else value
+                json.dumps(value, ensure_ascii=False)
+                if name in ("payload", "meta", "flags", "result")
+                else value
             )
             if name in ("payload", "result") and not self.revealed:
                 cell = Text("not shown; v shows it", "dim")

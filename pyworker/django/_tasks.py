@@ -78,7 +78,9 @@ class TasksBackend(BaseTaskBackend):
             "run_at": task.run_after,
         }
         payload = {"args": list(args), "kwargs": kwargs}
-        job = _client.add_job(connections[self.database], task.module_path, payload, schema=self.schema, **options)
+        job = _client.add_job(
+            connections[self.database], task.module_path, payload, schema=self.schema, **options
+        )
         result = self._result(task, job, [])
         task_enqueued.send(type(self), task_result=result)
         return result
@@ -123,7 +125,9 @@ class TasksBackend(BaseTaskBackend):
             args=payload["args"],
             kwargs=payload["kwargs"],
             backend=self.alias,
-            errors=[TaskError(exception_class_path=_exception_in(text), traceback=text) for _, _, text in errors],
+            errors=[
+                TaskError(exception_class_path=_exception_in(text), traceback=text) for _, _, text in errors
+            ],
             worker_ids=workers[: job.attempts],  # Django counts them as attempts
         )
         object.__setattr__(result, "_return_value", job.result)
@@ -152,7 +156,9 @@ class TasksBackend(BaseTaskBackend):
             worker_ids=[f"{socket.gethostname()}:{os.getpid()}"] * job.attempts,
         )
         task_started.send(type(self), task_result=result)
-        return result, [TaskContext(task_result=result), *payload["args"]] if task.takes_context else payload["args"]
+        return result, [TaskContext(task_result=result), *payload["args"]] if task.takes_context else payload[
+            "args"
+        ]
 
     def _end(self, result: Any, value: Any = None, error: BaseException | None = None) -> None:
         done = TaskResultStatus.FAILED if error else TaskResultStatus.SUCCESSFUL

@@ -12,7 +12,9 @@ try:
     from .app import create_app
 except ImportError as error:
     if error.name and error.name.split(".")[0] in ("jinja2", "starlette", "markupsafe", "psycopg_pool"):
-        raise ImportError(f"the dashboard needs {error.name}: {pip_install('web')}", name=error.name) from error
+        raise ImportError(
+            f"the dashboard needs {error.name}: {pip_install('web')}", name=error.name
+        ) from error
     raise
 
 __all__ = ["create_app"]

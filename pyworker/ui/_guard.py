@@ -57,7 +57,9 @@ class Guard:
             user = self._user(headers.get("authorization", ""))
             if user is None:
                 realm = {"WWW-Authenticate": 'Basic realm="pyworker", charset="UTF-8"'}
-                await PlainTextResponse("name and password, please", 401, realm)(scope, receive, send_with_headers)
+                await PlainTextResponse("name and password, please", 401, realm)(
+                    scope, receive, send_with_headers
+                )
                 return
             scope = {**scope, "pyworker.user": user}
         await self.app(scope, receive, send_with_headers)
@@ -70,7 +72,8 @@ class Guard:
             return None
         # Make every comparison, each in constant time, so that the time reveals no name.
         matches = [
-            hmac.compare_digest(known.encode(), name.encode()) & hmac.compare_digest(secret.encode(), password.encode())
+            hmac.compare_digest(known.encode(), name.encode())
+            & hmac.compare_digest(secret.encode(), password.encode())
             for known, secret in self.users.items()
         ]
         return name if kind.lower() == "basic" and any(matches) else None

@@ -93,7 +93,9 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> Markup:
             _minute(row["minute"]), row["completed"], row["cancelled"], row["failed"]
         )
         rects = [
-            Markup('<rect class="hit" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>').format(at * step, step, HEIGHT)
+            Markup('<rect class="hit" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>').format(
+                at * step, step, HEIGHT
+            )
         ]
         for kind in ("completed", "cancelled", "failed"):
             if row[kind]:
@@ -163,7 +165,9 @@ def _plot(label: str, parts: Sequence[Markup], most: str, rows: Sequence[Mapping
     return Markup(
         '<svg class="plot" viewBox="0 0 {w} {full}" role="img" aria-label="{label}"><line class="axis" x1="0" y1="{h}" x2="{w}" y2="{h}"/>'
         '{parts}{ticks}<text class="most" x="2" y="11">{most}</text></svg>'
-    ).format(w=WIDTH, h=HEIGHT, full=HEIGHT + 18, label=label, parts=Markup("").join(parts), ticks=ticks, most=most)
+    ).format(
+        w=WIDTH, h=HEIGHT, full=HEIGHT + 18, label=label, parts=Markup("").join(parts), ticks=ticks, most=most
+    )
 
 
 def seconds_between(start: datetime | None, end: datetime | None) -> float | None:

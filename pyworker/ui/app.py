@@ -71,7 +71,12 @@ class Dashboard:
     """The pages of one schema of one database."""
 
     def __init__(
-        self, dsn: str, schema: str, read_only: bool, show_payloads: bool, actor: Callable[[Request], str] | None
+        self,
+        dsn: str,
+        schema: str,
+        read_only: bool,
+        show_payloads: bool,
+        actor: Callable[[Request], str] | None,
     ) -> None:
         self.schema, self.read_only, self.show_payloads = schema, read_only, show_payloads
         self.actor = actor or actor_of
@@ -108,7 +113,12 @@ class Dashboard:
         with self.database() as db:
             whole, rows, workers = db.overview(), db.throughput(), db.list_workers()
         now = datetime.fromisoformat(whole["at"])
-        latency = {"waited_p50": "waited p50", "waited_p95": "waited p95", "ran_p50": "ran p50", "ran_p95": "ran p95"}
+        latency = {
+            "waited_p50": "waited p50",
+            "waited_p95": "waited p95",
+            "ran_p50": "ran p50",
+            "ran_p95": "ran p95",
+        }
         return self.page(
             request, "overview.html", now=now, whole=whole, rows=rows, workers=workers, bars=_show.bars(rows),
             lines=_show.lines(rows, latency), done=sum(row["completed"] for row in rows), failed=sum(row["failed"] for row in rows),
@@ -163,9 +173,13 @@ class Dashboard:
             job = db.get_job(job_id)
             if job is None:
                 raise Problem(
-                    404, "No such job", f"There is no job {job_id}. Finished jobs are kept for their retention."
+                    404,
+                    "No such job",
+                    f"There is no job {job_id}. Finished jobs are kept for their retention.",
                 )
-            errors = [dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in db.job_errors(job_id)]
+            errors = [
+                dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in db.job_errors(job_id)
+            ]
             try:
                 reasons = db.explain_job(job_id)
             except NotFound:
@@ -187,7 +201,9 @@ class Dashboard:
         with self.database() as db:
             now, rows = db.clock(), db.list_queues(request.query_params.get("after"), PAGE)
         following = rows[-1]["queue_name"] if len(rows) == PAGE else None
-        return self.page(request, "queues.html", now=now, rows=rows, next=link(after=following) if following else None)
+        return self.page(
+            request, "queues.html", now=now, rows=rows, next=link(after=following) if following else None
+        )
 
     def sequences(self, request: Request) -> Response:
         only_halted, after = request.query_params.get("halted") == "1", request.query_params.get("after")
@@ -216,13 +232,17 @@ class Dashboard:
     def audit(self, request: Request) -> Response:
         with self.database() as db:
             now, rows = db.clock(), db.audit(number_of(request.query_params, "before"), PAGE)
-        return self.page(request, "audit.html", now=now, rows=rows, older=rows[-1]["id"] if len(rows) == PAGE else None)
+        return self.page(
+            request, "audit.html", now=now, rows=rows, older=rows[-1]["id"] if len(rows) == PAGE else None
+        )
 
     # -- actions: confirmed first, then performed
 
     def confirm(self, request: Request) -> Response:
         action, targets, back = self._asked(request, request.query_params)
-        return self.page(request, "confirm.html", now=datetime.now(UTC), action=action, targets=targets, back=back)
+        return self.page(
+            request, "confirm.html", now=datetime.now(UTC), action=action, targets=targets, back=back
+        )
 
     async def act(self, request: Request) -> Response:
         form = await request.form(max_files=0, max_fields=1100)
@@ -242,7 +262,9 @@ class Dashboard:
 
     def _asked(self, request: Request, given: FormData | QueryParams) -> tuple[str, list[str], str]:
         if self.read_only:
-            raise Problem(403, "Read-only", "This dashboard was started with --read-only, so actions are disabled.")
+            raise Problem(
+                403, "Read-only", "This dashboard was started with --read-only, so actions are disabled."
+            )
         action, targets = str(given.get("action", "")), [str(target) for target in given.getlist("target")]
         if action not in ACTIONS:
             raise Problem(400, "No such action", f"There is no action {action!r}.")

@@ -57,7 +57,9 @@ def test_the_sql_reference_has_every_public_function_view_and_type(fresh: psycop
     )
     for name, arguments in functions:
         shapes = [part for part in parts if part.startswith(f"{name}\n")]
-        assert any(all(re.search(rf"\b{argument}\b", shape) for argument in arguments or []) for shape in shapes), name
+        assert any(
+            all(re.search(rf"\b{argument}\b", shape) for argument in arguments or []) for shape in shapes
+        ), name
     assert "None" not in text, "something has no comment"
 
 
@@ -103,7 +105,10 @@ def test_the_site_is_built_and_asks_nobody_else_for_anything(site: Path) -> None
         text = page.read_text("utf-8")
         assert re.findall(r"<(?:script|img|iframe|source)[^>]+src=[\"'](?:https?:)?//[^\"']+", text) == []
         assert (
-            re.findall(r"<link[^>]+rel=[\"'](?:stylesheet|preload|icon)[^>]+href=[\"'](?:https?:)?//[^>]+", text) == []
+            re.findall(
+                r"<link[^>]+rel=[\"'](?:stylesheet|preload|icon)[^>]+href=[\"'](?:https?:)?//[^>]+", text
+            )
+            == []
         )
     for sheet in site.rglob("*.css"):
         assert re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)]+", sheet.read_text("utf-8")) == []

@@ -86,22 +86,30 @@ def no_role_stays(pg_server: Any, pg_template: Any) -> Iterator[None]:
     with psycopg.connect(pg_server.url(), autocommit=True) as conn:
         before = conn.execute("select array_agg(rolname) from pg_roles").fetchone()
         yield
-        for (name,) in conn.execute("select rolname from pg_roles where rolname <> all (%s)", before).fetchall():
+        for (name,) in conn.execute(
+            "select rolname from pg_roles where rolname <> all (%s)", before
+        ).fetchall():
             conn.execute(psycopg.sql.SQL("drop role {}").format(psycopg.sql.Identifier(name)))
 
 
 @pytest.fixture
-def owner(no_role_stays: None, fresh: psycopg.Connection[Any], fresh_dsn: str) -> Iterator[psycopg.Connection[Any]]:
+def owner(
+    no_role_stays: None, fresh: psycopg.Connection[Any], fresh_dsn: str
+) -> Iterator[psycopg.Connection[Any]]:
     """A connection to a database of this test alone, as its owner, who is no superuser and has installed pyworker there."""
     name = f"owner of {fresh.info.dbname}"
     fresh.execute("drop schema pyworker cascade")
-    fresh.execute(f'create role "{name}" login createrole; alter database "{fresh.info.dbname}" owner to "{name}"')
+    fresh.execute(
+        f'create role "{name}" login createrole; alter database "{fresh.info.dbname}" owner to "{name}"'
+    )
     theirs = make_conninfo(fresh_dsn, user=name)
     with psycopg.connect(theirs, autocommit=True) as conn:
         migrate(conn, movable_clock=True)
         yield conn
     fresh.execute(f'alter database "{fresh.info.dbname}" owner to current_user')
-    for (role,) in fresh.execute("select rolname from pg_roles where rolname !~ '^pg_' and not rolsuper").fetchall():
+    for (role,) in fresh.execute(
+        "select rolname from pg_roles where rolname !~ '^pg_' and not rolsuper"
+    ).fetchall():
         fresh.execute(psycopg.sql.SQL("drop owned by {} cascade").format(psycopg.sql.Identifier(role)))
 
 
@@ -122,7 +130,9 @@ def run_sql(page: str, conn: psycopg.Connection[Any]) -> None:
                 conn.execute(statement)  # type: ignore[arg-type]
             except psycopg.Error as error:
                 refused = error
-            assert (refused and refused.sqlstate) == code, f"{page}.md, line {block.line}: {statement}\n{refused}"
+            assert (refused and refused.sqlstate) == code, (
+                f"{page}.md, line {block.line}: {statement}\n{refused}"
+            )
 
 
 # -- Python: a page is a module, imported once by hand (its own adds are committed), then by a real worker --------------
@@ -158,7 +168,12 @@ def test_a_page_runs_its_sql_then_its_python_then_its_tasks_by_a_worker(
     def python(*arguments: str, end: str) -> None:
         module.write_text(MODULE.format(blocks="\n".join(block.text for block in blocks), end=end), "utf-8")
         done = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert done.returncode == 0, f"{page}.md:\n{done.stdout}{done.stderr}"
 
@@ -219,10 +234,14 @@ def commands(text: str) -> list[list[str]]:
     return [words for words in found if words]
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in SHELLS], ids=lambda b: f"{b.page} {b.line}")
+@pytest.mark.parametrize(
+    "block", [b for b in BLOCKS if b.language in SHELLS], ids=lambda b: f"{b.page} {b.line}"
+)
 def test_the_commands_of_a_block_exist(block: Block) -> None:
     prompts = [line[2:] for line in block.text.splitlines() if line.startswith("$ ")]
-    text = "\n".join(prompts) if prompts else block.text  # where there are prompts, the rest is what they print
+    text = (
+        "\n".join(prompts) if prompts else block.text
+    )  # where there are prompts, the rest is what they print
     for words in commands(text):
         check(words, f"{block.page}.md, line {block.line}")
 
@@ -246,6 +265,8 @@ def test_what_is_not_run_is_counted() -> None:
     counted: dict[str, int] = {}
     for block in BLOCKS:
         if not block.is_run:
-            assert len(block.marker) > len("not run: why"), f"{block.page}.md, line {block.line}: give a reason"
+            assert len(block.marker) > len("not run: why"), (
+                f"{block.page}.md, line {block.line}: give a reason"
+            )
             counted[block.page] = counted.get(block.page, 0) + 1
     assert counted == NOT_RUN

@@ -40,10 +40,20 @@ class Example:
 
     def __init__(self, directory: Path, dsn: str) -> None:
         self.directory, self.dsn = directory, dsn
-        names = {"host": "PGHOST", "port": "PGPORT", "dbname": "PGDATABASE", "user": "PGUSER", "password": "PGPASSWORD"}
+        names = {
+            "host": "PGHOST",
+            "port": "PGPORT",
+            "dbname": "PGDATABASE",
+            "user": "PGUSER",
+            "password": "PGPASSWORD",
+        }
         where = conninfo_to_dict(dsn)
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("PG", "DATABASE_URL"))},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("PG", "DATABASE_URL"))
+            },
             **{names[key]: str(value) for key, value in where.items() if key in names and value is not None},
             "PYTHONPATH": f"{directory}:{ROOT}",
             "PYTHONWARNINGS": "error::DeprecationWarning:__main__",

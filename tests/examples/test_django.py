@@ -23,7 +23,9 @@ def python(project: Any, code: str) -> Any:
 
 
 CLIENT = "from django.test import Client\nclient = Client(raise_request_exception=False)\n"
-RECEIPT = "from shop.tasks import *\nfrom shop.models import Order\norder = Order.objects.create(email='a@b.c')\n"
+RECEIPT = (
+    "from shop.tasks import *\nfrom shop.models import Order\norder = Order.objects.create(email='a@b.c')\n"
+)
 
 
 def run(project: Any) -> str:
@@ -32,9 +34,9 @@ def run(project: Any) -> str:
 
 def test_migrate_installs_pyworker_and_leaves_the_search_path_alone(project: Any) -> None:
     assert project.rows("select count(*) from django_migrations where app = 'pyworker'") == [(1,)]
-    assert project.rows("select relnamespace::regnamespace::text from pg_class where relname = 'shop_order'") == [
-        ("public",)
-    ]
+    assert project.rows(
+        "select relnamespace::regnamespace::text from pg_class where relname = 'shop_order'"
+    ) == [("public",)]
     assert project.python("manage.py", "pyworker", "doctor").startswith("ok ")
     assert project.rows("select concurrency from pyworker.queue_stats where queue_name = 'mail'") == [(None,)]
 
@@ -67,7 +69,9 @@ def test_backwards_it_is_gone(project: Any) -> None:
 
 def test_a_requests_jobs_come_with_its_transaction_and_run(project: Any) -> None:
     answer = python(project, CLIENT + "result = client.post('/orders/', {'email': 'ada@example.org'}).json()")
-    assert project.rows("select task_identifier, queue_name, max_attempts from pyworker.jobs order by id") == [
+    assert project.rows(
+        "select task_identifier, queue_name, max_attempts from pyworker.jobs order by id"
+    ) == [
         ("charge", None, 25),
         ("shop.tasks.send_receipt", "mail", 5),
     ]
@@ -78,7 +82,9 @@ def test_a_requests_jobs_come_with_its_transaction_and_run(project: Any) -> None
 
 
 def test_a_request_that_fails_leaves_nothing(project: Any) -> None:
-    answer = python(project, CLIENT + "result = client.post('/orders/', {'email': 'x@y.z', 'fail': 1}).status_code")
+    answer = python(
+        project, CLIENT + "result = client.post('/orders/', {'email': 'x@y.z', 'fail': 1}).status_code"
+    )
     assert answer == 500
     assert project.rows("select from pyworker.jobs") == project.rows("select from shop_order") == []
 
@@ -123,7 +129,10 @@ def test_a_result_says_how_attempts_failed(project: Any) -> None:
         "READY", 1, ["shop.models.Order.DoesNotExist"], True
     ]  # fmt: skip
     project.rows(f"select pyworker.permanently_fail_jobs('{{{given}}}', 'given up')")
-    assert python(project, f"from shop.tasks import *\nresult = send_receipt.get_result('{given}').status") == "FAILED"
+    assert (
+        python(project, f"from shop.tasks import *\nresult = send_receipt.get_result('{given}').status")
+        == "FAILED"
+    )
 
 
 def test_a_result_that_is_not_there_is_djangos_error(project: Any) -> None:

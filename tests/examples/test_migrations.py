@@ -52,7 +52,9 @@ def test_alembic_installs_pyworker_in_its_own_transaction_and_takes_it_away(alem
 
 def test_a_revision_that_fails_takes_pyworker_back(alembic: Any) -> None:
     with (alembic.directory / "versions" / "0001_install_pyworker.py").open("a") as revision:
-        revision.write("\n\ninstall = upgrade\n\n\ndef upgrade():\n    install()\n    op.execute('select 1 / 0')\n")
+        revision.write(
+            "\n\ninstall = upgrade\n\n\ndef upgrade():\n    install()\n    op.execute('select 1 / 0')\n"
+        )
     assert "division by zero" in alembic.python("-m", "alembic", "upgrade", "0001", code=1)
     assert alembic.rows("select from pg_namespace where nspname = 'pyworker'") == []
 
@@ -73,10 +75,14 @@ def test_plain_sql_files_in_their_order_do_the_same(example: Any, tmp_path: Path
     works(plain)
 
 
-def test_from_a_version_on_only_the_rest_is_printed_and_the_code_is_renewed(example: Any, tmp_path: Path) -> None:
+def test_from_a_version_on_only_the_rest_is_printed_and_the_code_is_renewed(
+    example: Any, tmp_path: Path
+) -> None:
     plain = example("plain_sql")
     plain.python("-m", "pyworker", "migrate")
-    printed = plain.python("-m", "pyworker", "migrate", "--sql", "--no-transaction", "--from", str(migrations.newest()))
+    printed = plain.python(
+        "-m", "pyworker", "migrate", "--sql", "--no-transaction", "--from", str(migrations.newest())
+    )
     assert "create table live_jobs" not in printed
     assert "create or replace function" in printed
     rest = tmp_path / "V7__pyworker.sql"
@@ -96,7 +102,9 @@ def test_a_script_without_a_transaction_leaves_the_callers_settings_alone(
         conn.execute("set search_path = public, pg_catalog")
         conn.execute("set lock_timeout = '7min'")
         conn.execute(migrations.script(from_version=from_version, transaction=False).encode())
-        assert conn.execute("select current_setting('search_path'), current_setting('lock_timeout')").fetchone() == (
+        assert conn.execute(
+            "select current_setting('search_path'), current_setting('lock_timeout')"
+        ).fetchone() == (
             "public, pg_catalog",
             "7min",
         )

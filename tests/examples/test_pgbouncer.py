@@ -46,7 +46,9 @@ def pooled(example: Any, tmp_path: Path) -> Iterator[tuple[Any, str]]:
         for directory in (tmp_path, *tmp_path.parents):
             if directory.stat().st_mode & 0o077 == 0:
                 directory.chmod(0o711)
-    process = subprocess.Popen([program, str(tmp_path / "pgbouncer.ini")], stderr=subprocess.PIPE, text=True, **become)
+    process = subprocess.Popen(
+        [program, str(tmp_path / "pgbouncer.ini")], stderr=subprocess.PIPE, text=True, **become
+    )
     try:
         for line in process.stderr or []:
             if "process up" in line:

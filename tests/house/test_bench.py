@@ -30,7 +30,11 @@ def test_the_anatomy_of_a_drain_names_what_each_part_takes():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = {line[:60].strip(): float(line[60:68]) for line in done.stdout.splitlines()}
-    wanted = {"server: claim_jobs", "server: finish_jobs, with history", "worker: noop, from rows to outcomes"}
+    wanted = {
+        "server: claim_jobs",
+        "server: finish_jobs, with history",
+        "worker: noop, from rows to outcomes",
+    }
     assert all(found[what] > 0 for what in wanted), done.stdout
 
 

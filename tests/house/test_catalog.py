@@ -54,7 +54,10 @@ def test_ids_are_bigint_and_no_table_has_a_foreign_key(db):
           and a.atttypid <> 'bigint'::regtype
     """) == []  # fmt: skip
     assert (
-        names(db, "select conname from pg_constraint where contype = 'f' and connamespace = 'pyworker'::regnamespace")
+        names(
+            db,
+            "select conname from pg_constraint where contype = 'f' and connamespace = 'pyworker'::regnamespace",
+        )
         == []
     )
 
@@ -63,7 +66,9 @@ def test_live_and_finished_jobs_have_the_same_columns(db):
     """A job moves between them, and one function shows both."""
     columns = """select attname, atttypid::regtype::text from pg_attribute
                  where attrelid = %s::regclass and attnum > 0 and not attisdropped order by attnum"""
-    live, finished = (db.execute(columns, [f"pyworker.{table}"]).fetchall() for table in ("live_jobs", "finished_jobs"))
+    live, finished = (
+        db.execute(columns, [f"pyworker.{table}"]).fetchall() for table in ("live_jobs", "finished_jobs")
+    )
     assert live == finished
 
 

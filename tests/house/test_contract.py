@@ -41,7 +41,9 @@ FUNCTIONS = {
     "heartbeat": {"worker_id"},
     "hold_worker_lock": {"worker_id"},
     "job_errors": {"job_id"},
-    "list_jobs": {"states tasks queues job_key search created_from created_before after_id newest_first max_jobs"},
+    "list_jobs": {
+        "states tasks queues job_key search created_from created_before after_id newest_first max_jobs"
+    },
     "list_queues": {"after_name max_queues"},
     "list_tasks": {""},
     "list_sequences": {"halted after_key max_sequences"},
@@ -135,7 +137,11 @@ def test_no_payload_or_result_is_in_a_view(db):
     ("kind", "objects", "privilege"),
     [
         ("function", "pg_proc where pronamespace", "execute"),
-        ("table", "pg_class where relkind in ('r', 'p', 'v') and relnamespace", "select, insert, update, delete"),
+        (
+            "table",
+            "pg_class where relkind in ('r', 'p', 'v') and relnamespace",
+            "select, insert, update, delete",
+        ),
         ("sequence", "pg_class where relkind = 'S' and relnamespace", "usage, select, update"),
         ("schema", "pg_namespace where oid", "usage, create"),
     ],

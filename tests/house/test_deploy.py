@@ -20,7 +20,11 @@ UNIT.optionxform = str
 UNIT.read_string((DEPLOY / "pyworker.service").read_text("utf-8"))
 MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text("utf-8")))
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
-PODS = {each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in MANIFESTS if "template" in each["spec"]}
+PODS = {
+    each["metadata"]["name"]: each["spec"]["template"]["spec"]
+    for each in MANIFESTS
+    if "template" in each["spec"]
+}
 COMMANDS = [
     shlex.split(UNIT["Service"]["ExecStart"])[1:],
     json.loads(re.search("(?m)^HEALTHCHECK .* CMD (.*)$", DOCKERFILE)[1])[1:],

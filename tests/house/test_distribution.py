@@ -18,7 +18,8 @@ FILES = [
     for path in ROOT.rglob("*")
     if path.suffix in (".py", ".md", ".sql", ".toml", ".sh", ".yml", ".yaml", "")
     and path.is_file()
-    and not {".git", ".venv", "site", "node_modules", "__pycache__", "dist"} & set(path.relative_to(ROOT).parts[:-1])
+    and not {".git", ".venv", "site", "node_modules", "__pycache__", "dist"}
+    & set(path.relative_to(ROOT).parts[:-1])
     and path != Path(__file__)
 ]
 
@@ -40,7 +41,12 @@ def test_the_project_has_the_name_that_the_package_knows() -> None:
 
 
 def test_an_extra_refers_to_others_by_that_name() -> None:
-    own = [need for needs in PROJECT["optional-dependencies"].values() for need in needs if need.startswith("pyworker")]
+    own = [
+        need
+        for needs in PROJECT["optional-dependencies"].values()
+        for need in needs
+        if need.startswith("pyworker")
+    ]
     assert own
     for need in own:
         name, extras = re.fullmatch(r"([\w-]+)\[([\w,-]+)\]", need).groups()
@@ -49,7 +55,11 @@ def test_an_extra_refers_to_others_by_that_name() -> None:
 
 
 def test_files_are_read_at_all() -> None:
-    assert {ROOT / "README.md", ROOT / "docs" / "start.md", ROOT / "sql" / "functions" / "00_core.sql"} <= set(FILES)
+    assert {
+        ROOT / "README.md",
+        ROOT / "docs" / "start.md",
+        ROOT / "sql" / "functions" / "00_core.sql",
+    } <= set(FILES)
     assert installed_by("`pip install\n'pyworker-pg[a,b]'`, or") == {"pyworker-pg[a,b]"}
     assert installed_by("pip install -U pyworker';") == {"pyworker"}
 
@@ -81,6 +91,10 @@ def test_the_files_that_git_knows_are_among_those_that_are_read() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a checkout")
-    files = [ROOT / name for name in listed.stdout.split() if (ROOT / name).is_file() and ROOT / name != Path(__file__)]
+    files = [
+        ROOT / name
+        for name in listed.stdout.split()
+        if (ROOT / name).is_file() and ROOT / name != Path(__file__)
+    ]
     telling = [file for file in files if b"pip install" in file.read_bytes()]
     assert set(telling) <= set(FILES)

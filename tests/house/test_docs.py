@@ -41,7 +41,9 @@ def test_ci_runs_the_test_command_of_the_readme():
 
 def test_the_docs_name_the_versions_of_postgresql_that_the_installer_takes_and_ci_tests():
     """PostgreSQL 18 is the wheel's, the others are named in .ci/run."""
-    (oldest, newest) = re.search(r"PostgreSQL (\d+) to (\d+)", (ROOT / "README.md").read_text("utf-8")).groups()
+    (oldest, newest) = re.search(
+        r"PostgreSQL (\d+) to (\d+)", (ROOT / "README.md").read_text("utf-8")
+    ).groups()
     begin = (ROOT / "sql" / "setup" / "begin.sql").read_text("utf-8")
     assert f"< {oldest}0000 then" in begin
     assert f"needs PostgreSQL {oldest} or newer" in begin

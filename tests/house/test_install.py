@@ -28,7 +28,9 @@ def dsn(fresh, fresh_dsn):
 
 @pytest.fixture(scope="session")
 def programs(pg_server):
-    directory = pg_server.bindir if (pg_server.bindir / "psql").exists() else Path(shutil.which("psql") or "").parent
+    directory = (
+        pg_server.bindir if (pg_server.bindir / "psql").exists() else Path(shutil.which("psql") or "").parent
+    )
     if not (directory / "pg_dump").exists():
         pytest.skip("psql and pg_dump are not here")
     return directory
@@ -60,7 +62,9 @@ def dump(programs, dsn):
 
 def cli(*arguments, dsn, check=True):
     command = [sys.executable, "-m", "pyworker", *arguments]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "PYWORKER"))} | {"DATABASE_URL": dsn}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "PYWORKER"))} | {
+        "DATABASE_URL": dsn
+    }
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert not check or done.returncode == 0, done.stderr
     return done
@@ -103,7 +107,10 @@ def test_the_printed_script_installs_the_same(psql, dump, dsn):
 
 def test_the_printed_script_heeds_the_options(psql, dump, dsn):
     assert (
-        psql("-v", "ON_ERROR_STOP=1", text=migrate(dsn, "--sql", "--roles", "--movable-clock").stdout).returncode == 0
+        psql(
+            "-v", "ON_ERROR_STOP=1", text=migrate(dsn, "--sql", "--roles", "--movable-clock").stdout
+        ).returncode
+        == 0
     )
     by_script = dump()
     uninstall(psql)
@@ -184,7 +191,9 @@ def test_two_schemas_in_one_database_do_not_meet(fresh, dsn):
         fresh.execute("select one.add_job('t')")
         fresh.execute("notify two, 'end'")
         assert next(listener.notifies(timeout=20)).payload == "end"
-    assert fresh.execute("select (select count(*) from one.jobs), (select count(*) from two.jobs)").fetchone() == (1, 0)
+    assert fresh.execute(
+        "select (select count(*) from one.jobs), (select count(*) from two.jobs)"
+    ).fetchone() == (1, 0)
 
 
 def test_a_dry_run_tells_and_changes_nothing(fresh, dsn):
@@ -214,7 +223,10 @@ def test_psql_does_not_downgrade_a_database_either(fresh, psql, dsn):
     migrate(dsn)
     fresh.execute("insert into pyworker.migrations (version, name, breaking) values (9999, 'later', false)")
     fresh.execute("drop view pyworker.queue_stats")  # which old code would bring back
-    for done in (psql("-f", SQL / "install.sql"), psql("-v", "ON_ERROR_STOP=1", text=migrations.script("pyworker", 1))):
+    for done in (
+        psql("-f", SQL / "install.sql"),
+        psql("-v", "ON_ERROR_STOP=1", text=migrations.script("pyworker", 1)),
+    ):
         assert done.returncode == 3
         assert "the database has schema version 9999" in done.stderr
     assert fresh.execute("select to_regclass('pyworker.queue_stats')").fetchone() == (None,)
@@ -285,8 +297,12 @@ def test_the_clock_of_an_ordinary_installation_cannot_be_moved(fresh, dsn):
     migrate(dsn)
     with pytest.raises(psycopg.errors.UndefinedFunction):
         fresh.execute("select pyworker.advance_clock('1 hour')")
-    fresh.execute("set pyworker.clock_offset = '1 hour'; update pyworker.settings set clock_offset = '1 hour'")
-    assert fresh.execute("select pyworker.clock() - clock_timestamp() < interval '1 second'").fetchone() == (True,)
+    fresh.execute(
+        "set pyworker.clock_offset = '1 hour'; update pyworker.settings set clock_offset = '1 hour'"
+    )
+    assert fresh.execute("select pyworker.clock() - clock_timestamp() < interval '1 second'").fetchone() == (
+        True,
+    )
 
 
 def test_a_restored_dump_is_healthy_and_works_on(fresh, programs, fresh_dsn):
@@ -300,14 +316,18 @@ def test_a_restored_dump_is_healthy_and_works_on(fresh, programs, fresh_dsn):
     fresh.execute(f'create database "{other}"')
     restored = psycopg.conninfo.make_conninfo(**{**conninfo_to_dict(fresh_dsn), "dbname": other})
     try:
-        dumped = subprocess.run([programs / "pg_dump", "-d", fresh_dsn], capture_output=True, text=True, check=True)
+        dumped = subprocess.run(
+            [programs / "pg_dump", "-d", fresh_dsn], capture_output=True, text=True, check=True
+        )
         command = [programs / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", restored]
         subprocess.run(command, input=dumped.stdout, capture_output=True, text=True, check=True)
         with psycopg.connect(restored, autocommit=True) as conn:
             conn.execute("set pyworker.clock_offset = '61 seconds'")
             assert conn.execute("select pyworker.run_schedules()").fetchone() == (1,)
             worker = conn.execute("select pyworker.register_worker()").fetchone()[0]
-            found = conn.execute("select check_name, finding from pyworker.doctor() where severity <> 'ok'").fetchall()
+            found = conn.execute(
+                "select check_name, finding from pyworker.doctor() where severity <> 'ok'"
+            ).fetchall()
             assert found == []
             assert len(conn.execute("select id from pyworker.claim_jobs(%s, 10)", [worker]).fetchall()) == 6
     finally:

@@ -34,7 +34,10 @@ def strings(path):
             skipped.add(node.value)  # a docstring
         if isinstance(node, ast.JoinedStr):
             skipped.update(ast.walk(node))
-            yield node, "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
+            yield (
+                node,
+                "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values),
+            )
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and node not in skipped and isinstance(node.value, str | bytes):
             yield node, node.value if isinstance(node.value, str) else node.value.decode("latin-1")
@@ -108,7 +111,11 @@ def test_a_module_says_what_it_is_for(path):
 
 
 def test_public_is_what_all_says_and_no_more():
-    names = {name for name, value in vars(pyworker).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    names = {
+        name
+        for name, value in vars(pyworker).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
     assert names == set(pyworker.__all__)
     assert list(pyworker.__all__) == sorted(pyworker.__all__)
 

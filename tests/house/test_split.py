@@ -10,7 +10,9 @@ from pyworker._db import migrations
 
 SQL = Path(__file__).parents[2] / "sql"
 MIGRATIONS = sorted((SQL / "migrations").glob("*.sql"))
-FUNCTIONS = sorted([*(SQL / "functions").glob("*.sql"), *(SQL / "modules").glob("*/*.sql"), SQL / "grants.sql"])
+FUNCTIONS = sorted(
+    [*(SQL / "functions").glob("*.sql"), *(SQL / "modules").glob("*/*.sql"), SQL / "grants.sql"]
+)
 
 
 def statements(path):
@@ -45,7 +47,9 @@ def test_a_migration_holds_no_code_that_is_loaded_again(path):
 def test_a_migration_says_whether_it_breaks_older_workers(path):
     found = re.search(r"(?m)^-- breaking: (yes|no)$", path.read_text("utf-8"))
     assert found, "a line '-- breaking: yes' or '-- breaking: no'"
-    recorded = re.search(rf"values \((\d+), '{path.stem}', (true|false)\)", (SQL / "install.sql").read_text("utf-8"))
+    recorded = re.search(
+        rf"values \((\d+), '{path.stem}', (true|false)\)", (SQL / "install.sql").read_text("utf-8")
+    )
     assert recorded, f"install.sql does not record {path.stem}"
     assert int(recorded[1]) == int(path.name[:4])
     assert (recorded[2] == "true") == (found[1] == "yes")
@@ -61,7 +65,9 @@ def test_psql_and_python_load_the_same_files_in_the_same_order():
         f"migrations/{path.name}" for path in MIGRATIONS
     ]
     assert [included[0], included[-1]] == ["setup/begin.sql", "setup/end.sql"]
-    assert [migration.path.name for migration in migrations.migrations()] == [path.name for path in MIGRATIONS]
+    assert [migration.path.name for migration in migrations.migrations()] == [
+        path.name for path in MIGRATIONS
+    ]
     code = [path.relative_to(SQL).as_posix() for path in migrations.code()]
     assert sorted([*code, "grants.sql"]) == sorted(path.relative_to(SQL).as_posix() for path in FUNCTIONS)
     assert [name for name in included if name in code] == code

@@ -10,7 +10,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROSE = [
     path
-    for pattern in ("README.md", "docs/**/*.md", "sql/**/*.sql", "sql/*.md", "pyworker/**/*.py", "pyworker/**/*.html")
+    for pattern in (
+        "README.md",
+        "docs/**/*.md",
+        "sql/**/*.sql",
+        "sql/*.md",
+        "pyworker/**/*.py",
+        "pyworker/**/*.html",
+    )
     for path in sorted(ROOT.glob(pattern))
     if "__pycache__" not in path.parts
 ]
@@ -26,4 +33,6 @@ def named(path: Path) -> str:
 @pytest.mark.parametrize("path", PROSE, ids=named)
 def test_a_sentence_says_who_acts(path: Path) -> None:
     lines = ACCOUNT.sub("", path.read_text("utf-8")).splitlines()
-    assert [(n, line.strip()) for n, line in enumerate(lines, 1) if re.search(RIDDLES, line, re.IGNORECASE)] == []
+    assert [
+        (n, line.strip()) for n, line in enumerate(lines, 1) if re.search(RIDDLES, line, re.IGNORECASE)
+    ] == []

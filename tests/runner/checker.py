@@ -20,7 +20,9 @@ from typing import Any
 Event = dict[str, Any]
 LIVE = {"scheduled", "pending", "available", "running", "retryable"}
 TTL = 25.0  # seconds after which nothing may be in the hands of a dead worker
-FENCE = 15.0  # seconds for which a worker goes on with what it holds, though it hears nothing from the database
+FENCE = (
+    15.0  # seconds for which a worker goes on with what it holds, though it hears nothing from the database
+)
 
 
 class History:
@@ -49,7 +51,9 @@ class History:
         found: dict[Any, list[tuple[float, float, Event]]] = defaultdict(list)
         for event in self.of("begin"):
             if event[of] is not None:
-                end = ends.get((event["id"], event["run"], event["pid"]), alive[event["pid"], event["parent"]])
+                end = ends.get(
+                    (event["id"], event["run"], event["pid"]), alive[event["pid"], event["parent"]]
+                )
                 found[event[of]].append((event["t"], max(end, event["t"]), event))
         return found
 
@@ -75,7 +79,9 @@ def i1_nothing_stays_with_the_dead(h: History) -> Iterator[str]:
 def _twice(h: History, of: str, states: set[str]) -> Iterator[str]:
     for sample in h.samples:
         counts = Counter(job[of] for job in sample["jobs"] if job[of] is not None and job["state"] in states)
-        yield from (f"{value!r} {count} times at {sample['t']}" for value, count in counts.items() if count > 1)
+        yield from (
+            f"{value!r} {count} times at {sample['t']}" for value, count in counts.items() if count > 1
+        )
 
 
 def i2_one_job_per_key(h: History) -> Iterator[str]:
@@ -126,7 +132,9 @@ def i5_at_most_once(h: History) -> Iterator[str]:
                 job_id
             ]  # before it was made anew by its key it may have been of another task, and run more than once
             for one, other in pairwise(begin for begin in begins if begin["task"] == begins[-1]["task"]):
-                if not any(one["t"] <= decision["t"] and decision["began"] <= other["t"] for decision in made):
+                if not any(
+                    one["t"] <= decision["t"] and decision["began"] <= other["t"] for decision in made
+                ):
                     yield f"job {job_id} began as run {one['run']} and again as run {other['run']}"
 
 
@@ -144,7 +152,9 @@ def i7_run_only_grows(h: History) -> Iterator[str]:
     crashes = [event["t"] for event in h.of("stop")]
 
     def taken_back(before: Event, after: Event, job: Event) -> bool:
-        return not (job["sequence"] or job["queue"]) and any(before["t"] - FENCE < t < after["t"] for t in crashes)
+        return not (job["sequence"] or job["queue"]) and any(
+            before["t"] - FENCE < t < after["t"] for t in crashes
+        )
 
     for job_id, begins in h.begins.items():
         once = job_id in h.finals and h.finals[job_id]["delivery"] == "at_most_once"
@@ -215,7 +225,9 @@ def i13_no_queue_overflows(h: History) -> Iterator[str]:
                 yield f"{running} handlers of {queue} at {t}"
     for sample in h.samples:
         counts = Counter(job["queue"] for job in sample["jobs"] if job["queue"] and job["state"] == "running")
-        yield from (f"{count} jobs of {queue} run" for queue, count in counts.items() if count > limits.get(queue, 1))
+        yield from (
+            f"{count} jobs of {queue} run" for queue, count in counts.items() if count > limits.get(queue, 1)
+        )
 
 
 INVARIANTS: list[Callable[[History], Iterator[str]]] = [

@@ -46,7 +46,9 @@ def ends_of(pids: list[int]) -> Iterator[None]:
     try:
         yield
         for pid, handle in handles.items():
-            assert select.select([handle], [], [], DEADLINE)[0], f"a process outlived its time\n{state_of(pid)}"
+            assert select.select([handle], [], [], DEADLINE)[0], (
+                f"a process outlived its time\n{state_of(pid)}"
+            )
     finally:
         for handle in handles.values():
             os.close(handle)
@@ -97,7 +99,9 @@ class Queue:
     def seen(self, *job_ids: int) -> list[Any]:
         """What handlers told, in order: of these jobs, or of all."""
         return self.rows(
-            "select * from public.seen where %s = '{}' or job_id = any (%s) order by at", list(job_ids), list(job_ids)
+            "select * from public.seen where %s = '{}' or job_id = any (%s) order by at",
+            list(job_ids),
+            list(job_ids),
         )
 
     def runs(self, *job_ids: int) -> list[int]:
@@ -142,7 +146,9 @@ class Queue:
         self._looks = None
 
     def until_state(self, state: str, *job_ids: int) -> None:
-        self.until("select bool_and((pyworker.get_job(i)).state = %s) from unnest(%s) i", state, list(job_ids))
+        self.until(
+            "select bool_and((pyworker.get_job(i)).state = %s) from unnest(%s) i", state, list(job_ids)
+        )
 
     def close_gate(self, *numbers: int) -> None:
         """Handlers with {"gate": number} will wait …"""
@@ -176,7 +182,9 @@ class Queue:
                 found.append(status.parent.name if column == "pid" else state)
         return found
 
-    def start(self, *options: str, modules: str = "handlers", within: Sequence[str] = (), **environment: str) -> Worker:
+    def start(
+        self, *options: str, modules: str = "handlers", within: Sequence[str] = (), **environment: str
+    ) -> Worker:
         log = self._directory / f"worker-{len(self.workers)}.log"
         command = [*within, sys.executable, "-m", "pyworker", "run", *modules.split(), *options]
         self.workers.append(Worker(self, log, command, environment))
@@ -206,7 +214,9 @@ class Worker:
 
     def __init__(self, queue: Queue, log: Path, command: list[str], environment: dict[str, str]) -> None:
         self._log = log
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "PYWORKER_RUN"))}
+        env = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PG", "PYWORKER_RUN"))
+        }
         env |= {
             "DATABASE_URL": queue.dsn,
             "PYWORKER_SCHEMA": queue.schema,
@@ -214,7 +224,9 @@ class Worker:
             "PYWORKER_RUN_NO_UVLOOP": "1",  # as without it; tests that want it say so
         } | environment
         with log.open("wb") as output:
-            self.process = subprocess.Popen(command, cwd=log.parent, env=env, stderr=output, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                command, cwd=log.parent, env=env, stderr=output, stdin=subprocess.DEVNULL
+            )
         self._queue = queue
 
     @property

@@ -279,7 +279,9 @@ def in_transactions(payload, job: Job):
 
     def write(what, then=None):
         with job.transaction() as conn:
-            conn.execute("insert into public.seen (job_id, told) values (%s, to_json(%s::text))", [job.id, what])
+            conn.execute(
+                "insert into public.seen (job_id, told) values (%s, to_json(%s::text))", [job.id, what]
+            )
             if then:
                 then()
 
@@ -314,7 +316,9 @@ async def in_transactions_async(payload, job: AsyncJob):
 
     async def write(what, then=None):
         async with job.transaction() as conn:
-            await conn.execute("insert into public.seen (job_id, told) values (%s, to_json(%s::text))", [job.id, what])
+            await conn.execute(
+                "insert into public.seen (job_id, told) values (%s, to_json(%s::text))", [job.id, what]
+            )
             if then:
                 await then()
 

@@ -16,7 +16,8 @@ around = ContextVar("around", default="nothing")
 def note(job, what):
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
         conn.execute(
-            "insert into public.seen (job_id, run, told) values (%s, %s, %s)", [job.id, job.run, json.dumps(what)]
+            "insert into public.seen (job_id, run, told) values (%s, %s, %s)",
+            [job.id, job.run, json.dumps(what)],
         )
 
 

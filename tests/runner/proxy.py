@@ -123,11 +123,15 @@ class Proxy:
     def __init__(self, dsn: str) -> None:
         self._to = conninfo_to_dict(dsn)
         self.links: set[Link] = set()
-        self.silent = ""  # of new connections: "from the start", or "once they are up" and ask the first thing
+        self.silent = (
+            ""  # of new connections: "from the start", or "once they are up" and ask the first thing
+        )
         self.fault: Fault | None = None
         self.port = 0
         self.accept()
-        self.dsn = make_conninfo(dsn, host="127.0.0.1", port=self.port, sslmode="disable", gssencmode="disable")
+        self.dsn = make_conninfo(
+            dsn, host="127.0.0.1", port=self.port, sslmode="disable", gssencmode="disable"
+        )
 
     def reach(self) -> socket.socket:
         host, port = str(self._to["host"]), int(self._to.get("port") or 5432)

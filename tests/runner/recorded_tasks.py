@@ -31,7 +31,12 @@ record = Recorder(f"handlers-{os.getpid()}")
 def recorded(job):
     about = {"id": job.id, "run": job.run, "pid": os.getpid()}
     record(
-        "begin", **about, parent=os.getppid(), task=job.task_identifier, sequence=job.sequence_key, queue=job.queue_name
+        "begin",
+        **about,
+        parent=os.getppid(),
+        task=job.task_identifier,
+        sequence=job.sequence_key,
+        queue=job.queue_name,
     )
     try:
         yield

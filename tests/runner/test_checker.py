@@ -111,7 +111,9 @@ def test_what_a_crash_of_the_server_takes_back_of_a_claim_is_claimed_again_under
 
 def test_a_process_that_stood_still_may_begin_late_what_others_have_done_since() -> None:
     recorded = history()
-    assert violations([*recorded.values(), {**recorded["begin 1"], "t": 8.0}])[0].startswith("I7: job 1 began twice")
+    assert violations([*recorded.values(), {**recorded["begin 1"], "t": 8.0}])[0].startswith(
+        "I7: job 1 began twice"
+    )
     late = {**recorded["begin 1"], "t": 8.0}
     del recorded["begin 1"]
     assert violations([*recorded.values(), late]) == []
@@ -148,7 +150,9 @@ def test_a_job_may_have_run_more_than_once_before_its_key_made_another_one_of_it
     assert [line.split(":")[0] for line in violations(recorded.values())] == ["I5"]
 
 
-@pytest.mark.parametrize(("invariant", "doctor"), DOCTORED, ids=[f"{name}-{n}" for n, (name, _) in enumerate(DOCTORED)])
+@pytest.mark.parametrize(
+    ("invariant", "doctor"), DOCTORED, ids=[f"{name}-{n}" for n, (name, _) in enumerate(DOCTORED)]
+)
 def test_a_broken_invariant_is_noticed(invariant: str, doctor: Callable[[dict[str, Event]], Any]) -> None:
     doctored = copy.deepcopy(history())
     doctor(doctored)
@@ -157,4 +161,6 @@ def test_a_broken_invariant_is_noticed(invariant: str, doctor: Callable[[dict[st
 
 
 def test_every_invariant_is_broken_here_once() -> None:
-    assert {name for name, _ in DOCTORED} == {invariant.__name__.split("_")[0].upper() for invariant in INVARIANTS}
+    assert {name for name, _ in DOCTORED} == {
+        invariant.__name__.split("_")[0].upper() for invariant in INVARIANTS
+    }

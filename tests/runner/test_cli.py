@@ -75,7 +75,17 @@ def test_add_passes_everything_on(call: Any) -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    ["null", "1.10", "1e400", '{"a": 1, "a": 2}', '"\\u0000\\ud800"', "7" * 5000, " [1 , 2]", '"[/b] ü"', "-"],
+    [
+        "null",
+        "1.10",
+        "1e400",
+        '{"a": 1, "a": 2}',
+        '"\\u0000\\ud800"',
+        "7" * 5000,
+        " [1 , 2]",
+        '"[/b] ü"',
+        "-",
+    ],
 )
 def test_a_payload_is_stored_letter_by_letter(call: Any, db: Any, payload: str) -> None:
     arguments, stdin = (["-"], '{"from": "stdin"}\n') if payload == "-" else (["--", payload], "")
@@ -104,7 +114,18 @@ def zoo(db: Any, add: Any) -> dict[str, int]:
 
 def test_jobs_lists_the_newest_first_finished_ones_included(call: Any, zoo: dict[str, int]) -> None:
     lines = call("jobs").splitlines()
-    assert lines[0].split() == ["id", "task", "state", "queue", "key", "attempts", "run", "at", "last", "error"]
+    assert lines[0].split() == [
+        "id",
+        "task",
+        "state",
+        "queue",
+        "key",
+        "attempts",
+        "run",
+        "at",
+        "last",
+        "error",
+    ]
     assert [line.split()[:3] for line in lines[1:]] == [
         ["4", "waits", "available"], ["3", "runs", "running"], ["2", "cancelled_runs", "cancelled"], ["1", "fails", "retryable"],
     ]  # fmt: skip
@@ -165,7 +186,10 @@ def test_retry_runs_jobs_now(call: Any, zoo: dict[str, int]) -> None:
 
 
 def test_cancel_calls_waiting_jobs_off_and_asks_running_ones_to_stop(call: Any, zoo: dict[str, int]) -> None:
-    assert call("cancel", "4", "3", "2") == "job 4 cancelled\njob 3 is running and was asked to stop\njob 2 cancelled\n"
+    assert (
+        call("cancel", "4", "3", "2")
+        == "job 4 cancelled\njob 3 is running and was asked to stop\njob 2 cancelled\n"
+    )
     assert call("cancel", "3", "--force") == "job 3 cancelled\n"
 
 
@@ -182,7 +206,10 @@ def test_delete_takes_ids_and_remove_takes_keys(call: Any, db: Any, zoo: dict[st
     ("arguments", "words"),
     [
         (["retry", "1", "999"], "retry_job: there is no job 999"),
-        (["retry", "1", "3"], "retry_job: job 3 is running. cancel_job(id, force => true) first, or wait for its end."),
+        (
+            ["retry", "1", "3"],
+            "retry_job: job 3 is running. cancel_job(id, force => true) first, or wait for its end.",
+        ),
         (["cancel", "4", "999"], "cancel_job: there is no job 999"),
         (["delete", "1", "3"], "delete_job: job 3 is running."),
         (["remove", "--key", "[/k]", "--key", "nobody's"], 'no job holds the key "nobody\'s"'),
@@ -198,7 +225,9 @@ def test_of_several_jobs_all_or_none_are_changed(
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"pyworker: {words}")
     assert (
-        db.execute("select id, state from pyworker.jobs union all select id, state from pyworker.history").fetchall()
+        db.execute(
+            "select id, state from pyworker.jobs union all select id, state from pyworker.history"
+        ).fetchall()
         == before
     )
 
@@ -241,7 +270,9 @@ UNKNOWN = {"doctor": 3, "health": 3}  # what they were asked, they cannot say
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("demo", "sql", "dev")])
-def test_without_a_database_a_command_says_how_to_name_one(cli: Any, program: Any, tmp_path: Any, command: str) -> None:
+def test_without_a_database_a_command_says_how_to_name_one(
+    cli: Any, program: Any, tmp_path: Any, command: str
+) -> None:
     done = (program if command == "run" else cli)(
         command, *EXAMPLES.get(command, []), DATABASE_URL=f"host={tmp_path} dbname=x"
     )
@@ -265,7 +296,9 @@ def test_a_dsn_that_is_none_is_refused(cli: Any, dsn: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("command", OF_A_DATABASE)
-def test_a_database_without_pyworker_says_to_migrate(cli: Any, fresh: Any, fresh_dsn: str, command: str) -> None:
+def test_a_database_without_pyworker_says_to_migrate(
+    cli: Any, fresh: Any, fresh_dsn: str, command: str
+) -> None:
     done = cli(command, *EXAMPLES.get(command, []), "--schema", "no such", DATABASE_URL=fresh_dsn)
     code = UNKNOWN.get(command, 1)
     one_line(done, "no such", "Run: pyworker migrate (or name its schema with --schema)", code=code)
@@ -276,11 +309,17 @@ def test_a_database_without_pyworker_says_to_migrate(cli: Any, fresh: Any, fresh
     [
         (["jobs", "999"], ["there is no job 999"]),
         (["add", ""], ["add_job: identifier must be 1 to 128 characters long"]),
-        (["add", "t", "--run-at", "whenever"], ['invalid input syntax for type timestamp with time zone: "whenever"']),
+        (
+            ["add", "t", "--run-at", "whenever"],
+            ['invalid input syntax for type timestamp with time zone: "whenever"'],
+        ),
         (["add", "t", "--priority", "99999"], ["add_job: priority must be from -32768 to 32767, got 99999"]),
         (["add", "t", "--meta", "[]"], ["add_job: meta must be a JSON object, got array"]),
         (["add", "t", "--meta", '{"a": "\\u0000"}'], ["unsupported Unicode escape sequence"]),
-        (["add", "\udce9"], [r"add_job: identifier must not contain NUL or half a surrogate pair, got '\udce9'"]),
+        (
+            ["add", "\udce9"],
+            [r"add_job: identifier must not contain NUL or half a surrogate pair, got '\udce9'"],
+        ),
         (["add", "t", "[" * 500 + "]" * 500], ["payload must not be nested deeper than 100 levels"]),
     ],
     ids=lambda value: value[0] if value[0] != "add" else value[-2],
@@ -310,7 +349,9 @@ def test_a_refusal_is_one_line(cli: Any, db: Any, dsn: str, arguments: list[str]
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_wrong_usage_exits_with_2_before_a_database_is_asked(cli: Any, arguments: list[str], words: str) -> None:
+def test_wrong_usage_exits_with_2_before_a_database_is_asked(
+    cli: Any, arguments: list[str], words: str
+) -> None:
     done = cli(*arguments)
     assert done.returncode == 2
     assert words in done.stderr
@@ -344,8 +385,12 @@ def test_a_missing_privilege_names_the_role_to_ask_for(cli: Any, fresh: Any, fre
 def test_a_lock_that_is_held_for_long_is_named(cli: Any, session: Any, db: Any, dsn: str) -> None:
     other = session()
     other.run("begin; lock table pyworker.live_jobs")
-    done = cli("jobs", DATABASE_URL=make_conninfo(**{**conninfo_to_dict(dsn), "options": "-c lock_timeout=100"}))
-    one_line(done, "canceling statement due to lock timeout", "another session holds a lock on pyworker's tables")
+    done = cli(
+        "jobs", DATABASE_URL=make_conninfo(**{**conninfo_to_dict(dsn), "options": "-c lock_timeout=100"})
+    )
+    one_line(
+        done, "canceling statement due to lock timeout", "another session holds a lock on pyworker's tables"
+    )
     other.run("rollback")
 
 
@@ -377,19 +422,31 @@ def test_options_come_from_the_environment(cli: Any, db: Any, dsn: str) -> None:
         "META": '{"a": 1}',
         "MAX_ATTEMPTS": "2",
     }
-    done = cli("add", "t", DATABASE_URL=dsn, **{f"PYWORKER_ADD_{name}": value for name, value in given.items()})
+    done = cli(
+        "add", "t", DATABASE_URL=dsn, **{f"PYWORKER_ADD_{name}": value for name, value in given.items()}
+    )
     job = json.loads(done.stdout)
     assert (job["queue_name"], job["key"], job["flags"], job["priority"], job["meta"], job["max_attempts"]) == (
         "q", "k", {"a": True, "b": True}, 3, {"a": 1}, 2
     )  # fmt: skip
-    done = cli("jobs", "--queue", "other", DATABASE_URL=dsn, PYWORKER_JOBS_QUEUE="q", PYWORKER_JOBS_JSON="yes")
+    done = cli(
+        "jobs", "--queue", "other", DATABASE_URL=dsn, PYWORKER_JOBS_QUEUE="q", PYWORKER_JOBS_JSON="yes"
+    )
     assert json.loads(done.stdout) == []  # the command line wins
     assert "no such" in cli("jobs", DATABASE_URL=dsn, PYWORKER_SCHEMA="no such").stderr
 
 
-def test_without_a_dsn_the_variables_of_libpq_say_where_the_database_is(program: Any, db: Any, dsn: str) -> None:
+def test_without_a_dsn_the_variables_of_libpq_say_where_the_database_is(
+    program: Any, db: Any, dsn: str
+) -> None:
     given = conninfo_to_dict(dsn)
-    names = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "dbname": "PGDATABASE", "password": "PGPASSWORD"}
+    names = {
+        "host": "PGHOST",
+        "port": "PGPORT",
+        "user": "PGUSER",
+        "dbname": "PGDATABASE",
+        "password": "PGPASSWORD",
+    }
     variables = {names[key]: str(value) for key, value in given.items() if value is not None}
     assert program("add", "t", **variables).stdout == "job 1 available\n"
     variables["PGDATABASE"] = "nowhere"
@@ -414,7 +471,10 @@ def test_the_shell_can_complete_commands_and_options(cli: Any, shell: str) -> No
         ),
     ):
         done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", **variables}
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            env={"PATH": "/usr/bin:/bin", **variables},
         )
         assert expected in done.stdout, done.stderr
 
@@ -471,7 +531,10 @@ def test_output_that_nobody_reads_to_the_end_is_no_error(db: Any, dsn: str) -> N
     )
     command = f"{sys.executable} -m pyworker jobs --limit 1500 | head -1"
     done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, env={"DATABASE_URL": dsn, "PATH": "/usr/bin:/bin"}
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        env={"DATABASE_URL": dsn, "PATH": "/usr/bin:/bin"},
     )
     assert done.stdout.split()[0] == "id"
     assert done.stderr == ""
@@ -482,6 +545,6 @@ def test_a_narrow_encoding_is_no_error(program: Any, add: Any, dsn: str) -> None
     for arguments in (["jobs", "1"], ["jobs", "1", "--json"], ["jobs"]):
         done = program(*arguments, DATABASE_URL=dsn, PYTHONIOENCODING="ascii")
         assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(program("jobs", "1", "--json", DATABASE_URL=dsn, PYTHONIOENCODING="ascii").stdout)["payload"] == {
-        "a": "ü"
-    }
+    assert json.loads(program("jobs", "1", "--json", DATABASE_URL=dsn, PYTHONIOENCODING="ascii").stdout)[
+        "payload"
+    ] == {"a": "ü"}

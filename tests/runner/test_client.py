@@ -207,7 +207,12 @@ async def asyncpg_connection(dsn: str, codecs: bool = False) -> AsyncIterator[An
 async def asyncpg_of_pool(dsn: str) -> AsyncIterator[Any]:
     asyncpg = pytest.importorskip("asyncpg")
     given = parts(dsn)
-    where = {"host": given["host"], "port": int(given["port"]), "user": given["user"], "database": given["dbname"]}
+    where = {
+        "host": given["host"],
+        "port": int(given["port"]),
+        "user": given["user"],
+        "database": given["dbname"],
+    }
     async with asyncpg.create_pool(**where, min_size=1, max_size=1) as pool, pool.acquire() as conn:
         await conn.execute("begin")
 
@@ -250,7 +255,9 @@ def conn(db: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
 @pytest.mark.parametrize("kind", SYNC)
 def test_a_job_is_part_of_the_callers_transaction(db: Any, dsn: str, kind: str) -> None:
     with SYNC[kind](dsn) as (conn, commit, rollback):
-        job = pyworker.add_job(conn, "t", {"a": [1, "ü"]}, priority=3, flags=["f"], meta={"m": None}, job_key="k")
+        job = pyworker.add_job(
+            conn, "t", {"a": [1, "ü"]}, priority=3, flags=["f"], meta={"m": None}, job_key="k"
+        )
         assert (job.state, job.payload, job.priority, job.flags, job.meta) == (
             "available", {"a": [1, "ü"]}, 3, {"f": True}, {"m": None}
         )  # fmt: skip
@@ -283,7 +290,8 @@ def test_on_an_asynchronous_connection_the_call_is_awaited(db: Any, dsn: str, ki
             await pyworker.add_job(conn, "t", {"a": 1})
             await rollback()
             with pytest.raises(
-                pyworker.InvalidArgument, match=r"^add_job: identifier must be 1 to 128 characters long, got ''$"
+                pyworker.InvalidArgument,
+                match=r"^add_job: identifier must be 1 to 128 characters long, got ''$",
             ):
                 await pyworker.add_job(conn, "")
             await rollback()
@@ -394,16 +402,17 @@ def test_an_error_of_asyncpg_has_all_that_the_database_said(db: Any, dsn: str, k
 
 def test_a_pool_is_not_taken_for_a_connection(db: Any, dsn: str) -> None:
     asyncpg, psycopg_pool = pytest.importorskip("asyncpg"), pytest.importorskip("psycopg_pool")
-    words = (
-        r"conn must be a connection, .*, got \w*Pool: take a connection from the pool, and call it in its transaction"
-    )
+    words = r"conn must be a connection, .*, got \w*Pool: take a connection from the pool, and call it in its transaction"
 
     async def run() -> None:
         with pytest.raises(TypeError, match=words):
             await pyworker.add_job(asyncpg.create_pool(dsn), "t")  # type: ignore[misc]
 
     asyncio.run(run())
-    with psycopg_pool.ConnectionPool(dsn, min_size=1, open=False) as pool, pytest.raises(TypeError, match=words):
+    with (
+        psycopg_pool.ConnectionPool(dsn, min_size=1, open=False) as pool,
+        pytest.raises(TypeError, match=words),
+    ):
         pyworker.add_job(pool, "t")
 
 
@@ -540,16 +549,31 @@ class Level(enum.IntEnum):
             {"run_at": 5},
             "add_job: run_at must be a datetime with a time zone, a timedelta from now, or a string, got 5",
         ),
-        ("t", {}, {"run_at": date(2100, 1, 1)}, r"add_job: run_at must be .*, got datetime.date\(2100, 1, 1\)"),
+        (
+            "t",
+            {},
+            {"run_at": date(2100, 1, 1)},
+            r"add_job: run_at must be .*, got datetime.date\(2100, 1, 1\)",
+        ),
         (
             "t",
             {},
             {"run_at": datetime(2100, 1, 1)},
             r"add_job: run_at must have a time zone, got datetime.datetime\(2100, 1, 1, 0, 0\): use datetime.now\(timezone.utc\), ",
         ),
-        ("t", {}, {"run_at": timedelta.max}, "add_job: run_at must be a time of the years 1 to 9999, got .* from now"),
+        (
+            "t",
+            {},
+            {"run_at": timedelta.max},
+            "add_job: run_at must be a time of the years 1 to 9999, got .* from now",
+        ),
         ("t", {}, {"meta": {"a": float("nan")}}, "add_job: meta must be JSON: Out of range"),
-        ("t", {}, {"unique_policy": {"by_args": float("nan")}}, "add_job: unique_policy must be JSON: Out of range"),
+        (
+            "t",
+            {},
+            {"unique_policy": {"by_args": float("nan")}},
+            "add_job: unique_policy must be JSON: Out of range",
+        ),
     ],
     ids=lambda value: "",
 )
@@ -561,7 +585,9 @@ def test_a_refusal_names_the_argument_and_its_value_and_costs_no_transaction(
         with pytest.raises(pyworker.InvalidArgument, match=f"^{words}"):
             pyworker.add_job(conn, identifier, payload, **options)
         spec: Any = {"identifier": identifier, "payload": payload, **options}
-        with pytest.raises(pyworker.InvalidArgument, match=words.replace("add_job:", r"^add_jobs: specs\[2\]:")):
+        with pytest.raises(
+            pyworker.InvalidArgument, match=words.replace("add_job:", r"^add_jobs: specs\[2\]:")
+        ):
             pyworker.add_jobs(conn, [{"identifier": "first"}, spec])
         conn.commit()
     assert count(db) == 1
@@ -572,8 +598,14 @@ def test_a_refusal_names_the_argument_and_its_value_and_costs_no_transaction(
     [
         (lambda conn: pyworker.get_job(conn, "1"), "get_job: job_id must be an integer, got '1'"),  # type: ignore[arg-type]
         (lambda conn: pyworker.retry_job(conn, True), "retry_job: job_id must be an integer, got True"),
-        (lambda conn: pyworker.delete_job(conn, 2**63), "delete_job: job_id is out of range, got 9223372036854775808"),
-        (lambda conn: pyworker.cancel_job(conn, 1, force="no"), "cancel_job: force must be True or False, got 'no'"),  # type: ignore[arg-type]
+        (
+            lambda conn: pyworker.delete_job(conn, 2**63),
+            "delete_job: job_id is out of range, got 9223372036854775808",
+        ),
+        (
+            lambda conn: pyworker.cancel_job(conn, 1, force="no"),
+            "cancel_job: force must be True or False, got 'no'",
+        ),  # type: ignore[arg-type]
         (lambda conn: pyworker.remove_job(conn, 7), "remove_job: job_key must be a string, got 7"),  # type: ignore[arg-type]
     ],
 )
@@ -611,7 +643,9 @@ def test_kinds_of_text_and_numbers_are_taken_as_what_they_are(conn: Any) -> None
     class Name(enum.StrEnum):
         MAIL = "mail"
 
-    job = pyworker.add_job(conn, Name.MAIL, queue_name=Name.MAIL, priority=Level.HIGH, flags=(n for n in ("a", "b")))
+    job = pyworker.add_job(
+        conn, Name.MAIL, queue_name=Name.MAIL, priority=Level.HIGH, flags=(n for n in ("a", "b"))
+    )
     assert (job.task_identifier, job.queue_name, job.priority, job.flags) == (
         "mail",
         "mail",
@@ -626,7 +660,11 @@ def test_kinds_of_text_and_numbers_are_taken_as_what_they_are(conn: Any) -> None
     [
         ({}, {"meta": []}, "add_job: meta must be a JSON object, got array"),
         ({}, {"priority": 99999}, "add_job: priority must be from -32768 to 32767, got 99999"),
-        ({}, {"job_key_mode": "x"}, "add_job: job_key_mode must be replace, preserve_run_at or unsafe_dedupe, got 'x'"),
+        (
+            {},
+            {"job_key_mode": "x"},
+            "add_job: job_key_mode must be replace, preserve_run_at or unsafe_dedupe, got 'x'",
+        ),
         (
             {},
             {"sequence_policy": {"key": 7}},
@@ -636,7 +674,9 @@ def test_kinds_of_text_and_numbers_are_taken_as_what_they_are(conn: Any) -> None
     ],
     ids=lambda value: None,
 )
-def test_what_the_database_refuses_says_why(conn: Any, payload: Any, options: dict[str, Any], words: str) -> None:
+def test_what_the_database_refuses_says_why(
+    conn: Any, payload: Any, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(pyworker.InvalidArgument, match=words):
         pyworker.add_job(conn, "t", payload, **options)
 
@@ -666,7 +706,9 @@ def test_a_task_adds_its_own_jobs(conn: Any) -> None:
     assert (job.task_identifier, job.payload, job.priority) == ("of a test", {"a": 1}, 2)
 
 
-def test_the_schema_is_an_argument_or_comes_from_the_environment(conn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schema_is_an_argument_or_comes_from_the_environment(
+    conn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYWORKER_SCHEMA", "elsewhere")
     with pytest.raises(psycopg.errors.InvalidSchemaName, match='"elsewhere"'):
         pyworker.add_job(conn, "t")

@@ -69,9 +69,13 @@ def test_the_options_of_a_task_hold_although_no_worker_has_ever_started(db: Any,
 
 def test_what_a_call_gives_replaces_the_tasks_option_and_none_does_not(db: Any) -> None:
     charge = charge_task()
-    job = charge.add(db, {"n": 1}, max_attempts=7, queue_name="default", priority=None, delivery="at_least_once")
+    job = charge.add(
+        db, {"n": 1}, max_attempts=7, queue_name="default", priority=None, delivery="at_least_once"
+    )
     assert (job.max_attempts, job.queue_name, job.priority, job.delivery) == (7, None, -3, "at_least_once")
-    (job,) = pyworker.add_jobs(db, [{"identifier": charge, "payload": {"n": 2}, "max_attempts": 7, "priority": None}])
+    (job,) = pyworker.add_jobs(
+        db, [{"identifier": charge, "payload": {"n": 2}, "max_attempts": 7, "priority": None}]
+    )
     assert (job.max_attempts, job.priority) == (7, -3)
 
 
@@ -118,20 +122,32 @@ def deploy(db: psycopg.Connection[Any], dsn: str, program: Any, tmp_path: Path) 
     return run
 
 
-def test_definitions_are_written_at_deploy_time_and_sql_inherits_them(db: Any, dsn: str, deploy: Any, cli: Any) -> None:
+def test_definitions_are_written_at_deploy_time_and_sql_inherits_them(
+    db: Any, dsn: str, deploy: Any, cli: Any
+) -> None:
     assert cli("tasks", DATABASE_URL=dsn).stdout.startswith("no task is defined")
     done = deploy()
     assert (done.returncode, done.stderr) == (0, "")
     assert "charge" in done.stdout
-    assert "max_attempts 2, delivery at_most_once, timeout 0:01:30, backoff ['10 s'], retention 0:00:00" in done.stdout
+    assert (
+        "max_attempts 2, delivery at_most_once, timeout 0:01:30, backoff ['10 s'], retention 0:00:00"
+        in done.stdout
+    )
     assert "plain" not in done.stdout, "it says nothing of itself"
     job = db.execute("select max_attempts, delivery from pyworker.add_job('charge')").fetchone()
     assert job == (2, "at_most_once")
     (row,) = json.loads(cli("tasks", "--json", DATABASE_URL=dsn).stdout)
-    assert (row["identifier"], row["max_attempts"], row["timeout"], row["backoff"]) == ("charge", 2, 90.0, ["10 s"])
+    assert (row["identifier"], row["max_attempts"], row["timeout"], row["backoff"]) == (
+        "charge",
+        2,
+        90.0,
+        ["10 s"],
+    )
 
 
-def test_definitions_are_changed_by_the_next_deployment_and_kept_by_the_same_one(db: Any, deploy: Any) -> None:
+def test_definitions_are_changed_by_the_next_deployment_and_kept_by_the_same_one(
+    db: Any, deploy: Any
+) -> None:
     deploy()
     written = db.execute("select updated_at from pyworker.list_tasks()").fetchall()
     assert deploy().returncode == 0

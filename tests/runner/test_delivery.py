@@ -75,7 +75,9 @@ def test_what_was_only_claimed_when_its_process_died_is_run(queue: Any) -> None:
     assert [len(queue.seen(one)) for one in ids[1:]] == [1, 1]
 
 
-@pytest.mark.parametrize(("task", "said"), [("mail_once", [True, False]), ("mail_once_async", [True, False, False])])
+@pytest.mark.parametrize(
+    ("task", "said"), [("mail_once", [True, False]), ("mail_once_async", [True, False, False])]
+)
 def test_job_once_is_true_once_over_all_attempts(queue: Any, task: str, said: list[bool]) -> None:
     queue.start().until_ready()
     for _ in range(2):  # each job for itself
@@ -87,7 +89,9 @@ def test_job_once_is_true_once_over_all_attempts(queue: Any, task: str, said: li
 # Time
 
 
-@pytest.mark.parametrize(("task", "no_uvloop"), [("too_long", "1"), ("too_long_async", "1"), ("too_long_async", "0")])
+@pytest.mark.parametrize(
+    ("task", "no_uvloop"), [("too_long", "1"), ("too_long_async", "1"), ("too_long_async", "0")]
+)
 def test_a_handler_that_takes_too_long_is_ended_and_only_its_job_is_charged(
     queue: Any, task: str, no_uvloop: str
 ) -> None:
@@ -218,7 +222,9 @@ def test_a_worker_that_cannot_reach_the_database_for_long_ends_its_handlers(fres
     queue.rows("drop owned by lonely; drop role lonely")
 
 
-def test_a_process_whose_lease_nobody_has_prolonged_begins_nothing_and_gives_back_what_it_has(queue: Any) -> None:
+def test_a_process_whose_lease_nobody_has_prolonged_begins_nothing_and_gives_back_what_it_has(
+    queue: Any,
+) -> None:
     """Its parent stands still, so that nobody ends it; others may be given what it holds at any moment."""
     queue.rows("select pyworker.configure(worker_ttl => '12 s')")
     worker = queue.start("--concurrency", "1").until_ready()
@@ -227,7 +233,8 @@ def test_a_process_whose_lease_nobody_has_prolonged_begins_nothing_and_gives_bac
     first = queue.rows("select id from pyworker.add_jobs(%s::jsonb)", json.dumps(specs))[0].id
     queue.until_waiting(1)
     held = [
-        row.id for row in queue.rows("select id from pyworker.jobs where state = 'running' and id > %s", first + 39)
+        row.id
+        for row in queue.rows("select id from pyworker.jobs where state = 'running' and id > %s", first + 39)
     ]
     assert held
     worker.signal(signal.SIGSTOP)
@@ -255,11 +262,15 @@ def test_a_killed_workers_jobs_run_elsewhere_long_before_its_lease_ends(queue: A
     queue.until("select count(*) = 2 from public.seen where job_id = %s", job_id)
     queue.open_gate(1)
     queue.until_state("completed", job_id)
-    assert [error.error for error in queue.rows("select error from pyworker.job_errors(%s)", job_id)] == ["worker died"]
+    assert [error.error for error in queue.rows("select error from pyworker.job_errors(%s)", job_id)] == [
+        "worker died"
+    ]
     assert other.stop() == 0
 
 
-def test_a_worker_that_loses_its_control_connection_has_it_again_before_it_is_taken_for_dead(queue: Any) -> None:
+def test_a_worker_that_loses_its_control_connection_has_it_again_before_it_is_taken_for_dead(
+    queue: Any,
+) -> None:
     queue.close_gate(1)
     worker = queue.start("--concurrency", "1").until_ready()
     job_id = queue.add("deliver", {"gate": 1})

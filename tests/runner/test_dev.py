@@ -41,7 +41,9 @@ class Dev:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), # ignored in what a shell has sent to the background
         )  # fmt: skip
         self.lines: list[str] = []
-        self._timer = threading.Timer(DEADLINE, self.process.kill)  # then its output ends, and so does the test
+        self._timer = threading.Timer(
+            DEADLINE, self.process.kill
+        )  # then its output ends, and so does the test
         self._timer.start()
 
     def until(self, words: str) -> str:

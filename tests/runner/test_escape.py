@@ -40,7 +40,9 @@ def evil(queue: Any) -> Any:
 
 
 @pytest.mark.parametrize("words", LOOKS)
-def test_no_command_prints_a_control_character_of_others(evil: Any, cli: Callable[..., Any], words: str) -> None:
+def test_no_command_prints_a_control_character_of_others(
+    evil: Any, cli: Callable[..., Any], words: str
+) -> None:
     done = cli(*words.split(), DATABASE_URL=evil.dsn)
     assert not CONTROL.search(done.stdout + done.stderr)
     if words.split()[0] not in ("doctor", "health", "sequences"):
@@ -48,7 +50,9 @@ def test_no_command_prints_a_control_character_of_others(evil: Any, cli: Callabl
 
 
 @pytest.mark.parametrize("words", ["jobs 1", "jobs", "queues", "schedules"])
-def test_json_says_the_same_characters_and_prints_none_of_them(evil: Any, cli: Callable[..., Any], words: str) -> None:
+def test_json_says_the_same_characters_and_prints_none_of_them(
+    evil: Any, cli: Callable[..., Any], words: str
+) -> None:
     done = cli(*words.split(), "--json", DATABASE_URL=evil.dsn)
     assert not CONTROL.search(done.stdout)
     assert any(EVIL in text for text in texts_of(json.loads(done.stdout)))

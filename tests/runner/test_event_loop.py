@@ -31,7 +31,9 @@ def test_async_handlers_run_on_uvloop_where_it_is_installed_and_not_refused(
     assert result(queue, "which_loop") == loop
 
 
-def test_where_uvloop_cannot_be_imported_async_handlers_run_on_asyncios_own_loop(queue: Any, tmp_path: Path) -> None:
+def test_where_uvloop_cannot_be_imported_async_handlers_run_on_asyncios_own_loop(
+    queue: Any, tmp_path: Path
+) -> None:
     (tmp_path / "uvloop.py").write_text("raise ImportError('built for another Python')")
     queue.start(PYWORKER_RUN_NO_UVLOOP="0", PYTHONPATH=f"{tmp_path}:{HERE}:{HERE.parents[1]}")
     assert result(queue, "which_loop") == "asyncio"

@@ -61,7 +61,9 @@ def forgotten_claim(server: Postgres, worker: int, crash: Callable[[Postgres], N
 
 
 @pytest.mark.parametrize("crash", [restarted, recovered])
-def test_after_a_crash_that_forgot_a_claim_its_run_is_never_given_out_again(server: Postgres, crash: Any) -> None:
+def test_after_a_crash_that_forgot_a_claim_its_run_is_never_given_out_again(
+    server: Postgres, crash: Any
+) -> None:
     zombie, worker = (server.execute("select pyworker.register_worker()")[0][0] for _ in range(2))
     job_id, lost_run = forgotten_claim(server, zombie, crash)
     again = claim(server, worker, "on")

@@ -93,7 +93,9 @@ def test_a_port_that_is_taken_is_named(queue: Any) -> None:
     assert f"pyworker: cannot listen on port {port}: Address already in use" in worker.log
 
 
-def test_a_worker_whose_tasks_are_still_being_loaded_is_live_and_not_ready(queue: Any, health: Any, port: str) -> None:
+def test_a_worker_whose_tasks_are_still_being_loaded_is_live_and_not_ready(
+    queue: Any, health: Any, port: str
+) -> None:
     queue.close_gate(9)
     queue.start("--name", "slow", "--health-port", port, modules="slow_start")
     queue.until_waiting(9)
@@ -119,7 +121,15 @@ def test_a_process_whose_loop_does_not_turn_is_not_live_until_it_does(
         queue.add("hold_the_interpreter", max_attempts=1)  # the next process is not to get it
     with queue.in_one_deadline():
         until(queue, health, 1, f"the loop of process {child} has not turned", "--live", "--port", port)
-        until(queue, health, 1, "is not live: the loop of its process does not turn", "--live", "--worker", "one")
+        until(
+            queue,
+            health,
+            1,
+            "is not live: the loop of its process does not turn",
+            "--live",
+            "--worker",
+            "one",
+        )
     assert health("--port", port)[0] == 1
     if how == "stopped":
         os.kill(child, signal.SIGCONT)
@@ -166,10 +176,14 @@ def test_while_it_drains_a_worker_is_live_and_not_ready(queue: Any, health: Any,
     assert health("--worker", "one") == (1, "there is no worker one\n")
 
 
-def test_a_worker_that_was_declared_dead_is_not_live_and_its_successor_is_ready(queue: Any, health: Any) -> None:
+def test_a_worker_that_was_declared_dead_is_not_live_and_its_successor_is_ready(
+    queue: Any, health: Any
+) -> None:
     queue.start("--name", "one").until_ready()
     until(queue, health, 0, "is ready", "--worker", "one")
-    worker_id = queue.value("update pyworker.workers set dead_at = pyworker.clock() where dead_at is null returning id")
+    worker_id = queue.value(
+        "update pyworker.workers set dead_at = pyworker.clock() where dead_at is null returning id"
+    )
     code, text = health("--live", "--worker", str(worker_id))
     assert code == 1
     assert "is not live: it has ended, or was declared dead" in text

@@ -67,9 +67,12 @@ def served(
         template_dbname=t.template_dbname, maintenance_dbname=t.maintenance_dbname,
     ):  # fmt: skip
         made = queue_class(
-            f"host={t.host} port={t.port} user={t.user} dbname={t.dbname}_hostile", tmp_path_factory.mktemp("hostile")
+            f"host={t.host} port={t.port} user={t.user} dbname={t.dbname}_hostile",
+            tmp_path_factory.mktemp("hostile"),
         )
-        worker = made.start("--concurrency", "5", modules="handlers hostile", PYWORKER_RUN_NO_UVLOOP=request.param)
+        worker = made.start(
+            "--concurrency", "5", modules="handlers hostile", PYWORKER_RUN_NO_UVLOOP=request.param
+        )
         worker.until_ready()
         (child,) = worker.children()
         yield made, request.param
@@ -80,7 +83,10 @@ def served(
 
 @pytest.mark.parametrize(
     ("task", "how"),
-    [*(("hostile", how) for how in EVERYWHERE), *(("hostile_async", how) for how in EVERYWHERE | ON_THE_LOOP)],
+    [
+        *(("hostile", how) for how in EVERYWHERE),
+        *(("hostile_async", how) for how in EVERYWHERE | ON_THE_LOOP),
+    ],
 )
 def test_a_hostile_handler_has_one_outcome_its_neighbours_complete_and_the_worker_goes_on(
     served: Any, task: str, how: str
@@ -199,7 +205,9 @@ def test_what_has_ended_before_a_process_has_to_end_is_reported(queue: Any) -> N
 
 
 @pytest.mark.parametrize("how", ["force", "force and retry"])
-def test_a_run_that_was_taken_from_its_handler_does_not_disturb_the_next_run_of_the_job(queue: Any, how: str) -> None:
+def test_a_run_that_was_taken_from_its_handler_does_not_disturb_the_next_run_of_the_job(
+    queue: Any, how: str
+) -> None:
     queue.close_gate(1)
     worker = queue.start("--concurrency", "3", modules="handlers hostile").until_ready()
     job_id = queue.add("stubborn", {"gate": 1})
@@ -224,7 +232,9 @@ def test_a_run_that_was_taken_from_its_handler_does_not_disturb_the_next_run_of_
 
 @pytest.mark.parametrize("task", ["in_transactions", "in_transactions_async"])
 @pytest.mark.parametrize("how", ["inside", "after"])
-def test_a_second_transaction_of_a_job_is_refused_and_the_first_one_holds(queue: Any, task: str, how: str) -> None:
+def test_a_second_transaction_of_a_job_is_refused_and_the_first_one_holds(
+    queue: Any, task: str, how: str
+) -> None:
     job_id = queue.add(task, {"how": how})
     queue.run_once("--concurrency", "1", modules="hostile")
     assert queue.states(job_id) == ["completed"]
@@ -269,7 +279,9 @@ def test_after_a_transaction_that_was_rolled_back_another_one_may_be_tried(queue
 
 
 @pytest.mark.parametrize("task", ["once_in_transaction", "once_in_transaction_async"])
-def test_once_inside_a_transaction_is_committed_at_once_and_outlives_its_rollback(queue: Any, task: str) -> None:
+def test_once_inside_a_transaction_is_committed_at_once_and_outlives_its_rollback(
+    queue: Any, task: str
+) -> None:
     jobs = [queue.add(task, {"fail": True}) for _ in range(4)]
     queue.run_once("--concurrency", "2", modules="hostile")
     assert set(queue.states(*jobs)) == {"retryable"}
@@ -286,7 +298,11 @@ def test_once_inside_a_transaction_is_committed_at_once_and_outlives_its_rollbac
 
 def test_a_worker_runs_on_a_file_system_that_cannot_be_written_to(queue: Any) -> None:
     enter = ["unshare", "--mount", "--propagation", "private"]
-    if not shutil.which("unshare") or os.geteuid() or subprocess.run([*enter, "true"], capture_output=True).returncode:
+    if (
+        not shutil.which("unshare")
+        or os.geteuid()
+        or subprocess.run([*enter, "true"], capture_output=True).returncode
+    ):
         pytest.skip("mounts of one's own take unshare and root")
     close = (
         "awk '{print $5}' /proc/self/mountinfo | sort -u | while read m; do"

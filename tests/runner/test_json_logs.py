@@ -76,7 +76,9 @@ def test_whatever_is_given_as_extra_the_line_is_json(queue: Any, odd: str) -> No
     job_id = queue.add("log_badly")
     lines = lines_of(queue.run_once("--log-format", "json", modules=odd))
     assert queue.job(job_id).state == "completed"
-    extras = {line["message"].removeprefix("extra "): line for line in lines if line["message"].startswith("extra ")}
+    extras = {
+        line["message"].removeprefix("extra "): line for line in lines if line["message"].startswith("extra ")
+    }
     assert len(extras) == 12
     assert extras["nan"]["nan"] == "nan"
     assert extras["infinite"]["infinite"] == ["inf"]
@@ -93,9 +95,9 @@ def test_an_extra_takes_no_field_of_the_line_itself(queue: Any, odd: str) -> Non
     (line,) = [line for line in lines if line["message"] == "overwrites"]
     assert (line["level"], line["logger"]) == ("warning", "pyworker.task.log_badly")
     assert line["task_is"] == "mine"
-    assert {name: line[f"extra_{name}"] for name in ("time", "level", "logger", "pid", "exception")} == dict.fromkeys(
-        ("time", "level", "logger", "pid", "exception"), "mine"
-    )
+    assert {
+        name: line[f"extra_{name}"] for name in ("time", "level", "logger", "pid", "exception")
+    } == dict.fromkeys(("time", "level", "logger", "pid", "exception"), "mine")
     (line,) = [line for line in lines if line["message"] == "with a traceback"]
     assert "ValueError: told" in line["exception"]
     assert line["extra_exception"] == "mine"
@@ -115,6 +117,6 @@ def test_the_reason_for_which_a_worker_cannot_start_is_a_line_too(queue: Any) ->
         port = taken.getsockname()[1]
         worker = queue.start("--health-port", str(port), "--log-format", "json")
         assert worker.wait() == 1
-    assert [line["level"] for line in lines_of(worker) if f"cannot listen on port {port}" in line["message"]] == [
-        "error"
-    ]
+    assert [
+        line["level"] for line in lines_of(worker) if f"cannot listen on port {port}" in line["message"]
+    ] == ["error"]

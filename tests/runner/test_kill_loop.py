@@ -42,7 +42,9 @@ def add_until_lost(
     conn: psycopg.Connection[Any], rng: random.Random, stop: threading.Event, kinds: dict[int, str]
 ) -> None:
     while not stop.is_set():
-        kind = rng.choice(["note", "note", "deliver", "deliver_async", "in_turn", "in_turn", "write", "queue"])
+        kind = rng.choice(
+            ["note", "note", "deliver", "deliver_async", "in_turn", "in_turn", "write", "queue"]
+        )
         arguments: dict[str, Any] = {"identifier": kind, "payload": Jsonb({}), "max_attempts": 100}
         if kind == "in_turn":
             arguments["payload"] = Jsonb({"customer": rng.randrange(5)})
@@ -193,7 +195,9 @@ def test_crashes_of_the_server_lose_nothing_that_was_acknowledged(tmp_path: Path
 
         def left() -> int:
             # Some handlers met a dead server and failed, to be tried again in an hour.
-            queue.rows("select pyworker.retry_jobs(array(select id from pyworker.jobs where state = 'retryable'))")
+            queue.rows(
+                "select pyworker.retry_jobs(array(select id from pyworker.jobs where state = 'retryable'))"
+            )
             return queue.value("select count(*) from pyworker.jobs where state <> 'discarded'")
 
         many = left()
@@ -216,4 +220,6 @@ def test_crashes_of_the_server_lose_nothing_that_was_acknowledged(tmp_path: Path
             else:
                 assert states[job_id] == "completed", (job_id, kind, states[job_id])
         lost = sum(states[job_id] != "completed" for job_id in kinds)
-        print(f"{CRASHES} crashes; {len(kinds)} jobs acknowledged, {sum(starts.values())} starts, {lost} lost visibly")
+        print(
+            f"{CRASHES} crashes; {len(kinds)} jobs acknowledged, {sum(starts.values())} starts, {lost} lost visibly"
+        )

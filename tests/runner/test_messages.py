@@ -27,7 +27,10 @@ def run(words: list[str], stdout: Any, **environment: str) -> tuple[int, str]:
 
 
 def test_a_worker_starts_beside_a_service_named_like_its_options(queue: Any) -> None:
-    links = {f"PYWORKER{name}_PORT": LINK for name in ("", "_RUN_HEALTH", "_RUN_METRICS", "_HEALTH", "_METRICS", "_UI")}
+    links = {
+        f"PYWORKER{name}_PORT": LINK
+        for name in ("", "_RUN_HEALTH", "_RUN_METRICS", "_HEALTH", "_METRICS", "_UI")
+    }
     job_id = queue.add("note")
     worker = queue.run_once(**links)
     assert queue.job(job_id).state == "completed"
@@ -42,7 +45,9 @@ def test_commands_go_on_beside_such_a_service(queue: Any, cli: Callable[..., Any
         assert f"{name}={LINK} is ignored" in done.stderr
 
 
-def test_an_address_on_the_command_line_or_another_word_in_the_variable_is_refused(queue: Any, cli: Any) -> None:
+def test_an_address_on_the_command_line_or_another_word_in_the_variable_is_refused(
+    queue: Any, cli: Any
+) -> None:
     assert cli("health", "--port", LINK, DATABASE_URL=queue.dsn).returncode == 2
     assert cli("health", DATABASE_URL=queue.dsn, PYWORKER_HEALTH_PORT="http").returncode == 2
 
@@ -50,7 +55,9 @@ def test_an_address_on_the_command_line_or_another_word_in_the_variable_is_refus
 # -- output that cannot be written ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", ["jobs", "jobs --json", "add t", "migrate --sql", "explain 1", "metrics", "--help"])
+@pytest.mark.parametrize(
+    "words", ["jobs", "jobs --json", "add t", "migrate --sql", "explain 1", "metrics", "--help"]
+)
 def test_where_nothing_can_be_written_that_is_said(queue: Any, words: str) -> None:
     queue.add("note")
     with open("/dev/full", "w") as full:
@@ -70,11 +77,17 @@ def test_a_reader_that_has_gone_is_no_error(queue: Any, words: str) -> None:
         os.close(write)
 
 
-@pytest.mark.parametrize("words", ["jobs", "jobs --json", "add t", "explain 1", "migrate", "run handlers --once"])
+@pytest.mark.parametrize(
+    "words", ["jobs", "jobs --json", "add t", "explain 1", "migrate", "run handlers --once"]
+)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", ">&- 2>&- <&-"])
 def test_streams_that_are_closed_are_written_nowhere(queue: Any, words: str, closed: str) -> None:
     job_id = queue.add("note")
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}:{os.path.dirname(__file__)}", "DATABASE_URL": queue.dsn}
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": f"{ROOT}:{os.path.dirname(__file__)}",
+        "DATABASE_URL": queue.dsn,
+    }
     command = f"exec '{sys.executable}' -m pyworker {words} {closed}"
     done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, env=env, timeout=60)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
@@ -120,7 +133,8 @@ def test_a_version_to_begin_from_is_for_a_script(cli: Any, queue: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "schema", ["a%sb", "100%", "%(x)s", 'we"ird', "it's", "Up Per", "naïve", "a.b", "a\\b", "select", "x" * 54]
+    "schema",
+    ["a%sb", "100%", "%(x)s", 'we"ird', "it's", "Up Per", "naïve", "a.b", "a\\b", "select", "x" * 54],
 )
 def test_a_schema_may_have_any_name(
     fresh: psycopg.Connection[Any], fresh_dsn: str, cli: Any, queue_class: Any, tmp_path: Any, schema: str
@@ -133,10 +147,13 @@ def test_a_schema_may_have_any_name(
             import pyworker
 
             job = pyworker.add_job(conn, "write", {"then": ["note"]}, schema=schema)
-        at_most_once, again = (int(cli("add", task, **where).stdout.split()[1]) for task in ("deliver", "act_async"))
+        at_most_once, again = (
+            int(cli("add", task, **where).stdout.split()[1]) for task in ("deliver", "act_async")
+        )
         worker = queue.start().until_ready()
         queue.until_so(
-            "they are completed", lambda: states(queue, schema, job.id, at_most_once, again) == ["completed"] * 3
+            "they are completed",
+            lambda: states(queue, schema, job.id, at_most_once, again) == ["completed"] * 3,
         )
         assert worker.stop() == 0
         assert "WARNING" not in worker.log
@@ -167,4 +184,7 @@ def test_a_schema_may_have_any_name(
 
 def states(queue: Any, schema: str, *job_ids: int) -> list[str]:
     name = '"' + schema.replace('"', '""').replace("%", "%%") + '"'
-    return [queue.conn.execute(f"select state from {name}.get_job(%s)", [job_id]).fetchone()[0] for job_id in job_ids]
+    return [
+        queue.conn.execute(f"select state from {name}.get_job(%s)", [job_id]).fetchone()[0]
+        for job_id in job_ids
+    ]

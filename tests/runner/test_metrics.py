@@ -48,7 +48,9 @@ def scrape(port: str) -> tuple[int, str]:
         connection.close()
 
 
-def until_scraped(queue: Any, port: str, *wanted: tuple[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
+def until_scraped(
+    queue: Any, port: str, *wanted: tuple[tuple[str, ...], float]
+) -> dict[tuple[str, ...], float]:
     """Until each of these has its value."""
     found: dict[tuple[str, ...], float] = {}
 
@@ -80,7 +82,9 @@ def test_metrics_of_a_database_that_is_away_are_an_error(cli: Any) -> None:
     assert "cannot reach the database" in done.stderr
 
 
-def test_metrics_are_served_anew_for_each_scrape_until_a_signal(queue: Any, port: str, tmp_path: Path) -> None:
+def test_metrics_are_served_anew_for_each_scrape_until_a_signal(
+    queue: Any, port: str, tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "pyworker", "metrics", "--port", port, "--dsn", queue.dsn]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as server:
         try:
@@ -102,7 +106,9 @@ def test_a_worker_tells_of_its_handlers_and_claims_and_of_those_of_processes_tha
     queue.close_gate(1)
     gated = queue.add("note", {"gate": 1})
     queue.until_waiting(1)
-    until_scraped(queue, port, (("pyworker_in_flight",), 1), (("pyworker_handlers",), 3), (("pyworker_ready",), 1))
+    until_scraped(
+        queue, port, (("pyworker_in_flight",), 1), (("pyworker_handlers",), 3), (("pyworker_ready",), 1)
+    )
     queue.open_gate(1)
     queue.until_state("completed", gated)
     for way in (["error", "x"], ["snooze", None], ["cancel", "x"]):

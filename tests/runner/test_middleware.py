@@ -42,7 +42,13 @@ def ran(served: Any, task: str, state: str, payload: Any = None, **meta: Any) ->
 @both
 def test_the_first_registered_is_the_outermost_and_sees_job_and_result(served: Any, task: str) -> None:
     job, told = ran(served, task, "completed", {"value": 7})
-    assert told == [f"outer begins {task}", "inner begins", "handler in outer", "inner ends", ["outer ends", 7]]
+    assert told == [
+        f"outer begins {task}",
+        "inner begins",
+        "handler in outer",
+        "inner ends",
+        ["outer ends", 7],
+    ]
     assert job.result == 7
 
 
@@ -64,7 +70,9 @@ def test_it_sees_how_the_handler_ended_and_changes_nothing(
 ) -> None:
     job, told = ran(served, task, state, {way: answer})
     assert told[3:] == [["outer ends", name]]
-    assert not any(f", in {name}" in (job.last_error or "") for name in ("outer", "inner"))  # they are not in the way
+    assert not any(
+        f", in {name}" in (job.last_error or "") for name in ("outer", "inner")
+    )  # they are not in the way
 
 
 @both

@@ -80,7 +80,9 @@ LOST_CLAIMS = {
 
 
 @pytest.mark.parametrize("lost", LOST_CLAIMS)
-def test_jobs_of_a_claim_whose_answer_was_lost_come_back_and_run_once(queue: Any, network: Proxy, lost: str) -> None:
+def test_jobs_of_a_claim_whose_answer_was_lost_come_back_and_run_once(
+    queue: Any, network: Proxy, lost: str
+) -> None:
     network.fault = fault = LOST_CLAIMS[lost]
     queue.rows("select pyworker.define_task('deliver', delivery => 'at_most_once')")
     jobs = [queue.add(task) for task in ("note", "deliver", "deliver_async", "note", "deliver", "note")]
@@ -91,7 +93,9 @@ def test_jobs_of_a_claim_whose_answer_was_lost_come_back_and_run_once(queue: Any
     assert [queue.job(job_id).attempts for job_id in jobs] == [1] * 6
 
 
-def test_a_claim_that_arrives_after_its_worker_has_turned_elsewhere_strands_no_job(queue: Any, network: Proxy) -> None:
+def test_a_claim_that_arrives_after_its_worker_has_turned_elsewhere_strands_no_job(
+    queue: Any, network: Proxy
+) -> None:
     """It was on its way when the connection was lost, and the worker compared notes with the database before it got there."""
     held, go_on = threading.Event(), threading.Event()
     kept: list[Message] = []
@@ -130,7 +134,9 @@ def test_a_claim_that_arrives_after_its_worker_has_turned_elsewhere_strands_no_j
     "lost", [once("finish_jobs", False, b"D"), once("finish_jobs", False, b"C"), once("finish_jobs", True, b"B")],
     ids=["no answer", "all but its end", "never arrived"],
 )  # fmt: skip
-def test_a_job_whose_end_was_reported_into_the_void_is_not_run_again(queue: Any, network: Proxy, lost: Any) -> None:
+def test_a_job_whose_end_was_reported_into_the_void_is_not_run_again(
+    queue: Any, network: Proxy, lost: Any
+) -> None:
     network.fault = lost
     queue.start("--dsn", network.dsn, "--concurrency", "2").until_ready()
     jobs = [queue.add(task) for task in ("note", "deliver", "note")]
@@ -141,7 +147,9 @@ def test_a_job_whose_end_was_reported_into_the_void_is_not_run_again(queue: Any,
 
 @pytest.mark.parametrize("task", ["deliver", "deliver_async"])
 @pytest.mark.parametrize("up", [True, False], ids=["never arrived", "not answered"])
-def test_a_start_that_could_not_be_confirmed_is_no_start(queue: Any, network: Proxy, task: str, up: bool) -> None:
+def test_a_start_that_could_not_be_confirmed_is_no_start(
+    queue: Any, network: Proxy, task: str, up: bool
+) -> None:
     network.fault = fault = once("start_job", up, b"E" if up else b"D")
     queue.start("--dsn", network.dsn).until_ready()
     job_id = queue.add(task)
@@ -246,7 +254,9 @@ def test_the_servers_end_notices_a_vanished_machine_as_well(queue: Any, network:
 # Coming back
 
 
-def test_while_nobody_listens_it_tries_again_and_says_so_at_most_once_a_second(queue: Any, network: Proxy) -> None:
+def test_while_nobody_listens_it_tries_again_and_says_so_at_most_once_a_second(
+    queue: Any, network: Proxy
+) -> None:
     queue.rows("select pyworker.configure(worker_ttl => '12 s')")
     worker = queue.start("--dsn", network.dsn, "--processes", "2").until_ready(2)
     network.refuse()
@@ -256,14 +266,18 @@ def test_while_nobody_listens_it_tries_again_and_says_so_at_most_once_a_second(q
     lines = [line for line in worker.log.splitlines() if "no connection" in line]
     by_process = Counter(line.split("]")[0].split("[")[1] for line in lines)
     for process, count in by_process.items():
-        times = [datetime.fromisoformat(line[:23].replace(",", ".")) for line in lines if f"[{process}]" in line]
+        times = [
+            datetime.fromisoformat(line[:23].replace(",", ".")) for line in lines if f"[{process}]" in line
+        ]
         assert count <= 2 + (times[-1] - times[0]).total_seconds(), worker.log
     network.accept()
     job_id = queue.add("note")
     queue.until_state("completed", job_id)
 
 
-def test_a_connection_that_is_lost_as_soon_as_it_is_there_is_not_made_again_at_once(queue: Any, network: Proxy) -> None:
+def test_a_connection_that_is_lost_as_soon_as_it_is_there_is_not_made_again_at_once(
+    queue: Any, network: Proxy
+) -> None:
     worker = queue.start("--dsn", network.dsn).until_ready()
     many = threading.Semaphore(0)
 
@@ -317,7 +331,9 @@ def test_wherever_the_network_is_cut_no_job_is_lost_and_none_that_may_run_once_r
         queue.rows("select pyworker.define_task(%s, delivery => 'at_most_once')", task)
 
     def waiting() -> int:  # and those that failed are not left to wait for an hour
-        queue.rows("select pyworker.retry_jobs(array(select id from pyworker.jobs where state = 'retryable'))")
+        queue.rows(
+            "select pyworker.retry_jobs(array(select id from pyworker.jobs where state = 'retryable'))"
+        )
         return queue.value("select count(*) from pyworker.jobs where state <> 'discarded'")
 
     workers = [queue.start("--dsn", network.dsn, "--concurrency", "4") for _ in range(2)]

@@ -164,7 +164,9 @@ def test_a_record_that_is_added_by_a_tasks_name_survives_too(db: Any, value: Any
     assert nested.payload == {"a": [job.payload]}
 
 
-@pytest.mark.parametrize("payload", ["\0", "a\\\0", {"a\0": 1}, "\udc00", "\ud800x", ["\\\\\ud800"]], ids=ascii)
+@pytest.mark.parametrize(
+    "payload", ["\0", "a\\\0", {"a\0": 1}, "\udc00", "\ud800x", ["\\\\\ud800"]], ids=ascii
+)
 def test_what_jsonb_cannot_hold_is_refused_in_a_bulk_call_and_nowhere_else(db: Any, payload: Any) -> None:
     with db.transaction():
         assert pyworker.add_job(db, "t", payload).payload == payload
@@ -182,7 +184,9 @@ def test_what_only_looks_like_it_is_taken(db: Any, payload: Any) -> None:
 
 
 def test_null_is_no_payload_in_a_bulk_call(db: Any) -> None:
-    with pytest.raises(pyworker.InvalidArgument, match=r"^add_jobs: specs\[1\]: payload cannot be null in a bulk call"):
+    with pytest.raises(
+        pyworker.InvalidArgument, match=r"^add_jobs: specs\[1\]: payload cannot be null in a bulk call"
+    ):
         pyworker.add_jobs(db, [{"identifier": handler_of(Appointment | None), "payload": None}])
 
 
@@ -204,7 +208,9 @@ def test_what_cannot_be_written_costs_no_transaction(db: Any) -> None:
         value: float
 
     with db.transaction():
-        with pytest.raises(pyworker.InvalidArgument, match=r"^add_job: payload must be JSON: Out of range float"):
+        with pytest.raises(
+            pyworker.InvalidArgument, match=r"^add_job: payload must be JSON: Out of range float"
+        ):
             handler_of(Measure).add(db, Measure(value=float("nan")))
         with pytest.raises(TypeError, match=r"^<task handler .*>: its payload cannot be stored as .*Strict"):
             handler_of(Strict).add(db, {"id": object()})
@@ -220,7 +226,9 @@ def test_a_producer_needs_neither_library_where_a_plain_value_is_added(
     handler = handler_of(ByNumber)
     assert handler.add(db, {"names": {}}).payload == {"names": {}}
     assert handler.add(db, ByNumber({})).payload == {"names": {}}
-    with pytest.raises(TaskError, match=r"to convert payloads to .*ByNumber.*, pip install 'pyworker-pg\[types\]'"):
+    with pytest.raises(
+        TaskError, match=r"to convert payloads to .*ByNumber.*, pip install 'pyworker-pg\[types\]'"
+    ):
         _ = handler.invoke
 
 
@@ -268,7 +276,10 @@ def test_a_real_worker_gives_its_handlers_what_was_added(
     queue.run_once(modules="typed_tasks")
     assert [queue.job(job_id).state for job_id in jobs] == ["completed"] * 3
     assert queue.job(jobs[1]).result == repr(values[1])
-    assert [str(ID) in queue.job(jobs[0]).result, "2026, 1, 2, 3, 4, 5, 678901" in queue.job(jobs[2]).result] == [
+    assert [
+        str(ID) in queue.job(jobs[0]).result,
+        "2026, 1, 2, 3, 4, 5, 678901" in queue.job(jobs[2]).result,
+    ] == [
         True,
         True,
     ]

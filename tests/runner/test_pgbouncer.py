@@ -49,7 +49,9 @@ def pooler(queue: Any, tmp_path: Path) -> Iterator[str]:
     process = subprocess.Popen(
         ["pgbouncer", "-q", str(tmp_path / "pgbouncer.ini")], stderr=subprocess.DEVNULL, **become
     )
-    dsn = make_conninfo(host="127.0.0.1", port=str(port), dbname=str(where["dbname"]), user=str(where["user"]))
+    dsn = make_conninfo(
+        host="127.0.0.1", port=str(port), dbname=str(where["dbname"]), user=str(where["user"])
+    )
 
     def answers() -> bool:
         assert process.poll() is None, (tmp_path / "log").read_text()
@@ -81,24 +83,36 @@ def test_producers_of_all_kinds_share_the_poolers_connections(queue: Any, pooled
             pyworker.add_job(conn, "note", {"turn": turn}, job_key=f"k{turn}", queue_name="q")
             conn.commit()
     for conn in connections:
-        conn.execute("select pyworker.add_job('note', unique_policy => %s)", [Jsonb({"on_conflict": "ignore"})])
+        conn.execute(
+            "select pyworker.add_job('note', unique_policy => %s)", [Jsonb({"on_conflict": "ignore"})]
+        )
         conn.commit()
         conn.close()
     assert queue.value("select count(*) from pyworker.jobs") == 13
 
 
 def test_a_worker_behind_a_pooler_says_so_and_works(queue: Any, pooled: str) -> None:
-    worker = queue.start("--concurrency", "4", "--poll-interval", "0.2", "--no-tracebacks", DATABASE_URL=pooled)
+    worker = queue.start(
+        "--concurrency", "4", "--poll-interval", "0.2", "--no-tracebacks", DATABASE_URL=pooled
+    )
     worker.until_log("transaction pooler")
     jobs = [
-        queue.add("in_turn", {"customer": n % 2}, sequence_policy=Jsonb({"by_args": ["customer"]})) for n in range(8)
+        queue.add("in_turn", {"customer": n % 2}, sequence_policy=Jsonb({"by_args": ["customer"]}))
+        for n in range(8)
     ]
     jobs += [queue.add("note", queue_name="q") for _ in range(3)]
-    jobs += [queue.add("deliver"), queue.add("mail_once_async"), queue.add("write", {}), queue.add("write_async", {})]
+    jobs += [
+        queue.add("deliver"),
+        queue.add("mail_once_async"),
+        queue.add("write", {}),
+        queue.add("write_async", {}),
+    ]
     queue.until_state("completed", *jobs)
     cancelled_runs = queue.add("sleep_async")
     queue.until("select count(*) = 1 from public.seen where job_id = %s", cancelled_runs)
-    queue.rows("select pyworker.cancel_job(%s)", cancelled_runs)  # heard of when it asks, not by a notification
+    queue.rows(
+        "select pyworker.cancel_job(%s)", cancelled_runs
+    )  # heard of when it asks, not by a notification
     queue.until_state("cancelled", cancelled_runs)
     assert queue.value("select count(*) from pyworker.workers where locked") == 0
     assert worker.stop() == 0

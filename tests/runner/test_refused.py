@@ -44,7 +44,9 @@ ways = pytest.mark.parametrize("way", WAYS)
 def limited(fresh_queue: Any) -> Iterator[str]:
     """The connection string of a role that may work and no more."""
     fresh_queue.rows("create role limited login password 'limited'; grant pyworker_worker to limited")
-    fresh_queue.rows("grant usage on schema public to limited; grant all on all tables in schema public to limited")
+    fresh_queue.rows(
+        "grant usage on schema public to limited; grant all on all tables in schema public to limited"
+    )
     fresh_queue.rows("grant all on all sequences in schema public to limited")
     yield make_conninfo(fresh_queue.dsn, user="limited", password="limited")
     for worker in fresh_queue.workers:
@@ -83,7 +85,9 @@ def test_a_worker_whose_claims_are_refused_is_not_ready_says_so_once_and_goes_on
     assert "Traceback" not in worker.log
 
 
-def test_the_database_knows_of_a_worker_whose_claims_are_refused(fresh_queue: Any, limited: str, cli: Any) -> None:
+def test_the_database_knows_of_a_worker_whose_claims_are_refused(
+    fresh_queue: Any, limited: str, cli: Any
+) -> None:
     fresh_queue.start("--name", "one", DATABASE_URL=limited).until_ready()
     fresh_queue.rows(WAYS["a function is gone"][0])
 
@@ -129,5 +133,7 @@ def test_once_ends_with_the_reason_when_claims_are_refused(fresh_queue: Any, lim
     fresh_queue.add("note")
     worker = fresh_queue.start("--once", DATABASE_URL=limited)
     assert worker.wait() == 1
-    assert re.search(r"the database refuses: permission denied for function claim_jobs$", worker.log, re.MULTILINE)
+    assert re.search(
+        r"the database refuses: permission denied for function claim_jobs$", worker.log, re.MULTILINE
+    )
     assert "Traceback" not in worker.log

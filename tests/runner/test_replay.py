@@ -71,7 +71,9 @@ def replay(db: Any, dsn: str, program: Any, tmp_path: Path) -> Any:
     )
 
     def run(task: str, payload: Any, *words: str, prepare: str = "select 1", stdin: str = "") -> Any:
-        job_id = db.execute("select id from pyworker.add_job(%s, %s::json)", [task, json.dumps(payload)]).fetchone()[0]
+        job_id = db.execute(
+            "select id from pyworker.add_job(%s, %s::json)", [task, json.dumps(payload)]
+        ).fetchone()[0]
         db.execute(prepare, [job_id] * prepare.count("%s"))
         before = db.execute(EVERYTHING).fetchone()
         with psycopg.connect(dsn, autocommit=True) as listener:
@@ -144,8 +146,13 @@ def test_where_the_task_is_defined_a_live_worker_knows(replay: Any, db: Any) -> 
     for modules, knows in (("older", "twice"), ("mytasks", "twice"), ("others", "other")):
         info = json.dumps({"modules": [modules]})
         worker = db.execute("select pyworker.register_worker(%s)", [info]).fetchone()[0]
-        db.execute("select pyworker.update_worker(%s, %s)", [worker, json.dumps({"task_identifiers": [knows]})])
-    assert replay("twice", [1], "--schema", "pyworker").stdout == "it would be completed, with the result [1, 1]\n"
+        db.execute(
+            "select pyworker.update_worker(%s, %s)", [worker, json.dumps({"task_identifiers": [knows]})]
+        )
+    assert (
+        replay("twice", [1], "--schema", "pyworker").stdout
+        == "it would be completed, with the result [1, 1]\n"
+    )
 
 
 @pytest.mark.parametrize("task", ["twice", "book_async"])

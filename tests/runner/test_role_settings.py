@@ -67,8 +67,12 @@ TOLD = ("state", "payload", "unique_key", "sequence_key", "run_at", "meta")
 @pytest.fixture
 def hostile(fresh_queue: Any, request: pytest.FixtureRequest) -> Iterator[str]:
     """The connection string of a role with this setting."""
-    fresh_queue.rows(f"create role {ROLE} login password 'x'; grant pyworker_admin, pyworker_worker to {ROLE}")
-    fresh_queue.rows(f"grant usage on schema public to {ROLE}; grant all on all tables in schema public to {ROLE}")
+    fresh_queue.rows(
+        f"create role {ROLE} login password 'x'; grant pyworker_admin, pyworker_worker to {ROLE}"
+    )
+    fresh_queue.rows(
+        f"grant usage on schema public to {ROLE}; grant all on all tables in schema public to {ROLE}"
+    )
     fresh_queue.rows(f"grant all on all sequences in schema public to {ROLE}")
     fresh_queue.rows(f"alter role {ROLE} set {request.param}")
     yield make_conninfo(fresh_queue.dsn, user=ROLE, password="x")
@@ -132,14 +136,22 @@ def test_jobs_added_by_such_a_role_are_what_they_are_for_any_other(
     assert [(job.payload, job.run_at, job.state) for job in made] == [({"a": "é"}, RUN_AT, "scheduled")] * 2
     assert made[0].created_at <= datetime.now(UTC) + timedelta(minutes=1)
     done = cli(
-        "add", "later", '{"a": "é"}', "--run-at", "2999-01-02 03:04:05.678901+00", "--json", DATABASE_URL=hostile
+        "add",
+        "later",
+        '{"a": "é"}',
+        "--run-at",
+        "2999-01-02 03:04:05.678901+00",
+        "--json",
+        DATABASE_URL=hostile,
     )
     assert done.returncode == 0, done.stderr
     assert datetime.fromisoformat(json.loads(done.stdout)["run_at"]) == RUN_AT
 
 
 @each
-def test_people_of_such_a_role_are_shown_the_same(fresh_queue: Any, hostile: str, cli: Callable[..., Any]) -> None:
+def test_people_of_such_a_role_are_shown_the_same(
+    fresh_queue: Any, hostile: str, cli: Callable[..., Any]
+) -> None:
     fresh_queue.rows(
         "select pyworker.add_schedule('nightly', '0 4 * * 1-5', 'report', timezone => 'Europe/Berlin', backfill => '1 day')"
     )
@@ -158,7 +170,9 @@ def test_people_of_such_a_role_are_shown_the_same(fresh_queue: Any, hostile: str
 def times_in_utc(text: str) -> Any:
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
-            return {name: plain(part) for name, part in value.items() if name not in ("updated_at", "revision")}
+            return {
+                name: plain(part) for name, part in value.items() if name not in ("updated_at", "revision")
+            }
         if isinstance(value, list):
             return [plain(part) for part in value]
         try:
@@ -191,7 +205,9 @@ def test_options_of_the_connection_reach_handlers_as_well(queue: Any, tmp_path: 
     assert [row.told for row in queue.seen(*jobs)] == [["ours", "1234kB"]] * 2
 
 
-def test_a_worker_waits_for_a_lock_longer_than_its_role_would(fresh_queue: Any, hostile_timeouts: str) -> None:
+def test_a_worker_waits_for_a_lock_longer_than_its_role_would(
+    fresh_queue: Any, hostile_timeouts: str
+) -> None:
     """Registration waits for somebody's lock; the role would give up at once, and the worker would not start."""
     with psycopg.connect(fresh_queue.dsn) as other:
         other.execute("lock table pyworker.workers")

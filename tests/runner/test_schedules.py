@@ -91,7 +91,9 @@ def nightly(payload):
 def other(payload):
     pass
 """
-NIGHTLY = '@cron("0 4 * * *", timezone="Europe/Berlin", backfill=timedelta(hours=1), payload={"a": 1}, priority=2)'
+NIGHTLY = (
+    '@cron("0 4 * * *", timezone="Europe/Berlin", backfill=timedelta(hours=1), payload={"a": 1}, priority=2)'
+)
 
 
 @pytest.fixture
@@ -114,7 +116,16 @@ def test_a_schedule_in_code_comes_and_goes_with_it(queue: Any, deploy: Any) -> N
     deploy(NIGHTLY)
     columns = "name, cron, timezone, backfill, identifier, payload, priority, origin"
     assert queue.rows(f"select {columns} from pyworker.schedule_entries where name <> 'mine'") == [
-        ("nightly", "0 4 * * *", "Europe/Berlin", timedelta(hours=1), "nightly", {"a": 1}, 2, "code:application")
+        (
+            "nightly",
+            "0 4 * * *",
+            "Europe/Berlin",
+            timedelta(hours=1),
+            "nightly",
+            {"a": 1},
+            2,
+            "code:application",
+        )
     ]
     deploy('@cron("0 5 * * *", name="late")\n@cron("0 6 * * *")')
     rows = "select name, cron from pyworker.schedules order by name"
@@ -128,7 +139,10 @@ def test_a_schedule_in_code_comes_and_goes_with_it(queue: Any, deploy: Any) -> N
 def test_a_worker_whose_schedule_is_wrong_does_not_start(deploy: Any) -> None:
     worker = deploy('@cron("61 * * * *")')
     assert worker.wait() == 1
-    assert "(nightly) is not valid: add_schedule: cron: Too large value '61' in minutes range, position 1" in worker.log
+    assert (
+        "(nightly) is not valid: add_schedule: cron: Too large value '61' in minutes range, position 1"
+        in worker.log
+    )
     assert "Traceback" not in worker.log
 
 
@@ -191,7 +205,9 @@ def test_two_schedules_cannot_have_one_name() -> None:
 
 
 def test_an_option_that_cron_does_not_know_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"cron has no option 'run_at' \(known: backfill, delivery, flags, job_key"):
+    with pytest.raises(
+        TypeError, match=r"cron has no option 'run_at' \(known: backfill, delivery, flags, job_key"
+    ):
         cron("@daily", run_at="now")
 
 
@@ -199,7 +215,10 @@ def test_an_option_that_cron_does_not_know_is_refused() -> None:
 
 
 def test_schedules_are_listed(call: Any, db: Any) -> None:
-    assert call("schedules") == "there are no schedules: SELECT pyworker.add_schedule(name, cron, task) adds one\n"
+    assert (
+        call("schedules")
+        == "there are no schedules: SELECT pyworker.add_schedule(name, cron, task) adds one\n"
+    )
     assert call("schedules", "--json") == []
     db.execute("select pyworker.add_schedule('nightly', '0 4 * * mon-fri', 't', timezone => 'Asia/Tokyo')")
     header, line = call("schedules").splitlines()
@@ -243,7 +262,10 @@ def test_pause_resume_run_and_remove(call: Any, db: Any) -> None:
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "run", "remove"])
 def test_an_unknown_schedule_is_one_line(cli: Any, db: Any, dsn: str, verb: str) -> None:
-    refused(cli("schedules", verb, "nope", DATABASE_URL=dsn), f"pyworker: {verb}_schedule: there is no schedule 'nope'")
+    refused(
+        cli("schedules", verb, "nope", DATABASE_URL=dsn),
+        f"pyworker: {verb}_schedule: there is no schedule 'nope'",
+    )
 
 
 def test_load_makes_the_schedules_of_a_file_those_of_the_database(call: Any, db: Any, tmp_path: Path) -> None:
@@ -254,7 +276,10 @@ def test_load_makes_the_schedules_of_a_file_those_of_the_database(call: Any, db:
     )
     expected = "a: added\nb: added\nmine: left to sql\n3 schedules\n"
     dry = call("schedules", "load", str(file), "--dry-run")
-    assert dry == "a: would be added\nb: would be added\nmine: would be left to sql\n3 schedules, nothing was changed\n"
+    assert (
+        dry
+        == "a: would be added\nb: would be added\nmine: would be left to sql\n3 schedules, nothing was changed\n"
+    )
     assert names(db) == ["mine"]
     assert call("schedules", "load", str(file)) == expected
     assert db.execute("select payload from pyworker.schedule_entries where name = 'a'").fetchone() == (
@@ -285,7 +310,9 @@ def test_a_crontab_that_cannot_be_loaded_changes_nothing(
 @pytest.fixture
 def without_json5(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "json5" else find(name, *a))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "json5" else find(name, *a)
+    )
     monkeypatch.delitem(sys.modules, "json5", raising=False)
     return
 
@@ -296,5 +323,7 @@ def test_plain_json_needs_no_json5(call: Any, cli: Any, db: Any, dsn: str, tmp_p
     file.write_text('* * * * * t {"a": [1]}\n')
     assert call("schedules", "load", str(file)) == "t: added\n1 schedule\n"
     file.write_text("* * * * * t {a: [1]}\n")
-    words = "the payload on line 1 of crontab is not plain JSON; for JSON5: pip install 'pyworker-pg[crontab]'"
+    words = (
+        "the payload on line 1 of crontab is not plain JSON; for JSON5: pip install 'pyworker-pg[crontab]'"
+    )
     refused(cli("schedules", "load", str(file), DATABASE_URL=dsn), words)

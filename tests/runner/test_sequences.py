@@ -36,8 +36,12 @@ def assert_one_at_a_time_in_order(said: list[tuple[int, int, str]]) -> None:
 
 
 @pytest.mark.parametrize("task", ["in_turn", "in_turn_async"])
-def test_a_worker_with_many_handlers_runs_the_jobs_of_a_sequence_one_at_a_time_in_order(queue: Any, task: str) -> None:
-    queue.start("--concurrency", "8").until_ready()  # by then the task's sequence_policy is known to the database
+def test_a_worker_with_many_handlers_runs_the_jobs_of_a_sequence_one_at_a_time_in_order(
+    queue: Any, task: str
+) -> None:
+    queue.start(
+        "--concurrency", "8"
+    ).until_ready()  # by then the task's sequence_policy is known to the database
     jobs = [queue.add(task, {"customer": n % 4}) for n in range(48)]
     queue.until_state("completed", *jobs)
     found = spans(queue)
@@ -50,7 +54,9 @@ def test_a_worker_with_many_handlers_runs_the_jobs_of_a_sequence_one_at_a_time_i
 def test_sequences_run_side_by_side(queue: Any) -> None:
     queue.close_gate(1)
     queue.start("--concurrency", "3")
-    first, second = (queue.add("act", {"gate": 1, "n": n}, sequence_policy=Jsonb({"by_args": ["n"]})) for n in range(2))
+    first, second = (
+        queue.add("act", {"gate": 1, "n": n}, sequence_policy=Jsonb({"by_args": ["n"]})) for n in range(2)
+    )
     queue.until_waiting(1, handlers=2)
     queue.open_gate(1)
     queue.until_state("completed", first, second)
@@ -91,7 +97,12 @@ def test_a_halted_sequence_is_shown_explained_and_resumed_from_the_command_line(
     assert "discarded" in shown
     assert "pyworker retry 1" in shown
     (row,) = json.loads(call("sequences", "--json"))
-    assert (row["sequence_key"], row["running"], row["waiting"], row["halted_by"]) == ("customer 42", None, 2, 1)
+    assert (row["sequence_key"], row["running"], row["waiting"], row["halted_by"]) == (
+        "customer 42",
+        None,
+        2,
+        1,
+    )
     assert "sequence halted" in call("explain", "3")
     assert next(row["reason"] for row in json.loads(call("explain", "2", "--json"))) == "sequence halted"
     assert "halted by job 1" in call("add", "act", "{}", "--sequence-policy", '{"key": "customer 42"}')
@@ -127,7 +138,9 @@ def test_queues_are_limited_paused_and_resumed_from_the_command_line(queue: Any,
 
 
 @pytest.mark.parametrize("place", ["before", "after", "after, against the environment"])
-def test_where_the_database_is_may_be_said_before_or_after_a_subcommand(queue: Any, cli: Any, place: str) -> None:
+def test_where_the_database_is_may_be_said_before_or_after_a_subcommand(
+    queue: Any, cli: Any, place: str
+) -> None:
     dsn, pause = ["--dsn", queue.dsn], ["pause", "q"]
     elsewhere = {"DATABASE_URL": "host=/nowhere"} if "environment" in place else {}
     done = cli("queues", *(dsn + pause if place == "before" else pause + dsn), **elsewhere)

@@ -141,7 +141,9 @@ def test_what_is_printed_does_what_the_verb_does(zoo: Any, db: Any, dsn: str, wo
 
 
 @by_words
-def test_a_dry_run_says_what_would_change_and_leaves_nothing(zoo: Any, db: Any, dsn: str, words: list[str]) -> None:
+def test_a_dry_run_says_what_would_change_and_leaves_nothing(
+    zoo: Any, db: Any, dsn: str, words: list[str]
+) -> None:
     call = zoo()
     db.execute(
         "select setval('pyworker.listening_until', extract(epoch from clock_timestamp())::bigint * 1000 + 60000)"
@@ -180,13 +182,18 @@ def test_a_dry_run_names_tables_and_numbers(zoo: Any) -> None:
     assert json.loads(tried.stdout)[0]["state"] == "cancelled"
     assert tried.stderr == "dry run, rolled back: finished_jobs 1 inserted; live_jobs 1 deleted\n"
     assert (
-        call("queues", "resume", "never paused", "--dry-run").stderr == "dry run, rolled back: nothing would change\n"
+        call("queues", "resume", "never paused", "--dry-run").stderr
+        == "dry run, rolled back: nothing would change\n"
     )
 
 
 def test_a_dry_run_fails_as_the_verb_would(zoo: Any) -> None:
     done = zoo()("retry", "1", "999", "--dry-run")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "pyworker: retry_job: there is no job 999\n")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        1,
+        "",
+        "pyworker: retry_job: there is no job 999\n",
+    )
 
 
 @pytest.mark.parametrize("words", LOOKS, ids=" ".join)
@@ -201,9 +208,13 @@ def test_what_a_look_prints_can_be_run_and_changes_nothing(zoo: Any, db: Any, wo
 
 def test_to_print_no_database_is_needed(cli: Any, tmp_path: Any) -> None:
     nowhere = f"host={tmp_path} dbname=x"
-    assert cli("retry", "7", "--sql", DATABASE_URL=nowhere).stdout == "select j.* from pyworker.retry_job(7) j;\n"
     assert (
-        cli("queues", "--sql", "pause", "a'b", DATABASE_URL=nowhere).stdout == "select pyworker.pause_queue('a''b');\n"
+        cli("retry", "7", "--sql", DATABASE_URL=nowhere).stdout
+        == "select j.* from pyworker.retry_job(7) j;\n"
+    )
+    assert (
+        cli("queues", "--sql", "pause", "a'b", DATABASE_URL=nowhere).stdout
+        == "select pyworker.pause_queue('a''b');\n"
     )
     assert cli("queues", "pause", "q", "--sql", "--schema", 'My "S"', DATABASE_URL=nowhere).stdout == (
         'select "My ""S""".pause_queue(\'q\');\n'
@@ -248,9 +259,13 @@ def leaves(group: click.Group, path: tuple[str, ...] = ()) -> dict[str, set[str]
 
 def test_every_verb_has_them() -> None:
     def names(lines: list[list[str]], commands: dict[str, set[str]]) -> set[str]:
-        return {max((name for name in commands if " ".join(line).startswith(name)), key=len) for line in lines}
+        return {
+            max((name for name in commands if " ".join(line).startswith(name)), key=len) for line in lines
+        }
 
     commands = {name: options for name, options in leaves(main).items() if name not in OTHERS}
     assert {name for name, options in commands.items() if "--dry-run" in options} == names(CHANGES, commands)
-    assert {name for name, options in commands.items() if "--sql" in options} == names(CHANGES + LOOKS, commands)
+    assert {name for name, options in commands.items() if "--sql" in options} == names(
+        CHANGES + LOOKS, commands
+    )
     assert commands.keys() == names(CHANGES + LOOKS, commands), "the rest is among OTHERS"

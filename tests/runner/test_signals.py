@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
-STOPS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda n: n.name)
+STOPS = pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda n: n.name
+)
 GROUP = ("setsid",)  # a process group of the worker's own
 
 
 @STOPS
-def test_a_signal_to_the_whole_group_leaves_running_jobs_the_shutdown_timeout(queue: Any, number: int) -> None:
+def test_a_signal_to_the_whole_group_leaves_running_jobs_the_shutdown_timeout(
+    queue: Any, number: int
+) -> None:
     queue.close_gate(1)
     tasks = ("deliver", "deliver_async", "note", "act_async")  # the first two at most once
     jobs = [queue.add(task, {"gate": 1}) for task in tasks]
@@ -78,7 +82,9 @@ def test_a_hangup_stops_a_worker_and_a_second_one_does_not_hurry_it(queue: Any) 
     worker.signal(signal.SIGHUP)
     worker.until_log("stopping (SIGHUP)")
     worker.signal(signal.SIGHUP)
-    queue.until("select true from pyworker.live_workers where info ->> 'condition' = 'stopping'")  # a turn later
+    queue.until(
+        "select true from pyworker.live_workers where info ->> 'condition' = 'stopping'"
+    )  # a turn later
     queue.open_gate(1)
     assert worker.wait() == 0
     assert queue.job(job_id).state == "completed"

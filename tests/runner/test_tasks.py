@@ -75,7 +75,11 @@ def test_a_task_is_named_after_its_function_and_still_is_that_function() -> None
         """Sends."""
         return payload
 
-    assert (send_email.name, send_email.__name__, send_email.__doc__) == ("send_email", "send_email", "Sends.")
+    assert (send_email.name, send_email.__name__, send_email.__doc__) == (
+        "send_email",
+        "send_email",
+        "Sends.",
+    )
     assert send_email({"to": "a"}) == {"to": "a"}
     assert "send_email" in repr(send_email)
 
@@ -89,7 +93,9 @@ def test_options_are_kept_for_the_database_and_seconds_become_intervals() -> Non
     assert handler.options == expected
 
 
-@pytest.mark.parametrize("decorate", [lambda: task(retries=3), lambda: task(job_key="k"), lambda: task(run_at=None)])
+@pytest.mark.parametrize(
+    "decorate", [lambda: task(retries=3), lambda: task(job_key="k"), lambda: task(run_at=None)]
+)
 def test_an_unknown_option_is_refused_with_those_there_are(decorate: Any) -> None:
     with pytest.raises(
         TypeError,
@@ -189,7 +195,9 @@ def test_two_tasks_cannot_have_one_name() -> None:
     @task
     def one() -> None: ...
 
-    with pytest.raises(TaskError, match=r"two tasks are named 'one': .*one.* and .*other.*; give one of them name="):
+    with pytest.raises(
+        TaskError, match=r"two tasks are named 'one': .*one.* and .*other.*; give one of them name="
+    ):
 
         @task(name="one")
         def other() -> None: ...
@@ -315,8 +323,12 @@ def test_a_payload_becomes_what_its_annotation_says(hint: Any, payload: Any, exp
     assert invoke(task(handler), payload) == expected
 
 
-@pytest.mark.parametrize("hint", [Data, Typed, Struct, Model, Checked, list[Data], list[Model], Data | None], ids=str)
-@pytest.mark.parametrize("wrong", [{"to": ["canary"], "copies": 1}, {"copies": "canary"}, ["canary"], "canary"])
+@pytest.mark.parametrize(
+    "hint", [Data, Typed, Struct, Model, Checked, list[Data], list[Model], Data | None], ids=str
+)
+@pytest.mark.parametrize(
+    "wrong", [{"to": ["canary"], "copies": 1}, {"copies": "canary"}, ["canary"], "canary"]
+)
 def test_a_payload_that_does_not_fit_is_refused_without_showing_it(hint: Any, wrong: Any) -> None:
     def handler(payload: Any) -> Any:
         raise AssertionError("called")

@@ -99,7 +99,9 @@ def test_a_line_of_the_log_takes_the_place_of_the_bar(queue: Any, terminal: Any)
     running.until("0/1")
     queue.open_gate(1)
     assert running.end() == 0
-    said = r"\r\x1b\[K\d\d:\d\d:\d\d warning: job 1 \(act\) attempt 1 of 25 failed: handlers.Canary: spoken\r\n"
+    said = (
+        r"\r\x1b\[K\d\d:\d\d:\d\d warning: job 1 \(act\) attempt 1 of 25 failed: handlers.Canary: spoken\r\n"
+    )
     assert re.search(said + r"Traceback \(most recent call last\):\r\n", running.text)
 
 
@@ -112,7 +114,9 @@ def test_without_jobs_there_is_no_bar_left(queue: Any, terminal: Any) -> None:
 def test_on_a_terminal_the_log_is_short(queue: Any, terminal: Any) -> None:
     running = terminal()
     running.until("started")
-    assert re.search(r"\x1b\[2m\d\d:\d\d:\d\d\x1b\[0m pyworker \S+ started: 1 process of 10 handlers", running.text)
+    assert re.search(
+        r"\x1b\[2m\d\d:\d\d:\d\d\x1b\[0m pyworker \S+ started: 1 process of 10 handlers", running.text
+    )
     assert "pyworker.parent" not in running.text
     running.process.send_signal(signal.SIGTERM)
     assert running.end() == 0
@@ -131,6 +135,8 @@ def test_machines_get_what_they_always_got(queue: Any, terminal: Any, options: l
         worker = queue.start("--once")
         assert worker.wait() == 0
         text = worker.log
-        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO    pyworker\.parent\[\d+\] pyworker", text)
+        assert re.match(
+            r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO    pyworker\.parent\[\d+\] pyworker", text
+        )
     assert "\x1b" not in text
     assert "━" not in text

@@ -30,8 +30,20 @@ def project(tmp_path: Path, pg_server: Any) -> Any:
             "PYTEST_ADDOPTS": "",
             "PYTEST_XDIST_WORKER": f"inner_{tmp_path.name}",  # names the databases
         }
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *sorted(files)]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-W",
+            "error",
+            *sorted(files),
+        ]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
         return done.returncode, done.stdout + done.stderr
 
     return run

@@ -57,7 +57,9 @@ class Screen:
                 while not condition():
                     await self.pilot.pause(0.02)
         except TimeoutError:
-            raise AssertionError(f"never came true; page {self.app.page}, overview: {self.text('#overview')}") from None
+            raise AssertionError(
+                f"never came true; page {self.app.page}, overview: {self.text('#overview')}"
+            ) from None
 
     def rows(self) -> list[list[str]]:
         table = self.app.query_one(f"#{self.app.page}-table", DataTable)
@@ -123,7 +125,11 @@ def test_the_overview_and_the_jobs_are_shown(top: Any) -> None:
 
 @pytest.mark.parametrize(
     ("key", "question", "job", "after"),
-    [("r", "Retry job 3?", 3, "available"), ("c", "Cancel job 3?", 3, "cancelled"), ("d", "Delete job 3?", 3, None)],
+    [
+        ("r", "Retry job 3?", 3, "available"),
+        ("c", "Cancel job 3?", 3, "cancelled"),
+        ("d", "Delete job 3?", 3, None),
+    ],
 )
 def test_what_is_done_to_a_job_is_asked_back(
     top: Any, db: Any, key: str, question: str, job: int, after: str | None
@@ -136,7 +142,9 @@ def test_what_is_done_to_a_job_is_asked_back(
         await screen.answer("y")
         await screen.until(lambda: state(db, job) == after)
         if after:
-            await screen.until(lambda: dict(zip(screen.column(0), screen.column(2), strict=True))[str(job)] == after)
+            await screen.until(
+                lambda: dict(zip(screen.column(0), screen.column(2), strict=True))[str(job)] == after
+            )
         else:
             await screen.until(lambda: str(job) not in screen.column(0))
 
@@ -151,7 +159,9 @@ def test_what_is_refused_is_said(top: Any, db: Any) -> None:
         db.execute("select pyworker.delete_job(3)")
         await screen.press("r")
         await screen.answer("y")
-        await screen.until(lambda: any("there is no job 3" in str(note.message) for note in screen.app._notifications))
+        await screen.until(
+            lambda: any("there is no job 3" in str(note.message) for note in screen.app._notifications)
+        )
 
     top(steps)
 
@@ -159,7 +169,9 @@ def test_what_is_refused_is_said(top: Any, db: Any) -> None:
 def test_a_job_is_explained_and_its_payload_shown_only_when_asked_for(top: Any, db: Any) -> None:
     async def steps(screen: Screen) -> None:
         await screen.press(*["down"] * 5, "e")
-        await screen.until(lambda: isinstance(screen.app.screen, JobPage) and "send_email" in screen.text("#job"))
+        await screen.until(
+            lambda: isinstance(screen.app.screen, JobPage) and "send_email" in screen.text("#job")
+        )
         assert "no worker: no worker is alive" in screen.text("#job")
         assert "secret" not in screen.text("#job")
         await screen.press("v")
@@ -179,7 +191,8 @@ def test_errors_of_a_job_are_shown_as_they_are(top: Any) -> None:
         await screen.press("down", "down", "enter")
         await screen.until(
             lambda: (
-                isinstance(screen.app.screen, JobPage) and "ValueError: the card was [declined]" in screen.text("#job")
+                isinstance(screen.app.screen, JobPage)
+                and "ValueError: the card was [declined]" in screen.text("#job")
             )
         )
 
@@ -233,7 +246,9 @@ def test_pages_of_jobs_follow_one_another(top: Any, db: Any) -> None:
 
 def test_a_queue_is_paused_and_goes_on(top: Any, db: Any) -> None:
     def paused() -> bool:
-        return db.execute("select bool_or(paused) from pyworker.queue_stats where queue_name = 'mail'").fetchone()[0]
+        return db.execute(
+            "select bool_or(paused) from pyworker.queue_stats where queue_name = 'mail'"
+        ).fetchone()[0]
 
     async def steps(screen: Screen) -> None:
         await screen.on("queues")
@@ -273,14 +288,19 @@ def test_a_schedule_is_paused_and_run(top: Any, db: Any) -> None:
         await screen.press("g")
         assert await screen.answer("y") == "Run schedule nightly?"
         await screen.until(
-            lambda: db.execute("select count(*) from pyworker.jobs where task_identifier = 'report'").fetchone() == (2,)
+            lambda: (
+                db.execute("select count(*) from pyworker.jobs where task_identifier = 'report'").fetchone()
+                == (2,)
+            )
         )
 
     top(steps)
 
 
 def test_workers_are_shown_with_what_they_run(top: Any, db: Any) -> None:
-    worker = db.execute("select pyworker.register_worker(%s)", [json.dumps({"host": "web-1", "pid": 42})]).fetchone()[0]
+    worker = db.execute(
+        "select pyworker.register_worker(%s)", [json.dumps({"host": "web-1", "pid": 42})]
+    ).fetchone()[0]
     db.execute("select * from pyworker.claim_jobs(%s, 1, array['report'])", [worker])
 
     async def steps(screen: Screen) -> None:
@@ -295,7 +315,9 @@ def test_workers_are_shown_with_what_they_run(top: Any, db: Any) -> None:
 def test_keys_that_mean_nothing_on_a_page_are_not_offered(top: Any) -> None:
     def offered(screen: Screen) -> set[str]:
         return {
-            binding.binding.description for binding in screen.app.screen.active_bindings.values() if binding.enabled
+            binding.binding.description
+            for binding in screen.app.screen.active_bindings.values()
+            if binding.enabled
         }
 
     async def steps(screen: Screen) -> None:
@@ -324,7 +346,9 @@ def test_it_looks_again_by_itself_and_finds_a_lost_database_again(top: Any, db: 
 def test_the_picture_in_the_documents(top: Any, db: Any) -> None:
     """PYWORKER_WRITE_IMAGES=1 draws it anew."""
 
-    worker = db.execute("select pyworker.register_worker(%s)", [json.dumps({"host": "web-1", "pid": 42})]).fetchone()[0]
+    worker = db.execute(
+        "select pyworker.register_worker(%s)", [json.dumps({"host": "web-1", "pid": 42})]
+    ).fetchone()[0]
     db.execute("select * from pyworker.claim_jobs(%s, 1, array['report'])", [worker])
 
     async def steps(screen: Screen) -> None:

@@ -60,9 +60,13 @@ def test_they_do_what_they_say(show: Any, db: Any) -> None:
     assert db.execute(states, [[1, 2, 3, 8]]).fetchone() == (["available"] * 3 + ["discarded"],)
     assert [row[1:3] for row in db.execute(show("sequence")[1])] == [(8, "discarded")]
     db.execute(show("sequence")[3])
-    assert db.execute("select count(*) from pyworker.sequences where halted_by is not null").fetchone() == (0,)
+    assert db.execute("select count(*) from pyworker.sequences where halted_by is not null").fetchone() == (
+        0,
+    )
     db.execute(show("pause")[0])
-    assert db.execute("select paused from pyworker.queue_stats where queue_name = 'mail'").fetchone() == (True,)
+    assert db.execute("select paused from pyworker.queue_stats where queue_name = 'mail'").fetchone() == (
+        True,
+    )
     oldest = db.execute(show("oldest")[0]).fetchone()
     assert (oldest[0], oldest[3]) == (3, "available")
     assert db.execute(show("lag")[0]).fetchone()[0] >= 0
@@ -71,9 +75,9 @@ def test_they_do_what_they_say(show: Any, db: Any) -> None:
     db.execute("".join(statement + ";" for statement in show("trigger")))
     try:
         db.execute("insert into orders (email) values ('a@b.c')")
-        assert db.execute("select count(*) from pyworker.jobs where task_identifier = 'confirm_order'").fetchone() == (
-            1,
-        )
+        assert db.execute(
+            "select count(*) from pyworker.jobs where task_identifier = 'confirm_order'"
+        ).fetchone() == (1,)
     finally:
         db.execute("drop table orders; drop function order_added")
 

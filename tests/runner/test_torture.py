@@ -109,7 +109,10 @@ class Producer:
             case 1:
                 arguments |= {"payload": Jsonb({"n": rng.randrange(10)}), "unique_policy": Jsonb(UNIQUE)}
             case 2 | 3:
-                arguments |= {"payload": Jsonb({"customer": rng.randrange(10)}), "sequence_policy": Jsonb(IN_SEQUENCE)}
+                arguments |= {
+                    "payload": Jsonb({"customer": rng.randrange(10)}),
+                    "sequence_policy": Jsonb(IN_SEQUENCE),
+                }
             case 4:
                 arguments["queue_name"] = rng.choice(["narrow", "serial"])
         if rng.random() < 0.1:
@@ -118,7 +121,9 @@ class Producer:
 
     def _add(self, conn: Any, arguments: dict[str, Any]) -> int:
         names = ", ".join(f"{name} => %s" for name in arguments)
-        return conn.execute(f"select id from pyworker.add_job({names})", list(arguments.values())).fetchone().id
+        return (
+            conn.execute(f"select id from pyworker.add_job({names})", list(arguments.values())).fetchone().id
+        )
 
     def add(self) -> None:
         arguments = self._arguments()
@@ -131,7 +136,11 @@ class Producer:
 
     def add_in_transaction(self) -> None:
         arguments, rolls_back = self._arguments(), self._rng.random() < 0.5
-        for name in ("job_key", "job_key_mode", "unique_policy"):  # its id may be that of a job that was there before
+        for name in (
+            "job_key",
+            "job_key_mode",
+            "unique_policy",
+        ):  # its id may be that of a job that was there before
             arguments.pop(name, None)
 
         def deed(conn: Any) -> dict[str, Any]:
@@ -151,7 +160,11 @@ class Producer:
 
     def _on_some_job(self, what: str) -> None:
         job_id = self._rng.choice(self._ids[-50:])
-        self._do(what, {"id": job_id}, lambda conn: conn.execute(f"select pyworker.{what}_job(%s)", [job_id]) and {})
+        self._do(
+            what,
+            {"id": job_id},
+            lambda conn: conn.execute(f"select pyworker.{what}_job(%s)", [job_id]) and {},
+        )
 
     def cancel(self) -> None:
         self._on_some_job("cancel")

@@ -36,7 +36,9 @@ def served(pg_template: Any, tmp_path_factory: pytest.TempPathFactory, queue_cla
         made.close()
 
 
-def ran(served: Any, task: str, payload: Any = None, *, last: str = "process", **options: Any) -> tuple[Any, Any, Any]:
+def ran(
+    served: Any, task: str, payload: Any = None, *, last: str = "process", **options: Any
+) -> tuple[Any, Any, Any]:
     """Run a job until the trace that it is in has a span of this name: its id, the spans by name, and Sentry's events of it."""
     job_id = served.add(task, payload, **options)
     found: tuple[dict[str, Any], list[Any]] = ({}, [])
@@ -46,7 +48,9 @@ def ran(served: Any, task: str, payload: Any = None, *, last: str = "process", *
         text = served.told.read_text() if served.told.exists() else ""
         lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
         spans = [line["span"] for line in lines if "span" in line]
-        traces = {ids(span)[0] for span in spans if span["attributes"].get("messaging.message.id") == str(job_id)}
+        traces = {
+            ids(span)[0] for span in spans if span["attributes"].get("messaging.message.id") == str(job_id)
+        }
         events = [line["event"] for line in lines if "event" in line]
         found = (
             {span["name"]: span for span in spans if ids(span)[0] in traces},
@@ -85,7 +89,11 @@ def test_without_a_good_traceparent_a_trace_begins_at_the_handler(served: Any, m
 
 def test_a_job_that_a_handler_adds_is_of_the_same_trace(served: Any) -> None:
     _, spans, _ = ran(
-        served, "traced", {"then": 1}, last="process traced_async", meta=json.dumps({"traceparent": traceparent(3)})
+        served,
+        "traced",
+        {"then": 1},
+        last="process traced_async",
+        meta=json.dumps({"traceparent": traceparent(3)}),
     )
     chain = [spans[name] for name in ("process traced", "add traced_async", "process traced_async")]
     assert {ids(span)[0] for span in chain} == {f"{3:032x}"}
@@ -98,7 +106,9 @@ def test_a_job_that_a_handler_adds_is_of_the_same_trace(served: Any) -> None:
 
 
 @both
-def test_an_exception_is_an_error_without_its_words_in_the_span_and_an_event_of_sentry(served: Any, task: str) -> None:
+def test_an_exception_is_an_error_without_its_words_in_the_span_and_an_event_of_sentry(
+    served: Any, task: str
+) -> None:
     job_id, spans, events = ran(served, task, {"fail": "canary"}, queue_name=task)
     assert spans[f"process {task}"]["status"] == {"status_code": "ERROR", "description": "ValueError"}
     assert "canary" not in json.dumps(spans)

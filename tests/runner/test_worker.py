@@ -15,7 +15,9 @@ both = pytest.mark.parametrize(
     ("served", "kind"), [({}, ""), ({}, "_async"), ({"PYWORKER_RUN_NO_UVLOOP": "0"}, "_async")],
     indirect=["served"], ids=["sync", "async", "async on uvloop"],
 )  # fmt: skip
-EVERYTHING = "select count(*) = 0 from pyworker.jobs where state not in ('discarded', 'scheduled', 'retryable')"
+EVERYTHING = (
+    "select count(*) = 0 from pyworker.jobs where state not in ('discarded', 'scheduled', 'retryable')"
+)
 
 
 # -- one worker for all of these --------------------------------------------------------------------------------------
@@ -85,7 +87,9 @@ def test_an_exception_is_a_failed_attempt_with_its_traceback_and_the_log_has_bot
     served.workers[0].until_log("\\x1b[31m " + how + kind)
     log = served.workers[0].log
     (begin,) = [
-        n for n, line in enumerate(log.split("\n")) if f"job {job_id} (act{kind}) attempt 1 of 25 failed: " in line
+        n
+        for n, line in enumerate(log.split("\n"))
+        if f"job {job_id} (act{kind}) attempt 1 of 25 failed: " in line
     ]
     shown = [line.replace("\x1b", "\\x1b") for line in lines]
     assert log.split("\n")[begin].endswith(shown[-1])
@@ -180,7 +184,9 @@ def test_writes_in_the_jobs_transaction_are_committed_with_its_end(served: Any, 
 
 
 @both
-def test_an_exception_in_the_jobs_transaction_undoes_its_writes_and_its_added_jobs(served: Any, kind: str) -> None:
+def test_an_exception_in_the_jobs_transaction_undoes_its_writes_and_its_added_jobs(
+    served: Any, kind: str
+) -> None:
     payload = {"then": ["note", {"undone": kind}], "raise": ["error", ""]}
     job_id = served.add(f"write{kind}", payload)
     served.until_state("retryable", job_id)
@@ -218,7 +224,9 @@ def test_a_program_started_by_a_handler_cannot_take_the_workers_orders(served: A
 
 
 @pytest.mark.parametrize("priorities", [[3, -1, 0]])
-def test_jobs_of_one_queue_run_one_after_another_best_priority_first(served: Any, priorities: list[int]) -> None:
+def test_jobs_of_one_queue_run_one_after_another_best_priority_first(
+    served: Any, priorities: list[int]
+) -> None:
     served.close_gate(2)
     first = served.add("note", {"gate": 2}, queue_name="line", priority=9)
     served.until_waiting(2)
@@ -468,13 +476,17 @@ def test_children_do_not_outlive_a_killed_parent_and_their_jobs_are_handed_on_af
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
-def test_a_worker_survives_the_loss_of_all_its_connections_and_runs_nothing_twice(queue: Any, attempt: int) -> None:
+def test_a_worker_survives_the_loss_of_all_its_connections_and_runs_nothing_twice(
+    queue: Any, attempt: int
+) -> None:
     queue.close_gate(1)
     slow = [queue.add(task, {"gate": 1}) for task in ("note", "act_async", "write", "write_async")]
     worker = queue.start("--concurrency", "6", "--processes", str(attempt))
     queue.until_waiting(1, 4)
     ours = "datname = current_database() and query !~ 'advisory' and pid <> pg_backend_pid() and application_name = 'pyworker'"
-    assert queue.value(f"select count(pg_terminate_backend(pid, 10000)) from pg_stat_activity where {ours}") >= 2
+    assert (
+        queue.value(f"select count(pg_terminate_backend(pid, 10000)) from pg_stat_activity where {ours}") >= 2
+    )
     more = [queue.add("note") for _ in range(3)]
     queue.until_state("completed", *more)
     queue.open_gate(1)
@@ -484,13 +496,17 @@ def test_a_worker_survives_the_loss_of_all_its_connections_and_runs_nothing_twic
 
 
 @pytest.mark.parametrize("connection", ["kept", "lost"])
-def test_a_worker_that_was_declared_dead_registers_again(queue: Any, clock: Any, db: Any, connection: str) -> None:
+def test_a_worker_that_was_declared_dead_registers_again(
+    queue: Any, clock: Any, db: Any, connection: str
+) -> None:
     worker = queue.start().until_ready()
     (before,) = queue.rows("select id from pyworker.live_workers")
     clock.advance(seconds=21)
     db.execute("select pyworker.maintain()")
     if connection == "lost":
-        queue.value("select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'pyworker'")
+        queue.value(
+            "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'pyworker'"
+        )
     job_id = queue.add("note")
     queue.until_state("completed", job_id)
     (after,) = queue.rows("select id from pyworker.live_workers")
@@ -546,7 +562,9 @@ def test_a_worker_that_does_not_fit_the_database_says_so_in_one_line(fresh_queue
     )
 
 
-def test_a_worker_of_an_older_version_goes_on_with_a_newer_database_that_is_not_breaking(fresh_queue: Any) -> None:
+def test_a_worker_of_an_older_version_goes_on_with_a_newer_database_that_is_not_breaking(
+    fresh_queue: Any,
+) -> None:
     job_id = fresh_queue.add("note")
     fresh_queue.rows("insert into pyworker.migrations values (999, 'x', false)")
     fresh_queue.run_once()
@@ -560,13 +578,21 @@ def test_a_worker_of_an_older_version_goes_on_with_a_newer_database_that_is_not_
     ("module", "options", "words"),
     [
         (None, [], ["there is no module 'mine'"]),
-        ("import nothing_like_it", [], ["module 'mine' cannot be imported", "No module named 'nothing_like_it'"]),
+        (
+            "import nothing_like_it",
+            [],
+            ["module 'mine' cannot be imported", "No module named 'nothing_like_it'"],
+        ),
         (
             "from pyworker import task\n@task(max_attempts=0)\ndef f(): pass",
             [],
             ["<task f (mine.f)>: define_task: max_attempts must be from 1 to 32767, got 0"],
         ),
-        ("from pyworker import task\n@task\ndef f(): pass", ["--task", "g"], ["--task g: no such task (known: f)"]),
+        (
+            "from pyworker import task\n@task\ndef f(): pass",
+            ["--task", "g"],
+            ["--task g: no such task (known: f)"],
+        ),
     ],
     ids=["no module", "missing import", "refused default", "--task"],
 )

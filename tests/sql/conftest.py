@@ -146,13 +146,17 @@ def _kept(_shared: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture
-def db(dsn: str, _kept: dict[str, Any], invariants: Callable[[Any], None]) -> Iterator[psycopg.Connection[Any]]:
+def db(
+    dsn: str, _kept: dict[str, Any], invariants: Callable[[Any], None]
+) -> Iterator[psycopg.Connection[Any]]:
     if not _kept["db"] or _kept["db"].closed:
         _kept["db"] = psycopg.connect(dsn, autocommit=True)
     conn = _kept["db"]
     conn.execute(CLEAN)
     _kept["tests"] += 1
-    if _kept["tests"] % 4 == 0:  # else a claim has the rows of many tests to walk past, and remembers its place
+    if (
+        _kept["tests"] % 4 == 0
+    ):  # else a claim has the rows of many tests to walk past, and remembers its place
         conn.execute("vacuum pyworker.live_jobs")
         conn.execute("vacuum pyworker.promotion_requests")
     yield conn
@@ -181,13 +185,18 @@ def _sessions(_kept: dict[str, Any]) -> Iterator[list[Any]]:
 
 
 @pytest.fixture
-def session(session: Callable[[], Any], clock: Any, _sessions: list[Any], _kept: dict[str, Any]) -> Callable[[], Any]:
+def session(
+    session: Callable[[], Any], clock: Any, _sessions: list[Any], _kept: dict[str, Any]
+) -> Callable[[], Any]:
     def new() -> Any:
         if not _kept["sessions"]:
             return session()
         again = _kept["sessions"].pop()
         _sessions.append(again)
-        again.run("select set_config('pyworker.clock_offset', %s, false)", [f"{clock.offset.total_seconds()} seconds"])
+        again.run(
+            "select set_config('pyworker.clock_offset', %s, false)",
+            [f"{clock.offset.total_seconds()} seconds"],
+        )
         return again
 
     return new

@@ -141,7 +141,9 @@ def nothing_was_added(api: Any) -> bool:
 
 
 @pytest.mark.parametrize(("change", "words"), REFUSED, ids=IDS)
-def test_a_bad_argument_is_refused_by_name_and_value(api: Any, change: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_a_bad_argument_is_refused_by_name_and_value(
+    api: Any, change: dict[str, Any], words: tuple[str, ...]
+) -> None:
     with api.refusal("PW001", "^add_job: ", *words):
         spec = {"identifier": "t", **change}
         if "payload" in spec:
@@ -175,7 +177,10 @@ SPEC = "array[('t',null,null,null,null,null,null,null), ({})]::pyworker.job_spec
         ("'t',null,null,null,null,null,null,array['a',null]", ("flags", "NULL")),
         ("'t',null,null,'infinity',null,null,null,null", ("run_at", "infinity")),
         ("'t',to_json(repeat('x', 1048576)),null,null,null,null,null,null", ("payload", "1048576 bytes")),
-        ("'t',(repeat('[', 101) || repeat(']', 101))::json,null,null,null,null,null,null", ("payload", "100 levels")),
+        (
+            "'t',(repeat('[', 101) || repeat(']', 101))::json,null,null,null,null,null,null",
+            ("payload", "100 levels"),
+        ),
     ],
 )
 def test_a_bad_job_spec_is_refused_with_its_position(api: Any, bad: str, words: tuple[str, ...]) -> None:
@@ -216,7 +221,9 @@ def test_ill_formed_specs_are_refused(api: Any, specs: str, words: tuple[str, ..
     assert nothing_was_added(api)
 
 
-@pytest.mark.parametrize("payload", ["", "no json", "{'a':1}", '{"a":1', "[1,]", "NaN", '"\x01"', "[" * 100000])
+@pytest.mark.parametrize(
+    "payload", ["", "no json", "{'a':1}", '{"a":1', "[1,]", "NaN", '"\x01"', "[" * 100000]
+)
 def test_a_payload_that_is_no_json_is_refused(api: Any, payload: str) -> None:
     with api.refusal("PW001", "^add_job: payload must be JSON"):
         api.add_job("t", payload)
@@ -224,7 +231,8 @@ def test_a_payload_that_is_no_json_is_refused(api: Any, payload: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("meta", "words"), [("repeat('x', 1048576)", "larger than 1048576 bytes"), ("deep", "deeper than 100 levels")]
+    ("meta", "words"),
+    [("repeat('x', 1048576)", "larger than 1048576 bytes"), ("deep", "deeper than 100 levels")],
 )
 @pytest.mark.parametrize("bulk", [False, True], ids=["add_job", "add_jobs"])
 def test_meta_has_the_limits_of_the_payload(api: Any, meta: str, words: str, bulk: bool) -> None:
@@ -275,7 +283,16 @@ def test_the_size_limit_counts_bytes_and_is_exact(api: Any, limit: int | None, n
         '["\\\\", "' + "[{" * 300 + '\\\\\\""]',
         '{"' + "[" * 200 + '": 1}',
     ],
-    ids=["arrays", "objects", "both", "wide", "in a string", "after a quote", "after backslashes", "in a key"],
+    ids=[
+        "arrays",
+        "objects",
+        "both",
+        "wide",
+        "in a string",
+        "after a quote",
+        "after backslashes",
+        "in a key",
+    ],
 )
 def test_only_real_nesting_counts_up_to_100_levels(api: Any, payload: str) -> None:
     assert api.payload(api.add_job("t", payload).id) == payload
@@ -371,7 +388,9 @@ def test_bulk_rows_come_back_in_the_order_of_the_specs_with_rising_ids(api: Any)
         for i, name in enumerate(tasks)
     ]
     jobs = api.add_jobs(specs)
-    assert [(job.task_identifier, job.payload) for job in jobs] == [(s["identifier"], s["payload"]) for s in specs]
+    assert [(job.task_identifier, job.payload) for job in jobs] == [
+        (s["identifier"], s["payload"]) for s in specs
+    ]
     assert [job.id for job in jobs] == list(range(1, 201))
 
 
@@ -387,7 +406,10 @@ def test_bulk_rows_come_back_in_the_order_of_the_specs_with_rising_ids(api: Any)
     ],
 )
 def test_keyed_and_plain_specs_mix_in_any_order(api: Any, keys: str, ids: list[int]) -> None:
-    specs = [{"identifier": "t", "payload": [i], **({} if k == "p" else {"job_key": k})} for i, k in enumerate(keys)]
+    specs = [
+        {"identifier": "t", "payload": [i], **({} if k == "p" else {"job_key": k})}
+        for i, k in enumerate(keys)
+    ]
     jobs = api.add_jobs(specs)
     assert [job.id for job in jobs] == ids
     assert [job.payload[-1] for job in jobs] == list(range(len(keys)))
@@ -420,7 +442,9 @@ def test_the_bulk_flag_of_graphile_worker_preserves_run_at(api: Any) -> None:
     assert api.value(f"select run_at from pyworker.add_jobs({spec}, job_key_preserve_run_at => false)") < at
 
 
-@pytest.mark.parametrize("empty", ["'{}'::pyworker.job_spec[]", "null::pyworker.job_spec[]", "'[]'::jsonb", "'[]'"])
+@pytest.mark.parametrize(
+    "empty", ["'{}'::pyworker.job_spec[]", "null::pyworker.job_spec[]", "'[]'::jsonb", "'[]'"]
+)
 def test_no_specs_are_no_jobs(api: Any, empty: str) -> None:
     assert api.rows(f"select * from pyworker.add_jobs({empty})") == []
 
@@ -467,7 +491,9 @@ def test_a_trigger_can_add_a_job_for_each_row(api: Any, fresh: psycopg.Connectio
     assert jobs == [({"id": 1, "note": "a"},), ({"id": 2, "note": 'b"\n'},)]
 
 
-def test_a_transaction_that_adds_jobs_can_be_prepared_with_notifications_off(api: Any, actor: Any, worker: int) -> None:
+def test_a_transaction_that_adds_jobs_can_be_prepared_with_notifications_off(
+    api: Any, actor: Any, worker: int
+) -> None:
     api.claim_jobs(worker)  # now somebody waits, so an add would notify
     a = actor()
     a.begin()

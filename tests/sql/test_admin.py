@@ -32,7 +32,9 @@ def test_each_job_of_many_comes_back_once_as_it_is_now(api: Any, job_in: Any, ve
     assert [job.id for job in done] == sorted(set(ids) - {ids[2]})
     for job in done:
         now = api.get_job(job.id)
-        assert job._replace(updated_at=None, finished_at=None) == now._replace(updated_at=None, finished_at=None)
+        assert job._replace(updated_at=None, finished_at=None) == now._replace(
+            updated_at=None, finished_at=None
+        )
     assert api.get_job(ids[2]) == jobs[2]
 
 
@@ -57,7 +59,9 @@ def test_a_waiting_job_is_cancelled_at_once(api: Any, job_in: Any, state: str, f
         [1],
         job.attempts,
     )
-    assert returned._replace(finished_at=None, updated_at=None) == now._replace(finished_at=None, updated_at=None)
+    assert returned._replace(finished_at=None, updated_at=None) == now._replace(
+        finished_at=None, updated_at=None
+    )
     assert now.finished_at >= job.created_at
 
 
@@ -154,7 +158,11 @@ def test_retry_gives_one_more_attempt_where_none_is_left(api: Any, worker: int) 
         api.fail(api.claim(worker), f"error {attempts}")
         assert api.get_job(job.id).state == "discarded"
         again = api.retry_job(job.id)
-        assert (again.attempts, again.max_attempts, again.last_error) == (attempts, attempts + 1, f"error {attempts}")
+        assert (again.attempts, again.max_attempts, again.last_error) == (
+            attempts,
+            attempts + 1,
+            f"error {attempts}",
+        )
     last = api.claim(worker)
     api.finish_job(last.id, last.run)
     assert api.retry_job(job.id).max_attempts == 5
@@ -162,12 +170,17 @@ def test_retry_gives_one_more_attempt_where_none_is_left(api: Any, worker: int) 
 
 @pytest.mark.parametrize("holder", ["scheduled", "available", "running", "discarded"])
 @pytest.mark.parametrize("state", ["completed", "cancelled"])
-def test_retry_is_refused_while_the_key_is_held_by_a_newer_job(api: Any, job_in: Any, state: str, holder: str) -> None:
+def test_retry_is_refused_while_the_key_is_held_by_a_newer_job(
+    api: Any, job_in: Any, state: str, holder: str
+) -> None:
     job = job_in(state, job_key="k")
     newer = job_in(holder, job_key="k")
     with api.refusal("PW003", "retry_job", str(job.id), str(newer.id)) as caught:
         api.retry_job(job.id)
-    assert json.loads(caught.value.diag.message_detail) == {"existing_job_id": newer.id, "existing_job_state": holder}
+    assert json.loads(caught.value.diag.message_detail) == {
+        "existing_job_id": newer.id,
+        "existing_job_state": holder,
+    }
     assert api.get_job(job.id) == job
     assert api.retry_jobs([job.id]) == []
     assert api.get_job(newer.id) == newer
@@ -215,7 +228,9 @@ def test_complete_jobs_ends_a_job_without_running_it(api: Any, job_in: Any, stat
     assert api.add_job("t", job_key="k").id != job.id
 
 
-@pytest.mark.parametrize(("message", "kept"), [("not wanted", "not wanted"), (None, "Manually marked as failed")])
+@pytest.mark.parametrize(
+    ("message", "kept"), [("not wanted", "not wanted"), (None, "Manually marked as failed")]
+)
 @pytest.mark.parametrize("state", [*WAITING, "discarded"])
 def test_permanently_fail_jobs_takes_all_attempts_and_keeps_the_key(
     api: Any, job_in: Any, state: str, message: str | None, kept: str
@@ -234,7 +249,9 @@ def test_reschedule_jobs_changes_only_what_it_is_given(api: Any, job_in: Any, st
     def changed(**given: Any) -> dict[str, Any]:
         before = api.get_job(job.id)._asdict()
         (after,) = api.reschedule_jobs([job.id], **given)
-        return {k: v for k, v in after._asdict().items() if v != before[k] and k not in ("updated_at", "state")}
+        return {
+            k: v for k, v in after._asdict().items() if v != before[k] and k not in ("updated_at", "state")
+        }
 
     at = api.at("2 days").replace(microsecond=5)
     assert changed() == {}
@@ -254,7 +271,12 @@ def test_a_discarded_job_with_attempts_again_waits_again(api: Any, worker: int) 
     (still,) = api.reschedule_jobs([job.id], run_at=api.at("1 hour"))
     assert (still.state, still.attempts) == ("discarded", 1)
     (again,) = api.reschedule_jobs([job.id], api.at("1 hour"), attempts=0)
-    assert (again.state, again.last_error, again.reason, again.finished_at) == ("scheduled", "boom", None, None)
+    assert (again.state, again.last_error, again.reason, again.finished_at) == (
+        "scheduled",
+        "boom",
+        None,
+        None,
+    )
     (now,) = api.reschedule_jobs([job.id], api.at("-1 hour"), max_attempts=2)
     assert now.state == "available"
     assert api.claim(worker).id == job.id

@@ -98,7 +98,9 @@ def test_the_rfcs_table_of_numbers_comes_out_as_printed_there(api: Any) -> None:
     doubles = [struct.unpack(">d", bytes.fromhex(bits))[0] for bits in APPENDIX_B]
     assert canonical(api, map(repr, doubles)) == list(APPENDIX_B.values())
     # Seventeen digits say the same, unless they make an integer of it that is none of the double's short form.
-    fractions = [(d, text) for d, text in zip(doubles, APPENDIX_B.values(), strict=True) if not d.is_integer()]
+    fractions = [
+        (d, text) for d, text in zip(doubles, APPENDIX_B.values(), strict=True) if not d.is_integer()
+    ]
     assert canonical(api, [f"{d:.17g}" for d, _ in fractions]) == [text for _, text in fractions]
 
 
@@ -152,9 +154,16 @@ def test_river_keys_hash_a_documented_text_too(api: Any) -> None:
 def test_a_hundred_thousand_numbers_come_out_as_another_implementation_prints_them(api: Any) -> None:
     rng = random.Random(8785)
     bits = [struct.unpack(">d", rng.randbytes(8))[0] for _ in range(62_000)]  # all exponents alike
-    short = [float(f"{rng.randrange(1, 10 ** rng.randint(1, 17))}e{rng.randint(-330, 300)}") for _ in range(15_000)]
+    short = [
+        float(f"{rng.randrange(1, 10 ** rng.randint(1, 17))}e{rng.randint(-330, 300)}") for _ in range(15_000)
+    ]
     # Between 2^53 and 1e40 a double's shortest form may be the very boundary to its neighbour.
-    powers = [math.ldexp(rng.getrandbits(k) | 1, e) for k in (1, 2, 3, 10, 53) for e in range(0, 90) for _ in range(8)]
+    powers = [
+        math.ldexp(rng.getrandbits(k) | 1, e)
+        for k in (1, 2, 3, 10, 53)
+        for e in range(0, 90)
+        for _ in range(8)
+    ]
     powers = [math.nextafter(p, p * rng.choice([0, 2])) if rng.random() < 0.3 else p for p in powers]
     edges = [
         float(f"{m}e{e}")
@@ -198,7 +207,9 @@ def test_a_number_may_be_written_in_any_way_and_underflow_is_zero(api: Any) -> N
 
 @pytest.mark.parametrize("digits", ["1", "0", "3"])
 def test_the_sessions_settings_do_not_matter(api: Any, digits: str) -> None:
-    api.rows(f"set extra_float_digits = {digits}; set timezone = 'Asia/Tokyo'; set standard_conforming_strings = off")
+    api.rows(
+        f"set extra_float_digits = {digits}; set timezone = 'Asia/Tokyo'; set standard_conforming_strings = off"
+    )
     agree(api, [1 / 3, 1e23, 5e-324, 2.0**60, "\\", "\n", "ß", {"ä": "\x7f"}])
 
 
@@ -211,11 +222,16 @@ def test_a_number_that_a_json_reader_would_change_is_refused(api: Any, number: s
     for payload in (f'{{"id":{number}}}', f"[[{number}]]", number):
         for policy in ({"keys": ["args"]}, {"by_args": True}):
             with api.refusal(
-                "PW001", "unique_policy", "number|integer", number.split("e")[0].split(".")[0].lstrip("-")[:20]
+                "PW001",
+                "unique_policy",
+                "number|integer",
+                number.split("e")[0].split(".")[0].lstrip("-")[:20],
             ):
                 api.add_job("t", payload, unique_policy=policy)
     # Where it is not compared it does no harm.
-    assert api.add_job("t", f'{{"id":{number},"a":1}}', unique_policy={"keys": ["args"], "args_keys": ["a"]}).unique_key
+    assert api.add_job(
+        "t", f'{{"id":{number},"a":1}}', unique_policy={"keys": ["args"], "args_keys": ["a"]}
+    ).unique_key
 
 
 # Strings and keys
@@ -327,11 +343,15 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 strings = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
 scalars = st.none() | st.booleans() | finite | st.integers(1 - 2**53, 2**53 - 1) | strings
 documents = st.recursive(
-    scalars, lambda v: st.lists(v, max_size=5) | st.dictionaries(strings.map(nfc), v, max_size=15), max_leaves=25
+    scalars,
+    lambda v: st.lists(v, max_size=5) | st.dictionaries(strings.map(nfc), v, max_size=15),
+    max_leaves=25,
 )
 
 
-@settings(max_examples=80, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(values=st.lists(documents, min_size=1, max_size=8))
 def test_any_document_has_the_same_canonical_text_everywhere_and_it_is_a_fixed_point(
     api: Any, values: list[Any]

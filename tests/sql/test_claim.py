@@ -121,7 +121,9 @@ def test_what_falls_due_is_claimed_without_anybody_else_having_to_act(
         ({"task_identifiers": ["t"], "queue_names": ["default"], "forbidden_flags": ["slow"]}, "a"),
     ],
 )
-def test_a_claim_takes_only_what_it_asks_for(api: Any, worker: int, filters: dict[str, Any], expected: str) -> None:
+def test_a_claim_takes_only_what_it_asks_for(
+    api: Any, worker: int, filters: dict[str, Any], expected: str
+) -> None:
     jobs = {
         api.add_job("t").id: "a",
         api.add_job("t", flags=["slow", "x"]).id: "b",

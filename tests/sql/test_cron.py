@@ -15,7 +15,9 @@ from cronsim import CronSim, CronSimError
 
 def local(api: Any, cron: str, after: str, n: int = 3, timezone: str = "UTC") -> list[str]:
     """What clocks there show when it falls due."""
-    rows = api.rows("select local_time::text from pyworker.next_runs(%s, %s, %s, %s)", [cron, timezone, n, after])
+    rows = api.rows(
+        "select local_time::text from pyworker.next_runs(%s, %s, %s, %s)", [cron, timezone, n, after]
+    )
     return [row.local_time for row in rows]
 
 
@@ -204,7 +206,9 @@ def a_field(
     r: random.Random, least: int, most: int, names: list[str] | None = None, special: list[str] | None = None
 ) -> str:
     def written(value: int) -> str:
-        return names[value - least] if names and value - least < len(names) and r.random() < 0.4 else str(value)
+        return (
+            names[value - least] if names and value - least < len(names) and r.random() < 0.4 else str(value)
+        )
 
     def part() -> str:
         kind = r.random()
@@ -262,7 +266,9 @@ def minute_by_minute(cron: str, zone: zoneinfo.ZoneInfo, after: datetime) -> lis
     """All in the next day, by what clocks show."""
     fields = CronSim(cron, after)
     at = after.replace(second=0)
-    minutes = ((at + timedelta(minutes=n), (at + timedelta(minutes=n)).astimezone(zone)) for n in range(1, 1441))
+    minutes = (
+        (at + timedelta(minutes=n), (at + timedelta(minutes=n)).astimezone(zone)) for n in range(1, 1441)
+    )
     return [
         minute for minute, shown in minutes
         if shown.minute in fields.minutes and shown.hour in fields.hours and shown.month in fields.months and fields.match_day(shown.date())

@@ -75,7 +75,10 @@ BACK: dict[str, tuple[Callable[..., Any], bool]] = {
     "maintain": (lease_ends_maintain, True),
     "unknown worker": (worker_vanishes, True),
     "force_unlock_workers": (lambda api, job, worker, clock: api.force_unlock_workers([str(worker)]), True),
-    "report_crash, culprit": (lambda api, job, worker, clock: api.report_crash(worker, [job.id], [job.run]), True),
+    "report_crash, culprit": (
+        lambda api, job, worker, clock: api.report_crash(worker, [job.id], [job.run]),
+        True,
+    ),
     "report_crash, bystander": (lambda api, job, worker, clock: api.report_crash(worker, [], []), False),
     "report_crash, suspect": (
         lambda api, job, worker, clock: api.report_crash(worker, [job.id, 4711], [job.run, 1]),
@@ -182,7 +185,9 @@ def test_start_job_is_false_for_a_replaced_job(api: Any, reserved: Any) -> None:
     assert (reason(api, job), reason(api, new)) == (("cancelled", "replaced"), ("available", None))
 
 
-def test_start_job_is_false_once_its_worker_was_declared_dead(api: Any, actor: Any, reserved: Any, worker: int) -> None:
+def test_start_job_is_false_once_its_worker_was_declared_dead(
+    api: Any, actor: Any, reserved: Any, worker: int
+) -> None:
     """Even if the sweep could not take the job, as somebody has it in hand."""
     job = reserved()
     a = actor()
@@ -283,11 +288,17 @@ def test_what_was_started_cannot_be_put_off(api: Any, started: Any) -> None:
 @pytest.mark.parametrize(
     "more", [{}, {"delay": "1 s"}, {"payload": [1]}, {"not_started": False}, {"not_started": None}]
 )
-def test_a_failure_after_the_start_is_final_whatever_attempts_are_left(api: Any, started: Any, more: Any) -> None:
+def test_a_failure_after_the_start_is_final_whatever_attempts_are_left(
+    api: Any, started: Any, more: Any
+) -> None:
     job = started(job_key="k", max_attempts=25)
     assert api.fail(job, "smtp: 451", **more) == [job.id]
     failed = api.get_job(job.id)
-    assert (failed.state, failed.reason, failed.key) == ("discarded", "failed, and must not be run twice", "k")
+    assert (failed.state, failed.reason, failed.key) == (
+        "discarded",
+        "failed, and must not be run twice",
+        "k",
+    )
     assert (failed.attempts, failed.last_error, failed.payload) == (1, "smtp: 451", more.get("payload", {}))
 
 
@@ -298,7 +309,11 @@ def test_a_handler_that_had_not_started_may_be_tried_again(
     job = started()
     assert api.fail(job, not_started=True, **({"delay": delay} if delay else {})) == [job.id]
     again = api.get_job(job.id)
-    assert (again.state, again.attempts, again.last_error) == ("available" if delay == "0" else "retryable", 1, "boom")
+    assert (again.state, again.attempts, again.last_error) == (
+        "available" if delay == "0" else "retryable",
+        1,
+        "boom",
+    )
     wait = {None: 2.7, "0": 0, "5 min": 300}[delay]
     assert abs((again.run_at - api.at()).total_seconds() - wait) < 2
     clock.advance(seconds=wait + 0.1)
@@ -372,7 +387,9 @@ AGAIN: dict[str, Callable[[Any, int], Any]] = {
     "retry_jobs": lambda api, job_id: api.retry_jobs([job_id]),
     "reschedule_jobs": lambda api, job_id: api.reschedule_jobs([job_id], attempts=0),
     "add_job": lambda api, job_id: api.add_job("t", job_key="k", delivery="at_most_once"),
-    "add_jobs": lambda api, job_id: api.add_jobs([{"identifier": "t", "job_key": "k", "delivery": "at_most_once"}]),
+    "add_jobs": lambda api, job_id: api.add_jobs(
+        [{"identifier": "t", "job_key": "k", "delivery": "at_most_once"}]
+    ),
 }
 
 
@@ -391,7 +408,9 @@ def test_a_lost_job_runs_again_only_when_somebody_says_so_and_is_then_started_on
     api.finish_job(job.id, job.run)
 
 
-def test_a_cancelled_one_that_was_started_runs_again_when_somebody_says_so(api: Any, started: Any, worker: int) -> None:
+def test_a_cancelled_one_that_was_started_runs_again_when_somebody_says_so(
+    api: Any, started: Any, worker: int
+) -> None:
     job = started()
     api.cancel_job(job.id, force=True)
     api.retry_job(job.id)
@@ -412,7 +431,9 @@ def test_a_lost_job_with_another_priority_is_still_lost(api: Any, started: Any, 
     assert api.start_job(again.id, again.run) is True
 
 
-def test_rescheduling_a_lost_job_that_has_no_attempts_leaves_it_lost(api: Any, started: Any, worker: int) -> None:
+def test_rescheduling_a_lost_job_that_has_no_attempts_leaves_it_lost(
+    api: Any, started: Any, worker: int
+) -> None:
     job = started(max_attempts=1)
     lose(api, job, worker)
     api.reschedule_jobs([job.id], attempts=1, run_at=api.at())
@@ -686,7 +707,9 @@ def test_a_completion_meets_a_sweep(
     clock.advance(seconds=21)
 
     def finish(who: Any, job: Any) -> Any:
-        return who.finish_job(job.id, job.run) if verb == "finish_job" else who.finish_jobs([job.id], [job.run])
+        return (
+            who.finish_job(job.id, job.run) if verb == "finish_job" else who.finish_jobs([job.id], [job.run])
+        )
 
     # The completion first: the sweep passes by.
     w, a = actor(), actor()

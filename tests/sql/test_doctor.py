@@ -103,7 +103,9 @@ def test_a_busy_queue_is_healthy(api: Any, clock: Any) -> None:
         clock.advance(seconds=10)
     api.heartbeat(worker)
     # dead rows of other tests in this database may wait for autovacuum
-    assert [row for row in short(doctor(api)) if row[0] != "bloat"] == [row for row in HEALTHY if row[0] != "bloat"]
+    assert [row for row in short(doctor(api)) if row[0] != "bloat"] == [
+        row for row in HEALTHY if row[0] != "bloat"
+    ]
 
 
 def test_an_admin_may_ask_and_others_may_not(own: Any) -> None:
@@ -163,7 +165,9 @@ def test_attempts_that_people_have_set_contradict_nothing(api: Any) -> None:
 def test_the_head_of_a_sequence(own: Any) -> None:
     for _ in range(3):
         own.add_job("t", sequence_policy={"by_args": True})
-    own.rows("drop index pyworker.live_jobs_sequence_head; update pyworker.live_jobs set sequence_head = true")
+    own.rows(
+        "drop index pyworker.live_jobs_sequence_head; update pyworker.live_jobs set sequence_head = true"
+    )
     findings = {row.finding.partition(":")[0]: row for row in of(own, "invariants")}
     assert findings.keys() == {"I3", "state"}
     repair(own, findings["I3"].fix)
@@ -241,9 +245,14 @@ def test_more_in_flight_than_the_limit(api: Any, worker: int) -> None:
     for _ in range(3):
         api.add_job("t", queue_name="it's")
     assert len(api.claim_jobs(worker, 5)) == 3
-    api.rows("update pyworker.queues set concurrency = 1, updated_at = null; delete from pyworker.promotion_requests")
+    api.rows(
+        "update pyworker.queues set concurrency = 1, updated_at = null; delete from pyworker.promotion_requests"
+    )
     (row,) = of(api, "invariants")
-    assert (row.severity, "I13: more jobs than the limit allows are in flight in queue it's" in row.finding) == (
+    assert (
+        row.severity,
+        "I13: more jobs than the limit allows are in flight in queue it's" in row.finding,
+    ) == (
         "error",
         True,
     )
@@ -264,7 +273,9 @@ def test_stranded_jobs(api: Any, worker: int, kind: str) -> None:
 
 def test_a_halt_by_a_job_that_has_not_ended(api: Any) -> None:
     api.add_job("t", sequence_policy={"by_args": True})
-    api.rows("insert into pyworker.sequence_halts select sequence_key, id, 'discarded', now() from pyworker.live_jobs")
+    api.rows(
+        "insert into pyworker.sequence_halts select sequence_key, id, 'discarded', now() from pyworker.live_jobs"
+    )
     heals(api, "invariants", "error", "halt: ")
 
 
@@ -339,7 +350,9 @@ def test_ids_that_were_used_are_not_used_again(own: Any) -> None:
 
 
 def test_much_drift_is_cut_short(own: Any) -> None:
-    own.rows("drop view pyworker.jobs, pyworker.history; drop index pyworker.live_jobs_ready, pyworker.live_jobs_due")
+    own.rows(
+        "drop view pyworker.jobs, pyworker.history; drop index pyworker.live_jobs_ready, pyworker.live_jobs_due"
+    )
     own.rows(
         "do $$ begin for i in 1..9 loop execute format('create index mine%s on pyworker.errors (at)', i); end loop; end $$"
     )
@@ -362,7 +375,9 @@ def test_another_major_version_compares_names_only(own: Any) -> None:
 
 
 def test_an_index_that_is_invalid(own: Any) -> None:
-    own.rows("update pg_index set indisvalid = false where indexrelid = 'pyworker.live_jobs_job_key'::regclass")
+    own.rows(
+        "update pg_index set indisvalid = false where indexrelid = 'pyworker.live_jobs_job_key'::regclass"
+    )
     heals(own, "indexes", "error", "index live_jobs_job_key on live_jobs is invalid: it enforces nothing")
 
 
@@ -371,7 +386,9 @@ def test_what_a_concurrent_build_left_behind(own: Any) -> None:
     own.add_job("t")
     own.conn.execute("set statement_timeout = 0")
     with pytest.raises(psycopg.errors.UniqueViolation):
-        own.conn.execute("create unique index concurrently mine_ccnew on pyworker.live_jobs (task_identifier)")
+        own.conn.execute(
+            "create unique index concurrently mine_ccnew on pyworker.live_jobs (task_identifier)"
+        )
     heals(own, "indexes", "error", "index mine_ccnew on live_jobs is invalid")
 
 
@@ -457,13 +474,17 @@ def test_tasks_that_nobody_knows_and_queues_that_nobody_serves(api: Any) -> None
 
 
 def test_code_that_declares_a_task_otherwise_than_the_database_defines_it(api: Any, clock: Any) -> None:
-    api.define_task("charge", max_attempts=2, delivery="at_most_once", timeout="90 seconds", queue_name="mail")
+    api.define_task(
+        "charge", max_attempts=2, delivery="at_most_once", timeout="90 seconds", queue_name="mail"
+    )
     declared = {"max_attempts": 2, "delivery": "at_most_once", "timeout": 90.0, "queue_name": "mail"}
     old, new = api.register_worker({"name": "old"}), api.register_worker()
     api.update_worker(old, {"definitions": {"charge": declared}})
     api.update_worker(new, {"definitions": {"charge": declared, "plain": {"queue_name": "default"}}})
     assert of(api, "tasks")[0].severity == "ok"
-    api.update_worker(old, {"definitions": {"charge": {**declared, "max_attempts": 25}, "new": {"backoff": ["1 h"]}}})
+    api.update_worker(
+        old, {"definitions": {"charge": {**declared, "max_attempts": 25}, "new": {"backoff": ["1 h"]}}}
+    )
     assert (
         "(max_attempts: 25 in worker old, 2 in the database)"
         in the(api, "tasks", "warning", "declares tasks otherwise").finding
@@ -525,7 +546,9 @@ def test_an_old_transaction_and_its_owner(api: Any, session: Any, clock: Any) ->
     other.begin("repeatable read")
     assert of(api, "xmin")[0].severity == "ok"
     clock.advance(minutes=10)
-    row = the(api, "xmin", "warning", f"session {other.pid} of postgres (application the report) keeps vacuum")
+    row = the(
+        api, "xmin", "warning", f"session {other.pid} of postgres (application the report) keeps vacuum"
+    )
     assert "state idle in transaction" in row.finding
     assert row.fix == f"select pg_terminate_backend({other.pid})"
     repair(api, row.fix)
@@ -579,7 +602,12 @@ def test_bloat(own: Any) -> None:
         "insert into pyworker.promotion_requests select 'queue:q' from generate_series(1, 20100); delete from pyworker.promotion_requests;"
         "select pg_stat_force_next_flush()"
     )
-    heals(own, "bloat", "warning", "promotion_requests has 20100 dead rows beside 0 live ones; last vacuum: never")
+    heals(
+        own,
+        "bloat",
+        "warning",
+        "promotion_requests has 20100 dead rows beside 0 live ones; last vacuum: never",
+    )
     heals(own, "autovacuum", "warning", "autovacuum is off for promotion_requests")
 
 
@@ -593,7 +621,9 @@ def a_server(api: Any, **settings: str) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def version(pg_server: Any) -> int:
-    with psycopg.connect(host=pg_server.host, port=pg_server.port, user=pg_server.user, dbname="postgres") as conn:
+    with psycopg.connect(
+        host=pg_server.host, port=pg_server.port, user=pg_server.user, dbname="postgres"
+    ) as conn:
         return conn.info.server_version // 10000
 
 

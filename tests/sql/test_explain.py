@@ -99,7 +99,9 @@ def test_sequence(api: Any, idle: int) -> None:
     api.claim(idle)
     (row,) = explain(api, third)
     assert row.reason == "sequence"
-    assert row.detail == f"waits for job {first.id} (running) in sequence s; jobs that wait before this one: 1"
+    assert (
+        row.detail == f"waits for job {first.id} (running) in sequence s; jobs that wait before this one: 1"
+    )
     (answer,) = run(api, row.remedy)  # it leads to the job that all wait for
     assert answer.reason == "running"
     api.finish(first.id)
@@ -142,8 +144,12 @@ def test_sequence_halted(api: Any, halted: list[Any]) -> None:
     assert len(calls(row.remedy)) == 3
 
 
-@pytest.mark.parametrize("which", [0, 1, 2], ids=["run the halting job", "go on without it", "go on with this one"])
-def test_each_remedy_of_a_halt_lets_the_sequence_go_on(api: Any, idle: int, halted: list[Any], which: int) -> None:
+@pytest.mark.parametrize(
+    "which", [0, 1, 2], ids=["run the halting job", "go on without it", "go on with this one"]
+)
+def test_each_remedy_of_a_halt_lets_the_sequence_go_on(
+    api: Any, idle: int, halted: list[Any], which: int
+) -> None:
     target = halted[2]
     run(api, the(api, target, "sequence halted").remedy, which)
     assert "sequence halted" not in reasons(api, target)
@@ -240,7 +246,8 @@ def test_a_job_of_a_queue_without_a_limit_waits_for_workers(api: Any, idle: int)
 def test_a_job_that_no_worker_takes_is_no_reason_for_those_behind_it(api: Any, idle: int, other: str) -> None:
     api.update_worker(idle, {"task_identifiers": ["t"], "forbidden_flags": ["gpu"]})
     first = api.add_job(
-        **({"identifier": "unknown"} if other == "task" else {"identifier": "t", "flags": ["gpu"]}), queue_name="q"
+        **({"identifier": "unknown"} if other == "task" else {"identifier": "t", "flags": ["gpu"]}),
+        queue_name="q",
     )
     second = api.add_job("t", queue_name="q")
     api.promote_jobs()
@@ -284,7 +291,11 @@ NOBODY: dict[str, tuple[list[dict[str, Any]], str]] = {
     "queue": ([{"queue_names": ["r", "default"]}, {"queue_names": [], "task_identifiers": ["t"]}], QUEUE),
     "flags": ([{"forbidden_flags": ["f"]}, {"forbidden_flags": ["x", "g"], "queue_names": ["q"]}], FLAGS),
     "combination": (
-        [{"task_identifiers": ["u"]}, {"queue_names": ["r"]}, {"forbidden_flags": ["g"], "queue_names": ["q"]}],
+        [
+            {"task_identifiers": ["u"]},
+            {"queue_names": ["r"]},
+            {"forbidden_flags": ["g"], "queue_names": ["q"]},
+        ],
         MIXED,
     ),
 }
@@ -300,7 +311,10 @@ def test_no_worker_takes_it(api: Any, how: str) -> None:
         api.update_worker(who, info)
         # explain_job is right: this worker really claims nothing.
         assert (
-            api.claim_jobs(who, 1, *(info.get(k) for k in ("task_identifiers", "queue_names", "forbidden_flags"))) == []
+            api.claim_jobs(
+                who, 1, *(info.get(k) for k in ("task_identifiers", "queue_names", "forbidden_flags"))
+            )
+            == []
         )
     (row,) = explain(api, job)
     assert (row.reason, row.detail) == ("no worker takes it", detail.format(n=len(infos)))
@@ -358,7 +372,9 @@ def test_no_priority_is_before_the_first(api: Any, idle: int) -> None:
 def test_it_does_not_count_millions(api: Any, idle: int) -> None:
     api.add_jobs([{"identifier": "t"}] * 10_001)
     job = api.add_job("t")
-    assert the(api, job, "waits for a worker").detail.startswith("available jobs that come first: 10000 or more;")
+    assert the(api, job, "waits for a worker").detail.startswith(
+        "available jobs that come first: 10000 or more;"
+    )
 
 
 # It runs, or has run -------------------------------------------------------------------------------------------------
@@ -433,7 +449,9 @@ def test_completed_by_hand_and_out_of_attempts(api: Any, worker: int) -> None:
     api.complete_jobs([done.id])
     assert the(api, done, "completed").detail.endswith(": completed by hand")
     api.fail(api.claim(worker), "first\nlast")
-    assert re.fullmatch(r"out of attempts at .*, after 1 of 1 attempts: last", the(api, failed, "discarded").detail)
+    assert re.fullmatch(
+        r"out of attempts at .*, after 1 of 1 attempts: last", the(api, failed, "discarded").detail
+    )
 
 
 @pytest.mark.parametrize("job_id", [0, -1, 4711, 2**63 - 1, None])
@@ -466,7 +484,9 @@ def test_the_reasons_come_in_the_order_in_which_they_have_to_go_away(api: Any, c
     assert reasons(api, job) == ["running"]
 
 
-def test_a_job_behind_a_halt_that_is_not_due_in_a_full_queue_with_nobody_to_do_it(api: Any, clock: Any) -> None:
+def test_a_job_behind_a_halt_that_is_not_due_in_a_full_queue_with_nobody_to_do_it(
+    api: Any, clock: Any
+) -> None:
     who = api.register_worker()
     first, _ = sequence(api, 2, queue_name="q")
     last = api.add_job("t", queue_name="q", sequence_policy={"key": "s"}, run_at=api.at("10 min"))

@@ -60,7 +60,9 @@ DAY = 86400
     ],
     ids=lambda v: json.dumps(v)[:60] if isinstance(v, (list, dict)) else "",
 )
-def test_a_task_sets_its_own_backoff(api: Any, delay_after: Any, backoff: Any, delays: dict[int, float]) -> None:
+def test_a_task_sets_its_own_backoff(
+    api: Any, delay_after: Any, backoff: Any, delays: dict[int, float]
+) -> None:
     api.define_task("t", backoff=Jsonb(backoff))
     assert {attempt: delay_after(attempt) for attempt in delays} == pytest.approx(delays, abs=2e-6)
 
@@ -185,7 +187,9 @@ def test_a_handler_may_give_up_at_once_or_call_the_job_off(api: Any, job_in: Any
 def test_a_malformed_or_stale_item_is_left_out_and_harms_no_other(api: Any, job_in: Any, item: str) -> None:
     left_out, good = job_in("running"), job_in("running")
     item = item.format(id=left_out.id, run=left_out.run, stale=left_out.run - 1)
-    assert api.fail_jobs(f'[{item}, {{"id": {good.id}, "run": {good.run}, "error": "boom"}}, {item}]') == [good.id]
+    assert api.fail_jobs(f'[{item}, {{"id": {good.id}, "run": {good.run}, "error": "boom"}}, {item}]') == [
+        good.id
+    ]
     assert api.get_job(good.id).state == "retryable"
     assert api.get_job(left_out.id) == left_out
     assert api.job_errors(left_out.id) == []
@@ -205,7 +209,9 @@ def test_a_job_named_twice_fails_once(api: Any, job_in: Any) -> None:
     assert len(api.job_errors(job.id)) == 1
 
 
-def test_the_errors_of_all_attempts_are_kept_oldest_first(api: Any, job_in: Any, worker: int, clock: Any) -> None:
+def test_the_errors_of_all_attempts_are_kept_oldest_first(
+    api: Any, job_in: Any, worker: int, clock: Any
+) -> None:
     api.define_task("t", backoff="[0]")
     job = job_in("running")
     before = api.at()
@@ -244,7 +250,10 @@ def test_a_malformed_item_is_told_in_a_warning_without_what_it_carries(api: Any,
     try:
         assert (
             api.fail_jobs(
-                [{"id": "x", "run": job.run, "error": "secret"}, {"id": job.id, "run": job.run, "delay": "soon"}]
+                [
+                    {"id": "x", "run": job.run, "error": "secret"},
+                    {"id": job.id, "run": job.run, "delay": "soon"},
+                ]
             )
             == []
         )
@@ -265,7 +274,9 @@ def test_a_payload_beyond_the_limits_is_left_out_and_the_job_fails_with_its_own(
     job = job_in("running", payload={"n": 1})
     if isinstance(payload, int):
         payload = json.loads("[" * payload + "]" * payload)
-    assert api.fail_jobs([{"id": job.id, "run": job.run, "error": "boom", "payload": payload, **how}]) == [job.id]
+    assert api.fail_jobs([{"id": job.id, "run": job.run, "error": "boom", "payload": payload, **how}]) == [
+        job.id
+    ]
     failed = api.get_job(job.id)
     assert failed.state != "running"
     assert failed.payload == {"n": 1}
@@ -278,7 +289,10 @@ def test_a_batch_ends_each_job_in_its_own_way(api: Any, worker: int) -> None:
     api.set_queue("q", 9)
     api.add_jobs([{"identifier": "t", "queue_name": "q"}, {"identifier": "slow"}, {"identifier": "t"}])
     api.add_jobs(
-        [{"identifier": "t", "max_attempts": 1, "sequence_policy": {"key": "s"}}, {"identifier": "t", "job_key": "k"}]
+        [
+            {"identifier": "t", "max_attempts": 1, "sequence_policy": {"key": "s"}},
+            {"identifier": "t", "job_key": "k"},
+        ]
     )
     api.add_jobs([{"identifier": "t"}, {"identifier": "t", "queue_name": "q", "max_attempts": 1}])
     behind = api.add_job("t", sequence_policy={"key": "s"})
@@ -291,7 +305,8 @@ def test_a_batch_ends_each_job_in_its_own_way(api: Any, worker: int) -> None:
     how: dict[int, dict[str, Any]] = {delayed.id: {"delay": "1 day"}, cancelled.id: {"cancel": True}}
     batch = [plain, slow, delayed, last, superseded, cancelled, queued]
     failures = [
-        {"id": job.id, "run": job.run, "error": f"error {job.id}", **how.get(job.id, {})} for job in batch[::-1]
+        {"id": job.id, "run": job.run, "error": f"error {job.id}", **how.get(job.id, {})}
+        for job in batch[::-1]
     ]
     assert api.fail_jobs(failures) == [job.id for job in batch]
     ended = [api.get_job(job.id) for job in batch]

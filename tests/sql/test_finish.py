@@ -9,7 +9,9 @@ from psycopg.types.json import Jsonb
 
 
 def test_a_finished_job_moves_to_history_with_everything_about_it(api: Any, worker: int) -> None:
-    api.add_job("t", "[1e2]", job_key="k", queue_name="q", priority=3, max_attempts=4, flags=["f"], meta={"m": 1})
+    api.add_job(
+        "t", "[1e2]", job_key="k", queue_name="q", priority=3, max_attempts=4, flags=["f"], meta={"m": 1}
+    )
     claimed = api.claim(worker)
     running = api.get_job(claimed.id)
     before = api.at()
@@ -65,7 +67,8 @@ def test_all_of_a_batch_in_any_order_is_accepted(api: Any, worker: int, size: in
 
 
 @pytest.mark.parametrize(
-    ("ids", "runs", "results"), [("{}", "{}", None), (None, None, None), ("{}", "{}", "{}"), ("{1}", None, None)]
+    ("ids", "runs", "results"),
+    [("{}", "{}", None), (None, None, None), ("{}", "{}", "{}"), ("{1}", None, None)],
 )
 def test_an_empty_batch_finishes_nothing(api: Any, job_in: Any, ids: Any, runs: Any, results: Any) -> None:
     job = job_in("running")
@@ -74,7 +77,8 @@ def test_an_empty_batch_finishes_nothing(api: Any, job_in: Any, ids: Any, runs: 
 
 
 @pytest.mark.parametrize(
-    "arrays", [("{1}", "{1,2}", None), ("{1,2}", "{1}", None), ("{1}", "{1}", '{"1","2"}'), ("{}", "{1}", None)]
+    "arrays",
+    [("{1}", "{1,2}", None), ("{1,2}", "{1}", None), ("{1}", "{1}", '{"1","2"}'), ("{}", "{1}", None)],
 )
 def test_arrays_of_different_lengths_are_refused(api: Any, job_in: Any, arrays: tuple[Any, ...]) -> None:
     job = job_in("running")
@@ -111,7 +115,9 @@ def test_finish_job_is_one_with_the_handlers_own_writes(api: Any, actor: Any, wo
     assert api.get_job(job.id).state == "completed"
 
 
-@pytest.mark.parametrize("lost", ["released", "finished", "swept", "cancelled", "re-claimed", "never", "null"])
+@pytest.mark.parametrize(
+    "lost", ["released", "finished", "swept", "cancelled", "re-claimed", "never", "null"]
+)
 def test_finish_job_raises_when_the_claim_was_lost(api: Any, job_in: Any, clock: Any, lost: str) -> None:
     job = job_in("running")
     job_id, run = job.id, job.run
@@ -136,8 +142,12 @@ def test_finish_job_raises_when_the_claim_was_lost(api: Any, job_in: Any, clock:
     assert api.get_job(job.id).state == state
 
 
-@pytest.mark.parametrize("end", ["success", "by hand", "cancel", "handler cancels", "keyed, success", "keyed, by hand"])
-def test_with_retention_zero_nothing_is_left_not_even_errors(api: Any, job_in: Any, clock: Any, end: str) -> None:
+@pytest.mark.parametrize(
+    "end", ["success", "by hand", "cancel", "handler cancels", "keyed, success", "keyed, by hand"]
+)
+def test_with_retention_zero_nothing_is_left_not_even_errors(
+    api: Any, job_in: Any, clock: Any, end: str
+) -> None:
     api.define_task("t", retention="0", backoff="[0]")
     job = job_in("running", job_key="k")
     if end == "handler cancels":
@@ -157,7 +167,9 @@ def test_with_retention_zero_nothing_is_left_not_even_errors(api: Any, job_in: A
     assert api.job_errors(job.id) == []
 
 
-def test_an_earlier_error_stays_visible_on_a_completed_job(api: Any, job_in: Any, worker: int, clock: Any) -> None:
+def test_an_earlier_error_stays_visible_on_a_completed_job(
+    api: Any, job_in: Any, worker: int, clock: Any
+) -> None:
     job = job_in("due")
     again = api.claim(worker)
     api.finish_job(again.id, again.run)
@@ -168,7 +180,9 @@ def test_an_earlier_error_stays_visible_on_a_completed_job(api: Any, job_in: Any
 # What became of a COMMIT that was not answered
 
 
-def test_was_finished_tells_a_commit_from_a_rollback_and_waits_for_neither(api: Any, worker: int, session: Any) -> None:
+def test_was_finished_tells_a_commit_from_a_rollback_and_waits_for_neither(
+    api: Any, worker: int, session: Any
+) -> None:
     done, undone, open_ = (api.add_job("t").id for _ in range(3))
     run = api.claim_jobs(worker, 3)[0].run
     with api.conn.transaction():
@@ -189,7 +203,9 @@ def test_was_finished_tells_a_commit_from_a_rollback_and_waits_for_neither(api: 
     assert api.value(ask, [open_, in_progress]) is True
 
 
-def test_a_number_that_a_crash_has_given_to_another_transaction_finishes_nothing(api: Any, worker: int) -> None:
+def test_a_number_that_a_crash_has_given_to_another_transaction_finishes_nothing(
+    api: Any, worker: int
+) -> None:
     """The server forgets a transaction that it had not logged when it crashed, and its number is given out again."""
     job_id = api.add_job("t").id
     run = api.claim(worker).run

@@ -44,7 +44,9 @@ JSON = [
 def value(rng: random.Random, kind: str, ids: list[int]) -> Any:
     if kind.endswith("[]"):
         return (
-            None if rng.random() < 0.1 else [value(rng, kind[:-2], ids) for _ in range(rng.choice([0, 1, 1, 2, 3, 8]))]
+            None
+            if rng.random() < 0.1
+            else [value(rng, kind[:-2], ids) for _ in range(rng.choice([0, 1, 1, 2, 3, 8]))]
         )
     if kind == "bigint" and rng.random() < 0.7:  # a job or a worker that is there
         return rng.choice(ids)

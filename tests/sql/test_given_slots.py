@@ -12,7 +12,8 @@ from .test_slots import add, ids
 
 def given(api: Any) -> list[int]:
     return [
-        row.id for row in api.rows("select id from pyworker.live_jobs where has_slot order by priority, run_at, id")
+        row.id
+        for row in api.rows("select id from pyworker.live_jobs where has_slot order by priority, run_at, id")
     ]
 
 
@@ -45,7 +46,9 @@ def test_jobs_of_several_kinds_get_no_slot_before_the_claim(api: Any) -> None:
 
 
 @pytest.mark.parametrize("later", ["another kind", "an urgent job", "an urgent job of another kind"])
-def test_a_slot_that_no_claim_has_used_is_taken_back_for_a_later_job(api: Any, worker: int, later: str) -> None:
+def test_a_slot_that_no_claim_has_used_is_taken_back_for_a_later_job(
+    api: Any, worker: int, later: str
+) -> None:
     (first,) = add(api, "a")
     api.promote_jobs()
     assert given(api) == [first]

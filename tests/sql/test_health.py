@@ -6,10 +6,14 @@ from typing import Any
 
 
 def healths(db: Any, worker: str | None = None) -> list[tuple[bool, bool]]:
-    return db.execute("select live, ready from pyworker.worker_health(%s) order by worker_id", [worker]).fetchall()
+    return db.execute(
+        "select live, ready from pyworker.worker_health(%s) order by worker_id", [worker]
+    ).fetchall()
 
 
-def test_a_worker_is_live_until_its_lease_is_over_and_again_when_it_beats(db: Any, worker: int, clock: Any) -> None:
+def test_a_worker_is_live_until_its_lease_is_over_and_again_when_it_beats(
+    db: Any, worker: int, clock: Any
+) -> None:
     assert healths(db) == [(True, True)]
     clock.advance(seconds=21)
     assert healths(db) == [(False, False)]
@@ -35,5 +39,8 @@ def test_a_condition_is_told_and_one_that_is_unknown_means_nothing(db: Any, work
     for condition, health in {
         "starting": (True, False), "stopping": (True, False), "refused": (True, False), "stuck": (False, False), "well": (True, True),
     }.items():  # fmt: skip
-        db.execute("select pyworker.update_worker(%s, jsonb_build_object('condition', %s::text))", [worker, condition])
+        db.execute(
+            "select pyworker.update_worker(%s, jsonb_build_object('condition', %s::text))",
+            [worker, condition],
+        )
         assert healths(db) == [health]

@@ -130,13 +130,15 @@ def days(api: Any) -> list[str]:
 
 
 def day(api: Any, offset: str) -> str:
-    return api.value("select to_char(pyworker.clock() at time zone 'UTC' + %s, '\"finished_jobs_\"YYYYMMDD')", [offset])
+    return api.value(
+        "select to_char(pyworker.clock() at time zone 'UTC' + %s, '\"finished_jobs_\"YYYYMMDD')", [offset]
+    )
 
 
 def where(api: Any, job: Any) -> str:
-    return api.value("select tableoid::regclass::text from pyworker.finished_jobs where id = %s", [job.id]).split(".")[
-        1
-    ]
+    return api.value(
+        "select tableoid::regclass::text from pyworker.finished_jobs where id = %s", [job.id]
+    ).split(".")[1]
 
 
 def test_history_is_kept_in_days_that_are_made_ahead_and_dropped_whole(own: Any, advance: Any) -> None:
@@ -144,7 +146,9 @@ def test_history_is_kept_in_days_that_are_made_ahead_and_dropped_whole(own: Any,
     own.maintain()
     assert days(own) == [day(own, f"{n} days") for n in (1, 2, 3, 5, 6, 7)]
     worker = own.register_worker()
-    jobs = [end(own, state, worker) for state in ("completed", "cancelled")] + [end(own, "completed", worker, "u")]
+    jobs = [end(own, state, worker) for state in ("completed", "cancelled")] + [
+        end(own, "completed", worker, "u")
+    ]
     assert [where(own, job) for job in jobs] == [day(own, "5 days")] * 2 + [day(own, "1 day")]
     advance(days=6, seconds=-1)
     own.rows("select pyworker.maintain()")
@@ -189,7 +193,10 @@ def test_temporary_tables_of_the_caller_keep_no_partition_from_being_made(own: A
         own.rows(f"create temp table {name} ()")
     own.value("select pyworker.maintain()::text")
     assert set(wanted) <= set(days(own))
-    assert own.rows("select finding from pyworker.doctor() where check_name = 'partitions' and severity <> 'ok'") == []
+    assert (
+        own.rows("select finding from pyworker.doctor() where check_name = 'partitions' and severity <> 'ok'")
+        == []
+    )
 
 
 @pytest.mark.parametrize("style", ["SQL, DMY", "Postgres, MDY", "ISO, YMD"])
@@ -322,7 +329,9 @@ def test_a_job_is_finished_while_maintain_asks_a_slow_query(
     maintaining.rows(f"set pyworker.clock_offset = '{3 * 24 * 3600} s'")
     before = days(own)
     future = maintaining.later("select pyworker.maintain()")
-    while not own.rows("select from pg_stat_activity where pid = %s and wait_event = 'PgSleep'", [maintaining.pid]):
+    while not own.rows(
+        "select from pg_stat_activity where pid = %s and wait_event = 'PgSleep'", [maintaining.pid]
+    ):
         assert not future.done()
         own.rows("select pg_sleep(0.01)")
     assert own.rows(STRONG, [maintaining.pid]) == []
@@ -358,9 +367,7 @@ def test_a_dropped_day_frees_the_unique_keys_of_its_jobs(own: Any, advance: Call
         own.fail(job, delay=0)
     done = own.claim_jobs(worker, 5)
     own.finish_jobs([job.id for job in done], [job.run for job in done])
-    left = (
-        "select (select count(*) from pyworker.unique_keys) as keys, (select count(*) from pyworker.errors) as errors"
-    )
+    left = "select (select count(*) from pyworker.unique_keys) as keys, (select count(*) from pyworker.errors) as errors"
     assert own.rows(left) == [(5, 5)]
     advance(days=3)
     before = days(own)
@@ -388,7 +395,9 @@ def test_a_halting_job_that_is_kept_is_not_looked_at_by_every_maintain(
     else:
         own.rows(f"select count(pyworker.cancel_job(h.id)) from unnest(({heads})) h(id)")
     advance(days=9)
-    looks = "select coalesce(sum(calls), 0) from pg_stat_xact_user_functions where funcname = '_blocks_sequence'"
+    looks = (
+        "select coalesce(sum(calls), 0) from pg_stat_xact_user_functions where funcname = '_blocks_sequence'"
+    )
     own.rows("set track_functions = 'all'")
 
     def looked() -> int:

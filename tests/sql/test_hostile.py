@@ -105,7 +105,9 @@ def test_no_reader_sees_a_payload_or_a_result(own: Any) -> None:
         own.add_job("t", f'{{"password": "{SECRET}"}}', job_key=key)
     own.add_job("u", f'{{"password": "{SECRET}"}}', sequence_policy={"by_args": True})
     done, failed = own.claim_jobs(worker, 2)
-    own.rows("select pyworker.finish_jobs(array[%s], array[%s], array['\"xyzzy\"'::jsonb])", [done.id, done.run])
+    own.rows(
+        "select pyworker.finish_jobs(array[%s], array[%s], array['\"xyzzy\"'::jsonb])", [done.id, done.run]
+    )
     own.fail(failed, payload=[SECRET])
     own.add_schedule("s", "* * * * *", "t", {"password": SECRET})
     own.rows("select pyworker.perform_action('run_schedule', array['s'], 'somebody')")
@@ -207,7 +209,9 @@ def test_a_producers_own_objects_and_search_path_fool_no_add(hostile: Any, own: 
 
 
 def test_a_workers_own_objects_and_search_path_fool_no_claim(hostile: Any, own: Any) -> None:
-    own.add_jobs([{"identifier": "t", "max_attempts": 2, "queue_name": "q" if i > 6 else None} for i in range(9)])
+    own.add_jobs(
+        [{"identifier": "t", "max_attempts": 2, "queue_name": "q" if i > 6 else None} for i in range(9)]
+    )
     api = hostile("pyworker_worker")
     worker = api.register_worker()
     jobs = api.claim_jobs(worker, 10, ["t"], ["default", "q"], ["flag"])
@@ -258,7 +262,9 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_no_setting_of_the_caller_changes_what_a_call_does(api: Any, actor: Any, worker: int, setting: str) -> None:
+def test_no_setting_of_the_caller_changes_what_a_call_does(
+    api: Any, actor: Any, worker: int, setting: str
+) -> None:
     a = actor()
     a.rows(f"set {setting} = {SETTINGS[setting]}")
     brackets = '["' + "[" * 2000 + '\\"]"]'
@@ -269,7 +275,9 @@ def test_no_setting_of_the_caller_changes_what_a_call_does(api: Any, actor: Any,
         a.add_jobs('[{"identifier": "t", "payload": "\\u0000"}]')
     a.add_job("t", "[1]", job_key="k")
     assert a.payload(a.add_job("t", "\t[ 2 ]", job_key="k").id) == "[1, 2 ]"
-    a.define_task("slow", backoff={"initial": "1 day 2 hours", "max": "P3D"}, retention="36 hours", timeout="1 hour")
+    a.define_task(
+        "slow", backoff={"initial": "1 day 2 hours", "max": "P3D"}, retention="36 hours", timeout="1 hour"
+    )
     a.add_jobs([{"identifier": "slow", "queue_name": "q", "run_at": "2001-02-03 04:05:06+00"}] * 2)
     jobs = a.claim_jobs(worker, 10)
     assert [job.task_identifier for job in jobs] == ["slow", "t", "t"]

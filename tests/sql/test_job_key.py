@@ -31,13 +31,19 @@ def test_without_a_namesake_the_job_is_new(api: Any, mode: str | None) -> None:
 def test_a_namesake_that_is_not_running_takes_all_new_values(
     api: Any, job_in: Any, state: str, mode: str, by: str
 ) -> None:
-    old = job_in(state, payload='{"old": 1}', job_key="k", priority=5, max_attempts=3, flags=["old"], meta={"old": 1})
+    old = job_in(
+        state, payload='{"old": 1}', job_key="k", priority=5, max_attempts=3, flags=["old"], meta={"old": 1}
+    )
     at = api.at("2 hours")
     given = {
         "identifier": "new", "payload": {"new": 1}, "job_key": "k", "job_key_mode": mode, "max_attempts": 9,
         "priority": -1, "flags": ["new"], "meta": {"new": 1},
     }  # fmt: skip
-    job = api.add_job(**given, run_at=at) if by == "add_job" else api.add_jobs([{**given, "run_at": str(at)}])[0]
+    job = (
+        api.add_job(**given, run_at=at)
+        if by == "add_job"
+        else api.add_jobs([{**given, "run_at": str(at)}])[0]
+    )
     assert (job.id, job.created_at, job.revision, job.run) == (old.id, old.created_at, 1, old.run)
     assert (job.task_identifier, job.payload, job.max_attempts, job.priority) == ("new", {"new": 1}, 9, -1)
     assert (job.flags, job.meta, job.key, job.queue_name) == ({"new": True}, {"new": 1}, "k", None)
@@ -51,8 +57,12 @@ def test_a_namesake_that_is_not_running_takes_all_new_values(
 
 
 @pytest.mark.parametrize("state", WAITING + FAILED)
-def test_what_a_replacing_add_leaves_out_falls_back_to_the_defaults(api: Any, job_in: Any, state: str) -> None:
-    old = job_in(state, payload='{"old": 1}', job_key="k", priority=5, max_attempts=3, flags=["old"], meta={"old": 1})
+def test_what_a_replacing_add_leaves_out_falls_back_to_the_defaults(
+    api: Any, job_in: Any, state: str
+) -> None:
+    old = job_in(
+        state, payload='{"old": 1}', job_key="k", priority=5, max_attempts=3, flags=["old"], meta={"old": 1}
+    )
     before = api.at()
     job = api.add_job("t", job_key="k")
     assert (job.id, job.payload, job.priority, job.max_attempts, job.flags, job.meta, job.queue_name, job.state) == (
@@ -69,7 +79,13 @@ def test_a_running_namesake_loses_its_key_and_a_new_job_is_made(
     old = job_in("running", payload="[1]", job_key="k")
     given = {"identifier": "t", "payload": [2], "job_key": "k", "job_key_mode": mode}
     job = api.add_job(**{**given, "payload": "[2]"}) if by == "add_job" else api.add_jobs([given])[0]
-    assert (job.id > old.id, job.payload, job.revision, job.state, job.key) == (True, [2], 0, "available", "k")
+    assert (job.id > old.id, job.payload, job.revision, job.state, job.key) == (
+        True,
+        [2],
+        0,
+        "available",
+        "k",
+    )
     was = api.get_job(old.id)
     assert (was.key, was.attempts, was.state, was.payload) == (None, was.max_attempts, "running", [1])
     assert fields(was, "key", "attempts", "updated_at") == fields(old, "key", "attempts", "updated_at")
@@ -82,7 +98,13 @@ def test_unsafe_dedupe_returns_the_namesake_untouched_whatever_its_state(
     api: Any, job_in: Any, state: str, by: str
 ) -> None:
     old = job_in(state, payload="[1]", job_key="k")
-    given = {"identifier": "other", "payload": [2], "job_key": "k", "job_key_mode": "unsafe_dedupe", "priority": 9}
+    given = {
+        "identifier": "other",
+        "payload": [2],
+        "job_key": "k",
+        "job_key_mode": "unsafe_dedupe",
+        "priority": 9,
+    }
     job = api.add_job(**{**given, "payload": "[2]"}) if by == "add_job" else api.add_jobs([given])[0]
     assert job.deduplicated
     assert fields(job, "deduplicated") == fields(old, "deduplicated")
@@ -218,7 +240,9 @@ def test_a_superseded_run_that_does_not_succeed_ends_cancelled_and_never_runs_ag
     was = api.get_job(old.id)
     assert (was.state, was.reason, was.key, was.payload) == ("cancelled", reason, None, [1])
     clock.advance(days=1)
-    assert [job.id for job in api.claim_jobs(api.register_worker(), 10)] == ([new.id] if reason == "superseded" else [])
+    assert [job.id for job in api.claim_jobs(api.register_worker(), 10)] == (
+        [new.id] if reason == "superseded" else []
+    )
 
 
 @pytest.mark.parametrize("reason", SUPERSEDING)

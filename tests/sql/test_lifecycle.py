@@ -97,7 +97,10 @@ def test_each_verb_does_to_each_state_what_the_table_says(
 ) -> None:
     verb, *expected = row
     # The one that moves the clock comes first.
-    jobs = {state: job_in(state, f"task {state}", job_key=f"key {state}") for state in sorted(STATES, key="due".__ne__)}
+    jobs = {
+        state: job_in(state, f"task {state}", job_key=f"key {state}")
+        for state in sorted(STATES, key="due".__ne__)
+    }
     found = {}
     for state in STATES:
         before = jobs[state]
@@ -108,7 +111,13 @@ def test_each_verb_does_to_each_state_what_the_table_says(
         job = api.get_job(before.id)
         changed = job.state or "gone"
         found[state] = (
-            changed if job != before else result if isinstance(result, str) and result else "=" if result else "-"
+            changed
+            if job != before
+            else result
+            if isinstance(result, str) and result
+            else "="
+            if result
+            else "-"
         )
     assert found == dict(zip(STATES, expected, strict=True))
 
@@ -168,7 +177,9 @@ class Walk:
         claim = rng.choice(self.claims) if self.claims else None
         worker = rng.choice(self.workers)
         verbs: list[Callable[[], Any]] = [
-            lambda: api.add_job(**{**(spec := self.add()), "payload": str(spec["payload"]).replace("'", '"')}),
+            lambda: api.add_job(
+                **{**(spec := self.add()), "payload": str(spec["payload"]).replace("'", '"')}
+            ),
             lambda: api.add_jobs([self.add() for _ in range(rng.randrange(1, 6))]),
             lambda: self.claims.extend(self.seen(api.claim_jobs(worker, rng.randrange(1, 4)))),
             lambda: self.claims.extend(self.seen(api.claim_jobs(worker, rng.randrange(1, 4)))),
@@ -195,7 +206,9 @@ class Walk:
             lambda: api.prune(),
             lambda: self.renew(worker, api.unregister_worker),
             lambda: api.force_unlock_workers([str(worker)]),
-            lambda: api.reconcile(worker, [c.id for c in self.claims[-3:]], [c.run for c in self.claims[-3:]]),
+            lambda: api.reconcile(
+                worker, [c.id for c in self.claims[-3:]], [c.run for c in self.claims[-3:]]
+            ),
         ]
         if claim:
             verbs += [
@@ -263,9 +276,16 @@ def test_advance_clock_moves_the_time_of_every_session_for_good(api: Any, actor:
             api.advance_clock(by)
 
 
-def test_all_that_goes_by_time_follows_advance_clock_in_other_sessions(api: Any, actor: Any, worker: int) -> None:
+def test_all_that_goes_by_time_follows_advance_clock_in_other_sessions(
+    api: Any, actor: Any, worker: int
+) -> None:
     other = actor()
-    policy = {"keys": ["type"], "period": "PT1H", "states": ["available", "completed"], "on_conflict": "ignore"}
+    policy = {
+        "keys": ["type"],
+        "period": "PT1H",
+        "states": ["available", "completed"],
+        "on_conflict": "ignore",
+    }
     retried = other.add_job("retried")
     first = other.add_job("kept", unique_policy=policy)
     kept = other.claim(worker, "kept")

@@ -27,7 +27,9 @@ def halted_sequences(api: Any, worker: int) -> tuple[list[Any], list[Any]]:
     return heads, waiting
 
 
-def test_two_bulk_retries_of_jobs_behind_the_same_halts_never_deadlock(api: Any, actor: Any, worker: int) -> None:
+def test_two_bulk_retries_of_jobs_behind_the_same_halts_never_deadlock(
+    api: Any, actor: Any, worker: int
+) -> None:
     _, (a1, b1, b2, a2) = halted_sequences(api, worker)
     held = f"select from pyworker.live_jobs where id in ({a1.id}, {b1.id}) for update"
     one, two = meet(
@@ -63,7 +65,9 @@ def test_resuming_sequences_meets_a_bulk_retry_without_a_deadlock(api: Any, acto
     assert len(two) == 2
 
 
-def test_two_bulk_retries_of_finished_jobs_with_the_same_keys_never_deadlock(api: Any, actor: Any, worker: int) -> None:
+def test_two_bulk_retries_of_finished_jobs_with_the_same_keys_never_deadlock(
+    api: Any, actor: Any, worker: int
+) -> None:
     ended = []
     for key in ("k", "m", "l", "l", "m", "k"):
         ended.append(api.add_job("t", job_key=key).id)

@@ -10,7 +10,9 @@ import pytest
 
 def metrics(db: Any, name: str, max_rows: int = 10_000) -> dict[tuple[str, ...], float]:
     """Of one metric: its values by the values of its labels, in the order of their names; those that are 0 left out."""
-    rows = db.execute("select labels, value from pyworker.metrics(%s) where name = %s", [max_rows, f"pyworker_{name}"])
+    rows = db.execute(
+        "select labels, value from pyworker.metrics(%s) where name = %s", [max_rows, f"pyworker_{name}"]
+    )
     return {tuple(labels[key] for key in sorted(labels)): value for labels, value in rows if value}
 
 
@@ -97,10 +99,18 @@ def test_what_stands_still_is_counted(db: Any, clock: Any) -> None:
         select pyworker.add_job('a', sequence_policy := '{"key": "s"}') from generate_series(1, 2);
         select pyworker.pause_queue('p');
         select pyworker.add_schedule('minutely', '* * * * *', 'a')""")
-    assert [metric(db, name) for name in ("sequences_halted", "queues_paused", "schedules_overdue")] == [0, 1, 0]
+    assert [metric(db, name) for name in ("sequences_halted", "queues_paused", "schedules_overdue")] == [
+        0,
+        1,
+        0,
+    ]
     db.execute("select pyworker.cancel_job(min(id)) from pyworker.jobs")
     clock.advance(minutes=2)
-    assert [metric(db, name) for name in ("sequences_halted", "queues_paused", "schedules_overdue")] == [1, 1, 1]
+    assert [metric(db, name) for name in ("sequences_halted", "queues_paused", "schedules_overdue")] == [
+        1,
+        1,
+        1,
+    ]
     assert metric(db, "promotion_requests") >= 1
     db.execute("select pyworker.promote_jobs()")
     db.execute("select pyworker.promote_jobs(), pyworker.run_schedules()")  # the second look at the pause
@@ -122,7 +132,8 @@ def test_ends_and_failures_are_counted_by_the_server(db: Any, dsn: str, worker: 
     with psycopg.connect(dsn, autocommit=True) as other:
         other.execute("select pyworker.add_job('a'), pyworker.add_job('b')")
         other.execute(
-            "select pyworker.finish_jobs(array[j.id], array[j.run]) from pyworker.claim_jobs(%s, 1, '{a}') j", [worker]
+            "select pyworker.finish_jobs(array[j.id], array[j.run]) from pyworker.claim_jobs(%s, 1, '{a}') j",
+            [worker],
         )
         other.execute(
             "select pyworker.fail_jobs(jsonb_build_array(jsonb_build_object('id', j.id, 'run', j.run, 'error', 'x')))"

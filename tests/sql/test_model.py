@@ -62,7 +62,9 @@ class Job:
     unique: Any = None
     recheck: list[str] | None = None
     state: str = "available"
-    place: str | None = None  # in its sequence: head, waiting, next (waiting, but first); none once it has ended
+    place: str | None = (
+        None  # in its sequence: head, waiting, next (waiting, but first); none once it has ended
+    )
     attempts: int = 0
     run: int = 0
     revision: int = 0
@@ -83,7 +85,9 @@ class Job:
         return self.delivery == "at_most_once" and self.started
 
     def gave_key_back(self) -> bool:
-        return self.state in ENDED or (self.state == "retryable" and "retryable" not in (self.recheck or LIVE))
+        return self.state in ENDED or (
+            self.state == "retryable" and "retryable" not in (self.recheck or LIVE)
+        )
 
 
 @dataclass
@@ -103,7 +107,9 @@ class Model:
         return next((job for job in self.jobs if job.id == job_id), None)
 
     def live(self, *states: str) -> list[Job]:
-        return sorted((j for j in self.jobs if j.state in (states or (*LIVE, "discarded"))), key=lambda j: j.id)
+        return sorted(
+            (j for j in self.jobs if j.state in (states or (*LIVE, "discarded"))), key=lambda j: j.id
+        )
 
     def named(self, key: str) -> Job | None:
         return next((job for job in self.live() if job.key == key), None)
@@ -212,7 +218,9 @@ class Model:
         delay: timedelta | None = None,
     ) -> None:
         if job.superseded or job.cancelled_runs:
-            return self.close([job], "cancelled", job.superseded or "cancelled", error or (job.superseded and SOME))
+            return self.close(
+                [job], "cancelled", job.superseded or "cancelled", error or (job.superseded and SOME)
+            )
         if job.lost():
             return self.discard(job, error or SOME, "lost")
         job.attempts, job.worker, job.started, job.error = attempts, None, False, error or job.error
@@ -294,7 +302,13 @@ class Model:
                 r["priority"],
                 r["max_attempts"],
             )
-            old.delivery, old.flags, old.attempts, old.error, old.reason = r["delivery"], r["flags"], 0, None, None
+            old.delivery, old.flags, old.attempts, old.error, old.reason = (
+                r["delivery"],
+                r["flags"],
+                0,
+                None,
+                None,
+            )
             old.started, old.revision = False, old.revision + 1
             self.wait(old)
             self.make_way(left)
@@ -521,7 +535,9 @@ class Model:
             self.discard(job, error)
         return [job.id for job in jobs]
 
-    def reschedule(self, job_ids: list[int], run_at: Any, priority: Any, attempts: Any, max_attempts: Any) -> list[int]:
+    def reschedule(
+        self, job_ids: list[int], run_at: Any, priority: Any, attempts: Any, max_attempts: Any
+    ) -> list[int]:
         changed = []
         for job in self.some(job_ids):
             was = deepcopy(job)
@@ -533,7 +549,9 @@ class Model:
                 again.run_at, again.attempts = run_at or job.run_at, after[0]
                 again.place = "waiting" if job.sequence and job.place is None else job.place
                 self.wait(again, "retryable" if again.attempts else "scheduled")
-                holders = [o for o in self.jobs if o.unique == job.unique and o is not job and not o.gave_key_back()]
+                holders = [
+                    o for o in self.jobs if o.unique == job.unique and o is not job and not o.gave_key_back()
+                ]
                 if holders and not again.gave_key_back():
                     continue
             changed.append(job.id)
@@ -592,7 +610,9 @@ class Model:
         shown = {}
         for s in {j.sequence for j in self.jobs if j.place} | {s for s, _ in self.halts}:
             waiting, head = self.waiting(s), self.head(s)
-            halts = [h for h in sorted(h for t, h in self.halts if t == s) if not waiting or h < waiting[0].id]
+            halts = [
+                h for h in sorted(h for t, h in self.halts if t == s) if not waiting or h < waiting[0].id
+            ]
             halted = not head and (not waiting or waiting[0].place == "waiting")
             shown[s] = (head.id if head else None, len(waiting), halts[0] if halted and halts else None)
         return shown
@@ -605,7 +625,9 @@ ojs = st.fixed_dictionaries(
     {"keys": st.just(["args"])},
     optional={
         "on_conflict": conflicts.filter(bool),
-        "states": st.sampled_from([["available"], ["scheduled", "running"], [*LIVE, "completed"], [*LIVE, *ENDED], []]),
+        "states": st.sampled_from(
+            [["available"], ["scheduled", "running"], [*LIVE, "completed"], [*LIVE, *ENDED], []]
+        ),
         "period": st.just("PT150M"),
     },
 )
@@ -675,7 +697,10 @@ class Machine(RuleBasedStateMachine):
         self.workers: list[int] = []
         self.model = Model(datetime.min)
 
-    @initialize(many=st.lists(specs, min_size=3, max_size=6), theme=st.sampled_from([None, "sequence", "queue", "key"]))
+    @initialize(
+        many=st.lists(specs, min_size=3, max_size=6),
+        theme=st.sampled_from([None, "sequence", "queue", "key"]),
+    )
     def begin(self, many: list[dict[str, Any]], theme: str | None) -> None:
         self.theme = theme  # all in one sequence, in one queue, or of one key: there they meet
         self.clean()
@@ -851,7 +876,10 @@ class Machine(RuleBasedStateMachine):
         runs = {run[0]: run for run in map(self.run, some)}.values()
         failures = [{"id": i, "run": r, "error": f"error of run {r}", **how} for i, r in runs]
         delay = {"delay": "90 minutes"}  # a task's own backoff says the same
-        sent = [f | ({} if (j := self.model.get(f["id"])) and j.task in self.model.tasks else delay) for f in failures]
+        sent = [
+            f | ({} if (j := self.model.get(f["id"])) and j.task in self.model.tasks else delay)
+            for f in failures
+        ]
         self.same(lambda m: m.fail(failures), lambda: self.api.fail_jobs(sent))
 
     @somebody_runs
@@ -929,7 +957,9 @@ class Machine(RuleBasedStateMachine):
     def reschedule(self, some: list[int], by: Any, priority: Any, attempts: Any, limit: Any) -> None:
         ids = [self.anybody(number) for number in some]
         given = (None if by is None else self.api.at(f"{by} hours"), priority, attempts, limit)
-        self.same(lambda m: m.reschedule(ids, *given), lambda: [j.id for j in self.api.reschedule_jobs(ids, *given)])
+        self.same(
+            lambda m: m.reschedule(ids, *given), lambda: [j.id for j in self.api.reschedule_jobs(ids, *given)]
+        )
 
     @rule(number=numbers, verb=st.sampled_from(["force_unlock", "unregister", "register"]))
     def somebody_sees_to_a_worker(self, number: int, verb: str) -> None:
@@ -973,7 +1003,11 @@ class Machine(RuleBasedStateMachine):
                 assert timedelta(0) <= row.run_at - job.run_at <= self.slack
                 job.run_at, job.fresh = row.run_at, False
             error = row.last_error if row and job.error == SOME and row.last_error else job.error
-            reason = job.reason if job.reason in ("superseded", "removed", "replaced", "lost") else row and row.reason
+            reason = (
+                job.reason
+                if job.reason in ("superseded", "removed", "replaced", "lost")
+                else row and row.reason
+            )
             locked = str(job.worker) if job.state == "running" else row and row.locked_by
             ours.append(
                 (job.id, job.state, job.key, job.attempts, job.max_attempts, job.run, job.revision, job.priority, job.queue, job.delivery,
@@ -1004,5 +1038,7 @@ def test_the_queue_behaves_like_its_model(api: Any, clock: Any, clean: Any, inva
 
 
 @pytest.mark.torture
-def test_the_queue_behaves_like_its_model_for_a_long_time(api: Any, clock: Any, clean: Any, invariants: Any) -> None:
+def test_the_queue_behaves_like_its_model_for_a_long_time(
+    api: Any, clock: Any, clean: Any, invariants: Any
+) -> None:
     run(api, clock, clean, invariants, 2000, STEPS)

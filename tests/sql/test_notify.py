@@ -89,11 +89,15 @@ def test_the_next_of_a_queue_wakes_a_worker_that_waits(api: Any, worker: int, he
     else:
         api.promote_jobs()
         assert api.claim_jobs(worker, 5, task_identifiers=[]) == []
-        {"cancel_job": api.cancel_job, "delete_job": api.delete_job}.get(verb, lambda _: api.remove_job("k"))(head.id)
+        {"cancel_job": api.cancel_job, "delete_job": api.delete_job}.get(verb, lambda _: api.remove_job("k"))(
+            head.id
+        )
     assert set(heard()) == {""}
 
 
-def test_a_claim_that_got_all_it_asked_for_asks_for_no_notification(api: Any, worker: int, heard: Any) -> None:
+def test_a_claim_that_got_all_it_asked_for_asks_for_no_notification(
+    api: Any, worker: int, heard: Any
+) -> None:
     api.add_job("t")
     assert api.claim(worker)
     api.add_job("t")
@@ -142,12 +146,16 @@ def test_an_old_snapshot_does_not_hide_that_somebody_waits(
 
 def test_a_wait_that_is_long_over_counts_no_more(api: Any, worker: int, heard: Any) -> None:
     wait(api, worker)
-    api.rows("select setval('pyworker.listening_until', (extract(epoch from clock_timestamp()) * 1000)::bigint - 1)")
+    api.rows(
+        "select setval('pyworker.listening_until', (extract(epoch from clock_timestamp()) * 1000)::bigint - 1)"
+    )
     api.add_job("t")
     assert heard() == []
 
 
-def test_notifications_can_be_switched_off_for_a_session(api: Any, actor: Any, worker: int, heard: Any) -> None:
+def test_notifications_can_be_switched_off_for_a_session(
+    api: Any, actor: Any, worker: int, heard: Any
+) -> None:
     wait(api, worker)
     a = actor()
     a.rows("set pyworker.notify = off")
@@ -162,7 +170,9 @@ def test_notifications_can_be_switched_off_for_a_session(api: Any, actor: Any, w
 def look(api: Any) -> float:
     """Seconds after which a worker that waits looks again, notified or not."""
     # Rows of other tests may have made a walk dear: not what is asked for here.
-    api.rows("select set_config('pyworker.walk_' || name, '', false) from unnest('{claim,due,requests}'::text[]) name")
+    api.rows(
+        "select set_config('pyworker.walk_' || name, '', false) from unnest('{claim,due,requests}'::text[]) name"
+    )
     due = api.seconds_until_due()
     return 2.0 if due is None else due
 
@@ -241,7 +251,9 @@ def test_where_many_jobs_come_in_each_worker_that_waits_looks_every_10_ms_and_ad
     assert heard() == [""]
 
 
-def test_an_add_that_was_silent_and_is_long_in_committing_is_looked_for(api: Any, actor: Any, worker: int) -> None:
+def test_an_add_that_was_silent_and_is_long_in_committing_is_looked_for(
+    api: Any, actor: Any, worker: int
+) -> None:
     wait(api, worker)
     many(api, worker)
     a = actor()
@@ -281,7 +293,9 @@ def test_a_claim_that_comes_back_full_leaves_what_comes_to_the_others(
     assert heard() == [""]
 
 
-def test_a_session_that_does_not_notify_disarms_no_worker(api: Any, actor: Any, worker: int, heard: Any) -> None:
+def test_a_session_that_does_not_notify_disarms_no_worker(
+    api: Any, actor: Any, worker: int, heard: Any
+) -> None:
     wait(api, worker)
     a = actor()
     a.rows("set pyworker.notify = off")
@@ -365,7 +379,9 @@ def test_an_add_that_was_silent_as_nobody_waited_is_found_by_the_worker_that_beg
     assert [found.id for found in api.claim_jobs(worker)] == [job.id]
 
 
-def test_a_full_claim_that_is_rolled_back_keeps_no_worker_asleep(api: Any, actor: Any, worker: int, heard: Any) -> None:
+def test_a_full_claim_that_is_rolled_back_keeps_no_worker_asleep(
+    api: Any, actor: Any, worker: int, heard: Any
+) -> None:
     wait(api, worker)
     a = actor()
     api.add_jobs([{"identifier": "t"}] * 3)
@@ -385,12 +401,16 @@ def test_nobody_stays_silent_for_a_worker_that_has_stopped_looking(api: Any, wor
     wait(api, worker)
     many(api, worker)
     heard()
-    api.rows("select setval('pyworker.polling_until', (extract(epoch from clock_timestamp()) * 1000)::bigint - 1)")
+    api.rows(
+        "select setval('pyworker.polling_until', (extract(epoch from clock_timestamp()) * 1000)::bigint - 1)"
+    )
     api.add_job("t")
     assert heard() == [""]
 
 
-def test_a_worker_looks_again_soon_while_another_session_has_locked_a_queue(api: Any, actor: Any, worker: int) -> None:
+def test_a_worker_looks_again_soon_while_another_session_has_locked_a_queue(
+    api: Any, actor: Any, worker: int
+) -> None:
     api.set_queue("q", 2)
     jobs = [api.add_job("t", queue_name="q") for _ in range(4)]
     one, two = api.claim_jobs(worker, 2)

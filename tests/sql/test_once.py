@@ -170,8 +170,12 @@ def test_a_mark_that_is_just_being_forgotten_is_waited_for(api: Any, actor: Any,
     assert api.once("k") is False
 
 
-def test_maintenance_forgets_in_small_bites_and_never_walks_what_is_kept_for_good(api: Any, clock: Any) -> None:
-    api.rows("insert into pyworker.once_keys select 'k' || i, pyworker.clock() from generate_series(1, 2500) i")
+def test_maintenance_forgets_in_small_bites_and_never_walks_what_is_kept_for_good(
+    api: Any, clock: Any
+) -> None:
+    api.rows(
+        "insert into pyworker.once_keys select 'k' || i, pyworker.clock() from generate_series(1, 2500) i"
+    )
 
     def looked_at() -> int:
         with api.conn.transaction():

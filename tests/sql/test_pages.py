@@ -71,16 +71,19 @@ def test_without_a_filter_live_and_finished_jobs_come_together_newest_first(api,
     assert set(ids) == {
         row.id for row in api.rows("select id from pyworker.jobs union all select id from pyworker.history")
     }
-    assert [row.id for row in api.rows("select id from pyworker.list_jobs(newest_first => false)")] == ids[::-1]
+    assert [row.id for row in api.rows("select id from pyworker.list_jobs(newest_first => false)")] == ids[
+        ::-1
+    ]
     for first in ("true", "false"):
-        assert api.rows(f"select id from pyworker.list_jobs(after_id => {2**63 - 1}, newest_first => {first})") == (
-            [] if first == "false" else [(job_id,) for job_id in ids]
-        )
+        assert api.rows(
+            f"select id from pyworker.list_jobs(after_id => {2**63 - 1}, newest_first => {first})"
+        ) == ([] if first == "false" else [(job_id,) for job_id in ids])
 
 
 @pytest.mark.parametrize("newest_first", [True, False])
 @pytest.mark.parametrize(
-    "filters", [{}, {"states": ["completed"]}, {"states": ["available"]}, {"tasks": ["b"]}, {"search": "KEY 1"}]
+    "filters",
+    [{}, {"states": ["completed"]}, {"states": ["available"]}, {"tasks": ["b"]}, {"search": "KEY 1"}],
 )
 def test_page_by_page_every_job_comes_exactly_once_and_in_order(api, worker, filters, newest_first):
     for n in range(60):
@@ -341,14 +344,17 @@ def test_an_act_is_done_and_written_down_with_who_when_what_and_outcome(api, one
     assert "is running" in rows[1].outcome
     audit = api.rows("select * from pyworker.audit order by id")
     assert [(a.actor, a.db_role, a.action, a.target, a.ok, a.outcome) for a in audit] == [
-        ("ada", api.value("select session_user::text"), "retry", row.target, row.ok, row.outcome) for row in rows
+        ("ada", api.value("select session_user::text"), "retry", row.target, row.ok, row.outcome)
+        for row in rows
     ]
     assert api.get_job(one_of_each["discarded"].id).state == "available"
 
 
 def test_an_act_that_is_rolled_back_was_none(api, one_of_each):
     api.rows("begin")
-    api.rows("select * from pyworker.perform_action('cancel', %s, 'ada')", [[str(one_of_each["scheduled"].id)]])
+    api.rows(
+        "select * from pyworker.perform_action('cancel', %s, 'ada')", [[str(one_of_each["scheduled"].id)]]
+    )
     api.rows("rollback")
     assert api.get_job(one_of_each["scheduled"].id).state == "scheduled"
     assert api.rows("select * from pyworker.audit") == []
@@ -386,7 +392,9 @@ def test_every_act_does_what_the_function_of_its_name_does(api, worker, job_in):
     assert act("cancel", running.id) == [(str(running.id), True, "running, and asked to stop")]
     assert act("force_cancel", more.id) == [(str(more.id), True, "cancelled")]
     assert act("delete", scheduled.id) == [(str(scheduled.id), True, "was cancelled")]
-    assert act("delete", scheduled.id) == [(str(scheduled.id), False, f"delete_job: there is no job {scheduled.id}")]
+    assert act("delete", scheduled.id) == [
+        (str(scheduled.id), False, f"delete_job: there is no job {scheduled.id}")
+    ]
     assert act("pause_queue", "q", "default")[1][:2] == ("q", True)
     assert api.rows("select queue_name from pyworker.queue_stats where paused") == [("q",)]
     assert act("resume_queue", "q") == [("q", True, "done")]

@@ -42,15 +42,23 @@ BULK = [
 ]
 # What somebody does; `by` marks the jobs that come of it.
 OPERATIONS: dict[str, Callable[[Any, str], Any]] = {
-    "add keyed": lambda api, by: api.add_job(**spec(by, payload="[1]", job_key="k", queue_name="q", sequence_policy=S)),
+    "add keyed": lambda api, by: api.add_job(
+        **spec(by, payload="[1]", job_key="k", queue_name="q", sequence_policy=S)
+    ),
     "add unique": lambda api, by: api.add_job(**spec(by, payload={"n": 1}, unique_policy=unique("ignore"))),
-    "replace unique": lambda api, by: api.add_job(**spec(by, payload={"n": 1}, unique_policy=unique("replace"))),
+    "replace unique": lambda api, by: api.add_job(
+        **spec(by, payload={"n": 1}, unique_policy=unique("replace"))
+    ),
     "add sequenced": lambda api, by: api.add_job(**spec(by, queue_name="q", sequence_policy=S)),
     "add many": lambda api, by: api.add_jobs([spec(by, **more) for more in BULK]),
     "claim": lambda api, by: api.claim_jobs(2, 10),
     "finish": lambda api, by: api.finish_jobs([U, T], [1, 1]),
-    "fail": lambda api, by: api.fail_jobs([{"id": i, "run": 1, "error": by, "delay": "1 hour"} for i in (U, T)]),
-    "discard": lambda api, by: api.fail_jobs([{"id": i, "run": 1, "error": by, "discard": True} for i in (U, T)]),
+    "fail": lambda api, by: api.fail_jobs(
+        [{"id": i, "run": 1, "error": by, "delay": "1 hour"} for i in (U, T)]
+    ),
+    "discard": lambda api, by: api.fail_jobs(
+        [{"id": i, "run": 1, "error": by, "discard": True} for i in (U, T)]
+    ),
     "cancel": lambda api, by: api.cancel_job(T, True),
     "retry": lambda api, by: api.retry_jobs([U, T]),
     "remove": lambda api, by: api.remove_job("k"),
@@ -96,7 +104,9 @@ TABLES = [
     "sequence_halts",
 ]
 KEEP = [f'create table "{{0}}".{table} as table pyworker.{table}' for table in TABLES]
-RESTORE = [f'insert into pyworker.{table} overriding system value table "{{0}}".{table}' for table in TABLES] + [
+RESTORE = [
+    f'insert into pyworker.{table} overriding system value table "{{0}}".{table}' for table in TABLES
+] + [
     """update pyworker.workers set expires_at = pyworker.clock()
            + case when id = 1 and '{0}' = 'of the dead' then interval '-1 s' else '20 s' end""",
     "select setval('pyworker.job_ids', 4), setval('pyworker.promotion_requests_id_seq', 100)",
@@ -137,7 +147,14 @@ class Stage:
     """One database, on which a pair meets again and again."""
 
     def __init__(self, api: Any, actor: Any, clean: Any, invariants: Any, a: str, b: str) -> None:
-        self.api, self.actor, self.clean, self.invariants, self.a, self.b = api, actor, clean, invariants, a, b
+        self.api, self.actor, self.clean, self.invariants, self.a, self.b = (
+            api,
+            actor,
+            clean,
+            invariants,
+            a,
+            b,
+        )
         self.sessions: list[Any] = []
         api.maintain()  # history's partitions: their making is not what is tried here
 
@@ -177,7 +194,9 @@ class Stage:
         self.reset(start)
         results = {}
         for by in order:
-            results[by] = said(attempt(lambda by=by: OPERATIONS[self.a if by == "A" else self.b](self.api, by)))
+            results[by] = said(
+                attempt(lambda by=by: OPERATIONS[self.a if by == "A" else self.b](self.api, by))
+            )
         return self.outcome(results)
 
     def told(self, future: Future[Any], operation: str) -> Any:
@@ -229,7 +248,9 @@ class Stage:
     def again(self, lasting: dict[str, Any]) -> dict[str, Any]:
         """Whoever failed because of his old snapshot tries again."""
         for by in [by for by, result in lasting.items() if result == "40001"]:
-            lasting[by] = said(attempt(lambda by=by: OPERATIONS[self.a if by == "A" else self.b](self.api, by)))
+            lasting[by] = said(
+                attempt(lambda by=by: OPERATIONS[self.a if by == "A" else self.b](self.api, by))
+            )
         return lasting
 
     def step(self, start: str, level: tuple[str, str], how: str, early: bool) -> Any:
@@ -292,8 +313,12 @@ PAIRS = list(product(OPERATIONS, OPERATIONS))
 NAMED = pytest.mark.parametrize(("a", "b"), PAIRS, ids=[f"{a}, {b}" for a, b in PAIRS])
 STEPS = [
     *product([(RC, RC)], ["commit", "rollback", "kill"], [False]),
-    *product([levels for levels in product(LEVELS, LEVELS) if levels != (RC, RC)], ["commit", "rollback"], [False]),
-    *product(product(LEVELS, LEVELS[1:]), ["commit"], [True]),  # under READ COMMITTED no snapshot is from before
+    *product(
+        [levels for levels in product(LEVELS, LEVELS) if levels != (RC, RC)], ["commit", "rollback"], [False]
+    ),
+    *product(
+        product(LEVELS, LEVELS[1:]), ["commit"], [True]
+    ),  # under READ COMMITTED no snapshot is from before
 ]
 MEETINGS = list(product([(level, level) for level in LEVELS], GATES))
 
@@ -304,7 +329,9 @@ def stage(api: Any, actor: Any, clean: Any, invariants: Any) -> Callable[[str, s
 
 
 @NAMED
-def test_whatever_two_do_at_once_the_outcome_is_that_of_one_after_the_other(stage: Any, a: str, b: str) -> None:
+def test_whatever_two_do_at_once_the_outcome_is_that_of_one_after_the_other(
+    stage: Any, a: str, b: str
+) -> None:
     """A part of it, another one for each pair."""
     n = PAIRS.index((a, b))
     start = list(START)[n % len(START)]

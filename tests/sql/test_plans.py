@@ -69,7 +69,9 @@ def touched(plans: list[dict[str, Any]], table: str = "live_jobs") -> dict[str, 
     return rows
 
 
-def fill(api: Any, count: int = MANY, run_at: str = "0", queue: str | None = None, key: str | None = None) -> None:
+def fill(
+    api: Any, count: int = MANY, run_at: str = "0", queue: str | None = None, key: str | None = None
+) -> None:
     api.rows(
         "select count(*) from (select pyworker.add_jobs(jsonb_agg(jsonb_build_object("
         "  'identifier', 't', 'run_at', pyworker.clock() + %s::interval, 'queue_name', %s::text, 'priority', i %% 3,"
@@ -133,7 +135,9 @@ def test_a_hot_call_touches_little_more_than_it_returns(
     api.rows("truncate pyworker.live_jobs")
     if statistics == "of a table once full":
         fill(api, **load)
-    api.rows("analyze pyworker.live_jobs; delete from pyworker.live_jobs; delete from pyworker.promotion_requests")
+    api.rows(
+        "analyze pyworker.live_jobs; delete from pyworker.live_jobs; delete from pyworker.promotion_requests"
+    )
     held: list[Any] = [type("Job", (), {"id": 0, "run": 0})] * 100
     for _ in range(6):  # a plan may be kept from here on
         for call, _ in calls.values():
@@ -234,7 +238,9 @@ def step(sql: str) -> Callable[[Any], Any]:
 
 
 def filling(queue_names: str) -> Callable[[Any], Any]:
-    return step(f"select _fill_queues(array_agg(q.queue_name), array_agg(q.slots)) from _queues_of('{queue_names}') q")
+    return step(
+        f"select _fill_queues(array_agg(q.queue_name), array_agg(q.slots)) from _queues_of('{queue_names}') q"
+    )
 
 
 # In this order; each is one state of the queue q, or of the sequence s, and how many rows of live_jobs it may touch.
@@ -312,7 +318,9 @@ def test_queues_and_sequences_touch_few_rows_whatever_waits_and_whatever_the_sta
 
     def steps(when: str) -> None:
         for name, (call, limit) in STEPS.items():
-            plans = [plan for plan in watched(call) if "set search_path = pyworker;" not in plan["Query Text"]]
+            plans = [
+                plan for plan in watched(call) if "set search_path = pyworker;" not in plan["Query Text"]
+            ]
             rows, limits = touched(plans), touched(plans, "queues")
             if (
                 "Seq Scan" in {*rows, *limits}
@@ -348,6 +356,8 @@ def test_queues_and_sequences_touch_few_rows_whatever_waits_and_whatever_the_sta
         api.rows(CROWD.replace("% 3", "%% 3"), [25_000])
         steps("statistics of a table once full")
     finally:
-        api.rows("truncate pyworker.live_jobs, pyworker.queues, pyworker.promotion_requests, pyworker.finished_jobs")
+        api.rows(
+            "truncate pyworker.live_jobs, pyworker.queues, pyworker.promotion_requests, pyworker.finished_jobs"
+        )
         api.rows("analyze pyworker.live_jobs, pyworker.queues")
     assert found == {}

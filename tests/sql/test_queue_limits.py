@@ -59,7 +59,8 @@ def test_one_claim_takes_thousands_of_jobs_of_a_queue_without_a_limit(api: Any, 
     api.set_queue("q", None)
     ids = add(api, 2500)
     assert (
-        api.rows("select from pyworker.promotion_requests where after is null and lane = 'queue:q' offset 1") == []
+        api.rows("select from pyworker.promotion_requests where after is null and lane = 'queue:q' offset 1")
+        == []
     )  # only set_queue's own
     assert claim(api, worker, 2400) == ids[:2400]
     last = add(api, 1)
@@ -91,7 +92,9 @@ def test_a_raised_limit_lets_more_start(api: Any, worker: int) -> None:
     assert claim(api, worker) == ids[3:]
 
 
-def test_jobs_beyond_a_lowered_limit_run_on_and_none_starts_before_they_have_ended(api: Any, worker: int) -> None:
+def test_jobs_beyond_a_lowered_limit_run_on_and_none_starts_before_they_have_ended(
+    api: Any, worker: int
+) -> None:
     api.set_queue("q", 4)
     ids = add(api, 7)
     assert claim(api, worker) == ids[:4]
@@ -199,7 +202,8 @@ def test_a_tasks_default_queue_has_its_limit_too(api: Any, worker: int) -> None:
 def test_jobs_of_sequences_share_the_slots_of_their_queue(api: Any, worker: int) -> None:
     api.set_queue("q", 2)
     specs = [
-        {"identifier": "t", "queue_name": "q", "sequence_policy": {"key": key}} for key in ("a", "a", "b", "c", "c")
+        {"identifier": "t", "queue_name": "q", "sequence_policy": {"key": key}}
+        for key in ("a", "a", "b", "c", "c")
     ]
     a1, a2, b, c1, c2 = [job.id for job in api.add_jobs(specs)]
     assert claim(api, worker) == [a1, b]
@@ -249,7 +253,9 @@ def test_the_longest_name_is_128_characters_long(api: Any, worker: int) -> None:
     assert claim(api, worker) == ids[:2]
 
 
-@pytest.mark.parametrize("name", ["it's", "100%", "%s", "a\nb", "q*q", "sequence:q", "family:q", '"', "\\", "Q"])
+@pytest.mark.parametrize(
+    "name", ["it's", "100%", "%s", "a\nb", "q*q", "sequence:q", "family:q", '"', "\\", "Q"]
+)
 def test_odd_names_are_names(api: Any, worker: int, name: str) -> None:
     ids = add(api, 3, name)
     api.set_queue(name, 2)
@@ -275,7 +281,18 @@ def test_the_longest_family_counts_and_a_name_of_its_own_before_any_family(api: 
     limits = {"*": 2, "a*": 3, "a:b*": 4, "a:b:*": 5, "a:b:c": 1, "a_*": 6}
     for name in sorted(limits, reverse=True):
         api.set_queue(name, limits[name])
-    expected = {"z": 2, "a": 3, "ax": 3, "a:": 3, "a:b": 4, "a:bc": 4, "a:b:": 5, "a:b:d": 5, "a:b:c": 1, "a_": 6}
+    expected = {
+        "z": 2,
+        "a": 3,
+        "ax": 3,
+        "a:": 3,
+        "a:b": 4,
+        "a:bc": 4,
+        "a:b:": 5,
+        "a:b:d": 5,
+        "a:b:c": 1,
+        "a_": 6,
+    }
     for name in expected:
         add(api, 8, name)
     api.claim_jobs(worker, 500)
@@ -459,7 +476,9 @@ def test_one_queue_of_a_family_is_paused_alone_and_keeps_to_its_family(api: Any,
     assert claim(api, worker) == [one[3], two[3]]
 
 
-def test_a_job_that_moves_into_a_paused_queue_waits_and_one_that_moves_out_runs(api: Any, worker: int) -> None:
+def test_a_job_that_moves_into_a_paused_queue_waits_and_one_that_moves_out_runs(
+    api: Any, worker: int
+) -> None:
     api.pause_queue("q")
     api.add_job("t", job_key="in")
     moved = api.add_job("t", job_key="in", queue_name="q")
@@ -535,7 +554,9 @@ def test_queue_stats_show_limits_pauses_and_families(api: Any, worker: int) -> N
     for name, count in {"c:1": 2, "c:2": 3, "free": 4, "plain": 2, "default": 1}.items():
         add(api, count, name)
     api.claim_jobs(worker, 2, None, ["c:2", "free"])
-    rows = api.rows("select queue_name, concurrency, paused, available, running, pending from pyworker.queue_stats")
+    rows = api.rows(
+        "select queue_name, concurrency, paused, available, running, pending from pyworker.queue_stats"
+    )
     assert sorted(map(tuple, rows)) == [
         ("c:*", 2, False, 0, 0, 0),
         ("c:1", 2, True, 2, 0, 0),
@@ -571,7 +592,9 @@ def test_queue_stats_tell_what_waits_and_since_when(api: Any, worker: int, job_i
 
 
 @pytest.mark.parametrize("statistics", ["of empty tables", "of full tables"])
-def test_queue_stats_stay_quick_with_thousands_of_queues_that_were_set(api: Any, actor: Any, statistics: str) -> None:
+def test_queue_stats_stay_quick_with_thousands_of_queues_that_were_set(
+    api: Any, actor: Any, statistics: str
+) -> None:
     a = actor()
     a.rows("set statement_timeout = '10s'")
     api.rows("truncate pyworker.live_jobs, pyworker.queues; analyze pyworker.live_jobs, pyworker.queues")

@@ -29,7 +29,9 @@ def claim(api: Any, worker: int, limit: int = 100) -> list[int]:
 
 def states(api: Any, queue: str = "q") -> dict[str, int]:
     return dict(
-        api.rows("select state, count(*)::integer from pyworker.jobs where queue_name = %s group by 1", [queue])
+        api.rows(
+            "select state, count(*)::integer from pyworker.jobs where queue_name = %s group by 1", [queue]
+        )
     )
 
 
@@ -260,7 +262,9 @@ def test_a_resume_while_an_open_transaction_holds_the_lane(
     w.finish(ids[0])
     api.resume_queue("q")
     started = claim(api, worker)
-    assert started == ([] if limit else ids[1:])  # the lane of a queue with a limit is taken; nobody waits for it
+    assert started == (
+        [] if limit else ids[1:]
+    )  # the lane of a queue with a limit is taken; nobody waits for it
     getattr(w, outcome)()
     left = 1 if outcome == "commit" else 0
     assert started + claim(api, worker) == ids[1 : limit and limit + left]
@@ -417,7 +421,9 @@ def test_a_family_lowered_in_an_open_transaction_holds_for_what_became_a_candida
     assert claim(api, worker) == ids[:1]
 
 
-def test_a_family_meets_a_promotion_that_still_goes_by_the_old_limit(api: Any, actor: Any, worker: int) -> None:
+def test_a_family_meets_a_promotion_that_still_goes_by_the_old_limit(
+    api: Any, actor: Any, worker: int
+) -> None:
     ids = add(api, 4, "c:1")
     w = actor()
     w.begin()
@@ -468,7 +474,9 @@ def test_nobody_waits_for_a_producers_open_transaction(
     assert api.rows("select from pyworker.jobs") == []
 
 
-def test_a_replaced_running_job_frees_its_place_when_the_producer_commits(api: Any, actor: Any, worker: int) -> None:
+def test_a_replaced_running_job_frees_its_place_when_the_producer_commits(
+    api: Any, actor: Any, worker: int
+) -> None:
     api.set_queue("q", 2)
     first = api.add_job("u", queue_name="q", unique_policy=UNIQUE)
     assert claim(api, worker) == [first.id]
@@ -538,9 +546,13 @@ def test_limits_hold_and_nobody_is_forgotten_whatever_people_and_workers_do(
                 elif act < 0.95:
                     waiting = api.rows("select id from pyworker.jobs where state <> 'discarded' limit 20")
                     if waiting:
-                        figures["cancelled"] += api.cancel_job(rng.choice(waiting).id, act < 0.9).state == "cancelled"
+                        figures["cancelled"] += (
+                            api.cancel_job(rng.choice(waiting).id, act < 0.9).state == "cancelled"
+                        )
                 else:
-                    api.force_unlock_workers([str(rng.choice(api.rows("select id from pyworker.live_workers")).id)])
+                    api.force_unlock_workers(
+                        [str(rng.choice(api.rows("select id from pyworker.live_workers")).id)]
+                    )
             figures["acts"] += 1
         turmoil.clear()
         for name in names[:-1]:
@@ -587,7 +599,9 @@ def test_limits_hold_and_nobody_is_forgotten_whatever_people_and_workers_do(
                 calm.set()
 
     with ThreadPoolExecutor(7) as threads:
-        at_work = [threads.submit(one, work, i) for i, work in enumerate([worker] * 4 + [adder, operator, watcher])]
+        at_work = [
+            threads.submit(one, work, i) for i, work in enumerate([worker] * 4 + [adder, operator, watcher])
+        ]
         for future in at_work:
             future.result()
     record_property("figures", str(dict(figures)))

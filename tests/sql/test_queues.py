@@ -18,7 +18,9 @@ def ids(jobs: list[Any]) -> list[int]:
     return [job.id for job in jobs]
 
 
-def test_jobs_of_a_named_queue_run_one_after_the_other_in_order(api: Any, worker: int, three: list[Any]) -> None:
+def test_jobs_of_a_named_queue_run_one_after_the_other_in_order(
+    api: Any, worker: int, three: list[Any]
+) -> None:
     for job in three:
         (claimed,) = api.claim_jobs(worker, 10)
         assert claimed.id == job.id
@@ -102,14 +104,18 @@ TAKES_AWAY: dict[str, Callable[[Any, Any], Any]] = {
     "outrank": lambda api, job: api.reschedule_jobs([job.id], priority=9),
     "key to another queue": lambda api, job: api.add_job("u", job_key="k", queue_name="r"),
     "key to no queue": lambda api, job: api.add_job("u", job_key="k"),
-    "key to a later time": lambda api, job: api.add_job("u", job_key="k", queue_name="q", run_at=api.at("1 hour")),
+    "key to a later time": lambda api, job: api.add_job(
+        "u", job_key="k", queue_name="q", run_at=api.at("1 hour")
+    ),
     "bulk key to no queue": lambda api, job: api.add_jobs([{"identifier": "u", "job_key": "k"}]),
 }
 
 
 @pytest.mark.parametrize("how", TAKES_AWAY)
 @pytest.mark.parametrize("promoted", [True, False], ids=["its turn had come", "still waiting"])
-def test_a_waiting_job_that_is_taken_away_passes_its_turn_on(api: Any, worker: int, how: str, promoted: bool) -> None:
+def test_a_waiting_job_that_is_taken_away_passes_its_turn_on(
+    api: Any, worker: int, how: str, promoted: bool
+) -> None:
     head, following = api.add_job("t", queue_name="q", job_key="k"), api.add_job("t", queue_name="q")
     if promoted:
         api.promote_jobs()
@@ -137,7 +143,9 @@ def test_a_running_job_holds_its_queue_even_when_superseded(api: Any, worker: in
     assert ids(api.claim_jobs(worker, 10)) == [new.id]
 
 
-def test_what_is_not_due_does_not_hold_its_queue_and_waits_its_turn_when_due(api: Any, worker: int, clock: Any) -> None:
+def test_what_is_not_due_does_not_hold_its_queue_and_waits_its_turn_when_due(
+    api: Any, worker: int, clock: Any
+) -> None:
     later = api.add_job("t", queue_name="q", run_at=api.at("1 hour"), priority=-5)
     now = api.add_job("t", queue_name="q")
     (claimed,) = api.claim_jobs(worker, 10)
@@ -213,7 +221,9 @@ def test_no_queue_starves_behind_busy_ones(api: Any, worker: int) -> None:
     assert api.get_job(last.id).state == "running"
 
 
-def test_a_completion_in_an_open_transaction_holds_up_no_other_queue(api: Any, actor: Any, worker: int) -> None:
+def test_a_completion_in_an_open_transaction_holds_up_no_other_queue(
+    api: Any, actor: Any, worker: int
+) -> None:
     """Its lane is taken until then, however many jobs are added to it meanwhile."""
     first = api.add_job("t", queue_name="q")
     api.claim(worker)
@@ -259,7 +269,9 @@ def test_what_was_claimed_before_a_queues_change_was_committed_is_within_its_lim
         api.add_job("t", queue_name="q")
     a = actor()
     a.begin()
-    a.rows("select pyworker.pause_queue('q')" if verb == "pause_queue" else "select pyworker.set_queue('q', 1)")
+    a.rows(
+        "select pyworker.pause_queue('q')" if verb == "pause_queue" else "select pyworker.set_queue('q', 1)"
+    )
     claimed = api.claim_jobs(worker, 2)
     a.commit()
     assert len(claimed) == 2

@@ -48,7 +48,9 @@ def test_an_add_that_meets_a_claim_under_way_gives_a_row_and_loses_nothing(
     assert api.claim(worker).payload == [2]
 
 
-def test_an_add_that_meets_a_claim_rolled_back_changes_the_job_in_place(api: Any, actor: Any, worker: int) -> None:
+def test_an_add_that_meets_a_claim_rolled_back_changes_the_job_in_place(
+    api: Any, actor: Any, worker: int
+) -> None:
     old = api.add_job("t", "[1]", job_key="k")
     w, a = actor(), actor()
     w.begin()
@@ -143,7 +145,9 @@ def test_two_adds_of_one_key_follow_each_other(
     assert api.value("select count(*) from pyworker.jobs where key = 'k'") == 1
 
 
-@pytest.mark.parametrize("existing", ["", "ab", "abcd"], ids=["new keys", "some keys exist", "all keys exist"])
+@pytest.mark.parametrize(
+    "existing", ["", "ab", "abcd"], ids=["new keys", "some keys exist", "all keys exist"]
+)
 @pytest.mark.parametrize("running", [False, True])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_two_batches_with_opposite_orders_of_keys_do_not_deadlock(
@@ -170,10 +174,14 @@ def test_two_batches_with_opposite_orders_of_keys_do_not_deadlock(
     b.blocked(second)
     getattr(c, end)()
     assert len(first.result(20)) == len(second.result(20)) == 4
-    jobs = api.rows("select key, (pyworker.get_job(id)).payload from pyworker.jobs where key is not null order by key")
+    jobs = api.rows(
+        "select key, (pyworker.get_job(id)).payload from pyworker.jobs where key is not null order by key"
+    )
     own = [] if running else [0]
     for key, payload in jobs:
-        assert sorted(payload) == sorted([1, 2] + own * (key in existing) + [9] * (key == "c" and end == "commit"))
+        assert sorted(payload) == sorted(
+            [1, 2] + own * (key in existing) + [9] * (key == "c" and end == "commit")
+        )
     assert len(jobs) == 4
 
 
@@ -183,7 +191,9 @@ def test_a_job_that_comes_in_between_two_batches_does_not_make_them_deadlock(api
         each.rows("set deadlock_timeout = '10min'")
     gate.begin()
     gate.add_job("t", "[0]", job_key="aa")
-    second = b.later.add_jobs([{"identifier": "t", "job_key": key, "payload": [2]} for key in ("a", "aa", "b")])
+    second = b.later.add_jobs(
+        [{"identifier": "t", "job_key": key, "payload": [2]} for key in ("a", "aa", "b")]
+    )
     b.blocked(second)  # it has added a, has seen no b, and waits at aa
     api.add_job("t", "[0]", job_key="b")
     first = a.later.add_jobs([{"identifier": "t", "job_key": key, "payload": [1]} for key in ("a", "b")])
@@ -192,7 +202,11 @@ def test_a_job_that_comes_in_between_two_batches_does_not_make_them_deadlock(api
     assert len(first.result(20)) == 2
     assert len(second.result(20)) == 3
     jobs = api.rows("select key, (pyworker.get_job(id)).payload from pyworker.jobs order by key")
-    assert [(key, sorted(payload)) for key, payload in jobs] == [("a", [1, 2]), ("aa", [0, 2]), ("b", [0, 1, 2])]
+    assert [(key, sorted(payload)) for key, payload in jobs] == [
+        ("a", [1, 2]),
+        ("aa", [0, 2]),
+        ("b", [0, 1, 2]),
+    ]
 
 
 def test_adds_never_wait_for_a_claim_or_a_completion_of_other_jobs(api: Any, actor: Any, worker: int) -> None:
@@ -218,8 +232,14 @@ def test_adds_never_wait_for_a_claim_or_a_completion_of_other_jobs(api: Any, act
 ENDS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "finish_jobs": (lambda call, job: call.finish_jobs([job.id], [job.run]), "completed"),
     "finish_job": (lambda call, job: call.finish_job(job.id, job.run), "completed"),
-    "fail_jobs": (lambda call, job: call.fail_jobs([{"id": job.id, "run": job.run, "error": "boom"}]), "cancelled"),
-    "discard": (lambda call, job: call.fail_jobs([{"id": job.id, "run": job.run, "discard": True}]), "cancelled"),
+    "fail_jobs": (
+        lambda call, job: call.fail_jobs([{"id": job.id, "run": job.run, "error": "boom"}]),
+        "cancelled",
+    ),
+    "discard": (
+        lambda call, job: call.fail_jobs([{"id": job.id, "run": job.run, "discard": True}]),
+        "cancelled",
+    ),
     "snooze_job": (lambda call, job: call.snooze_job(job.id, job.run, "1 s"), "cancelled"),
     "release_jobs": (lambda call, job: call.release_jobs([job.id], [job.run]), "cancelled"),
     "unregister_worker": (lambda call, job: call.unregister_worker(1), "cancelled"),
@@ -339,10 +359,15 @@ def test_a_batch_of_adds_and_a_batch_of_completions_do_not_deadlock(
     batch = [{"identifier": "t", "payload": [2], "job_key": key} for key in "abc"]
     gate, a, w = actor(), actor(), actor()
     gate.begin()
-    gate.add_job("t", job_key="a")  # the job in the middle: whoever locks in another order has the others already
+    gate.add_job(
+        "t", job_key="a"
+    )  # the job in the middle: whoever locks in another order has the others already
     calls = {
         "add_jobs": (a, lambda: a.later.add_jobs(batch)),
-        "finish_jobs": (w, lambda: w.later.finish_jobs([job.id for job in jobs[::-1]], [job.run for job in jobs])),
+        "finish_jobs": (
+            w,
+            lambda: w.later.finish_jobs([job.id for job in jobs[::-1]], [job.run for job in jobs]),
+        ),
     }
     futures = {}
     for name in sorted(calls, key=first.__ne__):
@@ -443,7 +468,9 @@ def test_cancelling_a_job_waits_for_an_open_claim_and_sees_what_became_of_it(
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("first", ["cancel", "finish"])
-def test_cancel_and_finish_follow_each_other(api: Any, actor: Any, claimed: Any, first: str, force: bool) -> None:
+def test_cancel_and_finish_follow_each_other(
+    api: Any, actor: Any, claimed: Any, first: str, force: bool
+) -> None:
     a, b = actor(), actor()
     a.begin()
     if first == "cancel":
@@ -461,7 +488,9 @@ def test_cancel_and_finish_follow_each_other(api: Any, actor: Any, claimed: Any,
     assert api.get_job(claimed.id).state == ("cancelled" if first == "cancel" and force else "completed")
 
 
-def test_a_sweep_passes_over_a_job_that_is_just_being_finished(api: Any, actor: Any, claimed: Any, clock: Any) -> None:
+def test_a_sweep_passes_over_a_job_that_is_just_being_finished(
+    api: Any, actor: Any, claimed: Any, clock: Any
+) -> None:
     w = actor()
     w.begin()
     w.finish_job(claimed.id, claimed.run)
@@ -472,7 +501,9 @@ def test_a_sweep_passes_over_a_job_that_is_just_being_finished(api: Any, actor: 
     assert api.get_job(claimed.id).state == "completed"
 
 
-def test_a_worker_that_finishes_while_it_is_swept_is_refused(api: Any, actor: Any, claimed: Any, clock: Any) -> None:
+def test_a_worker_that_finishes_while_it_is_swept_is_refused(
+    api: Any, actor: Any, claimed: Any, clock: Any
+) -> None:
     s, w = actor(), actor()
     clock.advance(minutes=5)
     s.begin()
@@ -508,7 +539,9 @@ def test_force_unlock_waits_for_whoever_has_the_job_in_hand(api: Any, actor: Any
 
 @pytest.mark.parametrize("state", ["completed", "cancelled", "discarded", "scheduled"])
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
-def test_a_job_retried_twice_at_once_is_there_once(api: Any, actor: Any, job_in: Any, state: str, outcome: str) -> None:
+def test_a_job_retried_twice_at_once_is_there_once(
+    api: Any, actor: Any, job_in: Any, state: str, outcome: str
+) -> None:
     job = job_in(state, job_key="k")
     a, b = actor(), actor()
     a.begin()

@@ -21,7 +21,9 @@ def test_a_released_job_is_as_before_its_claim_and_can_be_claimed_at_once(api: A
     assert api.claim(api.register_worker()).run > claimed.run
 
 
-def test_a_snoozed_job_comes_back_later_with_its_attempt(api: Any, job_in: Any, worker: int, clock: Any) -> None:
+def test_a_snoozed_job_comes_back_later_with_its_attempt(
+    api: Any, job_in: Any, worker: int, clock: Any
+) -> None:
     running = job_in("running")
     before = api.at()
     api.snooze_job(running.id, running.run, "90 s")

@@ -32,7 +32,9 @@ class Storm:
         self.moved = threading.Condition()
         self.pids: dict[int, int] = {}
         self.errors: list[BaseException] = []
-        self.threads = [threading.Thread(target=self.tick, args=(n, random.Random(seed + n))) for n in range(TICKERS)]
+        self.threads = [
+            threading.Thread(target=self.tick, args=(n, random.Random(seed + n))) for n in range(TICKERS)
+        ]
 
     def tick(self, n: int, r: random.Random) -> None:
         conn = None
@@ -41,7 +43,9 @@ class Storm:
                 if conn is None or conn.closed:
                     conn = psycopg.connect(self.dsn, autocommit=True)
                     self.pids[n] = conn.info.backend_pid
-                conn.execute("select set_config('pyworker.clock_offset', %s, false)", [f"{self.offset} seconds"])
+                conn.execute(
+                    "select set_config('pyworker.clock_offset', %s, false)", [f"{self.offset} seconds"]
+                )
                 level = r.choice(["read committed", "read committed", "repeatable read", "serializable"])
                 conn.execute(f"begin isolation level {level}")  # type: ignore[arg-type]
                 conn.execute("select pyworker.run_schedules()")

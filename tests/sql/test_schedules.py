@@ -62,7 +62,9 @@ def run_all(api: Any) -> int:
 
 
 def test_a_due_tick_becomes_one_job_with_its_time(api: Any, hour: OnTheHour) -> None:
-    api.add_schedule("s", HOURLY, "t", {"a": 1}, queue_name="q", priority=3, max_attempts=2, flags=["f"], meta={"m": 1})
+    api.add_schedule(
+        "s", HOURLY, "t", {"a": 1}, queue_name="q", priority=3, max_attempts=2, flags=["f"], meta={"m": 1}
+    )
     assert run_all(api) == 0
     hour.go(0.5)
     assert run_all(api) == 1
@@ -195,7 +197,9 @@ def test_an_old_snapshot_fires_nothing_again(api: Any, actor: Any, hour: OnTheHo
 
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-def test_a_tick_can_be_fired_at_any_isolation_level(api: Any, actor: Any, hour: OnTheHour, isolation: str) -> None:
+def test_a_tick_can_be_fired_at_any_isolation_level(
+    api: Any, actor: Any, hour: OnTheHour, isolation: str
+) -> None:
     api.add_schedule("s", HOURLY, "t", job_key="k")
     old = actor()
     hour.go()
@@ -246,7 +250,9 @@ def test_a_job_that_somebody_has_in_hand_puts_the_tick_off(api: Any, actor: Any,
 
 
 @pytest.mark.parametrize("on_conflict", ["ignore", "reject"])
-def test_a_tick_counts_as_fired_when_a_job_like_it_is_there(api: Any, hour: OnTheHour, on_conflict: str) -> None:
+def test_a_tick_counts_as_fired_when_a_job_like_it_is_there(
+    api: Any, hour: OnTheHour, on_conflict: str
+) -> None:
     api.define_task("t", unique_policy={"on_conflict": on_conflict})
     api.add_schedule("s", HOURLY, "t")
     first = api.add_job("t")
@@ -292,7 +298,10 @@ def test_a_job_key_makes_one_job_of_many_ticks(api: Any, hour: OnTheHour) -> Non
         ({"delivery": "twice"}, "delivery must be .*got 'twice'"),
         ({"unique_policy": {"nope": 1}}, "unique_policy: .*nope"),
         ({"sequence_policy": {"nope": 1}}, "sequence_policy: .*nope"),
-        ({"job_key": "k", "unique_policy": {"by_args": True}}, "job_key and unique_policy exclude each other"),
+        (
+            {"job_key": "k", "unique_policy": {"by_args": True}},
+            "job_key and unique_policy exclude each other",
+        ),
         ({"meta": "[]"}, "meta must be a JSON object"),
         ({"query_role": "postgres"}, "query_role is of no use without a query"),
     ],
@@ -390,8 +399,12 @@ def test_a_removed_schedule_leaves_its_jobs(api: Any, hour: OnTheHour) -> None:
 FILE = ["crontab:file"]
 
 
-def declare(api: Any, origins: list[str], specs: list[dict[str, Any]], dry_run: bool = False) -> dict[str, str]:
-    rows = api.rows("select name, action from pyworker.declare_schedules(%s, %s, %s)", [origins, Jsonb(specs), dry_run])
+def declare(
+    api: Any, origins: list[str], specs: list[dict[str, Any]], dry_run: bool = False
+) -> dict[str, str]:
+    rows = api.rows(
+        "select name, action from pyworker.declare_schedules(%s, %s, %s)", [origins, Jsonb(specs), dry_run]
+    )
     return {row.name: row.action for row in rows}
 
 
@@ -416,7 +429,10 @@ def test_code_speaks_for_its_modules_and_takes_over_from_code_only(api: Any) -> 
     modules = ["code:app.a", "code:app.b"]
     declare(api, modules, [spec("a", origin="code:app.a"), spec("b", origin="code:app.b")])
     declare(api, FILE, [spec("file")])
-    assert declare(api, ["code:renamed"], [spec("a"), spec("file")]) == {"a": "changed", "file": "left to crontab:file"}
+    assert declare(api, ["code:renamed"], [spec("a"), spec("file")]) == {
+        "a": "changed",
+        "file": "left to crontab:file",
+    }
     assert declare(api, modules, [spec("b", origin="code:app.b")]) == {"b": "unchanged"}
     assert declare(api, modules, []) == {"b": "removed"}
 
@@ -445,7 +461,11 @@ def test_what_sql_has_taken_over_stays_so(api: Any) -> None:
             r"schedules\[1\] has the origin 'code:x', which is not one of {crontab:file}",
         ),
         (FILE, [spec("a", priority="high")], r"schedules\[1\] \(a\) is not valid: .*high"),
-        (FILE, [spec("a", cron="x")], r"schedules\[1\] \(a\) is not valid: add_schedule: cron: 'x' is not a schedule"),
+        (
+            FILE,
+            [spec("a", cron="x")],
+            r"schedules\[1\] \(a\) is not valid: add_schedule: cron: 'x' is not a schedule",
+        ),
         (FILE, [{"name": "a"}], "add_schedule: cron: NULL is not a schedule"),
     ],
 )
@@ -574,7 +594,9 @@ def test_doctor_finds_schedules_whose_task_nobody_knows(api: Any) -> None:
     api.add_schedule("s", HOURLY, "t")
     assert [row[0] for row in findings(api)] == ["ok"]
     api.add_schedule("other", HOURLY, "u")
-    assert [row[:2] for row in findings(api)] == [("warning", "no live worker knows the task of schedules: other (u)")]
+    assert [row[:2] for row in findings(api)] == [
+        ("warning", "no live worker knows the task of schedules: other (u)")
+    ]
 
 
 def test_doctor_finds_a_schedule_without_a_next_tick(api: Any) -> None:
@@ -583,9 +605,9 @@ def test_doctor_finds_a_schedule_without_a_next_tick(api: Any) -> None:
     (found,) = api.rows("select * from pyworker.doctor() where check_name = 'invariants'")
     assert (found.severity, found.finding) == ("error", "I8: schedules do not know their next tick: s")
     api.rows(found.fix)
-    assert [row.severity for row in api.rows("select * from pyworker.doctor() where check_name = 'invariants'")] == [
-        "ok"
-    ]
+    assert [
+        row.severity for row in api.rows("select * from pyworker.doctor() where check_name = 'invariants'")
+    ] == ["ok"]
 
 
 # Queries -------------------------------------------------------------------------------------------------------------
@@ -630,7 +652,9 @@ def tick(own: Any, n: int = 1, first: Any = None) -> None:
         "select extract(epoch from coalesce(%s::timestamptz - interval '1 minute', date_trunc('minute', now())) - now()) + %s",
         [first, 60 * n + 1],
     )
-    own.rows(f"reset session authorization; set pyworker.clock_offset = '{offset} seconds'; set role pyworker_worker")
+    own.rows(
+        f"reset session authorization; set pyworker.clock_offset = '{offset} seconds'; set role pyworker_worker"
+    )
     run_all(own)
     own.rows("reset role")
 
@@ -670,7 +694,10 @@ def test_no_row_is_no_job_and_a_missed_tick_is_not_asked_again(own: Any, roles: 
     [
         ("select id from public.orders", "its columns must be named like arguments of add_job, got 'id'"),
         ("select 1", "got '\\?column\\?'"),
-        ("select job_key from orders", r'relation "orders" does not exist \(names must be qualified by their schema\)'),
+        (
+            "select job_key from orders",
+            r'relation "orders" does not exist \(names must be qualified by their schema\)',
+        ),
         ("select nope()", "does not exist"),
         ("not sql", "syntax error"),
         ("", "query"),
@@ -724,7 +751,9 @@ def test_nobody_can_be_made_to_lend_his_rights(own: Any, roles: dict[str, str]) 
     own.rows("reset session authorization; create schema trap")
     own.rows(f'grant create, usage on schema trap to "{roles["caller"]}"')
     own.rows(
-        f'grant "{roles["stranger"]}" to postgres' if own.value("select current_user") != "postgres" else "select 1"
+        f'grant "{roles["stranger"]}" to postgres'
+        if own.value("select current_user") != "postgres"
+        else "select 1"
     )
     call = f"pyworker.add_schedule('q', '* * * * *', 'bill', query => 'select 1 as priority', query_role => '{roles['stranger']}')"
     own.rows(f'set session authorization "{roles["caller"]}"')
@@ -761,7 +790,9 @@ def test_the_owner_of_a_function_cannot_have_it_run_with_our_rights(own: Any, ro
     add(own, roles, "select 1 as priority")
     function = own.value("select (pyworker._query_function('q', '')).path")
     alter = f"alter function {function}(integer) security invoker"
-    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for schema pyworker_queries"):
+    with pytest.raises(
+        psycopg.errors.InsufficientPrivilege, match="permission denied for schema pyworker_queries"
+    ):
         own.rows(alter)
     # An admin may call what add_schedule calls.
     own.rows("select pyworker._lend_query_schema('other', %s)", [roles["caller"]])
@@ -786,7 +817,9 @@ def test_the_owner_of_a_function_cannot_have_it_run_with_our_rights(own: Any, ro
     assert own.rows("select from pyworker.once_keys") == []
 
 
-def test_nobody_has_a_right_on_the_schema_of_queries_but_while_one_is_added(own: Any, roles: dict[str, str]) -> None:
+def test_nobody_has_a_right_on_the_schema_of_queries_but_while_one_is_added(
+    own: Any, roles: dict[str, str]
+) -> None:
     guests = "select a.grantee from pg_namespace n, aclexplode(n.nspacl) a where n.nspname = 'pyworker_queries' and a.grantee <> n.nspowner"
     own.rows("select pyworker._lend_query_schema('other', %s)", [roles["caller"]])
     own.rows(f"select pyworker._lend_query_schema('other', '{roles['reader']}')")
@@ -829,10 +862,16 @@ def test_a_query_cannot_get_at_more_than_its_role_may(own: Any, roles: dict[str,
 
 
 def test_a_query_runs_as_its_role_with_a_safe_path(own: Any, roles: dict[str, str]) -> None:
-    add(own, roles, "select current_user::text as job_key, json_build_array(current_setting('search_path')) as payload")
+    add(
+        own,
+        roles,
+        "select current_user::text as job_key, json_build_array(current_setting('search_path')) as payload",
+    )
     own.rows("reset session authorization; create temp table pg_class (relname text)")
     tick(own)
-    assert own.rows("select job_key, payload from pyworker.live_jobs") == [(roles["reader"], ["pg_catalog, pg_temp"])]
+    assert own.rows("select job_key, payload from pyworker.live_jobs") == [
+        (roles["reader"], ["pg_catalog, pg_temp"])
+    ]
 
 
 def test_what_functions_do_that_a_query_calls_is_undone(own: Any, roles: dict[str, str]) -> None:
@@ -863,14 +902,18 @@ def test_a_query_that_calls_back_finds_nothing_due(own: Any, roles: dict[str, st
 
 def cancelled_while_it_waits(api: Any, firing: Any) -> None:
     """Cancels the call of another session once it waits for a lock, or sleeps."""
-    waits = "select from pg_stat_activity where pid = %s and (wait_event_type = 'Lock' or wait_event = 'PgSleep')"
+    waits = (
+        "select from pg_stat_activity where pid = %s and (wait_event_type = 'Lock' or wait_event = 'PgSleep')"
+    )
     while not api.rows(waits, [firing.session.pid]):
         api.rows("select pg_sleep(0.01)")
     api.rows("select pg_cancel_backend(%s)", [firing.session.pid])
 
 
 @pytest.mark.parametrize("by", ["pg_cancel_backend", "statement_timeout"])
-def test_a_tick_whose_statement_was_cancelled_is_still_due(api: Any, actor: Any, hour: OnTheHour, by: str) -> None:
+def test_a_tick_whose_statement_was_cancelled_is_still_due(
+    api: Any, actor: Any, hour: OnTheHour, by: str
+) -> None:
     api.add_schedule("s", HOURLY, "t", job_key="k")
     api.add_job("t", job_key="k", run_at=api.at("1 day"))
     due = scheduled(api, "s").next_at
@@ -935,7 +978,9 @@ def test_a_schedule_that_never_gets_done_leaves_others_their_turn(own: Any, role
     assert late, "its first tick is due still"
 
 
-def test_after_a_query_ran_out_of_time_no_other_is_asked_without_a_limit(own: Any, roles: dict[str, str]) -> None:
+def test_after_a_query_ran_out_of_time_no_other_is_asked_without_a_limit(
+    own: Any, roles: dict[str, str]
+) -> None:
     for name in ("one", "two"):
         add(own, roles, "select pg_sleep(0.3)::text as job_key", name=name)
     own.rows("set statement_timeout = '100ms'")
@@ -956,7 +1001,9 @@ def test_maintain_does_not_ask_a_query_that_has_just_run_out_of_time(own: Any, r
 
 
 @pytest.mark.parametrize("condition", ["disk_full", "admin_shutdown", "out_of_memory", "io_error"])
-def test_a_tick_that_met_a_fault_of_the_server_is_still_due(own: Any, roles: dict[str, str], condition: str) -> None:
+def test_a_tick_that_met_a_fault_of_the_server_is_still_due(
+    own: Any, roles: dict[str, str], condition: str
+) -> None:
     own.rows("reset session authorization")
     own.rows(f"""create function public.meets() returns text language plpgsql as
                  $$ begin raise {condition} using message = 'the server is in trouble'; end $$""")
@@ -991,7 +1038,10 @@ def test_the_owner_may_ask_with_its_own_rights_and_needs_no_role(own: Any, roles
     try:
         migrate(own.conn, movable_clock=True)
         assert (
-            own.value("select query_role from pyworker.add_schedule('q', '* * * * *', 'bill', query => %s)", [ORDERS])
+            own.value(
+                "select query_role from pyworker.add_schedule('q', '* * * * *', 'bill', query => %s)",
+                [ORDERS],
+            )
             == owner
         )
         own.rows("set pyworker.clock_offset = '61 seconds'")
@@ -1006,7 +1056,9 @@ def test_the_owner_may_ask_with_its_own_rights_and_needs_no_role(own: Any, roles
         own.rows(f'reset session authorization; drop owned by "{owner}" cascade; drop role "{owner}"')
 
 
-def test_a_query_runs_with_the_rights_of_its_caller_unless_told_otherwise(own: Any, roles: dict[str, str]) -> None:
+def test_a_query_runs_with_the_rights_of_its_caller_unless_told_otherwise(
+    own: Any, roles: dict[str, str]
+) -> None:
     added = add(own, roles, "select current_user::text as job_key", query_role=None)
     assert own.value("select query_role from pyworker.schedules") == roles["caller"]
     assert added
@@ -1021,10 +1073,14 @@ def test_a_query_that_takes_too_long_is_cut_off_and_said(own: Any, roles: dict[s
     tick(own)
     errors = {row.name: row.last_error for row in own.rows("select name, last_error from pyworker.schedules")}
     assert "statement timeout" in errors["slow"]
-    assert own.rows("select distinct priority from pyworker.live_jobs") == [(1,)]  # twice, if a minute began meanwhile
+    assert own.rows("select distinct priority from pyworker.live_jobs") == [
+        (1,)
+    ]  # twice, if a minute began meanwhile
 
 
-def test_a_role_that_loses_its_rights_is_an_error_of_its_schedule_alone(own: Any, roles: dict[str, str]) -> None:
+def test_a_role_that_loses_its_rights_is_an_error_of_its_schedule_alone(
+    own: Any, roles: dict[str, str]
+) -> None:
     add(own, roles, ORDERS)
     add(own, roles, "select 1 as priority", name="other")
     own.rows(f'reset session authorization; revoke select on public.orders from "{roles["reader"]}"')
@@ -1065,7 +1121,12 @@ def test_a_plain_owner_of_a_schema_of_any_name_needs_no_other_rights(own: Any, r
 
 def test_only_admins_change_schedules(own: Any) -> None:
     own.rows("reset session authorization; set role pyworker_producer")
-    for call in ("add_schedule('s', '* * * * *', 't')", "remove_schedule('s')", "run_schedule('s')", "run_schedules()"):
+    for call in (
+        "add_schedule('s', '* * * * *', 't')",
+        "remove_schedule('s')",
+        "run_schedule('s')",
+        "run_schedules()",
+    ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             own.rows(f"select pyworker.{call}")
     own.rows("reset role; set role pyworker_worker")

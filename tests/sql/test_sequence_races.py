@@ -67,7 +67,8 @@ ORDERS = [
 
 @pytest.mark.parametrize("looking", [False, True], ids=["", "somebody claims all the time"])
 @pytest.mark.parametrize(
-    ("level", "end"), [(LEVELS[0], "commit"), (LEVELS[0], "kill"), (LEVELS[1], "commit"), (LEVELS[2], "rollback")]
+    ("level", "end"),
+    [(LEVELS[0], "commit"), (LEVELS[0], "kill"), (LEVELS[1], "commit"), (LEVELS[2], "rollback")],
 )
 @pytest.mark.parametrize("order", ORDERS, ids=", ".join)
 def test_an_add_that_meets_the_end_of_its_predecessor_is_neither_lost_nor_early(
@@ -164,7 +165,9 @@ def test_lower_ids_that_commit_late_run_next_and_by_id(impatient: Any, actor: An
     assert drain(api, worker) == ids([late[1], late[2], last])
 
 
-def test_adds_of_several_sessions_to_an_idle_sequence_start_one_job(impatient: Any, actor: Any, worker: int) -> None:
+def test_adds_of_several_sessions_to_an_idle_sequence_start_one_job(
+    impatient: Any, actor: Any, worker: int
+) -> None:
     api = impatient
     adders = [actor() for _ in range(4)]
     jobs = []
@@ -263,7 +266,9 @@ def test_a_claim_in_an_open_transaction_blocks_no_completion(
     assert drain(api, worker) == [second.id]
 
 
-def test_marks_on_the_head_keep_no_wakeup_for_ever(impatient: Any, actor: Any, worker: int, running: Any) -> None:
+def test_marks_on_the_head_keep_no_wakeup_for_ever(
+    impatient: Any, actor: Any, worker: int, running: Any
+) -> None:
     api = impatient
     a = actor()
     a.begin()
@@ -334,7 +339,9 @@ def test_an_end_whose_snapshot_is_older_than_an_add_lets_that_job_go_on(
     w.begin(level)
     (new,) = add(api)
     assert api.claim(worker) is None
-    assert api.rows("select from pyworker.promotion_requests") == []  # nobody but the head's end will look again
+    assert (
+        api.rows("select from pyworker.promotion_requests") == []
+    )  # nobody but the head's end will look again
     w.finish_job(running.id, running.run)
     w.commit()
     assert drain(api, worker) == [new.id]
@@ -375,7 +382,8 @@ STAYS = {"reschedule_jobs", "retry_job", "keyed add", "lock"}
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.parametrize(
-    ("finished", "level"), [("before", LEVELS[0]), ("after", LEVELS[0]), *(("meanwhile", level) for level in LEVELS)]
+    ("finished", "level"),
+    [("before", LEVELS[0]), ("after", LEVELS[0]), *(("meanwhile", level) for level in LEVELS)],
 )
 @pytest.mark.parametrize("how", HOLDS)
 def test_the_first_waiting_job_is_not_overtaken_while_somebody_has_it_in_hand(
@@ -577,7 +585,9 @@ def test_two_recoveries_at_once_bring_one_head(api: Any, actor: Any, worker: int
     assert drain(api, worker) == ids([jobs[3], jobs[1], jobs[2]])
 
 
-def test_retries_of_the_halting_job_and_of_later_ones_do_not_deadlock(api: Any, actor: Any, worker: int) -> None:
+def test_retries_of_the_halting_job_and_of_later_ones_do_not_deadlock(
+    api: Any, actor: Any, worker: int
+) -> None:
     jobs = add(api, 3)
     api.fail(api.claim(worker), discard=True)
     a, b = actor(), actor()

@@ -46,7 +46,12 @@ def explain(api: Any, job_id: int) -> list[Any]:
 
 
 def key(
-    api: Any, policy: dict[str, Any], payload: Any = "{}", identifier: str = "t", bulk: bool = False, **named: Any
+    api: Any,
+    policy: dict[str, Any],
+    payload: Any = "{}",
+    identifier: str = "t",
+    bulk: bool = False,
+    **named: Any,
 ) -> str:
     if bulk:
         spec = {"identifier": identifier, "sequence_policy": policy, **named}
@@ -101,7 +106,10 @@ def test_a_policy_says_which_jobs_follow_one_another(
 
 
 def test_people_can_read_a_key_but_not_a_whole_payload_in_it(api: Any) -> None:
-    assert key(api, {"by_args": ["b", "a"]}, '{"a": 1.0, "b": "é", "c": 3}') == '{"args":{"a":1,"b":"é"},"kind":"t"}'
+    assert (
+        key(api, {"by_args": ["b", "a"]}, '{"a": 1.0, "b": "é", "c": 3}')
+        == '{"args":{"a":1,"b":"é"},"kind":"t"}'
+    )
     assert key(api, {"by_queue": True, "exclude_kind": True}, queue_name='"q"') == '{"queue":"\\"q\\""}'
     assert key(api, S) == "s"
     secret = key(api, {"by_args": True}, '{"password": "hunter2"}')
@@ -140,7 +148,9 @@ def test_a_tasks_own_policy_holds_for_every_way_of_adding(api: Any) -> None:
     assert api.add_jobs([{"identifier": "t", "payload": {"a": 1}}])[0].sequence_key == expected
     spec = """select * from pyworker.add_jobs(array[row('t', '{"a": 1}', null, null, null, null, null, null)::pyworker.job_spec])"""
     assert api.rows(spec)[0].sequence_key == expected
-    assert api.value("select bool_and(continue_on_discarded and not continue_on_cancelled) from pyworker.live_jobs")
+    assert api.value(
+        "select bool_and(continue_on_discarded and not continue_on_cancelled) from pyworker.live_jobs"
+    )
     assert api.add_job("other").sequence_key is None
 
 
@@ -162,7 +172,8 @@ def test_the_key_takes_the_queue_that_the_task_names(api: Any) -> None:
 def test_a_policy_that_is_null_is_one_not_given(api: Any, named: Any) -> None:
     assert api.add_job("t", sequence_policy="null", **named).sequence_key is None
     assert (
-        api.add_jobs([{"identifier": "u", "sequence_policy": None, **named, "job_key": None}])[0].sequence_key is None
+        api.add_jobs([{"identifier": "u", "sequence_policy": None, **named, "job_key": None}])[0].sequence_key
+        is None
     )
     api.define_task("t", sequence_policy=S)
     for i in range(2):
@@ -215,7 +226,9 @@ def test_a_wrong_policy_is_refused_by_member_and_value(api: Any, policy: str, wo
 
 
 @pytest.mark.parametrize("payload", ['{"a": "\\u0000"}', '{"a": 1e999999}', '{"\\u00e9": 1, "e\\u0301": 2}'])
-def test_a_payload_that_cannot_be_compared_is_refused_where_it_would_have_to_be(api: Any, payload: str) -> None:
+def test_a_payload_that_cannot_be_compared_is_refused_where_it_would_have_to_be(
+    api: Any, payload: str
+) -> None:
     with api.refusal("PW001", "add_job: sequence_policy"):
         api.add_job("t", payload, sequence_policy={"by_args": True})
     assert api.add_job("t", payload, sequence_policy={}).sequence_key == '{"kind":"t"}'
@@ -255,7 +268,9 @@ def test_priority_ranks_the_heads_of_different_sequences(api: Any, worker: int) 
 
 
 def test_sequences_run_side_by_side_and_beside_plain_jobs(api: Any, worker: int) -> None:
-    jobs = api.add_jobs([{"identifier": "t", "sequence_policy": {"key": k}} for k in "abcabc"] + [{"identifier": "t"}])
+    jobs = api.add_jobs(
+        [{"identifier": "t", "sequence_policy": {"key": k}} for k in "abcabc"] + [{"identifier": "t"}]
+    )
     first = api.claim_jobs(worker, 10)
     assert sorted(ids(first)) == ids([*jobs[:3], jobs[6]])
     api.finish(*ids(first))
@@ -271,7 +286,9 @@ def test_more_sequences_than_one_promotion_looks_at_all_begin(api: Any, worker: 
 
 
 @pytest.mark.parametrize("by", ["add_job", "add_jobs", "keyed", "unique", "task"])
-def test_the_first_job_of_an_idle_sequence_is_there_for_the_next_claim(api: Any, worker: int, by: str) -> None:
+def test_the_first_job_of_an_idle_sequence_is_there_for_the_next_claim(
+    api: Any, worker: int, by: str
+) -> None:
     for _ in range(3):  # idle for the first time, and again
         if by == "add_jobs":
             (job,) = api.add_jobs([{"identifier": "t", "sequence_policy": S}])
@@ -363,7 +380,9 @@ def test_a_head_with_a_future_run_at_blocks_until_then(api: Any, worker: int, cl
     assert drain(api, api.register_worker()) == ids([first, *rest])
 
 
-def test_a_waiting_job_with_a_future_run_at_blocks_from_its_turn_on(api: Any, worker: int, clock: Any) -> None:
+def test_a_waiting_job_with_a_future_run_at_blocks_from_its_turn_on(
+    api: Any, worker: int, clock: Any
+) -> None:
     first = add(api, 1)[0]
     later = add(api, 1, run_at=api.at("1 hour"))[0]
     last = add(api, 1)[0]
@@ -377,7 +396,9 @@ def test_a_waiting_job_with_a_future_run_at_blocks_from_its_turn_on(api: Any, wo
     assert drain(api, api.register_worker()) == ids([later, last])
 
 
-def test_a_waiting_jobs_future_that_has_passed_at_its_turn_does_not_delay_it(api: Any, worker: int, clock: Any) -> None:
+def test_a_waiting_jobs_future_that_has_passed_at_its_turn_does_not_delay_it(
+    api: Any, worker: int, clock: Any
+) -> None:
     first = add(api, 1)[0]
     later = add(api, 1, run_at=api.at("1 hour"))[0]
     api.claim(worker)
@@ -548,7 +569,9 @@ LAST_WORDS: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 @pytest.mark.parametrize("last_word", LAST_WORDS)
 @pytest.mark.parametrize("how", SUPERSEDE)
-def test_a_superseded_or_removed_run_never_halts(api: Any, worker: int, clock: Any, how: str, last_word: str) -> None:
+def test_a_superseded_or_removed_run_never_halts(
+    api: Any, worker: int, clock: Any, how: str, last_word: str
+) -> None:
     add(api, 1, job_key="k")
     rest = add(api, 2)
     claimed = api.claim(worker)
@@ -606,14 +629,18 @@ def test_a_retried_halting_job_that_fails_again_halts_again(api: Any, worker: in
     assert api.claim(worker) is None
 
 
-def test_a_retry_of_a_later_waiting_job_skips_the_halting_one(api: Any, worker: int, halted: list[Any]) -> None:
+def test_a_retry_of_a_later_waiting_job_skips_the_halting_one(
+    api: Any, worker: int, halted: list[Any]
+) -> None:
     more = add(api, 1)
     assert api.retry_job(halted[3].id).sequence_halted_by is None
     assert drain(api, worker) == ids([halted[3], halted[2], *more])
     assert api.get_job(halted[1].id).state in ("discarded", "cancelled")
 
 
-def test_a_retry_of_a_later_waiting_job_takes_it_out_of_its_future(api: Any, worker: int, halted: list[Any]) -> None:
+def test_a_retry_of_a_later_waiting_job_takes_it_out_of_its_future(
+    api: Any, worker: int, halted: list[Any]
+) -> None:
     later = add(api, 1, run_at=api.at("1 day"))[0]
     api.retry_job(later.id)
     assert drain(api, worker) == ids([later, halted[2], halted[3]])
@@ -766,7 +793,9 @@ def test_rescheduling_the_discarded_halting_job_resumes_there(api: Any, worker: 
 
 
 @pytest.mark.parametrize("how", ["reschedule_jobs", "permanently_fail_jobs"])
-def test_a_discarded_job_that_was_passed_over_does_not_halt_a_second_time(api: Any, worker: int, how: str) -> None:
+def test_a_discarded_job_that_was_passed_over_does_not_halt_a_second_time(
+    api: Any, worker: int, how: str
+) -> None:
     head, *rest = add(api, 3, max_attempts=1)
     api.fail(api.claim(worker))
     api.resume_sequence("s")
@@ -877,7 +906,9 @@ def test_a_keyed_add_moves_a_job_to_another_sequence(
     if target == "a busy sequence":
         busy = add(api, 1, "b", policy={"key": "busy"})
         assert api.claim(worker, "b")
-    policy = {"another sequence": {"key": "another"}, "a busy sequence": {"key": "busy"}, "none": None}[target]
+    policy = {"another sequence": {"key": "another"}, "a busy sequence": {"key": "busy"}, "none": None}[
+        target
+    ]
     if bulk:
         moved = api.add_jobs([{"identifier": "t", "job_key": "k", "sequence_policy": policy}])[0]
     else:
@@ -912,7 +943,9 @@ def test_a_keyed_add_changes_the_flags_of_a_job(api: Any, worker: int) -> None:
     assert drain(api, worker) == [rest.id]
 
 
-def test_a_keyed_add_that_puts_the_head_off_holds_the_sequence_until_then(api: Any, worker: int, clock: Any) -> None:
+def test_a_keyed_add_that_puts_the_head_off_holds_the_sequence_until_then(
+    api: Any, worker: int, clock: Any
+) -> None:
     jobs = [*add(api, 1, job_key="k"), *add(api, 1)]
     api.promote_jobs()
     assert add(api, 1, job_key="k", run_at=api.at("1 hour"))[0].state == "scheduled"
@@ -974,7 +1007,9 @@ def test_a_bulk_add_with_unique_and_sequenced_jobs_keeps_their_order(api: Any, w
     unique = {"keys": ["args"], "on_conflict": "ignore"}
     specs = [
         {"identifier": "t", "payload": {"n": n % 4}, "sequence_policy": S, **more}
-        for n, more in enumerate([{"unique_policy": unique}, {}, {"job_key": "z"}, {"unique_policy": unique}] * 2)
+        for n, more in enumerate(
+            [{"unique_policy": unique}, {}, {"job_key": "z"}, {"unique_policy": unique}] * 2
+        )
     ]
     jobs = api.add_jobs(specs)
     fresh = [jobs[n] for n in (0, 1, 2, 3, 5)]
@@ -982,7 +1017,9 @@ def test_a_bulk_add_with_unique_and_sequenced_jobs_keeps_their_order(api: Any, w
     assert drain(api, worker) == ids(fresh)
 
 
-def test_a_retry_that_lost_its_unique_key_halts_as_any_discarded_job_does(api: Any, worker: int, clock: Any) -> None:
+def test_a_retry_that_lost_its_unique_key_halts_as_any_discarded_job_does(
+    api: Any, worker: int, clock: Any
+) -> None:
     """River: of those that want the key again one survives."""
     states = ["available", "pending", "running", "scheduled"]
     unique = {"by_args": True, "by_state": states}
@@ -1018,7 +1055,9 @@ def test_a_job_of_both_waits_for_its_sequence_first_and_then_for_its_queue(api: 
     assert ids(api.claim_jobs(worker, 10)) == [follower.id]
 
 
-def test_a_job_of_an_idle_sequence_and_an_idle_queue_is_there_for_the_next_claim(api: Any, worker: int) -> None:
+def test_a_job_of_an_idle_sequence_and_an_idle_queue_is_there_for_the_next_claim(
+    api: Any, worker: int
+) -> None:
     assert api.claim(worker) is None  # from here on a claim looks only once
     for _ in range(2):
         (job,) = add(api, 1, queue_name="q")
@@ -1059,7 +1098,9 @@ def test_a_halted_sequence_does_not_hold_its_queue(api: Any, worker: int) -> Non
 
 def test_a_queue_with_room_runs_as_many_sequences(api: Any, worker: int) -> None:
     api.set_queue("q", 3)
-    jobs = api.add_jobs([{"identifier": "t", "queue_name": "q", "sequence_policy": {"key": key}} for key in "aabbccdd"])
+    jobs = api.add_jobs(
+        [{"identifier": "t", "queue_name": "q", "sequence_policy": {"key": key}} for key in "aabbccdd"]
+    )
     claimed = api.claim_jobs(worker, 10)
     assert ids(claimed) == ids([jobs[0], jobs[2], jobs[4]])
     api.finish(jobs[0].id)
@@ -1071,7 +1112,9 @@ def test_a_queue_with_room_runs_as_many_sequences(api: Any, worker: int) -> None
 
 @pytest.mark.parametrize("which", ["head", "waiting"])
 @pytest.mark.parametrize("how", ["complete_jobs", "delete_job", "remove_job"])
-def test_a_job_that_is_taken_out_by_hand_lets_the_others_go_on(api: Any, worker: int, which: str, how: str) -> None:
+def test_a_job_that_is_taken_out_by_hand_lets_the_others_go_on(
+    api: Any, worker: int, which: str, how: str
+) -> None:
     jobs = [add(api, 1, job_key=f"k{n}")[0] for n in range(3)]
     api.promote_jobs()
     n = ["head", "waiting"].index(which)
@@ -1118,7 +1161,9 @@ def test_rescheduling_the_head_into_the_future_holds_the_sequence(api: Any, work
     assert drain(api, worker) == ids(jobs)
 
 
-def test_rescheduling_a_job_that_is_to_skip_a_halt_leaves_it_first(api: Any, worker: int, halted: list[Any]) -> None:
+def test_rescheduling_a_job_that_is_to_skip_a_halt_leaves_it_first(
+    api: Any, worker: int, halted: list[Any]
+) -> None:
     api.retry_job(halted[3].id)
     api.reschedule_jobs([halted[3].id], priority=4)
     assert drain(api, worker) == ids([halted[3], halted[2]])
@@ -1175,7 +1220,9 @@ def test_explain_job_tells_what_a_sequenced_job_waits_for(api: Any, worker: int)
     assert [row.reason for row in explain(api, jobs[2].id)] == ["sequence halted", "sequence"]
 
 
-def test_a_waiting_job_that_is_retried_while_the_sequence_still_moves_keeps_its_place(api: Any, worker: int) -> None:
+def test_a_waiting_job_that_is_retried_while_the_sequence_still_moves_keeps_its_place(
+    api: Any, worker: int
+) -> None:
     head, cancelled_runs, waiting, last = (api.add_job("t", sequence_policy={"key": "s"}) for _ in range(4))
     api.claim(worker)
     api.cancel_job(cancelled_runs.id)

@@ -66,7 +66,9 @@ def test_of_each_kind_the_first_job_in_order_is_the_candidate(api: Any, worker: 
         api.finish(job.id)
 
 
-def test_an_earlier_job_of_another_task_goes_first_for_a_worker_that_takes_both(api: Any, worker: int) -> None:
+def test_an_earlier_job_of_another_task_goes_first_for_a_worker_that_takes_both(
+    api: Any, worker: int
+) -> None:
     order = add(api, "a", "b", "b", "a", "c", "a")
     seen = []
     while jobs := api.claim_jobs(worker, 10):
@@ -75,9 +77,15 @@ def test_an_earlier_job_of_another_task_goes_first_for_a_worker_that_takes_both(
     assert seen == order
 
 
-def test_a_job_that_waits_for_a_slot_is_available_and_no_policy_need_know_of_queues(api: Any, worker: int) -> None:
+def test_a_job_that_waits_for_a_slot_is_available_and_no_policy_need_know_of_queues(
+    api: Any, worker: int
+) -> None:
     """The Open Job Spec's own example names no `pending`."""
-    policy = {"keys": ["type", "args"], "states": ["available", "active", "scheduled"], "on_conflict": "ignore"}
+    policy = {
+        "keys": ["type", "args"],
+        "states": ["available", "active", "scheduled"],
+        "on_conflict": "ignore",
+    }
     add(api, "holder")
     assert api.claim(worker)
     first = api.add_job("t", {"n": 1}, queue_name="q", unique_policy=policy)
@@ -102,7 +110,9 @@ def test_however_many_sessions_claim_at_once_no_more_start_than_there_are_slots(
     assert started == jobs[:limit]  # the first has the queue's lane until its commit
     for session in sessions:
         session.commit()
-    assert [ids(session.claim_jobs(worker, 10)) for session, worker in zip(sessions, workers, strict=True)] == [
+    assert [
+        ids(session.claim_jobs(worker, 10)) for session, worker in zip(sessions, workers, strict=True)
+    ] == [
         [],
         [],
         [],
@@ -275,9 +285,7 @@ def test_a_claim_that_takes_candidates_back_and_an_end_at_the_same_time_strand_n
     assert ids(api.claim_jobs(worker, 1)) == [waiting]
 
 
-CANDIDATES = (
-    "select array_agg(id order by id) from pyworker.live_jobs where state = 'available' and ready_at is not null"
-)
+CANDIDATES = "select array_agg(id order by id) from pyworker.live_jobs where state = 'available' and ready_at is not null"
 
 
 def test_of_each_kind_of_job_no_more_are_candidates_than_there_are_slots(api: Any, worker: int) -> None:
@@ -331,7 +339,9 @@ def test_a_claim_that_cannot_park_the_other_candidates_returns_its_job_once(
 
 
 @pytest.mark.parametrize("bulk", [False, True])
-def test_in_a_queue_without_a_limit_no_add_claim_or_end_asks_for_a_promotion(api: Any, worker: int, bulk: bool) -> None:
+def test_in_a_queue_without_a_limit_no_add_claim_or_end_asks_for_a_promotion(
+    api: Any, worker: int, bulk: bool
+) -> None:
     written = "select last_value from pyworker.promotion_requests_id_seq"
     api.set_queue("q", None)
     while api.rows("select from pyworker.promotion_requests"):

@@ -39,7 +39,9 @@ class Crowd:
             i += 1
 
     def run(
-        self, adders: list[Callable[[Any, random.Random], Any]], workers: list[Callable[[Any, random.Random], Any]]
+        self,
+        adders: list[Callable[[Any, random.Random], Any]],
+        workers: list[Callable[[Any, random.Random], Any]],
     ) -> list[Any]:
         def one(work: Callable[[Any, random.Random], Any], seed: int) -> Any:
             with psycopg.connect(self.dsn, autocommit=True) as conn:
@@ -114,11 +116,15 @@ def test_no_keyed_add_is_lost_between_adders_and_workers(
     added = [element for elements in crowd.run([adder] * 4, [worker] * 3) for element in elements]
     rows = api.rows(
         "select state, reason, payload from pyworker.live_jobs union all"
-        " select state, reason, payload from pyworker.finished_jobs".replace("payload from", "payload::jsonb from")
+        " select state, reason, payload from pyworker.finished_jobs".replace(
+            "payload from", "payload::jsonb from"
+        )
     )
     seen = Counter(element for row in rows for element in row.payload)
     fate = Counter(row.reason or row.state for row in rows)
-    record_property("figures", f"{len(added)} elements added, {len(set(added) - set(seen))} lost, jobs: {dict(fate)}")
+    record_property(
+        "figures", f"{len(added)} elements added, {len(set(added) - set(seen))} lost, jobs: {dict(fate)}"
+    )
     print(
         f"\n4 adders x 3 workers: {len(added)} elements added, {len(set(added) - set(seen))} lost, jobs: {dict(fate)}"
     )
@@ -173,7 +179,8 @@ def test_queues_stay_serial_and_forget_nobody(
                     api.add_job("t", queue_name=queue, job_key=f"k{rng.randrange(4)}")
                 else:
                     api.add_jobs(
-                        [{"identifier": "t", "queue_name": queue, "priority": rng.randrange(3)}] * rng.randrange(1, 4)
+                        [{"identifier": "t", "queue_name": queue, "priority": rng.randrange(3)}]
+                        * rng.randrange(1, 4)
                     )
         return 0
 
@@ -214,7 +221,9 @@ def test_queues_stay_serial_and_forget_nobody(
     crowd.run([adder] * 3, [worker] * 4 + [watcher])
     (ends,) = api.rows("select count(*) as jobs, sum(run) as runs from pyworker.history")
     record_property("figures", f"{ends.jobs} jobs in 10 queues, {ends.runs} runs")
-    print(f"\n3 adders x 4 workers: {ends.jobs} jobs in 10 queues, {ends.runs} runs, none overlapping, none stranded")
+    print(
+        f"\n3 adders x 4 workers: {ends.jobs} jobs in 10 queues, {ends.runs} runs, none overlapping, none stranded"
+    )
     assert api.rows("select from pyworker.jobs") == []
 
 
@@ -300,7 +309,9 @@ def test_sequences_run_one_job_at_a_time_in_order_and_forget_nobody(
     def worker(api: Any, rng: random.Random) -> None:
         me = api.register_worker()
         idle = 0
-        while crowd.adding.is_set() or api.rows("select from pyworker.jobs where state <> 'discarded' limit 1"):
+        while crowd.adding.is_set() or api.rows(
+            "select from pyworker.jobs where state <> 'discarded' limit 1"
+        ):
             jobs = api.claim_jobs(me, rng.choice([1, 2, 4]))
             idle = 0 if jobs or crowd.adding.is_set() else idle + 1
             assert idle < 5000, "jobs are left that nobody can claim"
@@ -336,7 +347,9 @@ def test_sequences_run_one_job_at_a_time_in_order_and_forget_nobody(
 
     def operator(api: Any, rng: random.Random) -> None:
         """Resumes what is halted in one way or another, and calls off what waits."""
-        while crowd.adding.is_set() or api.rows("select from pyworker.jobs where state <> 'discarded' limit 1"):
+        while crowd.adding.is_set() or api.rows(
+            "select from pyworker.jobs where state <> 'discarded' limit 1"
+        ):
             for row in api.rows("select * from pyworker.sequences where halted_by is not null"):
                 how = rng.choice(["retry", "retry", "resume", "delete"])
                 counts[how] += 1
@@ -361,7 +374,9 @@ def test_sequences_run_one_job_at_a_time_in_order_and_forget_nobody(
                 ):
                     with guard:
                         touched.add(row.id)
-                    force = row.state != "running"  # a run that is cancelled by force ends without a word of its worker
+                    force = (
+                        row.state != "running"
+                    )  # a run that is cancelled by force ends without a word of its worker
                     if force:
                         counts["called off"] += 1
                         try:

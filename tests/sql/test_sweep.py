@@ -88,11 +88,15 @@ def test_a_suspect_is_dead_when_its_lock_is_free_for_two_seconds(
     assert api.finish_jobs([job.id], [job.run]) == []
 
 
-def test_a_lock_that_was_free_while_no_sweep_looked_makes_no_worker_dead(api: Any, worker: int, holder: Any) -> None:
+def test_a_lock_that_was_free_while_no_sweep_looked_makes_no_worker_dead(
+    api: Any, worker: int, holder: Any
+) -> None:
     """As while the database refuses connections for a moment: the first worker that is back sweeps before the others are back."""
     holder.kill()
     api.rows("update pyworker.workers set suspect_since = clock_timestamp() - interval '3 seconds'")
-    swept = "select setval('pyworker.swept_at', ((extract(epoch from clock_timestamp()) - %s) * 1000)::bigint)"
+    swept = (
+        "select setval('pyworker.swept_at', ((extract(epoch from clock_timestamp()) - %s) * 1000)::bigint)"
+    )
     api.rows(swept, [1.8])
     api.sweep_workers()
     assert state_of(api, worker) == "suspect"
@@ -140,7 +144,9 @@ def test_a_sweep_that_sees_the_lock_held_clears_the_suspicion_too(
     assert state_of(api, worker) == "locked"
 
 
-def test_a_worker_that_never_took_the_lock_lives_by_its_lease(api: Any, worker: int, running: Any, clock: Any) -> None:
+def test_a_worker_that_never_took_the_lock_lives_by_its_lease(
+    api: Any, worker: int, running: Any, clock: Any
+) -> None:
     job = running(worker)
     for _ in range(4):
         clock.advance(seconds=19)
@@ -177,7 +183,9 @@ def test_a_sweep_on_the_connection_that_holds_the_lock_spares_its_own_worker(
     assert lock_holders(api) == 1
 
 
-def test_the_lock_is_taken_once_however_often_it_is_asked_for(api: Any, actor: Any, worker: int, holder: Any) -> None:
+def test_the_lock_is_taken_once_however_often_it_is_asked_for(
+    api: Any, actor: Any, worker: int, holder: Any
+) -> None:
     assert [holder.hold_worker_lock(worker) for _ in range(3)] == [True] * 3
     assert lock_holders(api) == 1
     holder.unregister_worker(worker)
@@ -208,7 +216,9 @@ def test_there_is_no_lock_for_a_worker_that_is_unknown(api: Any, who: int | None
     assert lock_holders(api) == 0
 
 
-def test_there_is_no_lock_for_a_worker_that_is_dead(api: Any, worker: int, holder: Any, actor: Any, clock: Any) -> None:
+def test_there_is_no_lock_for_a_worker_that_is_dead(
+    api: Any, worker: int, holder: Any, actor: Any, clock: Any
+) -> None:
     clock.advance(seconds=21)
     api.sweep_workers()
     assert holder.hold_worker_lock(worker) is False
@@ -276,7 +286,9 @@ def test_a_lock_of_the_same_number_in_another_database_means_nothing(
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
-def test_two_sweeps_at_once_hand_each_job_on_once(api: Any, actor: Any, worker: int, clock: Any, outcome: str) -> None:
+def test_two_sweeps_at_once_hand_each_job_on_once(
+    api: Any, actor: Any, worker: int, clock: Any, outcome: str
+) -> None:
     jobs = api.add_jobs([{"identifier": "t"}] * 5)
     api.claim_jobs(worker, 5)
     clock.advance(seconds=21)
@@ -286,7 +298,9 @@ def test_two_sweeps_at_once_hand_each_job_on_once(api: Any, actor: Any, worker: 
     assert api.sweep_workers() == 0  # waits for nobody
     getattr(a, outcome)()
     assert api.sweep_workers() == (0 if outcome == "commit" else 5)
-    assert [(job.state, job.attempts) for job in map(api.get_job, [job.id for job in jobs])] == [("available", 1)] * 5
+    assert [(job.state, job.attempts) for job in map(api.get_job, [job.id for job in jobs])] == [
+        ("available", 1)
+    ] * 5
     assert api.value("select count(*) from pyworker.errors") == 5
 
 
@@ -300,7 +314,9 @@ def test_many_sweeps_at_once_hand_each_job_on_once(api: Any, dsn: str, clock: An
     def sweep(n: int) -> int:
         with psycopg.connect(dsn, autocommit=True, row_factory=namedtuple_row) as conn:
             a = type(api)(conn)
-            return sum(a.sweep_workers() if n % 3 else (a.maintain() or {"rescued": 0})["rescued"] for _ in range(5))
+            return sum(
+                a.sweep_workers() if n % 3 else (a.maintain() or {"rescued": 0})["rescued"] for _ in range(5)
+            )
 
     with ThreadPoolExecutor(4) as threads:
         assert sum(threads.map(sweep, range(4))) == 50
@@ -368,7 +384,9 @@ def test_a_sweep_passes_by_a_row_that_somebody_holds_and_comes_again(
 
 
 @pytest.mark.parametrize("who", ["dead by lease", "suspect", "cleared", "forgotten", "spared"])
-def test_a_sweep_never_waits_for_a_workers_row(api: Any, actor: Any, worker: int, clock: Any, who: str) -> None:
+def test_a_sweep_never_waits_for_a_workers_row(
+    api: Any, actor: Any, worker: int, clock: Any, who: str
+) -> None:
     a = actor()
     if who == "suspect":
         api.rows("update pyworker.workers set locked = true")
@@ -436,7 +454,12 @@ def test_a_register_from_the_future_is_set_right(api: Any, worker: int) -> None:
     api.sweep_workers()
     api.sweep_workers()
     assert (
-        abs(api.value("select last_value / 1000.0 - extract(epoch from clock_timestamp()) from pyworker.swept_at")) < 5
+        abs(
+            api.value(
+                "select last_value / 1000.0 - extract(epoch from clock_timestamp()) from pyworker.swept_at"
+            )
+        )
+        < 5
     )
     assert state_of(api, worker) == "leased"
 
@@ -461,13 +484,17 @@ def test_what_a_worker_holds_is_found_however_often_it_has_claimed_since(api: An
         api.finish(api.claim(worker).id)
         api.rows("reset pyworker.claims_tidied")  # as after some time
     assert api.value("select count(*) from pyworker.claims") < 5
-    assert api.reconcile(worker, [job.id for job in held], [job.run for job in held]) == [job.id for job in held]
+    assert api.reconcile(worker, [job.id for job in held], [job.run for job in held]) == [
+        job.id for job in held
+    ]
     api.unregister_worker(worker)
     assert api.rows("select from pyworker.jobs where state = 'running'") == []
 
 
 @pytest.mark.parametrize("end", ["unregister_worker", "report_crash", "sweep_workers", "maintain"])
-def test_nothing_is_left_of_the_claims_of_workers_that_ended(api: Any, worker: int, clock: Any, end: str) -> None:
+def test_nothing_is_left_of_the_claims_of_workers_that_ended(
+    api: Any, worker: int, clock: Any, end: str
+) -> None:
     api.add_jobs([{"identifier": "t"}] * 3)
     api.claim(worker)
     api.finish(api.claim(worker).id)
@@ -525,7 +552,10 @@ def test_a_busy_database_is_not_walked_when_nobody_died(
         assert looked_at() == 0  # nor just after a worker's end
         killed = api.register_worker()
         api.claim_jobs(killed, 10)
-        api.rows("update pyworker.workers set expires_at = pyworker.clock() - interval '1 s' where id = %s", [killed])
+        api.rows(
+            "update pyworker.workers set expires_at = pyworker.clock() - interval '1 s' where id = %s",
+            [killed],
+        )
         assert 0 < looked_at() < 100
     finally:
         api.rows("truncate pyworker.live_jobs")
@@ -667,7 +697,9 @@ def test_a_sweep_beside_an_amnesty_condemns_nobody(api: Any, actor: Any, clock: 
     assert [state_of(api, worker) for worker in workers] == ["leased"] * 3
 
 
-def test_where_sweeps_are_rare_the_dead_are_found_too(api: Any, worker: int, running: Any, clock: Any) -> None:
+def test_where_sweeps_are_rare_the_dead_are_found_too(
+    api: Any, worker: int, running: Any, clock: Any
+) -> None:
     """pg_cron calls maintain() once a minute, and nobody else does: every call comes after a gap."""
     api.maintain()
     job = running(worker)
@@ -706,7 +738,9 @@ def died(api: Any, worker: int, *jobs: Any, **named: Any) -> None:
 
 
 def fate(api: Any, job: Any) -> tuple[str, int, int]:
-    (row,) = api.rows("select state, attempts, coalesce(crashes, 0) from pyworker.live_jobs where id = %s", [job.id])
+    (row,) = api.rows(
+        "select state, attempts, coalesce(crashes, 0) from pyworker.live_jobs where id = %s", [job.id]
+    )
     return tuple(row)
 
 
@@ -794,7 +828,10 @@ def test_the_limit_of_crashes_is_at_least_1(api: Any, limit: int) -> None:
 def test_a_culprit_on_its_last_attempt_is_discarded(api: Any, worker: int, running: Any) -> None:
     job = running(worker, max_attempts=1)
     died(api, worker, job)
-    assert (api.get_job(job.id).state, api.get_job(job.id).reason) == ("discarded", "worker lost on the last attempt")
+    assert (api.get_job(job.id).state, api.get_job(job.id).reason) == (
+        "discarded",
+        "worker lost on the last attempt",
+    )
 
 
 @pytest.mark.parametrize("limit", [1, 3])
@@ -874,7 +911,9 @@ def test_without_a_culprit_all_are_bystanders(api: Any, worker: int, running: An
 
 
 @pytest.mark.parametrize("who", [4711, None])
-def test_the_death_of_an_unknown_worker_harms_nobody(api: Any, worker: int, running: Any, who: int | None) -> None:
+def test_the_death_of_an_unknown_worker_harms_nobody(
+    api: Any, worker: int, running: Any, who: int | None
+) -> None:
     job = running(worker)
     api.report_crash(who, [job.id], [job.run])
     assert fate(api, job) == ("running", 1, 0)
@@ -954,7 +993,9 @@ def test_workers_that_die_at_random_do_nothing_twice_that_must_not_be_and_forget
         a.conn.close()
 
     def over(a: Any) -> bool:
-        return time.monotonic() > until and not a.rows("select from pyworker.jobs where state <> 'discarded' limit 1")
+        return time.monotonic() > until and not a.rows(
+            "select from pyworker.jobs where state <> 'discarded' limit 1"
+        )
 
     def work(a: Any, me: int, rng: random.Random) -> None:
         """One life."""
@@ -1049,7 +1090,8 @@ def test_workers_that_die_at_random_do_nothing_twice_that_must_not_be_and_forget
                 a.rows("select pg_terminate_backend(%s)", [backend])
             elif kind == "lease":
                 a.rows(
-                    "update pyworker.workers set expires_at = pyworker.clock() - interval '1 s' where id = %s", [victim]
+                    "update pyworker.workers set expires_at = pyworker.clock() - interval '1 s' where id = %s",
+                    [victim],
                 )
                 a.sweep_workers()  # before it beats again, or it was only late
             else:
@@ -1077,7 +1119,11 @@ def test_workers_that_die_at_random_do_nothing_twice_that_must_not_be_and_forget
         return swept
 
     with ThreadPoolExecutor(10) as threads:
-        crew = [threads.submit(adder), threads.submit(reaper), *(threads.submit(sweeper, bool(i)) for i in range(2))]
+        crew = [
+            threads.submit(adder),
+            threads.submit(reaper),
+            *(threads.submit(sweeper, bool(i)) for i in range(2)),
+        ]
         crew += [threads.submit(worker, seed) for seed in range(6)]
         results = [future.result() for future in crew]
     rows = {

@@ -12,7 +12,13 @@ from typing import Any
 import psycopg
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 EXAMPLES = int(os.environ.get("PYWORKER_MODEL_EXAMPLES", "60"))
 STEPS = int(os.environ.get("PYWORKER_MODEL_STEPS", "30"))
@@ -76,7 +82,8 @@ class Model:
                 job.state = "available"
         for job in sorted((job for job in due if job.state == "retryable"), key=lambda job: job.run_at):
             taken = any(
-                other.key == job.key and other is not job and other.state in (job.recheck or []) for other in self.jobs
+                other.key == job.key and other is not job and other.state in (job.recheck or [])
+                for other in self.jobs
             )
             job.state, job.ended = "discarded" if taken else "available", self.now
 
@@ -112,12 +119,21 @@ ojs_states = st.sampled_from(
     ]
 )
 river_states = st.sampled_from(
-    [{}, *[{"by_state": [*REQUIRED, *s]} for s in ([], ["retryable"], ["completed"], ["discarded", "cancelled"])]]
+    [
+        {},
+        *[
+            {"by_state": [*REQUIRED, *s]}
+            for s in ([], ["retryable"], ["completed"], ["discarded", "cancelled"])
+        ],
+    ]
 )
 ojs = st.builds(lambda *parts: {k: v for p in parts for k, v in p.items()}, st.just({"keys": ["args"]}), conflicts, ojs_states,
                 st.sampled_from([{}, {"period": "PT150M"}]))  # fmt: skip
 river = st.builds(
-    lambda *parts: {k: v for p in parts for k, v in p.items()}, st.just({"by_args": True}), conflicts, river_states
+    lambda *parts: {k: v for p in parts for k, v in p.items()},
+    st.just({"by_args": True}),
+    conflicts,
+    river_states,
 )
 adds = st.tuples(st.integers(0, 1), river | ojs, st.booleans())
 numbers = st.integers(0, 1000)
@@ -174,7 +190,9 @@ class Machine(RuleBasedStateMachine):
     def add_many(self, specs: list[Any]) -> None:
         before, saved = self.model.jobs, [copy(job) for job in self.model.jobs]
         self.model.jobs = list(before)
-        results = [self.model.add(n, policy, self.model.now + DELAY if later else None) for n, policy, later in specs]
+        results = [
+            self.model.add(n, policy, self.model.now + DELAY if later else None) for n, policy, later in specs
+        ]
         try:
             rows = self.api.add_jobs([self.spec(*add) for add in specs])
         except psycopg.Error as error:
@@ -243,7 +261,9 @@ class Machine(RuleBasedStateMachine):
         elif verb == "retry":
             assert self.sqlstate(lambda: self.api.retry_job(job.id)) == self.model.retry(job)
         else:
-            assert self.sqlstate(lambda: self.api.delete_job(job.id)) == ("PW005" if job.state == "running" else None)
+            assert self.sqlstate(lambda: self.api.delete_job(job.id)) == (
+                "PW005" if job.state == "running" else None
+            )
             if job.state != "running":
                 self.model.jobs.remove(job)
 
@@ -268,7 +288,9 @@ class Machine(RuleBasedStateMachine):
                full join pyworker.unique_keys k on encode(k.unique_key, 'hex') = j.unique_key order by j.id"""
         )
         ours = [(row.id, row.state, row.run, bool(row.replaced)) for row in rows]
-        assert ours == sorted((j.id, j.state, j.run, j.replaced and j.state == "cancelled") for j in self.model.jobs)
+        assert ours == sorted(
+            (j.id, j.state, j.run, j.replaced and j.state == "cancelled") for j in self.model.jobs
+        )
         assert all(row.ledger for row in rows)  # a row for each key that some job has, and no other
 
 

@@ -117,7 +117,9 @@ def test_an_invalid_policy_is_refused_by_name_and_nothing_is_inserted(api: Any, 
                 add(api, policy)
         elif entrance == "add_jobs":
             with api.refusal("PW001", r"add_jobs: specs\[2\]: unique_policy", *words):
-                api.add_jobs([{"identifier": "t"}, {"identifier": "t", "payload": A, "unique_policy": policy}])
+                api.add_jobs(
+                    [{"identifier": "t"}, {"identifier": "t", "payload": A, "unique_policy": policy}]
+                )
         elif "the payload has" not in words:
             with api.refusal("PW001", "define_task: unique_policy", *words):
                 api.define_task("t", unique_policy=Jsonb(policy))
@@ -156,7 +158,9 @@ def test_every_valid_policy_is_accepted_everywhere(api: Any) -> None:
         assert len(job.unique_key) == 64
         api.define_task(f"{n}b", unique_policy=Jsonb(policy))
         assert api.add_job(f"{n}b", Jsonb(payload), meta=meta and Jsonb(meta)).unique_key
-        [bulk] = api.add_jobs([{"identifier": f"{n}c", "payload": payload, "meta": meta, "unique_policy": policy}])
+        [bulk] = api.add_jobs(
+            [{"identifier": f"{n}c", "payload": payload, "meta": meta, "unique_policy": policy}]
+        )
         assert bulk.unique_key
 
 
@@ -211,8 +215,14 @@ def test_a_unique_job_may_be_as_deep_as_any_job_and_too_deep_meta_is_refused(api
     ("arguments", "policy"),
     [
         ("by_args => 'true'", {"by_args": True}),
-        ("""by_args => '["customer_id"]', by_queue => true""", {"by_args": ["customer_id"], "by_queue": True}),
-        ("by_period => '15 minutes', on_conflict => 'replace'", {"by_period": "00:15:00", "on_conflict": "replace"}),
+        (
+            """by_args => '["customer_id"]', by_queue => true""",
+            {"by_args": ["customer_id"], "by_queue": True},
+        ),
+        (
+            "by_period => '15 minutes', on_conflict => 'replace'",
+            {"by_period": "00:15:00", "on_conflict": "replace"},
+        ),
         (
             "by_state => '{available,pending,running,scheduled}'",
             {"by_state": ["available", "pending", "running", "scheduled"]},
@@ -222,7 +232,9 @@ def test_a_unique_job_may_be_as_deep_as_any_job_and_too_deep_meta_is_refused(api
 )
 def test_unique_opts_spells_a_river_policy(api: Any, arguments: str, policy: Any) -> None:
     assert api.value(f"select pyworker.unique_opts({arguments})") == policy
-    job = api.rows(f"select * from pyworker.add_job('t', unique_policy => pyworker.unique_opts({arguments}))")[0]
+    job = api.rows(
+        f"select * from pyworker.add_job('t', unique_policy => pyworker.unique_opts({arguments}))"
+    )[0]
     assert job.unique_key == add(api, {**policy, "on_conflict": "ignore"}, {}).unique_key
 
 
@@ -238,7 +250,9 @@ def test_unique_opts_refuses_what_river_refuses_and_never_means_nothing(api: Any
 
 def test_a_tasks_policy_holds_for_every_add_and_an_argument_replaces_it_whole(api: Any) -> None:
     api.define_task(
-        "t", unique_policy=Jsonb({"keys": ["args"], "period": "PT1H", "on_conflict": "ignore"}), queue_name="q"
+        "t",
+        unique_policy=Jsonb({"keys": ["args"], "period": "PT1H", "on_conflict": "ignore"}),
+        queue_name="q",
     )
     first = api.add_job("t", A)
     assert api.add_job("t", A).id == first.id
@@ -246,7 +260,9 @@ def test_a_tasks_policy_holds_for_every_add_and_an_argument_replaces_it_whole(ap
         "select * from pyworker.add_jobs(array[row('t', '{\"a\": 1}', null, null, null, null, null, null)::pyworker.job_spec])"
     )
     assert (bulk.id, bulk.deduplicated) == (first.id, True)
-    assert [job.id for job in api.add_jobs([{"identifier": "t", "payload": A, "unique_policy": None}])] == [first.id]
+    assert [job.id for job in api.add_jobs([{"identifier": "t", "payload": A, "unique_policy": None}])] == [
+        first.id
+    ]
     # Whole: neither its keys nor its on_conflict remain.
     assert add(api, {}).id != first.id
     with api.refusal("PW003"):
@@ -307,9 +323,13 @@ def test_conformance_declares_strong_uniqueness(api: Any) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_only_the_chosen_properties_make_a_job_unique(api: Any, policy: Any, one: Any, other: Any, same: bool) -> None:
+def test_only_the_chosen_properties_make_a_job_unique(
+    api: Any, policy: Any, one: Any, other: Any, same: bool
+) -> None:
     policy = {**policy, "on_conflict": "ignore"}
-    first, second = api.add_jobs([{"identifier": "t", "unique_policy": policy, **spec} for spec in (one, other)])
+    first, second = api.add_jobs(
+        [{"identifier": "t", "unique_policy": policy, **spec} for spec in (one, other)]
+    )
     assert (second.deduplicated, second.id == first.id) == (same, same)
 
 
@@ -319,7 +339,8 @@ def test_period_states_and_conflict_are_not_in_the_key_but_the_spelling_is(api: 
         for more in ({}, {"period": "PT1H"}, {"on_conflict": "replace"})
     ]
     river = [
-        add(api, {**RIVER, **more}).unique_key for more in ({}, {"by_state": [*REQUIRED]}, {"on_conflict": "replace"})
+        add(api, {**RIVER, **more}).unique_key
+        for more in ({}, {"by_state": [*REQUIRED]}, {"on_conflict": "replace"})
     ]
     assert (len(set(ojs)), len(set(river))) == (1, 1)
     assert ojs[0] != river[0]
@@ -349,7 +370,11 @@ def test_a_conflict_ends_as_the_policy_says_in_every_state(
     if listed and conflict == "reject":
         with api.refusal("PW003", f"add_job: job {old.id} .{state}. has the same unique key") as caught:
             add(api, policy, run_at=api.at("2 hours"))
-        assert detail(caught) == {"existing_job_id": old.id, "existing_job_state": state, "unique_key": old.unique_key}
+        assert detail(caught) == {
+            "existing_job_id": old.id,
+            "existing_job_state": state,
+            "unique_key": old.unique_key,
+        }
         assert (count(api), api.get_job(old.id)) == (before, old)
         return
     run_at = api.at("2 hours")
@@ -372,7 +397,9 @@ def test_a_conflict_ends_as_the_policy_says_in_every_state(
 
 
 @pytest.mark.parametrize("policy", [OJS, RIVER])
-def test_the_run_that_was_replaced_is_fenced_off_and_its_worker_told(api: Any, worker: int, policy: Any) -> None:
+def test_the_run_that_was_replaced_is_fenced_off_and_its_worker_told(
+    api: Any, worker: int, policy: Any
+) -> None:
     policy = {**policy, "on_conflict": "replace"}
     api.rows("listen pyworker")
     add(api, policy, queue_name="q")
@@ -383,16 +410,21 @@ def test_the_run_that_was_replaced_is_fenced_off_and_its_worker_told(api: Any, w
         api.finish_job(old.id, old.run)
     with api.refusal("PW002"):
         api.snooze_job(old.id, old.run, "1 s")
-    assert api.finish_jobs([old.id], [old.run]) == api.fail(old) == api.release_jobs([old.id], [old.run]) == []
+    assert (
+        api.finish_jobs([old.id], [old.run]) == api.fail(old) == api.release_jobs([old.id], [old.run]) == []
+    )
     assert api.get_job(old.id).reason == "replaced"
     # The queue's slot is free: the new job has its turn.
     assert api.claim(worker).id == new.id
 
 
-def test_replace_cancels_every_live_match_and_ignore_names_the_newest_that_lives(api: Any, job_in: Any) -> None:
+def test_replace_cancels_every_live_match_and_ignore_names_the_newest_that_lives(
+    api: Any, job_in: Any
+) -> None:
     narrow = {**OJS, "states": []}
     old = [
-        job_in(state, payload=A, unique_policy=narrow) for state in ("completed", "scheduled", "discarded", "scheduled")
+        job_in(state, payload=A, unique_policy=narrow)
+        for state in ("completed", "scheduled", "discarded", "scheduled")
     ]
     last = job_in("completed", payload=A, unique_policy=narrow)
     assert add(api, {**OJS, "states": ALL, "on_conflict": "ignore"}).id == old[3].id
@@ -494,7 +526,9 @@ def test_a_river_period_is_a_window_aligned_in_utc_wherever_the_client_sits(
         return text if len(text) > 16 and text[4] == "-" else f"{moment[:10]} {text}"
 
     first = add(api, policy, run_at=moment)
-    for zone, style, text in zip(["Europe/Berlin", "Asia/Kathmandu"], ["iso_8601", "sql_standard"], same, strict=False):
+    for zone, style, text in zip(
+        ["Europe/Berlin", "Asia/Kathmandu"], ["iso_8601", "sql_standard"], same, strict=False
+    ):
         api.rows(f"set timezone = '{zone}'; set intervalstyle = '{style}'; set datestyle = 'ISO, DMY'")
         assert add(api, policy, run_at=at(text)).id == first.id
     assert add(api, policy, run_at=at(next_window)).id != first.id
@@ -552,7 +586,12 @@ def test_an_ended_job_brought_back_by_retry_counts_as_live_again(api: Any, job_i
 def test_deleting_the_last_job_of_a_key_releases_its_row(api: Any, job_in: Any, state: str) -> None:
     policy = {**OJS, "states": []}
     two = [
-        job_in(state, payload=A, unique_policy=policy, sequence_policy={"key": f"s{n}"} if state == "pending" else None)
+        job_in(
+            state,
+            payload=A,
+            unique_policy=policy,
+            sequence_policy={"key": f"s{n}"} if state == "pending" else None,
+        )
         for n in range(2)
     ]
     assert keys(api) == 1
@@ -617,7 +656,9 @@ def test_a_rejected_spec_names_its_position_and_rolls_the_call_back(api: Any) ->
         {"identifier": "t", "payload": {"a": 2}, "unique_policy": OJS},
         {"identifier": "t", "payload": A, "unique_policy": OJS},
     ]
-    with api.refusal("PW003", rf"^add_jobs: specs\[4\]: job {held.id} .available. has the same unique key") as caught:
+    with api.refusal(
+        "PW003", rf"^add_jobs: specs\[4\]: job {held.id} .available. has the same unique key"
+    ) as caught:
         api.add_jobs(specs)
     assert detail(caught)["existing_job_id"] == held.id
     assert (count(api), keys(api)) == (1, 1)
@@ -635,8 +676,16 @@ def test_a_mixed_call_gives_ids_in_spec_order_and_burns_none_for_duplicates(api:
             {"identifier": "t", "payload": {"n": n}},
             {"identifier": "t", "payload": {"a": n % 6}, "unique_policy": {**OJS, "on_conflict": "ignore"}},
             {"identifier": "t", "payload": {"n": n}, "job_key": f"k{n}" if n % 2 else "k"},
-            {"identifier": "t", "payload": {"a": 99 - n}, "unique_policy": {**RIVER, "on_conflict": "replace"}},
-            {"identifier": "t", "payload": {"r": n % 2}, "unique_policy": {**RIVER, "on_conflict": "replace"}},
+            {
+                "identifier": "t",
+                "payload": {"a": 99 - n},
+                "unique_policy": {**RIVER, "on_conflict": "replace"},
+            },
+            {
+                "identifier": "t",
+                "payload": {"r": n % 2},
+                "unique_policy": {**RIVER, "on_conflict": "replace"},
+            },
             {"identifier": "t", "payload": {"s": n % 2}, "unique_policy": {**OJS, "states": []}},
         ]
     jobs = api.add_jobs(specs)

@@ -90,7 +90,9 @@ def test_the_second_add_waits_for_the_first_and_then_knows(
         return
     else:
         two.commit()
-    assert (result.id == first.id, result.deduplicated) == ((True, True) if policy is IGNORE else (False, False))
+    assert (result.id == first.id, result.deduplicated) == (
+        (True, True) if policy is IGNORE else (False, False)
+    )
     assert live(api) == [result.id]
 
 
@@ -116,7 +118,9 @@ def test_an_add_whose_snapshot_is_older_than_the_other_job_says_so(
 
 @pytest.mark.parametrize("end", ["commit", "rollback", "kill"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_bulk_add_waits_for_a_single_one_and_the_other_way_round(api: Any, actor: Any, level: str, end: str) -> None:
+def test_a_bulk_add_waits_for_a_single_one_and_the_other_way_round(
+    api: Any, actor: Any, level: str, end: str
+) -> None:
     for bulk_first in (True, False):
         one, two = actor(), actor()
         one.begin(level)
@@ -131,12 +135,16 @@ def test_a_bulk_add_waits_for_a_single_one_and_the_other_way_round(api: Any, act
             assert outcome(future) == "40001"
             continue
         result = future.result(20)[0 if bulk_first else 1]
-        assert (result.id == first.id, result.deduplicated) == ((True, True) if end == "commit" else (False, False))
+        assert (result.id == first.id, result.deduplicated) == (
+            (True, True) if end == "commit" else (False, False)
+        )
         two.commit()
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_an_add_in_a_savepoint_that_was_rolled_back_leaves_the_key_free(api: Any, actor: Any, level: str) -> None:
+def test_an_add_in_a_savepoint_that_was_rolled_back_leaves_the_key_free(
+    api: Any, actor: Any, level: str
+) -> None:
     one = actor()
     one.begin(level)
     one.rows("savepoint s")
@@ -148,7 +156,9 @@ def test_an_add_in_a_savepoint_that_was_rolled_back_leaves_the_key_free(api: Any
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_skip_in_an_open_transaction_is_in_nobodys_way(api: Any, actor: Any, worker: int, level: str) -> None:
+def test_a_skip_in_an_open_transaction_is_in_nobodys_way(
+    api: Any, actor: Any, worker: int, level: str
+) -> None:
     version = "select ctid::text, xmin::text, xmax::text from pyworker.live_jobs"
     job = add(api, IGNORE)
     before = api.rows(version)
@@ -178,7 +188,12 @@ ENDS: dict[str, tuple[Callable[[Any, Any], Any], str | None]] = {
 }
 
 
-ENDINGS = [("read committed", True), ("repeatable read", True), ("serializable", True), ("read committed", False)]
+ENDINGS = [
+    ("read committed", True),
+    ("repeatable read", True),
+    ("serializable", True),
+    ("read committed", False),
+]
 
 
 @pytest.mark.parametrize(("level", "commits"), ENDINGS)
@@ -274,7 +289,9 @@ def test_an_end_is_never_refused_for_an_add_that_was_committed_meanwhile(
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.parametrize("state", ["completed", "cancelled", "discarded"])
-def test_a_retry_and_an_add_of_one_key_take_turns(api: Any, actor: Any, job_in: Any, state: str, end: str) -> None:
+def test_a_retry_and_an_add_of_one_key_take_turns(
+    api: Any, actor: Any, job_in: Any, state: str, end: str
+) -> None:
     old = job_in(state, payload={"n": 1}, unique_policy=REJECT)
     for retry_first in (True, False):
         one, two = actor(), actor()
@@ -295,7 +312,9 @@ def test_a_retry_and_an_add_of_one_key_take_turns(api: Any, actor: Any, job_in: 
 # No deadlocks
 
 
-def test_a_bulk_add_whose_duplicate_ends_while_it_waits_cannot_deadlock(api: Any, actor: Any, worker: int) -> None:
+def test_a_bulk_add_whose_duplicate_ends_while_it_waits_cannot_deadlock(
+    api: Any, actor: Any, worker: int
+) -> None:
     low, high = keys_in_order(api, 2)
     add(api, IGNORE, low)
     job = api.claim(worker)
@@ -314,7 +333,9 @@ def test_a_bulk_add_whose_duplicate_ends_while_it_waits_cannot_deadlock(api: Any
     assert live(api) == sorted([a.id, d.id, plain.id])
 
 
-def test_an_add_looks_again_once_it_holds_a_key_that_was_known_before(api: Any, actor: Any, job_in: Any) -> None:
+def test_an_add_looks_again_once_it_holds_a_key_that_was_known_before(
+    api: Any, actor: Any, job_in: Any
+) -> None:
     """Between its look and its hold another one has come and gone."""
     job_in("completed", payload={"n": 1}, unique_policy=IGNORE)
     gate, one = actor(), actor()
@@ -334,7 +355,9 @@ def test_two_bulk_adds_with_opposite_orders_of_unique_keys_do_not_deadlock(api: 
     low, middle, high = keys_in_order(api, 3)
     blocker, one, two = actor(), actor(), actor()
     for each in (one, two):
-        each.rows("set deadlock_timeout = '10min'")  # one that was in a deadlock begins again, and nobody would notice
+        each.rows(
+            "set deadlock_timeout = '10min'"
+        )  # one that was in a deadlock begins again, and nobody would notice
     blocker.begin()
     add(blocker, IGNORE, middle)  # so that both batches really begin before either ends
     first = one.later.add_jobs([spec(IGNORE, n) for n in (low, middle, high)])
@@ -366,7 +389,9 @@ def test_retry_jobs_takes_the_keys_in_the_order_of_bulk_adds(api: Any, actor: An
 # Swarms
 
 
-def swarm(dsn: str, sessions: int, work: Callable[[psycopg.Connection[Any], random.Random, int], None]) -> None:
+def swarm(
+    dsn: str, sessions: int, work: Callable[[psycopg.Connection[Any], random.Random, int], None]
+) -> None:
     """work(conn, rng, n) at once in that many sessions."""
 
     def run(n: int) -> None:
@@ -391,7 +416,9 @@ def race(dsn: str, api: Any, level: str, sessions: int, rounds: int) -> Counter[
             policy = rng.choice([REJECT, IGNORE, REPLACE])
             fate = rng.choice(["commit", "commit", "commit", "rollback", "rollback", "kill"])
             conn.execute(
-                f"begin isolation level {level}" if conn.autocommit else f"set transaction isolation level {level}"
+                f"begin isolation level {level}"
+                if conn.autocommit
+                else f"set transaction isolation level {level}"
             )
             conn.execute("select 1 from pg_class limit 1")  # the snapshot is older than the others' adds
             barrier.wait()
@@ -426,7 +453,9 @@ def race(dsn: str, api: Any, level: str, sessions: int, rounds: int) -> Counter[
                     "select (payload ->> 'n')::int, id, state from pyworker.finished_jobs")  # fmt: skip
     for turn in range(rounds):
         added = {job for t, _, what, job in log if (t, what) == (turn, "added")}
-        assert {row.id for row in rows if row.n == turn} == added  # what committed is there, what did not is not
+        assert {
+            row.id for row in rows if row.n == turn
+        } == added  # what committed is there, what did not is not
         assert [row.state for row in rows if row.n == turn].count("available") == bool(added), (turn, log)
         seen = {job for t, _, what, job in log if (t, what) == (turn, "skipped")}
         assert seen <= added
@@ -437,7 +466,9 @@ def race(dsn: str, api: Any, level: str, sessions: int, rounds: int) -> Counter[
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_however_many_add_at_once_and_however_they_end_one_live_job_comes_of_it(api: Any, dsn: str, level: str) -> None:
+def test_however_many_add_at_once_and_however_they_end_one_live_job_comes_of_it(
+    api: Any, dsn: str, level: str
+) -> None:
     print(level, dict(race(dsn, api, level, sessions=7, rounds=40)))
 
 
@@ -494,14 +525,18 @@ def turmoil(dsn: str, api: Any, worker: int, sessions: int, steps: int) -> Count
                     conn.execute("select pyworker.add_jobs(%s::jsonb)", [Jsonb(specs)])
                 elif verb == "work":
                     with conn.transaction():
-                        jobs = conn.execute("select id, run from pyworker.claim_jobs(%s, 3)", [worker]).fetchall()
+                        jobs = conn.execute(
+                            "select id, run from pyworker.claim_jobs(%s, 3)", [worker]
+                        ).fetchall()
                     if rng.random() < 0.7:
                         conn.execute(
-                            "select pyworker.finish_jobs(%s, %s)", [[j[0] for j in jobs], [j[1] for j in jobs]]
+                            "select pyworker.finish_jobs(%s, %s)",
+                            [[j[0] for j in jobs], [j[1] for j in jobs]],
                         )
                     else:
                         failures = [
-                            {"id": j[0], "run": j[1], "error": "e", "discard": rng.random() < 0.5} for j in jobs
+                            {"id": j[0], "run": j[1], "error": "e", "discard": rng.random() < 0.5}
+                            for j in jobs
                         ]
                         conn.execute("select pyworker.fail_jobs(%s)", [Jsonb(failures)])
                 elif verb == "retry_jobs":
@@ -524,10 +559,14 @@ def turmoil(dsn: str, api: Any, worker: int, sessions: int, steps: int) -> Count
     return counts
 
 
-def test_in_all_turmoil_no_key_has_two_live_jobs_and_nobody_deadlocks(api: Any, dsn: str, worker: int) -> None:
+def test_in_all_turmoil_no_key_has_two_live_jobs_and_nobody_deadlocks(
+    api: Any, dsn: str, worker: int
+) -> None:
     print(dict(turmoil(dsn, api, worker, sessions=6, steps=60)))
 
 
 @pytest.mark.torture
-def test_in_long_turmoil_no_key_has_two_live_jobs_and_nobody_deadlocks(api: Any, dsn: str, worker: int) -> None:
+def test_in_long_turmoil_no_key_has_two_live_jobs_and_nobody_deadlocks(
+    api: Any, dsn: str, worker: int
+) -> None:
     print(dict(turmoil(dsn, api, worker, sessions=8, steps=3000)))

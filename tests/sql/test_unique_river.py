@@ -54,14 +54,19 @@ def test_u2_hosts_in_different_time_zones_deduplicate(api: Any, actor: Any) -> N
     for zone in ["UTC", "Europe/Berlin", "Pacific/Kiritimati", "America/Los_Angeles"]:
         host = actor()
         host.rows(f"set timezone = '{zone}'")
-        ids |= {add(host, {"by_period": "1 day"}, run_at=f"2026-03-29 {clock}+00").id for clock in ("00:30", "23:30")}
+        ids |= {
+            add(host, {"by_period": "1 day"}, run_at=f"2026-03-29 {clock}+00").id
+            for clock in ("00:30", "23:30")
+        }
     assert len(ids) == 1
 
 
 # U3, U7: the end of a backoff
 
 
-def test_u3_of_a_retry_and_a_scheduled_job_due_at_once_one_survives(api: Any, worker: int, clock: Any) -> None:
+def test_u3_of_a_retry_and_a_scheduled_job_due_at_once_one_survives(
+    api: Any, worker: int, clock: Any
+) -> None:
     retry = waiting(api, worker)
     scheduled = add(api, run_at=api.at("1 minute"))
     clock.advance(hours=1)
@@ -92,7 +97,9 @@ def test_retries_give_way_to_any_live_holder(api: Any, worker: int, clock: Any, 
     if holder == "pending":
         api.add_job("other", sequence_policy={"key": "s"})
         api.promote_jobs()
-    named = {"scheduled": {"run_at": api.at("1 year")}, "pending": {"sequence_policy": {"key": "s"}}}.get(holder, {})
+    named = {"scheduled": {"run_at": api.at("1 year")}, "pending": {"sequence_policy": {"key": "s"}}}.get(
+        holder, {}
+    )
     job = add(api, **named)
     if holder == "running":
         assert api.claim(worker, "t").id == job.id
@@ -104,7 +111,9 @@ def test_retries_give_way_to_any_live_holder(api: Any, worker: int, clock: Any, 
     assert states(api, job) == [holder]
 
 
-def test_a_retry_whose_key_is_free_goes_on_and_meta_is_kept_when_it_is_not(api: Any, worker: int, clock: Any) -> None:
+def test_a_retry_whose_key_is_free_goes_on_and_meta_is_kept_when_it_is_not(
+    api: Any, worker: int, clock: Any
+) -> None:
     alone = waiting(api, worker)
     clock.advance(hours=1)
     assert api.promote_jobs() == 1
@@ -160,7 +169,9 @@ def test_u7_a_promotion_during_an_add_waits_for_nothing_and_decides_later(
     assert api.get_job(new.id).state == ("available" if end == "commit" else None)
 
 
-def test_many_retries_of_a_key_in_use_do_not_hold_up_the_others(api: Any, actor: Any, worker: int, clock: Any) -> None:
+def test_many_retries_of_a_key_in_use_do_not_hold_up_the_others(
+    api: Any, actor: Any, worker: int, clock: Any
+) -> None:
     for _ in range(110):
         waiting(api, worker)
     other = waiting(api, worker, payload={"a": 2})
@@ -199,12 +210,16 @@ def test_two_promoters_leave_one_survivor(api: Any, actor: Any, worker: int, clo
 
 
 def test_u4_rows_of_one_key_in_one_call_are_no_error(api: Any) -> None:
-    jobs = api.add_jobs([{"identifier": "t", "payload": {"a": n % 3}, "unique_policy": RIVER} for n in range(9)])
+    jobs = api.add_jobs(
+        [{"identifier": "t", "payload": {"a": n % 3}, "unique_policy": RIVER} for n in range(9)]
+    )
     assert [job.id for job in jobs] == [jobs[n % 3].id for n in range(9)]
     assert [job.deduplicated for job in jobs] == [False] * 3 + [True] * 6
 
 
-def test_u5_a_skip_hides_no_job_from_workers_and_blocks_no_other_skip(api: Any, actor: Any, worker: int) -> None:
+def test_u5_a_skip_hides_no_job_from_workers_and_blocks_no_other_skip(
+    api: Any, actor: Any, worker: int
+) -> None:
     job = add(api, RIVER)
     one = actor()
     one.begin()
@@ -281,7 +296,9 @@ def test_u10_a_retry_by_hand_onto_a_held_key_is_a_refusal_that_names_the_holder(
 
 @pytest.mark.parametrize("policy", [LOOSE, OJS])
 def test_of_several_ended_jobs_of_a_key_one_can_be_brought_back(api: Any, job_in: Any, policy: Any) -> None:
-    old = [job_in(state, payload=A, unique_policy=policy) for state in ("completed", "discarded", "cancelled")]
+    old = [
+        job_in(state, payload=A, unique_policy=policy) for state in ("completed", "discarded", "cancelled")
+    ]
     assert [job.id for job in api.retry_jobs([job.id for job in old])] == [old[0].id]
 
 
@@ -326,11 +343,15 @@ def test_whoever_comes_first_gets_the_key(api: Any, worker: int, clock: Any, ord
             api.promote_jobs()
         elif api.get_job(old[1].id).state == "retryable":
             api.retry_jobs([old[1].id])
-        live = api.rows("select id from pyworker.jobs where state in ('available', 'running', 'scheduled', 'pending')")
+        live = api.rows(
+            "select id from pyworker.jobs where state in ('available', 'running', 'scheduled', 'pending')"
+        )
         assert len(live) == 1
 
 
-def test_of_mixed_policies_of_one_key_one_job_survives_when_the_backoffs_end(api: Any, worker: int, clock: Any) -> None:
+def test_of_mixed_policies_of_one_key_one_job_survives_when_the_backoffs_end(
+    api: Any, worker: int, clock: Any
+) -> None:
     """The strict one waits for its retry and counts as a duplicate of its like; the loose one does not mind it."""
     strict = waiting(api, worker, policy=RIVER)
     loose = waiting(api, worker)

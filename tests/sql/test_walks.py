@@ -141,7 +141,10 @@ LATE: dict[str, Callable[[Any, int], Callable[[], int]]] = {
         how: lambda api, worker, how=how: of_a_worker(api, worker, how)
         for how in ("release", "fail", "snooze", "unlock")
     },
-    **{how: lambda api, worker, how=how: waiting(api, worker, how) for how in ("retry", "reschedule", "replace")},
+    **{
+        how: lambda api, worker, how=how: waiting(api, worker, how)
+        for how in ("retry", "reschedule", "replace")
+    },
     "added for an earlier time": lambda api, worker: lambda: api.add_job("t", run_at=api.at("-1 hour")).id,
     "added in bulk": lambda api, worker: lambda: add(api, 1, run_at=str(api.at("-1 hour")))[0],
 }
@@ -165,7 +168,9 @@ def test_a_job_that_comes_to_stand_before_the_place_is_found_by_the_next_claim(
     a.rows("select set_config('pyworker.walk_claim', '', false)")
 
 
-def test_one_that_a_claim_had_no_room_for_is_found_by_the_claim_after_it(noted: Any, api: Any, worker: int) -> None:
+def test_one_that_a_claim_had_no_room_for_is_found_by_the_claim_after_it(
+    noted: Any, api: Any, worker: int
+) -> None:
     early = [api.add_job("t", run_at=api.at("-1 hour")).id for _ in range(3)]
     for expected in (early[:2], [early[2], noted.left[0]], noted.left[1:3]):
         assert ids(noted.claim_jobs(worker, 2)) == expected
@@ -203,19 +208,25 @@ def test_a_job_that_was_long_in_committing_waits_no_longer_than_the_place_is_kep
 
 
 @pytest.mark.parametrize("ahead", ["1 hour", "2.5 seconds"])
-def test_a_place_from_a_clock_that_was_set_back_is_dropped(noted: Any, hidden: int, worker: int, ahead: str) -> None:
+def test_a_place_from_a_clock_that_was_set_back_is_dropped(
+    noted: Any, hidden: int, worker: int, ahead: str
+) -> None:
     prolong(noted, ahead)
     assert ids(noted.claim_jobs(worker, 1)) == [hidden]
 
 
-def test_a_place_is_for_the_same_worker_and_filters_only(noted: Any, hidden: int, api: Any, worker: int) -> None:
+def test_a_place_is_for_the_same_worker_and_filters_only(
+    noted: Any, hidden: int, api: Any, worker: int
+) -> None:
     assert noted.claim_jobs(worker, 1) == []
     prolong(noted)
     other = api.register_worker()
     assert ids(noted.claim_jobs(other, 1)) == [hidden]
 
 
-def test_a_place_is_kept_for_two_seconds_at_most_however_long_the_walk_was(api: Any, actor: Any, worker: int) -> None:
+def test_a_place_is_kept_for_two_seconds_at_most_however_long_the_walk_was(
+    api: Any, actor: Any, worker: int
+) -> None:
     a = actor()
     a.rows(
         "select pyworker._keep_walk('due', row(1, null, '{}', null, null)::pyworker._walk, clock_timestamp() - interval '1 hour')"
@@ -244,9 +255,12 @@ def test_promotions_do_not_walk_again_what_has_ended_under_an_old_snapshot(
     else:
         api.set_queue("q", 2**31 - 1)
         api.rows(
-            "insert into pyworker.promotion_requests (lane) select 'queue:q' from generate_series(1, %s)", [5 * MANY]
+            "insert into pyworker.promotion_requests (lane) select 'queue:q' from generate_series(1, %s)",
+            [5 * MANY],
         )
-    while api.promote_jobs() or api.rows("select from pyworker.promotion_requests where after is null limit 1"):
+    while api.promote_jobs() or api.rows(
+        "select from pyworker.promotion_requests where after is null limit 1"
+    ):
         pass
     while jobs := api.claim_jobs(worker, 1000):
         api.finish(*ids(jobs))
@@ -276,7 +290,8 @@ def test_a_request_that_an_open_transaction_moves_to_the_end_keeps_no_claim_wait
     old.begin("repeatable read")
     old.rows("select 1 from pyworker.jobs")
     api.rows(
-        "insert into pyworker.promotion_requests (lane) select 'queue:other' from generate_series(1, %s)", [5 * MANY]
+        "insert into pyworker.promotion_requests (lane) select 'queue:other' from generate_series(1, %s)",
+        [5 * MANY],
     )
     while api.promote_jobs() or api.rows("select from pyworker.promotion_requests limit 1"):
         pass
@@ -331,7 +346,9 @@ def commits(actor: Callable[[], Any]) -> Iterator[Callable[..., str]]:
         return admin.value("select string_agg(distinct setting, ' ') from public.how")
 
     yield commits
-    admin.rows("drop trigger how on pyworker.live_jobs; drop function public.note_setting; drop table public.how")
+    admin.rows(
+        "drop trigger how on pyworker.live_jobs; drop function public.note_setting; drop table public.how"
+    )
 
 
 def test_a_claim_need_not_wait_for_the_disk_unless_its_jobs_take_turns(
@@ -348,13 +365,16 @@ def test_a_claim_need_not_wait_for_the_disk_unless_its_jobs_take_turns(
         ):
             api.add_job("t", **named)
             api.promote_jobs()
-            assert commits(lambda: [api.finish_job(job.id, job.run) for job in a.claim_jobs(worker, 5)]) == setting, (
-                named
-            )
+            assert (
+                commits(lambda: [api.finish_job(job.id, job.run) for job in a.claim_jobs(worker, 5)])
+                == setting
+            ), named
         assert a.value("show synchronous_commit") == wanted
 
 
-def test_a_place_that_was_written_by_hand_breaks_only_the_session_that_wrote_it(actor: Any, worker: int) -> None:
+def test_a_place_that_was_written_by_hand_breaks_only_the_session_that_wrote_it(
+    actor: Any, worker: int
+) -> None:
     a = actor()
     a.rows("select set_config('pyworker.walk_claim', 'nonsense', false)")
     with pytest.raises(psycopg.errors.InvalidTextRepresentation):

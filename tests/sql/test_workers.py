@@ -87,7 +87,9 @@ def test_a_dead_workers_late_word_is_refused(api: Any, job_in: Any, worker: int,
         api.claim(other)
 
 
-def test_the_job_that_killed_its_worker_once_too_often_is_discarded(api: Any, worker: int, clock: Any) -> None:
+def test_the_job_that_killed_its_worker_once_too_often_is_discarded(
+    api: Any, worker: int, clock: Any
+) -> None:
     job = api.add_job("t", max_attempts=2, job_key="k")
     for attempt in (1, 2):
         assert api.claim(api.register_worker()).attempts == attempt
@@ -108,7 +110,12 @@ def test_only_the_dead_workers_jobs_are_handed_on(api: Any, worker: int, clock: 
     kept = api.claim_jobs(alive, 2)
     clock.advance(seconds=15)
     assert api.maintain()["rescued"] == 2
-    assert [api.get_job(job.id).state for job in dead + kept] == ["available", "available", "running", "running"]
+    assert [api.get_job(job.id).state for job in dead + kept] == [
+        "available",
+        "available",
+        "running",
+        "running",
+    ]
     assert api.rows("select id from pyworker.live_workers") == [(alive,)]
 
 
@@ -126,11 +133,15 @@ def test_the_lease_can_be_configured(api: Any, job_in: Any, clock: Any) -> None:
         api.configure(worker_ttl="11 s")
 
 
-def test_a_worker_that_leaves_in_good_order_hands_its_jobs_back_with_their_attempts(api: Any, worker: int) -> None:
+def test_a_worker_that_leaves_in_good_order_hands_its_jobs_back_with_their_attempts(
+    api: Any, worker: int
+) -> None:
     jobs = api.add_jobs([{"identifier": "t", "max_attempts": 1}] * 3)
     api.claim_jobs(worker, 2)
     api.unregister_worker(worker)
-    assert [(job.state, job.attempts) for job in map(api.get_job, [job.id for job in jobs])] == [("available", 0)] * 3
+    assert [(job.state, job.attempts) for job in map(api.get_job, [job.id for job in jobs])] == [
+        ("available", 0)
+    ] * 3
     assert api.rows("select from pyworker.live_workers") == []
     assert api.heartbeat(worker) is False
     with api.refusal("PW004"):

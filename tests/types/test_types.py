@@ -15,7 +15,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 USES = Path(__file__).with_name("uses.py")
-WRONG = {nr for nr, line in enumerate(USES.read_text("utf-8").splitlines(), 1) if re.search(r"# wrong$", line)}
+WRONG = {
+    nr for nr, line in enumerate(USES.read_text("utf-8").splitlines(), 1) if re.search(r"# wrong$", line)
+}
 
 
 def mypy(directory: Path) -> set[int]:

@@ -178,7 +178,10 @@ def connections(
 
 
 def verbs(conn: psycopg.Connection) -> None:
-    specs: list[JobSpec] = [{"identifier": "send", "payload": {"to": "x"}, "priority": 1}, {"identifier": send}]
+    specs: list[JobSpec] = [
+        {"identifier": "send", "payload": {"to": "x"}, "priority": 1},
+        {"identifier": send},
+    ]
     assert_type(pyworker.add_jobs(conn, specs), list[JobRow])
     assert_type(pyworker.get_job(conn, 1), JobRow | None)
     assert_type(pyworker.cancel_job(conn, 1, force=True), JobRow)

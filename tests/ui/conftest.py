@@ -109,11 +109,15 @@ def page(browser: Any, site: Any) -> Iterator[Any]:
     page = context.new_page()
     complaints: list[str] = []
     page.on(
-        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+        "console",
+        lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None,
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    page.on("request", lambda request: complaints.append(request.url) if "//127.0.0.1:" not in request.url else None)
+    page.on(
+        "request",
+        lambda request: complaints.append(request.url) if "//127.0.0.1:" not in request.url else None,
+    )
     yield page
     context.close()
     assert complaints == []

@@ -101,7 +101,11 @@ def test_text_stands_out_from_what_is_behind_it(page, site, queue, worker, schem
 def test_on_a_phone_nothing_is_out_of_sight(page, site, queue, worker):
     page.set_viewport_size({"width": 360, "height": 740})
     job = queue.add_job(
-        "a" * 128, queue_name="q" * 128, job_key="k" * 300, sequence_policy={"key": "s" * 100}, meta={"m": "x" * 200}
+        "a" * 128,
+        queue_name="q" * 128,
+        job_key="k" * 300,
+        sequence_policy={"key": "s" * 100},
+        meta={"m": "x" * 200},
     )
     queue.run(worker, "a" * 128, "E" * 400, discard=True)
     queue.add_schedule("n" * 100, "0 4 * * *", "t" * 128)
@@ -152,10 +156,16 @@ def test_two_hundred_hostile_strings_run_nowhere(page, site, queue, worker):
         "/audit",
     ):
         page.goto(base + path)
-        assert page.locator("main script, main iframe, main img, main object, main base, main style").count() == 0
+        assert (
+            page.locator("main script, main iframe, main img, main object, main base, main style").count()
+            == 0
+        )
     for job_id in range(1, 201, 11):  # of each template and most cores; tests/ui/test_pages.py has them all
         page.goto(f"{base}/jobs/{job_id}")
-        assert page.locator("main script, main iframe, main img, main object, main base, main style").count() == 0
+        assert (
+            page.locator("main script, main iframe, main img, main object, main base, main style").count()
+            == 0
+        )
         assert XSS[job_id - 1].strip() in page.locator("main").inner_text().replace("\u202f", " ")
 
 
@@ -178,7 +188,9 @@ def test_pictures_for_the_documentation(browser, site, queue, worker, name, sche
     info = {"host": "web-1", "pid": 4711, "version": "0.1.0", "modules": ["shop.tasks"]}
     queue.update_worker(worker, info)
     for n in range(30):
-        queue.add_job("thumbnail", {"image": n}, queue_name=f"customer {n % 6}", run_at=None if n % 3 else "2100-01-01")
+        queue.add_job(
+            "thumbnail", {"image": n}, queue_name=f"customer {n % 6}", run_at=None if n % 3 else "2100-01-01"
+        )
     for n in range(6):
         queue.add_job("sync_account", {"customer": n % 2}, sequence_policy={"key": f"customer {n % 2}"})
     traceback = 'Traceback (most recent call last):\n  File "shop/tasks.py", line 12, in sync_account\n    client.sync(customer)\n'
@@ -194,7 +206,9 @@ def test_pictures_for_the_documentation(browser, site, queue, worker, name, sche
     queue.add_schedule("cleanup", "*/15 * * * *", "cleanup")
     queue.pause_queue("customer 5")
     failed = queue.rows("select id from pyworker.jobs where state = 'discarded' order by id limit 1")[0].id
-    context = browser.new_context(viewport={"width": width, "height": 844 if width < 500 else 860}, color_scheme=scheme)
+    context = browser.new_context(
+        viewport={"width": width, "height": 844 if width < 500 else 860}, color_scheme=scheme
+    )
     page, base = context.new_page(), site()
     for path in (
         "",

@@ -47,7 +47,12 @@ def test_an_act_is_asked_back_then_done_and_written_down(client, queue):
     assert "Retry: 1 done" in done.text
     assert state_of(queue, job) == "available"
     entry = queue.rows("select * from pyworker.audit")[0]
-    assert (entry.actor, entry.action, entry.target, entry.outcome) == ("ada", "retry", str(job.id), "available")
+    assert (entry.actor, entry.action, entry.target, entry.outcome) == (
+        "ada",
+        "retry",
+        str(job.id),
+        "available",
+    )
     assert "ada" in c.get("/audit").text
 
 
@@ -116,7 +121,9 @@ def test_nothing_is_done_by_a_link(client, queue):
     job = queue.add_job("t")
     c = client()
     assert (
-        c.get(f"/act?action=cancel&target={job.id}&csrf={token_of(c, action='cancel', target=job.id)}").status_code
+        c.get(
+            f"/act?action=cancel&target={job.id}&csrf={token_of(c, action='cancel', target=job.id)}"
+        ).status_code
         == 405
     )
     assert state_of(queue, job) == "available"
@@ -138,12 +145,22 @@ def test_read_only_it_offers_no_act_and_does_none(client, queue):
         assert "/confirm" not in looking.get(path).text.replace('<form action="/confirm">', "")
         assert 'name="action"' not in looking.get(path).text
     assert looking.get(f"/confirm?action=cancel&target={job.id}").status_code == 403
-    assert looking.post("/act", data={"csrf": token, "action": "cancel", "target": str(job.id)}).status_code == 403
+    assert (
+        looking.post("/act", data={"csrf": token, "action": "cancel", "target": str(job.id)}).status_code
+        == 403
+    )
     assert state_of(queue, job) == "available"
 
 
 @pytest.mark.parametrize(
-    "back", ["//elsewhere.example", "https://elsewhere.example", "/\\elsewhere.example", "javascript:alert(1)", "/\n/x"]
+    "back",
+    [
+        "//elsewhere.example",
+        "https://elsewhere.example",
+        "/\\elsewhere.example",
+        "javascript:alert(1)",
+        "/\n/x",
+    ],
 )
 def test_the_way_back_leads_nowhere_else(client, queue, back):
     page = client().get("/confirm", params={"action": "pause_queue", "target": "q", "back": back}).text
@@ -197,13 +214,16 @@ def test_with_the_right_name_and_password_one_gets_in(client):
     assert c.get("/", auth=("ada", "secret")).status_code == 200
     assert c.get("/", auth=("bob", "other:with colon")).status_code == 200
     assert (
-        c.get("/", headers={"authorization": "Basic " + base64.b64encode("zoë:påss".encode()).decode()}).status_code
+        c.get(
+            "/", headers={"authorization": "Basic " + base64.b64encode("zoë:påss".encode()).decode()}
+        ).status_code
         == 200
     )
 
 
 @pytest.mark.parametrize(
-    "header", ["Basic", "Basic !!!", "Basic /w==", "Bearer " + base64.b64encode(b"ada:secret").decode(), "Basic YWRh"]
+    "header",
+    ["Basic", "Basic !!!", "Basic /w==", "Bearer " + base64.b64encode(b"ada:secret").decode(), "Basic YWRh"],
 )
 def test_a_malformed_authorization_is_none(client, header):
     assert client(users={"ada": "secret"}).get("/", headers={"authorization": header}).status_code == 401

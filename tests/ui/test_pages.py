@@ -109,7 +109,10 @@ def test_payloads_and_results_are_shown_only_where_that_was_allowed(client, queu
         "select pyworker.finish_jobs(array[%s::bigint], array[%s], array['\"swordfish\"'::jsonb])",
         [job.id, claimed.run],
     )
-    closed, open_ = client().get(f"/jobs/{job.id}").text, client(show_payloads=True).get(f"/jobs/{job.id}").text
+    closed, open_ = (
+        client().get(f"/jobs/{job.id}").text,
+        client(show_payloads=True).get(f"/jobs/{job.id}").text,
+    )
     assert "hunter2" not in closed
     assert "swordfish" not in closed
     assert "hunter2" in open_
@@ -150,10 +153,12 @@ def test_mounted_below_a_path_it_stays_below_it(client, queue, dsn):
             for name in ("href", "src", "action", "hx-get"):
                 value = attributes.get(name, "") if tag not in ("input", "button") else ""
                 assert not value.startswith("/") or value.startswith("/admin/jobs/"), (path, tag, value)
-    token = re.search(r'name="csrf" value="([^"]+)"', c.get(f"/admin/jobs/confirm?action=cancel&target={job.id}").text)[
-        1
-    ]
-    done = c.post("/admin/jobs/act", data={"csrf": token, "action": "cancel", "target": str(job.id), "back": "/"})
+    token = re.search(
+        r'name="csrf" value="([^"]+)"', c.get(f"/admin/jobs/confirm?action=cancel&target={job.id}").text
+    )[1]
+    done = c.post(
+        "/admin/jobs/act", data={"csrf": token, "action": "cancel", "target": str(job.id), "back": "/"}
+    )
     assert "1 done" in done.text
 
 
@@ -224,7 +229,9 @@ _CORES = [
     "<x onclick=alert(1)>x",
     "</time><script>alert(1)</script>",
 ]
-XSS = [template.format(core) for core in _CORES for template in ("{}", "{} x", "\u202e{}", "a\tb{}", "日本{}é")]
+XSS = [
+    template.format(core) for core in _CORES for template in ("{}", "{} x", "\u202e{}", "a\tb{}", "日本{}é")
+]
 
 
 def test_there_are_two_hundred_hostile_strings():
@@ -236,7 +243,8 @@ def test_there_are_two_hundred_hostile_strings():
 def hostile(queue, worker):
     """Every field that somebody may fill has one of them, and each of them is in every field of some job."""
     queue.rows(
-        "select pyworker.update_worker(%s, %s)", [worker, __import__("json").dumps({"host": XSS[1], "modules": XSS})]
+        "select pyworker.update_worker(%s, %s)",
+        [worker, __import__("json").dumps({"host": XSS[1], "modules": XSS})],
     )
     jobs = []
     for number, text in enumerate(XSS):
@@ -342,7 +350,9 @@ def test_hostile_text_in_a_query_is_text_in_the_answer(client, name):
         assert response.status_code in (200, 400)
         page = Reader(response.text)
         assert sum(tag == "script" for tag, _ in page.elements) == 2
-        assert not any(attribute.startswith("on") for _, attributes in page.elements for attribute in attributes)
+        assert not any(
+            attribute.startswith("on") for _, attributes in page.elements for attribute in attributes
+        )
 
 
 def test_hostile_targets_are_text_where_they_are_asked_back(client):
@@ -351,7 +361,9 @@ def test_hostile_targets_are_text_where_they_are_asked_back(client):
         page = Reader(c.get("/confirm", params={"action": "pause_queue", "target": text, "back": text}).text)
         assert text in page.text
         assert sum(tag == "script" for tag, _ in page.elements) == 2
-        assert not any(attribute.startswith("on") for _, attributes in page.elements for attribute in attributes)
+        assert not any(
+            attribute.startswith("on") for _, attributes in page.elements for attribute in attributes
+        )
         assert {attributes["href"] for tag, attributes in page.elements if tag == "a"} <= {
             "#main", "/", "/jobs", "/queues", "/sequences", "/schedules", "/workers", "/audit"
         }  # fmt: skip

@@ -16,7 +16,9 @@ def upgrade():
             return new;
         end $$
     """)
-    op.execute("create trigger charge_order after insert on orders for each row execute function charge_order()")
+    op.execute(
+        "create trigger charge_order after insert on orders for each row execute function charge_order()"
+    )
 
 
 def downgrade():

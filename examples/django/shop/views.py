@@ -36,4 +36,6 @@ def _order_with_reminder(email):
 
 def receipt_state(request, result_id):
     result = send_receipt.get_result(result_id)
-    return JsonResponse({"status": result.status, "result": result.return_value if result.is_finished else None})
+    return JsonResponse(
+        {"status": result.status, "result": result.return_value if result.is_finished else None}
+    )
