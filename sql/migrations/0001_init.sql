@@ -167,6 +167,34 @@ create type _walk as (
     seen bigint             -- claims: the last id of late_arrivals that was read
 );
 
+-- How far one call of claim_jobs has come (private); see functions/40_claim.sql.
+create type _claim_state as (
+    worker_id bigint,
+    task_identifiers text[],
+    queue_names text[],
+    forbidden_flags text[],
+    wanted integer,          -- jobs that it may still claim
+    claimed integer,         -- jobs that it has claimed
+    seen xid8,               -- the oldest transaction that was open when it began
+    continues boolean,
+    promotes boolean,        -- the next round begins with a promotion, and where the walk begins
+    rounds integer,          -- promotions so far
+    oldest_request bigint,   -- the promotion request that the last one left
+    walk _walk,              -- what the session remembers
+    began timestamptz,       -- of this walk
+    read bigint,             -- index entries that the session had read by then
+    spans _span[],           -- what it has still to read
+    places _span[],          -- as far as it has come
+    closed text[],           -- queues from which it takes no more jobs
+    priorities smallint[],   -- of the jobs that this round has found, like ready_ats and ids
+    ready_ats timestamptz[],
+    ids bigint[],
+    admitted tid[],          -- those of them that may start
+    full_queues text[],      -- queues that have no slot left and more candidates
+    in_turn boolean,         -- one of the jobs belongs to a sequence or has a slot
+    run bigint
+);
+
 create table settings (
     only_row boolean primary key default true constraint settings_only_row check (only_row),
     completed_retention interval not null default '24 hours',
