@@ -36,8 +36,8 @@ begin
 end;
 $$;
 
--- A pending job: its run_at is now. If an earlier job has halted its sequence, the sequence continues
--- with this job (River); the jobs between them run after it.
+-- A pending job: its run_at is now. If an earlier job has halted its sequence, the sequence
+-- continues with this job (River); the jobs between them run after it.
 create or replace function _retry_pending(job live_jobs, now timestamptz) returns live_jobs
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
