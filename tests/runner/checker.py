@@ -59,14 +59,17 @@ class History:
 
 
 def i1_nothing_stays_with_the_dead(h: History) -> Iterator[str]:
-    """As long as somebody is there to look: a worker is from the first handler that it began to the last."""
-    killed = {event["pid"]: event["t"] for event in h.of("kill")}
+    """As long as another worker runs: from the first handler that it began to the last. A worker has the pid of
+    a process that was killed; one that started after the kill only has its number."""
+    kills: dict[int, list[float]] = defaultdict(list)
+    for event in h.of("kill"):
+        kills[event["pid"]].append(event["t"])
     there: dict[int, tuple[float, float]] = {}
     for event in h.of("begin"):
         there[event["parent"]] = (there.get(event["parent"], (event["t"],))[0], event["t"])
     for sample in h.samples:
         for job in sample["jobs"]:
-            died = killed.get(job["worker"], sample["t"])
+            died = min((t for t in kills[job["worker"]] if t >= job["since"]), default=sample["t"])
             if job["state"] == "running" and sample["t"] > died + TTL:
                 seen, until = 0.0, died
                 for begin, end in sorted(there.values()):

@@ -21,6 +21,7 @@ def job(job_id: int, state: str = "running", **more: Any) -> Event:
         "sequence": None,
         "queue": None,
         "worker": 10,
+        "since": 0.5,
     } | more
 
 
@@ -68,6 +69,13 @@ def test_with_nobody_there_to_look_the_jobs_of_the_dead_stay_with_them() -> None
     recorded = history()
     recorded["kill"].update(pid=13)
     recorded["begin 9"].update(parent=14)
+    assert violations(recorded.values()) == []
+
+
+def test_a_worker_that_has_the_number_of_a_process_that_was_killed_before_it_started_is_not_dead() -> None:
+    recorded = history()
+    recorded["kill"].update(pid=13)
+    recorded["late sample"]["jobs"][0].update(since=50.0)
     assert violations(recorded.values()) == []
 
 

@@ -40,7 +40,8 @@ UNIQUE = {"keys": ["type", "args"], "on_conflict": "ignore"}
 SAMPLE = """
     select coalesce(json_agg(json_build_object(
         'id', j.id, 'state', j.state, 'run', j.run, 'key', j.job_key, 'unique', encode(j.unique_key, 'hex'), 'sequence', j.sequence_key,
-        'queue', j.queue_name, 'worker', (w.info ->> 'pid')::bigint)), '[]') as jobs
+        'queue', j.queue_name, 'worker', (w.info ->> 'pid')::bigint, 'since', extract(epoch from w.started_at))), '[]')
+        as jobs
     from pyworker.live_jobs j left join pyworker.workers w on w.id = j.worker_id
     where j.state <> 'discarded' or j.job_key is not null -- the others only grow in number"""
 VIEWS = {
