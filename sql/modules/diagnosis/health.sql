@@ -10,7 +10,8 @@ declare
     v_class integer := (select l.class from _worker_lock(0) l);
     v_held bigint[] := array(
         select l.objid::bigint from pg_locks l
-        where l.locktype = 'advisory' and l.classid::bigint = v_class::bigint & 4294967295 and l.objsubid = 2 and l.granted
+        where l.locktype = 'advisory' and l.granted
+          and l.classid::bigint = v_class::bigint & 4294967295 and l.objsubid = 2
           and l.database = (select d.oid from pg_database d where d.datname = current_database()));
 begin
     return query
@@ -20,11 +21,14 @@ begin
         select w.id, coalesce(w.info ->> 'name', w.id::text) as name,
                case when w.dead_at is not null then 'it has ended, or was declared dead'
                     when w.expires_at < v_now then format('its last heartbeat was at %s', w.beat_at)
-                    when w.locked and w.id & 2147483647 <> all (v_held) then 'its control connection has ended'
-                    when w.info ->> 'condition' = 'stuck' then 'the loop of its process does not turn' end as ailment,
+                    when w.locked and w.id & 2147483647 <> all (v_held)
+                         then 'its control connection has ended'
+                    when w.info ->> 'condition' = 'stuck'
+                         then 'the loop of its process does not turn' end as ailment,
                case when w.info ->> 'condition' = 'starting' then 'it is starting'
                     when w.info ->> 'condition' = 'stopping' then 'it is stopping'
-                    when w.info ->> 'condition' = 'refused' then 'the database refuses its claims (see its log)'
+                    when w.info ->> 'condition' = 'refused'
+                         then 'the database refuses its claims (see its log)'
                     when pg_is_in_recovery() then 'this database can only be read' end as hindrance
         from workers w
         where case when worker_health.worker is null then w.dead_at is null
