@@ -158,7 +158,7 @@ $$;
 
 -- All objects of this installation. Storage parameters are no part of a definition, as people tune
 -- them. Views and functions have neither make nor change: the installer creates them.
-create or replace function _objects()
+create or replace function _our_objects()
     returns table (object text, part_of text, definition text, make text, change text)
     language plpgsql stable set search_path from current set jit = off
     -- The text of a definition depends on these settings.
@@ -202,11 +202,11 @@ create or replace function _record_objects() returns void
 as $$
 begin
     delete from installed_objects i
-    where i.object <> 'server' and not exists (select from _objects() o where o.object = i.object);
+    where i.object <> 'server' and not exists (select from _our_objects() o where o.object = i.object);
     insert into installed_objects as i (object, part_of, digest, make, change, position)
     select o.object, o.part_of, encode(sha256(convert_to(o.definition, 'UTF8')), 'hex'), o.make, o.change,
            o.ordinality
-    from _objects() with ordinality o
+    from _our_objects() with ordinality o
     union all
     select 'server', null, _major_version(), null, null, 0
     order by 6
@@ -221,7 +221,7 @@ end;
 $$;
 
 -- What differs between the catalog and installed_objects. by_digest: compare definitions, too.
-create or replace function _differences(by_digest boolean)
+create or replace function _schema_differences(by_digest boolean)
     returns table ("position" integer, severity text, finding text, fix text)
     language plpgsql stable set search_path from current
 as $$
@@ -229,7 +229,7 @@ begin
     return query
     with here as materialized (
         select o.object, o.part_of, encode(sha256(convert_to(o.definition, 'UTF8')), 'hex') as digest,
-               o.change from _objects() o),
+               o.change from _our_objects() o),
     there as materialized (select i.* from installed_objects i where i.object <> 'server'),
     lost as materialized (select t.object from there t
                           where not exists (select from here h where h.object = t.object))
@@ -277,7 +277,7 @@ begin
     end if;
     for severity, finding, fix in
         select d.severity, d.finding, coalesce(d.fix, v_install)
-        from _differences(v_version = _major_version()) d
+        from _schema_differences(v_version = _major_version()) d
         order by d.position, d.finding
     loop
         v_count := v_count + 1;

@@ -1,7 +1,7 @@
 -- diagnosis/explain: explain_job(), which tells why a job is not running and what changes that.
 
 -- A call of one of our functions, as a statement to run.
-create or replace function _to_call(call text) returns text
+create or replace function _as_statement(call text) returns text
     language plpgsql stable set search_path from current
 as $$
 begin
@@ -10,11 +10,11 @@ end;
 $$;
 
 -- The remedy of a job that waits for a promotion alone.
-create or replace function _to_promote() returns text
+create or replace function _promotion_remedy() returns text
     language plpgsql stable set search_path from current
 as $$
 begin
-    return _to_call('promote_jobs()') || ' sees to it at once, any worker''s next claim soon';
+    return _as_statement('promote_jobs()') || ' sees to it at once, any worker''s next claim soon';
 end;
 $$;
 
@@ -28,7 +28,7 @@ begin
             format('%s at %s, after %s of %s attempts%s', job.reason, job.finished_at, job.attempts,
                    job.max_attempts, ': ' || _last_line(job.last_error))
         else format('%s at %s%s', job.state, job.finished_at, ': ' || nullif(job.reason, job.state)) end;
-    remedy := _to_call(format('retry_job(%s)', job.id)) || ' runs it again';
+    remedy := _as_statement(format('retry_job(%s)', job.id)) || ' runs it again';
 end;
 $$;
 
@@ -42,7 +42,7 @@ begin
     if job.cancel_requested_at is not null then
         reason := 'cancel requested';
         detail := format('at %s; its worker has not ended it yet', job.cancel_requested_at);
-        remedy := _to_call(format('cancel_job(%s, force => true)', job.id)) || ' ends it at once';
+        remedy := _as_statement(format('cancel_job(%s, force => true)', job.id)) || ' ends it at once';
         return next;
     end if;
     select w.* into v_worker from workers w where w.id = job.worker_id and w.dead_at is null;
@@ -54,7 +54,7 @@ begin
              else '' end,
         job.attempts, job.max_attempts);
     remedy := case when v_worker.id is null or v_worker.expires_at < now
-                   then _to_call('maintain()') || ' hands it on at once, any other worker soon' end;
+                   then _as_statement('maintain()') || ' hands it on at once, any other worker soon' end;
     return next;
 end;
 $$;
@@ -81,22 +81,22 @@ begin
                    v_halt.reason, v_halt.at,
                    '; jobs that wait before this one: ' || nullif(v_ahead, 0)),
             format('%s runs that job again; %s goes on without it; %s goes on with this job',
-                   _to_call(format('retry_job(%s)', v_halt.job_id)),
-                   _to_call(format('resume_sequence(%L)', job.sequence_key)),
-                   _to_call(format('retry_job(%s)', job.id))));
+                   _as_statement(format('retry_job(%s)', v_halt.job_id)),
+                   _as_statement(format('resume_sequence(%L)', job.sequence_key)),
+                   _as_statement(format('retry_job(%s)', job.id))));
     end if;
     if v_head.id is not null then
         return query values ('sequence',
             format('waits for job %s (%s%s) in sequence %s; jobs that wait before this one: %s', v_head.id,
                    v_head.state, ' until ' || v_head.due_at, job.sequence_key, v_ahead),
-            _to_call(format('explain_job(%s)', v_head.id)) || ' tells what that job waits for');
+            _as_statement(format('explain_job(%s)', v_head.id)) || ' tells what that job waits for');
     elsif v_ahead > 0 then
         return query values ('sequence',
             format('jobs that wait before this one in sequence %s: %s', job.sequence_key, v_ahead),
             'they run first, in the order of their ids');
     elsif v_halt.job_id is null then
         return query values ('promotion',
-            format('its turn in sequence %s has come', job.sequence_key), _to_promote());
+            format('its turn in sequence %s has come', job.sequence_key), _promotion_remedy());
     end if;
 end;
 $$;
@@ -112,9 +112,10 @@ begin
             format('not before %s%s', job.run_at, case when job.state = 'retryable' then
                 format('; attempt %s of %s failed: %s', job.attempts, job.max_attempts,
                        _last_line(job.last_error)) else '' end),
-            _to_call(format('retry_job(%s)', job.id)) || ' lets it run now');
+            _as_statement(format('retry_job(%s)', job.id)) || ' lets it run now');
     elsif job.due_at is not null then
-        return query values ('promotion', format('it has been due since %s', job.due_at), _to_promote());
+        return query values ('promotion',
+            format('it has been due since %s', job.due_at), _promotion_remedy());
     end if;
 end;
 $$;
@@ -138,14 +139,14 @@ begin
         order by t.id + 0 limit coalesce(v_queue.concurrency, 0)); -- + 0: never by a walk along all ids
     if v_queue.paused then
         return query values ('queue paused', format('queue %s is paused', job.queue_name),
-                             _to_call(format('resume_queue(%L)', job.queue_name)) || ' lets it go on');
+                             _as_statement(format('resume_queue(%L)', job.queue_name)) || ' lets it go on');
     elsif waits then
         return;
     elsif cardinality(v_taken) >= v_queue.concurrency then
         return query values ('queue full',
             format('queue %s runs %s at once; now taken by job %s%s', job.queue_name, v_queue.concurrency,
                    array_to_string(v_taken[:5], ', '), case when cardinality(v_taken) > 5 then ', …' end),
-            _to_call(format('set_queue(%L, %s)', job.queue_name, v_queue.concurrency::bigint + 1))
+            _as_statement(format('set_queue(%L, %s)', job.queue_name, v_queue.concurrency::bigint + 1))
                 || ' lets one more run at once');
     elsif job.parked = 'queue' then
         select count(*), count(*) filter (where a.ready_at is not null) into v_ahead, v_candidates from (
@@ -159,7 +160,7 @@ begin
             case when v_promote then 'promotion' else 'waits for a worker' end,
             format('queue %s has room; jobs of its task that come before it: %s%s', job.queue_name, v_ahead,
                    case when v_ahead = 1000 then ' or more' else '' end),
-            case when v_promote then _to_promote()
+            case when v_promote then _promotion_remedy()
                  else 'they start first; if none does, the workers are busy, '
                       'or cannot reach the database' end;
     end if;
@@ -241,7 +242,7 @@ begin
     remedy := case
         when v_ahead = 0 then 'it is next; if it stays so, the workers are busy, or cannot reach the database'
         when v_priority = -32768 then 'start more workers'
-        else _to_call(format('reschedule_jobs(array[%s], priority => %s)', job.id, v_priority - 1))
+        else _as_statement(format('reschedule_jobs(array[%s], priority => %s)', job.id, v_priority - 1))
              || ' puts it first; or start more workers' end;
 end;
 $$;
@@ -262,8 +263,8 @@ begin
 end;
 $$;
 
--- All reasons, in the order in which they have to go away.
-create or replace function _reasons(job live_jobs, out reason text, out detail text, out remedy text)
+-- Why a live job does not run: all reasons, in the order in which they have to go away.
+create or replace function _explain_live(job live_jobs, out reason text, out detail text, out remedy text)
     returns setof record
     language plpgsql stable set search_path from current
 as $$
@@ -302,7 +303,7 @@ declare
 begin
     select j.* into v_job from live_jobs j where j.id = explain_job.job_id;
     if found then
-        return query select row_number() over ()::integer, r.* from _reasons(v_job) r;
+        return query select row_number() over ()::integer, r.* from _explain_live(v_job) r;
         return;
     end if;
     v_past := get_job(job_id);

@@ -65,8 +65,8 @@ begin
 end;
 $$;
 
--- The ids of live jobs that one index finds: those with the job_key, which come on the first page, or
--- those in the states. Null if there is no such index, or if max_jobs or more would be read.
+-- The ids of live jobs that an index finds: those with the job_key, which come on the first page,
+-- or those in the states. Null if there is no such index, or if max_jobs or more would be read.
 create or replace function _ids_by_index(
     states text[], job_key text, live boolean, past boolean, after_id bigint, max_jobs bigint)
     returns bigint[]

@@ -5,7 +5,7 @@
 -- of rows and then returns exact = false. None returns a payload or a result.
 
 -- How many rows the planner expects from a query.
-create or replace function _estimate(query text) returns bigint
+create or replace function _estimated_rows(query text) returns bigint
     language plpgsql set search_path from current
 as $$
 declare
@@ -43,7 +43,7 @@ begin
            -- running jobs come first in the order of claims
            case when coalesce(c.whole, true) or s.state = 'running' then coalesce(t.jobs, 0)
                 else greatest(coalesce(t.jobs, 0),
-                              _estimate(format('select from %s j where j.state = %L', s.source,
+                              _estimated_rows(format('select from %s j where j.state = %L', s.source,
                                                s.state))) end,
            coalesce(c.whole, true)
     from (values (1, '{2}'::integer[], 'scheduled', 'live_jobs'), (2, '{4}', 'pending', 'live_jobs'),
@@ -84,8 +84,8 @@ begin
 end;
 $$;
 
--- Which pages of history and of errors to read for what has happened since then: every n-th one from
--- `first` to `pages` - 1, at most 1,000 of a table.
+-- Which pages of history and of errors to read for what has happened since then: every n-th one
+-- from `first` to `pages` - 1, at most 1,000 of a table.
 create or replace function _pages_since(since timestamptz)
     returns table (source regclass, first bigint, pages bigint, every bigint)
     language plpgsql stable set search_path from current
@@ -102,8 +102,8 @@ begin
 end;
 $$;
 
--- The jobs that ended and the attempts that failed since then; each row stands for `weight` of them.
--- waited, ran: seconds, of completed jobs only.
+-- The jobs that ended and the attempts that failed since then; each row stands for `weight` of
+-- them. waited, ran: seconds, of completed jobs only.
 create or replace function _outcomes_since(since timestamptz)
     returns table (outcome text, at timestamptz, waited double precision, ran double precision, weight bigint)
     language plpgsql stable set search_path from current

@@ -30,8 +30,8 @@ create or replace function _cron_value(word text, names text[], lowest integer, 
     return case when word !~ '^[0-9]{1,9}$' then array_position(names, upper(word)) - 1 + lowest
                 when word::integer between lowest and highest then word::integer end;
 
--- The values of a part of a field: a number, a name, a range, a step, or one of the additions above.
--- Null if the part is invalid.
+-- The values of a part of a field: a number, a name, a range, a step, or one of the additions
+-- above. Null if the part is invalid.
 create or replace function _cron_part(part text, field integer) returns integer[]
     language plpgsql immutable set search_path from current
 as $$

@@ -10,7 +10,7 @@ end;
 $$;
 
 -- A list of numbers in words, for instance '1 to 5, 7 and 9'. names[n + 1] is the name of n.
-create or replace function _span_words(numbers integer[], names text[] default null) returns text
+create or replace function _numbers_in_words(numbers integer[], names text[] default null) returns text
     language plpgsql immutable set search_path from current
 as $$
 declare
@@ -48,8 +48,8 @@ begin
     return case when v_all_minutes then 'every minute'
                 when v_step is not null then format('every %s minutes', v_step)
                 when c.minutes = '{0}' and v_all_hours then 'every hour'
-                else format('at minute %s', _span_words(c.minutes)) end
-        || case when not v_all_hours then format(' of hour %s', _span_words(c.hours))
+                else format('at minute %s', _numbers_in_words(c.minutes)) end
+        || case when not v_all_hours then format(' of hour %s', _numbers_in_words(c.hours))
                 when v_all_minutes or v_step is not null or c.minutes = '{0}' then ''
                 else ' of every hour' end;
 end;
@@ -63,7 +63,7 @@ declare
     v_days integer[] := array(select d.d from unnest(c.dates) d(d) where d.d < 32);
 begin
     return case when cardinality(v_days) < 31 then concat_ws(' and ',
-        'on day ' || nullif(_span_words(v_days), ''),
+        'on day ' || nullif(_numbers_in_words(v_days), ''),
         case when 32 = any (c.dates) then 'on the last day' end,
         case when 33 = any (c.dates) then 'on the last day from Monday to Friday' end) || ' of the month' end;
 end;
@@ -79,7 +79,7 @@ declare
     v_days integer[] := array(select w.w from unnest(c.weekdays) w(w) where w.w < 7);
 begin
     return case when cardinality(v_days) < 7 then concat_ws(' and ',
-        'on ' || nullif(_span_words(v_days, v_names), ''),
+        'on ' || nullif(_numbers_in_words(v_days, v_names), ''),
         (select string_agg(format('on the %s %s of the month', v_nth[w.w / 10], v_names[w.w % 10 + 1]),
                            ' and ' order by w.w)
          from unnest(c.weekdays) w(w) where w.w > 9)) end;
@@ -112,7 +112,7 @@ begin
              when c.both_days and (v_date is not null or v_weekday is not null)
                  then ' ' || coalesce(v_date, v_weekday)
              when v_time ~ '^at [0-9]' then ' every day' end,
-        ' in ' || case when cardinality(c.months) < 12 then _span_words(c.months, v_months) end);
+        ' in ' || case when cardinality(c.months) < 12 then _numbers_in_words(c.months, v_months) end);
 end;
 $$;
 comment on function describe_cron(text) is

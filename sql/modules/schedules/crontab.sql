@@ -107,7 +107,7 @@ comment on function declare_schedules(text[], jsonb, boolean) is
     'nothing. Errors: PW001.';
 
 -- Decodes the URL encoding of an option.
-create or replace function _unquoted(value text) returns text
+create or replace function _url_decoded(value text) returns text
     language plpgsql immutable set search_path from current
 as $$
 begin
@@ -138,8 +138,8 @@ declare
     v_found jsonb := jsonb_build_object();
 begin
     foreach v_text in array coalesce(string_to_array(options, '&'), '{}') loop
-        v_option := _unquoted(split_part(v_text, '=', 1));
-        v_value := coalesce(_unquoted(substr(v_text, length(split_part(v_text, '=', 1)) + 2)), '');
+        v_option := _url_decoded(split_part(v_text, '=', 1));
+        v_value := coalesce(_url_decoded(substr(v_text, length(split_part(v_text, '=', 1)) + 2)), '');
         v_at := (select min(n.n) from generate_series(1, array_length(v_known, 1)) n(n)
                  where v_known[n.n][1] = v_option);
         v_problem := case

@@ -20,13 +20,13 @@ create or replace function _schedule_of(t schedule_entries) returns schedule
 
 -- The locked row of a schedule, for the functions that people call: they wait for the lock. label:
 -- the name of that function, for the error.
-create or replace function _schedule(name text, label text) returns schedule_entries
+create or replace function _locked_schedule(name text, label text) returns schedule_entries
     language plpgsql set search_path from current
 as $$
 declare
     v_schedule schedule_entries;
 begin
-    select t.* into v_schedule from schedule_entries t where t.name = _schedule.name for update;
+    select t.* into v_schedule from schedule_entries t where t.name = _locked_schedule.name for update;
     if not found then
         raise exception '%: there is no schedule %', label, coalesce(quote_literal(name), 'NULL')
             using errcode = 'PW004';
@@ -194,7 +194,7 @@ create or replace function remove_schedule(name text) returns schedule
     language plpgsql security definer set search_path from current
 as $$
 declare
-    v_schedule schedule_entries := _schedule(remove_schedule.name, 'remove_schedule');
+    v_schedule schedule_entries := _locked_schedule(remove_schedule.name, 'remove_schedule');
 begin
     delete from schedule_entries t where t.name = v_schedule.name;
     perform _drop_query(v_schedule.name);
@@ -209,7 +209,7 @@ create or replace function pause_schedule(name text) returns schedule
     language plpgsql security definer set search_path from current
 as $$
 declare
-    v_schedule schedule_entries := _schedule(pause_schedule.name, 'pause_schedule');
+    v_schedule schedule_entries := _locked_schedule(pause_schedule.name, 'pause_schedule');
 begin
     update schedule_entries t set paused = true, next_at = null, retry_at = null, updated_at = clock()
     where t.name = v_schedule.name returning t.* into v_schedule;
@@ -225,14 +225,14 @@ create or replace function resume_schedule(name text) returns schedule
 as $$
 declare
     v_now timestamptz := clock();
-    v_schedule schedule_entries := _schedule(resume_schedule.name, 'resume_schedule');
+    v_schedule schedule_entries := _locked_schedule(resume_schedule.name, 'resume_schedule');
 begin
     update schedule_entries t
     set paused = false, updated_at = v_now, retry_at = null,
         next_at = _cron_next(_cron_of(t.cron), t.timezone, v_now),
         last_at = case when t.last_at <= v_now then t.last_at end
     where t.name = v_schedule.name and (t.paused or t.last_at > v_now);
-    return _schedule_of(_schedule(v_schedule.name, 'resume_schedule'));
+    return _schedule_of(_locked_schedule(v_schedule.name, 'resume_schedule'));
 end;
 $$;
 comment on function resume_schedule(text) is
