@@ -61,6 +61,8 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/84_history.sql
 \ir functions/85_maintain.sql
 \ir modules/schedules/cron.sql
+\ir modules/schedules/cron_times.sql
+\ir modules/schedules/cron_words.sql
 \ir modules/schedules/schedules.sql
 \ir modules/schedules/queries.sql
 \ir modules/schedules/ticks.sql

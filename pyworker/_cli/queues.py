@@ -83,7 +83,8 @@ def sequences(ctx: click.Context, dsn: str, schema: str, limit: int, machine: bo
     halted = next((row["halted_by"] for row in rows if row["halted_by"]), None)
     shown = [
         {
-            "running": row["running"], "waiting": row["waiting"], "halted by": row["halted_by"], "reason": row["reason"],
+            "running": row["running"], "waiting": row["waiting"] if row["exact"] else f"{row['waiting']}+",
+            "halted by": row["halted_by"], "reason": row["reason"],
             "since": row["since"], "sequence": row["sequence_key"],
         }
         for row in rows

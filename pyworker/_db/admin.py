@@ -25,39 +25,8 @@ class Admin(Base):
     def job_errors(self, job_id: int) -> list[tuple[Any, ...]]:
         return self._rows(f"select run, at, worker, error from {self._s}.job_errors(%s)", [job_id])  # noqa: S608
 
-    def list_jobs(
-        self,
-        *,
-        states: Sequence[str],
-        tasks: Sequence[str],
-        queues: Sequence[str],
-        key: str | None,
-        limit: int,
-    ) -> list[dict[str, Any]]:
-        """Newest first, live and finished; empty filters match all."""
-        columns = "id, task_identifier, queue_name, state, priority, run_at, attempts, max_attempts, key, last_error, finished_at"
-        parts = " union all ".join(
-            f"(select {columns} from {self._s}.{view}"  # noqa: S608
-            " where (cardinality(%(states)s::text[]) = 0 or state = any (array_replace(%(states)s::text[], 'active', 'running')))"
-            " and (cardinality(%(tasks)s::text[]) = 0 or task_identifier = any (%(tasks)s))"
-            " and (cardinality(%(queues)s::text[]) = 0 or coalesce(queue_name, 'default') = any (%(queues)s))"
-            " and (%(key)s::text is null or key = %(key)s) order by id desc limit %(limit)s)"
-            for view in ("jobs", "history")
-        )
-        rows = self._rows(
-            f"select {columns} from ({parts}) j order by id desc limit %(limit)s",  # noqa: S608
-            {
-                "states": list(states),
-                "tasks": list(tasks),
-                "queues": list(queues),
-                "key": key,
-                "limit": limit,
-            },
-        )
-        return [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
-
     def counts(self) -> dict[str, int]:
-        """How many jobs there are in each state, live and finished."""
+        """How many jobs there are in each state, live and finished: exactly, so it reads all of them."""
         union = f"select state from {self._s}.jobs union all select state from {self._s}.history"  # noqa: S608
         return dict(self._rows(f"select state, count(*) from ({union}) j group by state"))  # type: ignore[arg-type]  # noqa: S608
 
@@ -126,14 +95,6 @@ class Admin(Base):
 
     def resume_queue(self, queue_name: str) -> None:
         self._value("resume_queue(%s)", queue_name)
-
-    def sequences(self, limit: int) -> list[dict[str, Any]]:
-        """Halted sequences first, then by the number of waiting jobs."""
-        return self._dicts(
-            "sequence_key, running, waiting, halted_by, reason, since",
-            "sequences order by halted_by is null, waiting desc, sequence_key limit %s",
-            limit,
-        )
 
     def resume_sequence(self, sequence_key: str) -> bool:
         return self._value("resume_sequence(%s)", sequence_key)

@@ -1,11 +1,14 @@
-"""The queries and actions of the dashboard and `pyworker top`."""
+"""The lists and actions of the dashboard, `pyworker top` and the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from .base import Base
+
+PAGE = 1000  # rows, the most that list_jobs and list_sequences return at once
 
 
 class Pages(Base):
@@ -25,11 +28,38 @@ class Pages(Base):
             "id, task_identifier, state, queue_name, key, sequence_key, priority, run_at, attempts, max_attempts, created_at, locked_at, "
             "locked_by, finished_at, reason, last_error"
         )
+        given = {name: value for name, value in filters.items() if value is not None}
         rows = self._dicts(
-            columns, f"list_jobs({', '.join(f'{name} => %s' for name in filters)})", *filters.values()
+            columns, f"list_jobs({', '.join(f'{name} => %s' for name in given)})", *given.values()
         )
         more = rows.pop()["id"] if rows and rows[-1]["state"] is None else None
         return rows, more
+
+    def list_jobs(
+        self,
+        *,
+        states: Sequence[str],
+        tasks: Sequence[str],
+        queues: Sequence[str],
+        key: str | None,
+        limit: int,
+    ) -> list[dict[str, Any]]:
+        """The newest jobs, live and finished; empty filters match all."""
+        filters = {
+            "states": list(states) or None,
+            "tasks": list(tasks) or None,
+            "queues": list(queues) or None,
+            "job_key": key,
+        }
+        found: list[dict[str, Any]] = []
+        after = None
+        while True:
+            size = min(limit - len(found), PAGE)
+            rows, more = self.job_page(**filters, after_id=after, max_jobs=size)
+            found += rows
+            if len(found) == limit or (more is None and len(rows) < size):
+                return found
+            after = more or rows[-1]["id"]
 
     def list_workers(self) -> list[dict[str, Any]]:
         columns = "id, info, started_at, beat_at, expires_at, silent, running, jobs"
@@ -44,6 +74,22 @@ class Pages(Base):
     ) -> list[dict[str, Any]]:
         columns = "sequence_key, running, waiting, halted_by, reason, since, exact"
         return self._dicts(columns, "list_sequences(%s, %s, %s)", halted, after, limit)
+
+    def sequences(self, limit: int) -> list[dict[str, Any]]:
+        """Halted sequences first, each kind by key."""
+        halted, others = self.each(
+            partial(self._sequences, True, limit), partial(self._sequences, False, limit)
+        )
+        return [*halted, *(row for row in others if row["halted_by"] is None)][:limit]
+
+    def _sequences(self, halted: bool, limit: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        while True:
+            size = min(limit - len(found), PAGE)
+            rows = self.list_sequences(halted, found[-1]["sequence_key"] if found else None, size)
+            found += rows
+            if len(found) == limit or len(rows) < size:
+                return found
 
     def perform_action(self, action: str, targets: Sequence[str], actor: str) -> list[dict[str, Any]]:
         return self._dicts(

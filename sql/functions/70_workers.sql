@@ -89,7 +89,7 @@ comment on function heartbeat(bigint) is
 
 -- An array that a worker reported about itself. The info is also for people: other types are
 -- ignored.
-create or replace function _said(worker workers, member text) returns jsonb
+create or replace function _reported_list(worker workers, member text) returns jsonb
     language sql immutable
     return case when jsonb_typeof((worker).info -> member) = 'array' then (worker).info -> member end;
 
@@ -98,9 +98,9 @@ create or replace function _said(worker workers, member text) returns jsonb
 -- arrays of text, which it compares without parsing JSON for each job that it passes.
 create or replace function _takes(worker workers, task text, queue text, flags jsonb) returns boolean
     language sql immutable
-    return coalesce(_said(worker, 'task_identifiers') ? task, true)
-       and coalesce(_said(worker, 'queue_names') ? queue, true)
-       and not coalesce(flags ?| _texts_of(_said(worker, 'forbidden_flags')), false);
+    return coalesce(_reported_list(worker, 'task_identifiers') ? task, true)
+       and coalesce(_reported_list(worker, 'queue_names') ? queue, true)
+       and not coalesce(flags ?| _texts_of(_reported_list(worker, 'forbidden_flags')), false);
 
 -- Locks the running jobs of these workers in the order of their ids, and returns them.
 create or replace function _lock_running_jobs(worker_ids bigint[]) returns setof live_jobs

@@ -251,11 +251,13 @@ def test_queue_stats_tell_what_waits_where(api: Any, worker: int, three: list[An
     assert rows == [("default", None, 0, 0, 0, 1), ("q", 1, 1, 0, 1, 2)]
 
 
-def test_a_family_that_was_just_set_strands_none_of_its_queues(api: Any, invariants: Any) -> None:
-    """Their jobs wait until the family is looked at."""
+def test_a_family_that_was_just_set_strands_none_of_its_queues(
+    api: Any, worker: int, invariants: Any
+) -> None:
+    """Their jobs wait until the family's request is handled."""
     for _ in range(3):
         api.add_job("t", queue_name="c:1")
-    api.promote_jobs()
+    assert len(api.claim_jobs(worker, 1)) == 1
     api.set_queue("c:*", 2)
     invariants(api.conn)
 

@@ -1,9 +1,9 @@
 -- diagnosis/doctor: the checks of an installation's health, and doctor(), which runs them.
 --
 -- Each check is a function _check_NAME. It returns one row per problem, and no row if it finds
--- none. It reads a bounded part of large tables. Some checks are in other files: diagnosis/drift
--- has schema, indexes and grants; diagnosis/server has xmin, bloat, autovacuum, notifications and
--- settings.
+-- none. It reads a bounded part of large tables. Some checks are in other files:
+-- diagnosis/invariants has invariants; diagnosis/drift has schema, indexes and grants;
+-- diagnosis/server has xmin, bloat, autovacuum, notifications and settings.
 --
 -- A fix is SQL that the owner of the schema can run as it is. Its statements are separated by ';'
 -- and a line break. Run them one by one, as psql does: VACUUM and CONCURRENTLY cannot run in a
@@ -29,59 +29,12 @@ begin
 end;
 $$;
 
-create or replace function _check_invariants() returns table (severity text, finding text, fix text)
-    language plpgsql set search_path from current
+-- The first five statements that repair a finding of several parts.
+create or replace function _first_fixes(fixes text[]) returns text
+    language plpgsql immutable set search_path from current
 as $$
-declare
-    v record;
-    v_first text;
 begin
-    for v in
-        select i.invariant as name, array_agg(i.subject order by i.subject) as subjects
-        from _invariants(250000) i group by i.invariant order by 1
-    loop
-        severity := 'error';
-        v_first := v.subjects[:1000]::text;
-        finding := v.name || ': ' || case v.name
-            when 'state' then 'the columns of jobs contradict each other: job '
-            when 'history' then 'finished jobs that cannot have ended like this: job '
-            when 'one place' then 'jobs that are live and finished at once: job '
-            when 'I1' then 'jobs are held by workers that have been dead for more than 25 seconds: job '
-            when 'claims' then 'running jobs are missing from the claims of their workers, whose end would not free '
-                               'them: job '
-            when 'I2' then 'more than one job holds the job_key '
-            when 'I3' then 'more than one job is at the head of the sequence '
-            when 'I5' then 'jobs that may run at most once have been started and wait to be run again: job '
-            when 'ledger' then 'jobs whose unique key others may take as well: job '
-            when 'I13' then 'more jobs than the limit allows are in flight in queue '
-            when 'I8' then 'schedules do not know their next tick: '
-            when 'stranded queue' then 'jobs wait and nothing will call them, in queue '
-            when 'stranded sequence' then 'jobs wait and nothing will call them, in sequence '
-            else 'sequences are halted by jobs that have not ended: job ' end || _few(v.subjects);
-        fix := case v.name
-            when 'history' then _fix(
-                'update ~.finished_jobs set state = case when state = ''completed'' and run > 0 then state else ''cancelled'' end, '
-                'finished_at = coalesce(finished_at, now()), expires_at = coalesce(expires_at, now()), ready_at = null, due_at = null, '
-                'parked = null where id = any (%L)', v_first)
-            when 'one place' then _fix('delete from ~.finished_jobs where id = any (%L)', v_first)
-            when 'I1' then _fix('select * from ~.maintain()')
-            when 'I2' then _fix('update ~.live_jobs j set job_key = null where j.job_key = any (%L) '
-                'and j.id < (select max(k.id) from ~.live_jobs k where k.job_key = j.job_key)', v_first)
-            when 'I3' then _fix('select ~._repair_jobs(array(select j.id from ~.live_jobs j where j.sequence_key = any (%L) and j.sequence_head))',
-                                v_first)
-            when 'ledger' then _fix('insert into ~.unique_keys (unique_key) select j.unique_key from ~.live_jobs j where j.unique_key is not null '
-                'union select f.unique_key from ~.finished_jobs f where f.unique_key is not null on conflict do nothing')
-            when 'I8' then _fix('select t.name from (select t.name from ~.schedule_entries t where t.name = any (%L)) t cross join lateral ~.pause_schedule(t.name) '
-                'cross join lateral ~.resume_schedule(t.name)', v_first)
-            when 'I13' then 'no other job of these queues starts before enough of them have ended; cancel_job() ends one sooner'
-            when 'stranded queue' then
-                _fix(E'insert into ~.promotion_requests (lane) select ''queue:'' || unnest(%L::text[]);\nselect ~.promote_jobs()', v_first)
-            when 'stranded sequence' then
-                _fix(E'insert into ~.promotion_requests (lane) select ''sequence:'' || unnest(%L::text[]);\nselect ~.promote_jobs()', v_first)
-            when 'halt' then _fix('delete from ~.sequence_halts where job_id = any (%L)', v_first)
-            else _fix('select ~._repair_jobs(%L)', v_first) end;
-        return next;
-    end loop;
+    return array_to_string(fixes[:5], E';\n');
 end;
 $$;
 
@@ -94,8 +47,8 @@ declare
 begin
     if _partition('finished_jobs_default') is null then
         return query values ('error',
-                             'finished_jobs has no default partition: a job whose day has none cannot be finished',
-                             _fix('create table ~.finished_jobs_default partition of ~.finished_jobs default'));
+            'finished_jobs has no default partition: a job whose day has none cannot be finished',
+            _fix('create table ~.finished_jobs_default partition of ~.finished_jobs default'));
         return;
     end if;
     -- Today's days only: maintain() may still create the later partitions in time.
@@ -114,9 +67,11 @@ begin
         join _partition_days(2) d(day) on f.expires_at >= d.day and f.expires_at < d.day + interval '24 hours'
         limit 100000) m;
     if v_misplaced > 0 then
-        return query values ('info', format('finished jobs in the default partition: %s%s; they are pruned one by one', v_misplaced,
-                                            case when v_misplaced = 100000 then ' or more' else '' end),
-            _fix(E'begin;\ncreate temp table pyworker_moved on commit drop as select * from ~.finished_jobs_default;\n'
+        return query values ('info',
+            format('finished jobs in the default partition: %s%s; they are pruned one by one', v_misplaced,
+                   case when v_misplaced = 100000 then ' or more' else '' end),
+            _fix(E'begin;\ncreate temp table pyworker_moved on commit drop as '
+                 'select * from ~.finished_jobs_default;\n'
                  'delete from ~.finished_jobs_default;\nselect ~._make_partitions();\n'
                  'insert into ~.finished_jobs select * from pyworker_moved;\ncommit'));
     end if;
@@ -149,8 +104,8 @@ begin
     where e.expires_at < v_now - interval '1 hour';
     if v_expired is not null then
         return query values ('warning',
-                             format('expired jobs are not pruned: what expired at %s is still there', v_expired),
-                             _fix('select * from ~.prune()'));
+            format('expired jobs are not pruned: what expired at %s is still there', v_expired),
+            _fix('select * from ~.prune()'));
     end if;
 end;
 $$;
@@ -204,7 +159,8 @@ begin
         select 'warning',
                'jobs wait for tasks that no live worker knows: '
                    || _few(array_agg(u.name order by u.jobs desc, u.name)),
-               'start a worker with the module that defines it, and without --task or with --task for it; or correct the name'
+               'start a worker with the module that defines it, and without --task or with --task for it; '
+               'or correct the name'
         from unknown u having count(*) > 0
         union all
         select 'warning',
@@ -235,8 +191,12 @@ begin
         select distinct on (h.sequence_key) h.sequence_key, h.job_id, h.reason
         from (select s.* from sequence_halts s limit 10000) h
         where _blocks_sequence(h.sequence_key, h.job_id) order by h.sequence_key, h.job_id)
-    select 'info', 'halted sequences: ' || _few(array_agg(format('%s by job %s (%s)', h.sequence_key, h.job_id, h.reason) order by h.sequence_key)),
-           array_to_string((array_agg(_fix('select ~.resume_sequence(%L)', h.sequence_key) order by h.sequence_key))[:5], E';\n')
+    select 'info',
+           'halted sequences: '
+               || _few(array_agg(format('%s by job %s (%s)', h.sequence_key, h.job_id, h.reason)
+                                 order by h.sequence_key)),
+           _first_fixes(array_agg(_fix('select ~.resume_sequence(%L)', h.sequence_key)
+                                  order by h.sequence_key))
     from halted h having count(*) > 0;
 end;
 $$;
@@ -252,7 +212,7 @@ begin
           and exists (select from live_jobs j where j.queue_name = q.queue_name and j.parked = 'queue')
           limit 1000)
     select 'info', 'jobs wait in paused queues: ' || _few(array_agg(p.queue_name order by p.queue_name)),
-           array_to_string((array_agg(_fix('select ~.resume_queue(%L)', p.queue_name) order by p.queue_name))[:5], E';\n')
+           _first_fixes(array_agg(_fix('select ~.resume_queue(%L)', p.queue_name) order by p.queue_name))
     from paused p having count(*) > 0;
 end;
 $$;
@@ -287,7 +247,8 @@ begin
         select 4, 'warning',
                'no live worker knows the task of schedules: '
                    || _few(array_agg(format('%s (%s)', t.name, t.identifier) order by t.name)),
-               'start a worker with the module that defines it, and without --task or with --task for it; or correct the schedule'
+               'start a worker with the module that defines it, and without --task or with --task for it; '
+               'or correct the schedule'
         from schedule_entries t
         where not t.paused
           and exists (select from workers w where _is_live(w, v_now))
@@ -296,7 +257,7 @@ begin
         having count(*) > 0
         union all
         select 5, 'info', 'paused schedules: ' || _few(array_agg(t.name order by t.name)),
-               array_to_string((array_agg(_fix('select * from ~.resume_schedule(%L)', t.name) order by t.name))[:5], E';\n')
+               _first_fixes(array_agg(_fix('select * from ~.resume_schedule(%L)', t.name) order by t.name))
         from schedule_entries t where t.paused having count(*) > 0) f(step, severity, finding, fix)
     order by f.step, f.finding limit 20;
 end;
@@ -357,7 +318,8 @@ begin
             v_found := true;
             severity := 'error';
             finding := format('the check itself failed: %s', sqlerrm);
-            fix := 'run it again; if it stays so, install this version again: pyworker migrate, or psql -f sql/install.sql';
+            fix := 'run it again; if it stays so, install this version again: pyworker migrate, '
+                   'or psql -f sql/install.sql';
             return next;
         end;
         if not v_found then

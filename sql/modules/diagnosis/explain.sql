@@ -1,7 +1,7 @@
 -- diagnosis/explain: explain_job(), which tells why a job is not running and what changes that.
 
 -- A call of one of our functions, as a statement to run.
-create or replace function _to_call(call text) returns text
+create or replace function _as_statement(call text) returns text
     language plpgsql stable set search_path from current
 as $$
 begin
@@ -10,11 +10,11 @@ end;
 $$;
 
 -- The remedy of a job that waits for a promotion alone.
-create or replace function _to_promote() returns text
+create or replace function _promotion_remedy() returns text
     language plpgsql stable set search_path from current
 as $$
 begin
-    return _to_call('promote_jobs()') || ' sees to it at once, any worker''s next claim soon';
+    return _as_statement('promote_jobs()') || ' sees to it at once, any worker''s next claim soon';
 end;
 $$;
 
@@ -25,10 +25,10 @@ as $$
 begin
     reason := job.state;
     detail := case when job.state = 'discarded' then
-            format('%s at %s, after %s of %s attempts%s', job.reason, job.finished_at, job.attempts, job.max_attempts,
-                   ': ' || _last_line(job.last_error))
+            format('%s at %s, after %s of %s attempts%s', job.reason, job.finished_at, job.attempts,
+                   job.max_attempts, ': ' || _last_line(job.last_error))
         else format('%s at %s%s', job.state, job.finished_at, ': ' || nullif(job.reason, job.state)) end;
-    remedy := _to_call(format('retry_job(%s)', job.id)) || ' runs it again';
+    remedy := _as_statement(format('retry_job(%s)', job.id)) || ' runs it again';
 end;
 $$;
 
@@ -42,7 +42,7 @@ begin
     if job.cancel_requested_at is not null then
         reason := 'cancel requested';
         detail := format('at %s; its worker has not ended it yet', job.cancel_requested_at);
-        remedy := _to_call(format('cancel_job(%s, force => true)', job.id)) || ' ends it at once';
+        remedy := _as_statement(format('cancel_job(%s, force => true)', job.id)) || ' ends it at once';
         return next;
     end if;
     select w.* into v_worker from workers w where w.id = job.worker_id and _is_registered(w);
@@ -50,10 +50,11 @@ begin
     detail := format(
         'since %s on worker %s%s, attempt %s of %s', job.claimed_at, job.worker_id,
         case when v_worker.id is null then ', which is dead'
-             when v_worker.expires_at < now then format(', which has been silent since %s', v_worker.beat_at) else '' end,
+             when v_worker.expires_at < now then format(', which has been silent since %s', v_worker.beat_at)
+             else '' end,
         job.attempts, job.max_attempts);
     remedy := case when v_worker.id is null or v_worker.expires_at < now
-                   then _to_call('maintain()') || ' hands it on at once, any other worker soon' end;
+                   then _as_statement('maintain()') || ' hands it on at once, any other worker soon' end;
     return next;
 end;
 $$;
@@ -68,29 +69,34 @@ declare
     v_halt sequence_halts;
 begin
     select count(*) into v_ahead from live_jobs j
-    where j.sequence_key = job.sequence_key and j.parked <> 'queue' and (j.parked, j.id) < (job.parked, job.id);
+    where j.sequence_key = job.sequence_key and j.parked <> 'queue'
+      and (j.parked, j.id) < (job.parked, job.id);
     select j.* into v_head from live_jobs j where j.sequence_key = job.sequence_key and j.sequence_head;
     select h.* into v_halt from sequence_halts h
-    where h.sequence_key = job.sequence_key and h.job_id < job.id and job.parked = 'sequence' order by h.job_id limit 1;
+    where h.sequence_key = job.sequence_key and h.job_id < job.id and job.parked = 'sequence'
+    order by h.job_id limit 1;
     if v_halt.job_id is not null then
         return query values ('sequence halted',
-            format('sequence %s is halted by job %s, %s at %s%s', job.sequence_key, v_halt.job_id, v_halt.reason, v_halt.at,
-                   case when v_ahead > 0 then format('; jobs that wait before this one: %s', v_ahead) else '' end),
+            format('sequence %s is halted by job %s, %s at %s%s', job.sequence_key, v_halt.job_id,
+                   v_halt.reason, v_halt.at,
+                   '; jobs that wait before this one: ' || nullif(v_ahead, 0)),
             format('%s runs that job again; %s goes on without it; %s goes on with this job',
-                   _to_call(format('retry_job(%s)', v_halt.job_id)),
-                   _to_call(format('resume_sequence(%L)', job.sequence_key)), _to_call(format('retry_job(%s)', job.id))));
+                   _as_statement(format('retry_job(%s)', v_halt.job_id)),
+                   _as_statement(format('resume_sequence(%L)', job.sequence_key)),
+                   _as_statement(format('retry_job(%s)', job.id))));
     end if;
     if v_head.id is not null then
         return query values ('sequence',
-            format('waits for job %s (%s%s) in sequence %s; jobs that wait before this one: %s', v_head.id, v_head.state,
-                   case when v_head.due_at is not null then format(' until %s', v_head.due_at) else '' end,
-                   job.sequence_key, v_ahead),
-            _to_call(format('explain_job(%s)', v_head.id)) || ' tells what that job waits for');
+            format('waits for job %s (%s%s) in sequence %s; jobs that wait before this one: %s', v_head.id,
+                   v_head.state, ' until ' || v_head.due_at, job.sequence_key, v_ahead),
+            _as_statement(format('explain_job(%s)', v_head.id)) || ' tells what that job waits for');
     elsif v_ahead > 0 then
-        return query values ('sequence', format('jobs that wait before this one in sequence %s: %s', job.sequence_key, v_ahead),
-                             'they run first, in the order of their ids');
+        return query values ('sequence',
+            format('jobs that wait before this one in sequence %s: %s', job.sequence_key, v_ahead),
+            'they run first, in the order of their ids');
     elsif v_halt.job_id is null then
-        return query values ('promotion', format('its turn in sequence %s has come', job.sequence_key), _to_promote());
+        return query values ('promotion',
+            format('its turn in sequence %s has come', job.sequence_key), _promotion_remedy());
     end if;
 end;
 $$;
@@ -104,11 +110,12 @@ begin
         return query values (
             case when job.state = 'retryable' then 'waits for its retry' else 'not due' end,
             format('not before %s%s', job.run_at, case when job.state = 'retryable' then
-                format('; attempt %s of %s failed: %s', job.attempts, job.max_attempts, _last_line(job.last_error))
-                else '' end),
-            _to_call(format('retry_job(%s)', job.id)) || ' lets it run now');
+                format('; attempt %s of %s failed: %s', job.attempts, job.max_attempts,
+                       _last_line(job.last_error)) else '' end),
+            _as_statement(format('retry_job(%s)', job.id)) || ' lets it run now');
     elsif job.due_at is not null then
-        return query values ('promotion', format('it has been due since %s', job.due_at), _to_promote());
+        return query values ('promotion',
+            format('it has been due since %s', job.due_at), _promotion_remedy());
     end if;
 end;
 $$;
@@ -132,18 +139,20 @@ begin
         order by t.id + 0 limit coalesce(v_queue.concurrency, 0)); -- + 0: never by a walk along all ids
     if v_queue.paused then
         return query values ('queue paused', format('queue %s is paused', job.queue_name),
-                             _to_call(format('resume_queue(%L)', job.queue_name)) || ' lets it go on');
+                             _as_statement(format('resume_queue(%L)', job.queue_name)) || ' lets it go on');
     elsif waits then
         return;
     elsif cardinality(v_taken) >= v_queue.concurrency then
         return query values ('queue full',
-            format('queue %s runs %s at once; now taken by job %s', job.queue_name, v_queue.concurrency,
-                   array_to_string(v_taken[:5], ', ') || case when cardinality(v_taken) > 5 then ', …' else '' end),
-            _to_call(format('set_queue(%L, %s)', job.queue_name, v_queue.concurrency::bigint + 1)) || ' lets one more run at once');
+            format('queue %s runs %s at once; now taken by job %s%s', job.queue_name, v_queue.concurrency,
+                   array_to_string(v_taken[:5], ', '), case when cardinality(v_taken) > 5 then ', …' end),
+            _as_statement(format('set_queue(%L, %s)', job.queue_name, v_queue.concurrency::bigint + 1))
+                || ' lets one more run at once');
     elsif job.parked = 'queue' then
         select count(*), count(*) filter (where a.ready_at is not null) into v_ahead, v_candidates from (
             select p.ready_at from live_jobs p
-            where p.queue_name = job.queue_name and (p.parked = 'queue' or p.ready_at is not null and p.state = 'available')
+            where p.queue_name = job.queue_name
+              and (p.parked = 'queue' or p.ready_at is not null and p.state = 'available')
               and p.task_identifier = job.task_identifier and p.flags is not distinct from job.flags
               and (p.priority, p.run_at, p.id) < (job.priority, job.run_at, job.id) limit 1000) a;
         v_promote := v_candidates = 0 or v_candidates < v_queue.concurrency - cardinality(v_taken);
@@ -151,14 +160,104 @@ begin
             case when v_promote then 'promotion' else 'waits for a worker' end,
             format('queue %s has room; jobs of its task that come before it: %s%s', job.queue_name, v_ahead,
                    case when v_ahead = 1000 then ' or more' else '' end),
-            case when v_promote then _to_promote()
-                 else 'they start first; if none does, the workers are busy, or cannot reach the database' end;
+            case when v_promote then _promotion_remedy()
+                 else 'they start first; if none does, the workers are busy, '
+                      'or cannot reach the database' end;
     end if;
 end;
 $$;
 
--- All reasons, in the order in which they have to go away.
-create or replace function _reasons(job live_jobs, out reason text, out detail text, out remedy text)
+-- Reports that no live worker would claim the job. A row of nulls if one would; alive, able: how
+-- many workers are live, and how many of them would claim it.
+create or replace function _explain_no_worker(
+    job live_jobs, out reason text, out detail text, out remedy text, out alive bigint, out able bigint)
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_queue text := coalesce(job.queue_name, 'default');
+    v_known bigint;
+    v_served bigint;
+    v_allowed bigint;
+begin
+    select count(*), count(*) filter (where c.knows), count(*) filter (where c.serves),
+           count(*) filter (where c.allows), count(*) filter (where c.knows and c.serves and c.allows)
+    into alive, v_known, v_served, v_allowed, able
+    from workers w
+    cross join lateral (
+        select _takes(w, job.task_identifier, null, null) as knows, _takes(w, null, v_queue, null) as serves,
+               _takes(w, null, null, job.flags) as allows) c
+    where _is_live(w, clock());
+    if able > 0 then
+        return;
+    end if;
+    reason := 'no worker takes it';
+    if alive = 0 then
+        reason := 'no worker';
+        detail := 'no worker is alive';
+        remedy := 'start one: pyworker run MODULE';
+    elsif v_known = 0 then
+        detail := format('no live worker (of %s) knows the task %s', alive, job.task_identifier);
+        remedy := 'start a worker with the module that defines it, and without --task or with --task for it; '
+                  'or correct the name';
+    elsif v_served = 0 then
+        detail := format('no live worker (of %s) serves the queue %s', alive, v_queue);
+        remedy := 'start a worker without --queue, or with --queue for it';
+    elsif v_allowed = 0 then
+        detail := format('every live worker (of %s) forbids one of the job''s flags: %s', alive,
+                         (select string_agg(f.flag, ', ' order by f.flag)
+                          from jsonb_object_keys(job.flags) f(flag)));
+        remedy := 'start a worker without that --forbid-flag';
+    else
+        detail := format('each live worker (of %s) lacks something: the task %s, the queue %s, '
+                         'or it forbids a flag of the job', alive, job.task_identifier, v_queue);
+        remedy := 'start a worker with its module and without --task, --queue and --forbid-flag';
+    end if;
+end;
+$$;
+
+-- Reports how many available jobs come before this one. workers: who may claim it, in words.
+create or replace function _explain_place(
+    job live_jobs, workers text, out reason text, out detail text, out remedy text)
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_ahead bigint;
+    v_priority integer;
+begin
+    select count(*), min(a.priority) into v_ahead, v_priority from (
+        select j.priority from live_jobs j
+        where j.ready_at is not null and j.state = 'available'
+          and (j.priority, j.ready_at, j.id) < (job.priority, job.ready_at, job.id)
+        order by j.priority, j.ready_at, j.id limit 10000) a;
+    reason := 'waits for a worker';
+    detail := format('available jobs that come first: %s%s; live workers that take it: %s', v_ahead,
+                     case when v_ahead = 10000 then ' or more' end, workers);
+    remedy := case
+        when v_ahead = 0 then 'it is next; if it stays so, the workers are busy, or cannot reach the database'
+        when v_priority = -32768 then 'start more workers'
+        else _as_statement(format('reschedule_jobs(array[%s], priority => %s)', job.id, v_priority - 1))
+             || ' puts it first; or start more workers' end;
+end;
+$$;
+
+-- No row if the job is not available and a worker would claim it.
+create or replace function _explain_workers(job live_jobs, out reason text, out detail text, out remedy text)
+    returns setof record
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_lack record := _explain_no_worker(job);
+begin
+    if v_lack.able = 0 then
+        return query select v_lack.reason, v_lack.detail, v_lack.remedy;
+    elsif job.ready_at is not null and job.state = 'available' then
+        return query select p.* from _explain_place(job, format('%s of %s', v_lack.able, v_lack.alive)) p;
+    end if;
+end;
+$$;
+
+-- Why a live job does not run: all reasons, in the order in which they have to go away.
+create or replace function _explain_live(job live_jobs, out reason text, out detail text, out remedy text)
     returns setof record
     language plpgsql stable set search_path from current
 as $$
@@ -197,13 +296,15 @@ declare
 begin
     select j.* into v_job from live_jobs j where j.id = explain_job.job_id;
     if found then
-        return query select row_number() over ()::integer, r.* from _reasons(v_job) r;
+        return query select row_number() over ()::integer, r.* from _explain_live(v_job) r;
         return;
     end if;
     v_past := get_job(job_id);
     if v_past.id is null then
-        raise exception 'explain_job: there is no job %', coalesce(job_id::text, 'NULL') using errcode = 'PW004',
-            hint = 'Finished jobs are kept for their retention; or the transaction that adds it has not committed.';
+        raise exception 'explain_job: there is no job %', coalesce(job_id::text, 'NULL')
+            using errcode = 'PW004',
+            hint = 'Finished jobs are kept for their retention; '
+                   'or the transaction that adds it has not committed.';
     end if;
     return query select 1, r.* from _explain_ended(v_past) r;
 end;
@@ -214,70 +315,3 @@ comment on function explain_job(bigint) is
     'paused, queue full, promotion (no worker has claimed since the job could proceed), no worker, '
     'no worker takes it, waits for a worker; for other jobs: running, cancel requested, completed, '
     'cancelled, discarded. Errors: PW004 if there is no such job.';
-
--- Reports that no live worker would claim the job, or for an available job how many jobs come
--- before it. No row if the job is not available and a worker would claim it.
-create or replace function _explain_workers(job live_jobs, out reason text, out detail text, out remedy text)
-    returns setof record
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_now timestamptz := clock();
-    v_queue text := coalesce(job.queue_name, 'default');
-    v_alive bigint;
-    v_known bigint;
-    v_served bigint;
-    v_allowed bigint;
-    v_able bigint;
-    v_ahead bigint;
-    v_priority integer;
-begin
-    select count(*), count(*) filter (where c.knows), count(*) filter (where c.serves),
-           count(*) filter (where c.allows), count(*) filter (where c.knows and c.serves and c.allows)
-    into v_alive, v_known, v_served, v_allowed, v_able
-    from workers w
-    cross join lateral (
-        select _takes(w, job.task_identifier, null, null) as knows, _takes(w, null, v_queue, null) as serves,
-               _takes(w, null, null, job.flags) as allows) c
-    where _is_live(w, v_now);
-    if v_able = 0 then
-        reason := 'no worker takes it';
-        if v_alive = 0 then
-            reason := 'no worker';
-            detail := 'no worker is alive';
-            remedy := 'start one: pyworker run MODULE';
-        elsif v_known = 0 then
-            detail := format('no live worker (of %s) knows the task %s', v_alive, job.task_identifier);
-            remedy := 'start a worker with the module that defines it, and without --task or with --task for it; or correct the name';
-        elsif v_served = 0 then
-            detail := format('no live worker (of %s) serves the queue %s', v_alive, v_queue);
-            remedy := 'start a worker without --queue, or with --queue for it';
-        elsif v_allowed = 0 then
-            detail := format('every live worker (of %s) forbids one of the job''s flags: %s', v_alive,
-                             (select string_agg(f.flag, ', ' order by f.flag)
-                              from jsonb_object_keys(job.flags) f(flag)));
-            remedy := 'start a worker without that --forbid-flag';
-        else
-            detail := format('each live worker (of %s) lacks something: the task %s, the queue %s, or it forbids a flag of the job',
-                             v_alive, job.task_identifier, v_queue);
-            remedy := 'start a worker with its module and without --task, --queue and --forbid-flag';
-        end if;
-        return next;
-    elsif job.ready_at is not null and job.state = 'available' then
-        select count(*), min(a.priority) into v_ahead, v_priority from (
-            select j.priority from live_jobs j
-            where j.ready_at is not null and j.state = 'available'
-              and (j.priority, j.ready_at, j.id) < (job.priority, job.ready_at, job.id)
-            order by j.priority, j.ready_at, j.id limit 10000) a;
-        reason := 'waits for a worker';
-        detail := format('available jobs that come first: %s%s; live workers that take it: %s of %s', v_ahead,
-                         case when v_ahead = 10000 then ' or more' else '' end, v_able, v_alive);
-        remedy := case when v_ahead = 0 then 'it is next; if it stays so, the workers are busy, or cannot reach the database'
-                       when v_priority = -32768 then 'start more workers'
-                       else _to_call(format('reschedule_jobs(array[%s], priority => %s)', job.id,
-                                            v_priority - 1))
-                            || ' puts it first; or start more workers' end;
-        return next;
-    end if;
-end;
-$$;

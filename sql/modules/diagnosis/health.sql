@@ -16,11 +16,14 @@ begin
         select w.id, coalesce(w.info ->> 'name', w.id::text) as name,
                case when not _is_registered(w) then 'it has ended, or was declared dead'
                     when not _is_live(w, v_now) then format('its last heartbeat was at %s', w.beat_at)
-                    when w.locked and not _has_lock(w, v_held) then 'its control connection has ended'
-                    when w.info ->> 'condition' = 'stuck' then 'the loop of its process does not turn' end as ailment,
+                    when w.locked and not _has_lock(w, v_held)
+                         then 'its control connection has ended'
+                    when w.info ->> 'condition' = 'stuck'
+                         then 'the loop of its process does not turn' end as ailment,
                case when w.info ->> 'condition' = 'starting' then 'it is starting'
                     when w.info ->> 'condition' = 'stopping' then 'it is stopping'
-                    when w.info ->> 'condition' = 'refused' then 'the database refuses its claims (see its log)'
+                    when w.info ->> 'condition' = 'refused'
+                         then 'the database refuses its claims (see its log)'
                     when pg_is_in_recovery() then 'this database can only be read' end as hindrance
         from workers w
         where case when worker_health.worker is null then _is_registered(w)

@@ -1,16 +1,16 @@
--- diagnosis/invariants: _invariants, which finds violations of what must always hold, and
--- _repair_jobs.
-
--- One row per violation. doctor() reports them, and every test ends with tests/invariants.sql,
--- which must get none. max_rows: how many rows of each table to read; null reads all.
+-- diagnosis/invariants: what must always hold: _invariants, which finds violations, the check of
+-- doctor() that reports them, and _repair_jobs.
 --
--- I2: at most one job has a job_key. I3: at most one job of a sequence is past pending. (Unique
--- indexes enforce both, too.) I13: no queue has more jobs running than its concurrency. 'state':
--- the columns that the indexes use agree with the job's state. Plans are custom: a plan that was
--- made while the tables were empty would be far too slow later.
-create or replace function _invariants(max_rows bigint default null)
+-- Each function _violations_of_… returns one row per violation: the name of the invariant, whose it
+-- is (a job's id, a key, a queue, a schedule), and what was found. max_rows: how many rows of each
+-- table to read; null reads all.
+
+-- 'state': the columns that the indexes use agree with the job's state. 'history': a finished job
+-- is completed or cancelled; a completed one has run, unless it was completed by hand (I6).
+-- 'one place': no job is live and finished. 'I5': no job that start_job has marked runs again.
+create or replace function _violations_of_states(max_rows bigint)
     returns table (invariant text, subject text, found jsonb)
-    language plpgsql stable set search_path from current set plan_cache_mode = force_custom_plan set jit = off
+    language plpgsql stable set search_path from current
 as $$
 begin
     return query
@@ -34,7 +34,6 @@ begin
        or (j.superseded is not null and (j.state <> 'running' or j.job_key is not null))
        or j.attempts < 0
     union all
-    -- I6: a completed job has run, unless it was completed by hand.
     select 'history', f.id::text, to_jsonb(f) - 'payload'
     from (select h.* from finished_jobs h limit max_rows) f
     where f.state not in ('completed', 'cancelled') or f.finished_at is null or f.expires_at is null
@@ -45,40 +44,62 @@ begin
     from (select l.id from live_jobs l limit max_rows) j
     join (select h.id from finished_jobs h limit max_rows) f on f.id = j.id
     union all
-    -- The worker was declared dead, its lease has ended, or it is gone: claims and sweeps rescue
-    -- its jobs within seconds.
+    select 'I5', j.id::text, to_jsonb(j.started_at)
+    from (select l.* from live_jobs l limit max_rows) j
+    where j.started_at is not null and j.state not in ('running', 'discarded');
+end;
+$$;
+
+-- 'I2': at most one job has a job_key (a unique index enforces it, too). 'ledger': each unique key
+-- of a job has a row in unique_keys, on which uniqueness depends.
+create or replace function _violations_of_keys(max_rows bigint)
+    returns table (invariant text, subject text, found jsonb)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select 'I2', j.job_key, to_jsonb(count(*))
+    from (select l.job_key from live_jobs l where l.job_key is not null limit max_rows) j
+    group by j.job_key having count(*) > 1
+    union all
+    select 'ledger', j.id::text, null
+    from ((select l.id, l.unique_key from live_jobs l where l.unique_key is not null limit max_rows)
+          union all (select f.id, f.unique_key from finished_jobs f where f.unique_key is not null
+                     limit max_rows)) j
+    where not exists (select from unique_keys k where k.unique_key = j.unique_key);
+end;
+$$;
+
+-- 'I1': no job runs on a worker that was declared dead, whose lease has ended, or that is gone:
+-- claims and sweeps rescue its jobs within seconds. 'claims': each running job is in a claim of its
+-- worker, by which a sweep finds it.
+create or replace function _violations_of_workers(max_rows bigint)
+    returns table (invariant text, subject text, found jsonb)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
     select 'I1', j.id::text, to_jsonb(j.worker_id)
     from (select l.* from live_jobs l where l.state = 'running' and l.ready_at is not null limit max_rows) j
     left join workers w on w.id = j.worker_id
     where coalesce(w.dead_at, w.expires_at, j.claimed_at) < clock() - interval '25 seconds'
     union all
-    -- The jobs of a dead worker are found by its claims, so each running job must be in one.
     select 'claims', j.id::text, to_jsonb(j.worker_id)
     from (select l.id, l.worker_id from live_jobs l
           where l.state = 'running' and l.ready_at is not null and l.worker_id is not null limit max_rows) j
-    where not exists (select from claims c where c.worker_id = j.worker_id and j.id = any (c.job_ids))
-    union all
-    select 'I2', j.job_key, to_jsonb(count(*))
-    from (select l.job_key from live_jobs l where l.job_key is not null limit max_rows) j group by j.job_key
-    having count(*) > 1
-    union all
-    select 'I3', j.sequence_key, to_jsonb(count(*))
-    from (select l.sequence_key from live_jobs l where l.sequence_head limit max_rows) j
-    group by j.sequence_key having count(*) > 1
-    union all
-    -- I5: a job that start_job has marked (started_at) is running or discarded as lost; it never
-    -- waits to run again.
-    select 'I5', j.id::text, to_jsonb(j.started_at)
-    from (select l.* from live_jobs l limit max_rows) j
-    where j.started_at is not null and j.state not in ('running', 'discarded')
-    union all
-    -- Uniqueness depends on the ledger: each unique key of a job has a row in unique_keys.
-    select 'ledger', j.id::text, null
-    from ((select l.id, l.unique_key from live_jobs l where l.unique_key is not null limit max_rows)
-          union all (select f.id, f.unique_key from finished_jobs f where f.unique_key is not null
-                     limit max_rows)) j
-    where not exists (select from unique_keys k where k.unique_key = j.unique_key)
-    union all
+    where not exists (select from claims c where c.worker_id = j.worker_id and j.id = any (c.job_ids));
+end;
+$$;
+
+-- 'I13': no queue has more jobs running, or more slots given, than its concurrency. 'stranded
+-- queue': if a queue has a free slot, each of its parked jobs has a promotion request, or the queue
+-- has a candidate of the same task and flags.
+create or replace function _violations_of_queues(max_rows bigint)
+    returns table (invariant text, subject text, found jsonb)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
     -- Counts only jobs whose claim could see the last change of the queue. A claim that could not
     -- see a lower limit yet may exceed it.
     select 'I13', n.queue_name, to_jsonb(t.running)
@@ -101,8 +122,6 @@ begin
     cross join lateral _taken_in(n.queue_name, null, '{}') t
     where t.taken > q.slots and not exists (select from promotion_requests w where w.changed)
     union all
-    -- If a queue has a free slot, each of its parked jobs has a promotion request, or the queue has
-    -- a candidate of the same task and flags.
     select distinct 'stranded queue', j.queue_name, null::jsonb
     from (select distinct on (l.queue_name, l.task_identifier, coalesce(l.flags::text, '')) l.*
           from live_jobs l where l.parked = 'queue' limit max_rows / 10) j
@@ -117,7 +136,22 @@ begin
       and not exists (
           select from live_jobs c
           where c.queue_name = j.queue_name and c.ready_at is not null and c.state = 'available'
-            and c.task_identifier = j.task_identifier and c.flags is not distinct from j.flags)
+            and c.task_identifier = j.task_identifier and c.flags is not distinct from j.flags);
+end;
+$$;
+
+-- 'I3': at most one job of a sequence is past pending (a unique index enforces it, too). 'stranded
+-- sequence': jobs that wait in a sequence have a head before them, a halt, or a promotion request.
+-- 'halt': the job that halts a sequence was cancelled or discarded, or is deleted.
+create or replace function _violations_of_sequences(max_rows bigint)
+    returns table (invariant text, subject text, found jsonb)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select 'I3', j.sequence_key, to_jsonb(count(*))
+    from (select l.sequence_key from live_jobs l where l.sequence_head limit max_rows) j
+    group by j.sequence_key having count(*) > 1
     union all
     select distinct 'stranded sequence', p.sequence_key, null::jsonb
     from (select l.* from live_jobs l where l.parked in ('sequence', 'next') limit max_rows) p
@@ -127,12 +161,6 @@ begin
            or not exists (select from sequence_halts h
                           where h.sequence_key = p.sequence_key and h.job_id < p.id))
     union all
-    -- I8: a schedule is paused or has a next tick, and that is later than its last one.
-    select 'I8', t.name, to_jsonb(t.next_at)
-    from (select m.* from schedule_entries m limit max_rows) t
-    where t.paused <> (t.next_at is null) or t.last_at >= t.next_at
-    union all
-    -- The job that halts a sequence was cancelled or discarded, or is deleted.
     select 'halt', h.job_id::text, to_jsonb(h.sequence_key)
     from sequence_halts h join live_jobs j on j.id = h.job_id
     where j.state <> 'discarded' or j.sequence_key <> h.sequence_key
@@ -140,6 +168,100 @@ begin
     select 'halt', h.job_id::text, to_jsonb(h.sequence_key)
     from sequence_halts h join (select f.* from finished_jobs f limit max_rows) f on f.id = h.job_id
     where f.state <> 'cancelled' or f.sequence_key <> h.sequence_key;
+end;
+$$;
+
+-- 'I8': a schedule is paused or has a next tick, and that is later than its last one.
+create or replace function _violations_of_schedules(max_rows bigint)
+    returns table (invariant text, subject text, found jsonb)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select 'I8', t.name, to_jsonb(t.next_at)
+    from (select m.* from schedule_entries m limit max_rows) t
+    where t.paused <> (t.next_at is null) or t.last_at >= t.next_at;
+end;
+$$;
+
+-- All violations. doctor() reports them, and every test ends with tests/invariants.sql, which must
+-- get none. Plans are custom: one that was made while the tables were empty would be far too slow
+-- later.
+create or replace function _invariants(max_rows bigint default null)
+    returns table (invariant text, subject text, found jsonb)
+    language plpgsql stable set search_path from current set plan_cache_mode = force_custom_plan set jit = off
+as $$
+begin
+    return query
+    select v.* from _violations_of_states(max_rows) v
+    union all select v.* from _violations_of_keys(max_rows) v
+    union all select v.* from _violations_of_workers(max_rows) v
+    union all select v.* from _violations_of_queues(max_rows) v
+    union all select v.* from _violations_of_sequences(max_rows) v
+    union all select v.* from _violations_of_schedules(max_rows) v;
+end;
+$$;
+
+-- What a violation of each invariant means, and its fix, in which %L stands for the list of those
+-- that violate it.
+create or replace function _meanings_of_invariants() returns table (invariant text, meaning text, fix text)
+    language plpgsql immutable set search_path from current
+as $$
+begin
+    return query values
+        ('state', 'the columns of jobs contradict each other: job ',
+         'select ~._repair_jobs(%L)'),
+        ('history', 'finished jobs that cannot have ended like this: job ',
+         'update ~.finished_jobs set state = case when state = ''completed'' and run > 0 then state '
+         'else ''cancelled'' end, finished_at = coalesce(finished_at, now()), '
+         'expires_at = coalesce(expires_at, now()), ready_at = null, due_at = null, parked = null '
+         'where id = any (%L)'),
+        ('one place', 'jobs that are live and finished at once: job ',
+         'delete from ~.finished_jobs where id = any (%L)'),
+        ('I5', 'jobs that may run at most once have been started and wait to be run again: job ',
+         'select ~._repair_jobs(%L)'),
+        ('I2', 'more than one job holds the job_key ',
+         'update ~.live_jobs j set job_key = null where j.job_key = any (%L) '
+         'and j.id < (select max(k.id) from ~.live_jobs k where k.job_key = j.job_key)'),
+        ('ledger', 'jobs whose unique key others may take as well: job ',
+         'insert into ~.unique_keys (unique_key) '
+         'select j.unique_key from ~.live_jobs j where j.unique_key is not null union '
+         'select f.unique_key from ~.finished_jobs f where f.unique_key is not null on conflict do nothing'),
+        ('I1', 'jobs are held by workers that have been dead for more than 25 seconds: job ',
+         'select * from ~.maintain()'),
+        ('claims', 'running jobs are missing from the claims of their workers, '
+                   'whose end would not free them: job ',
+         'select ~._repair_jobs(%L)'),
+        ('I13', 'more jobs than the limit allows are in flight in queue ',
+         'no other job of these queues starts before enough of them have ended; '
+         'cancel_job() ends one sooner'),
+        ('stranded queue', 'jobs wait and nothing will call them, in queue ',
+         E'insert into ~.promotion_requests (lane) select ''queue:'' || unnest(%L::text[]);\n'
+         'select ~.promote_jobs()'),
+        ('I3', 'more than one job is at the head of the sequence ',
+         'select ~._repair_jobs(array(select j.id from ~.live_jobs j '
+         'where j.sequence_key = any (%L) and j.sequence_head))'),
+        ('stranded sequence', 'jobs wait and nothing will call them, in sequence ',
+         E'insert into ~.promotion_requests (lane) select ''sequence:'' || unnest(%L::text[]);\n'
+         'select ~.promote_jobs()'),
+        ('halt', 'sequences are halted by jobs that have not ended: job ',
+         'delete from ~.sequence_halts where job_id = any (%L)'),
+        ('I8', 'schedules do not know their next tick: ',
+         'select t.name from (select t.name from ~.schedule_entries t where t.name = any (%L)) t '
+         'cross join lateral ~.pause_schedule(t.name) cross join lateral ~.resume_schedule(t.name)');
+end;
+$$;
+
+create or replace function _check_invariants() returns table (severity text, finding text, fix text)
+    language plpgsql set search_path from current
+as $$
+begin
+    return query
+    select 'error', concat(v.name, ': ', m.meaning, _few(v.subjects)), _fix(m.fix, v.subjects[:1000]::text)
+    from (select i.invariant as name, array_agg(i.subject order by i.subject) as subjects
+          from _invariants(250000) i group by i.invariant) v
+    left join _meanings_of_invariants() m on m.invariant = v.name
+    order by v.name;
 end;
 $$;
 
@@ -155,12 +277,14 @@ declare
     v_state text;
 begin
     for v_job in
-        select j.* from live_jobs j where j.id = any (job_ids) order by j.state = 'running', j.id desc for update
+        select j.* from live_jobs j where j.id = any (job_ids)
+        order by j.state = 'running', j.id desc for update
     loop
         v_held := v_job.sequence_key is not null and (v_job.sequence_head is not true or exists (
             select from live_jobs j
             where j.sequence_key = v_job.sequence_key and j.sequence_head and j.id <> v_job.id));
-        if v_job.state = 'running' and exists (select from workers w where w.id = v_job.worker_id and _is_registered(w)) then
+        if v_job.state = 'running'
+           and exists (select from workers w where w.id = v_job.worker_id and _is_registered(w)) then
             v_state := 'running';
             v_held := false;
         elsif v_job.state = 'discarded' or _must_not_rerun(v_job) then
@@ -172,15 +296,19 @@ begin
         update live_jobs j
         set state = v_state, ready_at = _ready_at(v_state, _parked(v_state, j.queue_name), j.run_at),
             due_at = _due_at(v_state, j.run_at), parked = _parked(v_state, j.queue_name), has_slot = null,
-            sequence_head = case when j.sequence_key is not null and v_state <> 'discarded' and not v_held then true end,
+            sequence_head = case when j.sequence_key is not null and v_state <> 'discarded' and not v_held
+                                 then true end,
             worker_id = case when v_state = 'running' then j.worker_id end,
             claimed_at = case when v_state = 'running' then coalesce(j.claimed_at, v_now) end,
             job_key = case when v_state = 'running' and j.superseded is not null then null else j.job_key end,
             superseded = case when v_state = 'running' then j.superseded end,
             attempts = greatest(j.attempts, 0), run = greatest(j.run, j.attempts),
             finished_at = case when v_state = 'discarded' then coalesce(j.finished_at, v_now) end,
-            expires_at = case when v_state = 'discarded' then coalesce(j.expires_at, v_now + s.discarded_retention) end,
-            reason = case when v_state = 'discarded' then coalesce(j.reason, case when _must_not_rerun(j) then 'lost' end) end, updated_at = v_now
+            expires_at = case when v_state = 'discarded'
+                              then coalesce(j.expires_at, v_now + s.discarded_retention) end,
+            reason = case when v_state = 'discarded'
+                          then coalesce(j.reason, case when _must_not_rerun(j) then 'lost' end) end,
+            updated_at = v_now
         from settings s where j.id = v_job.id;
         insert into claims select v_job.worker_id, v_job.run, array[v_job.id] where v_state = 'running';
         insert into promotion_requests (lane) select 'queue:' || v_job.queue_name

@@ -12,10 +12,12 @@ declare
 begin
     return query
     select 'warning',
-           format('session %s of %s (application %s) keeps vacuum from removing dead rows: in a transaction since %s, state %s', a.pid,
+           format('session %s of %s (application %s) keeps vacuum from removing dead rows: '
+                  'in a transaction since %s, state %s', a.pid,
                   coalesce(a.usename, 'unknown'), coalesce(nullif(a.application_name, ''), 'unknown'),
                   coalesce(a.xact_start::text, 'unknown'), coalesce(a.state, 'unknown')),
-           case when a.backend_type = 'walsender' then 'end the long query on the standby, or turn off hot_standby_feedback there'
+           case when a.backend_type = 'walsender'
+                     then 'end the long query on the standby, or turn off hot_standby_feedback there'
                 else format('select pg_terminate_backend(%s)', a.pid) end
     from pg_stat_activity a
     where (a.backend_xmin is not null or a.backend_xid is not null) and a.pid <> pg_backend_pid()
@@ -84,8 +86,9 @@ begin
     if v_usage > 0.5 then
         return query
         select 'warning',
-               format('the server''s queue of notifications is %s %% full; at 100 %% no transaction that notifies can commit. A session '
-                      'that listens has been in a transaction for too long, probably %s',
+               format('the server''s queue of notifications is %s %% full; at 100 %% no transaction that '
+                      'notifies can commit. A session that listens has been in a transaction for too long, '
+                      'probably %s',
                       round(v_usage::numeric * 100),
                       coalesce(format('%s of %s (since %s)', a.pid, a.usename, a.xact_start), 'unknown')),
                coalesce(format('select pg_terminate_backend(%s)', a.pid),
@@ -105,11 +108,13 @@ as $$
 begin
     return query
     select 'info',
-           format('max_locks_per_transaction is %s: a query on all of history takes a lock per day and index, 64 is usual', s.setting),
+           format('max_locks_per_transaction is %s: a query on all of history takes a lock '
+                  'per day and index, 64 is usual', s.setting),
            'alter system set max_locks_per_transaction = 64; -- then restart the server'
     from pg_settings s where s.name = 'max_locks_per_transaction' and s.setting::integer < 64;
     return query
-    select 'ok', 'synchronous_commit is off; start_job and once raise it for their own commits, so at most once holds', null
+    select 'ok', 'synchronous_commit is off; start_job and once raise it for their own commits, '
+                 'so at most once holds', null
     where current_setting('synchronous_commit') = 'off';
 end;
 $$;

@@ -36,7 +36,8 @@ as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := clock();
-    v_actions constant text[] := '{retry,cancel,force_cancel,delete,pause_queue,resume_queue,resume_sequence,run_schedule,pause_schedule,resume_schedule}'::text[];
+    v_actions constant text[] := '{retry,cancel,force_cancel,delete,pause_queue,resume_queue,resume_sequence,
+                                   run_schedule,pause_schedule,resume_schedule}'::text[];
     v_order bigint[];
     v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete');
     v_bad text := (select t.target from unnest(targets) t(target)

@@ -1,5 +1,8 @@
 -- pages/list_jobs: list_jobs(), one page of jobs by state, task, queue, key, text or time of
 -- creation.
+--
+-- A call first asks an index, if one finds the live jobs. Otherwise it reads one range of ids after
+-- the other, each completely, until the page is full or it has read about 20,000 rows.
 
 -- About the lowest id of the jobs that were created from this time on, by a binary search. It is
 -- not exact: ids grow with time, but a job becomes visible only when its transaction commits.
@@ -38,6 +41,149 @@ begin
 end;
 $$;
 
+-- The ids among which to look, from `first` on and before `until`. A long transaction can give a
+-- job a higher id than its created_at suggests: look ten minutes further.
+create or replace function _ids_to_read(
+    created_from timestamptz, created_before timestamptz, after_id bigint, newest_first boolean,
+    out first bigint, out until bigint)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    first := 0;
+    until := (select s.last_value + 1 from job_ids s);
+    if created_from is not null then
+        first := _id_at(created_from);
+    end if;
+    if created_before is not null then
+        until := least(until, _id_at(least(created_before, '294276-01-01') + interval '10 minutes') + 1000);
+    end if;
+    if after_id is not null and newest_first then
+        until := least(until, after_id);
+    elsif after_id is not null then
+        first := greatest(first, least(after_id, 9223372036854775806) + 1);
+    end if;
+end;
+$$;
+
+-- The ids of live jobs that an index finds: those with the job_key, which come on the first page,
+-- or those in the states. Null if there is no such index, or if max_jobs or more would be read.
+create or replace function _ids_by_index(
+    states text[], job_key text, live boolean, past boolean, after_id bigint, max_jobs bigint)
+    returns bigint[]
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_ids bigint[];
+begin
+    if job_key is not null and live then
+        return array(select l.id from live_jobs l
+                     where l.job_key = _ids_by_index.job_key and after_id is null);
+    elsif past then
+        return null;
+    end if;
+    v_ids := array(
+        select k.id from (
+            (select r.id from (select l.id, l.state from live_jobs l
+                               where l.ready_at is not null and states && '{available,running}'
+                               -- running jobs come first
+                               order by l.priority, l.ready_at, l.id limit max_jobs) r
+             where r.state = any (states))
+            union all
+            (select l.id from live_jobs l
+             where l.due_at is not null and states && '{scheduled,retryable}' limit max_jobs)
+            union all
+            (select l.id from live_jobs l where l.expires_at is not null and 'discarded' = any (states)
+             limit max_jobs)
+            union all
+            (select l.id from live_jobs l where l.parked = 'queue' and 'available' = any (states)
+             limit max_jobs)
+            union all
+            (select l.id from live_jobs l where l.parked <> 'queue' and 'pending' = any (states)
+             limit max_jobs)) k
+        limit max_jobs);
+    return case when cardinality(v_ids) < max_jobs then v_ids end;
+end;
+$$;
+
+-- The next range of ids to read, and how many rows it has (at most about 10,000). Its width follows
+-- how many rows the one before it had.
+create or replace function _next_range(
+    first bigint, until bigint, newest_first boolean, live boolean, past boolean, inout width bigint,
+    out low bigint, out high bigint, out jobs bigint)
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    loop
+        low := case when newest_first then greatest(first, until - width) else first end;
+        high := case when newest_first then until else least(until, first + width) end;
+        select count(*) into jobs
+        from ((select from live_jobs l where live and l.id >= low and l.id < high limit 5001)
+              union all
+              (select from finished_jobs f where past and f.id >= low and f.id < high limit 5001)) w;
+        exit when jobs <= 5000 or width <= 1000;
+        width := greatest(width / 16, 1000); -- wide because the last range was nearly empty
+    end loop;
+    if jobs < 250 and width < 1000000000000 then
+        width := width * 16;
+    end if;
+end;
+$$;
+
+-- The jobs that match, with ids from `low` on and before `high`: live ones, past ones, and those in
+-- `ids`. The other arguments are those of list_jobs.
+create or replace function _matching_jobs(
+    low bigint, high bigint, live boolean, past boolean, ids bigint[], states text[], tasks text[],
+    queues text[], job_key text, search text, created_from timestamptz, created_before timestamptz,
+    newest_first boolean, max_jobs bigint)
+    returns table (id bigint, task_identifier text, state text, queue_name text, key text, sequence_key text,
+                   priority smallint, run_at timestamptz, attempts smallint, max_attempts smallint,
+                   created_at timestamptz, locked_at timestamptz, locked_by text, finished_at timestamptz,
+                   reason text, last_error text)
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    return query
+    select u.id, u.task_identifier, u.state, u.queue_name, u.key, u.sequence_key, u.priority, u.run_at,
+           u.attempts, u.max_attempts, u.created_at, u.locked_at, u.locked_by, u.finished_at, u.reason,
+           left(_last_line(u.last_error), 300)
+    from (select l.* from jobs l where live and l.id >= low and l.id < high
+          union all
+          select f.* from history f where past and f.id >= low and f.id < high
+          union all
+          select l.* from jobs l where l.id = any (ids) and l.id >= low and l.id < high) u
+    where (states is null or u.state = any (states))
+      and (tasks is null or u.task_identifier = any (tasks))
+      and (queues is null or coalesce(u.queue_name, 'default') = any (queues))
+      and (job_key is null or u.key = job_key)
+      and (created_from is null or u.created_at >= created_from)
+      and (created_before is null or u.created_at < created_before)
+      and (search is null or strpos(lower(concat_ws(' ', u.task_identifier, u.queue_name, u.key,
+                                                    u.sequence_key, u.reason, u.last_error, u.meta)),
+                                    lower(search)) > 0)
+    order by case when newest_first then -u.id else u.id end
+    limit max_jobs;
+end;
+$$;
+
+create or replace function _check_list(states text[], max_jobs integer) returns void
+    language plpgsql immutable set search_path from current
+as $$
+declare
+    v_unknown text := (select s.name from unnest(states) s(name)
+                       where (s.name in ('scheduled', 'pending', 'available', 'running', 'retryable',
+                                         'completed', 'cancelled', 'discarded')) is not true
+                       limit 1);
+begin
+    if coalesce(max_jobs, 0) not between 1 and 1000 then
+        raise exception 'list_jobs: max_jobs must be from 1 to 1000, got %', coalesce(max_jobs::text, 'NULL')
+            using errcode = 'PW001';
+    elsif v_unknown is not null or array_position(states, null) is not null then
+        raise exception 'list_jobs: states must be names of states, got %',
+            coalesce(quote_literal(v_unknown), 'NULL') using errcode = 'PW001';
+    end if;
+end;
+$$;
+
 create or replace function list_jobs(
     states text[] default null, tasks text[] default null, queues text[] default null,
     job_key text default null, search text default null, created_from timestamptz default null,
@@ -50,135 +196,48 @@ create or replace function list_jobs(
     language plpgsql stable security definer set search_path from current
     set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_column
 declare
     v_limit constant bigint := 20000; -- about how many rows one call reads
-    v_states text[] := array_replace(list_jobs.states, 'active', 'running');
-    v_unknown text := (select s.name from unnest(v_states) s(name)
-                       where (s.name in ('scheduled', 'pending', 'available', 'running', 'retryable',
-                                         'completed', 'cancelled', 'discarded')) is not true
-                       limit 1);
-    v_live boolean := v_states is null
-        or v_states && '{scheduled,pending,available,running,retryable,discarded}';
-    v_past boolean := v_states is null or v_states && '{completed,cancelled}';
-    v_first bigint := 0;                                            -- the lowest id to read
-    v_end bigint := (select s.last_value + 1 from job_ids s);       -- the id to stop before
-    v_low bigint;
-    v_high bigint;
+    v_states text[] := array_replace(states, 'active', 'running');
+    v_live boolean := coalesce(v_states && '{scheduled,pending,available,running,retryable,discarded}', true);
+    v_past boolean := coalesce(v_states && '{completed,cancelled}', true);
+    v_ids bigint[];
+    v_rest record;  -- the ids that are not read yet
+    v_range record;
     v_width bigint := 1000;
-    v_rows bigint;
     v_seen bigint := 0;
-    v_found bigint;
     v_left bigint := max_jobs;
-    v_few bigint[];
+    v_found bigint;
 begin
-    if coalesce(max_jobs, 0) not between 1 and 1000 then
-        raise exception 'list_jobs: max_jobs must be from 1 to 1000, got %', coalesce(max_jobs::text, 'NULL')
-            using errcode = 'PW001';
-    elsif v_unknown is not null or array_position(v_states, null) is not null then
-        raise exception 'list_jobs: states must be names of states, got %',
-            coalesce(quote_literal(v_unknown), 'NULL') using errcode = 'PW001';
-    end if;
-    -- A long transaction can give a job a higher id than its created_at suggests: read ten minutes
-    -- more.
-    if created_from is not null then
-        v_first := _id_at(created_from);
-    end if;
-    if created_before is not null then
-        v_end := least(v_end, _id_at(least(created_before, '294276-01-01') + interval '10 minutes') + 1000);
-    end if;
-    if after_id is not null and newest_first then
-        v_end := least(v_end, after_id);
-    elsif after_id is not null then
-        v_first := greatest(v_first, least(after_id, 9223372036854775806) + 1);
-    end if;
-
-    -- First: all candidates from one index, by job_key or by live state, unless there are v_limit
-    -- of them.
-    if job_key is not null and v_live then
-        v_few := array(select l.id from live_jobs l where l.job_key = list_jobs.job_key and after_id is null);
-    elsif not v_past then
-        v_few := array(
-            select k.id from (
-                (select r.id from (select l.id, l.state from live_jobs l
-                                   where l.ready_at is not null and v_states && '{available,running}'
-                                   -- running jobs come first
-                                   order by l.priority, l.ready_at, l.id limit v_limit) r
-                 where r.state = any (v_states))
-                union all
-                (select l.id from live_jobs l
-                 where l.due_at is not null and v_states && '{scheduled,retryable}' limit v_limit)
-                union all
-                (select l.id from live_jobs l where l.expires_at is not null and 'discarded' = any (v_states)
-                 limit v_limit)
-                union all
-                (select l.id from live_jobs l where l.parked = 'queue' and 'available' = any (v_states)
-                 limit v_limit)
-                union all
-                (select l.id from live_jobs l where l.parked <> 'queue' and 'pending' = any (v_states)
-                 limit v_limit)) k
-            limit v_limit);
-        if cardinality(v_few) = v_limit then
-            v_few := null;
-        end if;
-    end if;
-    v_live := v_live and v_few is null;
-
-    -- Then: one range of ids after the other, each read completely. The width of a range follows
-    -- how many rows the last one had.
-    while v_left > 0 and v_first < v_end and (v_live or v_past or v_few is not null) loop
-        if v_few is not null then
-            v_low := v_first;
-            v_high := v_end;
-        else
-            v_low := case when newest_first then greatest(v_first, v_end - v_width) else v_first end;
-            v_high := case when newest_first then v_end else least(v_end, v_first + v_width) end;
-            select count(*) into v_rows
-            from ((select from live_jobs l where v_live and l.id >= v_low and l.id < v_high limit 5001)
-                  union all
-                  (select from finished_jobs f where v_past and f.id >= v_low and f.id < v_high
-                   limit 5001)) w;
-            if v_rows > 5000 and v_width > 1000 then
-                v_width := greatest(v_width / 16, 1000); -- wide because the last range was nearly empty
-                continue;
-            end if;
-            v_seen := v_seen + v_rows;
-        end if;
+    perform _check_list(v_states, max_jobs);
+    v_rest := _ids_to_read(created_from, created_before, after_id, newest_first);
+    v_ids := _ids_by_index(v_states, job_key, v_live, v_past, after_id, v_limit);
+    v_live := v_live and v_ids is null;
+    if v_ids is not null then
         return query
-        select u.id, u.task_identifier, u.state, u.queue_name, u.key, u.sequence_key, u.priority, u.run_at,
-               u.attempts, u.max_attempts, u.created_at, u.locked_at, u.locked_by, u.finished_at, u.reason,
-               left(_last_line(u.last_error), 300)
-        from (select l.* from jobs l where v_live and l.id >= v_low and l.id < v_high
-              union all
-              select f.* from history f where v_past and v_few is null and f.id >= v_low and f.id < v_high
-              union all
-              select l.* from jobs l where l.id = any (v_few) and l.id >= v_low and l.id < v_high) u
-        where (v_states is null or u.state = any (v_states))
-          and (tasks is null or u.task_identifier = any (tasks))
-          and (queues is null or coalesce(u.queue_name, 'default') = any (queues))
-          and (list_jobs.job_key is null or u.key = list_jobs.job_key)
-          and (created_from is null or u.created_at >= created_from)
-          and (created_before is null or u.created_at < created_before)
-          and (search is null or strpos(lower(concat_ws(' ', u.task_identifier, u.queue_name, u.key,
-                                                        u.sequence_key, u.reason, u.last_error, u.meta)),
-                                        lower(search)) > 0)
-        order by case when newest_first then -u.id else u.id end
-        limit v_left;
+        select j.* from _matching_jobs(
+            v_rest.first, v_rest.until, false, false, v_ids, v_states, tasks, queues, job_key, search,
+            created_from, created_before, newest_first, v_left) j;
         get diagnostics v_found = row_count;
         v_left := v_left - v_found;
-        if v_few is not null then
-            v_few := null;
-            continue;
-        elsif newest_first then
-            v_end := v_low;
+    end if;
+    while v_left > 0 and v_rest.first < v_rest.until and (v_live or v_past) loop
+        v_range := _next_range(v_rest.first, v_rest.until, newest_first, v_live, v_past, v_width);
+        return query
+        select j.* from _matching_jobs(
+            v_range.low, v_range.high, v_live, v_past, null, v_states, tasks, queues, job_key, search,
+            created_from, created_before, newest_first, v_left) j;
+        get diagnostics v_found = row_count;
+        v_left := v_left - v_found;
+        v_seen := v_seen + v_range.jobs;
+        v_width := v_range.width;
+        if newest_first then
+            v_rest.until := v_range.low;
         else
-            v_first := v_high;
+            v_rest.first := v_range.high;
         end if;
-        if v_rows < 250 and v_width < 1000000000000 then
-            v_width := v_width * 16;
-        end if;
-        if v_seen >= v_limit and v_left > 0 and v_first < v_end then
-            id := case when newest_first then v_end else v_first - 1 end;
+        if v_seen >= v_limit and v_left > 0 and v_rest.first < v_rest.until then
+            id := case when newest_first then v_rest.until else v_rest.first - 1 end;
             return next;
             return;
         end if;

@@ -1,21 +1,15 @@
 -- pages/metrics: metrics(), the figures on which an operator sets alerts.
+--
+-- Each function _metrics_of_… returns one row per sample. metrics() pins their plans to the indexes
+-- of the states: a sequential scan, a bitmap scan or a sort would not stop early.
 
--- Each count stops at max_rows, so that its cost does not depend on the number of jobs. The plan is
--- pinned to the indexes of the states: a sequential scan, a bitmap scan or a sort would not stop
--- early.
-create or replace function metrics(max_rows integer default 10000)
+-- Jobs by state and queue, and how late the running ones were begun. Each way of waiting is counted
+-- up to max_rows.
+create or replace function _metrics_of_jobs(max_rows integer)
     returns table (name text, kind text, help text, labels jsonb, value double precision)
-    language plpgsql stable security definer set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    language plpgsql stable set search_path from current
 as $$
-declare
-    v_now timestamptz := clock();
 begin
-    if max_rows is null or max_rows < 1 then
-        raise exception 'metrics: max_rows must be at least 1, got %', coalesce(max_rows::text, 'NULL')
-            using errcode = 'PW001';
-    end if;
-
     return query
     with seen as materialized (
         (select j.state, j.queue_name, j.claimed_at - j.run_at as lag from live_jobs j
@@ -38,8 +32,8 @@ begin
     ), largest as materialized (
         select c.queue from counted c group by c.queue order by sum(c.n) desc, c.queue limit 50)
     select 'pyworker_jobs', 'gauge',
-           format('Jobs that have not ended, and discarded ones, by state and queue. Counting stops at %s for each way of waiting; queues '
-                  'beyond the 50 largest count as "*".', max_rows),
+           format('Jobs that have not ended, and discarded ones, by state and queue. Counting stops at %s '
+                  'for each way of waiting; queues beyond the 50 largest count as "*".', max_rows),
            jsonb_build_object('state', u.state, 'queue', u.queue), sum(u.n)::double precision
     from (select c.state, case when c.queue in (select l.queue from largest l) then c.queue
                                else '*' end as queue, c.n from counted c
@@ -51,12 +45,18 @@ begin
     union all
     select 'pyworker_claim_lag_seconds', 'gauge',
            'How late the running jobs were begun: the longest time from run_at to the claim among them.',
-           '{}',
-           coalesce(extract(epoch from max(s.lag)), 0)::double precision
+           null, coalesce(extract(epoch from max(s.lag)), 0)::double precision
     from seen s where s.state = 'running';
+end;
+$$;
 
-    -- The first job of each priority; the recursion skips through the index from priority to
-    -- priority.
+-- The first available job of each priority; the recursion skips through the index from priority to
+-- priority.
+create or replace function _metrics_of_waiting()
+    returns table (name text, kind text, help text, labels jsonb, value double precision)
+    language plpgsql stable set search_path from current
+as $$
+begin
     return query
     with recursive p as (
         (select j.priority from live_jobs j where j.ready_at is not null order by j.priority limit 1)
@@ -65,16 +65,65 @@ begin
                 order by j.priority limit 1)
         from p where p.priority is not null)
     select 'pyworker_oldest_available_seconds', 'gauge',
-           'For how long the oldest job that may be claimed has been waiting.', '{}'::jsonb,
-           coalesce(extract(epoch from v_now - min(f.ready_at)), 0)::double precision
+           'For how long the oldest job that may be claimed has been waiting.', null::jsonb,
+           coalesce(extract(epoch from clock() - min(f.ready_at)), 0)::double precision
     from p cross join lateral (
         select j.ready_at from live_jobs j
         where j.ready_at is not null and j.priority = p.priority and j.state = 'available'
         order by j.priority, j.ready_at, j.id limit 1) f;
+end;
+$$;
 
+create or replace function _metrics_of_workers()
+    returns table (name text, kind text, help text, labels jsonb, value double precision)
+    language plpgsql stable set search_path from current
+as $$
+begin
     return query
-    select m.name, m.kind, m.help, coalesce(m.labels, '{}'), m.value::double precision
-    from (
+    select 'pyworker_workers', 'gauge',
+           'Worker processes that were not declared dead: ready ones claim jobs, live ones are starting or '
+           'stopping, lost ones do not beat or are stuck.',
+           jsonb_build_object('health', k.health), count(h.worker_id)::double precision
+    from unnest(array['ready', 'live', 'lost']) k(health)
+    left join worker_health() h
+        on k.health = case when h.ready then 'ready' when h.live then 'live' else 'lost' end
+    group by k.health
+    union all
+    select 'pyworker_expired_leases', 'gauge',
+           'Worker processes whose lease has run out, with jobs that were not rescued yet.', null,
+           (select count(*) from workers w where _is_registered(w) and not _is_live(w, clock()));
+end;
+$$;
+
+-- What stands still: sequences, queues, schedules, promotion.
+create or replace function _metrics_of_obstacles(max_rows integer)
+    returns table (name text, kind text, help text, labels jsonb, value double precision)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select m.name, 'gauge', m.help, null::jsonb, m.value::double precision from (values
+        ('pyworker_sequences_halted', 'Sequences that stand still at a job (1,000 halts are looked at).',
+         (select count(distinct h.sequence_key) from (select s.* from sequence_halts s limit 1000) h
+          where _blocks_sequence(h.sequence_key, h.job_id))),
+        ('pyworker_queues_paused', 'Queues that are paused.',
+         (select count(*) from queues q where q.paused)),
+        ('pyworker_schedules_overdue', 'Schedules whose tick is more than 10 seconds late.',
+         (select count(*) from schedule_entries t where t.next_at < clock() - interval '10 seconds')),
+        ('pyworker_promotion_requests',
+         format('Promotion requests that no worker has processed, up to %s.', max_rows),
+         (select count(*) from (select from promotion_requests w limit max_rows) w))) m(name, help, value);
+end;
+$$;
+
+-- What the server's statistics tell: jobs added and ended, failures, and the work of vacuum.
+create or replace function _metrics_of_server()
+    returns table (name text, kind text, help text, labels jsonb, value double precision)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select m.name, m.kind, m.help, m.labels, m.value::double precision from (
         select 'pyworker_jobs_added_total', 'counter', 'Jobs that were ever added.', null::jsonb,
                (select case when i.is_called then i.last_value else 0 end from job_ids i)
         union all
@@ -85,34 +134,6 @@ begin
         select 'pyworker_attempts_failed_total', 'counter',
                'Attempts that failed, by the statistics of the server.', null,
                pg_stat_get_tuples_inserted('errors'::regclass)
-        union all
-        select 'pyworker_workers', 'gauge',
-               'Worker processes that were not declared dead: ready ones claim jobs, live ones are starting or '
-               'stopping, lost ones do not beat or are stuck.', jsonb_build_object('health', k.health),
-               count(h.worker_id)
-        from unnest(array['ready', 'live', 'lost']) k(health)
-        left join worker_health() h on k.health = case when h.ready then 'ready' when h.live then 'live'
-                                                       else 'lost' end
-        group by k.health
-        union all
-        select 'pyworker_expired_leases', 'gauge',
-               'Worker processes whose lease has run out, with jobs that were not rescued yet.', null,
-               (select count(*) from workers w where _is_registered(w) and not _is_live(w, v_now))
-        union all
-        select 'pyworker_sequences_halted', 'gauge',
-               'Sequences that stand still at a job (1,000 halts are looked at).', null,
-               (select count(distinct h.sequence_key) from (select s.* from sequence_halts s limit 1000) h
-                where _blocks_sequence(h.sequence_key, h.job_id))
-        union all
-        select 'pyworker_queues_paused', 'gauge', 'Queues that are paused.', null,
-               (select count(*) from queues q where q.paused)
-        union all
-        select 'pyworker_schedules_overdue', 'gauge', 'Schedules whose tick is more than 10 seconds late.',
-               null, (select count(*) from schedule_entries t where t.next_at < v_now - interval '10 seconds')
-        union all
-        select 'pyworker_promotion_requests', 'gauge',
-               format('Promotion requests that no worker has processed, up to %s.', max_rows), null,
-               (select count(*) from (select from promotion_requests w limit max_rows) w)
         union all
         select 'pyworker_dead_rows', 'gauge',
                'Rows that vacuum has to remove, by the statistics of the server.',
@@ -131,6 +152,26 @@ begin
                     select greatest(age(s.xmin), age(s.catalog_xmin)) from pg_replication_slots s
                     where s.database = current_database() or s.database is null) x)
         ) m(name, kind, help, labels, value);
+end;
+$$;
+
+create or replace function metrics(max_rows integer default 10000)
+    returns table (name text, kind text, help text, labels jsonb, value double precision)
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+begin
+    if max_rows is null or max_rows < 1 then
+        raise exception 'metrics: max_rows must be at least 1, got %', coalesce(max_rows::text, 'NULL')
+            using errcode = 'PW001';
+    end if;
+    return query
+    select m.name, m.kind, m.help, coalesce(m.labels, '{}'), m.value from (
+        select j.* from _metrics_of_jobs(max_rows) j
+        union all select w.* from _metrics_of_waiting() w
+        union all select k.* from _metrics_of_workers() k
+        union all select o.* from _metrics_of_obstacles(max_rows) o
+        union all select s.* from _metrics_of_server() s) m;
 end;
 $$;
 comment on function metrics(integer) is

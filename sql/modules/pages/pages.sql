@@ -5,7 +5,7 @@
 -- of rows and then returns exact = false. None returns a payload or a result.
 
 -- How many rows the planner expects from a query.
-create or replace function _estimate(query text) returns bigint
+create or replace function _estimated_rows(query text) returns bigint
     language plpgsql set search_path from current
 as $$
 declare
@@ -43,13 +43,14 @@ begin
            -- running jobs come first in the order of claims
            case when coalesce(c.whole, true) or s.state = 'running' then coalesce(t.jobs, 0)
                 else greatest(coalesce(t.jobs, 0),
-                              _estimate(format('select from %s j where j.state = %L', s.source,
+                              _estimated_rows(format('select from %s j where j.state = %L', s.source,
                                                s.state))) end,
            coalesce(c.whole, true)
     from (values (1, '{2}'::integer[], 'scheduled', 'live_jobs'), (2, '{4}', 'pending', 'live_jobs'),
                  (3, '{1,6}', 'available', 'live_jobs'), (4, '{1}', 'running', 'live_jobs'),
                  (5, '{2}', 'retryable', 'live_jobs'), (6, '{5}', 'completed', 'finished_jobs'),
-                 (7, '{5}', 'cancelled', 'finished_jobs'), (8, '{3}', 'discarded', 'live_jobs')) s(place, kinds, state, source)
+                 (7, '{5}', 'cancelled', 'finished_jobs'), (8, '{3}', 'discarded', 'live_jobs'))
+        s(place, kinds, state, source)
     cross join lateral (select bool_and(k.whole) as whole from counted k where k.kind = any (s.kinds)) c
     cross join lateral (select sum(k.jobs)::bigint as jobs from tallied k
                         where k.kind = any (s.kinds) and k.state = s.state) t
@@ -83,6 +84,50 @@ begin
 end;
 $$;
 
+-- Which pages of history and of errors to read for what has happened since then: every n-th one
+-- from `first` to `pages` - 1, at most 1,000 of a table.
+create or replace function _pages_since(since timestamptz)
+    returns table (source regclass, first bigint, pages bigint, every bigint)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select t.source, r.first, r.pages, greatest((r.pages - r.first + 999) / 1000, 1)
+    from (select i.inhrelid::regclass as source, 'finished_at' as time_column
+          from pg_inherits i where i.inhparent = 'finished_jobs'::regclass
+          union all
+          select 'errors', 'at') t
+    cross join lateral _recent_pages(t.source, t.time_column, since) r
+    where r.pages > 0;
+end;
+$$;
+
+-- The jobs that ended and the attempts that failed since then; each row stands for `weight` of
+-- them. waited, ran: seconds, of completed jobs only.
+create or replace function _outcomes_since(since timestamptz)
+    returns table (outcome text, at timestamptz, waited double precision, ran double precision, weight bigint)
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_part record;
+begin
+    for v_part in select p.* from _pages_since(since) p loop
+        return query execute format(
+            'select s.*, $1 from generate_series($2, $3, $1) b(page), '
+            'lateral (select %s from %s s where s.ctid >= format(''(%%s,0)'', b.page)::tid '
+            'and s.ctid < format(''(%%s,0)'', b.page + 1)::tid offset 0) s where s.at >= $4',
+            case when v_part.source = 'errors'::regclass
+                 then '''failed'', s.at, null::float, null::float'
+                 else 's.state, s.finished_at as at, case s.state when ''completed'' then '
+                      'greatest(extract(epoch from s.claimed_at - s.run_at), 0)::float end, '
+                      'case s.state when ''completed'' then '
+                      'greatest(extract(epoch from s.finished_at - s.claimed_at), 0)::float end' end,
+            v_part.source)
+            using v_part.every, v_part.first, v_part.pages - 1, since;
+    end loop;
+end;
+$$;
+
 create or replace function throughput(minutes integer default 60)
     returns table (minute timestamptz, completed bigint, cancelled bigint, failed bigint,
                    waited_p50 double precision, waited_p95 double precision, ran_p50 double precision,
@@ -93,49 +138,24 @@ as $$
 declare
     v_until timestamptz := date_trunc('minute', clock());
     v_since timestamptz := v_until - make_interval(mins => least(greatest(minutes, 1), 1440) - 1);
-    v_parts text[];
-    v_rows text;
     v_exact boolean;
 begin
     if coalesce(minutes, 0) not between 1 and 1440 then
         raise exception 'throughput: minutes must be from 1 to 1440, got %', coalesce(minutes::text, 'NULL')
             using errcode = 'PW001';
     end if;
-    -- Reads every n-th of a table's last pages, at most 1,000 of them; each row counts n times.
-    select array_agg(format(
-               'select s.outcome, s.at, s.waited, s.ran, %1$s::bigint as weight from generate_series(%2$s::bigint, %3$s, %1$s) b(page), '
-               'lateral (select %4$s from %5$s s where s.ctid >= format(''(%%s,0)'', b.page)::tid '
-               'and s.ctid < format(''(%%s,0)'', b.page + 1)::tid offset 0) s where s.at >= $1', p.every,
-               p.first, p.pages - 1, p.columns, p.source)),
-           coalesce(bool_and(p.every = 1), true)
-    into v_parts, v_exact
-    from (
-        select t.source, t.columns, r.first, r.pages, greatest((r.pages - r.first + 999) / 1000, 1) as every
-        from (select i.inhrelid::regclass as source, 'finished_at' as at_column,
-                     's.state as outcome, s.finished_at as at, greatest(extract(epoch from s.claimed_at - s.run_at), 0) as waited, '
-                     'greatest(extract(epoch from s.finished_at - s.claimed_at), 0) as ran' as columns
-              from pg_inherits i where i.inhparent = 'finished_jobs'::regclass
-              union all
-              select 'errors', 'at',
-                     '''failed'' as outcome, s.at, null::numeric as waited, null::numeric as ran') t
-        cross join lateral _recent_pages(t.source, t.at_column, v_since) r
-        where r.pages > 0) p;
-    v_rows := coalesce(array_to_string(v_parts, ' union all '),
-                       'select null as outcome, $1 as at, null::numeric as waited, null::numeric as ran, 0 as weight where false');
-    for minute, completed, cancelled, failed, waited_p50, waited_p95, ran_p50, ran_p95, exact in execute format(
-        'select m.minute, coalesce(sum(r.weight) filter (where r.outcome = ''completed''), 0)::bigint,
-                coalesce(sum(r.weight) filter (where r.outcome = ''cancelled''), 0)::bigint,
-                coalesce(sum(r.weight) filter (where r.outcome = ''failed''), 0)::bigint,
-                percentile_disc(0.5) within group (order by r.waited) filter (where r.outcome = ''completed'')::double precision,
-                percentile_disc(0.95) within group (order by r.waited) filter (where r.outcome = ''completed'')::double precision,
-                percentile_disc(0.5) within group (order by r.ran) filter (where r.outcome = ''completed'')::double precision,
-                percentile_disc(0.95) within group (order by r.ran) filter (where r.outcome = ''completed'')::double precision, $3
-         from generate_series($1, $2, interval ''1 minute'') m(minute)
-         left join (%s) r on date_trunc(''minute'', r.at) = m.minute
-         group by m.minute order by m.minute', v_rows) using v_since, v_until, v_exact
-    loop
-        return next;
-    end loop;
+    v_exact := (select coalesce(bool_and(p.every = 1), true) from _pages_since(v_since) p);
+    return query
+    select m.minute, coalesce(sum(o.weight) filter (where o.outcome = 'completed'), 0)::bigint,
+           coalesce(sum(o.weight) filter (where o.outcome = 'cancelled'), 0)::bigint,
+           coalesce(sum(o.weight) filter (where o.outcome = 'failed'), 0)::bigint,
+           percentile_disc(0.5) within group (order by o.waited),
+           percentile_disc(0.95) within group (order by o.waited),
+           percentile_disc(0.5) within group (order by o.ran),
+           percentile_disc(0.95) within group (order by o.ran), v_exact
+    from generate_series(v_since, v_until, interval '1 minute') m(minute)
+    left join _outcomes_since(v_since) o on date_trunc('minute', o.at) = m.minute
+    group by m.minute order by m.minute;
 end;
 $$;
 comment on function throughput(integer) is

@@ -17,8 +17,8 @@
 --   pyworker's owner. For that the owner must name it, which takes USAGE on its schema. Other roles
 --   have privileges there only while add_schedule creates a function, under an advisory lock that
 --   running a query shares.
--- * _add_tick runs the function only if it is what add_schedule created (_is_sound) and no other
---   role has a privilege on the schema (_guests).
+-- * _add_tick runs the function only if it is what add_schedule created (_query_is_intact) and no
+--   other role has a privilege on the schema (_query_schema_grantees).
 
 create or replace function _query_schema() returns text
     language plpgsql stable set search_path from current
@@ -86,7 +86,7 @@ end;
 $$;
 
 -- Roles other than its owner that have a privilege on the schema of queries; 0 is PUBLIC.
-create or replace function _guests() returns setof oid
+create or replace function _query_schema_grantees() returns setof oid
     language plpgsql stable set search_path from current
 as $$
 begin
@@ -114,7 +114,7 @@ end;
 $$;
 
 -- True if the function of a query is the one that add_schedule created.
-create or replace function _is_sound(name text, query text, query_role text) returns boolean
+create or replace function _query_is_intact(name text, query text, query_role text) returns boolean
     language plpgsql stable set search_path from current
 as $$
 declare
@@ -144,10 +144,10 @@ begin
         return 'backfill is of no use to a query: it asks what is to be done now';
     end if;
     perform _lock_queries(false);
-    if not _is_sound(s.name, s.query, s.query_role) then
+    if not _query_is_intact(s.name, s.query, s.query_role) then
         return 'query: its function is not the one that add_schedule makes';
     end if;
-    for v_guest in select g.g from _guests() g(g) loop
+    for v_guest in select g.g from _query_schema_grantees() g(g) loop
         execute format('revoke all on schema %I from %s', _query_schema(),
                        case when v_guest = 0 then 'public' else quote_ident(pg_get_userbyid(v_guest)) end);
     end loop;

@@ -20,13 +20,13 @@ create or replace function _schedule_of(t schedule_entries) returns schedule
 
 -- The locked row of a schedule, for the functions that people call: they wait for the lock. label:
 -- the name of that function, for the error.
-create or replace function _schedule(name text, label text) returns schedule_entries
+create or replace function _locked_schedule(name text, label text) returns schedule_entries
     language plpgsql set search_path from current
 as $$
 declare
     v_schedule schedule_entries;
 begin
-    select t.* into v_schedule from schedule_entries t where t.name = _schedule.name for update;
+    select t.* into v_schedule from schedule_entries t where t.name = _locked_schedule.name for update;
     if not found then
         raise exception '%: there is no schedule %', label, coalesce(quote_literal(name), 'NULL')
             using errcode = 'PW004';
@@ -104,7 +104,8 @@ begin
         query = excluded.query, query_role = excluded.query_role, query_limit = excluded.query_limit,
         origin = excluded.origin, last_error = null, updated_at = v_now,
         retry_at = case when (t.cron, t.timezone) = (excluded.cron, excluded.timezone) then t.retry_at end,
-        next_at = case when t.paused then null when (t.cron, t.timezone) = (excluded.cron, excluded.timezone) then t.next_at
+        next_at = case when t.paused then null
+                       when (t.cron, t.timezone) = (excluded.cron, excluded.timezone) then t.next_at
                        else _cron_next(_cron_of(s.cron), s.timezone, greatest(v_now, t.last_at)) end
     returning t.* into v_new;
     if v_old.query is not null and s.query is null then
@@ -129,8 +130,8 @@ declare
     v_owner name := (select pg_get_userbyid(n.nspowner) from pg_namespace n
                      where n.nspname = current_schema());
     v_function record;
-    v_known constant text[] := '{identifier,payload,queue_name,run_at,max_attempts,job_key,priority,flags,job_key_mode,unique_policy,
-                                 sequence_policy,meta,delivery}'::text[];
+    v_known constant text[] := '{identifier,payload,queue_name,run_at,max_attempts,job_key,priority,flags,
+                                 job_key_mode,unique_policy,sequence_policy,meta,delivery}'::text[];
     v_columns jsonb;
     v_problem text;
 begin
@@ -139,16 +140,16 @@ begin
             raise exception 'add_schedule: query_role must name the role whose rights the query has, got %',
                 quote_literal(v_query_role) using errcode = 'PW001';
         elsif pg_has_role(v_query_role, v_owner, 'member') and not pg_has_role(v_owner, 'member') then
-            raise exception 'add_schedule: query_role must not have the rights of the owner of schema %, got %',
-                current_schema(), quote_literal(v_query_role)
-                using errcode = 'PW001',
+            raise exception 'add_schedule: query_role must not have the rights of the owner of schema %, '
+                'got %', current_schema(), quote_literal(v_query_role) using errcode = 'PW001',
                 hint = 'Name a role that can read what the query reads, and no more.';
         end if;
         perform _lend_query_schema(name, v_query_role);
         v_function := _query_function(name, query);
         perform set_config('role', v_query_role, true);
-        execute format('create function %s(max_rows integer) returns setof jsonb language plpgsql stable security definer '
-                       'set search_path = pg_catalog, pg_temp as %L', v_function.path, v_function.body);
+        execute format('create function %s(max_rows integer) returns setof jsonb language plpgsql stable '
+                       'security definer set search_path = pg_catalog, pg_temp as %L',
+                       v_function.path, v_function.body);
         execute format('revoke all on function %s(integer) from public', v_function.path);
         execute format('grant execute on function %s(integer) to %I', v_function.path, v_owner);
         begin
@@ -193,7 +194,7 @@ create or replace function remove_schedule(name text) returns schedule
     language plpgsql security definer set search_path from current
 as $$
 declare
-    v_schedule schedule_entries := _schedule(remove_schedule.name, 'remove_schedule');
+    v_schedule schedule_entries := _locked_schedule(remove_schedule.name, 'remove_schedule');
 begin
     delete from schedule_entries t where t.name = v_schedule.name;
     perform _drop_query(v_schedule.name);
@@ -208,7 +209,7 @@ create or replace function pause_schedule(name text) returns schedule
     language plpgsql security definer set search_path from current
 as $$
 declare
-    v_schedule schedule_entries := _schedule(pause_schedule.name, 'pause_schedule');
+    v_schedule schedule_entries := _locked_schedule(pause_schedule.name, 'pause_schedule');
 begin
     update schedule_entries t set paused = true, next_at = null, retry_at = null, updated_at = clock()
     where t.name = v_schedule.name returning t.* into v_schedule;
@@ -224,14 +225,14 @@ create or replace function resume_schedule(name text) returns schedule
 as $$
 declare
     v_now timestamptz := clock();
-    v_schedule schedule_entries := _schedule(resume_schedule.name, 'resume_schedule');
+    v_schedule schedule_entries := _locked_schedule(resume_schedule.name, 'resume_schedule');
 begin
     update schedule_entries t
     set paused = false, updated_at = v_now, retry_at = null,
         next_at = _cron_next(_cron_of(t.cron), t.timezone, v_now),
         last_at = case when t.last_at <= v_now then t.last_at end
     where t.name = v_schedule.name and (t.paused or t.last_at > v_now);
-    return _schedule_of(_schedule(v_schedule.name, 'resume_schedule'));
+    return _schedule_of(_locked_schedule(v_schedule.name, 'resume_schedule'));
 end;
 $$;
 comment on function resume_schedule(text) is

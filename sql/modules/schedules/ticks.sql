@@ -22,7 +22,8 @@ begin
                 'backfilled', backfilled)) end);
     else
         perform _lock_queries(true);
-        if not _is_sound(s.name, s.query, s.query_role) or exists (select from _guests()) then
+        if not _query_is_intact(s.name, s.query, s.query_role)
+           or exists (select from _query_schema_grantees()) then
             raise exception 'the function of the query of schedule % may have been changed',
                 quote_literal(s.name)
                 using errcode = 'PW005', hint = 'Add the schedule again, with its query.';
@@ -214,7 +215,7 @@ declare
 begin
     select t.* into v_schedule from schedule_entries t where t.name = run_schedule.name;
     if not found then
-        perform _schedule(run_schedule.name, 'run_schedule');
+        perform _locked_schedule(run_schedule.name, 'run_schedule');
     end if;
     return query select * from _add_tick(v_schedule, clock(), false);
 end;
