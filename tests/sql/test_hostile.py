@@ -158,7 +158,7 @@ def hostile(own: Any) -> Iterator[Callable[[str], Any]]:
     """hostile(role): a session of that role, in which everything of ours and much of PostgreSQL's has a false friend."""
     ours = own.rows(
         "select format('create function evil.%I(%s) returns text language plpgsql as $$ begin raise exception ''fooled''; end $$',"
-        "  p.proname, replace(pg_get_function_identity_arguments(p.oid), 'VARIADIC ', '')) as create"
+        "  p.proname, regexp_replace(pg_get_function_identity_arguments(p.oid), '(VARIADIC|INOUT) ', '', 'g')) as create"
         " from pg_proc p where p.pronamespace = 'pyworker'::regnamespace"
         " and pg_get_function_identity_arguments(p.oid) !~ '(^|, )OUT '"
     )
