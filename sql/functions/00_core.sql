@@ -32,15 +32,16 @@ create or replace function check_version(client_version integer) returns void
     language plpgsql stable security definer set search_path from current
 as $$
 declare
-    v_breaking integer := (select max(m.version) from migrations m where m.breaking and m.version > client_version);
+    v_breaking integer := (
+        select max(m.version) from migrations m where m.breaking and m.version > client_version);
 begin
     if schema_version() < client_version then
         raise exception 'the database has schema version %, this pyworker needs %',
             schema_version(), client_version
             using errcode = 'PW006', detail = 'older', hint = 'Run: pyworker migrate';
     elsif v_breaking is not null then
-        raise exception 'the database has the breaking schema version %, this pyworker knows versions up to %',
-            v_breaking, client_version
+        raise exception 'the database has the breaking schema version %, '
+            'this pyworker knows versions up to %', v_breaking, client_version
             using errcode = 'PW006', detail = 'newer', hint = 'Upgrade pyworker: pip install -U pyworker-pg';
     end if;
 end;
@@ -115,10 +116,12 @@ create or replace function _due_at(state text, run_at timestamptz) returns times
     language sql immutable
     return case when state in ('scheduled', 'retryable') then run_at end;
 
--- The lane that a promotion request must name to promote a job that is parked like this.
+-- The lane that a promotion request must name to promote a job that is parked like this; null if it
+-- is not parked.
 create or replace function _lane_of(parked text, queue_name text, sequence_key text) returns text
     language sql immutable
-    return case when parked = 'queue' then 'queue:' || queue_name else 'sequence:' || sequence_key end;
+    return case when parked = 'queue' then 'queue:' || queue_name
+                when parked is not null then 'sequence:' || sequence_key end;
 
 -- A duration given in JSON: a number of seconds, or PostgreSQL's interval text. Null if it is
 -- neither, negative, or longer than 1000 years.
@@ -188,7 +191,8 @@ begin
                   and j.state = 'running'
                 offset 0) r)
         insert into claims
-        select _tidy_claims.worker_id, _tidy_claims.run, h.job_ids, h.seen from held h where h.job_ids is not null;
+        select _tidy_claims.worker_id, _tidy_claims.run, h.job_ids, h.seen
+        from held h where h.job_ids is not null;
         v_pause := greatest(50 * extract(epoch from clock_timestamp() - v_began), 0.25) * 1000000;
         perform set_config('pyworker.claims_tidied', array[worker_id, run, run + v_pause]::text, false);
     end if;

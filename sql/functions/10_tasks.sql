@@ -59,8 +59,8 @@ as $$
 #variable_conflict use_variable
 declare
     v_problem text := _job_refusal(
-        identifier, null, queue_name, null, max_attempts, null, priority, null, null,
-        unique_policy, sequence_policy, null, delivery);
+        identifier, queue_name => queue_name, max_attempts => max_attempts, priority => priority,
+        unique_policy => unique_policy, sequence_policy => sequence_policy, delivery => delivery);
 begin
     v_problem := coalesce(v_problem,
         case when timeout <= interval '0' or timeout > interval '100 years'
@@ -81,8 +81,8 @@ begin
           and (t.max_attempts, t.priority, t.queue_name, t.unique_policy, t.sequence_policy, t.delivery,
                t.timeout, t.backoff, t.retention, t.payload_schema)
               is not distinct from
-              (max_attempts, priority, nullif(queue_name, 'default'), unique_policy, sequence_policy, delivery,
-               timeout, backoff, retention, payload_schema)) then
+              (max_attempts, priority, nullif(queue_name, 'default'), unique_policy, sequence_policy,
+               delivery, timeout, backoff, retention, payload_schema)) then
         return;
     end if;
     insert into tasks as t values (
@@ -136,7 +136,8 @@ begin
         select coalesce(w.info ->> 'name', w.id::text) as worker, e.key as identifier, e.value as options
         from workers w
         cross join lateral jsonb_each(
-            case when jsonb_typeof(w.info -> 'definitions') = 'object' then w.info -> 'definitions' else '{}' end) e
+            case when jsonb_typeof(w.info -> 'definitions') = 'object'
+                 then w.info -> 'definitions' else '{}' end) e
         where _is_live(w, clock()) and jsonb_typeof(e.value) = 'object') d
     left join tasks t on t.identifier = d.identifier
     cross join lateral (values
@@ -148,7 +149,8 @@ begin
         ('delivery', d.options -> 'delivery', to_jsonb(t.delivery)),
         ('timeout', d.options -> 'timeout', to_jsonb(extract(epoch from t.timeout))),
         ('backoff', d.options -> 'backoff', t.backoff),
-        ('retention', d.options -> 'retention', to_jsonb(extract(epoch from t.retention)))) o(name, declared, stored)
+        ('retention', d.options -> 'retention', to_jsonb(extract(epoch from t.retention)))
+    ) o(name, declared, stored)
     where nullif(o.declared, 'null') is distinct from o.stored
     group by 1, 2, 3, 4 order by 1, 2, 3;
 end;

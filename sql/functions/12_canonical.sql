@@ -21,7 +21,7 @@ begin
     elsif abs(n) >= 1.797693134862315807e308 then
         raise exception 'number % is too large', left(n::text, 40) using errcode = 'PW001';
     elsif abs(n) < 1e-300 and abs(n) * 2::numeric ^ 1075 <= 1 then
-        return '0'; -- nearer to 0 than to the smallest double; converting it to a double would be an error
+        return '0'; -- nearer to 0 than to the smallest double, so that a conversion would be an error
     end if;
     v_double := abs(n);
     v_text := v_double::text;
@@ -42,7 +42,8 @@ begin
         end if;
         v_text := case
             when v_exponent >= 21 or v_exponent < -6 then
-                left(v_digits, 1) || case when length(v_digits) > 1 then '.' || substr(v_digits, 2) else '' end
+                left(v_digits, 1)
+                || case when length(v_digits) > 1 then '.' || substr(v_digits, 2) else '' end
                 || case when v_exponent < 0 then 'e-' else 'e+' end || abs(v_exponent)
             when v_exponent < 0 then '0.' || repeat('0', -v_exponent - 1) || v_digits
             when length(v_digits) <= v_exponent + 1 then rpad(v_digits, v_exponent + 1, '0')
@@ -57,9 +58,9 @@ begin
 end;
 $$;
 
--- A sort key: RFC 8785 orders names by UTF-16 units. These order code points as they are, except that
--- U+E000–U+FFFF follow all that need surrogates: they get the prefix U+10FFFF, the last code point.
--- A real U+10FFFF gets the suffix U+0001, so that it sorts before them.
+-- A sort key: RFC 8785 orders names by UTF-16 units. These order code points as they are, except
+-- that U+E000–U+FFFF follow all that need surrogates: they get the prefix U+10FFFF, the last code
+-- point. A real U+10FFFF gets the suffix U+0001, so that it sorts before them.
 create or replace function _utf16_order(key text) returns text
     language sql immutable
     return case when octet_length(key) = length(key) then key
@@ -82,7 +83,8 @@ begin
         into v_text, v_normalized
         from (select e.key, normalize(e.key) as name, e.value from jsonb_each(value) e) m;
         if v_normalized then
-            select normalize(k.key) into v_name from jsonb_object_keys(value) k(key) group by 1 having count(*) > 1;
+            select normalize(k.key) into v_name from jsonb_object_keys(value) k(key)
+            group by 1 having count(*) > 1;
             if found then
                 raise exception 'two members are named "%" after Unicode normalization', v_name
                     using errcode = 'PW001';
@@ -108,5 +110,8 @@ $$;
 -- need no call.
 create or replace function _canonical_member(value jsonb) returns text
     language sql immutable
-    return case when value::text ~ '^(0|-?[1-9][0-9]{0,14}|-?(0|[1-9][0-9]{0,7})[.][0-9]{0,4}[1-9]|"[] !#-[^-~]*"|[tfn].*)$'
-                then value::text else _canonical(value) end;
+    return case
+        when value::text
+            ~ '^(0|-?[1-9][0-9]{0,14}|-?(0|[1-9][0-9]{0,7})[.][0-9]{0,4}[1-9]|"[] !#-[^-~]*"|[tfn].*)$'
+            then value::text
+        else _canonical(value) end;

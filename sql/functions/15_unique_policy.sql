@@ -84,7 +84,8 @@ begin
         when policy ?| v_ojs and policy ?| v_river then
             format('members of the Open Job Spec (%s) and of River (%s) cannot be mixed',
                    array_to_string(v_ojs, ', '), array_to_string(v_river, ', '))
-        when policy -> 'on_conflict' not in ('"reject"', '"replace"', '"replace_except_schedule"', '"ignore"') then
+        when policy -> 'on_conflict'
+             not in ('"reject"', '"replace"', '"replace_except_schedule"', '"ignore"') then
             format('on_conflict must be reject, replace, replace_except_schedule or ignore, got %s',
                 policy -> 'on_conflict')
         when policy ?| v_river then _river_policy_refusal(policy)
@@ -97,9 +98,12 @@ begin
                 then _names_refusal('meta_keys', policy -> 'meta_keys') end,
             case when policy ? 'states' then _states_refusal('states', policy -> 'states') end,
             case when policy -> 'period' <> 'null'
-                      and (jsonb_typeof(policy -> 'period') <> 'string' or _iso_duration(policy ->> 'period') is null)
-                 then format('period must be an ISO 8601 duration such as "PT1H", got %s', policy -> 'period') end,
-            case when policy -> 'keys' ? 'meta' and coalesce(nullif(policy -> 'meta_keys', 'null'), '[]') = '[]'
+                      and (jsonb_typeof(policy -> 'period') <> 'string'
+                           or _iso_duration(policy ->> 'period') is null)
+                 then format('period must be an ISO 8601 duration such as "PT1H", got %s',
+                             policy -> 'period') end,
+            case when policy -> 'keys' ? 'meta'
+                      and coalesce(nullif(policy -> 'meta_keys', 'null'), '[]') = '[]'
                  then 'keys names meta, so meta_keys must name which members of meta' end)
     end;
 end;
@@ -115,7 +119,8 @@ declare
     v_problem text;
 begin
     if jsonb_typeof(v_by_args) <> 'boolean' then
-        v_problem := case when v_by_args = '[]' then 'by_args must name at least one member of the payload, got []'
+        v_problem := case when v_by_args = '[]'
+                          then 'by_args must name at least one member of the payload, got []'
                           else _names_refusal('by_args', v_by_args) end;
     end if;
     if v_problem is null and policy ? 'by_period' then
@@ -157,7 +162,8 @@ as $$
 declare
     v_interval interval;
 begin
-    if value !~ '^P(?=.)([0-9]+Y)?([0-9]+M)?([0-9]+W)?([0-9]+D)?(T(?=[0-9])([0-9]+H)?([0-9]+M)?([0-9]+([.][0-9]+)?S)?)?$' then
+    if value !~ ('^P(?=.)([0-9]+Y)?([0-9]+M)?([0-9]+W)?([0-9]+D)?'
+                 '(T(?=[0-9])([0-9]+H)?([0-9]+M)?([0-9]+([.][0-9]+)?S)?)?$') then
         return null;
     end if;
     v_interval := value::interval;
@@ -196,23 +202,19 @@ comment on function unique_opts(jsonb, interval, boolean, text[], boolean, text)
 
 -- What a policy means for one job: its unique key, and which jobs count as its duplicates. Error
 -- messages begin with `label`.
-create or replace function _uniqueness_of(request _job_request, policy jsonb, queue_name text,
-    now timestamptz, label text)
-    returns _uniqueness
+create or replace function _uniqueness_of(
+    request _job_request, policy jsonb, queue_name text, now timestamptz, label text) returns _uniqueness
     language plpgsql stable set search_path from current
 as $$
 declare
-    v_problem text := _unique_policy_refusal(policy);
+    v_problem text := coalesce(
+        _unique_policy_refusal(policy),
+        case when request.job_key is not null then 'it cannot be combined with job_key' end);
     v_ojs boolean := not policy ?| array['by_args', 'by_period', 'by_queue', 'by_state', 'exclude_kind'];
-    v_queue text := coalesce(_uniqueness_of.queue_name, 'default');
     v_payload jsonb;
     v_names text[];
-    v_key text; -- the members, in canonical order, of the object that is hashed
-    v_unique _uniqueness;
+    v_object text; -- its hash is the key
 begin
-    if v_problem is null and request.job_key is not null then
-        v_problem := 'it cannot be combined with job_key';
-    end if;
     if v_problem is not null then
         raise exception '%: unique_policy: %', label, v_problem using errcode = 'PW001';
     end if;
@@ -222,63 +224,42 @@ begin
            or policy -> 'by_args' <> 'false' then
             v_payload := coalesce(request.payload, '{}')::jsonb;
         end if;
-        v_unique.on_conflict := coalesce(policy ->> 'on_conflict',
-            case when v_ojs then 'reject' else 'ignore' end);
-        if v_ojs then
-            if jsonb_typeof(policy -> 'args_keys') = 'array' then
-                v_names := _texts_of(policy -> 'args_keys');
-                if not v_payload ?& v_names or jsonb_typeof(v_payload) <> 'object'
-                   and cardinality(v_names) > 0 then
-                    raise exception 'args_keys must name members that the payload has, got %',
-                        policy -> 'args_keys' using errcode = 'PW001';
-                end if;
-                v_payload := _members(v_payload, v_names);
+        if jsonb_typeof(policy -> 'args_keys') = 'array' then
+            v_names := _texts_of(policy -> 'args_keys');
+            if not v_payload ?& v_names
+               or jsonb_typeof(v_payload) <> 'object' and cardinality(v_names) > 0 then
+                raise exception 'args_keys must name members that the payload has, got %',
+                    policy -> 'args_keys' using errcode = 'PW001';
             end if;
-            v_key := case when policy -> 'keys' ? 'args' then '"args":' || _canonical(v_payload) || ',' else '' end
-                || case when policy -> 'keys' ? 'meta'
-                        then '"meta":' || _canonical(
-                            _members(coalesce(request.meta, '{}'), _texts_of(policy -> 'meta_keys'))) || ','
-                        else '' end
-                || case when policy -> 'keys' ? 'queue' then '"queue":' || to_json(normalize(v_queue)) || ',' else '' end
-                || '"type":' || to_json(normalize(request.identifier));
-            v_unique.states := coalesce(
-                _texts_of(policy -> 'states'), array['available', 'running', 'scheduled',
-                    'retryable', 'pending']);
-            if policy ->> 'period' is not null then
-                v_unique.period := _iso_duration(policy ->> 'period');
-            end if;
-        else
-            if jsonb_typeof(policy -> 'by_args') = 'array' and jsonb_typeof(v_payload) = 'object' then
-                v_payload := _members(v_payload, _texts_of(policy -> 'by_args'));
-            end if;
-            -- "kind", not "type": so no River key equals an Open Job Spec key (with "type").
-            v_key := concat_ws(',',
-                case when policy -> 'by_args' <> 'false' then '"args":' || _canonical(v_payload) end,
-                case when policy -> 'exclude_kind' is distinct from 'true'
-                    then '"kind":' || to_json(normalize(request.identifier)) end,
-                case when policy ? 'by_period' then '"period":' || to_json(to_char(date_bin(
-                    _interval_of(policy -> 'by_period'), coalesce(request.run_at, now),
-                    '0001-01-01 00:00+00') at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) end,
-                case when policy -> 'by_queue' = 'true' then '"queue":' || to_json(normalize(v_queue)) end);
-            v_unique.states := coalesce(
-                _texts_of(policy -> 'by_state'), array['available', 'completed', 'pending', 'retryable',
-                    'running', 'scheduled']);
+            v_payload := _members(v_payload, v_names);
+        elsif jsonb_typeof(policy -> 'by_args') = 'array' and jsonb_typeof(v_payload) = 'object' then
+            v_payload := _members(v_payload, _texts_of(policy -> 'by_args'));
         end if;
-        v_unique.states := array_replace(v_unique.states, 'active', 'running');
-        -- Under a River policy a retryable job checks for duplicates again when it is due: its own
-        -- policy may not name 'retryable', or a job may have come in under a policy that does not.
-        v_unique.recheck := not v_ojs;
-        v_unique.key := sha256(convert_to('{' || v_key || '}', 'UTF8'));
+        if v_ojs then
+            v_object := _ojs_object(policy, request.identifier, queue_name, v_payload, request.meta);
+        else
+            v_object := _river_object(
+                policy, request.identifier, queue_name, v_payload, coalesce(request.run_at, now));
+        end if;
     exception
         when sqlstate 'PW001' then
             raise exception '%: unique_policy: %', label, sqlerrm using errcode = 'PW001';
         when data_exception or statement_too_complex then
             get stacked diagnostics v_problem = pg_exception_detail;
             raise exception '%: unique_policy: the job cannot be compared with others: %', label,
-                coalesce(nullif(v_problem, ''), sqlerrm)
-                using errcode = 'PW001';
+                coalesce(nullif(v_problem, ''), sqlerrm) using errcode = 'PW001';
     end;
-    return v_unique;
+    return (
+        sha256(convert_to(v_object, 'UTF8')),
+        coalesce(
+            array_replace(_texts_of(coalesce(policy -> 'states', policy -> 'by_state')), 'active', 'running'),
+            case when v_ojs then array['available', 'pending', 'retryable', 'running', 'scheduled']
+                 else array['available', 'completed', 'pending', 'retryable', 'running', 'scheduled'] end),
+        case when policy ->> 'period' is not null then _iso_duration(policy ->> 'period') end,
+        coalesce(policy ->> 'on_conflict', case when v_ojs then 'reject' else 'ignore' end),
+        -- Under a River policy a retryable job checks for duplicates again when it is due: its own
+        -- policy may not name 'retryable', or a job may have come in under a policy that does not.
+        not v_ojs)::_uniqueness;
 end;
 $$;
 
@@ -298,6 +279,34 @@ begin
     return v_members;
 end;
 $$;
+
+-- The object, as canonical JSON, whose hash is the unique key of a job, for each kind of policies.
+-- `payload` has only the members that the policy compares. One expression each, so that PostgreSQL
+-- inlines it.
+create or replace function _ojs_object(
+    policy jsonb, identifier text, queue_name text, payload jsonb, meta jsonb) returns text
+    language sql stable
+    return '{' || concat_ws(',',
+        case when policy -> 'keys' ? 'args' then '"args":' || _canonical(payload) end,
+        case when policy -> 'keys' ? 'meta' then '"meta":' || _canonical(
+            _members(coalesce(meta, '{}'), _texts_of(policy -> 'meta_keys'))) end,
+        case when policy -> 'keys' ? 'queue'
+            then '"queue":' || to_json(normalize(coalesce(queue_name, 'default'))) end,
+        '"type":' || to_json(normalize(identifier))) || '}';
+
+-- It has "kind", not "type": so no River key equals an Open Job Spec key (with "type").
+create or replace function _river_object(
+    policy jsonb, identifier text, queue_name text, payload jsonb, run_at timestamptz) returns text
+    language sql stable
+    return '{' || concat_ws(',',
+        case when policy -> 'by_args' <> 'false' then '"args":' || _canonical(payload) end,
+        case when policy -> 'exclude_kind' is distinct from 'true'
+            then '"kind":' || to_json(normalize(identifier)) end,
+        case when policy ? 'by_period' then '"period":' || to_json(to_char(
+            date_bin(_interval_of(policy -> 'by_period'), run_at, '0001-01-01 00:00+00') at time zone 'UTC',
+            'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) end,
+        case when policy -> 'by_queue' = 'true'
+            then '"queue":' || to_json(normalize(coalesce(queue_name, 'default'))) end) || '}';
 
 -- True until the period has passed since the existing job was created. Computed in UTC, so that a
 -- day has 24 hours in any session's time zone.
@@ -319,7 +328,8 @@ begin
         'backend', 'postgresql',
         'capabilities', jsonb_build_object('unique_jobs', jsonb_build_object(
             'strength', 'strong',
-            'mechanism', 'a row per key under a unique constraint, written by every add that found no duplicate')));
+            'mechanism',
+            'a row per key under a unique constraint, written by every add that found no duplicate')));
 end;
 $$;
 comment on function conformance() is

@@ -32,7 +32,8 @@ begin
         from (select j.* from live_jobs j where j.unique_key = uniqueness.key
               union all
               select f.* from finished_jobs f where f.unique_key = uniqueness.key) d
-        where d.state = any (uniqueness.states) and _in_period(d.created_at, uniqueness.period, _duplicate_of.now)
+        where d.state = any (uniqueness.states)
+          and _in_period(d.created_at, uniqueness.period, _duplicate_of.now)
         order by d.state in ('completed', 'cancelled', 'discarded'), d.created_at desc, d.id desc limit 1;
     end if;
     return v_row;
@@ -124,9 +125,11 @@ create or replace function _discard_if_key_taken(job live_jobs) returns boolean
 as $$
 begin
     if not exists (
-        select from live_jobs j where j.unique_key = job.unique_key and j.id <> job.id and j.state = any (job.unique_recheck)
+        select from live_jobs j
+        where j.unique_key = job.unique_key and j.id <> job.id and j.state = any (job.unique_recheck)
         union all
-        select from finished_jobs f where f.unique_key = job.unique_key and f.state = any (job.unique_recheck)) then
+        select from finished_jobs f
+        where f.unique_key = job.unique_key and f.state = any (job.unique_recheck)) then
         return false;
     end if;
     update live_jobs j set meta = coalesce(j.meta, '{}') || '{"unique_key_conflict": "scheduler_discarded"}'
@@ -150,7 +153,8 @@ begin
         return;
     end if;
     v_free := array(
-        select k.unique_key from unique_keys k where k.unique_key = any (keys) order by k.unique_key for update skip locked);
+        select k.unique_key from unique_keys k
+        where k.unique_key = any (keys) order by k.unique_key for update skip locked);
     -- A new statement, whose snapshot follows the locks: now no other session can add a job with
     -- such a key. The statement above may have missed one that was added before it had the locks.
     delete from unique_keys k

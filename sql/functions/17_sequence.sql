@@ -14,22 +14,29 @@ declare
 begin
     return case
         when policy = 'null' then null -- as if it were not given
-        when jsonb_typeof(policy) <> 'object' then format('it must be a JSON object, got %s', jsonb_typeof(policy))
+        when jsonb_typeof(policy) <> 'object'
+            then format('it must be a JSON object, got %s', jsonb_typeof(policy))
         when policy - v_known <> '{}'
-            then format('unknown member %s (known: %s)', jsonb_path_query_first(policy - v_known, '$.keyvalue().key'),
+            then format('unknown member %s (known: %s)',
+                        jsonb_path_query_first(policy - v_known, '$.keyvalue().key'),
                         array_to_string(v_known, ', '))
         when policy ? 'key' and policy ?| array['by_args', 'by_queue', 'exclude_kind']
-            then 'key names the sequence by itself: it cannot be combined with by_args, by_queue or exclude_kind'
-        when policy ? 'key' and (jsonb_typeof(policy -> 'key') <> 'string' or length(policy ->> 'key') not between 1 and 512)
-            then format('key must be a string of 1 to 512 characters, got %s', left((policy -> 'key')::text, 530))
+            then 'key names the sequence by itself: '
+                 'it cannot be combined with by_args, by_queue or exclude_kind'
+        when policy ? 'key' and (jsonb_typeof(policy -> 'key') <> 'string'
+                                 or length(policy ->> 'key') not between 1 and 512)
+            then format('key must be a string of 1 to 512 characters, got %s',
+                        left((policy -> 'key')::text, 530))
         when jsonb_typeof(policy -> 'by_queue') <> 'boolean'
             then format('by_queue must be true or false, got %s', policy -> 'by_queue')
         when jsonb_typeof(policy -> 'exclude_kind') <> 'boolean'
             then format('exclude_kind must be true or false, got %s', policy -> 'exclude_kind')
         when jsonb_typeof(policy -> 'continue_on_cancelled') <> 'boolean'
-            then format('continue_on_cancelled must be true or false, got %s', policy -> 'continue_on_cancelled')
+            then format('continue_on_cancelled must be true or false, got %s',
+                        policy -> 'continue_on_cancelled')
         when jsonb_typeof(policy -> 'continue_on_discarded') <> 'boolean'
-            then format('continue_on_discarded must be true or false, got %s', policy -> 'continue_on_discarded')
+            then format('continue_on_discarded must be true or false, got %s',
+                        policy -> 'continue_on_discarded')
         when policy -> 'by_args' = '[]' then 'by_args must name at least one member of the payload, got []'
         when jsonb_typeof(policy -> 'by_args') <> 'boolean'
             then _names_refusal('by_args', policy -> 'by_args') end;
@@ -39,8 +46,8 @@ $$;
 -- The sequence of one job. A computed key is the canonical JSON of what the policy names, so that
 -- people can read it. It has a hash in place of the whole payload, which may be secret, and of
 -- arguments that are too long for an index.
-create or replace function _sequence_of(request _job_request, policy jsonb, queue_name text, label text)
-    returns _sequencing
+create or replace function _sequence_of(
+    identifier text, payload json, policy jsonb, queue_name text, label text) returns _sequencing
     language plpgsql stable set search_path from current
 as $$
 declare
@@ -56,7 +63,7 @@ begin
         return v_sequence;
     elsif v_by_args <> 'false' then
         begin
-            v_payload := coalesce(request.payload, '{}');
+            v_payload := coalesce(payload, '{}');
             if jsonb_typeof(v_by_args) = 'array' and json_typeof(v_payload) = 'object' then
                 v_args := _canonical(_members(v_payload::jsonb, _texts_of(v_by_args)));
             else
@@ -78,7 +85,7 @@ begin
     return ('{' || concat_ws(',',
         '"args":' || v_args,
         case when policy -> 'exclude_kind' is distinct from 'true'
-            then '"kind":' || to_json(request.identifier) end,
+            then '"kind":' || to_json(identifier) end,
         case when policy -> 'by_queue' = 'true'
             then '"queue":' || to_json(coalesce(_sequence_of.queue_name, 'default')) end) || '}',
         v_sequence.continue_on_cancelled, v_sequence.continue_on_discarded)::_sequencing;
@@ -93,7 +100,8 @@ create or replace function _halt_sequence(job live_jobs, halt_reason text) retur
 as $$
 begin
     if job.sequence_key is not null and job.state <> 'discarded'
-       and not (case halt_reason when 'cancelled' then job.continue_on_cancelled else job.continue_on_discarded end) then
+       and not (case halt_reason when 'cancelled' then job.continue_on_cancelled
+                else job.continue_on_discarded end) then
         insert into sequence_halts values (job.sequence_key, job.id, halt_reason, clock())
             on conflict do nothing;
     end if;
@@ -105,7 +113,8 @@ create or replace function _unhalt_sequence(sequence_key text, job_id bigint) re
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
-    delete from sequence_halts h where h.sequence_key = _unhalt_sequence.sequence_key and h.job_id = _unhalt_sequence.job_id;
+    delete from sequence_halts h
+    where h.sequence_key = _unhalt_sequence.sequence_key and h.job_id = _unhalt_sequence.job_id;
     if found then
         insert into promotion_requests (lane) values ('sequence:' || sequence_key);
         perform _notify_workers();
@@ -119,7 +128,8 @@ create or replace function _blocks_sequence(sequence_key text, job_id bigint) re
 as $$
 begin
     return exists (select from sequence_halts h
-                   where h.sequence_key = _blocks_sequence.sequence_key and h.job_id = _blocks_sequence.job_id)
+                   where h.sequence_key = _blocks_sequence.sequence_key
+                     and h.job_id = _blocks_sequence.job_id)
        and exists (select from live_jobs j
                    where j.sequence_key = _blocks_sequence.sequence_key and j.parked <> 'queue'
                      and j.id > _blocks_sequence.job_id);

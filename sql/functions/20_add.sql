@@ -1,7 +1,14 @@
 -- 20_add: add_job, for a payload given as json, jsonb or text.
 --
--- A plain job is one INSERT. A job with a job key, a unique policy, a sequence or flags goes
--- through _add_with_keys (21_add_keyed).
+-- The way of a job into the queue: a plain job is one INSERT of add_job. A job with a job key, a
+-- unique policy, a sequence or flags, or whose task has a policy, goes to
+--
+--   _add_with_keys     reads the task, and decides by the keys (21_add_keyed)
+--     _add_keyed       a job key: changes the job that has it (_change_keyed), or adds one
+--     _add_unique      a unique key: looks for a duplicate, and resolves the conflict (16_unique)
+--     _insert_job      neither, or the key is free: one INSERT
+--
+-- add_jobs (22_add_jobs) adds jobs with keys by the same functions, and all others by one INSERT.
 
 -- Why a payload or a meta breaks its limits (size, depth); null if it does not. Slow.
 create or replace function _json_refusal(argument text, value text) returns text
@@ -35,9 +42,11 @@ $$;
 -- Why the arguments of an add are invalid; null if they are valid. Single and bulk adds share these
 -- rules. PostgreSQL inlines the expression, so it costs no more than its comparisons.
 create or replace function _job_refusal(
-    identifier text, payload json, queue_name text, run_at timestamptz, max_attempts integer, job_key text,
-    priority integer, flags text[], job_key_mode text, unique_policy jsonb, sequence_policy jsonb, meta jsonb,
-    delivery text) returns text
+    identifier text, payload json default null, queue_name text default null,
+    run_at timestamptz default null, max_attempts integer default null, job_key text default null,
+    priority integer default null, flags text[] default null, job_key_mode text default null,
+    unique_policy jsonb default null, sequence_policy jsonb default null, meta jsonb default null,
+    delivery text default null) returns text
     language sql stable
     return case
         when identifier is null or identifier = '' or length(identifier) > 128
@@ -51,7 +60,8 @@ create or replace function _job_refusal(
         when priority < -32768 or priority > 32767
             then format('priority must be from -32768 to 32767, got %s', priority)
         when job_key_mode not in ('replace', 'preserve_run_at', 'unsafe_dedupe')
-            then format('job_key_mode must be replace, preserve_run_at or unsafe_dedupe, got %L', job_key_mode)
+            then format('job_key_mode must be replace, preserve_run_at or unsafe_dedupe, got %L',
+                        job_key_mode)
         -- Most programming languages cannot represent other years.
         when run_at not between '0001-01-02 00:00+00' and '9999-12-30 00:00+00'
             then format('run_at must be a time of the years 1 to 9999, got %s', run_at)
@@ -88,6 +98,9 @@ exception when invalid_text_representation or statement_too_complex then
 end;
 $$;
 
+-- Written out for speed. PL/pgSQL prepares each statement again in each transaction, so there are
+-- few, large ones, and most arguments are validated only if one of them is given. _state_at,
+-- _ready_at, _due_at, _parked and _announce are spelled out: the calls would cost up to a tenth.
 create or replace function add_job(
     identifier text, payload json default '{}', queue_name text default null, run_at timestamptz default null,
     max_attempts integer default null, job_key text default null, priority integer default null,
@@ -95,63 +108,51 @@ create or replace function add_job(
     sequence_policy jsonb default null, meta jsonb default null, delivery text default null) returns job
     language plpgsql security definer set search_path from current
 as $$
+#variable_conflict use_variable
 declare
+    v_plain boolean := true;
     v_problem text;
     v_now timestamptz := clock();
     v_job job;
 begin
-    -- PL/pgSQL prepares each statement again in each transaction. So there are few, large
-    -- statements, and most arguments are validated only if one of them is given.
-    if num_nonnulls(
-           add_job.queue_name, add_job.run_at, add_job.max_attempts, add_job.job_key, add_job.priority,
-           add_job.flags, add_job.unique_policy, add_job.sequence_policy, add_job.meta, add_job.delivery) > 0
-       or add_job.job_key_mode <> 'replace' or (length(add_job.identifier) between 1 and 128) is not true
-       or octet_length(add_job.payload::text) > 200 -- JSON that is deeper than 100 levels is longer
-    then
+    if num_nonnulls(queue_name, run_at, max_attempts, job_key, priority, flags, unique_policy,
+                    sequence_policy, meta, delivery) > 0
+       or job_key_mode <> 'replace' or (length(identifier) between 1 and 128) is not true
+       or octet_length(payload::text) > 200 then -- JSON that is deeper than 100 levels is longer
         v_problem := _job_refusal(
-            add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts,
-            add_job.job_key, add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy,
-            add_job.sequence_policy, add_job.meta, add_job.delivery);
+            identifier, payload, queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode,
+            unique_policy, sequence_policy, meta, delivery);
         if v_problem is not null then
             raise exception 'add_job: %', v_problem using errcode = 'PW001';
-        elsif add_job.job_key is not null or add_job.unique_policy is not null
-              or add_job.sequence_policy is not null
-              or add_job.flags is not null then
-            return _add_with_keys(row(
-                add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts,
-                add_job.job_key, add_job.priority, add_job.flags, add_job.job_key_mode, add_job.unique_policy,
-                add_job.sequence_policy, add_job.meta, add_job.delivery)::_job_request);
         end if;
+        v_plain := num_nonnulls(job_key, unique_policy, sequence_policy, flags) = 0;
     end if;
-    insert into live_jobs as j (
-        state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at,
-        task_identifier, queue_name, delivery, meta, payload)
-    -- The rules of _state_at, _ready_at, _due_at and _parked, spelled out: calls of these
-    -- functions, nested, would cost up to a tenth of the whole call.
-    select case when r.run_at > v_now then 'scheduled' else 'available' end,
-           case when r.run_at <= v_now and not q.limited then r.run_at end,
-           case when r.run_at > v_now then r.run_at end,
-           case when r.run_at <= v_now and q.limited then 'queue' end, v_now,
-           coalesce(add_job.priority, t.priority, 0), coalesce(add_job.max_attempts, t.max_attempts, 25),
-           r.run_at, v_now, add_job.identifier, q.queue_name,
-           coalesce(add_job.delivery, t.delivery, 'at_least_once'), add_job.meta,
-           coalesce(add_job.payload, '{}')
-    from (select coalesce(add_job.run_at, v_now) as run_at) r
-    left join tasks t on t.identifier = add_job.identifier
-    cross join lateral (
-        select n.queue_name, n.queue_name is not null and _is_limited(n.queue_name) as limited
-        from (select nullif(coalesce(add_job.queue_name, t.queue_name), 'default') as queue_name) n offset 0) q
-    where t.unique_policy is null and t.sequence_policy is null
-    returning j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts,
-              j.max_attempts, j.last_error, j.created_at, j.updated_at, j.job_key, j.revision, j.flags,
-              j.claimed_at, null::text, j.state, j.delivery, null::text, j.sequence_key, _worker_is_listening(),
-              null::bigint, j.run, j.parked, j.finished_at, j.result into v_job;
+    if v_plain then
+        insert into live_jobs as j (
+            state, ready_at, due_at, parked, updated_at, task_identifier, priority, max_attempts, run_at,
+            created_at, queue_name, delivery, meta, payload)
+        select case when r.run_at > v_now then 'scheduled' else 'available' end,
+               case when r.run_at <= v_now and not q.limited then r.run_at end,
+               case when r.run_at > v_now then r.run_at end,
+               case when r.run_at <= v_now and q.limited then 'queue' end, v_now, identifier,
+               coalesce(priority, t.priority, 0), coalesce(max_attempts, t.max_attempts, 25), r.run_at,
+               v_now, q.name, coalesce(delivery, t.delivery, 'at_least_once'), meta, coalesce(payload, '{}')
+        from (select coalesce(run_at, v_now) as run_at) r
+        left join tasks t on t.identifier = add_job.identifier
+        cross join lateral (
+            select n.name, n.name is not null and _is_limited(n.name) as limited
+            from (select nullif(coalesce(queue_name, t.queue_name), 'default') as name) n offset 0) q
+        where t.unique_policy is null and t.sequence_policy is null
+        returning j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts,
+                  j.max_attempts, j.last_error, j.created_at, j.updated_at, j.job_key, j.revision, j.flags,
+                  j.claimed_at, null::text, j.state, j.delivery, null::text, j.sequence_key,
+                  _worker_is_listening(), null::bigint, j.run, j.parked, j.finished_at, j.result into v_job;
+    end if;
     if not found then
-        -- The task has a policy. The INSERT finds that out, so that other adds need no query for it.
-        return _add_with_keys(row(
-            add_job.identifier, add_job.payload, add_job.queue_name, add_job.run_at, add_job.max_attempts,
-            null, add_job.priority, add_job.flags, null, null, add_job.sequence_policy, add_job.meta,
-            add_job.delivery)::_job_request);
+        -- Not plain, or its task has a policy. The INSERT finds that out: other adds save a query.
+        return _add_with_keys((
+            identifier, payload, queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode,
+            unique_policy, sequence_policy, meta, delivery)::_job_request);
     end if;
     if v_job.reason is not null then -- up to here this field holds `parked`: 'queue'
         v_job.reason := null;

@@ -1,5 +1,145 @@
 -- 21_add_keyed: adds jobs with a job key, a unique key, a sequence or flags; remove_job.
 
+-- Adds one job with a job key, a unique key, a sequence or flags. It takes the policies that the
+-- request does not name from the task. Its settings pin the plans of the functions that it calls.
+create or replace function _add_with_keys(request _job_request) returns job
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_found record; -- its task, and whether its job key seems to be taken (read without a lock)
+    v_row live_jobs;
+begin
+    select t as task, exists (select from live_jobs j where j.job_key = request.job_key) as taken into v_found
+    from (select) one left join tasks t on t.identifier = request.identifier;
+    request.unique_policy := coalesce(nullif(request.unique_policy, 'null'), (v_found.task).unique_policy);
+    if request.unique_policy is not null then
+        return _add_unique(
+            request, v_found.task,
+            _uniqueness_of(request, request.unique_policy,
+                coalesce(request.queue_name, (v_found.task).queue_name), clock(), 'add_job'), 'add_job');
+    elsif not v_found.taken then
+        v_row := _insert_job(request, v_found.task, null, 'add_job');
+    elsif coalesce(request.job_key_mode, 'replace') = 'replace'
+          and coalesce(request.queue_name, (v_found.task).queue_name, 'default') = 'default'
+          and coalesce(request.sequence_policy, (v_found.task).sequence_policy) is null then
+        v_row := _change_keyed(request, v_found.task, null, 'add_job');
+    end if;
+    if v_row.id is null then
+        return _add_keyed(request, v_found.task, 'add_job');
+    end if;
+    return _job_of(v_row);
+end;
+$$;
+
+-- Adds one job with a job key: Graphile Worker's algorithm without its race (a worker may claim the
+-- row between two snapshots). Each step holds the lock that its decision depends on. An add that
+-- finds neither a row to change nor a free key looks again. With `waits` false the result is null
+-- if the add would have to wait for the lock of a row.
+create or replace function _add_keyed(
+    request _job_request, task tasks, label text, new_id bigint default null, waits boolean default true)
+    returns job
+    language plpgsql set search_path from current
+as $$
+declare
+    v_old live_jobs;
+    v_row live_jobs;
+begin
+    loop
+        if request.job_key_mode = 'unsafe_dedupe' then
+            select j.* into v_old from live_jobs j where j.job_key = request.job_key;
+            if found then
+                return _job_of(v_old, true);
+            end if;
+        elsif waits then
+            -- Waits for a claim, an add or a completion that has this row locked.
+            select j.* into v_old from live_jobs j where j.job_key = request.job_key for update;
+        else
+            select j.* into v_old from live_jobs j where j.job_key = request.job_key for update skip locked;
+            if not found and exists (select from live_jobs j where j.job_key = request.job_key) then
+                return null;
+            end if;
+        end if;
+        if v_old.state = 'running' then
+            -- The run may end, but must be the job's last. The key becomes free for a new job.
+            update live_jobs j
+            set job_key = null, attempts = j.max_attempts, superseded = 'superseded', updated_at = clock()
+            where j.id = v_old.id;
+        elsif v_old.id is not null then
+            v_row := _change_keyed(request, task, v_old, label);
+            if v_old.state = 'discarded' and v_old.sequence_key is not null then
+                perform _unhalt_sequence(v_old.sequence_key, v_old.id);
+            end if;
+            if v_old.sequence_head or v_old.queue_name is not null then
+                v_old.sequence_head := v_old.sequence_head and v_row.sequence_head is not true;
+                perform _free_turn(v_old);
+            end if;
+        end if;
+        if v_row.id is null then
+            v_row := _insert_job(request, task, new_id, label);
+        end if;
+        exit when v_row.id is not null; -- else another add of the key has committed
+    end loop;
+    return _job_of(v_row);
+end;
+$$;
+
+-- Gives a job that is not running all values of a new request for its key. `job` is that job, which
+-- the caller has locked. If `job` is null, the caller has not read it: then the job is changed only
+-- if it is in no queue and in no sequence. Returns a row of nulls if no job was changed.
+create or replace function _change_keyed(request _job_request, task tasks, job live_jobs, label text)
+    returns live_jobs
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    v_run_at timestamptz := coalesce(request.run_at, v_now);
+    v_queue text := nullif(coalesce(request.queue_name, task.queue_name), 'default');
+    v_sequence _sequencing;
+    v_head boolean; -- it stays the head of its sequence
+    v_state text;
+    v_parked text;
+    v_row live_jobs;
+begin
+    -- preserve_run_at does not apply to a job that has failed before.
+    if request.job_key_mode = 'preserve_run_at' and job.attempts = 0 and job.state <> 'discarded' then
+        v_run_at := job.run_at;
+    end if;
+    if coalesce(request.sequence_policy, task.sequence_policy) is not null then
+        v_sequence := _sequence_of(
+            request.identifier, request.payload,
+            coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
+    end if;
+    v_head := job.sequence_head and job.sequence_key is not distinct from v_sequence.key;
+    v_state := _state_at(v_run_at, v_now, _held(v_sequence.key, v_head));
+    v_parked := case when job.parked = 'next' and job.sequence_key = v_sequence.key then 'next'
+                     else _parked(v_state, v_queue) end;
+    update live_jobs j
+    set sequence_key = v_sequence.key, sequence_head = v_head,
+        continue_on_cancelled = v_sequence.continue_on_cancelled,
+        continue_on_discarded = v_sequence.continue_on_discarded,
+        state = v_state, ready_at = _ready_at(v_state, v_parked, v_run_at),
+        due_at = _due_at(v_state, v_run_at), parked = v_parked, has_slot = null, updated_at = v_now,
+        task_identifier = request.identifier, queue_name = v_queue, run_at = v_run_at,
+        payload = case when json_typeof(request.payload) = 'array'
+                       then _merged_payload(j.payload, request.payload, label)
+                       else coalesce(request.payload, '{}') end,
+        max_attempts = coalesce(request.max_attempts, task.max_attempts, 25), attempts = 0,
+        priority = coalesce(request.priority, task.priority, 0), flags = _flags_of(request.flags),
+        meta = request.meta, delivery = coalesce(request.delivery, task.delivery, 'at_least_once'),
+        revision = j.revision + 1, last_error = null, reason = null, finished_at = null,
+        expires_at = null, started_at = null, crashes = null
+    where j.job_key = request.job_key
+      and (j.id = job.id or job.id is null and j.state <> 'running' and j.queue_name is null
+                            and j.sequence_key is null)
+    returning j.* into v_row;
+    if v_row.id is not null and (v_parked is not null or v_row.ready_at < v_now and _places_are_kept()
+                                 or _worker_is_listening()) then
+        perform _announce(v_row.id, _lane_of(v_parked, v_queue, v_sequence.key), v_row.ready_at < v_now);
+    end if;
+    return v_row;
+end;
+$$;
+
 -- Merges two JSON arrays as text, so that a parser rewrites none of their elements. If the older
 -- payload is not an array, or either is empty, the other one is the result.
 create or replace function _merged_payload(older json, newer json, label text) returns json
@@ -44,7 +184,8 @@ declare
 begin
     if coalesce(request.sequence_policy, task.sequence_policy) is not null then
         v_sequence := _sequence_of(
-            request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
+            request.identifier, request.payload,
+            coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
     end if;
     v_state := _state_at(v_run_at, v_now, v_sequence.key is not null);
     v_parked := _parked(v_state, v_queue);
@@ -61,153 +202,30 @@ begin
            v_sequence.continue_on_discarded
     on conflict (job_key) where job_key is not null do nothing
     returning j.* into v_row;
-    if v_row.parked is not null then
-        insert into promotion_requests (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
-    end if;
-    if v_row.ready_at < v_now then
-        perform _arrive_late(array[v_row.id]);
-    end if;
-    if v_row.id is not null and _worker_is_listening() then -- checked here to save the call, a query
-        perform _notify_workers();
+    if v_row.id is not null and (v_parked is not null or v_row.ready_at < v_now and _places_are_kept()
+                                 or _worker_is_listening()) then
+        perform _announce(v_row.id, _lane_of(v_parked, v_queue, v_sequence.key), v_row.ready_at < v_now);
     end if;
     return v_row;
 end;
 $$;
 
--- Adds one job with a job key, a unique key, a sequence or flags. It takes the policies that the
--- request does not name from the task. Its settings pin the plans of the functions that it calls.
-create or replace function _add_with_keys(request _job_request) returns job
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_found record; -- its task, and whether its job key seems to be taken (read without a lock)
-begin
-    select t as task, exists (select from live_jobs j where j.job_key = request.job_key) as taken into v_found
-    from (select) one left join tasks t on t.identifier = request.identifier;
-    request.unique_policy := coalesce(nullif(request.unique_policy, 'null'), (v_found.task).unique_policy);
-    if request.unique_policy is null and request.job_key is not null then
-        return _add_keyed(request, v_found.task, 'add_job',
-            case when v_found.taken then 'change' else 'insert' end);
-    elsif request.unique_policy is null then
-        return _job_of(_insert_job(request, v_found.task, null, 'add_job'));
-    end if;
-    return _add_unique(
-        request, v_found.task,
-        _uniqueness_of(request, request.unique_policy,
-            coalesce(request.queue_name, (v_found.task).queue_name), clock(), 'add_job'), 'add_job');
-end;
-$$;
-
--- Adds one job with a job key: Graphile Worker's algorithm without its race (a worker may claim the
--- row between two snapshots). Each step holds the lock that its decision depends on. An add that
--- finds neither a row to change nor a free key looks again.
---
--- `step`: what to try first. 'change' changes the row in place, which most rows allow; 'insert'
--- inserts a row; 'look' locks the row and reads it. With `waits` false the result is null if the
--- add would have to wait for the lock of a row.
-create or replace function _add_keyed(
-    request _job_request, task tasks, label text, step text, new_id bigint default null,
-    waits boolean default true) returns job
+-- Lets claims find a job that was just added or changed: asks for a promotion in its lane if it is
+-- parked, lists it if it may stand at a place that they have passed, notifies workers. Callers ask
+-- first whether there is anything to do: most adds save the call.
+create or replace function _announce(job_id bigint, lane text, late boolean) returns void
     language plpgsql set search_path from current
 as $$
-declare
-    v_now timestamptz := clock();
-    v_run_at timestamptz := coalesce(request.run_at, v_now);
-    v_mode text := coalesce(request.job_key_mode, 'replace');
-    v_queue text := nullif(coalesce(request.queue_name, task.queue_name), 'default');
-    v_state text;
-    v_parked text;
-    v_sequence _sequencing;
-    v_head boolean; -- it stays the head of its sequence
-    v_old live_jobs;
-    v_row live_jobs;
 begin
-    request.payload := coalesce(request.payload, '{}');
-    if step = 'change' and (v_mode <> 'replace' or v_queue is not null
-                            or coalesce(request.sequence_policy, task.sequence_policy) is not null) then
-        step := 'look';
+    if lane is not null then
+        insert into promotion_requests (lane) values (_announce.lane);
     end if;
-    loop
-        if step <> 'look' then
-            null;
-        elsif v_mode = 'unsafe_dedupe' then
-            select j.* into v_old from live_jobs j where j.job_key = request.job_key;
-            if found then
-                return _job_of(v_old, true);
-            end if;
-        elsif waits then
-            -- Waits for a claim, an add or a completion that has this row locked.
-            select j.* into v_old from live_jobs j where j.job_key = request.job_key for update;
-        else
-            select j.* into v_old from live_jobs j where j.job_key = request.job_key for update skip locked;
-            if not found and exists (select from live_jobs j where j.job_key = request.job_key) then
-                return null;
-            end if;
-        end if;
-        if v_old.state = 'running' then
-            -- The run may end, but must be the job's last. The key becomes free for a new job.
-            update live_jobs j
-            set job_key = null, attempts = j.max_attempts, superseded = 'superseded', updated_at = v_now
-            where j.id = v_old.id;
-        elsif step = 'change' or v_old.id is not null then
-            -- preserve_run_at does not apply to a job that has failed before.
-            if v_mode = 'preserve_run_at' and v_old.attempts = 0 and v_old.state <> 'discarded' then
-                v_run_at := v_old.run_at;
-            end if;
-            if coalesce(request.sequence_policy, task.sequence_policy) is not null then
-                v_sequence := _sequence_of(
-                    request, coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue,
-                    label);
-            end if;
-            v_head := v_old.sequence_head and v_old.sequence_key is not distinct from v_sequence.key;
-            v_state := _state_at(v_run_at, v_now, _held(v_sequence.key, v_head));
-            v_parked := case when v_old.parked = 'next' and v_old.sequence_key = v_sequence.key then 'next'
-                             else _parked(v_state, v_queue) end;
-            update live_jobs j
-            set sequence_key = v_sequence.key, sequence_head = v_head,
-                continue_on_cancelled = v_sequence.continue_on_cancelled,
-                continue_on_discarded = v_sequence.continue_on_discarded,
-                state = v_state, ready_at = _ready_at(v_state, v_parked, v_run_at),
-                due_at = _due_at(v_state, v_run_at), parked = v_parked, has_slot = null, updated_at = v_now,
-                task_identifier = request.identifier, queue_name = v_queue, run_at = v_run_at,
-                payload = case when json_typeof(request.payload) = 'array'
-                               then _merged_payload(j.payload, request.payload, label) else request.payload end,
-                max_attempts = coalesce(request.max_attempts, task.max_attempts, 25), attempts = 0,
-                priority = coalesce(request.priority, task.priority, 0), flags = _flags_of(request.flags),
-                meta = request.meta, delivery = coalesce(request.delivery, task.delivery, 'at_least_once'),
-                revision = j.revision + 1, last_error = null, reason = null, finished_at = null,
-                expires_at = null, started_at = null, crashes = null
-            where j.job_key = request.job_key
-              and (j.id = v_old.id or step = 'change' and j.state <> 'running' and j.queue_name is null and j.sequence_key is null)
-            returning j.* into v_row;
-            exit when found;
-        end if;
-        if step <> 'change' then
-            v_row := _insert_job(request, task, new_id, label);
-            if v_row.id is not null then
-                return _job_of(v_row);
-            end if;
-        end if;
-        -- The row is in a queue or a sequence or is running, or another add of the key has committed.
-        step := 'look';
-    end loop;
-    if v_old.state = 'discarded' and v_old.sequence_key is not null then
-        perform _unhalt_sequence(v_old.sequence_key, v_old.id);
-    end if;
-    if v_old.sequence_head or v_old.queue_name is not null then
-        v_old.sequence_head := v_old.sequence_head and v_head is not true;
-        perform _free_turn(v_old);
-    end if;
-    if v_row.parked is not null then
-        insert into promotion_requests (lane) values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
-    end if;
-    if v_row.ready_at < v_now then
-        perform _arrive_late(array[v_row.id]);
+    if late then
+        perform _arrive_late(array[job_id]);
     end if;
     if _worker_is_listening() then
         perform _notify_workers();
     end if;
-    return _job_of(v_row);
 end;
 $$;
 

@@ -10,10 +10,10 @@ create or replace function add_jobs(specs job_spec[], job_key_preserve_run_at bo
 as $$
 begin
     return query select * from _add_jobs(array(
-        select row(s.identifier, s.payload, s.queue_name, s.run_at, s.max_attempts, s.job_key, s.priority,
-                   s.flags,
-                   case when job_key_preserve_run_at then 'preserve_run_at' end, null, null, null, null)::_job_request
-        from unnest(specs) with ordinality s order by s.ordinality));
+        -- The members of a job_spec are the first ones of a request.
+        select row(s.*, case when job_key_preserve_run_at then 'preserve_run_at' end,
+                   null, null, null, null)::_job_request
+        from unnest(specs) s));
 end;
 $$;
 comment on function add_jobs(job_spec[], boolean) is
@@ -26,9 +26,7 @@ create or replace function add_jobs(specs jsonb) returns setof job
     language plpgsql security definer set search_path from current
 as $$
 declare
-    v_known constant text[] := array[
-        'identifier', 'payload', 'queue_name', 'run_at', 'max_attempts', 'job_key', 'priority', 'flags',
-        'job_key_mode', 'unique_policy', 'sequence_policy', 'meta', 'delivery'];
+    v_known constant text[] := _members_of_a_spec();
     v_requests _job_request[];
     v_bad record;
 begin
@@ -86,6 +84,12 @@ $$;
 comment on function add_jobs(text) is
     'add_jobs for a JSON array given as text. PostgreSQL resolves a plain literal to this one.';
 
+-- What add_jobs takes, in the order of add_job's arguments. Immutable, so that PostgreSQL calls it
+-- when it prepares add_jobs, not at each call.
+create or replace function _members_of_a_spec() returns text[]
+    language sql immutable
+    return array(select json_object_keys(row_to_json(jsonb_populate_record(null::_job_request, '{}'))));
+
 create or replace function _refuse_ill_typed(position_in_specs bigint, member text, value jsonb) returns void
     language plpgsql set search_path from current
 as $$
@@ -97,198 +101,25 @@ exception when data_exception or invalid_text_representation or numeric_value_ou
 end;
 $$;
 
--- Adds those specs of a call that have a job key or a unique key. `jobs` has these jobs at their
--- positions; `ids` has the ids that it reserves for new rows of all specs, so that ids rise in the
--- order of specs.
-create or replace function _add_each_with_keys(requests _job_request[], out jobs job[], out ids bigint[])
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_now timestamptz := clock();
-    v_uniques _uniqueness[] := array_fill(null::_uniqueness, array[cardinality(requests)]); -- by position
-    v_found live_jobs[]; -- the duplicates from before the call; each counts even if it ends during the call
-    v_item record;
-    v_duplicate live_jobs;
-    v_job job;
-    v_again boolean;
-    v_deadlocks integer := 0;
-begin
-    loop
-        v_again := false;
-        -- The call locks unique keys in their order and existing rows by id (as a completion does)
-        -- before it adds the first job. New job keys follow in their order. If another session has
-        -- a row with such a key locked, the call does not wait for it: it releases all its locks
-        -- and begins again.
-        begin
-            for v_item in
-                select i.request, i.position, t.queue_name,
-                       coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) as policy
-                from (select unnest(requests) as request, generate_series(1, cardinality(requests)) as position) i
-                left join tasks t on t.identifier = (i.request).identifier
-                where coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) is not null
-            loop
-                v_uniques[v_item.position] := _uniqueness_of(
-                    v_item.request, v_item.policy, coalesce((v_item.request).queue_name, v_item.queue_name),
-                    v_now, format('add_jobs: specs[%s]', v_item.position));
-                if (v_uniques[v_item.position]).on_conflict in ('ignore', 'reject') then
-                    v_found[v_item.position] := _duplicate_of(v_uniques[v_item.position], v_now);
-                end if;
-            end loop;
-            perform _hold_unique_key(k.key) from (
-                select distinct u.key from unnest(v_uniques) with ordinality u
-                where u.key is not null and (v_found[u.ordinality]).id is null order by u.key offset 0) k;
-            perform from live_jobs j
-            where j.id = any (array(
-                select k.id from live_jobs k
-                where k.job_key = any (array(
-                    select r.job_key from unnest(requests) r
-                    where r.job_key_mode is distinct from 'unsafe_dedupe'))
-                union all
-                select k.id from live_jobs k
-                where k.unique_key = any (array(
-                    select u.key from unnest(v_uniques) u
-                    where u.on_conflict in ('replace', 'replace_except_schedule')))))
-            order by j.id + 0 for update; -- + 0 keeps the planner from walking the index of all ids
-            -- A spec that changes a row in place takes no id. A duplicate takes none either, be it
-            -- a duplicate of an existing job or of an earlier spec of this call.
-            ids := coalesce(ids, array(
-                select case when (i.uniqueness).on_conflict in ('replace', 'replace_except_schedule')
-                              or (i.nth = 1 or not (i.uniqueness).states @> array['available', 'pending', 'scheduled']
-                                  or (i.uniqueness).period = interval '0')
-                                 and not exists (select from live_jobs j where j.job_key = i.job_key
-                                                 and (j.state <> 'running' or i.job_key_mode = 'unsafe_dedupe'))
-                                 and (v_found[i.ordinality]).id is null
-                                 and ((i.uniqueness).key is null or (_duplicate_of(i.uniqueness, v_now)).id is null)
-                       then nextval('job_ids') end
-                from (select r.ordinality, r.job_key, r.job_key_mode, v_uniques[r.ordinality] as uniqueness,
-                             case when r.job_key is null and (v_uniques[r.ordinality]).key is null then 1
-                                  else row_number() over (
-                                      partition by r.job_key, (v_uniques[r.ordinality]).key
-                                      order by r.ordinality) end as nth
-                      from unnest(requests) with ordinality r) i
-                order by i.ordinality));
-            for v_item in
-                select i.*, v_uniques[i.position] as uniqueness,
-                       (select t from tasks t where t.identifier = (i.request).identifier) as task,
-                       bool_or((v_found[i.position]).id is null) over (partition by (v_uniques[i.position]).key) as held
-                from (select unnest(requests) as request, unnest(ids) as id,
-                             generate_series(1, cardinality(requests)) as position) i
-                where (v_uniques[i.position]).key is not null order by (v_uniques[i.position]).key, i.position
-            loop
-                v_duplicate := v_found[v_item.position];
-                if v_item.held then
-                    v_duplicate := _duplicate_of(v_item.uniqueness, v_now);
-                end if;
-                jobs[v_item.position] := _resolve_conflict(
-                    v_duplicate, v_item.request, v_item.task, v_item.uniqueness, v_item.id,
-                    format('add_jobs: specs[%s]', v_item.position));
-            end loop;
-            for v_item in
-                select i.*, (select t from tasks t where t.identifier = (i.request).identifier) as task
-                from (select unnest(requests) as request, unnest(ids) as id,
-                             generate_series(1, cardinality(requests)) as position) i
-                where (i.request).job_key is not null order by (i.request).job_key collate "C", i.position
-            loop
-                v_job := _add_keyed(
-                    v_item.request, v_item.task, format('add_jobs: specs[%s]', v_item.position), 'look', v_item.id, false);
-                if v_job.id is null then
-                    v_again := true;
-                    raise deadlock_detected;
-                end if;
-                jobs[v_item.position] := v_job;
-            end loop;
-            exit;
-        exception when deadlock_detected then
-            -- Retries a real deadlock once: SKIP LOCKED may wait, and out of order (see claim_jobs).
-            if not v_again then
-                v_deadlocks := v_deadlocks + 1;
-                if v_deadlocks > 1 then
-                    raise;
-                end if;
-            end if;
-        end;
-    end loop;
-end;
-$$;
-
+-- Adds the jobs of one call: first those with a job key or a unique key, then all others at once.
 create or replace function _add_jobs(requests _job_request[]) returns setof job
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
-    v_places_are_kept boolean := _places_are_kept();
-    v_bad record;
-    v_jobs job[];
+    v_jobs job[]; -- those with a key, by position
     v_ids bigint[];
     v_job job;
     v_position integer := 1;
 begin
-    select r.ordinality, p.problem, coalesce(r.job_key, '') <> '' as keyed into v_bad
-    from unnest(requests) with ordinality r
-    cross join lateral (select _job_refusal(
-        r.identifier, r.payload, r.queue_name, r.run_at, r.max_attempts, r.job_key, r.priority, r.flags,
-        r.job_key_mode, r.unique_policy, r.sequence_policy, r.meta, r.delivery) as problem) p
-    where p.problem is not null
-    order by r.ordinality limit 1;
-    if v_bad.problem is not null then
-        raise exception 'add_jobs: specs[%]: %', v_bad.ordinality, v_bad.problem using errcode = 'PW001';
-    end if;
+    perform _refuse_invalid(requests);
     if exists (
         select from unnest(requests) r left join tasks t on t.identifier = r.identifier
         where r.job_key is not null or coalesce(r.unique_policy, t.unique_policy) is not null) then
-        -- Specs without run_at get one common time, so that they run in their order, with or
-        -- without a key.
-        requests := array(
-            select (r.identifier, r.payload, r.queue_name, coalesce(r.run_at, v_now), r.max_attempts,
-                    r.job_key, r.priority, r.flags, r.job_key_mode, r.unique_policy, r.sequence_policy,
-                    r.meta, r.delivery)::_job_request
-            from unnest(requests) with ordinality r order by r.ordinality);
-        select a.jobs, a.ids into v_jobs, v_ids from _add_each_with_keys(requests) a;
+        select a.jobs, a.ids into v_jobs, v_ids from _add_each_with_keys(requests, v_now) a;
     end if;
-    -- Ids rise in the order of specs, so this sorts by id. A join by position would be quadratic.
-    for v_job in
-        with request as materialized (
-            select r.*, coalesce(v_ids[r.ordinality], nextval('job_ids')) as id, t.priority as task_priority,
-                   t.max_attempts as task_max_attempts, t.delivery as task_delivery, q.queue_name as queue,
-                   case when coalesce(r.sequence_policy, t.sequence_policy) is not null then _sequence_of(
-                       (r.identifier, r.payload, r.queue_name, r.run_at, r.max_attempts, r.job_key, r.priority,
-                        r.flags, r.job_key_mode, r.unique_policy, r.sequence_policy, r.meta, r.delivery)::_job_request,
-                       coalesce(nullif(r.sequence_policy, 'null'), t.sequence_policy), q.queue_name,
-                       format('add_jobs: specs[%s]', r.ordinality)) end as sequence
-            from unnest(requests) with ordinality r
-            left join tasks t on t.identifier = r.identifier
-            cross join lateral (select nullif(coalesce(r.queue_name, t.queue_name), 'default') as queue_name) q
-            where (v_jobs[r.ordinality]).id is null order by r.ordinality),
-        limited as materialized (
-            select q.queue_name from _queues_of(array(select distinct r.queue from request r where r.queue is not null)) q
-            where q.slots is not null),
-        added as (
-            insert into live_jobs as j (
-                id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at,
-                task_identifier, queue_name, delivery, flags, meta, payload, sequence_key,
-                continue_on_cancelled, continue_on_discarded)
-            select r.id, p.state, _ready_at(p.state, p.parked, p.run_at), _due_at(p.state, p.run_at),
-                   p.parked, v_now, coalesce(r.priority, r.task_priority, 0),
-                   coalesce(r.max_attempts, r.task_max_attempts, 25), p.run_at, v_now, r.identifier, r.queue,
-                   coalesce(r.delivery, r.task_delivery, 'at_least_once'),
-                   case when r.flags is not null then _flags_of(r.flags) end, r.meta, coalesce(r.payload, '{}'),
-                   (r.sequence).key, (r.sequence).continue_on_cancelled, (r.sequence).continue_on_discarded
-            from request r
-            cross join lateral (select coalesce(r.run_at, v_now) as run_at) q
-            left join limited l on l.queue_name = r.queue
-            cross join lateral (select q.run_at, _state_at(q.run_at, v_now, (r.sequence).key is not null) as state) s
-            cross join lateral (
-                select s.*, case when s.state = 'pending' then 'sequence'
-                                 when s.state = 'available' and l.queue_name is not null then 'queue' end as parked) p
-            returning j.id, j.parked, j.ready_at, j.queue_name, j.sequence_key, _job_of(j) as job),
-        woken as (
-            insert into promotion_requests (lane)
-            select distinct _lane_of(a.parked, a.queue_name, a.sequence_key) from added a where a.parked is not null),
-        late as (
-            insert into late_arrivals (job_id) select a.id from added a
-                where v_places_are_kept and a.ready_at < v_now)
-        select (a.job).* from added a order by a.id
-    loop
+    -- The others come in the order of specs. A join by position would be quadratic.
+    for v_job in select * from _insert_jobs(requests, v_jobs, v_ids, v_now) loop
         while (v_jobs[v_position]).id is not null loop
             return next v_jobs[v_position];
             v_position := v_position + 1;
@@ -298,5 +129,235 @@ begin
     end loop;
     return query select k.* from unnest(v_jobs[v_position:]) k where k.id is not null;
     perform _notify_workers();
+end;
+$$;
+
+-- Raises PW001 for the first spec that is invalid.
+create or replace function _refuse_invalid(requests _job_request[]) returns void
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_bad record;
+begin
+    select r.ordinality, p.problem into v_bad
+    from unnest(requests) with ordinality r
+    cross join lateral (select _job_refusal(
+        r.identifier, r.payload, r.queue_name, r.run_at, r.max_attempts, r.job_key, r.priority, r.flags,
+        r.job_key_mode, r.unique_policy, r.sequence_policy, r.meta, r.delivery) as problem) p
+    where p.problem is not null
+    order by r.ordinality limit 1;
+    if found then
+        raise exception 'add_jobs: specs[%]: %', v_bad.ordinality, v_bad.problem using errcode = 'PW001';
+    end if;
+end;
+$$;
+
+-- Adds those specs of a call that have a job key or a unique key. `jobs` has these jobs at their
+-- positions; `ids` has the ids that it reserves for new rows of all specs, so that ids rise in the
+-- order of specs.
+create or replace function _add_each_with_keys(
+    requests _job_request[], now timestamptz, out jobs job[], out ids bigint[])
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_uniques _uniqueness[];
+    v_duplicates live_jobs[];
+    v_deadlocks integer := 0;
+begin
+    loop
+        begin
+            select u.uniques, u.duplicates into v_uniques, v_duplicates from _uniques_of(requests, now) u;
+            perform _lock_for_adds(requests, v_uniques, v_duplicates);
+            ids := coalesce(ids, _reserve_ids(requests, v_uniques, v_duplicates, now));
+            jobs := _add_in_order_of_keys(requests, ids, v_uniques, v_duplicates, now);
+            return;
+        exception
+            when sqlstate 'PW099' then
+                null; -- another session has a row locked: the call has released its locks, begins again
+            when deadlock_detected then
+                -- Retries once: SKIP LOCKED may wait, and out of order (see claim_jobs).
+                v_deadlocks := v_deadlocks + 1;
+                if v_deadlocks > 1 then
+                    raise;
+                end if;
+        end;
+    end loop;
+end;
+$$;
+
+-- What the policies of a call mean, by position; and of the specs that are ignored or rejected for
+-- a duplicate, the duplicates from before the call: each counts even if it ends during the call.
+create or replace function _uniques_of(
+    requests _job_request[], now timestamptz, out uniques _uniqueness[], out duplicates live_jobs[])
+    language plpgsql set search_path from current
+as $$
+declare
+    v_item record;
+begin
+    uniques := array_fill(null::_uniqueness, array[cardinality(requests)]);
+    for v_item in
+        select i.request, i.position, coalesce((i.request).queue_name, t.queue_name) as queue_name,
+               coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) as policy
+        from (select unnest(requests) as request, generate_series(1, cardinality(requests)) as position) i
+        left join tasks t on t.identifier = (i.request).identifier
+        where coalesce(nullif((i.request).unique_policy, 'null'), t.unique_policy) is not null
+    loop
+        uniques[v_item.position] := _uniqueness_of(
+            v_item.request, v_item.policy, v_item.queue_name, now,
+            format('add_jobs: specs[%s]', v_item.position));
+        if (uniques[v_item.position]).on_conflict in ('ignore', 'reject') then
+            duplicates[v_item.position] := _duplicate_of(uniques[v_item.position], now);
+        end if;
+    end loop;
+end;
+$$;
+
+-- Locks unique keys in their order and existing rows by id (as a completion does), before the call
+-- adds its first job. New job keys follow in their order.
+create or replace function _lock_for_adds(
+    requests _job_request[], uniques _uniqueness[], duplicates live_jobs[]) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    perform _hold_unique_key(k.key) from (
+        select distinct u.key from unnest(uniques) with ordinality u
+        where u.key is not null and (duplicates[u.ordinality]).id is null order by u.key offset 0) k;
+    perform from live_jobs j
+    where j.id = any (array(
+        select k.id from live_jobs k
+        where k.job_key = any (array(
+            select r.job_key from unnest(requests) r
+            where r.job_key_mode is distinct from 'unsafe_dedupe'))
+        union all
+        select k.id from live_jobs k
+        where k.unique_key = any (array(
+            select u.key from unnest(uniques) u
+            where u.on_conflict in ('replace', 'replace_except_schedule')))))
+    order by j.id + 0 for update; -- + 0 keeps the planner from walking the index of all ids
+end;
+$$;
+
+-- Takes the ids of new rows, in the order of specs. A spec that changes a row in place takes none,
+-- nor does a duplicate, be it one of an existing job or of an earlier spec of the call.
+create or replace function _reserve_ids(
+    requests _job_request[], uniques _uniqueness[], duplicates live_jobs[], now timestamptz) returns bigint[]
+    language plpgsql set search_path from current
+as $$
+begin
+    return array(
+        select case when (i.uniqueness).on_conflict in ('replace', 'replace_except_schedule')
+                      or (i.nth = 1 or not (i.uniqueness).states @> array['available', 'pending', 'scheduled']
+                          or (i.uniqueness).period = interval '0')
+                         and not exists (select from live_jobs j where j.job_key = i.job_key
+                                         and (j.state <> 'running' or i.job_key_mode = 'unsafe_dedupe'))
+                         and (duplicates[i.ordinality]).id is null
+                         and ((i.uniqueness).key is null or (_duplicate_of(i.uniqueness, now)).id is null)
+               then nextval('job_ids') end
+        from (select r.ordinality, r.job_key, r.job_key_mode, uniques[r.ordinality] as uniqueness,
+                     case when r.job_key is null and (uniques[r.ordinality]).key is null then 1
+                          else row_number() over (
+                              partition by r.job_key, (uniques[r.ordinality]).key
+                              order by r.ordinality) end as nth
+              from unnest(requests) with ordinality r) i
+        order by i.ordinality);
+end;
+$$;
+
+-- Adds the jobs with a key: unique keys first, each kind in the order of its keys. Returns them at
+-- their positions. Raises PW099 if another session has a row with a job key locked.
+create or replace function _add_in_order_of_keys(
+    requests _job_request[], ids bigint[], uniques _uniqueness[], duplicates live_jobs[], now timestamptz)
+    returns job[]
+    language plpgsql set search_path from current
+as $$
+declare
+    v_item record;
+    v_request _job_request;
+    v_label text;
+    v_job job;
+    v_jobs job[];
+begin
+    for v_item in
+        select i.*, (select t from tasks t where t.identifier = (i.request).identifier) as task,
+               bool_or((duplicates[i.position]).id is null) over (partition by (i.uniqueness).key) as held
+        from (select unnest(requests) as request, unnest(ids) as id, unnest(uniques) as uniqueness,
+                     generate_series(1, cardinality(requests)) as position) i
+        where (i.uniqueness).key is not null or (i.request).job_key is not null
+        order by (i.uniqueness).key, (i.request).job_key collate "C", i.position
+    loop
+        v_request := v_item.request;
+        -- Specs without run_at get one common time, so that they run in their order, with or
+        -- without a key.
+        v_request.run_at := coalesce(v_request.run_at, now);
+        v_label := format('add_jobs: specs[%s]', v_item.position);
+        if v_request.job_key is null then
+            v_job := _resolve_conflict(
+                case when v_item.held then _duplicate_of(v_item.uniqueness, now)
+                     else duplicates[v_item.position] end,
+                v_request, v_item.task, v_item.uniqueness, v_item.id, v_label);
+        else
+            v_job := _add_keyed(v_request, v_item.task, v_label, v_item.id, false);
+            if v_job.id is null then
+                raise sqlstate 'PW099';
+            end if;
+        end if;
+        v_jobs[v_item.position] := v_job;
+    end loop;
+    return v_jobs;
+end;
+$$;
+
+-- Adds all specs that are not in `jobs`, in one statement and in their order.
+create or replace function _insert_jobs(requests _job_request[], jobs job[], ids bigint[], now timestamptz)
+    returns setof job
+    language plpgsql set search_path from current
+as $$
+declare
+    v_places_are_kept boolean := _places_are_kept();
+begin
+    return query
+    with request as materialized (
+        select r.*, coalesce(ids[r.ordinality], nextval('job_ids')) as id, t.priority as task_priority,
+               t.max_attempts as task_max_attempts, t.delivery as task_delivery, q.queue_name as queue,
+               case when coalesce(r.sequence_policy, t.sequence_policy) is not null then _sequence_of(
+                   r.identifier, r.payload, coalesce(nullif(r.sequence_policy, 'null'), t.sequence_policy),
+                   q.queue_name, format('add_jobs: specs[%s]', r.ordinality)) end as sequence
+        from unnest(requests) with ordinality r
+        left join tasks t on t.identifier = r.identifier
+        cross join lateral (select nullif(coalesce(r.queue_name, t.queue_name), 'default') as queue_name) q
+        where (jobs[r.ordinality]).id is null order by r.ordinality),
+    limited as materialized (
+        select q.queue_name
+        from _queues_of(array(select distinct r.queue from request r where r.queue is not null)) q
+        where q.slots is not null),
+    added as (
+        insert into live_jobs as j (
+            id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at,
+            task_identifier, queue_name, delivery, flags, meta, payload, sequence_key,
+            continue_on_cancelled, continue_on_discarded)
+        select r.id, p.state, _ready_at(p.state, p.parked, p.run_at), _due_at(p.state, p.run_at), p.parked,
+               now, coalesce(r.priority, r.task_priority, 0),
+               coalesce(r.max_attempts, r.task_max_attempts, 25), p.run_at, now, r.identifier, r.queue,
+               coalesce(r.delivery, r.task_delivery, 'at_least_once'),
+               case when r.flags is not null then _flags_of(r.flags) end, r.meta, coalesce(r.payload, '{}'),
+               (r.sequence).key, (r.sequence).continue_on_cancelled, (r.sequence).continue_on_discarded
+        from request r
+        left join limited l on l.queue_name = r.queue
+        cross join lateral (select coalesce(r.run_at, now) as run_at) q
+        cross join lateral (
+            select q.run_at, _state_at(q.run_at, now, (r.sequence).key is not null) as state) s
+        cross join lateral (
+            select s.*, case when s.state = 'pending' then 'sequence'
+                             when s.state = 'available' and l.queue_name is not null then 'queue'
+                        end as parked) p
+        returning j.id, j.parked, j.ready_at, j.queue_name, j.sequence_key, _job_of(j) as job),
+    woken as (
+        insert into promotion_requests (lane)
+        select distinct _lane_of(a.parked, a.queue_name, a.sequence_key) from added a
+        where a.parked is not null),
+    late as (
+        insert into late_arrivals (job_id)
+        select a.id from added a where v_places_are_kept and a.ready_at < now)
+    select (a.job).* from added a order by a.id;
 end;
 $$;
