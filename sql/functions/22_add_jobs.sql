@@ -170,10 +170,13 @@ begin
             perform _lock_for_adds(requests, v_uniques, v_duplicates);
             ids := coalesce(ids, _reserve_ids(requests, v_uniques, v_duplicates, now));
             jobs := _add_in_order_of_keys(requests, ids, v_uniques, v_duplicates, now);
-            return;
+            if jobs is not null then
+                return;
+            end if;
+            raise sqlstate 'PW099'; -- another session has a row locked: releases the locks, begins again
         exception
             when sqlstate 'PW099' then
-                null; -- another session has a row locked: the call has released its locks, begins again
+                null;
             when deadlock_detected then
                 -- Retries once: SKIP LOCKED may wait, and out of order (see claim_jobs).
                 v_deadlocks := v_deadlocks + 1;
@@ -264,7 +267,7 @@ end;
 $$;
 
 -- Adds the jobs with a key: unique keys first, each kind in the order of its keys. Returns them at
--- their positions. Raises PW099 if another session has a row with a job key locked.
+-- their positions; null if another session has a row with a job key locked.
 create or replace function _add_in_order_of_keys(
     requests _job_request[], ids bigint[], uniques _uniqueness[], duplicates live_jobs[], now timestamptz)
     returns job[]
@@ -275,7 +278,7 @@ declare
     v_request _job_request;
     v_label text;
     v_job job;
-    v_jobs job[];
+    v_jobs job[] := '{}';
 begin
     for v_item in
         select i.*, (select t from tasks t where t.identifier = (i.request).identifier) as task,
@@ -298,7 +301,7 @@ begin
         else
             v_job := _add_keyed(v_request, v_item.task, v_label, v_item.id, false);
             if v_job.id is null then
-                raise sqlstate 'PW099';
+                return null;
             end if;
         end if;
         v_jobs[v_item.position] := v_job;
