@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -177,8 +178,17 @@ def delete(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> No
         _show_deleted(db.each(*(partial(db.delete_job, job_id) for job_id in job_ids)), machine)
 
 
+def _refuse_words(_ctx: click.Context, _param: click.Parameter, words: tuple[str, ...]) -> None:
+    """`remove` takes no argument, but people give it the id or the key as one."""
+    if words and all(word.isdecimal() for word in words):
+        raise click.UsageError(f"a job is removed by its key; by its id: pyworker delete {' '.join(words)}")
+    if words:
+        raise click.UsageError(f"name the key by its option: pyworker remove --key {shlex.quote(words[0])}")
+
+
 @click.command()
 @writes
+@click.argument("words", nargs=-1, metavar="", is_eager=True, expose_value=False, callback=_refuse_words)
 @click.option("--key", "keys", multiple=True, required=True, help="The job_key. Can be repeated.")
 @as_json
 def remove(dsn: str, schema: str, keys: tuple[str, ...], machine: bool) -> None:

@@ -201,6 +201,9 @@ class Child:
         self.handlers.timeouts = announce(
             db, self.config, self.worker_id, self.handlers.tasks, not self.declared
         )
+        if not self.declared:
+            self.slots.answered()
+            signals.wake_parent()  # it logs the start, before the first job logs anything
         self.declared = True
         self.exchange.task_names = self.config.only_tasks or sorted(self.handlers.tasks)
         self.connections.pooled = is_pooled(db.conn)

@@ -5,6 +5,7 @@ on them."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,9 +38,16 @@ def held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def wake_parent() -> None:
+    """Let the parent look at its children at once, as when one has ended."""
+    os.kill(os.getppid(), signal.SIGCHLD)
+
+
 def leave_to_parent() -> None:
-    """Make the child do nothing at these signals. With SIG_IGN, programs that its jobs start would
-    ignore them, too."""
+    """Make the child do nothing at these signals.
+
+    With SIG_IGN, programs that its jobs start would ignore them, too.
+    """
     for number in heard():
         signal.signal(number, nothing)
         signal.siginterrupt(number, False)  # restart system calls of C libraries
