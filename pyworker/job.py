@@ -163,13 +163,13 @@ class Job(_JobFields):
         xact, ended = None, ""
         self._begin_transaction()
         try:
-            with self._connections.sync_pool().connection() as conn:
+            with self._connections.connection() as conn:
                 try:
                     with conn.transaction():
                         self._in_transaction = conn
                         yield conn
                         self._in_transaction = None
-                        xact = self._connections.database(conn).finish_job(self.id, self.run)
+                        xact = self._connections.finish_job(conn, self.id, self.run)
                 except psycopg.OperationalError:
                     # If the connection was lost during COMMIT, only the database knows the result.
                     if (
@@ -190,7 +190,7 @@ class Job(_JobFields):
         open_one: psycopg.Connection[Any] | None = self._in_transaction
         if open_one is not None:
             return _client.add_job(open_one, identifier, payload, schema=self._connections.schema, **options)
-        with self._connections.sync_pool().connection() as conn:
+        with self._connections.connection() as conn:
             return _client.add_job(conn, identifier, payload, schema=self._connections.schema, **options)
 
 
@@ -205,8 +205,7 @@ class AsyncJob(_JobFields):
         xact, ended = None, ""
         self._begin_transaction()
         try:
-            pool = await self._connections.async_pool()
-            async with pool.connection() as conn:
+            async with self._connections.async_connection() as conn:
                 try:
                     async with conn.transaction():
                         self._in_transaction = conn
@@ -238,8 +237,7 @@ class AsyncJob(_JobFields):
             return await _client.add_job(
                 open_one, identifier, payload, schema=self._connections.schema, **options
             )
-        pool = await self._connections.async_pool()
-        async with pool.connection() as conn:
+        async with self._connections.async_connection() as conn:
             return await _client.add_job(
                 conn, identifier, payload, schema=self._connections.schema, **options
             )

@@ -187,8 +187,9 @@ class _Worker:
         return self._loop
 
     def close(self) -> None:
-        self._connections.close(self._loop)
+        self._connections.close()
         if self._loop:
+            asyncio.run_coroutine_threadsafe(self._connections.close_async(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()

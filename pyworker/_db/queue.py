@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .._arguments import checked
+from .._checks import checked
 from ..errors import InvalidArgument
 from .text import quoted, rows_of
 
