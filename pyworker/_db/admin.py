@@ -15,9 +15,8 @@ class Admin(Base):
     """Jobs, queues, sequences and schedules."""
 
     def add_job(self, identifier: str, payload: Any = None, **options: Any) -> JobRow:
-
-        row = self._rows(*add_job_call(self.schema, identifier, payload, options))[0]
-        return cast("JobRow", job_row(row))
+        call = add_job_call(self.schema, identifier, payload, options, self.job_columns)
+        return cast("JobRow", job_row(self._rows(*call)[0]))
 
     def get_job(self, job_id: int) -> JobRow | None:
         return next(iter(self._jobs("get_job(%s)", job_id)), None)

@@ -15,6 +15,7 @@ from typing import Any
 
 from .._checks import checked
 from ..errors import InvalidArgument
+from .rows import JOB_COLUMNS
 from .text import quoted, rows_of
 
 Statement = tuple[str, dict[str, Any]]
@@ -54,14 +55,17 @@ _VERBS = {
 
 
 @functools.lru_cache
-def _add_job_statement(schema: str, names: tuple[str, ...], soon: bool) -> str:
+def _add_job_statement(schema: str, names: tuple[str, ...], soon: bool, columns: str) -> str:
     values = {name: f"%({name})s::{ADD_ARGUMENTS[name]}" for name in names}
     if soon:
         values["run_at"] = SOON.format(schema=quoted(schema), value="%(run_at)s")
-    return rows_of(schema, f"add_job({', '.join(f'{name} => {value}' for name, value in values.items())})")
+    given = ", ".join(f"{name} => {value}" for name, value in values.items())
+    return rows_of(schema, f"add_job({given})", columns)
 
 
-def add_job_call(schema: str, identifier: str, payload: Any, options: Mapping[str, Any]) -> Statement:
+def add_job_call(
+    schema: str, identifier: str, payload: Any, options: Mapping[str, Any], columns: str = JOB_COLUMNS
+) -> Statement:
     """Sends only the given arguments, as each one costs time."""
     parameters: dict[str, Any] = {
         "identifier": checked("add_job", "identifier", identifier),
@@ -71,7 +75,7 @@ def add_job_call(schema: str, identifier: str, payload: Any, options: Mapping[st
         if value is not None:
             parameters[name] = checked("add_job", name, value)
     soon = isinstance(parameters.get("run_at"), float)
-    return _add_job_statement(schema, tuple(parameters), soon), parameters
+    return _add_job_statement(schema, tuple(parameters), soon, columns), parameters
 
 
 def add_jobs_call(schema: str, specs: Iterable[Mapping[str, Any]]) -> Statement:

@@ -68,12 +68,11 @@ class Worker(Base):
         self._value("update_worker(%s, %s::jsonb)", worker_id, json.dumps(info))
 
     def define_task(self, identifier: str, options: Mapping[str, Any]) -> None:
-        parameters: dict[str, Any] = dict.fromkeys(_DEFINE_ARGUMENTS)
-        parameters.update(options, identifier=identifier)
-        for name in ("unique_policy", "sequence_policy", "backoff"):
-            if parameters[name] is not None:
-                parameters[name] = json.dumps(parameters[name])
-        self._rows(f"select {named_call(self.schema, 'define_task', _DEFINE_ARGUMENTS)}", parameters)
+        parameters = {"identifier": identifier, **options}
+        for name in parameters.keys() & {"unique_policy", "sequence_policy", "backoff"}:
+            parameters[name] = json.dumps(parameters[name])
+        given = {name: _DEFINE_ARGUMENTS[name] for name in parameters}
+        self._rows(f"select {named_call(self.schema, 'define_task', given)}", parameters)
 
     def declare_schedules(
         self, origins: Sequence[str], schedules: Sequence[Mapping[str, Any]], dry_run: bool = False
