@@ -15,7 +15,7 @@ from .._db.database import Database
 from .._distribution import pip_install
 from .._output import print_json, print_table, report, say
 from ..errors import InvalidArgument
-from .options import CliError, as_json, database, part_of_group, question_of_group, reads
+from .options import CliError, as_json, database, part_of_group, question_of_group, reads, verb
 
 log = logging.getLogger("pyworker.schedules")
 
@@ -136,31 +136,15 @@ def run(where: tuple[str, str], schedule: str, machine: bool) -> None:
         report(db.run_schedule(schedule), machine)
 
 
-@schedules.command("pause")
-@click.argument("schedule")
-@part_of_group
-def pause(where: tuple[str, str], schedule: str) -> None:
-    """Pause SCHEDULE until you resume it."""
-    with database(*where) as db:
-        db.pause_schedule(schedule)
-    say(f"schedule {schedule} is paused")
-
-
-@schedules.command("resume")
-@click.argument("schedule")
-@part_of_group
-def resume(where: tuple[str, str], schedule: str) -> None:
-    """Resume a paused SCHEDULE at its next tick. Ticks during the pause are skipped."""
-    with database(*where) as db:
-        db.resume_schedule(schedule)
-    say(f"schedule {schedule} resumed")
-
-
-@schedules.command("remove")
-@click.argument("schedule")
-@part_of_group
-def remove(where: tuple[str, str], schedule: str) -> None:
-    """Remove SCHEDULE. The jobs that it has added stay."""
-    with database(*where) as db:
-        db.remove_schedule(schedule)
-    say(f"schedule {schedule} removed")
+verb(
+    schedules, "pause", Database.pause_schedule, "is paused",
+    "Pause SCHEDULE until you resume it.",
+)  # fmt: skip
+verb(
+    schedules, "resume", Database.resume_schedule, "resumed",
+    "Resume a paused SCHEDULE at its next tick. Ticks during the pause are skipped.",
+)  # fmt: skip
+verb(
+    schedules, "remove", Database.remove_schedule, "removed",
+    "Remove SCHEDULE. The jobs that it has added stay.",
+)  # fmt: skip
