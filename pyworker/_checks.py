@@ -14,8 +14,10 @@ from .errors import InvalidArgument
 
 
 def checked(function: str, name: str, value: Any) -> Any:
-    """The value in a form that any driver sends: text, an integer, a list of texts; seconds from
-    now for a timedelta."""
+    """The value in a form that any driver sends.
+
+    That is text, an integer, a list of texts; for a timedelta, seconds from now.
+    """
     try:
         return _CHECKS[name](value)
     except _Wrong as wrong:

@@ -58,8 +58,10 @@ def middleware(function: M) -> M:
 
 
 class MiddlewareStack:
-    """Surrounds the handler of one job: starts middlewares in order, and ends them in reverse with
-    its result or exception."""
+    """Surrounds the handler of one job with the middlewares.
+
+    It starts them in order, and ends them in reverse with the handler's result or exception.
+    """
 
     __slots__ = ("_begun", "_job", "result")
 

@@ -165,8 +165,9 @@ def task(
     function: str | None = None, /, **options: Unpack[TaskOptions]
 ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 def task(function: Any = None, /, **options: Any) -> Any:
-    """Make a sync or async function the handler of a task: @task, @task("name") or
-    @task(max_attempts=5, …).
+    """Make a sync or async function the handler of a task.
+
+    Write @task, @task("name") or @task(max_attempts=5, …).
 
     name: the identifier in add_job, by default the function's name. result: store what it returns
     with the finished job. unique_policy: in River's or the Open Job Spec's terms
@@ -226,13 +227,15 @@ def _register(made: Task[P, R]) -> Task[P, R]:
 
 
 def cron(expression: str, /, **options: Unpack[CronOptions]) -> Callable[[Callable[P, R]], Task[P, R]]:
-    """Add jobs of a task on a schedule: @cron("0 4 * * *", timezone="Europe/Berlin") above its
-    @task.
+    """Add jobs of a task on a schedule.
 
-    A worker writes the schedule to the database when it starts. It is removed when a worker starts
-    whose code no longer declares it (docs/schedules.md). name: by default the task's; a second
-    @cron needs one. timezone: "UTC" by default. backfill: how far back missed ticks are made up
-    for, a timedelta or seconds. The others are add_job's: payload, queue_name, priority …
+    Write @cron("0 4 * * *", timezone="Europe/Berlin") above its @task. A worker writes the schedule
+    to the database when it starts. It is removed when a worker starts whose code no longer declares
+    it (docs/schedules.md).
+
+    name: by default the task's; a second @cron needs one. timezone: "UTC" by default. backfill: how
+    far back missed ticks are made up for, a timedelta or seconds. The others are add_job's:
+    payload, queue_name, priority …
     """
     if unknown := options.keys() - SCHEDULE_OPTIONS:
         raise TypeError(
@@ -271,8 +274,10 @@ def define(db: Database, known: Mapping[str, Task[..., Any]]) -> None:
 
 
 def definitions(known: Mapping[str, Task[..., Any]]) -> dict[str, dict[str, Any]]:
-    """The declared options of these tasks as JSON values, with times in seconds. Tasks without
-    options are left out."""
+    """The declared options of these tasks as JSON values, with times in seconds.
+
+    Tasks without options are left out.
+    """
     return {
         name: {k: v.total_seconds() if isinstance(v, timedelta) else v for k, v in task.options.items()}
         for name, task in known.items()
@@ -281,8 +286,10 @@ def definitions(known: Mapping[str, Task[..., Any]]) -> dict[str, dict[str, Any]
 
 
 def schedules(modules: Iterable[str]) -> tuple[list[str], list[dict[str, Any]]]:
-    """The origins that these modules are responsible for (with all loaded submodules), and the
-    declared schedules."""
+    """The origins that these modules are responsible for, and the declared schedules.
+
+    The origins include all loaded submodules.
+    """
     wanted = [schedule for each in _registry.values() for schedule in each.schedules]
     roots = tuple(modules)
     loaded = {name for name in sys.modules for root in roots if name == root or name.startswith(root + ".")}
@@ -290,8 +297,10 @@ def schedules(modules: Iterable[str]) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:
-    """Import the modules, packages with all submodules. Returns every task that is then
-    registered."""
+    """Import the modules, packages with all submodules.
+
+    Returns every task that is then registered.
+    """
     for name in modules:
         try:
             module = importlib.import_module(name)

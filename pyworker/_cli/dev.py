@@ -41,8 +41,7 @@ def replay(job_id: int, dsn: str, schema: str, modules: tuple[str, ...], debug: 
     help="Directory of the database that is started if you name none. Default: your user data directory.",
 )  # fmt: skip
 def dev(modules: tuple[str, ...], dsn: str, schema: str, watched: tuple[str, ...], data: Path | None) -> None:
-    """Run a database, a worker for MODULES that reloads on edits, and the dashboard, in one
-    terminal.
+    """Run a database, a reloading worker for MODULES and the dashboard, in one terminal.
 
     The database is the one that you name as for other commands, or a private PostgreSQL that keeps
     its data. pyworker is installed in it, or upgraded. Options of `pyworker run` come from their

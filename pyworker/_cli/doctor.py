@@ -1,5 +1,7 @@
-"""`pyworker doctor`: the database's findings, those that only a client can measure, and their
-output."""
+"""`pyworker doctor`: the findings, and their output.
+
+Most are the database's; some only a client can measure.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""`pyworker health` and `pyworker metrics`, of the database or of one worker. They do not load
-the application."""
+"""`pyworker health` and `pyworker metrics`, of the database or of one worker.
+
+They do not load the application.
+"""
 
 from __future__ import annotations
 

@@ -101,8 +101,10 @@ def jobs(
     job_id: int | None, dsn: str, schema: str, states: Sequence[str], tasks: Sequence[str], queues: Sequence[str], key: str | None,
     limit: int, machine: bool,
 ) -> None:  # fmt: skip
-    """List jobs, newest first, including finished ones; or show one job with the errors of its
-    attempts."""
+    """List jobs, newest first, or show one job with the errors of its attempts.
+
+    Finished jobs are included.
+    """
     with database(dsn, schema) as db:
         if job_id is not None:
             _show_job(db, job_id, machine)

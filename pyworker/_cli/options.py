@@ -155,8 +155,10 @@ def writes(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def part_of_group(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a subcommand that changes the queue. Its group takes them, too: `queues
-    --dsn X pause Q` and `queues pause Q --dsn X`."""
+    """Add the options of a subcommand that changes the queue.
+
+    Its group takes them, too: `queues --dsn X pause Q` and `queues pause Q --dsn X`.
+    """
     return _taken_back(question_of_group(command))
 
 

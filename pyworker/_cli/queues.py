@@ -37,8 +37,10 @@ def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
 @click.option("--no-limit", is_flag=True, help="Run any number of jobs at once.")
 @part_of_group
 def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_limit: bool) -> None:
-    """Run at most CONCURRENCY jobs of QUEUE at once. 'customer:*' sets all queues with this
-    prefix."""
+    """Run at most CONCURRENCY jobs of QUEUE at once.
+
+    'customer:*' sets all queues with this prefix.
+    """
     if (concurrency is None) != no_limit:
         raise click.UsageError("name a number, or --no-limit")
     with database(*where) as db:

@@ -25,8 +25,10 @@ log = logging.getLogger("pyworker.schedules")
 @as_json
 @click.pass_context
 def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
-    """List the schedules with their task, their next and last tick, and their cron expression in
-    words; or change one."""
+    """List the schedules, or change one.
+
+    The list has their task, their next and last tick, and their cron expression in words.
+    """
     ctx.obj = (dsn, schema)
     if ctx.invoked_subcommand:
         return
@@ -54,7 +56,9 @@ def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
 @question_of_group
 def show_next(where: tuple[str, str], schedule: str, timezone: str, n: int, machine: bool) -> None:
     """Show the next ticks of SCHEDULE, a name or a cron expression, and describe it in words.
-    Changes nothing."""
+
+    Changes nothing.
+    """
     with database(*where) as db:
         try:
             rows = db.next_runs(schedule, timezone, n)

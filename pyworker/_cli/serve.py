@@ -73,8 +73,10 @@ def ui(
 
 
 def _listening(host: str, port: int) -> list[socket.socket]:
-    """A listening socket for each address of the host. uvicorn would end with a traceback if none
-    can be opened."""
+    """A listening socket for each address of the host.
+
+    uvicorn would end with a traceback if none can be opened.
+    """
     made: list[socket.socket] = []
     refused: OSError | None = None
     try:

@@ -52,8 +52,10 @@ class Base:
         return [call() for call in calls]
 
     def keep_quiet(self) -> None:
-        """Send no notification in this session: the time of the last one is not transactional, so a
-        rollback could not undo it."""
+        """Send no notification in this transaction.
+
+        The time of the last one is not transactional, so a rollback could not undo it.
+        """
         self.conn.execute(b"select set_config('pyworker.notify', 'off', true)")
 
     def changes(self) -> list[tuple[str, int, int, int]]:

@@ -1,8 +1,7 @@
-"""The calls of add_job and the other job functions, for every driver: parameters as %(name)s, or
-numbered for asyncpg.
+"""The calls of add_job and the other job functions, for every driver.
 
-Each parameter is text, a number, a boolean or a list of texts, with a cast in the statement. So no
-driver needs to know our types.
+Parameters are written as %(name)s, or numbered for asyncpg. Each parameter is text, a number, a
+boolean or a list of texts, with a cast in the statement. So no driver needs to know our types.
 """
 
 from __future__ import annotations
@@ -111,8 +110,10 @@ _BEYOND_JSONB = re.compile(
 
 
 def _refuse_beyond_jsonb(where: str, payload: str) -> None:
-    """Refuse payloads that add_jobs would lose: it takes jsonb, and null there means "not
-    given"."""
+    """Refuse payloads that add_jobs would lose.
+
+    It takes jsonb, in which null means "not given".
+    """
     if payload == "null":
         raise InvalidArgument(f"{where}: payload cannot be null in a bulk call (add_job takes any payload)")
     if "\\u" in payload and _BEYOND_JSONB.search(payload):

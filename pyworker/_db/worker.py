@@ -112,8 +112,10 @@ class Worker(Base):
         forbidden_flags: Sequence[str] | None,
         alone: bool,
     ) -> Call:
-        """alone: the claim is the only statement of its transaction, so its commit need not wait
-        for the disk."""
+        """`alone`: the claim is the only statement of its transaction.
+
+        Then its commit need not wait for the disk.
+        """
         with_it = "set_config('synchronous_commit', 'off', true), " if alone else ""
         return (
             f"select {_CLAIMED} from {with_it}{self._s}.claim_jobs(%s, %s, %s::text[], %s::text[], %s::text[])",  # noqa: S608
@@ -194,8 +196,11 @@ class Worker(Base):
         return self._value("seconds_until_tick()")
 
     def run_schedules(self, seconds: float) -> tuple[float | None, int]:
-        """Fire due schedules. Returns the seconds until the next tick and how many fired. `seconds`
-        is the statement timeout, which ends a slow query."""
+        """Fire due schedules.
+
+        Returns the seconds until the next tick and how many fired. `seconds` is the statement
+        timeout, which ends a slow query.
+        """
         with translated(), self.conn.pipeline():  # one transaction, one round trip
             self.conn.execute(b"select set_config('statement_timeout', %s, true)", [f"{int(seconds * 1000)}"])
             # In this order, so that a tick that falls due in between is not missed.

@@ -80,8 +80,10 @@ class Server:
 
 
 def find_bindir() -> Path:
-    """The directory of initdb and postgres: $PYWORKER_PG_BIN, else a wheel's, the PATH's or
-    Debian's."""
+    """The directory of initdb and postgres.
+
+    $PYWORKER_PG_BIN names it; otherwise it is a wheel's, the PATH's or Debian's.
+    """
     if chosen := os.environ.get("PYWORKER_PG_BIN"):
         if not _has_programs(Path(chosen)):
             raise NoPostgres(f"PYWORKER_PG_BIN={chosen} has no initdb and postgres in it.\n{WAYS_OUT}")
@@ -103,8 +105,10 @@ def find_bindir() -> Path:
 def temporary_server(
     *, in_memory: bool = False, settings: Mapping[str, str] | None = None
 ) -> Generator[Server]:
-    """A server that is removed on exit with its data. `in_memory`: on the RAM disk if it has enough
-    room."""
+    """A server that is removed on exit with its data.
+
+    `in_memory`: on the RAM disk if it has enough room.
+    """
     account, bindir = _account(), find_bindir()
     sweep({RAM_DISK, *_parents(None)})
     with _own_directory(_parents(account, in_memory=in_memory)[0], account) as (home, lock):
@@ -176,8 +180,10 @@ def kept_server(
 def _running(
     server: Server, lock: int, account: Account, farewell: signal.Signals, settings: Mapping[str, str]
 ) -> Generator[Server]:
-    """Create the data directory if necessary, start the server, and stop it by signal
-    `farewell`."""
+    """Start the server, and stop it by the signal `farewell`.
+
+    The data directory is created if it does not exist.
+    """
     data = Path(server.host)
     home, new, log = data.parent, data.with_name("new"), data.with_name("log")
     env = {k: v for k, v in os.environ.items() if not k.startswith("PG")} | {"LC_ALL": "C"}

@@ -1,5 +1,4 @@
-"""`pyworker dev`: a database, a worker that reloads on edits, and the dashboard, in one
-terminal."""
+"""`pyworker dev`: a database, a reloading worker and the dashboard, in one terminal."""
 
 from __future__ import annotations
 

@@ -219,8 +219,10 @@ class Child:
         self.pace.nothing_available = False
 
     def _reconcile(self, db: Database) -> None:
-        """Drop ready jobs that are no longer ours; the database releases jobs that we do not know
-        of."""
+        """Drop ready jobs that are no longer ours.
+
+        The database releases jobs that we do not know of.
+        """
         self.handlers.keep(set(db.reconcile(self.worker_id, self.handlers.known())))
         # A claim that was in flight when the connection was lost may commit after this: repeat this
         # check, at growing intervals.
@@ -311,8 +313,7 @@ class Child:
             self.pace.sleep_until(db.seconds_until_due())
 
     def _wait(self) -> None:
-        """Wait for the end of a handler, a notification, an order, or the time of the next
-        claim."""
+        """Wait for a handler's end, a notification, an order, or the time of the next claim."""
         timeout: float | None = None
         if not self.stopping and self.handlers.load < self.config.concurrency:
             timeout = self.pace.patience()

@@ -37,8 +37,10 @@ def end_copy(error: Any = None) -> NoReturn:
 
 
 def keep_from_copies(loop: asyncio.AbstractEventLoop) -> None:
-    """Make each copy that this thread forks end when it returns to the loop. Call it in the
-    loop's thread."""
+    """Make each copy that this thread forks end when it returns to the loop.
+
+    Call it in the loop's thread.
+    """
     thread, known = threading.get_ident(), weakref.ref(loop)
 
     def copied() -> None:

@@ -93,8 +93,10 @@ class Measures:
 
 @contextmanager
 def collected(parent: Parent) -> Iterator[dict[str, Route]]:
-    """Give the HTTP route of a worker's own metrics; create the directory that its children write
-    to."""
+    """Give the HTTP route of a worker's own metrics.
+
+    Creates the directory that its children write to.
+    """
     wanted = parent.config.metrics
     if wanted and importlib.util.find_spec("prometheus_client") is None:
         raise PyworkerError(f"--metrics-port needs prometheus-client: {pip_install('metrics')}")

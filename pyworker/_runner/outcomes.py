@@ -73,8 +73,10 @@ class Outcomes:
 
 
 def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
-    """The outcome of a handler that returned. If it returned an outcome such as Snooze, raise
-    that."""
+    """The outcome of a handler that returned.
+
+    If it returned an outcome such as Snooze, raise that.
+    """
     if value is None:
         return "finished", (job.id, job.run, None), None
     if isinstance(value, Snooze | Cancel | Discard | Failed | NotStarted):
@@ -135,8 +137,10 @@ def _failed(job: Claimed, error: str, **fields: Any) -> tuple[str, Failure]:
 
 
 def tell(job: Claimed, failure: Failure, error: BaseException, tracebacks: bool) -> None:
-    """Log a failed attempt: what the handler raised, and where. The payload appears only if the
-    exception quotes it."""
+    """Log a failed attempt: what the handler raised, and where.
+
+    The payload appears only if the exception quotes it.
+    """
     text = shown(failure.fields["error"]).rstrip("\n")
     answered = len(failure.fields) > 3  # the handler raised an outcome such as Cancel, not an error
     cancelled = job.cancelled and "\n" not in text

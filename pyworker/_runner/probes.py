@@ -109,8 +109,10 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving(ports: Iterable[int], routes: Mapping[str, Route]) -> Iterator[list[int]]:
-    """Serve the routes on each of these ports of all interfaces. 0 takes a free port. Gives the
-    ports."""
+    """Serve the routes on each of these ports of all interfaces.
+
+    0 takes a free port. Gives the ports.
+    """
     servers: list[_Server] = []
     try:
         for port in dict.fromkeys(ports):

@@ -14,8 +14,10 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def heard() -> list[signal.Signals]:
-    """The signals of STOPS that the parent acts on: all, but not a SIGHUP that nohup made it
-    ignore."""
+    """The signals of STOPS that the parent acts on.
+
+    All, but not a SIGHUP that nohup made it ignore.
+    """
     return [
         number
         for number in STOPS
@@ -29,8 +31,10 @@ def nothing(_number: int, _frame: object) -> None:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Block these signals while the parent starts a child. The child inherits the mask, so no
-    signal ends it before it calls leave_to_parent."""
+    """Block these signals while the parent starts a child.
+
+    The child inherits the mask, so no signal ends it before it calls leave_to_parent.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield

@@ -111,8 +111,10 @@ class Top(App[None]):
     # -- queries -----------------------------------------------------------------------------------
 
     async def ask(self, question: Callable[[Database], T]) -> T | None:
-        """Run one query at a time, in a thread. None if it failed; the overview shows the
-        reason."""
+        """Run one query at a time, in a thread.
+
+        None if it failed; the overview shows the reason.
+        """
         async with self.turn:
             try:
                 return await asyncio.to_thread(self._answer, question)

@@ -24,8 +24,10 @@ FILTERS = {
 
 @dataclass(frozen=True)
 class Page:
-    """A table: its columns (each a function of a row), the field that names a row, and the actions
-    by key."""
+    """A table, as pages show it.
+
+    It has columns (each a function of a row), the field that names a row, and the actions by key.
+    """
 
     title: str
     rows: Callable[[Database], list[Row]]
@@ -113,8 +115,10 @@ def span(seconds: int) -> str:
 
 
 def filters(text: str) -> dict[str, Any]:
-    """Parse a filter such as "state:discarded task:send mail" into arguments of list_jobs. Words
-    without a known prefix are searched for."""
+    """Parse a filter such as "state:discarded task:send mail" into arguments of list_jobs.
+
+    Words without a known prefix are searched for.
+    """
     found: dict[str, Any] = {}
     words: list[str] = []
     for word in text.split():

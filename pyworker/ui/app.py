@@ -1,5 +1,8 @@
-"""The dashboard. Each page calls one or two SQL functions and shows their rows; the database
-decides which actions a job allows."""
+"""The dashboard.
+
+Each page calls one or two SQL functions and shows their rows; the database decides which actions a
+job allows.
+"""
 
 from __future__ import annotations
 
