@@ -73,7 +73,8 @@ def _run_at(value: Any) -> str | float:
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise _Wrong(
-                f"must have a time zone, got {value!r}: use datetime.now(timezone.utc), value.astimezone(), or a timedelta from now"
+                f"must have a time zone, got {value!r}:"
+                " use datetime.now(timezone.utc), value.astimezone(), or a timedelta from now"
             )
         return value.isoformat()
     if isinstance(value, str):
@@ -96,7 +97,7 @@ def _json(name: str) -> Callable[[Any], str]:
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "identifier": _text, "queue_name": _text, "job_key": _text, "job_key_mode": _text, "delivery": _text,
-    "max_attempts": _integer(2**31), "priority": _integer(2**31), "job_id": _integer(2**63), "force": _boolean,
-    "run_at": _run_at, "flags": _flags,
+    "max_attempts": _integer(2**31), "priority": _integer(2**31), "job_id": _integer(2**63),
+    "force": _boolean, "run_at": _run_at, "flags": _flags,
     **{name: _json(name) for name in ("payload", "unique_policy", "sequence_policy", "meta")},
 }  # fmt: skip

@@ -43,7 +43,8 @@ def middleware(function: M) -> M:
     """
     if not inspect.isgeneratorfunction(function):
         raise TaskError(
-            f"{function!r}: a middleware is a function with one `yield`, without async: it surrounds both kinds of handler"
+            f"{function!r}: a middleware is a function with one `yield`, without async:"
+            " it surrounds both kinds of handler"
         )
     try:
         inspect.signature(function).bind(None)

@@ -25,8 +25,8 @@ from .errors import InvalidArgument, TaskError
 
 # JSON writes them as strings or arrays; reading them again requires their type.
 _SCALARS = (
-    datetime.date, datetime.time, datetime.timedelta, uuid.UUID, decimal.Decimal, bytes, bytearray, set, frozenset,
-    collections.abc.Set, tuple, enum.Enum,
+    datetime.date, datetime.time, datetime.timedelta, uuid.UUID, decimal.Decimal, bytes, bytearray,
+    set, frozenset, collections.abc.Set, tuple, enum.Enum,
 )  # fmt: skip
 _MARKS = ("__dataclass_fields__", "__struct_fields__", "__pydantic_validator__")
 Library = Literal["pydantic", "msgspec"]

@@ -117,7 +117,8 @@ class _JobFields:
     def _begin_transaction(self) -> None:
         if self._transaction == "open":
             raise WrongState(
-                "job.transaction(): not inside another job.transaction() of this job: use the connection that is open"
+                "job.transaction(): not inside another job.transaction() of this job:"
+                " use the connection that is open"
             )
         if self._transaction:
             raise WrongState(

@@ -313,7 +313,8 @@ def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing and (name == missing or name.startswith(missing + ".")):
                 raise TaskError(
-                    f"there is no module {name!r} to load tasks from (looked in the current directory and in Python's path)"
+                    f"there is no module {name!r} to load tasks from"
+                    " (looked in the current directory and in Python's path)"
                 ) from None
             raise TaskError(f"module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not _registry:

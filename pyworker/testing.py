@@ -252,7 +252,8 @@ class Queue:
                     raise error
                 if len(ran) >= ENOUGH:
                     raise AssertionError(
-                        f"drain: {ENOUGH} jobs have run, the last one of {job.task_identifier!r}: does it add itself?"
+                        f"drain: {ENOUGH} jobs have run, the last one of {job.task_identifier!r}:"
+                        " does it add itself?"
                     )
         return ran
 
@@ -321,7 +322,8 @@ def _name(task: Task[..., Any] | str) -> str:
 def _known(task: Task[..., Any] | str, known: Collection[str], where: str) -> str:
     if (name := _name(task)) not in known:
         raise TaskError(
-            f"{where}: there is no task {name!r} (known: {', '.join(sorted(known)) or 'none'}). Import the module that defines it"
+            f"{where}: there is no task {name!r} (known: {', '.join(sorted(known)) or 'none'})."
+            " Import the module that defines it"
         )
     return name
 

@@ -98,8 +98,8 @@ def _refuse(constant: str) -> None:
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1))
 @as_json
 def jobs(
-    job_id: int | None, dsn: str, schema: str, states: Sequence[str], tasks: Sequence[str], queues: Sequence[str], key: str | None,
-    limit: int, machine: bool,
+    job_id: int | None, dsn: str, schema: str, states: Sequence[str], tasks: Sequence[str],
+    queues: Sequence[str], key: str | None, limit: int, machine: bool,
 ) -> None:  # fmt: skip
     """List jobs, newest first, or show one job with the errors of its attempts.
 
@@ -115,8 +115,10 @@ def jobs(
         return
     shown = [
         {
-            "id": row["id"], "task": row["task_identifier"], "state": row["state"], "queue": row["queue_name"], "key": row["key"],
-            "attempts": f"{row['attempts']}/{row['max_attempts']}", "run at": row["run_at"], "last error": row["last_error"],
+            "id": row["id"], "task": row["task_identifier"], "state": row["state"],
+            "queue": row["queue_name"], "key": row["key"],
+            "attempts": f"{row['attempts']}/{row['max_attempts']}",
+            "run at": row["run_at"], "last error": row["last_error"],
         }
         for row in rows
     ]  # fmt: skip

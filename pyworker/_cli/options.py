@@ -66,7 +66,8 @@ def database(dsn: str, schema: str) -> Iterator[Database]:
         except psycopg.OperationalError as error:
             if conn.closed:
                 raise CliError(
-                    f"the connection to the database was lost: {first_line(error)}. What was asked for may or may not have been done"
+                    f"the connection to the database was lost: {first_line(error)}."
+                    " What was asked for may or may not have been done"
                 ) from error
             raise
 
@@ -99,7 +100,8 @@ class PortOption(click.Option):
         if value is None or not _SERVICE_LINK.match(value):
             return value
         click.echo(
-            f"pyworker: {self.envvar}={shown(value)} is ignored: it is the address of a service, as Kubernetes sets it, and no port"
+            f"pyworker: {self.envvar}={shown(value)} is ignored:"
+            " it is the address of a service, as Kubernetes sets it, and no port"
             " (enableServiceLinks: false in the pod's spec prevents such variables)",
             err=True,
         )

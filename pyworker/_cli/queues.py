@@ -73,8 +73,8 @@ def sequences(ctx: click.Context, dsn: str, schema: str, limit: int, machine: bo
     halted = next((row["halted_by"] for row in rows if row["halted_by"]), None)
     shown = [
         {
-            "running": row["running"], "waiting": row["waiting"], "halted by": row["halted_by"], "reason": row["reason"],
-            "since": row["since"], "sequence": row["sequence_key"],
+            "running": row["running"], "waiting": row["waiting"], "halted by": row["halted_by"],
+            "reason": row["reason"], "since": row["since"], "sequence": row["sequence_key"],
         }
         for row in rows
     ]  # fmt: skip

@@ -39,9 +39,11 @@ def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
         return
     shown = [
         {
-            "name": row["name"], "task": row["identifier"], "cron": row["cron"], "next": "paused" if row["paused"] else row["next_at"],
+            "name": row["name"], "task": row["identifier"], "cron": row["cron"],
+            "next": "paused" if row["paused"] else row["next_at"],
             "last": row["last_at"], "job": row["last_job_id"], "origin": row["origin"],
-            "when": f"{row['words']} ({row['timezone']})" + (f"; failed: {row['last_error']}" if row["last_error"] else ""),
+            "when": f"{row['words']} ({row['timezone']})"
+                    + (f"; failed: {row['last_error']}" if row["last_error"] else ""),
         }
         for row in rows
     ]  # fmt: skip

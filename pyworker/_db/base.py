@@ -13,7 +13,8 @@ from .text import Parameters, quoted, rows_of
 
 # Partitions are counted under the name of their table.
 _CHANGES = """
-    select coalesce(parent.relname, s.relname), sum(s.n_tup_ins)::int, sum(s.n_tup_upd)::int, sum(s.n_tup_del)::int
+    select coalesce(parent.relname, s.relname),
+        sum(s.n_tup_ins)::int, sum(s.n_tup_upd)::int, sum(s.n_tup_del)::int
     from pg_stat_xact_user_tables s
     left join pg_inherits i on i.inhrelid = s.relid
     left join pg_class parent on parent.oid = i.inhparent

@@ -21,7 +21,10 @@ BACKEND_PID = b"select pg_backend_pid()"
 SHOW_ISOLATION = b"show default_transaction_isolation"
 SET_ALL = b"select set_config(s.name, s.value, false) from unnest(%s::text[], %s::text[]) s(name, value)"
 # Null: there is no such process, or we may not see its statement.
-AT_IT = b"select bool_or(state = 'active' and wait_event_type is distinct from 'Client') from pg_stat_activity where pid = %s"
+RUNS_IT = (
+    b"select bool_or(state = 'active' and wait_event_type is distinct from 'Client')"
+    b" from pg_stat_activity where pid = %s"
+)
 BE_QUIET = b"select set_config('pyworker.notify', 'off', false)"
 READ_COMMITTED = b"set default_transaction_isolation = 'read committed'"
 
@@ -204,16 +207,16 @@ class SilenceGuard:
             if asked and self._busy:
                 self._busy()
             if asked and (since := time.monotonic() - asked[1]) > ANSWER_TIMEOUT:
-                if self._at_it(asked[0], since):
+                if self._runs_it(asked[0], since):
                     time.sleep(ANSWER_TIMEOUT)
                 elif self._asked is asked:
                     cut(asked[0])
 
-    def _at_it(self, conn: psycopg.Connection[Any], since: float) -> bool:
+    def _runs_it(self, conn: psycopg.Connection[Any], since: float) -> bool:
         try:
             pid = conn.info.backend_pid
             with connect(self._dsn, worker=True) as other, answered(other):
-                row = other.execute(AT_IT, [pid]).fetchone()
+                row = other.execute(RUNS_IT, [pid]).fetchone()
         except psycopg.Error:
             return True  # no connection at all: reconnecting would not help
         return row[0] if row and row[0] is not None else since < BLIND_TIMEOUT

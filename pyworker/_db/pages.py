@@ -24,8 +24,8 @@ class Pages(Base):
         If the search stopped before the page was full, also the id to continue from.
         """
         columns = (
-            "id, task_identifier, state, queue_name, key, sequence_key, priority, run_at, attempts, max_attempts, created_at, locked_at, "
-            "locked_by, finished_at, reason, last_error"
+            "id, task_identifier, state, queue_name, key, sequence_key, priority, run_at, attempts,"
+            " max_attempts, created_at, locked_at, locked_by, finished_at, reason, last_error"
         )
         rows = self._dicts(
             columns, f"list_jobs({', '.join(f'{name} => %s' for name in filters)})", *filters.values()

@@ -118,7 +118,8 @@ def _refuse_beyond_jsonb(where: str, payload: str) -> None:
         raise InvalidArgument(f"{where}: payload cannot be null in a bulk call (add_job takes any payload)")
     if "\\u" in payload and _BEYOND_JSONB.search(payload):
         raise InvalidArgument(
-            f"{where}: payload must not contain NUL or half a surrogate pair in a bulk call (add_job takes any payload)"
+            f"{where}: payload must not contain NUL or half a surrogate pair in a bulk call"
+            " (add_job takes any payload)"
         )
 
 

@@ -32,8 +32,9 @@ TASK_OPTIONS = _DEFINE_ARGUMENTS.keys() - {"identifier"}
 # Times as seconds: psycopg takes longer for two timestamps than for all other columns. A double
 # holds the microseconds of these centuries.
 _CLAIMED = (
-    "id, run, task_identifier, payload::text, attempts, max_attempts, priority, date_part('epoch', run_at), queue_name, key, flags::text, "
-    "meta::text, sequence_key, date_part('epoch', created_at), delivery, crashes"
+    "id, run, task_identifier, payload::text, attempts, max_attempts, priority,"
+    " date_part('epoch', run_at), queue_name, key, flags::text, meta::text, sequence_key,"
+    " date_part('epoch', created_at), delivery, crashes"
 )
 
 
@@ -116,15 +117,11 @@ class Worker(Base):
 
         Then its commit need not wait for the disk.
         """
-        with_it = "set_config('synchronous_commit', 'off', true), " if alone else ""
-        return (
-            f"select {_CLAIMED} from {with_it}{self._s}.claim_jobs(%s, %s, %s::text[], %s::text[], %s::text[])",  # noqa: S608
-            [
-                worker_id,
-                max_jobs,
-                *(None if v is None else list(v) for v in (tasks, queues, forbidden_flags)),
-            ],
-        )
+        source = f"{self._s}.claim_jobs(%s, %s, %s::text[], %s::text[], %s::text[])"
+        if alone:
+            source = f"set_config('synchronous_commit', 'off', true), {source}"
+        lists = [None if v is None else list(v) for v in (tasks, queues, forbidden_flags)]
+        return f"select {_CLAIMED} from {source}", [worker_id, max_jobs, *lists]  # noqa: S608
 
     def finish_call(self, jobs: Iterable[tuple[int, int, str | None]]) -> Call:
         """Each job: id, run, and its result as JSON text or None."""

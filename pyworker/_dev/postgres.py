@@ -76,7 +76,8 @@ class Server:
     template_dbname: str = "template1"
 
     def url(self, dbname: str | None = None) -> str:
-        return f"postgresql://{self.user}@/{quote(dbname or self.dbname)}?host={quote(self.host)}&port={self.port}"
+        where = f"host={quote(self.host)}&port={self.port}"
+        return f"postgresql://{self.user}@/{quote(dbname or self.dbname)}?{where}"
 
 
 def find_bindir() -> Path:
@@ -138,7 +139,8 @@ def kept_server(
         place.mkdir(parents=True, exist_ok=True)
         if account and not open_to_all(place):
             raise NoPostgres(
-                f"PostgreSQL does not run as root, and {account.pw_name} cannot get to {place}: name another place."
+                f"PostgreSQL does not run as root, and {account.pw_name} cannot get to {place}:"
+                " name another place."
             )
         if len(os.fsencode(place)) > LONGEST:
             raise NoPostgres(f"The path of {place} is too long for a socket in it: name another place.")
@@ -210,8 +212,10 @@ def _running(
             new.rename(data)  # so that data/ is complete or does not exist
         elif (made_by := (data / "PG_VERSION").read_text().strip()) != str(major):
             raise NoPostgres(
-                f"{data} was made by PostgreSQL {made_by}, but the one found here ({server.bindir}) is {major}.\n"
-                f"Set PYWORKER_PG_BIN to the programs of PostgreSQL {made_by}, or remove {home} (`pyworker demo` makes a new one)."
+                f"{data} was made by PostgreSQL {made_by},"
+                f" but the one found here ({server.bindir}) is {major}.\n"
+                f"Set PYWORKER_PG_BIN to the programs of PostgreSQL {made_by}, or remove {home}"
+                " (`pyworker demo` makes a new one)."
             )
         for stale in ("postmaster.pid", ".s.PGSQL.5432.lock"):  # of a killed server; its pid may be reused
             (data / stale).unlink(missing_ok=True)

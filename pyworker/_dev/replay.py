@@ -93,6 +93,7 @@ def _claimed(job: JobRow) -> Claimed:
     """The job as its handler gets it."""
     flags, meta = (None if value is None else json.dumps(value) for value in (job.flags, job.meta))
     return Claimed(
-        job.id, max(job.run, 1), job.task_identifier, json.dumps(job.payload), max(job.attempts, 1), job.max_attempts, job.priority,
-        job.run_at.timestamp(), job.queue_name, job.key, flags, meta, job.sequence_key, job.created_at.timestamp(), job.delivery, crashes=0,
+        job.id, max(job.run, 1), job.task_identifier, json.dumps(job.payload), max(job.attempts, 1),
+        job.max_attempts, job.priority, job.run_at.timestamp(), job.queue_name, job.key, flags, meta,
+        job.sequence_key, job.created_at.timestamp(), job.delivery, crashes=0,
     )  # fmt: skip

@@ -209,7 +209,8 @@ class Child:
         self.connections.pooled = is_pooled(db.conn)
         if self.connections.pooled:
             log.warning(
-                "there is a transaction pooler in between: no notifications come through it, jobs are found by polling"
+                "there is a transaction pooler in between: no notifications come through it,"
+                " jobs are found by polling"
             )
         else:
             db.conn.add_notify_handler(lambda note: self._on_notification(note.payload))

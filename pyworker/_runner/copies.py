@@ -28,7 +28,8 @@ def end_copy(error: Any = None) -> NoReturn:
                 print(error.code, file=sys.stderr)
         else:
             log.error(
-                "a copy of the process that a handler made by os.fork() has come back; it ends here (use os._exit)"
+                "a copy of the process that a handler made by os.fork() has come back;"
+                " it ends here (use os._exit)"
             )
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):

@@ -122,11 +122,13 @@ def _scraped(parent: Parent, directory: str) -> str:
 
     class OfParent:
         def collect(self) -> Iterator[GaugeMetricFamily]:
+            handlers = parent.config.processes * parent.config.concurrency
+            ready = not problems(parent, True)
             for name, text, value in (
                 ("pyworker_in_flight", "Handlers running in this worker.", in_flight(parent)),
-                ("pyworker_handlers", "Handlers that this worker runs at once.", parent.config.processes * parent.config.concurrency),
-                ("pyworker_ready", "1: this worker can claim jobs, as /ready says.", not problems(parent, True)),
-            ):  # fmt: skip
+                ("pyworker_handlers", "Handlers that this worker runs at once.", handlers),
+                ("pyworker_ready", "1: this worker can claim jobs, as /ready says.", ready),
+            ):
                 yield GaugeMetricFamily(name, text, value=float(value))
 
     registry.register(OfParent())  # pyright: ignore[reportArgumentType]

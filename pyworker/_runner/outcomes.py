@@ -110,7 +110,10 @@ def _told(job: Claimed, error: BaseException) -> tuple[str, Any]:
             delay = getattr(error, "delay", None)
             if isinstance(delay, timedelta):
                 return "snoozed", (job.id, job.run, delay)
-            why = f"{name_of(error)} has no delay (a timedelta); a subclass of Snooze calls super().__init__(delay)"
+            why = (
+                f"{name_of(error)} has no delay (a timedelta);"
+                " a subclass of Snooze calls super().__init__(delay)"
+            )
             return _failed(job, f"{why}\n{traceback_of(error)}")
         case asyncio.CancelledError() if job.cancelled:
             return _failed(job, "cancelled while it was running")

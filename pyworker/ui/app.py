@@ -85,12 +85,14 @@ class Dashboard:
         self.actor = actor or actor_of
         # Opened by the first request, with min_size=0: creating the application needs no database.
         self.pool = ConnectionPool(
-            connect.conninfo(dsn, "pyworker ui"), min_size=0, max_size=4, timeout=10, open=False, name="pyworker-ui",
+            connect.conninfo(dsn, "pyworker ui"), min_size=0, max_size=4, timeout=10, open=False,
+            name="pyworker-ui",
             kwargs={"prepare_threshold": None}, check=ConnectionPool.check_connection,
         )  # fmt: skip
         self._opening = threading.Lock()
         self.templates = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined,
+            loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True,
+            undefined=jinja2.StrictUndefined,
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self.templates.filters.update(
@@ -124,7 +126,8 @@ class Dashboard:
         }
         return self.page(
             request, "overview.html", now=now, whole=whole, rows=rows, workers=workers, bars=_show.bars(rows),
-            lines=_show.lines(rows, latency), done=sum(row["completed"] for row in rows), failed=sum(row["failed"] for row in rows),
+            lines=_show.lines(rows, latency), done=sum(row["completed"] for row in rows),
+            failed=sum(row["failed"] for row in rows),
             last=next((row for row in reversed(rows) if row["completed"]), None),
         )  # fmt: skip
 
@@ -162,7 +165,8 @@ class Dashboard:
 
         return self.page(
             request, "jobs.html", now=now, rows=rows, filters=filters, more=more, newest_first=newest_first,
-            older=link(**filters, after=older) if older else None, newer=link(**filters, after=newer, order="up") if newer else None,
+            older=link(**filters, after=older) if older else None,
+            newer=link(**filters, after=newer, order="up") if newer else None,
             first=link(**filters),
             paged=arguments["after_id"] is not None,
         )  # fmt: skip
@@ -196,8 +200,10 @@ class Dashboard:
         if job.finished_at:
             life.append((job.state, job.finished_at, job.reason if job.reason != job.state else None))
         return self.page(
-            request, "job.html", now=now, job=job, errors=errors[::-1], reasons=reasons, life=sorted(life, key=lambda event: event[1]),
-            ran=_show.seconds_between(job.locked_at, job.finished_at or (now if job.locked_at else None)), show_payloads=self.show_payloads,
+            request, "job.html", now=now, job=job, errors=errors[::-1], reasons=reasons,
+            life=sorted(life, key=lambda event: event[1]),
+            ran=_show.seconds_between(job.locked_at, job.finished_at or (now if job.locked_at else None)),
+            show_payloads=self.show_payloads,
         )  # fmt: skip
 
     def queues(self, request: Request) -> Response:
@@ -256,7 +262,8 @@ class Dashboard:
             raise Problem(
                 403,
                 "Refused",
-                "This form is not from this dashboard, or it has expired. Go back, reload the page, and try again.",
+                "This form is not from this dashboard, or it has expired. Go back, reload the page, and"
+                " try again.",
             )
         action, targets, back = self._asked(request, form)
         with self.database() as db:
@@ -292,7 +299,8 @@ class Dashboard:
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         token = _guard.csrf_token(request)
         html = self.templates.get_template(template).render(
-            root=root, here=request.url.path.removeprefix(root).strip("/").split("/")[0], this=path, csrf=token, read_only=self.read_only,
+            root=root, here=request.url.path.removeprefix(root).strip("/").split("/")[0], this=path,
+            csrf=token, read_only=self.read_only,
             when=when, at_length=at_length, schema=self.schema,
             user=request.scope.get("pyworker.user"), **context,
         )  # fmt: skip
@@ -328,7 +336,8 @@ class Dashboard:
                 title = "Not allowed"
                 status, text = (
                     403,
-                    f"{str(error).splitlines()[0]}. The role needs {self.schema}_reader to look, {self.schema}_admin to act.",
+                    f"{str(error).splitlines()[0]}. The role needs {self.schema}_reader to look,"
+                    f" {self.schema}_admin to act.",
                 )
             case (
                 psycopg.errors.UndefinedTable()
@@ -349,8 +358,10 @@ class Dashboard:
 
     def app(self, users: Mapping[str, str], hosts: Sequence[str] | None) -> Starlette:
         pages = {
-            "/": self.overview, "/jobs": self.jobs, "/jobs/{job_id:int}": self.job, "/queues": self.queues, "/sequences": self.sequences,
-            "/schedules": self.schedules, "/workers": self.workers, "/audit": self.audit, "/confirm": self.confirm,
+            "/": self.overview, "/jobs": self.jobs, "/jobs/{job_id:int}": self.job, "/queues": self.queues,
+            "/sequences": self.sequences,
+            "/schedules": self.schedules, "/workers": self.workers, "/audit": self.audit,
+            "/confirm": self.confirm,
         }  # fmt: skip
         kinds = (Problem, PyworkerError, psycopg.Error, PoolTimeout)
         return Starlette(
