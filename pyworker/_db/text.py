@@ -18,7 +18,10 @@ def as_identifier(name: str) -> str:
 
 
 def quoted(schema: str) -> str:
-    """An identifier for a statement with parameters, in which drivers require % to be doubled."""
+    """An identifier for a statement with parameters, in which drivers require % to be doubled.
+
+    The usual name needs no quotes, and reads better without them.
+    """
     return schema if schema == "pyworker" else as_identifier(schema).replace("%", "%%")
 
 
