@@ -1,5 +1,6 @@
-"""A job queue that lives in PostgreSQL: its rules are SQL functions, and a thin Python runner
-executes the jobs.
+"""A job queue that lives in PostgreSQL.
+
+Its rules are SQL functions, and a thin Python runner executes the jobs.
 
     from pyworker import task
 

@@ -1,17 +1,10 @@
-"""The options of jobs and schedules as types, and the checks that run before they are sent.
-
-The database checks the rest. A refusal here costs no transaction, and names the argument and its
-value, which a driver would not.
-"""
+"""The options of jobs, tasks and schedules, as types."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
-
-from ._payload import to_json
-from .errors import InvalidArgument
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     from typing import Required
@@ -83,90 +76,3 @@ class CronOptions(TypedDict, total=False):
     sequence_policy: Mapping[str, Any] | None
     meta: Mapping[str, Any] | None
     delivery: Delivery | None
-
-
-def checked(function: str, name: str, value: Any) -> Any:
-    """The value in a form that any driver sends: text, an integer, a list of texts; seconds from
-    now for a timedelta."""
-    try:
-        return _CHECKS[name](value)
-    except _Wrong as wrong:
-        raise InvalidArgument(f"{function}: {name} {wrong}") from None
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{function}: {error}") from None
-    except TypeError as error:
-        raise TypeError(f"{function}: {error}") from None
-
-
-class _Wrong(Exception):
-    """Its message is appended to the argument's name."""
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise _Wrong(f"must be a string, got {value!r}")
-    if "\0" in value or not _is_unicode(value):
-        raise _Wrong(f"must not contain NUL or half a surrogate pair, got {value!a}")
-    return value
-
-
-def _is_unicode(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _integer(limit: int) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise _Wrong(f"must be an integer, got {value!r}")
-        if not -limit <= value < limit:
-            raise _Wrong(f"is out of range, got {value}")
-        return value
-
-    return check
-
-
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _Wrong(f"must be True or False, got {value!r}")
-    return value
-
-
-def _run_at(value: Any) -> str | float:
-    if isinstance(value, timedelta):
-        if abs(value) > timedelta(days=2_922_000):  # 8,000 years
-            raise _Wrong(f"must be a time of the years 1 to 9999, got {value!r} from now")
-        return value.total_seconds()
-    if isinstance(value, datetime):
-        if value.utcoffset() is None:
-            raise _Wrong(
-                f"must have a time zone, got {value!r}: use datetime.now(timezone.utc), value.astimezone(), or a timedelta from now"
-            )
-        return value.isoformat()
-    if isinstance(value, str):
-        return _text(value)
-    raise _Wrong(f"must be a datetime with a time zone, a timedelta from now, or a string, got {value!r}")
-
-
-def _flags(value: Any) -> list[str]:
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise _Wrong(f"must be a list of strings, got {value!r}")
-    flags: list[Any] = list(cast("Iterable[Any]", value))
-    if not all(isinstance(flag, str) for flag in flags):
-        raise _Wrong(f"must be a list of strings, got {value!r}")
-    return [_text(flag) for flag in flags]
-
-
-def _json(name: str) -> Callable[[Any], str]:
-    return lambda value: to_json(dict(cast("Any", value)) if isinstance(value, Mapping) else value, name)
-
-
-_CHECKS: dict[str, Callable[[Any], Any]] = {
-    "identifier": _text, "queue_name": _text, "job_key": _text, "job_key_mode": _text, "delivery": _text,
-    "max_attempts": _integer(2**31), "priority": _integer(2**31), "job_id": _integer(2**63), "force": _boolean,
-    "run_at": _run_at, "flags": _flags,
-    **{name: _json(name) for name in ("payload", "unique_policy", "sequence_policy", "meta")},
-}  # fmt: skip

@@ -1,5 +1,7 @@
-"""add_job and the other job functions for Python, in the caller's transaction on any connection
-(see _db/drivers)."""
+"""add_job and the other job functions for Python.
+
+They run in the caller's transaction on any connection (see _db/drivers).
+"""
 
 from __future__ import annotations
 
@@ -120,10 +122,10 @@ def cancel_job(
     conn: SyncConnection, job_id: int, force: bool = False, *, schema: str | None = None
 ) -> JobRow: ...
 def cancel_job(conn: Any, job_id: int, force: bool = False, *, schema: str | None = None) -> Any:
-    """Cancel a job. A running job is asked to stop; with force it ends at once, and later reports
-    of its worker are refused.
+    """Cancel a job.
 
-    Returns the job as it is afterwards. Raises NotFound.
+    A running job is asked to stop; with force it ends at once, and later reports of its worker are
+    refused. Returns the job as it is afterwards. Raises NotFound.
     """
     return _verb(conn, schema, "cancel_job", _one, job_id=job_id, force=force)
 
@@ -146,8 +148,10 @@ def delete_job(
 @overload
 def delete_job(conn: SyncConnection, job_id: int, *, schema: str | None = None) -> JobRow: ...
 def delete_job(conn: Any, job_id: int, *, schema: str | None = None) -> Any:
-    """Delete a job that is not running; it may be finished. Returns it as it was. Raises NotFound,
-    WrongState."""
+    """Delete a job that is not running; it may be finished.
+
+    Returns it as it was. Raises NotFound, WrongState.
+    """
     return _verb(conn, schema, "delete_job", _one, job_id=job_id)
 
 
@@ -158,8 +162,10 @@ def remove_job(
 @overload
 def remove_job(conn: SyncConnection, job_key: str, *, schema: str | None = None) -> JobRow | None: ...
 def remove_job(conn: Any, job_key: str, *, schema: str | None = None) -> Any:
-    """Delete the job that holds this key. A running job loses the key and is not retried. Returns
-    None if no job holds the key."""
+    """Delete the job that holds this key.
+
+    A running job loses the key and is not retried. Returns None if no job holds the key.
+    """
     return _verb(conn, schema, "remove_job", _maybe, job_key=job_key)
 
 

@@ -98,8 +98,10 @@ class JobLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 class ShortFormatter(logging.Formatter):
-    """For terminals: the time of day, a job's task and id, and the message, in colours. Names other
-    loggers."""
+    """For terminals: the time of day, a job's task and id, and the message, in colours.
+
+    Names other loggers.
+    """
 
     def __init__(self, terminal: bool) -> None:
         super().__init__(datefmt="%H:%M:%S")

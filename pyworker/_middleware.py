@@ -43,7 +43,8 @@ def middleware(function: M) -> M:
     """
     if not inspect.isgeneratorfunction(function):
         raise TaskError(
-            f"{function!r}: a middleware is a function with one `yield`, without async: it surrounds both kinds of handler"
+            f"{function!r}: a middleware is a function with one `yield`, without async:"
+            " it surrounds both kinds of handler"
         )
     try:
         inspect.signature(function).bind(None)
@@ -58,8 +59,10 @@ def middleware(function: M) -> M:
 
 
 class MiddlewareStack:
-    """Surrounds the handler of one job: starts middlewares in order, and ends them in reverse with
-    its result or exception."""
+    """Surrounds the handler of one job with the middlewares.
+
+    It starts them in order, and ends them in reverse with the handler's result or exception.
+    """
 
     __slots__ = ("_begun", "_job", "result")
 

@@ -40,8 +40,10 @@ class Screen(Console):
 
 
 def open_streams() -> None:
-    """Open closed standard streams (`>&-`) on the null device; otherwise the next connection would
-    get one of their numbers."""
+    """Open closed standard streams (`>&-`) on the null device.
+
+    Otherwise the next connection would get one of their numbers.
+    """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             nothing = os.open(os.devnull, os.O_RDWR)
@@ -53,8 +55,10 @@ def open_streams() -> None:
 
 
 def unwritten(error: BaseException) -> OSError | None:
-    """The reason if standard output could not be written and that ended the command. Afterwards
-    standard output is discarded."""
+    """The reason if standard output could not be written and that ended the command.
+
+    Afterwards standard output is discarded.
+    """
     if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):  # click has found the pipe closed
         return BrokenPipeError()
     found = error if isinstance(error, OSError) and error.errno in FULL and error.filename is None else None

@@ -1,7 +1,7 @@
-"""Payloads and results as JSON. The library that writes a typed payload also reads it: pydantic or
-msgspec.
+"""Payloads and results as JSON.
 
-A type of plain JSON values needs neither library and is left as it is.
+The library that writes a typed payload also reads it: pydantic or msgspec. A type of plain JSON
+values needs neither library and is left as it is.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .errors import InvalidArgument, TaskError
 
 # JSON writes them as strings or arrays; reading them again requires their type.
 _SCALARS = (
-    datetime.date, datetime.time, datetime.timedelta, uuid.UUID, decimal.Decimal, bytes, bytearray, set, frozenset,
-    collections.abc.Set, tuple, enum.Enum,
+    datetime.date, datetime.time, datetime.timedelta, uuid.UUID, decimal.Decimal, bytes, bytearray,
+    set, frozenset, collections.abc.Set, tuple, enum.Enum,
 )  # fmt: skip
 _MARKS = ("__dataclass_fields__", "__struct_fields__", "__pydantic_validator__")
 Library = Literal["pydantic", "msgspec"]
@@ -46,8 +46,10 @@ class Codec:
 
 
 def to_json(value: Any, what: str = "what is stored") -> str:
-    """JSON text of a payload or result: plain JSON values, dataclasses, pydantic models, msgspec
-    structs."""
+    """JSON text of a payload or result.
+
+    That is plain JSON values, dataclasses, pydantic models, msgspec structs.
+    """
     if isinstance(value, JsonText):
         return value
     try:
@@ -92,8 +94,10 @@ def _codec_of_class(kind: type[Any]) -> Codec | None:
 
 
 def codec_of(hint: Any) -> Codec | None:
-    """The codec of this type; None for plain JSON types. Raises TaskError if no library reads
-    it."""
+    """The codec of this type; None for plain JSON types.
+
+    Raises TaskError if no library reads it.
+    """
     parts: set[Any] = set()
     if not _needs_conversion(hint, parts):
         return None
@@ -152,8 +156,10 @@ def _by_msgspec(hint: Any) -> Codec:
 
 
 def _needs_conversion(hint: Any, parts: set[Any]) -> bool:
-    """True if the type contains more than plain JSON values. Adds its classes with fields to
-    `parts`."""
+    """True if the type contains more than plain JSON values.
+
+    Adds its classes with fields to `parts`.
+    """
     for aliased in ("__value__", "__supertype__"):  # `type A = …`, NewType
         if hasattr(hint, aliased) and not inspect.isclass(hint):
             return _needs_conversion(getattr(hint, aliased), parts)

@@ -58,7 +58,8 @@ def traceback_of(error: BaseException) -> str:
         return "".join(traceback.format_exception(type(error), error, frames))
     except BaseException as problem:
         where = "".join(traceback.format_tb(frames))
-        return f"Traceback (most recent call last):\n{where}{name_of(error)}: its text cannot be shown ({name_of(problem)})\n"
+        told = f"{name_of(error)}: its text cannot be shown ({name_of(problem)})"
+        return f"Traceback (most recent call last):\n{where}{told}\n"
 
 
 def printable(text: str) -> str:

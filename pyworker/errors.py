@@ -67,15 +67,19 @@ class WrongState(PyworkerError):
 
 
 class SchemaVersionError(PyworkerError):
-    """PW006: the versions of database and package do not fit together. `detail` says whether the
-    database is "older" or "newer" than the package."""
+    """PW006: the versions of database and package do not fit together.
+
+    `detail` says whether the database is "older" or "newer" than the package.
+    """
 
     sqlstate = "PW006"
 
 
 class TaskError(PyworkerError):
-    """A task cannot be used: a bad signature, two tasks of one name, a module that cannot be
-    imported."""
+    """A task cannot be used.
+
+    It has a bad signature, two tasks have one name, or a module cannot be imported.
+    """
 
 
 BY_SQLSTATE: dict[str, type[PyworkerError]] = {
@@ -93,8 +97,10 @@ def _within(error: BaseException) -> Iterator[Any]:
 
 
 def sqlstate_of(error: BaseException) -> str | None:
-    """The SQLSTATE of an exception of psycopg, asyncpg or psycopg2, also wrapped by SQLAlchemy or
-    Django."""
+    """The SQLSTATE of an exception of psycopg, asyncpg or psycopg2.
+
+    SQLAlchemy or Django may have wrapped it.
+    """
     for candidate in _within(error):
         code = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
         if isinstance(code, str):

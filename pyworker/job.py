@@ -34,8 +34,10 @@ class Outcome(Exception):
 
 
 class Snooze(Outcome):
-    """Run the job again after `delay` (a timedelta, or seconds); this attempt does not count.
-    (River: snooze)"""
+    """Run the job again after `delay` (a timedelta, or seconds).
+
+    This attempt does not count. (River: snooze)
+    """
 
     def __init__(self, delay: timedelta | float) -> None:
         self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
@@ -53,8 +55,10 @@ class Cancel(Outcome):
 
 
 class Discard(Outcome):
-    """End the job as discarded, without further attempts; you may retry or delete it. (Oban:
-    discard)"""
+    """End the job as discarded, without further attempts.
+
+    You may retry or delete it. (Oban: discard)
+    """
 
     def __init__(self, reason: str = "discarded by its handler") -> None:
         self.reason = reason
@@ -62,8 +66,10 @@ class Discard(Outcome):
 
 
 class NotStarted(Outcome):
-    """For delivery at_most_once: the effect that must not be repeated has not begun, so the job may
-    be retried."""
+    """For delivery at_most_once: the effect that must not be repeated has not begun.
+
+    So the job may be retried.
+    """
 
     def __init__(self, reason: str = "not started") -> None:
         self.reason = reason
@@ -71,8 +77,10 @@ class NotStarted(Outcome):
 
 
 class Failed(Outcome):
-    """For a batch (a payload that is an array): these elements failed, and only they are retried.
-    (Graphile Worker: batch jobs)"""
+    """For a batch (a payload that is an array): these elements failed.
+
+    Only they are retried. (Graphile Worker: batch jobs)
+    """
 
     def __init__(self, elements: Sequence[Any], reason: str | None = None) -> None:
         self.elements = list(elements)
@@ -109,7 +117,8 @@ class _JobFields:
     def _begin_transaction(self) -> None:
         if self._transaction == "open":
             raise WrongState(
-                "job.transaction(): not inside another job.transaction() of this job: use the connection that is open"
+                "job.transaction(): not inside another job.transaction() of this job:"
+                " use the connection that is open"
             )
         if self._transaction:
             raise WrongState(
@@ -152,8 +161,9 @@ class Job(_JobFields):
 
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[Any]]:
-        """A connection in a transaction that also completes the job: your writes and the completion
-        are one commit.
+        """A connection in a transaction that also completes the job.
+
+        Your writes and the completion are one commit.
 
         If the claim was lost in the meantime (the worker was declared dead and the job claimed by
         another), the commit is replaced by ClaimLost and everything rolls back. So effects in this
@@ -163,13 +173,13 @@ class Job(_JobFields):
         xact, ended = None, ""
         self._begin_transaction()
         try:
-            with self._connections.sync_pool().connection() as conn:
+            with self._connections.connection() as conn:
                 try:
                     with conn.transaction():
                         self._in_transaction = conn
                         yield conn
                         self._in_transaction = None
-                        xact = self._connections.database(conn).finish_job(self.id, self.run)
+                        xact = self._connections.finish_job(conn, self.id, self.run)
                 except psycopg.OperationalError:
                     # If the connection was lost during COMMIT, only the database knows the result.
                     if (
@@ -185,12 +195,14 @@ class Job(_JobFields):
     def add_job(
         self, identifier: str | Task[..., Any], payload: Any = None, **options: Unpack[AddOptions]
     ) -> JobRow:
-        """Add another job: in `transaction()` if that is open, otherwise at once. Takes the
-        arguments of pyworker.add_job."""
+        """Add another job: in `transaction()` if that is open, otherwise at once.
+
+        Takes the arguments of pyworker.add_job.
+        """
         open_one: psycopg.Connection[Any] | None = self._in_transaction
         if open_one is not None:
             return _client.add_job(open_one, identifier, payload, schema=self._connections.schema, **options)
-        with self._connections.sync_pool().connection() as conn:
+        with self._connections.connection() as conn:
             return _client.add_job(conn, identifier, payload, schema=self._connections.schema, **options)
 
 
@@ -205,8 +217,7 @@ class AsyncJob(_JobFields):
         xact, ended = None, ""
         self._begin_transaction()
         try:
-            pool = await self._connections.async_pool()
-            async with pool.connection() as conn:
+            async with self._connections.async_connection() as conn:
                 try:
                     async with conn.transaction():
                         self._in_transaction = conn
@@ -238,8 +249,7 @@ class AsyncJob(_JobFields):
             return await _client.add_job(
                 open_one, identifier, payload, schema=self._connections.schema, **options
             )
-        pool = await self._connections.async_pool()
-        async with pool.connection() as conn:
+        async with self._connections.async_connection() as conn:
             return await _client.add_job(
                 conn, identifier, payload, schema=self._connections.schema, **options
             )

@@ -1,5 +1,6 @@
-"""OpenTelemetry traces from the producer of a job to its handler. Call instrument() in producers
-and in a module of tasks.
+"""OpenTelemetry traces from the producer of a job to its handler.
+
+Call instrument() in producers and in a module of tasks.
 
     from pyworker import otel
 
@@ -35,8 +36,10 @@ _context = TraceContextTextMapPropagator()
 
 
 def instrument() -> None:
-    """Make add_job and the handlers of this process create spans. You may call it more than
-    once."""
+    """Make add_job and the handlers of this process create spans.
+
+    You may call it more than once.
+    """
     middleware(_consume)
     if _produce not in _client.producers:
         _client.producers.append(_produce)

@@ -1,5 +1,6 @@
-"""Sends errors of handlers to Sentry. Call instrument() after `sentry_sdk.init(…)` in a module of
-tasks.
+"""Sends errors of handlers to Sentry.
+
+Call instrument() after `sentry_sdk.init(…)` in a module of tasks.
 
     import sentry_sdk
     from pyworker import sentry
@@ -30,8 +31,10 @@ __all__ = ["instrument"]
 
 
 def instrument() -> None:
-    """Register a middleware that reports what handlers raise, each in its own scope. You may call
-    it more than once."""
+    """Register a middleware that reports what handlers raise, each in its own scope.
+
+    You may call it more than once.
+    """
     middleware(_report)
 
 

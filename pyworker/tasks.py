@@ -1,4 +1,4 @@
-"""The decorators @task and @cron, and how a worker calls a handler."""
+"""The decorators @task and @cron, and the tasks that they register."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import importlib
 import inspect
 import pkgutil
 import sys
-import types
-import typing
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
-from . import _client, _payload
+from . import _client
 from ._arguments import AddOptions, CronOptions, TaskOptions
 from ._db.database import Database
 from ._db.drivers import AsyncConnection, SyncConnection
 from ._db.queue import ADD_ARGUMENTS, SCHEDULE_OPTIONS
 from ._db.rows import JobRow
 from ._db.worker import TASK_OPTIONS
+from ._handler import Handler, called_by, named_by
 from .errors import InvalidArgument, TaskError
 from .job import AsyncJob, Job
 
@@ -48,9 +47,10 @@ class Task(Generic[P, R]):
         self.options = options
         self.result = result
         self.schedules: list[dict[str, Any]] = []
-        origin = _origin(function)
+        self._handler = Handler(function, self)
+        origin = named_by(function)
         self.module, self.qualname = str(origin.__module__), str(origin.__qualname__)
-        self.is_async = inspect.iscoroutinefunction(_called(function))
+        self.is_async = inspect.iscoroutinefunction(called_by(function))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -150,105 +150,12 @@ class Task(Generic[P, R]):
 
     def encoded(self, payload: Any) -> Any:
         """The payload as JSON values from which a worker can restore the annotated type."""
-        hint = self._payload_hint
-        if payload is None:
-            # Without a payload a job has {}, but null if the handler's annotation allows None.
-            return _payload.JsonText("null") if _payload.takes_null(hint) else None
-        return _payload.encoded(self._codec_if_any, payload, f"{self!r}: its payload")
-
-    @functools.cached_property
-    def _codec_if_any(self) -> _payload.Codec | None:
-        """The codec; None also if the library is not installed, as a producer need not have it."""
-        try:
-            return _payload.codec_of(self._payload_hint)
-        except Exception:
-            return None
-
-    @functools.cached_property
-    def _hints(self) -> dict[str, Any]:
-        try:
-            annotations = {p.name: p.annotation for p in self._parameters if p.annotation is not p.empty}
-            bare = types.SimpleNamespace(__annotations__=annotations)  # the return type does not matter here
-            return typing.get_type_hints(
-                bare, globalns=getattr(inspect.unwrap(_called(self.function)), "__globals__", {})
-            )
-        except Exception as error:
-            raise TaskError(f"{self!r}: its annotations cannot be resolved: {error}") from error
-
-    @functools.cached_property
-    def _parameters(self) -> list[inspect.Parameter]:
-        try:
-            return list(inspect.signature(self.function).parameters.values())
-        except (TypeError, ValueError) as error:
-            raise TaskError(f"{self!r}: its parameters cannot be found out: {error}") from error
-
-    def _is_job(self, parameter: inspect.Parameter) -> bool:
-        return parameter.name == "job" or self._hints.get(parameter.name) in (Job, AsyncJob)
-
-    @property
-    def _payload_hint(self) -> Any:
-        """The annotation of the payload; Any if there is no payload or no annotation."""
-        first = next(iter(self._parameters), None)
-        if (
-            first is None
-            or self._is_job(first)
-            or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
-        ):
-            return Any
-        return self._hints.get(first.name, Any)
+        return self._handler.encoded(payload)
 
     @functools.cached_property
     def invoke(self) -> Callable[[Any], Any]:
-        """The function as the worker calls it with a job: converts the payload, and passes payload
-        and job if the handler takes them."""
-        parameters = self._parameters
-        takes_payload, job_name = False, None
-        for parameter in parameters:
-            if self._is_job(parameter):
-                job_name = parameter.name
-            elif not takes_payload and parameter.kind in (
-                parameter.POSITIONAL_ONLY,
-                parameter.POSITIONAL_OR_KEYWORD,
-            ):
-                takes_payload = True
-                if parameter is not parameters[0]:
-                    raise TaskError(f"{self!r}: the payload must be its first parameter")
-            elif parameter.default is parameter.empty and parameter.kind not in (
-                parameter.VAR_POSITIONAL,
-                parameter.VAR_KEYWORD,
-            ):
-                raise TaskError(
-                    f"{self!r}: parameter {parameter.name!r} has nothing to fill it; a handler takes payload and job"
-                )
-        called = _called(self.function)
-        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-            raise TaskError(f"{self!r}: a handler that yields would not be run to its end")
-        try:
-            codec = _payload.codec_of(self._payload_hint) if takes_payload else None
-        except TaskError as error:
-            raise TaskError(f"{self!r}: {error}") from None
-        except Exception as error:
-            raise TaskError(f"{self!r}: payloads cannot be converted to its annotation: {error}") from error
-        function = cast("Callable[..., Any]", self.function)
-
-        def invoke(job: Any) -> Any:
-            args = () if not takes_payload else (job.payload if codec is None else codec.decode(job.payload),)
-            return function(*args, **({job_name: job} if job_name else {}))
-
-        return invoke
-
-
-def _origin(function: Any) -> Any:
-    """What carries the name: the function of a partial, or the class of another callable."""
-    while isinstance(function, functools.partial):
-        function = cast("Any", function).func
-    return function if hasattr(function, "__qualname__") else cast("Any", type(function))
-
-
-def _called(function: Any) -> Any:
-    """The function that runs: `__call__` for a callable object."""
-    origin = _origin(function)
-    return origin.__call__ if inspect.isclass(origin) else origin
+        """The function as the worker calls it with a job."""
+        return self._handler.invocation()
 
 
 @overload
@@ -258,8 +165,9 @@ def task(
     function: str | None = None, /, **options: Unpack[TaskOptions]
 ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 def task(function: Any = None, /, **options: Any) -> Any:
-    """Make a sync or async function the handler of a task: @task, @task("name") or
-    @task(max_attempts=5, …).
+    """Make a sync or async function the handler of a task.
+
+    Write @task, @task("name") or @task(max_attempts=5, …).
 
     name: the identifier in add_job, by default the function's name. result: store what it returns
     with the finished job. unique_policy: in River's or the Open Job Spec's terms
@@ -289,13 +197,13 @@ def task(function: Any = None, /, **options: Any) -> Any:
     given = {key: value for key, value in options.items() if value is not None}
 
     def decorate(function: Callable[P, R]) -> Task[P, R]:
-        handler = _handler(function)
+        handler = _checked(function)
         return _register(Task(handler, name or _name_of(handler), given, result))
 
     return decorate if function is None else decorate(function)
 
 
-def _handler(function: Any) -> Any:
+def _checked(function: Any) -> Any:
     if isinstance(function, Task):
         raise TypeError(f"task: {function!r} is a task already")
     if inspect.isclass(function) or not callable(function):
@@ -307,7 +215,7 @@ def _handler(function: Any) -> Any:
 
 def _name_of(function: Any) -> str:
     """A partial has the name of its function, a callable object that of its class."""
-    return _origin(function).__name__
+    return named_by(function).__name__
 
 
 def _register(made: Task[P, R]) -> Task[P, R]:
@@ -319,13 +227,15 @@ def _register(made: Task[P, R]) -> Task[P, R]:
 
 
 def cron(expression: str, /, **options: Unpack[CronOptions]) -> Callable[[Callable[P, R]], Task[P, R]]:
-    """Add jobs of a task on a schedule: @cron("0 4 * * *", timezone="Europe/Berlin") above its
-    @task.
+    """Add jobs of a task on a schedule.
 
-    A worker writes the schedule to the database when it starts. It is removed when a worker starts
-    whose code no longer declares it (docs/schedules.md). name: by default the task's; a second
-    @cron needs one. timezone: "UTC" by default. backfill: how far back missed ticks are made up
-    for, a timedelta or seconds. The others are add_job's: payload, queue_name, priority …
+    Write @cron("0 4 * * *", timezone="Europe/Berlin") above its @task. A worker writes the schedule
+    to the database when it starts. It is removed when a worker starts whose code no longer declares
+    it (docs/schedules.md).
+
+    name: by default the task's; a second @cron needs one. timezone: "UTC" by default. backfill: how
+    far back missed ticks are made up for, a timedelta or seconds. The others are add_job's:
+    payload, queue_name, priority …
     """
     if unknown := options.keys() - SCHEDULE_OPTIONS:
         raise TypeError(
@@ -364,8 +274,10 @@ def define(db: Database, known: Mapping[str, Task[..., Any]]) -> None:
 
 
 def definitions(known: Mapping[str, Task[..., Any]]) -> dict[str, dict[str, Any]]:
-    """The declared options of these tasks as JSON values, with times in seconds. Tasks without
-    options are left out."""
+    """The declared options of these tasks as JSON values, with times in seconds.
+
+    Tasks without options are left out.
+    """
     return {
         name: {k: v.total_seconds() if isinstance(v, timedelta) else v for k, v in task.options.items()}
         for name, task in known.items()
@@ -374,8 +286,10 @@ def definitions(known: Mapping[str, Task[..., Any]]) -> dict[str, dict[str, Any]
 
 
 def schedules(modules: Iterable[str]) -> tuple[list[str], list[dict[str, Any]]]:
-    """The origins that these modules are responsible for (with all loaded submodules), and the
-    declared schedules."""
+    """The origins that these modules are responsible for, and the declared schedules.
+
+    The origins include all loaded submodules.
+    """
     wanted = [schedule for each in _registry.values() for schedule in each.schedules]
     roots = tuple(modules)
     loaded = {name for name in sys.modules for root in roots if name == root or name.startswith(root + ".")}
@@ -383,8 +297,10 @@ def schedules(modules: Iterable[str]) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:
-    """Import the modules, packages with all submodules. Returns every task that is then
-    registered."""
+    """Import the modules, packages with all submodules.
+
+    Returns every task that is then registered.
+    """
     for name in modules:
         try:
             module = importlib.import_module(name)
@@ -397,7 +313,8 @@ def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing and (name == missing or name.startswith(missing + ".")):
                 raise TaskError(
-                    f"there is no module {name!r} to load tasks from (looked in the current directory and in Python's path)"
+                    f"there is no module {name!r} to load tasks from"
+                    " (looked in the current directory and in Python's path)"
                 ) from None
             raise TaskError(f"module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not _registry:

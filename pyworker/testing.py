@@ -64,8 +64,10 @@ QUERY_TIMEOUT = 60.0  # seconds that a schedule's query may take
 
 
 def install(**connection: Any) -> None:
-    """Load pyworker with a movable clock into the database that pytest-postgresql names. For
-    `load=[…]`."""
+    """Load pyworker with a movable clock into the database that pytest-postgresql names.
+
+    For `load=[…]`.
+    """
     connection.pop("autocommit", None)
     with psycopg.connect(**connection, autocommit=True) as conn:
         migrations.migrate(conn, default_schema(), movable_clock=True)
@@ -140,8 +142,11 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A job that was run: its row afterwards, and what its handler returned or raised (also
-    outcomes such as Snooze and Cancel)."""
+    """A job that was run.
+
+    It has the job's row afterwards, and what its handler returned or raised (also outcomes such as
+    Snooze and Cancel).
+    """
 
     job: JobRow
     result: Any = None
@@ -187,8 +192,9 @@ class _Worker:
         return self._loop
 
     def close(self) -> None:
-        self._connections.close(self._loop)
+        self._connections.close()
         if self._loop:
+            asyncio.run_coroutine_threadsafe(self._connections.close_async(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -207,8 +213,10 @@ class Queue:
 
     @contextmanager
     def _worker(self) -> Iterator[_Worker]:
-        """A worker that is registered only within the block, so a jump of the clock cannot expire
-        it."""
+        """A worker that is registered only within the block.
+
+        So a jump of the clock cannot expire it.
+        """
         with self._database() as db:
             worker_id = db.register_worker({"name": "pyworker.testing"})
             try:
@@ -218,19 +226,20 @@ class Queue:
                 db.unregister_worker(worker_id)
 
     def introduce(self) -> None:
-        """Write the options and schedules (@cron) of tasks to the database, as a worker does when
-        it starts. drain and run_task do this, too."""
+        """Write the options and schedules (@cron) of tasks to the database.
+
+        A worker does the same when it starts. drain and run_task do this, too.
+        """
         with self._worker():
             pass
 
     def drain(self, *only: Task[..., Any] | str, raise_errors: bool = True) -> list[Ran]:
-        """Run every due job of these tasks, or of all imported tasks, in the order of one worker.
-        Jobs that they add run, too.
+        """Run every due job of these tasks, or of all imported tasks.
 
-        Schedules fire first. An exception of a handler ends the drain and is raised, unless
-        raise_errors is false; its job has failed by then, as in a worker. Ctrl-C, pytest.fail and
-        pytest.skip are always raised. Jobs that wait for their time or a retry stay; move the clock
-        to run them.
+        They run in the order of one worker. Jobs that they add run, too. Schedules fire first. An
+        exception of a handler ends the drain and is raised, unless raise_errors is false; its job
+        has failed by then, as in a worker. Ctrl-C, pytest.fail and pytest.skip are always raised.
+        Jobs that wait for their time or a retry stay; move the clock to run them.
         """
         ran: list[Ran] = []
         with self._worker() as worker:
@@ -243,14 +252,17 @@ class Queue:
                     raise error
                 if len(ran) >= ENOUGH:
                     raise AssertionError(
-                        f"drain: {ENOUGH} jobs have run, the last one of {job.task_identifier!r}: does it add itself?"
+                        f"drain: {ENOUGH} jobs have run, the last one of {job.task_identifier!r}:"
+                        " does it add itself?"
                     )
         return ran
 
     def run_task(self, task: Task[..., Any] | str, payload: Any = None, **options: Any) -> Any:
-        """Add one job with these arguments of add_job and run it before all others. Returns what
-        its handler returned, raises what it raised. Raises AssertionError with the reason if it
-        cannot run."""
+        """Add one job with these arguments of add_job and run it before all others.
+
+        Returns what its handler returned, raises what it raised. Raises AssertionError with the
+        reason if it cannot run.
+        """
         with self._worker() as worker:
             job = worker.db.add_job(
                 _known(task, worker.tasks, "run_task"), payload, **{"priority": -32768} | options
@@ -267,8 +279,9 @@ class Queue:
         return ran.result
 
     def enqueued(self, task: Task[..., Any] | str | None = None, **fields: Any) -> list[JobRow]:
-        """Jobs of this task with these fields of JobRow that wait for a worker, their time, their
-        turn or a retry; oldest first.
+        """Jobs of this task with these fields of JobRow that wait, oldest first.
+
+        They wait for a worker, their time, their turn or a retry.
 
         A dict is compared only by the given members. A field may be a function that returns whether
         the value matches: enqueued(run_at=lambda at: at > soon).
@@ -309,7 +322,8 @@ def _name(task: Task[..., Any] | str) -> str:
 def _known(task: Task[..., Any] | str, known: Collection[str], where: str) -> str:
     if (name := _name(task)) not in known:
         raise TaskError(
-            f"{where}: there is no task {name!r} (known: {', '.join(sorted(known)) or 'none'}). Import the module that defines it"
+            f"{where}: there is no task {name!r} (known: {', '.join(sorted(known)) or 'none'})."
+            " Import the module that defines it"
         )
     return name
 

@@ -1,7 +1,9 @@
-"""Builds the documentation into site/: `make docs`, or python docs/site/build.py [--only-reference DIRECTORY].
+"""Builds the documentation into site/.
 
-Sphinx reads the Markdown of docs/ as it is. Three references are written here, from what is there: the SQL functions, views and types
-of an installed schema with their comments, the Python package with its docstrings, the commands with their help.
+Run `make docs`, or python docs/site/build.py [--only-reference DIRECTORY]. Sphinx reads the
+Markdown of docs/ as it is. Three references are written here: the SQL functions, views and types of
+an installed schema with their comments, the Python package with its docstrings, the commands with
+their help.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ GUESTS = {
     "docs/inside/queues.md": "inside-queues.md",
     "CHANGELOG.md": "changes.md",
 }
-# In this order in the menu. A page that is not there (yet) is left out; one that is not named here is found under "More".
+# In this order in the menu. A page that is not there (yet) is left out; one that is not named here
+# is found under "More".
 MENU = {
     "Start": ["start", "howto", "The README <readme>"],
     "Concepts": ["concepts", "delivery", "sequences-and-queues", "unique-jobs", "schedules", "middleware"],
@@ -55,11 +58,16 @@ MENU = {
 }
 
 FUNCTIONS = """
-    select p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid), obj_description(p.oid, 'pg_proc')
-    from pg_proc p where p.pronamespace = 'pyworker'::regnamespace and p.proname !~ '^_' order by p.proname, p.oid"""
+    select p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid),
+        obj_description(p.oid, 'pg_proc')
+    from pg_proc p
+    where p.pronamespace = 'pyworker'::regnamespace and p.proname !~ '^_'
+    order by p.proname, p.oid"""
 COLUMNS = """
     select c.relname, c.relkind = 'v', obj_description(c.oid, 'pg_class'),
-        array_agg(array[a.attname, format_type(a.atttypid, a.atttypmod), coalesce(col_description(c.oid, a.attnum), '')] order by a.attnum)
+        array_agg(
+            array[a.attname, format_type(a.atttypid, a.atttypmod),
+                  coalesce(col_description(c.oid, a.attnum), '')] order by a.attnum)
     from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
     where c.relnamespace = 'pyworker'::regnamespace and c.relkind in ('v', 'c') and c.relname !~ '^_'
     group by c.oid order by 2, 1"""
@@ -131,7 +139,7 @@ def described(doc: str) -> str:
 
 
 def python_reference() -> str:
-    """Every public name of the package with its signature and docstring, and the public members of classes."""
+    """Every public name of the package with its signature and docstring, and members of classes."""
     parts = ["# Python reference\n", described(pyworker.__doc__ or "") + "\n"]
     for name in pyworker.__all__:
         value = getattr(pyworker, name)
@@ -139,9 +147,8 @@ def python_reference() -> str:
         for member, inner in vars(value).items() if inspect.isclass(value) else ():
             plain = getattr(inner, "__wrapped__", getattr(inner, "func", getattr(inner, "fget", inner)))
             if not member.startswith("_") and inspect.isfunction(plain) and plain.__doc__:
-                parts.append(
-                    f"### {name}.{member}\n\n```text\n{shape(member, plain)}\n```\n\n{described(plain.__doc__)}\n"
-                )
+                parts.append(f"### {name}.{member}\n\n```text\n{shape(member, plain)}\n```\n")
+                parts.append(f"{described(plain.__doc__)}\n")
     return "\n".join(parts)
 
 
@@ -207,7 +214,10 @@ def references(directory: Path) -> None:
 
 
 def stage(source: Path) -> None:
-    """docs/ and its guests in one directory, their links to each other as they are there; a link to code becomes its name."""
+    """docs/ and its guests in one directory, with their links to each other.
+
+    A link to code becomes its name.
+    """
     shutil.copytree(ROOT / "docs" / "screenshots", source / "screenshots") if (
         ROOT / "docs" / "screenshots"
     ).is_dir() else None

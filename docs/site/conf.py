@@ -1,4 +1,7 @@
-"""How Sphinx shows the documentation: Markdown by MyST, Furo's light and dark, nothing loaded from elsewhere."""
+"""How Sphinx shows the documentation.
+
+Markdown by MyST, Furo's light and dark, nothing loaded from elsewhere.
+"""
 
 project = "pyworker"
 author = "the pyworker authors"

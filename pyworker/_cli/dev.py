@@ -14,7 +14,8 @@ from .options import common
 @common
 @click.option(
     "--modules", multiple=True, metavar="MODULE",
-    help="Module that defines its task; can be repeated. Default: the modules of a live worker that knows the task.",
+    help="Module that defines its task; can be repeated."
+         " Default: the modules of a live worker that knows the task.",
 )  # fmt: skip
 @click.option("--pdb", "debug", is_flag=True, help="Open the debugger at an exception of the handler.")
 def replay(job_id: int, dsn: str, schema: str, modules: tuple[str, ...], debug: bool) -> None:
@@ -34,15 +35,15 @@ def replay(job_id: int, dsn: str, schema: str, modules: tuple[str, ...], debug: 
 @common
 @click.option(
     "--watch", "watched", multiple=True, default=["."], show_default=True, metavar="DIRECTORY",
-    type=click.Path(exists=True, file_okay=False), help="Restart when a Python file below it changes. Can be repeated.",
+    type=click.Path(exists=True, file_okay=False),
+    help="Restart when a Python file below it changes. Can be repeated.",
 )  # fmt: skip
 @click.option(
     "--data", type=click.Path(file_okay=False, path_type=Path), metavar="DIRECTORY",
     help="Directory of the database that is started if you name none. Default: your user data directory.",
 )  # fmt: skip
 def dev(modules: tuple[str, ...], dsn: str, schema: str, watched: tuple[str, ...], data: Path | None) -> None:
-    """Run a database, a worker for MODULES that reloads on edits, and the dashboard, in one
-    terminal.
+    """Run a database, a reloading worker for MODULES and the dashboard, in one terminal.
 
     The database is the one that you name as for other commands, or a private PostgreSQL that keeps
     its data. pyworker is installed in it, or upgraded. Options of `pyworker run` come from their

@@ -1,5 +1,7 @@
-"""`pyworker doctor`: the database's findings, those that only a client can measure, and their
-output."""
+"""`pyworker doctor`: the findings, and their output.
+
+Most are the database's; some only a client can measure.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,9 @@ def _clock(db: Database) -> Finding:
     return _finding(
         "clock",
         "warning" if certain > 10 else "info",
-        f"this machine's clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the database's. The queue goes by the"
-        " database's alone and takes no harm, but a run_at that is computed here is off by as much",
+        f"this machine's clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the database's."
+        " The queue goes by the database's alone and takes no harm,"
+        " but a run_at that is computed here is off by as much",
         "set this machine's clock (NTP), or compute times in the database: now() + interval …",
     )
 
@@ -56,8 +59,9 @@ def _pooler(db: Database) -> Finding:
     return _finding(
         "pooler",
         "info",
-        "a transaction pooler (PgBouncer) is in between. Producers are not affected; workers that connect through it find new jobs"
-        " only by polling (every 2 s), and one that dies is noticed when its lease ends, not within seconds",
+        "a transaction pooler (PgBouncer) is in between. Producers are not affected; workers that connect"
+        " through it find new jobs only by polling (every 2 s), and one that dies is noticed when its lease"
+        " ends, not within seconds",
         "give `pyworker run` a direct connection, or a pool in session mode",
     )
 

@@ -1,5 +1,7 @@
-"""`pyworker health` and `pyworker metrics`, of the database or of one worker. They do not load
-the application."""
+"""`pyworker health` and `pyworker metrics`, of the database or of one worker.
+
+They do not load the application.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,16 @@ PORT = click.IntRange(1, 65535)
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of `pyworker run` for monitoring."""
     for option in (
-        click.option("--stuck-after", default=60.0, show_default=True, type=click.FloatRange(15), help="A process whose main "
-                     "loop makes no turn for so many seconds is not live."),
-        click.option("--health-port", cls=PortOption, type=PORT, help="Serve /live and /ready on this port."),
-        click.option("--metrics-port", cls=PortOption, type=PORT,
-                     help="Serve /metrics of this worker for Prometheus, and /live and /ready, on this port."),
-        click.option("--name", help="The worker's name, for `pyworker health --worker`. Default: the host name."),
+        click.option(
+            "--stuck-after", default=60.0, show_default=True, type=click.FloatRange(15),
+            help="A process whose main loop makes no turn for so many seconds is not live."),
+        click.option(
+            "--health-port", cls=PortOption, type=PORT, help="Serve /live and /ready on this port."),
+        click.option(
+            "--metrics-port", cls=PortOption, type=PORT,
+            help="Serve /metrics of this worker for Prometheus, and /live and /ready, on this port."),
+        click.option(
+            "--name", help="The worker's name, for `pyworker health --worker`. Default: the host name."),
     ):  # fmt: skip
         command = option(command)
     return command

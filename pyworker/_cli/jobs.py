@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -97,11 +98,13 @@ def _refuse(constant: str) -> None:
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1))
 @as_json
 def jobs(
-    job_id: int | None, dsn: str, schema: str, states: Sequence[str], tasks: Sequence[str], queues: Sequence[str], key: str | None,
-    limit: int, machine: bool,
+    job_id: int | None, dsn: str, schema: str, states: Sequence[str], tasks: Sequence[str],
+    queues: Sequence[str], key: str | None, limit: int, machine: bool,
 ) -> None:  # fmt: skip
-    """List jobs, newest first, including finished ones; or show one job with the errors of its
-    attempts."""
+    """List jobs, newest first, or show one job with the errors of its attempts.
+
+    Finished jobs are included.
+    """
     with database(dsn, schema) as db:
         if job_id is not None:
             _show_job(db, job_id, machine)
@@ -112,8 +115,10 @@ def jobs(
         return
     shown = [
         {
-            "id": row["id"], "task": row["task_identifier"], "state": row["state"], "queue": row["queue_name"], "key": row["key"],
-            "attempts": f"{row['attempts']}/{row['max_attempts']}", "run at": row["run_at"], "last error": row["last_error"],
+            "id": row["id"], "task": row["task_identifier"], "state": row["state"],
+            "queue": row["queue_name"], "key": row["key"],
+            "attempts": f"{row['attempts']}/{row['max_attempts']}",
+            "run at": row["run_at"], "last error": row["last_error"],
         }
         for row in rows
     ]  # fmt: skip
@@ -177,8 +182,17 @@ def delete(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> No
         _show_deleted(db.each(*(partial(db.delete_job, job_id) for job_id in job_ids)), machine)
 
 
+def _refuse_words(_ctx: click.Context, _param: click.Parameter, words: tuple[str, ...]) -> None:
+    """`remove` takes no argument, but people give it the id or the key as one."""
+    if words and all(word.isdecimal() for word in words):
+        raise click.UsageError(f"a job is removed by its key; by its id: pyworker delete {' '.join(words)}")
+    if words:
+        raise click.UsageError(f"name the key by its option: pyworker remove --key {shlex.quote(words[0])}")
+
+
 @click.command()
 @writes
+@click.argument("words", nargs=-1, metavar="", is_eager=True, expose_value=False, callback=_refuse_words)
 @click.option("--key", "keys", multiple=True, required=True, help="The job_key. Can be repeated.")
 @as_json
 def remove(dsn: str, schema: str, keys: tuple[str, ...], machine: bool) -> None:

@@ -40,7 +40,8 @@ from .options import common
     help="For tests: let the setting pyworker.clock_offset move the queue's time.",
 )
 def migrate(
-    dsn: str, schema: str, dry_run: bool, print_sql: bool, from_version: int, no_transaction: bool, roles: bool, movable_clock: bool
+    dsn: str, schema: str, dry_run: bool, print_sql: bool, from_version: int, no_transaction: bool,
+    roles: bool, movable_clock: bool
 ) -> None:  # fmt: skip
     """Install pyworker, or upgrade it to this version.
 

@@ -19,6 +19,7 @@ from .._db.printing import Printing
 from .._dev.url import resolved
 from .._escape import shown
 from .._logging import is_json
+from .._output import say
 
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 _MODE = "pyworker.mode"  # where --sql and --dry-run store their choice for `database`
@@ -65,7 +66,8 @@ def database(dsn: str, schema: str) -> Iterator[Database]:
         except psycopg.OperationalError as error:
             if conn.closed:
                 raise CliError(
-                    f"the connection to the database was lost: {first_line(error)}. What was asked for may or may not have been done"
+                    f"the connection to the database was lost: {first_line(error)}."
+                    " What was asked for may or may not have been done"
                 ) from error
             raise
 
@@ -98,7 +100,8 @@ class PortOption(click.Option):
         if value is None or not _SERVICE_LINK.match(value):
             return value
         click.echo(
-            f"pyworker: {self.envvar}={shown(value)} is ignored: it is the address of a service, as Kubernetes sets it, and no port"
+            f"pyworker: {self.envvar}={shown(value)} is ignored:"
+            " it is the address of a service, as Kubernetes sets it, and no port"
             " (enableServiceLinks: false in the pod's spec prevents such variables)",
             err=True,
         )
@@ -154,9 +157,26 @@ def writes(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def part_of_group(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a subcommand that changes the queue. Its group takes them, too: `queues
-    --dsn X pause Q` and `queues pause Q --dsn X`."""
+    """Add the options of a subcommand that changes the queue.
+
+    Its group takes them, too: `queues --dsn X pause Q` and `queues pause Q --dsn X`.
+    """
     return _taken_back(question_of_group(command))
+
+
+def verb(
+    group: click.Group, name: str, change: Callable[[Database, str], object], done: str, about: str
+) -> None:
+    """Add a subcommand that makes one change, such as `pause` of `queues`."""
+    thing = str(group.name).removesuffix("s")
+
+    @group.command(name, help=about)
+    @click.argument("target", metavar=thing.upper())
+    @part_of_group
+    def _(where: tuple[str, str], target: str) -> None:  # pyright: ignore[reportUnusedFunction]
+        with database(*where) as db:
+            change(db, target)
+        say(f"{thing} {target} {done}")
 
 
 def question_of_group(command: Callable[..., Any]) -> Callable[..., Any]:

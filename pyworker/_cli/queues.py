@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from .._db.database import Database
 from .._output import print_json, print_table, say
-from .options import CliError, as_json, database, part_of_group, reads
+from .options import CliError, as_json, database, part_of_group, reads, verb
 
 
 @click.group(invoke_without_command=True)
@@ -36,8 +37,10 @@ def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
 @click.option("--no-limit", is_flag=True, help="Run any number of jobs at once.")
 @part_of_group
 def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_limit: bool) -> None:
-    """Run at most CONCURRENCY jobs of QUEUE at once. 'customer:*' sets all queues with this
-    prefix."""
+    """Run at most CONCURRENCY jobs of QUEUE at once.
+
+    'customer:*' sets all queues with this prefix.
+    """
     if (concurrency is None) != no_limit:
         raise click.UsageError("name a number, or --no-limit")
     with database(*where) as db:
@@ -45,24 +48,11 @@ def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_li
     say(f"queue {queue}: {'no limit' if no_limit else f'{concurrency} at once'}")
 
 
-@queues.command("pause")
-@click.argument("queue")
-@part_of_group
-def pause_queue(where: tuple[str, str], queue: str) -> None:
-    """Start no further job of QUEUE. Running jobs finish, and jobs can be added."""
-    with database(*where) as db:
-        db.pause_queue(queue)
-    say(f"queue {queue} is paused")
-
-
-@queues.command("resume")
-@click.argument("queue")
-@part_of_group
-def resume_queue(where: tuple[str, str], queue: str) -> None:
-    """Resume a paused QUEUE."""
-    with database(*where) as db:
-        db.resume_queue(queue)
-    say(f"queue {queue} resumed")
+verb(
+    queues, "pause", Database.pause_queue, "is paused",
+    "Start no further job of QUEUE. Running jobs finish, and jobs can be added.",
+)  # fmt: skip
+verb(queues, "resume", Database.resume_queue, "resumed", "Resume a paused QUEUE.")
 
 
 @click.group(invoke_without_command=True)

@@ -88,9 +88,15 @@ def _explained(error: psycopg.Error) -> str:
             f"{first}. Is pyworker installed here? Run: pyworker migrate (or name its schema with --schema)"
         )
     if isinstance(error, psycopg.errors.LockNotAvailable):
-        return f"{first}: another session holds a lock on pyworker's tables for too long. Nothing was changed; try again"
+        return (
+            f"{first}: another session holds a lock on pyworker's tables for too long."
+            " Nothing was changed; try again"
+        )
     if "session is read-only" in first:
-        return f"{first}: default_transaction_read_only is on for this server, database or role. Its owner can turn it off"
+        return (
+            f"{first}: default_transaction_read_only is on for this server, database or role."
+            " Its owner can turn it off"
+        )
     if isinstance(error, psycopg.OperationalError) and sqlstate_of(error) is None:
         return (
             f"cannot reach the database: {first}. Name one with --dsn, DATABASE_URL or PGHOST, PGDATABASE …"

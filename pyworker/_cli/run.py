@@ -86,10 +86,11 @@ from .options import common
 )
 @_health.run_options
 def run(
-    modules: tuple[str, ...], dsn: str, schema: str, concurrency: int, processes: int, queues: tuple[str, ...], tasks: tuple[str, ...],
-    forbidden_flags: tuple[str, ...], once: bool, shutdown_timeout: float, poll_interval: float, max_memory: int | None,
-    crontab: str | None, no_uvloop: bool, log_format: str, no_tracebacks: bool, log_level: str, name: str | None, health_port: int | None,
-    metrics_port: int | None, stuck_after: float,
+    modules: tuple[str, ...], dsn: str, schema: str, concurrency: int, processes: int,
+    queues: tuple[str, ...], tasks: tuple[str, ...], forbidden_flags: tuple[str, ...], once: bool,
+    shutdown_timeout: float, poll_interval: float, max_memory: int | None, crontab: str | None,
+    no_uvloop: bool, log_format: str, no_tracebacks: bool, log_level: str, name: str | None,
+    health_port: int | None, metrics_port: int | None, stuck_after: float,
 ) -> None:  # fmt: skip
     """Run the jobs of the tasks that MODULES define (packages with all submodules).
 
@@ -106,9 +107,10 @@ def run(
     set_up(log_format, log_level.upper())
     with resolved(dsn) as url:
         config = RunConfig(
-            dsn=url, schema=schema, tasks=list(modules), concurrency=concurrency, processes=processes, queues=list(queues),
-            only_tasks=list(tasks), forbidden_flags=list(forbidden_flags), once=once, shutdown_timeout=shutdown_timeout,
-            poll_interval=poll_interval, max_memory=max_memory << 20 if max_memory else None, log_format=log_format,
+            dsn=url, schema=schema, tasks=list(modules), concurrency=concurrency, processes=processes,
+            queues=list(queues), only_tasks=list(tasks), forbidden_flags=list(forbidden_flags),
+            once=once, shutdown_timeout=shutdown_timeout, poll_interval=poll_interval,
+            max_memory=max_memory << 20 if max_memory else None, log_format=log_format,
             log_level=log_level.upper(), name=name or "", stuck_after=stuck_after,
             metrics=metrics_port is not None, uvloop=not no_uvloop, tracebacks=not no_tracebacks,
         )  # fmt: skip

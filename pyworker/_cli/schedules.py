@@ -15,7 +15,7 @@ from .._db.database import Database
 from .._distribution import pip_install
 from .._output import print_json, print_table, report, say
 from ..errors import InvalidArgument
-from .options import CliError, as_json, database, part_of_group, question_of_group, reads
+from .options import CliError, as_json, database, part_of_group, question_of_group, reads, verb
 
 log = logging.getLogger("pyworker.schedules")
 
@@ -25,8 +25,10 @@ log = logging.getLogger("pyworker.schedules")
 @as_json
 @click.pass_context
 def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
-    """List the schedules with their task, their next and last tick, and their cron expression in
-    words; or change one."""
+    """List the schedules, or change one.
+
+    The list has their task, their next and last tick, and their cron expression in words.
+    """
     ctx.obj = (dsn, schema)
     if ctx.invoked_subcommand:
         return
@@ -37,9 +39,11 @@ def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
         return
     shown = [
         {
-            "name": row["name"], "task": row["identifier"], "cron": row["cron"], "next": "paused" if row["paused"] else row["next_at"],
+            "name": row["name"], "task": row["identifier"], "cron": row["cron"],
+            "next": "paused" if row["paused"] else row["next_at"],
             "last": row["last_at"], "job": row["last_job_id"], "origin": row["origin"],
-            "when": f"{row['words']} ({row['timezone']})" + (f"; failed: {row['last_error']}" if row["last_error"] else ""),
+            "when": f"{row['words']} ({row['timezone']})"
+                    + (f"; failed: {row['last_error']}" if row["last_error"] else ""),
         }
         for row in rows
     ]  # fmt: skip
@@ -54,7 +58,9 @@ def schedules(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
 @question_of_group
 def show_next(where: tuple[str, str], schedule: str, timezone: str, n: int, machine: bool) -> None:
     """Show the next ticks of SCHEDULE, a name or a cron expression, and describe it in words.
-    Changes nothing."""
+
+    Changes nothing.
+    """
     with database(*where) as db:
         try:
             rows = db.next_runs(schedule, timezone, n)
@@ -136,31 +142,15 @@ def run(where: tuple[str, str], schedule: str, machine: bool) -> None:
         report(db.run_schedule(schedule), machine)
 
 
-@schedules.command("pause")
-@click.argument("schedule")
-@part_of_group
-def pause(where: tuple[str, str], schedule: str) -> None:
-    """Pause SCHEDULE until you resume it."""
-    with database(*where) as db:
-        db.pause_schedule(schedule)
-    say(f"schedule {schedule} is paused")
-
-
-@schedules.command("resume")
-@click.argument("schedule")
-@part_of_group
-def resume(where: tuple[str, str], schedule: str) -> None:
-    """Resume a paused SCHEDULE at its next tick. Ticks during the pause are skipped."""
-    with database(*where) as db:
-        db.resume_schedule(schedule)
-    say(f"schedule {schedule} resumed")
-
-
-@schedules.command("remove")
-@click.argument("schedule")
-@part_of_group
-def remove(where: tuple[str, str], schedule: str) -> None:
-    """Remove SCHEDULE. The jobs that it has added stay."""
-    with database(*where) as db:
-        db.remove_schedule(schedule)
-    say(f"schedule {schedule} removed")
+verb(
+    schedules, "pause", Database.pause_schedule, "is paused",
+    "Pause SCHEDULE until you resume it.",
+)  # fmt: skip
+verb(
+    schedules, "resume", Database.resume_schedule, "resumed",
+    "Resume a paused SCHEDULE at its next tick. Ticks during the pause are skipped.",
+)  # fmt: skip
+verb(
+    schedules, "remove", Database.remove_schedule, "removed",
+    "Remove SCHEDULE. The jobs that it has added stay.",
+)  # fmt: skip

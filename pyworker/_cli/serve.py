@@ -46,7 +46,8 @@ def ui(
     if not (users or _is_this_machine(host)):
         raise CliError(
             f"--host {host} is reachable from other machines without a password."
-            " Give names and passwords: --auth-file FILE, with a line NAME:PASSWORD for each, or PYWORKER_UI_AUTH=NAME:PASSWORD",
+            " Give names and passwords: --auth-file FILE, with a line NAME:PASSWORD for each,"
+            " or PYWORKER_UI_AUTH=NAME:PASSWORD",
             2,
         )
     try:
@@ -73,8 +74,10 @@ def ui(
 
 
 def _listening(host: str, port: int) -> list[socket.socket]:
-    """A listening socket for each address of the host. uvicorn would end with a traceback if none
-    can be opened."""
+    """A listening socket for each address of the host.
+
+    uvicorn would end with a traceback if none can be opened.
+    """
     made: list[socket.socket] = []
     refused: OSError | None = None
     try:

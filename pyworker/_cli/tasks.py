@@ -22,8 +22,10 @@ _TIMES = ("timeout", "retention")
 @as_json
 @click.pass_context
 def tasks(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
-    """List the definitions of tasks (the options that SELECT add_job(…) inherits); or write
-    them."""
+    """List the definitions of tasks, or write them.
+
+    A definition holds the options that SELECT add_job(…) inherits.
+    """
     ctx.obj = (dsn, schema)
     if ctx.invoked_subcommand:
         return
@@ -37,8 +39,9 @@ def tasks(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
 @as_json
 @part_of_group
 def sync(where: tuple[str, str], modules: tuple[str, ...], machine: bool) -> None:
-    """Write the options of the tasks in MODULES (packages with all submodules) to the database, as
-    `pyworker run` does when it starts.
+    """Write the options of the tasks in MODULES to the database.
+
+    `pyworker run` does the same when it starts. Packages are loaded with all submodules.
 
     Run it on deployment, so that jobs added by SQL have the new options before the first worker
     starts. A task without options and a definition without a task do not change.

@@ -1,5 +1,7 @@
-"""`pyworker sql`: ready statements for psql from sql/topics.sql, with the schema's name filled
-in."""
+"""`pyworker sql`: ready statements for psql, from sql/topics.sql.
+
+The schema's name is filled in.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,10 @@ def topics(schema: str) -> dict[str, tuple[str, str]]:
 @click.argument("topic", required=False)
 @schema_option
 def sql(topic: str | None, schema: str) -> None:
-    """Print ready SQL statements on TOPIC, with the schema's name filled in. Without TOPIC, list
-    the topics."""
+    """Print ready SQL statements on TOPIC, with the schema's name filled in.
+
+    Without TOPIC, list the topics.
+    """
     known = topics(schema)
     if topic is None:
         width = max(map(len, known))

@@ -15,9 +15,8 @@ class Admin(Base):
     """Jobs, queues, sequences and schedules."""
 
     def add_job(self, identifier: str, payload: Any = None, **options: Any) -> JobRow:
-
-        row = self._rows(*add_job_call(self.schema, identifier, payload, options))[0]
-        return cast("JobRow", job_row(row))
+        call = add_job_call(self.schema, identifier, payload, options, self.job_columns)
+        return cast("JobRow", job_row(self._rows(*call)[0]))
 
     def get_job(self, job_id: int) -> JobRow | None:
         return next(iter(self._jobs("get_job(%s)", job_id)), None)
@@ -41,9 +40,11 @@ class Admin(Base):
     def jobs_left(self, host: str, pid: int) -> int:
         """How many jobs the worker processes of this parent are running or may run next."""
         of_a_worker = (
-            "w.info ->> 'host' = %s and w.info -> 'pid' = to_jsonb(%s::integer) and w.info -> 'task_identifiers' ? j.task_identifier"
+            "w.info ->> 'host' = %s and w.info -> 'pid' = to_jsonb(%s::integer)"
+            " and w.info -> 'task_identifiers' ? j.task_identifier"
             " and coalesce(w.info -> 'queue_names' ? coalesce(j.queue_name, 'default'), true)"
-            " and not coalesce(j.flags ?| array(select jsonb_array_elements_text(w.info -> 'forbidden_flags')), false)"
+            " and not coalesce("
+            "j.flags ?| array(select jsonb_array_elements_text(w.info -> 'forbidden_flags')), false)"
         )
         jobs = f"{self._s}.jobs j where j.state in ('available', 'pending', 'running')"
         any_worker = f"exists (select from {self._s}.live_workers w where {of_a_worker})"
@@ -65,7 +66,10 @@ class Admin(Base):
         return next(iter(self._jobs("remove_job(%s)", job_key)), None)
 
     def list_tasks(self) -> list[dict[str, Any]]:
-        options = "max_attempts, priority, queue_name, unique_policy, sequence_policy, delivery, timeout, backoff, retention"
+        options = (
+            "max_attempts, priority, queue_name, unique_policy, sequence_policy, delivery, timeout,"
+            " backoff, retention"
+        )
         return self._dicts(f"identifier, {options}, updated_at", "list_tasks() order by identifier")
 
     def modules_of(self, task: str) -> list[str]:
@@ -83,7 +87,8 @@ class Admin(Base):
 
     def queue_stats(self) -> list[dict[str, Any]]:
         return self._dicts(
-            "queue_name, concurrency, paused, available, running, pending, scheduled, retryable, discarded, oldest_waiting",
+            "queue_name, concurrency, paused, available, running, pending, scheduled, retryable,"
+            " discarded, oldest_waiting",
             "queue_stats order by queue_name",
         )
 
@@ -101,8 +106,8 @@ class Admin(Base):
 
     def schedules(self) -> list[dict[str, Any]]:
         return self._dicts(
-            "name, cron, timezone, words, identifier, next_at, last_at, last_job_id, paused, last_error, backfill, queue_name, query_role"
-            ", origin",
+            "name, cron, timezone, words, identifier, next_at, last_at, last_job_id, paused, last_error,"
+            " backfill, queue_name, query_role, origin",
             "schedules order by name",
         )
 
@@ -113,8 +118,11 @@ class Admin(Base):
         """The next n runs of the schedule with this name, or else of this cron expression."""
         statement = (
             f"select c.cron, c.timezone, {self._s}.describe_cron(c.cron), r.run_at, r.local_time"  # noqa: S608
-            f" from (values (%s::text, %s::text)) given (schedule, timezone) left join {self._s}.schedules s on s.name = given.schedule"
-            " cross join lateral (select coalesce(s.cron, given.schedule), coalesce(s.timezone, given.timezone)) c (cron, timezone)"
+            " from (values (%s::text, %s::text)) given (schedule, timezone)"
+            f" left join {self._s}.schedules s on s.name = given.schedule"
+            " cross join lateral ("
+            "select coalesce(s.cron, given.schedule), coalesce(s.timezone, given.timezone)"
+            ") c (cron, timezone)"
             f" left join lateral {self._s}.next_runs(c.cron, c.timezone, %s) r on true order by r.run_at"
         )
         names = ("cron", "timezone", "words", "run_at", "local_time")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import psycopg
 
 from ..errors import translated
 from .rows import JOB_COLUMNS, JobRow, job_row
-from .text import quoted
+from .text import Parameters, quoted, rows_of
 
 # Partitions are counted under the name of their table.
 _CHANGES = """
-    select coalesce(parent.relname, s.relname), sum(s.n_tup_ins)::int, sum(s.n_tup_upd)::int, sum(s.n_tup_del)::int
+    select coalesce(parent.relname, s.relname),
+        sum(s.n_tup_ins)::int, sum(s.n_tup_upd)::int, sum(s.n_tup_del)::int
     from pg_stat_xact_user_tables s
     left join pg_inherits i on i.inhrelid = s.relid
     left join pg_class parent on parent.oid = i.inhparent
@@ -24,14 +25,14 @@ _CHANGES = """
 class Base:
     """Runs statements in one schema over one connection."""
 
+    job_columns = JOB_COLUMNS
+
     def __init__(self, conn: psycopg.Connection[Any], schema: str = "pyworker") -> None:
         self.conn = conn
         self.schema = schema
         self._s = quoted(schema)
 
-    def _rows(
-        self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()
-    ) -> list[tuple[Any, ...]]:
+    def _rows(self, statement: str, parameters: Parameters = ()) -> list[tuple[Any, ...]]:
         with translated():
             # Binary, because the text of a time or an interval depends on session settings.
             return self.conn.execute(cast("Any", statement), parameters, binary=True).fetchall()
@@ -40,7 +41,7 @@ class Base:
         return self._rows(f"select {self._s}.{call}", parameters)[0][0]
 
     def _jobs(self, source: str, *parameters: Any) -> list[JobRow]:
-        rows = self._rows(f"select {JOB_COLUMNS} from {self._s}.{source} j", parameters)  # noqa: S608
+        rows = self._rows(rows_of(self.schema, source, self.job_columns), parameters)
         return [job for row in rows if (job := job_row(row))]
 
     def _dicts(self, columns: str, source: str, *parameters: Any) -> list[dict[str, Any]]:
@@ -52,8 +53,10 @@ class Base:
         return [call() for call in calls]
 
     def keep_quiet(self) -> None:
-        """Send no notification in this session: the time of the last one is not transactional, so a
-        rollback could not undo it."""
+        """Send no notification in this transaction.
+
+        The time of the last one is not transactional, so a rollback could not undo it.
+        """
         self.conn.execute(b"select set_config('pyworker.notify', 'off', true)")
 
     def changes(self) -> list[tuple[str, int, int, int]]:

@@ -21,7 +21,10 @@ BACKEND_PID = b"select pg_backend_pid()"
 SHOW_ISOLATION = b"show default_transaction_isolation"
 SET_ALL = b"select set_config(s.name, s.value, false) from unnest(%s::text[], %s::text[]) s(name, value)"
 # Null: there is no such process, or we may not see its statement.
-AT_IT = b"select bool_or(state = 'active' and wait_event_type is distinct from 'Client') from pg_stat_activity where pid = %s"
+RUNS_IT = (
+    b"select bool_or(state = 'active' and wait_event_type is distinct from 'Client')"
+    b" from pg_stat_activity where pid = %s"
+)
 BE_QUIET = b"select set_config('pyworker.notify', 'off', false)"
 READ_COMMITTED = b"set default_transaction_isolation = 'read committed'"
 
@@ -70,8 +73,10 @@ FORBIDDING = ("42", "3F")  # classes of SQLSTATEs: no permission, no such functi
 
 
 def is_lost(error: psycopg.Error) -> bool:
-    """True if the connection is lost or useless. Otherwise one statement was refused: by the
-    database, or by psycopg because of its values."""
+    """True if the connection is lost or useless.
+
+    Otherwise one statement was refused: by the database, or by psycopg because of its values.
+    """
     if sqlstate_of(error) is None:
         return not isinstance(error, psycopg.DataError)
     return isinstance(error, LOST) and sqlstate_of(error) not in TRY_AGAIN
@@ -91,14 +96,18 @@ def conninfo(dsn: str, application_name: str = "pyworker") -> str:
 
 
 def keepalives() -> tuple[bytes, list[list[str]]]:
-    """The statement that sets them on each handler connection. As libpq's `options` they would
-    displace PGOPTIONS and those of a service file."""
+    """The statement that sets the server's keepalives on each handler connection.
+
+    As libpq's `options` they would displace PGOPTIONS and those of a service file.
+    """
     return SET_ALL, [list(_SERVER), list(_SERVER.values())]
 
 
 def connect(dsn: str, worker: bool = False) -> psycopg.Connection[Any]:
-    """Open an autocommit connection at READ COMMITTED, which the protocol's statements require. A
-    worker's connection has no time limits."""
+    """Open an autocommit connection at READ COMMITTED, which the protocol's statements require.
+
+    A worker's connection has no time limits.
+    """
     conn = psycopg.connect(make_conninfo(conninfo(dsn), client_encoding="UTF8"), autocommit=True)
     with answered(conn):
         # Only if needed: behind a transaction pooler a SET would leak to other clients.
@@ -115,8 +124,10 @@ def connect(dsn: str, worker: bool = False) -> psycopg.Connection[Any]:
 
 
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:
-    """True if a transaction pooler (PgBouncer) is in between: then the process that answers is not
-    the one that the connection was opened with."""
+    """True if a transaction pooler (PgBouncer) is in between.
+
+    Then the process that answers is not the one that the connection was opened with.
+    """
     return conn.execute(BACKEND_PID).fetchone() != (conn.info.backend_pid,)
 
 
@@ -130,8 +141,10 @@ def cut(conn: psycopg.Connection[Any]) -> None:
 
 
 def abandon(conn: psycopg.Connection[Any]) -> socket.socket:
-    """End the connection on this side only. For the server it stays open and keeps its locks until
-    the returned socket is closed."""
+    """End the connection on this side only.
+
+    For the server it stays open and keeps its locks until the returned socket is closed.
+    """
     kept = socket.socket(fileno=os.dup(conn.fileno()))
     closed, silent = socket.socketpair()
     with closed, silent:
@@ -147,8 +160,10 @@ def abandon(conn: psycopg.Connection[Any]) -> socket.socket:
 def answered(
     conn: psycopg.Connection[Any], give_up: Callable[[psycopg.Connection[Any]], None] = cut
 ) -> Iterator[None]:
-    """Cut the connection if a statement in this block gets no answer within ANSWER_TIMEOUT. Use it for
-    statements that take no time."""
+    """Cut the connection if a statement in this block gets no answer within ANSWER_TIMEOUT.
+
+    Use it for statements that take no time.
+    """
     timer = threading.Timer(ANSWER_TIMEOUT, give_up, [conn])
     timer.daemon = True
     timer.start()
@@ -160,16 +175,18 @@ def answered(
 
 
 class SilenceGuard:
-    """Guards statements that may take long, by work or a lock: it cuts the connection only if the
-    server no longer runs the statement.
+    """Guards statements that may take long, by work or a lock.
 
-    A network that drops everything looks like a slow server. So SilenceGuard asks the server on another
-    connection when a statement gets no answer for long.
+    It cuts the connection only if the server no longer runs the statement. A network that drops
+    everything looks like a slow server. So SilenceGuard asks the server on another connection when
+    a statement gets no answer for long.
     """
 
     def __init__(self, dsn: str, busy: Callable[[], None] | None = None) -> None:
-        """busy is called each second while a statement runs: waiting for the database is not
-        stuck."""
+        """`busy` is called each second while a statement runs.
+
+        Waiting for the database does not count as stuck.
+        """
         self._dsn = dsn
         self._busy = busy
         self._asked: tuple[psycopg.Connection[Any], float] | None = None
@@ -190,16 +207,16 @@ class SilenceGuard:
             if asked and self._busy:
                 self._busy()
             if asked and (since := time.monotonic() - asked[1]) > ANSWER_TIMEOUT:
-                if self._at_it(asked[0], since):
+                if self._runs_it(asked[0], since):
                     time.sleep(ANSWER_TIMEOUT)
                 elif self._asked is asked:
                     cut(asked[0])
 
-    def _at_it(self, conn: psycopg.Connection[Any], since: float) -> bool:
+    def _runs_it(self, conn: psycopg.Connection[Any], since: float) -> bool:
         try:
             pid = conn.info.backend_pid
             with connect(self._dsn, worker=True) as other, answered(other):
-                row = other.execute(AT_IT, [pid]).fetchone()
+                row = other.execute(RUNS_IT, [pid]).fetchone()
         except psycopg.Error:
             return True  # no connection at all: reconnecting would not help
         return row[0] if row and row[0] is not None else since < BLIND_TIMEOUT

@@ -96,9 +96,10 @@ def query(
         with translated(), conn.cursor() as cursor:
             return answer(_of_cursor(cursor, text, parameters))
     lends = hasattr(conn, "acquire") or (hasattr(conn, "getconn") and hasattr(conn, "connection"))
+    advice = ": take a connection from the pool, and call it in its transaction" if lends else ""
     raise TypeError(
-        f"{verb}: conn must be a connection, cursor or session of psycopg, asyncpg, psycopg2, SQLAlchemy or Django, got "
-        f"{type(conn).__name__}{': take a connection from the pool, and call it in its transaction' if lends else ''}"
+        f"{verb}: conn must be a connection, cursor or session of psycopg, asyncpg, psycopg2, SQLAlchemy"
+        f" or Django, got {type(conn).__name__}{advice}"
     )
 
 
@@ -146,6 +147,6 @@ def _for_sqlalchemy(verb: str, conn: Any, statement: Statement) -> tuple[str, An
         text, parameters = numbered(*statement)
         return text, tuple(parameters)
     raise TypeError(
-        f"{verb}: SQLAlchemy's driver {getattr(dialect, 'driver', '?')} is not supported; use psycopg, asyncpg or psycopg2, "
-        f"or execute SELECT pyworker.{verb}(…) yourself"
+        f"{verb}: SQLAlchemy's driver {getattr(dialect, 'driver', '?')} is not supported;"
+        f" use psycopg, asyncpg or psycopg2, or execute SELECT pyworker.{verb}(…) yourself"
     )

@@ -99,13 +99,12 @@ def migrate(
     movable_clock: bool = False,
     roles: bool = False,
 ) -> list[Migration]:
-    """Bring the schema to this package's version in one transaction. Returns the applied
-    migrations.
+    """Bring the schema to this package's version, and return the applied migrations.
 
-    You may repeat it, run it concurrently and interrupt it. `movable_clock` is for tests: it lets
-    the setting pyworker.clock_offset move the queue's time. `roles` creates the four group roles.
-    Raises SchemaVersionError if an applied migration was edited later, or if the database is newer
-    and breaking.
+    It is one transaction. You may repeat it, run it concurrently and interrupt it. `movable_clock`
+    is for tests: it lets the setting pyworker.clock_offset move the queue's time. `roles` creates
+    the four group roles. Raises SchemaVersionError if an applied migration was edited later, or if
+    the database is newer and breaking.
     """
     sql_dir = directory("sql")
     with translated(), conn.transaction():
@@ -145,8 +144,9 @@ def script(
     roles: bool = False,
     transaction: bool = True,
 ) -> str:
-    """`migrate` as one SQL script, for a database at schema version `from_version`. None: at any
-    version; the script checks which migrations were applied.
+    """`migrate` as one SQL script, for a database at schema version `from_version`.
+
+    None: at any version; the script checks which migrations were applied.
 
     transaction=False: without BEGIN and COMMIT, for migration tools that open the transaction. The
     script restores their settings at its end.

@@ -22,11 +22,13 @@ class Pages(Base):
         return self._dicts(columns, "throughput(%s) order by minute", minutes)
 
     def job_page(self, **filters: Any) -> tuple[list[dict[str, Any]], int | None]:
-        """A page of jobs, by the arguments of list_jobs. If the search stopped before the page was
-        full, also the id to continue from."""
+        """A page of jobs, by the arguments of list_jobs.
+
+        If the search stopped before the page was full, also the id to continue from.
+        """
         columns = (
-            "id, task_identifier, state, queue_name, key, sequence_key, priority, run_at, attempts, max_attempts, created_at, locked_at, "
-            "locked_by, finished_at, reason, last_error"
+            "id, task_identifier, state, queue_name, key, sequence_key, priority, run_at, attempts,"
+            " max_attempts, created_at, locked_at, locked_by, finished_at, reason, last_error"
         )
         given = {name: value for name, value in filters.items() if value is not None}
         rows = self._dicts(

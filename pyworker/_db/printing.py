@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from .database import Database
-from .rows import JOB_COLUMNS
 from .scripts import BEGIN
-from .text import literal, quoted
-
-_PLACEHOLDER = re.compile(r"%\((\w+)\)s|%s|%%")
-_LEFT_OUT = re.compile(r", \w+ => %\((\w+)\)s::[a-z]+(?:\[\])?")  # a later named argument
+from .text import Parameters, filled, quoted
 
 
 class Shown(click.exceptions.Exit):
@@ -22,18 +17,20 @@ class Shown(click.exceptions.Exit):
 
 
 class Printing(Database):
-    """Prints statements instead of running them. parse_crontab runs, as it only reads a text and
-    later statements depend on its answer."""
+    """Prints statements instead of running them.
+
+    parse_crontab runs, as it only reads a text and later statements depend on its answer.
+    """
+
+    job_columns = "j.*"
 
     def __init__(self, schema: str, real: Callable[[], Database]) -> None:
         self.schema = schema
         self._s = quoted(schema)
         self._real = real
 
-    def _rows(
-        self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()
-    ) -> list[tuple[Any, ...]]:
-        click.echo(self._filled(statement, parameters) + ";")
+    def _rows(self, statement: str, parameters: Parameters = ()) -> list[tuple[Any, ...]]:
+        click.echo(filled(statement, parameters) + ";")
         raise Shown(0)
 
     def each(self, *calls: Callable[[], Any]) -> list[Any]:
@@ -50,24 +47,3 @@ class Printing(Database):
 
     def parse_crontab(self, content: str) -> list[tuple[Any, ...]]:
         return self._real().parse_crontab(content)
-
-    def _filled(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any]) -> str:
-        text = statement.replace(JOB_COLUMNS, "j.*")
-        if self.schema == "pyworker":
-            text = text.replace(self._s, self.schema)
-        if isinstance(parameters, Mapping):
-            named = parameters
-
-            def unless_null(match: re.Match[str]) -> str:
-                return "" if named[match[1]] is None else match[0]
-
-            text = _LEFT_OUT.sub(unless_null, text)
-        given = iter(() if isinstance(parameters, Mapping) else parameters)
-
-        def filled(match: re.Match[str]) -> str:
-            if match[0] == "%%":
-                return "%"
-            value = parameters[match[1]] if isinstance(parameters, Mapping) else next(given)
-            return literal(value)
-
-        return _PLACEHOLDER.sub(filled, text)

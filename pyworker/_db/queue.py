@@ -1,8 +1,7 @@
-"""The calls of add_job and the other job functions, for every driver: parameters as %(name)s, or
-numbered for asyncpg.
+"""The calls of add_job and the other job functions, for every driver.
 
-Each parameter is text, a number, a boolean or a list of texts, with a cast in the statement. So no
-driver needs to know our types.
+Parameters are written as %(name)s, or numbered for asyncpg. Each parameter is text, a number, a
+boolean or a list of texts, with a cast in the statement. So no driver needs to know our types.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .._arguments import checked
+from .._checks import checked
 from ..errors import InvalidArgument
+from .rows import JOB_COLUMNS
 from .text import quoted, rows_of
 
 Statement = tuple[str, dict[str, Any]]
@@ -54,14 +54,17 @@ _VERBS = {
 
 
 @functools.lru_cache
-def _add_job_statement(schema: str, names: tuple[str, ...], soon: bool) -> str:
+def _add_job_statement(schema: str, names: tuple[str, ...], soon: bool, columns: str) -> str:
     values = {name: f"%({name})s::{ADD_ARGUMENTS[name]}" for name in names}
     if soon:
         values["run_at"] = SOON.format(schema=quoted(schema), value="%(run_at)s")
-    return rows_of(schema, f"add_job({', '.join(f'{name} => {value}' for name, value in values.items())})")
+    given = ", ".join(f"{name} => {value}" for name, value in values.items())
+    return rows_of(schema, f"add_job({given})", columns)
 
 
-def add_job_call(schema: str, identifier: str, payload: Any, options: Mapping[str, Any]) -> Statement:
+def add_job_call(
+    schema: str, identifier: str, payload: Any, options: Mapping[str, Any], columns: str = JOB_COLUMNS
+) -> Statement:
     """Sends only the given arguments, as each one costs time."""
     parameters: dict[str, Any] = {
         "identifier": checked("add_job", "identifier", identifier),
@@ -71,7 +74,7 @@ def add_job_call(schema: str, identifier: str, payload: Any, options: Mapping[st
         if value is not None:
             parameters[name] = checked("add_job", name, value)
     soon = isinstance(parameters.get("run_at"), float)
-    return _add_job_statement(schema, tuple(parameters), soon), parameters
+    return _add_job_statement(schema, tuple(parameters), soon, columns), parameters
 
 
 def add_jobs_call(schema: str, specs: Iterable[Mapping[str, Any]]) -> Statement:
@@ -107,13 +110,16 @@ _BEYOND_JSONB = re.compile(
 
 
 def _refuse_beyond_jsonb(where: str, payload: str) -> None:
-    """Refuse payloads that add_jobs would lose: it takes jsonb, and null there means "not
-    given"."""
+    """Refuse payloads that add_jobs would lose.
+
+    It takes jsonb, in which null means "not given".
+    """
     if payload == "null":
         raise InvalidArgument(f"{where}: payload cannot be null in a bulk call (add_job takes any payload)")
     if "\\u" in payload and _BEYOND_JSONB.search(payload):
         raise InvalidArgument(
-            f"{where}: payload must not contain NUL or half a surrogate pair in a bulk call (add_job takes any payload)"
+            f"{where}: payload must not contain NUL or half a surrogate pair in a bulk call"
+            " (add_job takes any payload)"
         )
 
 

@@ -11,8 +11,11 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as the database returns it: the result of add_job and the other job functions. Field
-    names are those of the SQL type `job`."""
+    """A job as the database returns it.
+
+    It is the result of add_job and the other job functions. Field names are those of the SQL type
+    `job`.
+    """
 
     id: int
     task_identifier: str

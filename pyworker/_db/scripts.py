@@ -8,7 +8,8 @@ from .text import as_identifier
 
 BEGIN = "begin isolation level read committed;\n"
 SET_SCHEMA = sql.SQL(
-    "select set_config('pyworker.schema', {schema}, true), set_config('pyworker.newest', {newest}::text, true)"
+    "select set_config('pyworker.schema', {schema}, true),"
+    " set_config('pyworker.newest', {newest}::text, true)"
 )
 HAS_MIGRATIONS = b"select true from pg_tables where schemaname = %s and tablename = 'migrations'"
 MIGRATIONS = sql.SQL("select version, name, checksum from {schema}.migrations order by version")
@@ -20,10 +21,14 @@ CLOCK_IS_MOVABLE = b"select movable_clock from settings"
 # For a script inside a foreign transaction: save the settings that setup/begin.sql changes, then
 # restore them.
 KEEP_SETTINGS = (
-    "select set_config('pyworker.before', json_object_agg(s, current_setting(s))::text, true) from unnest(array["
-    "'search_path', 'lock_timeout', 'client_min_messages', 'standard_conforming_strings', 'datestyle', 'intervalstyle']) s;\n"
+    "select set_config('pyworker.before', json_object_agg(s, current_setting(s))::text, true)"
+    " from unnest(array['search_path', 'lock_timeout', 'client_min_messages',"
+    " 'standard_conforming_strings', 'datestyle', 'intervalstyle']) s;\n"
 )
-RESTORE_SETTINGS = "select set_config(s.key, s.value, true) from json_each_text(current_setting('pyworker.before')::json) s;\n"
+RESTORE_SETTINGS = (
+    "select set_config(s.key, s.value, true)"
+    " from json_each_text(current_setting('pyworker.before')::json) s;\n"
+)
 
 
 def drop_schema_text(schema: str) -> str:
@@ -33,7 +38,8 @@ def drop_schema_text(schema: str) -> str:
 def unless_applied(version: int, text: str) -> str:
     """A script that does nothing if the migration was applied already."""
     return (
-        f"do $pyworker_unless$\nbegin\nif not exists (select from migrations m where m.version = {version:d}) then\n"
+        "do $pyworker_unless$\nbegin\n"
+        f"if not exists (select from migrations m where m.version = {version:d}) then\n"
         f"execute $pyworker_migration$\n{text}$pyworker_migration$;\nend if;\nend;\n$pyworker_unless$;\n"
     )
 

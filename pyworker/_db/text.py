@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psycopg import sql
 
 from .rows import JOB_COLUMNS
 
+Parameters = Sequence[Any] | Mapping[str, Any]
 Call = tuple[str, list[Any]]  # a statement and its parameters
 
 
@@ -17,8 +18,11 @@ def as_identifier(name: str) -> str:
 
 
 def quoted(schema: str) -> str:
-    """An identifier for a statement with parameters, in which drivers require % to be doubled."""
-    return as_identifier(schema).replace("%", "%%")
+    """An identifier for a statement with parameters, in which drivers require % to be doubled.
+
+    The usual name needs no quotes, and reads better without them.
+    """
+    return schema if schema == "pyworker" else as_identifier(schema).replace("%", "%%")
 
 
 def named_call(schema: str, function: str, arguments: Mapping[str, str]) -> str:
@@ -26,10 +30,20 @@ def named_call(schema: str, function: str, arguments: Mapping[str, str]) -> str:
     return f"{quoted(schema)}.{function}({given})"
 
 
-def rows_of(schema: str, call: str) -> str:
-    return f"select {JOB_COLUMNS} from {quoted(schema)}.{call} j"  # noqa: S608
+def rows_of(schema: str, call: str, columns: str = JOB_COLUMNS) -> str:
+    return f"select {columns} from {quoted(schema)}.{call} j"  # noqa: S608
 
 
 def literal(value: Any) -> str:
     """The value as an SQL literal, for psql."""
     return sql.Literal(str(value) if isinstance(value, str) else value).as_string(None).strip()
+
+
+def filled(statement: str, parameters: Parameters) -> str:
+    """The statement with its values as literals, for psql.
+
+    Python's own % operator knows the placeholders of drivers: %s, %(name)s, and %% for a %.
+    """
+    if isinstance(parameters, Mapping):
+        return statement % {name: literal(value) for name, value in parameters.items()}
+    return statement % tuple(literal(value) for value in parameters)

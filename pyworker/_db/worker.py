@@ -32,8 +32,9 @@ TASK_OPTIONS = _DEFINE_ARGUMENTS.keys() - {"identifier"}
 # Times as seconds: psycopg takes longer for two timestamps than for all other columns. A double
 # holds the microseconds of these centuries.
 _CLAIMED = (
-    "id, run, task_identifier, payload::text, attempts, max_attempts, priority, date_part('epoch', run_at), queue_name, key, flags::text, "
-    "meta::text, sequence_key, date_part('epoch', created_at), delivery, crashes"
+    "id, run, task_identifier, payload::text, attempts, max_attempts, priority,"
+    " date_part('epoch', run_at), queue_name, key, flags::text, meta::text, sequence_key,"
+    " date_part('epoch', created_at), delivery, crashes"
 )
 
 
@@ -68,12 +69,11 @@ class Worker(Base):
         self._value("update_worker(%s, %s::jsonb)", worker_id, json.dumps(info))
 
     def define_task(self, identifier: str, options: Mapping[str, Any]) -> None:
-        parameters: dict[str, Any] = dict.fromkeys(_DEFINE_ARGUMENTS)
-        parameters.update(options, identifier=identifier)
-        for name in ("unique_policy", "sequence_policy", "backoff"):
-            if parameters[name] is not None:
-                parameters[name] = json.dumps(parameters[name])
-        self._rows(f"select {named_call(self.schema, 'define_task', _DEFINE_ARGUMENTS)}", parameters)
+        parameters = {"identifier": identifier, **options}
+        for name in parameters.keys() & {"unique_policy", "sequence_policy", "backoff"}:
+            parameters[name] = json.dumps(parameters[name])
+        given = {name: _DEFINE_ARGUMENTS[name] for name in parameters}
+        self._rows(f"select {named_call(self.schema, 'define_task', given)}", parameters)
 
     def declare_schedules(
         self, origins: Sequence[str], schedules: Sequence[Mapping[str, Any]], dry_run: bool = False
@@ -113,17 +113,15 @@ class Worker(Base):
         forbidden_flags: Sequence[str] | None,
         alone: bool,
     ) -> Call:
-        """alone: the claim is the only statement of its transaction, so its commit need not wait
-        for the disk."""
-        with_it = "set_config('synchronous_commit', 'off', true), " if alone else ""
-        return (
-            f"select {_CLAIMED} from {with_it}{self._s}.claim_jobs(%s, %s, %s::text[], %s::text[], %s::text[])",  # noqa: S608
-            [
-                worker_id,
-                max_jobs,
-                *(None if v is None else list(v) for v in (tasks, queues, forbidden_flags)),
-            ],
-        )
+        """`alone`: the claim is the only statement of its transaction.
+
+        Then its commit need not wait for the disk.
+        """
+        source = f"{self._s}.claim_jobs(%s, %s, %s::text[], %s::text[], %s::text[])"
+        if alone:
+            source = f"set_config('synchronous_commit', 'off', true), {source}"
+        lists = [None if v is None else list(v) for v in (tasks, queues, forbidden_flags)]
+        return f"select {_CLAIMED} from {source}", [worker_id, max_jobs, *lists]  # noqa: S608
 
     def finish_call(self, jobs: Iterable[tuple[int, int, str | None]]) -> Call:
         """Each job: id, run, and its result as JSON text or None."""
@@ -195,8 +193,11 @@ class Worker(Base):
         return self._value("seconds_until_tick()")
 
     def run_schedules(self, seconds: float) -> tuple[float | None, int]:
-        """Fire due schedules. Returns the seconds until the next tick and how many fired. `seconds`
-        is the statement timeout, which ends a slow query."""
+        """Fire due schedules.
+
+        Returns the seconds until the next tick and how many fired. `seconds` is the statement
+        timeout, which ends a slow query.
+        """
         with translated(), self.conn.pipeline():  # one transaction, one round trip
             self.conn.execute(b"select set_config('statement_timeout', %s, true)", [f"{int(seconds * 1000)}"])
             # In this order, so that a tick that falls due in between is not missed.

@@ -86,7 +86,8 @@ class Demo:
             migrations.migrate(conn)
             conn.execute((self.application / "schema.sql").read_bytes())
             self._say(
-                "pyworker is installed; the application has a table, users, whose triggers call pyworker.add_job"
+                "pyworker is installed;"
+                " the application has a table, users, whose triggers call pyworker.add_job"
             )
             with tempfile.NamedTemporaryFile("w+", prefix="pyworker-demo-", suffix=".log") as log:
                 worker = self._start_worker(server.url(), mail.address, log)
@@ -106,7 +107,8 @@ class Demo:
         path = os.pathsep.join(filter(None, [str(self.application.parent), os.environ.get("PYTHONPATH")]))
         return subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "pyworker", "run", "welcome.tasks", "--dsn", url, "--schema", "pyworker"],
-            env={**os.environ, "PYTHONPATH": path, "WELCOME_SMTP": mail}, stdout=log, stderr=log, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path, "WELCOME_SMTP": mail}, stdout=log, stderr=log,
+            start_new_session=True,
         )  # fmt: skip
 
     def _perform_action(self, conn: psycopg.Connection[Any]) -> None:
@@ -173,7 +175,8 @@ class Demo:
         )
         table.add_row(
             str(len(mail.received)),
-            f"mails received by the SMTP server, {len(mail.received) - len(set(mail.received)) - 3} of them twice",
+            "mails received by the SMTP server,"
+            f" {len(mail.received) - len(set(mail.received)) - 3} of them twice",
         )
         self.console.print(table, highlight=False)
         me = "pyworker" if sys.argv[0].endswith("__main__.py") else _short(sys.argv[0])
@@ -181,7 +184,8 @@ class Demo:
         self.console.print("\nThe database is kept. Try next, on this same one:\n", style="bold")
         for line in (
             f"{me} jobs --dsn demo",
-            f"{me} jobs --dsn demo {failed['id'] if failed else 1}        # the one that failed at first, with its error",
+            f"{me} jobs --dsn demo {failed['id'] if failed else 1}"
+            "        # the one that failed at first, with its error",
             f"{me} add --dsn demo send_welcome {payload} && "
             f"PYTHONPATH={_short(self.application.parent)} {me} run --dsn demo --once welcome.tasks",
         ):

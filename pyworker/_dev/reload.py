@@ -1,5 +1,4 @@
-"""`pyworker dev`: a database, a worker that reloads on edits, and the dashboard, in one
-terminal."""
+"""`pyworker dev`: a database, a reloading worker and the dashboard, in one terminal."""
 
 from __future__ import annotations
 
@@ -47,7 +46,8 @@ class Program:
         # reason.
         command = postgres._command(None, Path(sys.executable), "-m", "pyworker", *self._arguments)
         self._process = subprocess.Popen(  # noqa: S603 - ourselves
-            command, env={**os.environ, **self._environment}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            command, env={**os.environ, **self._environment}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         )  # fmt: skip
         self._told = False

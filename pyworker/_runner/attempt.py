@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import psycopg
+
 from .. import _middleware, tasks
-from ..job import AsyncJob, Job
+from ..job import AsyncJob, Job, NotStarted
 from .claimed import Claimed
 from .connections import Connections
 from .outcomes import Ended, failure_of, outcome_of
@@ -18,8 +22,11 @@ def run_job(job: Claimed, task: tasks.Task[..., Any], connections: Connections) 
     try:
         job.handler = made = job.made(Job, connections)
         made._cancelled = job.cancelled  # pyright: ignore[reportPrivateUsage]
-        if job.delivery == "at_most_once" and not connections.start_job(job.id, job.run):
-            return "released", (job.id, job.run), None
+        if job.delivery == "at_most_once":
+            with _unless_unknown():
+                started = connections.start_job(job.id, job.run)
+            if not started:
+                return "released", (job.id, job.run), None
         if not _middleware.registered:
             return outcome_of(job, task, task.invoke(made))
         with _middleware.MiddlewareStack(made) as around:
@@ -55,10 +62,22 @@ async def run_job_async(
 async def _answer(
     job: Claimed, task: tasks.Task[..., Any], connections: Connections, made: AsyncJob
 ) -> Ended:
-    if job.delivery == "at_most_once" and not await connections.start_job_async(job.id, job.run):
-        return "released", (job.id, job.run), None
+    if job.delivery == "at_most_once":
+        with _unless_unknown():
+            started = await connections.start_job_async(job.id, job.run)
+        if not started:
+            return "released", (job.id, job.run), None
     if not _middleware.registered:
         return outcome_of(job, task, await task.invoke(made))
     with _middleware.MiddlewareStack(made) as around:
         around.result = await task.invoke(made)
         return outcome_of(job, task, around.result)
+
+
+@contextmanager
+def _unless_unknown() -> Iterator[None]:
+    """Do not begin if it is unknown whether the start was recorded."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise NotStarted(f"the start could not be recorded: {error}") from error

@@ -201,12 +201,16 @@ class Child:
         self.handlers.timeouts = announce(
             db, self.config, self.worker_id, self.handlers.tasks, not self.declared
         )
+        if not self.declared:
+            self.slots.answered()
+            signals.wake_parent()  # it logs the start, before the first job logs anything
         self.declared = True
         self.exchange.task_names = self.config.only_tasks or sorted(self.handlers.tasks)
         self.connections.pooled = is_pooled(db.conn)
         if self.connections.pooled:
             log.warning(
-                "there is a transaction pooler in between: no notifications come through it, jobs are found by polling"
+                "there is a transaction pooler in between: no notifications come through it,"
+                " jobs are found by polling"
             )
         else:
             db.conn.add_notify_handler(lambda note: self._on_notification(note.payload))
@@ -216,8 +220,10 @@ class Child:
         self.pace.nothing_available = False
 
     def _reconcile(self, db: Database) -> None:
-        """Drop ready jobs that are no longer ours; the database releases jobs that we do not know
-        of."""
+        """Drop ready jobs that are no longer ours.
+
+        The database releases jobs that we do not know of.
+        """
         self.handlers.keep(set(db.reconcile(self.worker_id, self.handlers.known())))
         # A claim that was in flight when the connection was lost may commit after this: repeat this
         # check, at growing intervals.
@@ -308,8 +314,7 @@ class Child:
             self.pace.sleep_until(db.seconds_until_due())
 
     def _wait(self) -> None:
-        """Wait for the end of a handler, a notification, an order, or the time of the next
-        claim."""
+        """Wait for a handler's end, a notification, an order, or the time of the next claim."""
         timeout: float | None = None
         if not self.stopping and self.handlers.load < self.config.concurrency:
             timeout = self.pace.patience()

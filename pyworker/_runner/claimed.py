@@ -50,7 +50,9 @@ class Claimed:
     def made(self, kind: type[J], connections: Connections) -> J:
         """The Job or AsyncJob that the handler gets."""
         return kind(  # positional: keyword arguments take twice the time
-            self.id, self.run, self.task_identifier, _decoded(self.payload), self.attempts, self.max_attempts, self.priority,
-            datetime.fromtimestamp(self.run_at, UTC), self.queue_name, self.key, _decoded(self.flags) if self.flags else None,
-            _decoded(self.meta) if self.meta else None, self.sequence_key, datetime.fromtimestamp(self.created_at, UTC), connections,
+            self.id, self.run, self.task_identifier, _decoded(self.payload),
+            self.attempts, self.max_attempts, self.priority,
+            datetime.fromtimestamp(self.run_at, UTC), self.queue_name, self.key,
+            _decoded(self.flags) if self.flags else None, _decoded(self.meta) if self.meta else None,
+            self.sequence_key, datetime.fromtimestamp(self.created_at, UTC), connections,
         )  # fmt: skip

@@ -28,7 +28,8 @@ def end_copy(error: Any = None) -> NoReturn:
                 print(error.code, file=sys.stderr)
         else:
             log.error(
-                "a copy of the process that a handler made by os.fork() has come back; it ends here (use os._exit)"
+                "a copy of the process that a handler made by os.fork() has come back;"
+                " it ends here (use os._exit)"
             )
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):
@@ -37,8 +38,10 @@ def end_copy(error: Any = None) -> NoReturn:
 
 
 def keep_from_copies(loop: asyncio.AbstractEventLoop) -> None:
-    """Make each copy that this thread forks end when it returns to the loop. Call it in the
-    loop's thread."""
+    """Make each copy that this thread forks end when it returns to the loop.
+
+    Call it in the loop's thread.
+    """
     thread, known = threading.get_ident(), weakref.ref(loop)
 
     def copied() -> None:

@@ -83,8 +83,10 @@ class Handlers:
             return not (self.ready or self.running or self.outcomes)
 
     def begin(self, claimed: Iterable[Sequence[Any]]) -> None:
-        """Take rows of claim_jobs. Start as many as there is room for; the others wait in
-        `ready`."""
+        """Take rows of claim_jobs.
+
+        Start as many as there is room for; the others wait in `ready`.
+        """
         with self.lock:
             self.ready.extend(Claimed(*row) for row in claimed)
             begun = self._start()
@@ -118,8 +120,10 @@ class Handlers:
             self.ready = deque(job for job in self.ready if job.id in held)
 
     def hand_back(self, everything: bool) -> None:
-        """Release the ready jobs; with `everything` also the running ones, whose handlers end with
-        this process."""
+        """Release the ready jobs, with `everything` also the running ones.
+
+        Their handlers end with this process.
+        """
         with self.lock:
             self._release(self.ready)
             self.ready.clear()
@@ -133,8 +137,10 @@ class Handlers:
             return [(job.id, job.run) for job in (*self.running.values(), *self.ready) if not job.cancelled]
 
     def cancel(self, gone: set[int]) -> None:
-        """Cancel these jobs, or jobs that are no longer ours: release the ready ones, and tell the
-        handlers of the running ones."""
+        """Cancel these jobs, or jobs that are no longer ours.
+
+        Release the ready ones, and tell the handlers of the running ones.
+        """
         with self.lock:
             for job in [job for job in self.ready if job.id in gone]:
                 self.ready.remove(job)
@@ -161,8 +167,10 @@ class Handlers:
         self.slots.set(job.slot, job.id, job.run, time.monotonic() + CANCEL_GRACE)
 
     def _start(self) -> list[Claimed]:
-        """Assign free slots to ready jobs. Call it with the lock held; dispatch the returned jobs
-        after releasing it."""
+        """Assign free slots to ready jobs.
+
+        Call it with the lock held; dispatch the returned jobs after releasing it.
+        """
         begun: list[Claimed] = []
         if self.ready and self.slots.expired():  # this process was suspended: release what is still ours
             self._release(self.ready)
@@ -187,8 +195,11 @@ class Handlers:
         return begun
 
     def _dispatch(self, begun: list[Claimed], in_thread: bool = False) -> Claimed | None:
-        """Send each job to where its handler runs. A handler thread gets one job back to run next:
-        handing it over would cost more than many a handler."""
+        """Send each job to where its handler runs.
+
+        A handler thread gets one job back to run next: handing it over would cost more than many a
+        handler.
+        """
         mine: Claimed | None = None
         to_loop: list[Claimed] = []
         for job in begun:
@@ -235,8 +246,10 @@ class Handlers:
             self.loop.call_soon(self._look, len(self._spawned))
 
     def _look(self, count: int) -> None:
-        """Release the jobs of tasks that were cancelled before their first step: they never reached
-        _run_async. The first `count` spawned tasks have had their first step."""
+        """Release the jobs of tasks that were cancelled before their first step.
+
+        They never reached _run_async. The first `count` spawned tasks have had their first step.
+        """
         assert self.loop is not None  # noqa: S101
         for _ in range(count):
             job = self._spawned.popleft()
@@ -276,8 +289,10 @@ class Handlers:
         return self.loop
 
     def _turn_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the loop, and restart it for the other handlers when a handler stops it: by
-        loop.stop(), or by SystemExit or KeyboardInterrupt in a subtask."""
+        """Run the loop, and restart it for the other handlers when a handler stops it.
+
+        A handler does so by loop.stop(), or by SystemExit or KeyboardInterrupt in a subtask.
+        """
         keep_from_copies(loop)
         while True:
             why = "loop.stop()"
@@ -296,8 +311,10 @@ class Handlers:
     # -- where a job ends -------------------------------------------------------------------------
 
     def _ended(self, job: Claimed, ended: Ended) -> list[Claimed]:
-        """The one place where a job ends. Returns jobs that may start now, for the caller to
-        dispatch."""
+        """The one place where a job ends.
+
+        Returns jobs that may start now, for the caller to dispatch.
+        """
         kind, value, said = ended
         if os.getpid() != self._pid:
             end_copy(said)
@@ -318,8 +335,10 @@ class Handlers:
         return begun
 
     def _give_up(self, suspects: list[Claimed], error: BaseException) -> NoReturn:
-        """End this process because a job's outcome could not be recorded. The parent hands its jobs
-        back and blames only the suspects."""
+        """End this process because a job's outcome could not be recorded.
+
+        The parent hands its jobs back and blames only the suspects.
+        """
         with contextlib.suppress(BaseException):  # a handler may have broken what this needs
             if os.getpid() != self._pid:
                 end_copy(error)

@@ -21,8 +21,10 @@ QUERY_TIMEOUT = 60.0  # seconds that a schedule's query may take
 
 
 def maintain(config: RunConfig, stopped: threading.Event) -> None:
-    """Run maintenance in a thread with its own connection, as a long pruning must not delay a
-    heartbeat."""
+    """Run maintenance in a thread with its own connection.
+
+    A long pruning must not delay a heartbeat.
+    """
     db: Database | None = None
     backoff, watch = Backoff(log), SilenceGuard(config.dsn)
     maintain_at = 0.0

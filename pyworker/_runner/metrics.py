@@ -93,8 +93,10 @@ class Measures:
 
 @contextmanager
 def collected(parent: Parent) -> Iterator[dict[str, Route]]:
-    """Give the HTTP route of a worker's own metrics; create the directory that its children write
-    to."""
+    """Give the HTTP route of a worker's own metrics.
+
+    Creates the directory that its children write to.
+    """
     wanted = parent.config.metrics
     if wanted and importlib.util.find_spec("prometheus_client") is None:
         raise PyworkerError(f"--metrics-port needs prometheus-client: {pip_install('metrics')}")
@@ -120,11 +122,13 @@ def _scraped(parent: Parent, directory: str) -> str:
 
     class OfParent:
         def collect(self) -> Iterator[GaugeMetricFamily]:
+            handlers = parent.config.processes * parent.config.concurrency
+            ready = not problems(parent, True)
             for name, text, value in (
                 ("pyworker_in_flight", "Handlers running in this worker.", in_flight(parent)),
-                ("pyworker_handlers", "Handlers that this worker runs at once.", parent.config.processes * parent.config.concurrency),
-                ("pyworker_ready", "1: this worker can claim jobs, as /ready says.", not problems(parent, True)),
-            ):  # fmt: skip
+                ("pyworker_handlers", "Handlers that this worker runs at once.", handlers),
+                ("pyworker_ready", "1: this worker can claim jobs, as /ready says.", ready),
+            ):
                 yield GaugeMetricFamily(name, text, value=float(value))
 
     registry.register(OfParent())  # pyright: ignore[reportArgumentType]

@@ -73,8 +73,10 @@ class Outcomes:
 
 
 def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
-    """The outcome of a handler that returned. If it returned an outcome such as Snooze, raise
-    that."""
+    """The outcome of a handler that returned.
+
+    If it returned an outcome such as Snooze, raise that.
+    """
     if value is None:
         return "finished", (job.id, job.run, None), None
     if isinstance(value, Snooze | Cancel | Discard | Failed | NotStarted):
@@ -108,7 +110,10 @@ def _told(job: Claimed, error: BaseException) -> tuple[str, Any]:
             delay = getattr(error, "delay", None)
             if isinstance(delay, timedelta):
                 return "snoozed", (job.id, job.run, delay)
-            why = f"{name_of(error)} has no delay (a timedelta); a subclass of Snooze calls super().__init__(delay)"
+            why = (
+                f"{name_of(error)} has no delay (a timedelta);"
+                " a subclass of Snooze calls super().__init__(delay)"
+            )
             return _failed(job, f"{why}\n{traceback_of(error)}")
         case asyncio.CancelledError() if job.cancelled:
             return _failed(job, "cancelled while it was running")
@@ -135,8 +140,10 @@ def _failed(job: Claimed, error: str, **fields: Any) -> tuple[str, Failure]:
 
 
 def tell(job: Claimed, failure: Failure, error: BaseException, tracebacks: bool) -> None:
-    """Log a failed attempt: what the handler raised, and where. The payload appears only if the
-    exception quotes it."""
+    """Log a failed attempt: what the handler raised, and where.
+
+    The payload appears only if the exception quotes it.
+    """
     text = shown(failure.fields["error"]).rstrip("\n")
     answered = len(failure.fields) > 3  # the handler raised an outcome such as Cancel, not an error
     cancelled = job.cancelled and "\n" not in text

@@ -23,8 +23,11 @@ class Pace:
         self.nothing_available, self.notified = False, True
 
     def room(self, load: int, reporting: bool) -> int:
-        """How many jobs to claim now. A report always carries a claim: an end may have freed a
-        queue's slot, and the round trip is made anyway."""
+        """How many jobs to claim now.
+
+        A report always carries a claim: an end may have freed a queue's slot, and the round trip is
+        made anyway.
+        """
         if self.nothing_available and not reporting and time.monotonic() < self.claim_at:
             return 0
         room = self._concurrency + self.prefetch - load
@@ -35,8 +38,10 @@ class Pace:
         self.nothing_available, self.claim_at = True, time.monotonic() + seconds
 
     def learn(self, asked: int, got: int, reported: int) -> None:
-        """Prefetch as many jobs as just ended in one turn. Slow jobs stay available to other
-        workers, and quick ones need no wait."""
+        """Prefetch as many jobs as just ended in one turn.
+
+        Slow jobs stay available to other workers, and quick ones need no wait.
+        """
         if got < asked:
             self.prefetch //= 2
         elif reported >= self.prefetch // 2:

@@ -18,10 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import psycopg
-
 from .._db import migrations
-from .._db.connect import FENCE, Backoff, abandon, answered, connect, cut, is_lost, is_pooled
+from .._db.connect import FENCE
 from .._db.database import Database
 from .._escape import shown
 from . import signals
@@ -33,15 +31,13 @@ from .config import (
     EXIT_REGISTER_AGAIN,
     RunConfig,
 )
+from .control import Control
 from .maintenance import QUERY_TIMEOUT, maintain
 from .shared import Slots, boottime
 
 log = logging.getLogger("pyworker.parent")
 
 BEAT = 4.0  # seconds between heartbeats; the lease is settings.worker_ttl, 20 by default
-# At most so many seconds between attempts to reconnect: once the database is back, other workers
-# sweep, and they take a worker for dead whose lock is free for two seconds.
-RETRY = 0.5
 WATCH = 0.25  # seconds between checks of the children's deadlines and memory
 MEMORY = "it holds too much memory"
 GRACE = 2.0  # seconds from "abort" to SIGKILL
@@ -50,10 +46,11 @@ GRACE = 2.0  # seconds from "abort" to SIGKILL
 class Parent:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.db: Database | None = None
+        self.control = Control(config, self._take_locks)
         self.children: dict[int, ChildProcess] = {}  # by pid
         self.respawn_at: list[float] = []  # one time for each child to be replaced
         self.respawn_delay = 0.1
+        self.started = False  # a child has loaded its tasks, and the database has answered it
         self.signals = 0
         self.pid = os.getpid()
         self.kill_at: float | None = None
@@ -63,20 +60,16 @@ class Parent:
         self.to_unregister: list[Ended] = []
         self.acknowledged = boottime()  # when the last heartbeat began that the database answered
         self.fence = FENCE  # seconds without such a heartbeat until our handlers must end
-        self.pooled = False
-        self.abandoned: socket.socket | None = None
-        self.backoff = Backoff(log, RETRY)
-        self.refused = ""  # the last of our actions that the database refused
         self.stopped = threading.Event()
         self.reaping = threading.Lock()  # held to kill or to reap, so that no reused pid is killed
 
     # -- from start to end -------------------------------------------------------------------------
 
     def run(self) -> int:
-        self.db = self._connect()
-        self.db.check_version(migrations.newest())  # later, the children check it
-        self.fence = min(self.db.worker_ttl().total_seconds() * 0.75, FENCE)
-        while self.config.once and self.db.run_schedules(QUERY_TIMEOUT)[1]:
+        db = self.control.connect()
+        db.check_version(migrations.newest())  # later, the children check it
+        self.fence = min(db.worker_ttl().total_seconds() * 0.75, FENCE)
+        while self.config.once and db.run_schedules(QUERY_TIMEOUT)[1]:
             pass
         wakeup, notice = socket.socketpair()
         for end in (wakeup, notice):
@@ -85,6 +78,8 @@ class Parent:
         signal.set_wakeup_fd(notice.fileno())
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
+            for _ in range(self.config.processes):
+                self._spawn(db)
             self._work(wakeup)
         finally:
             signal.set_wakeup_fd(-1)
@@ -93,32 +88,12 @@ class Parent:
         return self.exit_code
 
     def _work(self, wakeup: socket.socket) -> None:
-        for _ in range(self.config.processes):
-            self._spawn()
-        log.info(
-            "pyworker %s started: %s process%s of %s handlers, schema %s",
-            self._version(), self.config.processes, "es" if self.config.processes > 1 else "", self.config.concurrency, self.config.schema,
-        )  # fmt: skip
-        threading.Thread(
-            target=maintain, args=[self.config, self.stopped], daemon=True, name="maintain"
-        ).start()
+        args = [self.config, self.stopped]
+        threading.Thread(target=maintain, args=args, daemon=True, name="maintain").start()
         threading.Thread(target=self._fence, daemon=True, name="fence").start()
         while self.children or self.respawn_at or self.to_unregister:
-            self.turned = now = time.monotonic()
-            if self.backoff.until:
-                self.next_beat = min(self.next_beat, max(self.backoff.until, now))
-            deadlines = [
-                self.next_beat,
-                now + WATCH,
-                *self.respawn_at,
-                *([self.kill_at] if self.kill_at else []),
-            ]
-            ends: list[Any] = [wakeup, *([self.db.conn] if self.db else [])]
-            ready = select.select(ends, [], [], max(min(deadlines) - now, 0))[0]
-            with suppress(BlockingIOError):
-                wakeup.recv(4096)
-            if self.db and self.db.conn in ready:
-                self._listen()
+            self.turned = time.monotonic()
+            self._wait(wakeup)
             self._reap()
             now = time.monotonic()
             self._watch(now)
@@ -126,132 +101,99 @@ class Parent:
                 self._escalate()
             if now >= self.next_beat:
                 self.next_beat = now + BEAT
-                self._beat()
-            self._unregister()
+                self._on_database(self._beat)
+            if self.to_unregister:
+                self._on_database(self._unregister)
+                if self.signals:
+                    self.to_unregister.clear()  # stop without retrying: the leases will expire
             for due in [at for at in self.respawn_at if at <= now]:
                 self.respawn_at.remove(due)
-                if not self.signals:
-                    self._guarded(self._spawn, lambda: self.respawn_at.append(time.monotonic() + 1))
+                if not (self.signals or self._on_database(self._spawn)):
+                    self.respawn_at.append(time.monotonic() + 1)
         self.stopped.set()
-        log.info("stopped")
+        self._say("stopped")
+
+    def _wait(self, wakeup: socket.socket) -> None:
+        """Wait for a signal, input from the database, or the next thing to do."""
+        now, retry = self.turned, self.control.backoff.until
+        if retry:
+            self.next_beat = min(self.next_beat, max(retry, now))
+        deadlines = [self.next_beat, now + WATCH, *self.respawn_at]
+        if self.kill_at:
+            deadlines.append(self.kill_at)
+        db = self.control.db
+        ends: list[Any] = [wakeup, db.conn] if db else [wakeup]
+        ready = select.select(ends, [], [], max(min(deadlines) - now, 0))[0]
+        with suppress(BlockingIOError):
+            wakeup.recv(4096)
+        if db and db.conn in ready:
+            self.control.listen()
 
     def _version(self) -> str:
         from .. import __version__
 
         return __version__
 
+    def _note_start(self, child: ChildProcess) -> None:
+        """Log the start once a child has loaded its tasks: until then it may end in an error."""
+        if not self.started and child.slots.stamps()[1]:
+            self.started = True
+            processes = self.config.processes
+            log.info(
+                "pyworker %s started: %s process%s of %s handlers, schema %s", self._version(),
+                processes, "es" if processes > 1 else "", self.config.concurrency, self.config.schema,
+            )  # fmt: skip
+
+    def _say(self, text: str, *values: Any) -> None:
+        """Log the progress of the stop, unless the start failed: the error of that stands alone."""
+        if self.started or not self.exit_code:
+            log.info(text, *values)
+
     # -- the database ------------------------------------------------------------------------------
 
-    def _connect(self) -> Database:
-        db = Database(connect(self.config.dsn, worker=True), self.config.schema)
-        try:
-            self.pooled = is_pooled(db.conn)
-            if not self.pooled:
-                for child in self.children.values():
-                    child.locked = db.hold_worker_lock(child.worker_id)
-        except psycopg.Error:
-            db.conn.close()
-            raise
+    def _on_database(self, action: Callable[[Database], object]) -> bool:
+        return self.control.run(action, hurry=self.signals > 0)
+
+    def _take_locks(self, db: Database) -> None:
         for child in self.children.values():
             child.told = ""  # it may be another database
-        if self.abandoned:
-            self.abandoned.close()
-            self.abandoned = None
-        return db
+            if not self.control.pooled:
+                child.locked = db.hold_worker_lock(child.worker_id)
 
-    def _guarded(self, action: Callable[[], object], otherwise: Callable[[], object] | None = None) -> None:
-        """Run an action on the database. If that is away or refuses, continue without it, and try
-        again later."""
-        what = action.__name__
-        try:
-            if time.monotonic() < self.backoff.until and not self.signals:
-                if otherwise:
-                    otherwise()
-                return
-            if self.db is None:
-                self.db = self._connect()
-            with answered(self.db.conn, self._give_up):
-                action()
-            self.backoff.worked(what)
-            self.refused = "" if self.refused == what else self.refused
-        except psycopg.Error as error:
-            if is_lost(error):
-                self._lost(error)
-            else:
-                self.backoff.refused(error, what)
-                self.refused = what
-            if otherwise:
-                otherwise()
+    def _beat(self, db: Database) -> None:
+        began = boottime()
+        for child in list(self.children.values()):
+            if not db.heartbeat(child.worker_id):
+                self._kill(child, "it was declared dead")
+                continue
+            child.slots.prolong(began + self.fence)
+            if not (child.locked or self.control.pooled):
+                child.locked = db.hold_worker_lock(child.worker_id)
+            if child.told != child.condition:
+                db.update_worker(child.worker_id, {"condition": child.condition})
+                child.told = child.condition
+        self.acknowledged = began
 
-    def _give_up(self, conn: psycopg.Connection[Any]) -> None:
-        """The database does not answer. Keep the worker locks: if they were released, others would
-        take jobs at once that are still running here."""
-        if self.pooled or self.abandoned:
-            cut(conn)
-        else:
-            with suppress(OSError, psycopg.Error):
-                self.abandoned = abandon(conn)
-
-    def _lost(self, error: Exception) -> None:
-        self.backoff.failed(error)
-        if self.db is not None:
-            self.db.conn.close()
-            self.db = None
-
-    def _listen(self) -> None:
-        """Read from the control connection. Unasked input most likely means that it has ended; then
-        reconnect soon, to take its locks again."""
-        assert self.db is not None  # noqa: S101
-        with suppress(psycopg.OperationalError):
-            self.db.conn.pgconn.consume_input()
-        if self.db.conn.pgconn.status != psycopg.pq.ConnStatus.OK:
-            self._lost(psycopg.OperationalError("the control connection was lost"))
-
-    def _beat(self) -> None:
-        def beat() -> None:
-            assert self.db is not None  # noqa: S101
-            began = boottime()
-            for child in list(self.children.values()):
-                if not self.db.heartbeat(child.worker_id):
-                    self._kill(child, "it was declared dead")
-                    continue
-                child.slots.prolong(began + self.fence)
-                if not (child.locked or self.pooled):
-                    child.locked = self.db.hold_worker_lock(child.worker_id)
-                if child.told != child.condition:
-                    self.db.update_worker(child.worker_id, {"condition": child.condition})
-                    child.told = child.condition
-            self.acknowledged = began
-
-        self._guarded(beat)
-
-    def _unregister(self) -> None:
-        def unregister() -> None:
-            assert self.db is not None  # noqa: S101
-            while self.to_unregister:
-                ended = self.to_unregister[0]
-                if ended.failure:
-                    self.db.fail_job(ended.failure)
-                if ended.crashed:
-                    self.db.report_crash(ended.worker_id, ended.running, ended.why)
-                self.db.unregister_worker(ended.worker_id)
-                charged = [job_id for job_id, _ in ended.running] + (
-                    [ended.failure["id"]] if ended.failure else []
-                )
-                for job_id, reason in self.db.discarded(charged) if charged else []:
-                    log.error(
-                        "job %s is discarded now: %s", job_id, shown(reason or ""), extra={"job_id": job_id}
-                    )
-                self.to_unregister.pop(0)
-
-        if self.to_unregister:
-            self._guarded(unregister)
-            if self.signals:
-                self.to_unregister.clear()  # stop without retrying: the leases will expire
+    def _unregister(self, db: Database) -> None:
+        while self.to_unregister:
+            ended = self.to_unregister[0]
+            charged = [job_id for job_id, _ in ended.running]
+            if ended.failure:
+                db.fail_job(ended.failure)
+                charged.append(ended.failure["id"])
+            if ended.crashed:
+                db.report_crash(ended.worker_id, ended.running, ended.why)
+            db.unregister_worker(ended.worker_id)
+            for job_id, reason in db.discarded(charged) if charged else []:
+                why = shown(reason or "")
+                log.error("job %s is discarded now: %s", job_id, why, extra={"job_id": job_id})
+            self.to_unregister.pop(0)
 
     def _fence(self) -> None:
-        """Kill the children when heartbeats stay unanswered for too long, as their jobs may be
-        taken. Runs in its own thread, so that nothing delays it."""
+        """Kill the children when heartbeats stay unanswered for too long.
+
+        Others may take their jobs then. Runs in its own thread, so that nothing delays it.
+        """
         while not self.stopped.wait(WATCH):
             if (away := boottime() - self.acknowledged) > self.fence:
                 with self.reaping:
@@ -262,18 +204,17 @@ class Parent:
 
     # -- children ----------------------------------------------------------------------------------
 
-    def _spawn(self) -> None:
-        assert self.db is not None  # noqa: S101
-        began = boottime()
-        worker_id = self.db.register_worker(
+    def _spawn(self, db: Database) -> None:
+        began, host = boottime(), socket.gethostname()
+        worker_id = db.register_worker(
             {
-                "name": self.config.name or socket.gethostname(), "host": socket.gethostname(), "pid": os.getpid(),
+                "name": self.config.name or host, "host": host, "pid": os.getpid(),
                 "version": self._version(), "modules": self.config.tasks, "condition": "starting",
             }
         )  # fmt: skip
         if all(child.killed for child in self.children.values()):  # it renews no lease of other children
             self.acknowledged = began
-        locked = not self.pooled and self.db.hold_worker_lock(worker_id)
+        locked = not self.control.pooled and db.hold_worker_lock(worker_id)
         slots = Slots.create(self.config.concurrency)
         slots.prolong(began + self.fence)
         child = start_child(self.config, worker_id, slots, locked)
@@ -299,6 +240,7 @@ class Parent:
         with suppress(OSError):
             assert child.process.stdin is not None  # noqa: S101
             child.process.stdin.close()
+        self._note_start(child)
         # A process that ends deliberately clears its slots. Jobs left there may have crashed it,
         # with any exit code.
         running = [(job.job_id, job.run) for job in child.slots.running()]
@@ -343,8 +285,9 @@ class Parent:
     def _watch(self, now: float) -> None:
         """Check each child's deadlines and memory, and update its condition."""
         for child in [child for child in self.children.values() if not child.killed]:
+            self._note_start(child)
             child.condition = self._condition_of(child, now)
-            if child.condition != child.told and self.db:
+            if child.condition != child.told and self.control.db:
                 self.next_beat = now
             late = [job for job in child.slots.running() if job.deadline and now > job.deadline]
             if late:
@@ -385,17 +328,16 @@ class Parent:
         self.signals = 1
         self.respawn_at.clear()
         self.kill_at = time.monotonic() + self.config.shutdown_timeout
-        log.info(
-            "stopping (%s): running jobs have %g seconds, the rest is handed back",
-            why,
-            self.config.shutdown_timeout,
-        )
+        patience = self.config.shutdown_timeout
+        self._say("stopping (%s): running jobs have %g seconds, the rest is handed back", why, patience)
         for child in self.children.values():
             child.tell("stop")
 
     def _escalate(self) -> None:
-        """After the shutdown timeout or a second signal: order children to hand everything back;
-        the next time, kill the remaining ones."""
+        """Order the children to hand everything back; the next time, kill the remaining ones.
+
+        Called after the shutdown timeout, and at a second signal.
+        """
         if self.signals < 3:
             self.signals = 3
             self.kill_at = time.monotonic() + GRACE

@@ -40,9 +40,9 @@ def problems(parent: Parent, ready: bool) -> list[str]:
         return found
     if parent.signals:
         return ["it is stopping"]
-    if any(answered < 0 for _, answered in stamps.values()) or parent.refused:
+    if any(answered < 0 for _, answered in stamps.values()) or parent.control.refused:
         return ["the database refuses its claims (see the log)"]
-    if parent.db is None or not any(now - answered < SILENT for _, answered in stamps.values()):
+    if parent.control.db is None or not any(now - answered < SILENT for _, answered in stamps.values()):
         away = any(answered for _, answered in stamps.values())
         return [f"the database does not answer (or not within {SILENT:.0f} s)" if away else "it is starting"]
     return []
@@ -109,8 +109,10 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving(ports: Iterable[int], routes: Mapping[str, Route]) -> Iterator[list[int]]:
-    """Serve the routes on each of these ports of all interfaces. 0 takes a free port. Gives the
-    ports."""
+    """Serve the routes on each of these ports of all interfaces.
+
+    0 takes a free port. Gives the ports.
+    """
     servers: list[_Server] = []
     try:
         for port in dict.fromkeys(ports):

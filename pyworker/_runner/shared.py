@@ -60,8 +60,11 @@ class Slots:
         _TIME.pack_into(self._memory, 8, -1.0)
 
     def stamps(self) -> tuple[float, float]:
-        """When the child's loop last turned and when the database last answered it, by
-        time.monotonic(). For the latter 0 means not yet, and -1 that the database refuses."""
+        """When the child's loop last turned, and when the database last answered it.
+
+        The times are those of time.monotonic(). For the latter 0 means not yet, and -1 that the
+        database refuses.
+        """
         turned, answered, _ = _HEAD.unpack_from(self._memory)
         return turned, answered
 
@@ -93,8 +96,10 @@ class Slots:
 
 
 def _anonymous_file() -> int:
-    """A file in memory where the system supports it, so that a worker needs no writable
-    directory."""
+    """A file in memory where the system supports it.
+
+    So a worker needs no writable directory.
+    """
     with suppress(AttributeError, OSError):
         return os.memfd_create("pyworker")
     with tempfile.TemporaryFile() as file:
@@ -102,6 +107,8 @@ def _anonymous_file() -> int:
 
 
 def boottime() -> float:
-    """Seconds including the time that the machine slept, during which the database's clock went
-    on."""
+    """Seconds, including the time that the machine slept.
+
+    The database's clock went on during it.
+    """
     return time.clock_gettime(_BOOTTIME)

@@ -5,6 +5,7 @@ on them."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,10 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def heard() -> list[signal.Signals]:
-    """The signals of STOPS that the parent acts on: all, but not a SIGHUP that nohup made it
-    ignore."""
+    """The signals of STOPS that the parent acts on.
+
+    All, but not a SIGHUP that nohup made it ignore.
+    """
     return [
         number
         for number in STOPS
@@ -28,8 +31,10 @@ def nothing(_number: int, _frame: object) -> None:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Block these signals while the parent starts a child. The child inherits the mask, so no
-    signal ends it before it calls leave_to_parent."""
+    """Block these signals while the parent starts a child.
+
+    The child inherits the mask, so no signal ends it before it calls leave_to_parent.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
@@ -37,9 +42,16 @@ def held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def wake_parent() -> None:
+    """Let the parent look at its children at once, as when one has ended."""
+    os.kill(os.getppid(), signal.SIGCHLD)
+
+
 def leave_to_parent() -> None:
-    """Make the child do nothing at these signals. With SIG_IGN, programs that its jobs start would
-    ignore them, too."""
+    """Make the child do nothing at these signals.
+
+    With SIG_IGN, programs that its jobs start would ignore them, too.
+    """
     for number in heard():
         signal.signal(number, nothing)
         signal.siginterrupt(number, False)  # restart system calls of C libraries

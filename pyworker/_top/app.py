@@ -47,18 +47,24 @@ class Top(App[None]):
     #filter { height: 1; border: none; padding: 0 1; }
     DataTable { height: 1fr; }
     Ask { align: center middle; }
-    #ask { width: auto; max-width: 80%; height: auto; padding: 1 3; background: $surface; border: round $warning; }
+    #ask {
+        width: auto; max-width: 80%; height: auto; padding: 1 3; background: $surface; border: round $warning;
+    }
     #page { padding: 1 2; background: $surface; }
     """
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar = [
-        *(Binding(str(n), f"page('{name}')", page.title, show=False) for n, (name, page) in enumerate(PAGES.items(), 1)),
+        *(
+            Binding(str(n), f"page('{name}')", page.title, show=False)
+            for n, (name, page) in enumerate(PAGES.items(), 1)
+        ),
         Binding("enter", "open", "Show"), Binding("e", "open", "Explain"),
         Binding("r", "act('retry')", "Retry"), Binding("c", "act('cancel')", "Cancel"),
         Binding("C", "act('force_cancel')", "Force", show=False), Binding("d", "act('delete')", "Delete"),
         Binding("p", "act('pause')", "Pause/resume"), Binding("g", "act('run')", "Run now"),
-        Binding("slash", "filter", "Filter", key_display="/"), Binding("n", "older", "Older"), Binding("b", "newest", "Newest"),
-        Binding("escape", "table", "", show=False), Binding("q", "quit", "Quit"),
+        Binding("slash", "filter", "Filter", key_display="/"), Binding("n", "older", "Older"),
+        Binding("b", "newest", "Newest"), Binding("escape", "table", "", show=False),
+        Binding("q", "quit", "Quit"),
     ]  # fmt: skip
 
     def __init__(self, dsn: str, schema: str) -> None:
@@ -83,7 +89,8 @@ class Top(App[None]):
                 with TabPane(f"{n} {page.title}", id=name):
                     if name == "jobs":
                         yield Input(
-                            placeholder="filter: state:discarded task:NAME queue:NAME key:KEY, and words to look for",
+                            placeholder="filter: state:discarded task:NAME queue:NAME key:KEY,"
+                            " and words to look for",
                             id="filter",
                         )
                     yield DataTable[Text](id=f"{name}-table", cursor_type="row", zebra_stripes=True)
@@ -111,8 +118,10 @@ class Top(App[None]):
     # -- queries -----------------------------------------------------------------------------------
 
     async def ask(self, question: Callable[[Database], T]) -> T | None:
-        """Run one query at a time, in a thread. None if it failed; the overview shows the
-        reason."""
+        """Run one query at a time, in a thread.
+
+        None if it failed; the overview shows the reason.
+        """
         async with self.turn:
             try:
                 return await asyncio.to_thread(self._answer, question)
@@ -179,9 +188,8 @@ class Top(App[None]):
             ).append("   ")
         text.append("\n")
         if oldest := told["oldest"]:
-            text.append(
-                f"oldest waits {span(oldest['seconds'])} ({shown(oldest['task_identifier'])} {oldest['id']})   "
-            )
+            which = f"{shown(oldest['task_identifier'])} {oldest['id']}"
+            text.append(f"oldest waits {span(oldest['seconds'])} ({which})   ")
         text.append(f"workers {told['workers']}   ", "" if told["workers"] else "bold red")
         for words, number in (
             ("silent workers", told["silent_workers"]), ("halted sequences", told["halted_sequences"]),

@@ -24,8 +24,10 @@ FILTERS = {
 
 @dataclass(frozen=True)
 class Page:
-    """A table: its columns (each a function of a row), the field that names a row, and the actions
-    by key."""
+    """A table, as pages show it.
+
+    It has columns (each a function of a row), the field that names a row, and the actions by key.
+    """
 
     title: str
     rows: Callable[[Database], list[Row]]
@@ -60,34 +62,42 @@ ON_A_JOB = {name: _one(name) for name in ("retry", "cancel", "force_cancel", "de
 PAGES = {
     "jobs": Page(
         "Jobs", lambda _: [], "id",
-        {"id": _of("id"), "task": _of("task_identifier"), "state": _of("state"), "queue": _of("queue_name"), "key": _of("key"),
+        {"id": _of("id"), "task": _of("task_identifier"), "state": _of("state"),
+         "queue": _of("queue_name"), "key": _of("key"),
          "attempts": lambda row: f"{row['attempts']}/{row['max_attempts']}",
          "run at": _of("run_at"), "last error": _of("last_error")},
         ON_A_JOB, _of("id"), "job",
     ),
     "queues": Page(
         "Queues", lambda db: db.list_queues(limit=500), "queue_name",
-        {"queue": _of("queue_name"), "at once": lambda row: "no limit" if row["concurrency"] is None else row["concurrency"],
-         "paused": lambda row: "paused" if row["paused"] else "", "available": _about("available"), "running": _of("running")},
+        {"queue": _of("queue_name"),
+         "at once": lambda row: "no limit" if row["concurrency"] is None else row["concurrency"],
+         "paused": lambda row: "paused" if row["paused"] else "",
+         "available": _about("available"), "running": _of("running")},
         {"pause": _toggle("queue")}, what="queue",
     ),
     "sequences": Page(
-        "Sequences", lambda db: _halted_first(db.list_sequences(True, limit=200), db.list_sequences(False, limit=200)), "sequence_key",
-        {"halted by": _of("halted_by"), "reason": _of("reason"), "since": _of("since"), "running": _of("running"),
-         "waiting": _about("waiting"), "sequence": _of("sequence_key")},
+        "Sequences",
+        lambda db: _halted_first(db.list_sequences(True, limit=200), db.list_sequences(False, limit=200)),
+        "sequence_key",
+        {"halted by": _of("halted_by"), "reason": _of("reason"), "since": _of("since"),
+         "running": _of("running"), "waiting": _about("waiting"), "sequence": _of("sequence_key")},
         {"pause": _one("resume_sequence")}, lambda row: row["halted_by"] or row["running"], "sequence",
     ),
     "schedules": Page(
         "Schedules", lambda db: db.schedules(), "name",
         {"name": _of("name"), "task": _of("identifier"), "cron": _of("cron"),
-         "next": lambda row: "paused" if row["paused"] else row["next_at"], "last": _of("last_at"), "job": _of("last_job_id"),
+         "next": lambda row: "paused" if row["paused"] else row["next_at"],
+         "last": _of("last_at"), "job": _of("last_job_id"),
          "when": lambda row: f"{row['words']} ({row['timezone']})", "problem": _of("last_error")},
         {"pause": _toggle("schedule"), "run": _one("run_schedule")}, _of("last_job_id"), "schedule",
     ),
     "workers": Page(
         "Workers", lambda db: db.list_workers(), "id",
-        {"id": _of("id"), "host": lambda row: row["info"].get("host"), "pid": lambda row: row["info"].get("pid"),
-         "since": _of("started_at"), "last beat": lambda row: "silent" if row["silent"] else row["beat_at"], "running": _of("running"),
+        {"id": _of("id"), "host": lambda row: row["info"].get("host"),
+         "pid": lambda row: row["info"].get("pid"),
+         "since": _of("started_at"), "last beat": lambda row: "silent" if row["silent"] else row["beat_at"],
+         "running": _of("running"),
          "what": lambda row: ", ".join(f"{job['task_identifier']} {job['id']}" for job in _jobs(row))},
         {}, lambda row: next((job["id"] for job in _jobs(row)), None), "worker",
     ),
@@ -113,8 +123,10 @@ def span(seconds: int) -> str:
 
 
 def filters(text: str) -> dict[str, Any]:
-    """Parse a filter such as "state:discarded task:send mail" into arguments of list_jobs. Words
-    without a known prefix are searched for."""
+    """Parse a filter such as "state:discarded task:send mail" into arguments of list_jobs.
+
+    Words without a known prefix are searched for.
+    """
     found: dict[str, Any] = {}
     words: list[str] = []
     for word in text.split():

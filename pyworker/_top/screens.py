@@ -48,8 +48,10 @@ class Ask(ModalScreen[bool]):
 
 
 class JobPage(ModalScreen[None]):
-    """One job: its fields, why it is not running, and the errors of its attempts. The payload is
-    hidden until you press v."""
+    """One job: its fields, why it is not running, and the errors of its attempts.
+
+    The payload is hidden until you press v.
+    """
 
     BINDINGS: ClassVar = [
         Binding("r", "act('retry')", "Retry"), Binding("c", "act('cancel')", "Cancel"),

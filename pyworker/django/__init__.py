@@ -1,5 +1,4 @@
-"""Django: migrations that install pyworker, jobs in the request's transaction, and a backend for
-Django's own tasks.
+"""Django: migrations, jobs in the request's transaction, and a backend for Django's tasks.
 
     INSTALLED_APPS = [..., "pyworker.django"]                # its migration installs the schema
     TASKS = {"default": {"BACKEND": "pyworker.django.TasksBackend"}}

@@ -13,12 +13,12 @@ from .._db.scripts import drop_schema_text
 
 
 class RunPyworker(Operation):
-    """Upgrade the schema to the version of the installed pyworker. Backwards, drop it with all its
-    jobs.
+    """Upgrade the schema to the version of the installed pyworker.
 
-    After an upgrade of pyworker, put one into one of your migrations, or run `manage.py pyworker
-    migrate`. schema: by default $PYWORKER_SCHEMA or "pyworker". roles: create the four group roles
-    as well.
+    Backwards, drop it with all its jobs. After an upgrade of pyworker, put one into one of your
+    migrations, or run `manage.py pyworker migrate`.
+
+    schema: by default $PYWORKER_SCHEMA or "pyworker". roles: create the four group roles as well.
     """
 
     reversible = True

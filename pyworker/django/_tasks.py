@@ -1,5 +1,6 @@
-"""A backend for Django's own tasks (django.tasks of Django 6, or the django-tasks package), which
-turns them into pyworker jobs.
+"""A backend for Django's own tasks, which turns them into pyworker jobs.
+
+Django's tasks are django.tasks of Django 6, or the django-tasks package.
 
 The job's identifier is the function's dotted path, and its payload is {"args": […], "kwargs": {…}}.
 In Django a larger priority runs first, in pyworker a smaller one, so the sign changes. Django's
@@ -45,8 +46,9 @@ STATUS = {"running": TaskResultStatus.RUNNING, "completed": TaskResultStatus.SUC
 
 
 class TasksBackend(BaseTaskBackend):
-    """TASKS = {"default": {"BACKEND": "pyworker.django.TasksBackend", "QUEUES": [...], "OPTIONS":
-    {...}}}
+    """The backend to name in settings.TASKS.
+
+    TASKS = {"default": {"BACKEND": "pyworker.django.TasksBackend", "QUEUES": [...], "OPTIONS": {}}}
 
     OPTIONS: `database`, the alias of the database with pyworker in it ("default"); `schema`; all
     others are arguments of add_job for every job of this backend, such as max_attempts.

@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "pyworker_csrf"
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "same-origin",
@@ -84,8 +84,10 @@ def _name_of(host: str) -> str:
 
 
 def csrf_token(request: Request) -> str:
-    """The token that a form must send: the value of the cookie, which other sites cannot read, and
-    which they cannot make a browser send, as it is SameSite=Strict."""
+    """The token that a form must send: the value of the cookie.
+
+    Other sites cannot read it, and they cannot make a browser send it, as it is SameSite=Strict.
+    """
     return request.cookies.get(COOKIE) or secrets.token_urlsafe(24)
 
 

@@ -7,7 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
+import psycopg
 from starlette.requests import Request
+
+from ..errors import NotFound, PyworkerError
+
+STATEMENT_TIMEOUT = 15  # seconds that a page's statement may take
 
 
 class Problem(Exception):
@@ -16,6 +21,35 @@ class Problem(Exception):
     def __init__(self, status: int, title: str, text: str) -> None:
         super().__init__(text)
         self.status, self.title, self.text = status, title, text
+
+
+def problem_of(error: Exception, schema: str) -> Problem:
+    """What to tell of an exception of a page."""
+    match error:
+        case Problem():
+            return error
+        case NotFound():
+            return Problem(404, "Not found", str(error))
+        case PyworkerError():
+            return Problem(400, "Not possible", str(error))
+        case psycopg.errors.QueryCanceled():
+            return Problem(
+                503, "Too slow", f"The database did not answer within {STATEMENT_TIMEOUT} seconds."
+            )
+        case psycopg.DataError():
+            return Problem(400, "Not possible", str(error).split("\n")[0])
+        case psycopg.errors.InsufficientPrivilege():
+            needed = f"The role needs {schema}_reader to look, {schema}_admin to act."
+            return Problem(403, "Not allowed", f"{str(error).splitlines()[0]}. {needed}")
+        case (
+            psycopg.errors.UndefinedTable()
+            | psycopg.errors.UndefinedFunction()
+            | psycopg.errors.InvalidSchemaName()
+        ):
+            text = "There is no pyworker in this schema, or an older one. Run: pyworker migrate"
+            return Problem(503, "Not installed", text)
+        case _:
+            return Problem(503, "No database", "The database cannot be reached at the moment.")
 
 
 def actor_of(request: Request) -> str:

@@ -163,7 +163,8 @@ def _plot(label: str, parts: Sequence[Markup], most: str, rows: Sequence[Mapping
         if row["minute"].minute % 15 == 0 and 0.03 < at / len(rows) < 0.97
     )
     return Markup(
-        '<svg class="plot" viewBox="0 0 {w} {full}" role="img" aria-label="{label}"><line class="axis" x1="0" y1="{h}" x2="{w}" y2="{h}"/>'
+        '<svg class="plot" viewBox="0 0 {w} {full}" role="img" aria-label="{label}">'
+        '<line class="axis" x1="0" y1="{h}" x2="{w}" y2="{h}"/>'
         '{parts}{ticks}<text class="most" x="2" y="11">{most}</text></svg>'
     ).format(
         w=WIDTH, h=HEIGHT, full=HEIGHT + 18, label=label, parts=Markup("").join(parts), ticks=ticks, most=most

@@ -1,5 +1,8 @@
-"""The dashboard. Each page calls one or two SQL functions and shows their rows; the database
-decides which actions a job allows."""
+"""The dashboard.
+
+Each page calls one or two SQL functions and shows their rows; the database decides which actions a
+job allows.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,10 @@ from .._db import connect
 from .._db.database import Database
 from ..errors import NotFound, PyworkerError
 from . import _guard, _show
-from ._request import Problem, actor_of, link, number_of, time_of
+from ._request import STATEMENT_TIMEOUT, Problem, actor_of, link, number_of, problem_of, time_of
 
 HERE = Path(__file__).parent
 PAGE = 50
-STATEMENT_TIMEOUT = 15  # seconds that a page's statement may take
 STATES = tuple(_output.STATES)
 
 
@@ -82,13 +84,14 @@ class Dashboard:
         self.actor = actor or actor_of
         # Opened by the first request, with min_size=0: creating the application needs no database.
         self.pool = ConnectionPool(
-            connect.conninfo(dsn, "pyworker ui"), min_size=0, max_size=4, timeout=10, open=False, name="pyworker-ui",
+            connect.conninfo(dsn, "pyworker ui"), name="pyworker-ui",
+            min_size=0, max_size=4, timeout=10, open=False,
             kwargs={"prepare_threshold": None}, check=ConnectionPool.check_connection,
         )  # fmt: skip
         self._opening = threading.Lock()
         self.templates = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined,
-            trim_blocks=True, lstrip_blocks=True,
+            loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True,
+            undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self.templates.filters.update(
             span=_show.span,
@@ -121,7 +124,8 @@ class Dashboard:
         }
         return self.page(
             request, "overview.html", now=now, whole=whole, rows=rows, workers=workers, bars=_show.bars(rows),
-            lines=_show.lines(rows, latency), done=sum(row["completed"] for row in rows), failed=sum(row["failed"] for row in rows),
+            lines=_show.lines(rows, latency), done=sum(row["completed"] for row in rows),
+            failed=sum(row["failed"] for row in rows),
             last=next((row for row in reversed(rows) if row["completed"]), None),
         )  # fmt: skip
 
@@ -159,7 +163,8 @@ class Dashboard:
 
         return self.page(
             request, "jobs.html", now=now, rows=rows, filters=filters, more=more, newest_first=newest_first,
-            older=link(**filters, after=older) if older else None, newer=link(**filters, after=newer, order="up") if newer else None,
+            older=link(**filters, after=older) if older else None,
+            newer=link(**filters, after=newer, order="up") if newer else None,
             first=link(**filters),
             paged=arguments["after_id"] is not None,
         )  # fmt: skip
@@ -193,8 +198,10 @@ class Dashboard:
         if job.finished_at:
             life.append((job.state, job.finished_at, job.reason if job.reason != job.state else None))
         return self.page(
-            request, "job.html", now=now, job=job, errors=errors[::-1], reasons=reasons, life=sorted(life, key=lambda event: event[1]),
-            ran=_show.seconds_between(job.locked_at, job.finished_at or (now if job.locked_at else None)), show_payloads=self.show_payloads,
+            request, "job.html", now=now, job=job, errors=errors[::-1], reasons=reasons,
+            life=sorted(life, key=lambda event: event[1]),
+            ran=_show.seconds_between(job.locked_at, job.finished_at or (now if job.locked_at else None)),
+            show_payloads=self.show_payloads,
         )  # fmt: skip
 
     def queues(self, request: Request) -> Response:
@@ -253,7 +260,8 @@ class Dashboard:
             raise Problem(
                 403,
                 "Refused",
-                "This form is not from this dashboard, or it has expired. Go back, reload the page, and try again.",
+                "This form is not from this dashboard, or it has expired."
+                " Go back, reload the page, and try again.",
             )
         action, targets, back = self._asked(request, form)
         with self.database() as db:
@@ -289,8 +297,8 @@ class Dashboard:
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         token = _guard.csrf_token(request)
         html = self.templates.get_template(template).render(
-            root=root, here=request.url.path.removeprefix(root).strip("/").split("/")[0], this=path, csrf=token, read_only=self.read_only,
-            when=when, at_length=at_length, schema=self.schema,
+            root=root, here=request.url.path.removeprefix(root).strip("/").split("/")[0], this=path,
+            csrf=token, read_only=self.read_only, when=when, at_length=at_length, schema=self.schema,
             user=request.scope.get("pyworker.user"), **context,
         )  # fmt: skip
         response = HTMLResponse(html.encode("utf-8", "replace"), status)
@@ -306,48 +314,18 @@ class Dashboard:
         return response
 
     def problem(self, request: Request, error: Exception) -> Response:
-        match error:
-            case Problem():
-                status, title, text = error.status, error.title, error.text
-            case NotFound():
-                status, title, text = 404, "Not found", str(error)
-            case PyworkerError():
-                status, title, text = 400, "Not possible", str(error)
-            case psycopg.errors.QueryCanceled():
-                status, title, text = (
-                    503,
-                    "Too slow",
-                    f"The database did not answer within {STATEMENT_TIMEOUT} seconds.",
-                )
-            case psycopg.DataError():
-                status, title, text = 400, "Not possible", str(error).split("\n")[0]
-            case psycopg.errors.InsufficientPrivilege():
-                title = "Not allowed"
-                status, text = (
-                    403,
-                    f"{str(error).splitlines()[0]}. The role needs {self.schema}_reader to look, {self.schema}_admin to act.",
-                )
-            case (
-                psycopg.errors.UndefinedTable()
-                | psycopg.errors.UndefinedFunction()
-                | psycopg.errors.InvalidSchemaName()
-            ):
-                status, title, text = (
-                    503,
-                    "Not installed",
-                    "There is no pyworker in this schema, or an older one. Run: pyworker migrate",
-                )
-            case _:
-                status, title, text = 503, "No database", "The database cannot be reached at the moment."
-        return self.page(request, "problem.html", status, now=datetime.now(UTC), title=title, text=text)
+        told = problem_of(error, self.schema)
+        now = datetime.now(UTC)
+        return self.page(request, "problem.html", told.status, now=now, title=told.title, text=told.text)
 
     async def not_found(self, request: Request, error: Exception) -> Response:
         return self.problem(request, Problem(404, "No such page", "There is no such page."))
 
     def app(self, users: Mapping[str, str], hosts: Sequence[str] | None) -> Starlette:
         pages = {
-            "/": self.overview, "/jobs": self.jobs, "/jobs/{job_id:int}": self.job, "/queues": self.queues, "/sequences": self.sequences,
-            "/schedules": self.schedules, "/workers": self.workers, "/audit": self.audit, "/confirm": self.confirm,
+            "/": self.overview, "/jobs": self.jobs, "/jobs/{job_id:int}": self.job, "/queues": self.queues,
+            "/sequences": self.sequences, "/schedules": self.schedules, "/workers": self.workers,
+            "/audit": self.audit, "/confirm": self.confirm,
         }  # fmt: skip
         kinds = (Problem, PyworkerError, psycopg.Error, PoolTimeout)
         return Starlette(

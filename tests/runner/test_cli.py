@@ -9,14 +9,17 @@ import re
 import select
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+import pyworker
 from pyworker.cli import main
 
+ROOT = str(Path(__file__).parents[2])
 COMMANDS = sorted(main.commands)
 OF_A_DATABASE = [name for name in COMMANDS if name not in ("demo", "run", "migrate", "sql", "dev", "top")]
 
@@ -342,6 +345,10 @@ def test_a_refusal_is_one_line(cli: Any, db: Any, dsn: str, arguments: list[str]
         (["jobs", "--limit", "0"], "0 is not in the range x>=1"),
         (["delete"], "Missing argument 'JOB_IDS...'"),
         (["remove"], "Missing option '--key'"),
+        (["remove", "5"], "a job is removed by its key; by its id: pyworker delete 5"),
+        (["remove", "5", "6", "--key", "k"], "pyworker delete 5 6"),
+        (["remove", "a key"], "name the key by its option: pyworker remove --key 'a key'"),
+        (["add", "t", "--queue-name", "x"], "Did you mean '--queue'?"),
         (["run"], "Missing argument 'MODULES...'"),
         (["run", "m", "--concurrency", "0"], "0 is not in the range"),
         (["jobs", "--nothing"], "No such option"),
@@ -357,6 +364,31 @@ def test_wrong_usage_exits_with_2_before_a_database_is_asked(
     assert words in done.stderr
     assert "Usage: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_worker_whose_modules_cannot_be_loaded_tells_only_why(
+    program: Any, db: Any, dsn: str, processes: str
+) -> None:
+    done = program("run", "nosuch.module", "--processes", processes, DATABASE_URL=dsn, PYTHONPATH=ROOT)
+    lines = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, bool(lines)) == (1, "", True)
+    for line in lines:  # each process that got so far has one
+        assert re.search(
+            r" ERROR +pyworker\.worker\[\d+\] there is no module 'nosuch.module' to load tasks", line
+        )
+
+
+def test_a_worker_tells_that_it_has_started_and_stopped(
+    program: Any, db: Any, dsn: str, tmp_path: Any
+) -> None:
+    (tmp_path / "mine.py").write_text("from pyworker import task\n@task\ndef f(payload): pass\n")
+    done = program("run", "mine", "--once", DATABASE_URL=dsn, PYTHONPATH=ROOT)
+    assert done.returncode == 0
+    assert [line.split("] ")[1].split(": ")[0] for line in done.stderr.splitlines()] == [
+        f"pyworker {pyworker.__version__} started",
+        "stopped",
+    ]
 
 
 def test_a_missing_privilege_names_the_role_to_ask_for(cli: Any, fresh: Any, fresh_dsn: str) -> None:
@@ -480,8 +512,6 @@ def test_the_shell_can_complete_commands_and_options(cli: Any, shell: str) -> No
 
 
 def test_the_version_is_told(program: Any) -> None:
-    import pyworker
-
     assert program("--version").stdout.endswith(f"version {pyworker.__version__}\n")
 
 

@@ -1,10 +1,12 @@
 """install pyworker
 
-Its SQL is printed once and kept beside this file, so that it is reviewed, and the same wherever this revision runs:
+Its SQL is printed once and kept beside this file, so that it is reviewed, and the same wherever this
+revision runs:
 
     pyworker migrate --sql --no-transaction > versions/0001_pyworker.sql
 
-When pyworker is upgraded, a new revision gets the rest, N being the schema's version (SELECT pyworker.schema_version()):
+When pyworker is upgraded, a new revision gets the rest, N being the schema's version (SELECT
+pyworker.schema_version()):
 
     pyworker migrate --sql --no-transaction --from N > versions/0007_pyworker.sql
 """

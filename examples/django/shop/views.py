@@ -10,7 +10,10 @@ from shop.tasks import remind, send_receipt
 
 @csrf_exempt
 def place_order(request):
-    """The order and its jobs are one transaction: no transaction.on_commit, and nothing is left of them after an error."""
+    """The order and its jobs are one transaction.
+
+    No transaction.on_commit is needed, and nothing is left of them after an error.
+    """
     with transaction.atomic():
         order = Order.objects.create(email=request.POST["email"])
         add_job(connection, "charge", {"order": order.pk}, job_key=f"charge {order.pk}")

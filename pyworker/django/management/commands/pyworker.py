@@ -16,7 +16,10 @@ from pyworker.cli import main
 
 
 class Command(BaseCommand):
-    help = "Runs the pyworker command on this project's database; `run` without modules runs the tasks of all applications."
+    help = (
+        "Runs the pyworker command on this project's database;"
+        " `run` without modules runs the tasks of all applications."
+    )
     requires_system_checks = ()  # each command checks what it needs
 
     def run_from_argv(self, argv: list[str]) -> None:

@@ -1,0 +1,126 @@
+"""How a worker calls a handler: which of payload and job it takes, and the payload's type."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, cast
+
+from . import _payload
+from .errors import TaskError
+from .job import AsyncJob, Job
+
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Handler:
+    """The function of a task. Errors name the task."""
+
+    def __init__(self, function: Callable[..., Any], task: object) -> None:
+        self._function = function
+        self._task = task
+
+    def encoded(self, payload: Any) -> Any:
+        """The payload as JSON values from which a worker can restore the annotated type."""
+        if payload is None:
+            # Without a payload a job has {}, but null if the handler's annotation allows None.
+            return _payload.JsonText("null") if _payload.takes_null(self._payload_hint) else None
+        return _payload.encoded(self._codec_if_any, payload, f"{self._task!r}: its payload")
+
+    def invocation(self) -> Callable[[Any], Any]:
+        """The function as the worker calls it with a job.
+
+        It converts the payload, and passes payload and job if the handler takes them.
+        """
+        takes_payload, job_name = self._taken()
+        called = called_by(self._function)
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            raise TaskError(f"{self._task!r}: a handler that yields would not be run to its end")
+        codec = self._codec() if takes_payload else None
+        function = self._function
+
+        def invoke(job: Any) -> Any:
+            args = () if not takes_payload else (job.payload if codec is None else codec.decode(job.payload),)
+            return function(*args, **({job_name: job} if job_name else {}))
+
+        return invoke
+
+    def _taken(self) -> tuple[bool, str | None]:
+        """Whether it takes the payload, and the name of the parameter that takes the job."""
+        takes_payload, job_name = False, None
+        for position, parameter in enumerate(self._parameters):
+            if self._is_job(parameter):
+                job_name = parameter.name
+            elif not takes_payload and parameter.kind in POSITIONAL:
+                takes_payload = True
+                if position > 0:
+                    raise TaskError(f"{self._task!r}: the payload must be its first parameter")
+            elif parameter.default is parameter.empty and parameter.kind not in VARIADIC:
+                raise TaskError(
+                    f"{self._task!r}: parameter {parameter.name!r} has nothing to fill it;"
+                    " a handler takes payload and job"
+                )
+        return takes_payload, job_name
+
+    def _codec(self) -> _payload.Codec | None:
+        try:
+            return _payload.codec_of(self._payload_hint)
+        except TaskError as error:
+            raise TaskError(f"{self._task!r}: {error}") from None
+        except Exception as error:
+            raise TaskError(
+                f"{self._task!r}: payloads cannot be converted to its annotation: {error}"
+            ) from error
+
+    @functools.cached_property
+    def _codec_if_any(self) -> _payload.Codec | None:
+        """The codec; None also if the library is not installed, as a producer need not have it."""
+        try:
+            return _payload.codec_of(self._payload_hint)
+        except Exception:
+            return None
+
+    @functools.cached_property
+    def _payload_hint(self) -> Any:
+        """The annotation of the payload; Any if there is no payload or no annotation."""
+        first = next(iter(self._parameters), None)
+        if first is None or self._is_job(first) or first.kind not in POSITIONAL:
+            return Any
+        return self._hints.get(first.name, Any)
+
+    def _is_job(self, parameter: inspect.Parameter) -> bool:
+        return parameter.name == "job" or self._hints.get(parameter.name) in (Job, AsyncJob)
+
+    @functools.cached_property
+    def _hints(self) -> dict[str, Any]:
+        try:
+            annotations = {p.name: p.annotation for p in self._parameters if p.annotation is not p.empty}
+            bare = types.SimpleNamespace(__annotations__=annotations)  # without the return type
+            names = getattr(inspect.unwrap(called_by(self._function)), "__globals__", {})
+            return typing.get_type_hints(bare, globalns=names)
+        except Exception as error:
+            raise TaskError(f"{self._task!r}: its annotations cannot be resolved: {error}") from error
+
+    @functools.cached_property
+    def _parameters(self) -> list[inspect.Parameter]:
+        try:
+            return list(inspect.signature(self._function).parameters.values())
+        except (TypeError, ValueError) as error:
+            raise TaskError(f"{self._task!r}: its parameters cannot be found out: {error}") from error
+
+
+def named_by(function: Any) -> Any:
+    """What carries the name: the function of a partial, or the class of another callable."""
+    while isinstance(function, functools.partial):
+        function = cast("Any", function).func
+    return function if hasattr(function, "__qualname__") else cast("Any", type(function))
+
+
+def called_by(function: Any) -> Any:
+    """The function that runs: `__call__` for a callable object."""
+    origin = named_by(function)
+    return origin.__call__ if inspect.isclass(origin) else origin

@@ -1,0 +1,103 @@
+"""The parent's connection to the database, which holds the worker locks.
+
+It is opened again when it was lost. Meanwhile the parent continues without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+from .._db.connect import Backoff, abandon, answered, connect, cut, is_lost, is_pooled
+from .._db.database import Database
+from .config import RunConfig
+
+log = logging.getLogger("pyworker.parent")
+
+# At most so many seconds between attempts to reconnect: once the database is back, other workers
+# sweep, and they take a worker for dead whose lock is free for two seconds.
+RETRY = 0.5
+
+
+class Control:
+    def __init__(self, config: RunConfig, opened: Callable[[Database], None]) -> None:
+        """`opened` is called with each new connection, to take the locks on it."""
+        self.db: Database | None = None
+        self.pooled = False
+        self.refused = ""  # the last action that the database refused
+        self.backoff = Backoff(log, RETRY)
+        self._config = config
+        self._opened = opened
+        self._abandoned: socket.socket | None = None
+
+    def connect(self) -> Database:
+        db = Database(connect(self._config.dsn, worker=True), self._config.schema)
+        try:
+            self.pooled = is_pooled(db.conn)
+            self._opened(db)
+        except psycopg.Error:
+            db.conn.close()
+            raise
+        if self._abandoned:
+            self._abandoned.close()
+            self._abandoned = None
+        self.db = db
+        return db
+
+    def run(self, action: Callable[[Database], object], hurry: bool) -> bool:
+        """Run an action on the database. False if that is away or refuses: try again later.
+
+        With `hurry` it does not wait for the time of the next attempt.
+        """
+        what = action.__name__
+        if time.monotonic() < self.backoff.until and not hurry:
+            return False
+        try:
+            db = self.db or self.connect()
+            with answered(db.conn, self._give_up):
+                action(db)
+        except psycopg.Error as error:
+            if is_lost(error):
+                self._lost(error)
+            else:
+                self.backoff.refused(error, what)
+                self.refused = what
+            return False
+        self.backoff.worked(what)
+        self.refused = "" if self.refused == what else self.refused
+        return True
+
+    def listen(self) -> None:
+        """Read unasked input, which most likely means that the connection has ended.
+
+        Then the next action opens another one soon, to take the locks again.
+        """
+        if self.db is None:
+            return
+        with suppress(psycopg.OperationalError):
+            self.db.conn.pgconn.consume_input()
+        if self.db.conn.pgconn.status != psycopg.pq.ConnStatus.OK:
+            self._lost(psycopg.OperationalError("the control connection was lost"))
+
+    def _give_up(self, conn: psycopg.Connection[Any]) -> None:
+        """The database does not answer. Keep the worker locks.
+
+        If they were released, others would take jobs at once that are still running here.
+        """
+        if self.pooled or self._abandoned:
+            cut(conn)
+        else:
+            with suppress(OSError, psycopg.Error):
+                self._abandoned = abandon(conn)
+
+    def _lost(self, error: Exception) -> None:
+        self.backoff.failed(error)
+        if self.db is not None:
+            self.db.conn.close()
+            self.db = None
