@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,9 +77,7 @@ PAGES = {
         {"pause": _toggle("queue")}, what="queue",
     ),
     "sequences": Page(
-        "Sequences",
-        lambda db: _halted_first(db.list_sequences(True, limit=200), db.list_sequences(False, limit=200)),
-        "sequence_key",
+        "Sequences", lambda db: db.sequences(200), "sequence_key",
         {"halted by": _of("halted_by"), "reason": _of("reason"), "since": _of("since"),
          "running": _of("running"), "waiting": _about("waiting"), "sequence": _of("sequence_key")},
         {"pause": _one("resume_sequence")}, lambda row: row["halted_by"] or row["running"], "sequence",
@@ -102,10 +100,6 @@ PAGES = {
         {}, lambda row: next((job["id"] for job in _jobs(row)), None), "worker",
     ),
 }  # fmt: skip
-
-
-def _halted_first(halted: Iterable[Row], others: Iterable[Row]) -> list[Row]:
-    return [*halted, *(row for row in others if not row["halted_by"])]
 
 
 def cell(value: Any, row: Row) -> Text:
