@@ -17,8 +17,8 @@ import pytest
 import pyworker
 from pyworker import cli
 from pyworker._db import migrations
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "site" / "build.py")
 assert spec
 assert spec.loader

@@ -29,8 +29,8 @@ from psycopg.conninfo import make_conninfo
 
 from pyworker import cli
 from pyworker._db.migrations import migrate
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHELLS = ("sh", "bash", "console")
 SHOWN = ("", "text", "dockerfile", "promql", "diff", "yaml")  # nothing that this test could run

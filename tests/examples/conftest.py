@@ -15,7 +15,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pytest_postgresql.janitor import DatabaseJanitor
 
-ROOT = Path(__file__).parents[2]
+from tests.support import ROOT
 
 
 @contextmanager

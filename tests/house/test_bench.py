@@ -3,11 +3,12 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "bench"
+from tests.support import ROOT
+
+BENCH = ROOT / "bench"
 
 
 @pytest.mark.torture

@@ -4,7 +4,6 @@ import configparser
 import json
 import re
 import shlex
-from pathlib import Path
 
 import click
 import pytest
@@ -13,8 +12,9 @@ import yaml
 from pyworker import cli
 from pyworker._runner import parent
 from pyworker._runner.config import RunConfig
+from tests.support import ROOT
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = ROOT / "deploy"
 UNIT = configparser.RawConfigParser(strict=False)
 UNIT.optionxform = str
 UNIT.read_string((DEPLOY / "pyworker.service").read_text("utf-8"))

@@ -10,8 +10,8 @@ import pytest
 
 import pyworker
 from pyworker._distribution import DISTRIBUTION, pip_install
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 FILES = [
     path

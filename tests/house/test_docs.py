@@ -1,13 +1,12 @@
 """What the README says is so. (Its snippets and those of docs/ are run by tests/docs.)"""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from pyworker import cli, errors
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 
 

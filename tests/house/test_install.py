@@ -14,8 +14,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from pyworker import SchemaVersionError
 from pyworker._db import migrations
+from tests.support import ROOT
 
-SQL = Path(__file__).parents[2] / "sql"
+SQL = ROOT / "sql"
 WEIRD = 'My "queue", so: ünïcode'
 
 

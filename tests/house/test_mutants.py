@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.mutants import MUTANTS, refusals
+from tests.support import ROOT
 
-TESTS = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
 
 
 def test_every_mutant_has_its_place_in_the_sql() -> None:

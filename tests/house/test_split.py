@@ -1,14 +1,14 @@
 """The filing rules of sql/: history apart from current code, each loadable by psql and by Python alike."""
 
 import re
-from pathlib import Path
 
 import pytest
 from pglast import ast, parse_sql
 
 from pyworker._db import migrations
+from tests.support import ROOT
 
-SQL = Path(__file__).parents[2] / "sql"
+SQL = ROOT / "sql"
 MIGRATIONS = sorted((SQL / "migrations").glob("*.sql"))
 FUNCTIONS = sorted(
     [*(SQL / "functions").glob("*.sql"), *(SQL / "modules").glob("*/*.sql"), SQL / "grants.sql"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .checker import FENCE, INVARIANTS, Event, violations
+from tests.support.checker import FENCE, INVARIANTS, Event, violations
 
 
 def job(job_id: int, state: str = "running", **more: Any) -> Event:

@@ -17,8 +17,7 @@ import psycopg
 import pytest
 
 from pyworker.cli import main
-
-from .conftest import ends_of
+from tests.support.workers import ends_of
 
 ROOT = str(Path(__file__).parents[2])
 DEADLINE = 60.0

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from psycopg.rows import namedtuple_row
 
-from .conftest import Queue
-from .servers import Postgres
+from tests.support.servers import Postgres
+from tests.support.workers import Queue
 
 REPLICATED = {"wal_level": "replica", "max_wal_senders": "4", "hot_standby": "on"}
 

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from .servers import Postgres
+from tests.support.servers import Postgres
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pytest_postgresql.janitor import DatabaseJanitor
+
+from tests.support.workers import one_worker
 
 LIMIT = 33_000  # characters that an error may have: 32,000 and what says that some are left out
 
@@ -58,27 +59,16 @@ KINDS = {"sync": ("hostile", "1"), "async": ("hostile_async", "1"), "async on uv
 
 @pytest.fixture(scope="module", params=["1", "0"], ids=["asyncio", "uvloop"])
 def served(
-    request: Any, pg_template: Any, tmp_path_factory: pytest.TempPathFactory, queue_class: Any
+    request: Any, pg_template: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Any, str]]:
     """A database with one worker that has to bear all that follows in one process."""
-    t = pg_template
-    with DatabaseJanitor(
-        user=t.user, host=t.host, port=t.port, password=t.password, dbname=f"{t.dbname}_hostile",
-        template_dbname=t.template_dbname, maintenance_dbname=t.maintenance_dbname,
-    ):  # fmt: skip
-        made = queue_class(
-            f"host={t.host} port={t.port} user={t.user} dbname={t.dbname}_hostile",
-            tmp_path_factory.mktemp("hostile"),
-        )
-        worker = made.start(
-            "--concurrency", "5", modules="handlers hostile", PYWORKER_RUN_NO_UVLOOP=request.param
-        )
-        worker.until_ready()
+    directory, options = tmp_path_factory.mktemp("hostile"), ("--concurrency", "5")
+    loop = {"PYWORKER_RUN_NO_UVLOOP": request.param}
+    with one_worker(pg_template, "hostile", directory, *options, modules="handlers hostile", **loop) as queue:
+        worker = queue.workers[0].until_ready()
         (child,) = worker.children()
-        yield made, request.param
+        yield queue, request.param
         assert worker.children() == [child], "another process had to take its place"
-        assert worker.stop() == 0
-        made.close()
 
 
 @pytest.mark.parametrize(

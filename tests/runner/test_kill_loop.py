@@ -21,8 +21,8 @@ import pytest
 from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
-from .conftest import Queue
-from .servers import Postgres
+from tests.support.servers import Postgres
+from tests.support.workers import Queue
 
 KILLS = int(os.environ.get("PYWORKER_KILLS", "60"))
 CRASHES = int(os.environ.get("PYWORKER_CRASHES", "12"))

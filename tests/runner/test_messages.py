@@ -12,6 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.support.workers import Queue
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 LINK = "tcp://10.96.0.17:8080"
 
@@ -137,11 +139,11 @@ def test_a_version_to_begin_from_is_for_a_script(cli: Any, queue: Any) -> None:
     ["a%sb", "100%", "%(x)s", 'we"ird', "it's", "Up Per", "naïve", "a.b", "a\\b", "select", "x" * 54],
 )
 def test_a_schema_may_have_any_name(
-    fresh: psycopg.Connection[Any], fresh_dsn: str, cli: Any, queue_class: Any, tmp_path: Any, schema: str
+    fresh: psycopg.Connection[Any], fresh_dsn: str, cli: Any, tmp_path: Any, schema: str
 ) -> None:
     where = {"DATABASE_URL": fresh_dsn, "PYWORKER_SCHEMA": schema}
     assert cli("migrate", **where).returncode == 0
-    queue = queue_class(fresh_dsn, tmp_path, schema)
+    queue = Queue(fresh_dsn, tmp_path, schema)
     try:
         with psycopg.connect(fresh_dsn) as conn:
             import pyworker

@@ -6,25 +6,18 @@ import http.client
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyworker._runner import metrics
+from tests.support import ROOT
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = ROOT / "deploy"
 NOBODY = "host=127.0.0.1 port=1 dbname=x"
-
-
-@pytest.fixture
-def port() -> str:
-    with socket.create_server(("", 0)) as free:
-        return str(free.getsockname()[1])
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:

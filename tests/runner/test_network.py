@@ -19,8 +19,7 @@ from psycopg.types.json import Jsonb
 from pyworker._db.connect import connect
 from pyworker._runner.config import RunConfig
 from pyworker._runner.connections import Connections
-
-from .proxy import Message, Proxy, Weather, once
+from tests.support.proxy import Message, Proxy, Weather, once
 
 CUTS = int(os.environ.get("PYWORKER_CUTS", "5000"))
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
+from tests.support import PYTHONPATH
+
 DEADLINE = 60.0
 
 
@@ -27,7 +28,7 @@ class Terminal:
         env = {
             "PATH": os.environ["PATH"],
             "DATABASE_URL": queue.dsn,
-            "PYTHONPATH": f"{HERE}:{HERE.parents[1]}",
+            "PYTHONPATH": PYTHONPATH,
             "TERM": "xterm",
         }
         self.process = subprocess.Popen(

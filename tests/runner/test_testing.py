@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support import ROOT
+
 GUIDE = (ROOT / "docs" / "testing.md").read_text("utf-8")
 FILES = dict(re.findall(r"<!-- (\S+) -->\n```python\n(.*?)```", GUIDE, re.DOTALL))
 

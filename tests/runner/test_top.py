@@ -17,8 +17,8 @@ from textual.widgets import DataTable, Footer, Input, Static
 from pyworker._top.app import Top
 from pyworker._top.pages import PAGES, filters
 from pyworker._top.screens import Ask, JobPage
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 DEADLINE = 30.0
 
 ZOO = """

@@ -22,11 +22,11 @@ import pytest
 from psycopg.rows import dict_row, namedtuple_row
 from psycopg.types.json import Jsonb
 
-from .checker import read, summary, violations
-from .conftest import Queue
-from .proxy import Proxy
-from .recorded_tasks import Recorder
-from .servers import Postgres
+from tests.support.checker import read, summary, violations
+from tests.support.proxy import Proxy
+from tests.support.servers import Postgres
+from tests.support.tasks.recorded_tasks import Recorder
+from tests.support.workers import Queue
 
 SECONDS = float(os.environ.get("PYWORKER_TORTURE_SECONDS", "60"))
 SEED = os.environ.get("PYWORKER_SEED", "3")

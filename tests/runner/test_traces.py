@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pytest_postgresql.janitor import DatabaseJanitor
+
+from tests.support.workers import one_worker
 
 both = pytest.mark.parametrize("task", ["traced", "traced_async"])
 
@@ -20,20 +21,12 @@ def traceparent(number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def served(pg_template: Any, tmp_path_factory: pytest.TempPathFactory, queue_class: Any) -> Iterator[Any]:
+def served(pg_template: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A database with one worker that is traced; `told` is the file in which it tells."""
-    t = pg_template
     told = tmp_path_factory.mktemp("traces") / "told"
-    with DatabaseJanitor(
-        user=t.user, host=t.host, port=t.port, password=t.password, dbname=f"{t.dbname}_traces",
-        template_dbname=t.template_dbname, maintenance_dbname=t.maintenance_dbname,
-    ):  # fmt: skip
-        made = queue_class(f"host={t.host} port={t.port} user={t.user} dbname={t.dbname}_traces", told.parent)
-        made.told = told
-        made.start(modules="traced_tasks", TOLD=str(told))
-        yield made
-        assert made.workers[0].stop() == 0
-        made.close()
+    with one_worker(pg_template, "traces", told.parent, modules="traced_tasks", TOLD=str(told)) as queue:
+        queue.told = told  # type: ignore[attr-defined]
+        yield queue
 
 
 def ran(

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-
-def ids(jobs: list[Any]) -> list[int]:
-    return [job.id for job in jobs]
+from tests.support.api import ids
 
 
 def test_jobs_come_in_the_order_priority_run_at_id(api: Any, worker: int) -> None:

@@ -9,13 +9,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-LEVELS = ["repeatable read", "serializable"]
-
-
-def the(future: Any) -> Any:
-    """The one value that a call gives."""
-    ((value,),) = future.result(20)
-    return value
+from tests.support.api import value_of
+from tests.support.sessions import SNAPSHOT_LEVELS
 
 
 @pytest.fixture
@@ -594,7 +589,7 @@ def test_a_start_waits_for_whoever_is_taking_the_job(
     start = w.later.start_job(job.id, job.run)
     w.blocked(start)
     getattr(a, outcome)()
-    assert the(start) is (outcome != "commit")
+    assert value_of(start) is (outcome != "commit")
     assert reason(api, job)[0] == (state if outcome == "commit" else "running")
     if outcome != "commit":
         lose(api, job, worker)
@@ -633,7 +628,7 @@ def test_a_start_waits_for_the_sweep_that_has_the_job(
     start = w.later.start_job(job.id, job.run)
     w.blocked(start)
     getattr(a, outcome)()
-    assert the(start) is (outcome != "commit")
+    assert value_of(start) is (outcome != "commit")
     assert reason(api, job)[0] == ("available" if outcome == "commit" else "running")
     assert api.sweep_workers() == (outcome != "commit")
     assert reason(api, job) == (("available", None) if outcome == "commit" else ("discarded", "lost"))
@@ -654,7 +649,7 @@ def test_a_sweep_passes_by_a_start_under_way_and_comes_again(
     assert reason(api, job) == (("discarded", "lost") if outcome == "commit" else ("available", None))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", SNAPSHOT_LEVELS)
 def test_in_an_old_snapshot_a_start_fails_rather_than_be_told_true(
     api: Any, actor: Any, reserved: Any, worker: int, level: str
 ) -> None:
@@ -677,7 +672,7 @@ def test_two_starts_of_one_run_give_one_true(api: Any, actor: Any, reserved: Any
         second = b.later.start_job(job.id, job.run)
         b.blocked(second)
         getattr(a, outcome)()
-        assert the(second) is (outcome == "rollback")
+        assert value_of(second) is (outcome == "rollback")
 
 
 def test_a_job_that_was_taken_and_claimed_again_is_started_by_its_new_run_alone(
@@ -693,7 +688,7 @@ def test_a_job_that_was_taken_and_claimed_again_is_started_by_its_new_run_alone(
     start = w.later.start_job(job.id, job.run)
     w.blocked(start)
     a.commit()
-    assert the(start) is False
+    assert value_of(start) is False
     assert api.start_job(again.id, again.run) is False
 
 
@@ -734,7 +729,7 @@ def test_a_completion_meets_a_sweep(
         assert caught.value.sqlstate == "PW002"
         assert reason(api, two) == lost
     else:
-        assert the(late) == []
+        assert value_of(late) == []
         assert reason(api, two) == lost
 
 

@@ -54,12 +54,6 @@ def heals(api: Any, check: str, severity: str, words: str) -> None:
     assert [row.severity for row in of(api, check)] == ["ok"], of(api, check)
 
 
-@pytest.fixture
-def own(api: Any, fresh: psycopg.Connection[Any]) -> Any:
-    """A database of this test alone."""
-    return type(api)(fresh)
-
-
 # Health --------------------------------------------------------------------------------------------------------------
 
 

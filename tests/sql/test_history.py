@@ -103,9 +103,8 @@ def test_a_retried_job_is_not_pruned_and_keeps_its_errors(api: Any, worker: int,
 
 
 @pytest.fixture
-def own(api: Any, fresh: psycopg.Connection[Any], invariants: Any) -> Any:
+def own(own: Any, fresh: psycopg.Connection[Any], invariants: Any) -> Any:
     """A database of its own, for what makes and drops partitions."""
-    own = type(api)(fresh)
     yield own
     invariants(fresh)
 

@@ -91,11 +91,6 @@ def test_every_function_of_the_schema_runs_with_a_search_path_of_its_own(api: An
     assert open_ones == []
 
 
-@pytest.fixture
-def own(api: Any, fresh: psycopg.Connection[Any]) -> Any:
-    return type(api)(fresh)
-
-
 SECRET = "xyzzy"
 
 

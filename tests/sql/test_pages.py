@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from .test_plans import touched, watched  # noqa: F401 - the plans of what a function runs
+from tests.support.plans import touched
 
 ALL = ["scheduled", "pending", "available", "running", "retryable", "discarded", "completed", "cancelled"]
 
@@ -321,7 +321,7 @@ MOST = {
 }
 
 
-def test_a_page_reads_no_more_of_a_long_table(watched, api):  # noqa: F811
+def test_a_page_reads_no_more_of_a_long_table(watched, api):
     """Twice the jobs, and the same bounds: what is read does not grow with the table."""
     for _ in range(2):
         fill(api, live=MANY, finished=MANY, state="available")

@@ -8,19 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-
-def add(api: Any, count: int, queue: str = "q", **named: Any) -> list[int]:
-    return [job.id for job in api.add_jobs([{"identifier": "t", "queue_name": queue, **named}] * count)]
-
-
-def claim(api: Any, worker: int, limit: int = 100) -> list[int]:
-    return sorted(job.id for job in api.claim_jobs(worker, limit))
-
-
-def states(api: Any, queue: str = "q") -> dict[str, int]:
-    sql = "select state, count(*)::integer from pyworker.jobs where queue_name = %s group by 1"
-    return dict(api.rows(sql, [queue]))
-
+from tests.support.queues import add, claim, states
 
 # set_queue -----------------------------------------------------------------------------------------------------------
 

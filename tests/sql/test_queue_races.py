@@ -15,34 +15,10 @@ from typing import Any
 import psycopg
 import pytest
 
-LEVELS = ["read committed", "repeatable read", "serializable"]
+from tests.support.queues import add, claim, finish_all, states
+from tests.support.sessions import LEVELS
+
 SECONDS = float(os.environ.get("PYWORKER_TORTURE_SECONDS", "30"))
-
-
-def add(api: Any, count: int, queue: str = "q", **named: Any) -> list[int]:
-    return [job.id for job in api.add_jobs([{"identifier": "t", "queue_name": queue, **named}] * count)]
-
-
-def claim(api: Any, worker: int, limit: int = 100) -> list[int]:
-    return sorted(job.id for job in api.claim_jobs(worker, limit))
-
-
-def states(api: Any, queue: str = "q") -> dict[str, int]:
-    return dict(
-        api.rows(
-            "select state, count(*)::integer from pyworker.jobs where queue_name = %s group by 1", [queue]
-        )
-    )
-
-
-def finish_all(api: Any, worker: int) -> list[int]:
-    """Claims and finishes until nothing is left; gives the ids."""
-    done = []
-    running = api.rows("select id, run from pyworker.jobs where state = 'running'")
-    while running or (running := api.claim_jobs(worker, 100)):
-        done += api.finish_jobs([job.id for job in running], [job.run for job in running])
-        running = []
-    return sorted(done)
 
 
 # pause_queue meets … -------------------------------------------------------------------------------------------------

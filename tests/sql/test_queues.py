@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.api import ids
+
 
 @pytest.fixture
 def three(api: Any) -> list[Any]:
     return [api.add_job("t", queue_name="q") for _ in range(3)]
-
-
-def ids(jobs: list[Any]) -> list[int]:
-    return [job.id for job in jobs]
 
 
 def test_jobs_of_a_named_queue_run_one_after_the_other_in_order(

@@ -8,13 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
-LEVELS = ["read committed", "repeatable read", "serializable"]
-
-
-def the(future: Any) -> Any:
-    """The one row that a call gives."""
-    (row,) = future.result(20)
-    return row
+from tests.support.api import row_of
+from tests.support.sessions import LEVELS
 
 
 @pytest.fixture
@@ -41,7 +36,7 @@ def test_an_add_that_meets_a_claim_under_way_gives_a_row_and_loses_nothing(
     add = a.later.add_job(**spec) if by == "add_job" else a.later.add_jobs([{**spec, "payload": [2]}])
     a.blocked(add)
     w.commit()
-    new = the(add)
+    new = row_of(add)
     assert (new.id > old.id, new.payload, new.key, new.state) == (True, [2], "k", "available")
     assert (api.get_job(old.id).key, api.get_job(old.id).state) == (None, "running")
     assert api.finish(old.id) == [old.id]
@@ -58,7 +53,7 @@ def test_an_add_that_meets_a_claim_rolled_back_changes_the_job_in_place(
     add = a.later.add_job("t", "[2]", job_key="k")
     a.blocked(add)
     w.rollback()
-    assert (the(add).id, the(add).payload) == (old.id, [1, 2])
+    assert (row_of(add).id, row_of(add).payload) == (old.id, [1, 2])
 
 
 @pytest.mark.parametrize("level", LEVELS[1:])
@@ -130,12 +125,14 @@ def test_two_adds_of_one_key_follow_each_other(
     first = a.add_job("t", "[1]", job_key="k")
     add = b.later.add_job("t", "[2]", job_key="k", job_key_mode=mode)
     if existing and mode == "unsafe_dedupe":
-        assert the(add).id == old.id  # it need not wait: there is a job with this key, whatever becomes of it
+        assert (
+            row_of(add).id == old.id
+        )  # it need not wait: there is a job with this key, whatever becomes of it
         a.rollback()
         return
     b.blocked(add)
     getattr(a, end)()
-    second = the(add)
+    second = row_of(add)
     if end == "commit":
         assert second.id == first.id
         assert second.payload == (first.payload if mode == "unsafe_dedupe" else [*first.payload, 2])
@@ -266,7 +263,7 @@ def test_the_end_of_a_run_waits_for_an_open_change_of_its_key_and_is_then_accept
     ending = word(w.later, claimed)
     w.blocked(ending)
     getattr(a, outcome)()
-    (accepted,) = the(ending)
+    (accepted,) = row_of(ending)
     assert accepted in ([claimed.id], "", None)
     job = api.get_job(claimed.id)
     if outcome == "commit":
@@ -289,7 +286,7 @@ def test_an_add_waits_for_an_open_end_of_its_namesakes_run(
     add = a.later.add_job("t", "[2]", job_key="k")
     a.blocked(add)
     getattr(w, outcome)()
-    job = the(add)
+    job = row_of(add)
     old = api.get_job(claimed.id)
     assert (job.key, job.state) == ("k", "available")
     if outcome != "commit":
@@ -310,7 +307,7 @@ def test_remove_job_finds_the_job_that_an_open_add_made_beside_a_running_one(
     removal = r.later.remove_job("k")
     r.blocked(removal)
     a.commit()
-    assert the(removal).id == new.id
+    assert row_of(removal).id == new.id
     assert api.get_job(new.id).id is None
     assert api.get_job(claimed.id).state == "running"
 
@@ -324,7 +321,7 @@ def test_remove_job_waits_for_an_open_claim(api: Any, actor: Any, worker: int, o
     removal = r.later.remove_job("k")
     r.blocked(removal)
     getattr(w, outcome)()
-    assert the(removal).id == job.id
+    assert row_of(removal).id == job.id
     assert api.get_job(job.id).state == ("running" if outcome == "commit" else None)
     assert api.remove_job("k").id is None
 
@@ -339,14 +336,14 @@ def test_an_add_and_a_removal_of_one_key_follow_each_other(api: Any, actor: Any,
         removal = b.later.remove_job("k")
         b.blocked(removal)
         a.commit()
-        assert the(removal).payload == [1, 2]
+        assert row_of(removal).payload == [1, 2]
         assert api.rows("select from pyworker.jobs") == []
     else:
         a.remove_job("k")
         add = b.later.add_job("t", "[2]", job_key="k")
         b.blocked(add)
         a.commit()
-        assert (the(add).id > old.id, the(add).payload) == (True, [2])
+        assert (row_of(add).id > old.id, row_of(add).payload) == (True, [2])
 
 
 @pytest.mark.parametrize("first", ["add_jobs", "finish_jobs"])
@@ -376,7 +373,7 @@ def test_a_batch_of_adds_and_a_batch_of_completions_do_not_deadlock(
         who.blocked(futures[name])
     gate.commit()
     assert len(futures["add_jobs"].result(20)) == 3
-    assert sorted(the(futures["finish_jobs"])[0]) == sorted(job.id for job in jobs)
+    assert sorted(row_of(futures["finish_jobs"])[0]) == sorted(job.id for job in jobs)
     assert len(api.claim_jobs(worker, 10)) == 3
 
 
@@ -457,7 +454,7 @@ def test_cancelling_a_job_waits_for_an_open_claim_and_sees_what_became_of_it(
     cancel = a.later.cancel_job(job.id)
     a.blocked(cancel)
     getattr(w, outcome)()
-    assert the(cancel).state == ("running" if outcome == "commit" else "cancelled")
+    assert row_of(cancel).state == ("running" if outcome == "commit" else "cancelled")
     if outcome == "commit":
         api.fail_jobs([{"id": job.id, "run": api.runs(job.id)[0]}])
         assert api.get_job(job.id).state == "cancelled"
@@ -482,9 +479,9 @@ def test_cancel_and_finish_follow_each_other(
     b.blocked(other)
     a.commit()
     if first == "cancel":
-        assert the(other)[0] == ([] if force else [claimed.id])
+        assert row_of(other)[0] == ([] if force else [claimed.id])
     else:
-        assert the(other).state == "completed"
+        assert row_of(other).state == "completed"
     assert api.get_job(claimed.id).state == ("cancelled" if first == "cancel" and force else "completed")
 
 
@@ -511,7 +508,7 @@ def test_a_worker_that_finishes_while_it_is_swept_is_refused(
     finish = w.later.finish_jobs([claimed.id], [claimed.run])
     w.blocked(finish)
     s.commit()
-    assert the(finish)[0] == []
+    assert row_of(finish)[0] == []
     assert api.get_job(claimed.id).state == "available"
 
 
@@ -523,7 +520,7 @@ def test_a_heartbeat_that_meets_the_sweep_learns_of_it(api: Any, actor: Any, wor
     beat = w.later.heartbeat(worker)
     w.blocked(beat)
     s.commit()
-    assert the(beat)[0] is False
+    assert row_of(beat)[0] is False
 
 
 def test_force_unlock_waits_for_whoever_has_the_job_in_hand(api: Any, actor: Any, claimed: Any) -> None:
@@ -533,7 +530,7 @@ def test_force_unlock_waits_for_whoever_has_the_job_in_hand(api: Any, actor: Any
     unlock = f.later.force_unlock_workers(["1"])
     f.blocked(unlock)
     a.commit()
-    the(unlock)
+    row_of(unlock)
     assert api.get_job(claimed.id).state == "cancelled"
 
 
@@ -549,7 +546,7 @@ def test_a_job_retried_twice_at_once_is_there_once(
     second = b.later.retry_job(job.id)
     b.blocked(second)
     getattr(a, outcome)()
-    assert (the(second).id, the(second).state) == (job.id, "available")
+    assert (row_of(second).id, row_of(second).state) == (job.id, "available")
     assert len(api.claim_jobs(api.register_worker(), 5, ["t"])) == 1
 
 
@@ -569,7 +566,7 @@ def test_retry_and_an_add_of_the_same_key_follow_each_other(api: Any, actor: Any
     add = b.later.add_job("t", "[3]", job_key="k")
     b.blocked(add)
     a.commit()
-    assert (the(add).id, the(add).payload) == (old.id, [1, 3])
+    assert (row_of(add).id, row_of(add).payload) == (old.id, [1, 3])
 
 
 def test_deleting_a_finished_job_meets_its_retry(api: Any, actor: Any, job_in: Any) -> None:
@@ -580,7 +577,7 @@ def test_deleting_a_finished_job_meets_its_retry(api: Any, actor: Any, job_in: A
     deletion = b.later.delete_job(job.id)
     b.blocked(deletion)
     a.commit()
-    assert the(deletion).id == job.id
+    assert row_of(deletion).id == job.id
     assert api.get_job(job.id).id is None
 
 

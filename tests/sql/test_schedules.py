@@ -634,11 +634,10 @@ def roles(fresh: psycopg.Connection[Any]) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def own(api: Any, fresh: psycopg.Connection[Any], roles: dict[str, str]) -> Any:
+def own(own: Any, roles: dict[str, str]) -> Any:
     """A database of this test alone, as its caller."""
-    mine = type(api)(fresh)
-    mine.rows(f'set session authorization "{roles["caller"]}"')
-    return mine
+    own.rows(f'set session authorization "{roles["caller"]}"')
+    return own
 
 
 def add(own: Any, roles: dict[str, str], query: str, name: str = "q", **more: Any) -> Any:

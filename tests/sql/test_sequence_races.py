@@ -9,28 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 
-LEVELS = ["read committed", "repeatable read", "serializable"]
+from tests.support.api import ids
+from tests.support.sequences import S, add, drain
+from tests.support.sessions import LEVELS
+
 ENDS = ["commit", "rollback", "kill"]
-S = {"key": "s"}
-
-
-def ids(jobs: list[Any]) -> list[int]:
-    return [job.id for job in jobs]
-
-
-def add(api: Any, many: int = 1, **named: Any) -> list[Any]:
-    policy = {**S, **named.pop("policy", {})}
-    return [api.add_job("t", sequence_policy=policy, **named) for _ in range(many)]
-
-
-def drain(api: Any, worker: int) -> list[int]:
-    """The ids in the order of their starts, one at a time."""
-    seen = []
-    while claimed := api.claim_jobs(worker, 10):
-        (job,) = claimed
-        seen.append(job.id)
-        assert api.finish_jobs([job.id], [job.run]) == [job.id]
-    return seen
 
 
 def halted_by(api: Any) -> Any:

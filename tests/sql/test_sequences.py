@@ -8,27 +8,8 @@ from typing import Any
 
 import pytest
 
-S = {"key": "s"}
-
-
-def ids(jobs: list[Any]) -> list[int]:
-    return [job.id for job in jobs]
-
-
-def add(api: Any, many: int = 3, identifier: str = "t", **named: Any) -> list[Any]:
-    """Jobs of the sequence s."""
-    policy = {**S, **named.pop("policy", {})}
-    return [api.add_job(identifier, sequence_policy=policy, **named) for _ in range(many)]
-
-
-def drain(api: Any, worker: int) -> list[int]:
-    """Runs whatever can be claimed; the ids in the order of their starts. Never two at once, as all are of one sequence."""
-    seen = []
-    while claimed := api.claim_jobs(worker, 10):
-        (job,) = claimed
-        seen.append(job.id)
-        assert api.finish_jobs([job.id], [job.run]) == [job.id]
-    return seen
+from tests.support.api import ids
+from tests.support.sequences import S, add, drain
 
 
 def view(api: Any, key: str = "s") -> Any:
@@ -306,14 +287,14 @@ def test_the_first_job_of_an_idle_sequence_is_there_for_the_next_claim(
 
 
 def test_a_follow_up_is_available_as_soon_as_the_job_before_it_ends(api: Any, worker: int) -> None:
-    jobs = add(api)
+    jobs = add(api, 3)
     api.claim(worker)
     api.finish(jobs[0].id)
     assert [api.get_job(job.id).state for job in jobs] == ["completed", "available", "pending"]
 
 
 def test_a_follow_up_can_be_claimed_in_the_same_transaction(api: Any, worker: int) -> None:
-    jobs = add(api)
+    jobs = add(api, 3)
     with api.conn.transaction():
         for job in jobs:
             assert api.claim(worker).id == job.id
@@ -353,7 +334,7 @@ HOLDS: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("how", HOLDS)
 def test_the_head_blocks_whatever_it_waits_for(api: Any, worker: int, clock: Any, how: str) -> None:
-    jobs = add(api)
+    jobs = add(api, 3)
     HOLDS[how](api, api.claim(worker))
     other = api.register_worker()
     back = [] if how in ("running", "retryable", "snoozed", "asked to cancel") else [jobs[0].id]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from .test_plans import touched, watched
-
-__all__ = ["watched"]
+from tests.support.api import ids
+from tests.support.plans import touched
+from tests.support.slots import add
 
 # What a worker does not take, and how it claims.
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -18,14 +18,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "forbidden flag": ({"flags": ["gpu"]}, {"forbidden_flags": ["gpu"]}),
     "one flag of two": ({"flags": ["gpu", "eu"]}, {"forbidden_flags": ["gpu"]}),
 }
-
-
-def add(api: Any, *identifiers: str, queue: str = "q", **named: Any) -> list[int]:
-    return [api.add_job(identifier, queue_name=queue, **named).id for identifier in identifiers or ("known",)]
-
-
-def ids(jobs: list[Any]) -> list[int]:
-    return [job.id for job in jobs]
 
 
 @pytest.mark.parametrize("how", REFUSED)

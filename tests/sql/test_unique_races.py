@@ -14,7 +14,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-LEVELS = ["read committed", "repeatable read", "serializable"]
+from tests.support.sessions import LEVELS
+
 REJECT, IGNORE, REPLACE = ({"keys": ["args"], "on_conflict": c} for c in ("reject", "ignore", "replace"))
 NEVER = {"keys": ["args"], "states": []}
 OPEN = "('scheduled', 'pending', 'available', 'running', 'retryable')"

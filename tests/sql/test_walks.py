@@ -8,15 +8,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from .test_plans import touched, watched
-
-__all__ = ["watched"]
+from tests.support.api import ids
+from tests.support.plans import touched
 
 MANY = 3_000
-
-
-def ids(jobs: list[Any]) -> list[int]:
-    return [job.id for job in jobs]
 
 
 def add(api: Any, count: int, **more: Any) -> list[int]:
