@@ -18,7 +18,7 @@ from pytest_postgresql import factories
 from pyworker._db.migrations import migrate
 from pyworker._dev.postgres import Server, temporary_server
 
-pytest.register_assert_rewrite("tests.support")  # before the first import of it
+pytest.register_assert_rewrite("tests.support", "tests.model")  # before the first import of either
 
 from tests.support.databases import check_invariants, copy_of, dsn_of  # noqa: E402
 from tests.support.sessions import Clock, Session  # noqa: E402

@@ -20,13 +20,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.support.states import ALL, ENDED, LIVE, REQUIRED
+
 EXAMPLES = int(os.environ.get("PYWORKER_MODEL_EXAMPLES", "60"))
 STEPS = int(os.environ.get("PYWORKER_MODEL_STEPS", "30"))
 
-REQUIRED = ["scheduled", "pending", "available", "running"]
-LIVE = [*REQUIRED, "retryable"]
-ALL = [*REQUIRED, "retryable", "discarded", "completed", "cancelled"]
-ENDED = {"discarded", "completed", "cancelled"}
 PERIOD = 2.5  # hours; the clock moves by whole ones, so that nothing is ever due or over at the very instant
 DELAY = 1.5
 

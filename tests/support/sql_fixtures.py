@@ -13,6 +13,9 @@ import pytest
 from psycopg.rows import namedtuple_row
 
 from tests.support.api import Actor, Api
+from tests.support.plans import watched
+
+__all__ = ["_kept", "_sessions", "actor", "api", "clean", "db", "job_in", "own", "session", "watched"]
 
 # By delete, not truncate: a tenth of the time, and plans are kept, as they are between a worker's calls.
 CLEAN = """
