@@ -1,6 +1,6 @@
 """Proves the queue's invariants from a recorded history alone, long after the fact:
 
-    python tests/runner/checker.py DIRECTORY        all *.jsonl in it
+    python tests/support/checker.py DIRECTORY        all *.jsonl in it
 
 Every line is one event of one process, with its time `t` (and `began`, if it took some): what producers asked for and what came of it (ok,
 error, unknown), when handlers began and ended, what was killed, what an observer saw in one snapshot, and how each job was in the end.
