@@ -130,7 +130,7 @@ def test_retry_runs_jobs_now(call: Any, zoo: dict[str, int]) -> None:
     assert [job["state"] for job in call("retry", "2", "4", "--json")] == ["available", "available"]
 
 
-def test_cancel_calls_waiting_jobs_off_and_asks_running_ones_to_stop(call: Any, zoo: dict[str, int]) -> None:
+def test_cancel_ends_waiting_jobs_and_asks_running_ones_to_stop(call: Any, zoo: dict[str, int]) -> None:
     assert (
         call("cancel", "4", "3", "2")
         == "job 4 cancelled\njob 3 is running and was asked to stop\njob 2 cancelled\n"

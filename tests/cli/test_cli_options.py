@@ -150,7 +150,7 @@ def test_a_terminal_gets_colours_and_a_narrow_one_loses_only_the_last_column(
     assert len(lines[4]) <= max(columns, 90)
 
 
-def test_output_that_nobody_reads_to_the_end_is_no_error(db: Any, dsn: str) -> None:
+def test_output_that_is_not_read_to_the_end_is_no_error(db: Any, dsn: str) -> None:
     db.execute(
         'select pyworker.add_jobs((select jsonb_agg(\'{"identifier": "t"}\'::jsonb) from generate_series(1, 1500)))'
     )

@@ -92,7 +92,7 @@ def test_a_temporary_server_answers_and_leaves_nothing_behind(in_memory, place):
         os.kill(pid, 0)
 
 
-def test_nobody_else_can_reach_the_server():
+def test_no_other_user_can_reach_the_server():
     with temporary_server(in_memory=True) as server:
         assert ask(server, "show listen_addresses") == ""
         assert home_of(server).stat().st_mode & 0o067 == 0
@@ -175,7 +175,7 @@ def test_data_of_another_major_version_are_refused():
         ask(server, "select 1")
 
 
-def test_a_directory_planted_by_somebody_else_is_refused(place, tmp_path):
+def test_a_directory_planted_by_another_user_is_refused(place, tmp_path):
     home = place / f"pyworker-demo-{os.geteuid()}"
     home.symlink_to(tmp_path)
     with pytest.raises(NoPostgres, match="is not ours"), kept_server(fresh=True):

@@ -344,7 +344,7 @@ def test_it_looks_again_by_itself_and_finds_a_lost_database_again(top: Any, db: 
 
 
 def test_the_picture_in_the_documents(top: Any, db: Any) -> None:
-    """PYWORKER_WRITE_IMAGES=1 draws it anew."""
+    """PYWORKER_WRITE_IMAGES=1 draws it again."""
 
     worker = db.execute(
         "select pyworker.register_worker(%s)", [json.dumps({"host": "web-1", "pid": 42})]

@@ -1,4 +1,4 @@
-"""`pyworker sql TOPIC`: every statement that it prints runs, in whatever schema."""
+"""`pyworker sql TOPIC`: every statement that it prints runs, in any schema."""
 
 from __future__ import annotations
 

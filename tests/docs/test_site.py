@@ -1,4 +1,4 @@
-"""The documentation's site: its references leave nothing out, it asks nobody else for anything, its search finds."""
+"""The documentation's site: its references leave nothing out, it asks no other site for anything, its search finds."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_pictures_show_what_their_sources_say() -> None:
         assert 'stroke="black"' not in drawn, "it would not be seen on a dark page"
 
 
-def test_the_site_is_built_and_asks_nobody_else_for_anything(site: Path) -> None:
+def test_the_site_is_built_and_asks_no_other_site_for_anything(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert {"index.html", "concepts.html", "reference-sql.html", "django.html", "search.html"} <= {
         p.name for p in pages

@@ -35,8 +35,8 @@ SEEN = """
 """
 
 
-somebody_runs = precondition(lambda self: self.model.live("running"))
-somebody_is_there = precondition(lambda self: self.model.jobs)
+with_a_running_job = precondition(lambda self: self.model.live("running"))
+with_a_job = precondition(lambda self: self.model.jobs)
 
 
 class Machine(RuleBasedStateMachine):
@@ -88,7 +88,7 @@ class Machine(RuleBasedStateMachine):
         assert got == expected
         return got
 
-    def anybody(self, number: int) -> int:
+    def any_job(self, number: int) -> int:
         """The id of a job; now and then of none."""
         jobs = self.model.jobs
         return jobs[number % len(jobs)].id if jobs and number % 23 else 10**6
@@ -145,7 +145,7 @@ class Machine(RuleBasedStateMachine):
         ids = list(range(10**9, 10**9 + len(many)))
         named = [self.arguments(spec) for spec in many]
         self.added(*self.both(lambda m: m.add_many(many, ids), lambda: self.api.add_jobs(named)))
-        self.promote()  # in which order they are worked on inside is nobody's business
+        self.promote()  # the order in which they are worked on inside is no promise
 
     @rule(key=keys)
     def remove_job(self, key: str) -> None:
@@ -198,26 +198,26 @@ class Machine(RuleBasedStateMachine):
     def claim_some(self, number: int, tasks: Any, queues: Any, flags: Any) -> None:
         self.claim(number, 3, (tasks, queues, flags))
 
-    @somebody_runs
+    @with_a_running_job
     @rule(number=numbers)
     def start(self, number: int) -> None:
         run = self.run(number)
         self.same(lambda m: m.start(*run), lambda: self.api.start_job(*run))
 
-    @somebody_runs
+    @with_a_running_job
     @rule(some=several)
     def finish(self, some: list[int]) -> None:
         runs = [self.run(number) for number in some]
         ids, numbers = map(list, zip(*runs, strict=True))
         self.same(lambda m: m.finish(runs), lambda: sorted(self.api.finish_jobs(ids, numbers)))
 
-    @somebody_runs
+    @with_a_running_job
     @rule(number=numbers)
     def finish_one(self, number: int) -> None:
         run = self.run(number)
         self.same(lambda m: m.finish_one(*run), lambda: self.api.finish_job(*run) or None)
 
-    @somebody_runs
+    @with_a_running_job
     @rule(
         some=several,
         how=st.sampled_from(
@@ -234,13 +234,13 @@ class Machine(RuleBasedStateMachine):
         ]
         self.same(lambda m: m.fail(failures), lambda: self.api.fail_jobs(sent))
 
-    @somebody_runs
+    @with_a_running_job
     @rule(number=numbers, delay=st.sampled_from([timedelta(0), HALF]))
     def snooze(self, number: int, delay: timedelta) -> None:
         run = self.run(number)
         self.same(lambda m: m.snooze(*run, delay), lambda: self.api.snooze_job(*run, delay) or None)
 
-    @somebody_runs
+    @with_a_running_job
     @rule(some=several)
     def release(self, some: list[int]) -> None:
         runs = list({self.run(number) for number in some})
@@ -272,28 +272,28 @@ class Machine(RuleBasedStateMachine):
 
     # People
 
-    @somebody_is_there
+    @with_a_job
     @rule(number=numbers, force=st.booleans())
     def cancel(self, number: int, force: bool) -> None:
-        job = self.anybody(number)
+        job = self.any_job(number)
         self.same(lambda m: m.cancel(job, force), lambda: self.api.cancel_job(job, force).state)
 
-    @somebody_is_there
+    @with_a_job
     @rule(number=numbers)
     def retry(self, number: int) -> None:
-        job = self.anybody(number)
+        job = self.any_job(number)
         self.same(lambda m: m.retry(job), lambda: self.api.retry_job(job).state)
 
-    @somebody_is_there
+    @with_a_job
     @rule(number=numbers)
     def delete(self, number: int) -> None:
-        job = self.anybody(number)
+        job = self.any_job(number)
         self.same(lambda m: m.delete(job), lambda: self.api.delete_job(job) and None)
 
-    @somebody_is_there
+    @with_a_job
     @rule(some=several, verb=st.sampled_from(["retry", "complete", "fail"]))
     def many(self, some: list[int], verb: str) -> None:
-        ids = [self.anybody(number) for number in some]
+        ids = [self.any_job(number) for number in some]
         call = {
             "retry": self.api.retry_jobs,
             "complete": self.api.complete_jobs,
@@ -303,18 +303,18 @@ class Machine(RuleBasedStateMachine):
         ours = {"retry": Model.retry_many, "complete": Model.complete, "fail": Model.fail_for_good}[verb]
         self.same(lambda m: ours(m, ids, *more), lambda: [job.id for job in call(ids, *more)])
 
-    @somebody_is_there
+    @with_a_job
     @rule(some=several, by=st.none() | hours, priority=st.sampled_from([None, None, -2]), attempts=st.sampled_from([None, None, 0, 1, 25]),
           limit=st.sampled_from([None, None, 1, 3]))  # fmt: skip
     def reschedule(self, some: list[int], by: Any, priority: Any, attempts: Any, limit: Any) -> None:
-        ids = [self.anybody(number) for number in some]
+        ids = [self.any_job(number) for number in some]
         given = (None if by is None else self.api.at(f"{by} hours"), priority, attempts, limit)
         self.same(
             lambda m: m.reschedule(ids, *given), lambda: [j.id for j in self.api.reschedule_jobs(ids, *given)]
         )
 
     @rule(number=numbers, verb=st.sampled_from(["force_unlock", "unregister", "register"]))
-    def somebody_sees_to_a_worker(self, number: int, verb: str) -> None:
+    def change_a_worker(self, number: int, verb: str) -> None:
         worker = self.workers[number % len(self.workers)]
         if verb == "force_unlock":
             self.both(lambda m: m.abandon([worker]), lambda: self.api.force_unlock_workers([str(worker)]))
@@ -325,7 +325,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(queue=st.sampled_from(["p", "q", "f:"]), verb=st.sampled_from(["set", "set", "pause", "resume"]),
           limit=st.sampled_from([None, 1, 2, 3]))  # fmt: skip
-    def somebody_sees_to_a_queue(self, queue: str, verb: str, limit: int | None) -> None:
+    def change_a_queue(self, queue: str, verb: str, limit: int | None) -> None:
         if verb == "set":
             queue += "*" if queue == "f:" else ""
             self.api.set_queue(queue, limit)

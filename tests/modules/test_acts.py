@@ -87,7 +87,7 @@ def test_what_was_done_is_forgotten_after_ninety_days(api, clock):
     assert api.value("select count(*) from pyworker.audit") == 0
 
 
-def test_nobody_changes_the_audit_by_a_role_of_ours(db):
+def test_no_role_of_ours_may_change_the_audit(db):
     db.execute("begin; set local role pyworker_admin")
     with pytest.raises(Exception, match="permission denied"):
         db.execute("delete from pyworker.audit_log")

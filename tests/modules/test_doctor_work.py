@@ -34,13 +34,13 @@ def test_partitions(own: Any) -> None:
     assert short(doctor(own)) == HEALTHY
 
 
-def test_nobody_promotes(api: Any, clock: Any) -> None:
+def test_no_session_promotes(api: Any, clock: Any) -> None:
     api.add_job("t", run_at=api.at("1 minute"))
     clock.advance(minutes=10)
     heals(api, "maintenance", "warning", "due jobs are not promoted: the oldest has been due since ")
 
 
-def test_nobody_prunes(own: Any) -> None:
+def test_no_session_prunes(own: Any) -> None:
     own.register_worker()
     own.rows("select pyworker.add_job('t'); select pyworker.add_job('t')")
     failed, done = own.claim_jobs(1, 2)
@@ -62,7 +62,7 @@ def test_no_worker(api: Any, clock: Any) -> None:
     assert of(api, "workers")[0].severity == "ok"
 
 
-def test_tasks_that_nobody_knows_and_queues_that_nobody_serves(api: Any) -> None:
+def test_tasks_that_no_worker_knows_and_queues_that_no_worker_serves(api: Any) -> None:
     for task, queue in (("t", None), ("t", None), ("u", None), ("v", "q")):
         api.add_job(task, queue_name=queue)
     api.promote_jobs()

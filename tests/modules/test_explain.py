@@ -237,9 +237,7 @@ def test_the_reasons_come_in_the_order_in_which_they_have_to_go_away(api: Any, c
     assert reasons(api, job) == ["running"]
 
 
-def test_a_job_behind_a_halt_that_is_not_due_in_a_full_queue_with_nobody_to_do_it(
-    api: Any, clock: Any
-) -> None:
+def test_a_job_behind_a_halt_that_is_not_due_in_a_full_queue_without_a_worker(api: Any, clock: Any) -> None:
     who = api.register_worker()
     first, _ = sequence(api, 2, queue_name="q")
     last = api.add_job("t", queue_name="q", sequence_policy={"key": "s"}, run_at=api.at("10 min"))
@@ -259,7 +257,7 @@ def test_a_job_behind_a_halt_that_is_not_due_in_a_full_queue_with_nobody_to_do_i
     assert first.id < last.id
 
 
-def test_a_job_that_runs_has_no_other_reason_whatever_its_queue_and_its_time(api: Any, idle: int) -> None:
+def test_a_job_that_runs_has_that_as_its_only_reason(api: Any, idle: int) -> None:
     job = api.add_job("t", queue_name="q", sequence_policy={"key": "s"})
     api.claim(idle)
     api.pause_queue("q")

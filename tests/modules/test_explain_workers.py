@@ -43,7 +43,7 @@ FLAGS = "every live worker (of {n}) forbids one of the job's flags: f, g"
 
 MIXED = "each live worker (of {n}) lacks something: the task t, the queue q, or it forbids a flag of the job"
 
-NOBODY: dict[str, tuple[list[dict[str, Any]], str]] = {
+NO_WORKER: dict[str, tuple[list[dict[str, Any]], str]] = {
     "task": ([{"task_identifiers": ["u"]}, {"task_identifiers": []}], TASK),
     "task and queue": ([{"task_identifiers": ["u"], "queue_names": ["r"]}], TASK),
     "queue": ([{"queue_names": ["r", "default"]}, {"queue_names": [], "task_identifiers": ["t"]}], QUEUE),
@@ -59,9 +59,9 @@ NOBODY: dict[str, tuple[list[dict[str, Any]], str]] = {
 }
 
 
-@pytest.mark.parametrize("how", NOBODY)
+@pytest.mark.parametrize("how", NO_WORKER)
 def test_no_worker_takes_it(api: Any, how: str) -> None:
-    infos, detail = NOBODY[how]
+    infos, detail = NO_WORKER[how]
     job = api.add_job("t", queue_name="q", flags=["g", "f"])
     api.promote_jobs()
     for info in infos:
@@ -90,7 +90,7 @@ def test_jobs_without_a_queue_are_those_of_default(api: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 5, "x", {"t": 1}, True])
-def test_what_a_worker_says_in_another_form_is_not_understood_and_harms_nobody(api: Any, value: Any) -> None:
+def test_what_a_worker_says_in_another_form_is_not_understood_and_does_no_harm(api: Any, value: Any) -> None:
     job = api.add_job("t", queue_name="q", flags=["f"])
     api.promote_jobs()
     api.register_worker(dict.fromkeys(ALL, value))
@@ -158,7 +158,7 @@ def test_running_on_a_silent_worker(api: Any, idle: int, clock: Any) -> None:
 
 
 def test_running_on_a_dead_worker(api: Any, idle: int, actor: Any) -> None:
-    """A sweep has declared the worker dead, and somebody had the job in hand just then."""
+    """A sweep has declared the worker dead, and another session had the job locked just then."""
     job = api.add_job("t")
     api.claim(idle)
     other = actor()

@@ -69,7 +69,7 @@ def test_of_many_queues_the_largest_have_names(db: Any) -> None:
     assert named["*", "available"] == 10
 
 
-def test_the_oldest_available_job_is_found_whatever_its_priority(db: Any, worker: int, clock: Any) -> None:
+def test_the_oldest_available_job_is_found_at_any_priority(db: Any, worker: int, clock: Any) -> None:
     db.execute("select pyworker.add_job('a', priority := 9)")
     clock.advance(hours=1)
     db.execute("select pyworker.add_job('a'), pyworker.add_job('a', priority := -9)")

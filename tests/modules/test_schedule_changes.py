@@ -263,7 +263,7 @@ def test_doctor_finds_paused_schedules(api: Any) -> None:
     healed_by(api, "info", "paused schedules: s")
 
 
-def test_doctor_finds_that_nobody_fires_them(api: Any, hour: OnTheHour) -> None:
+def test_doctor_finds_schedules_that_no_session_fires(api: Any, hour: OnTheHour) -> None:
     api.add_schedule("s", HOURLY, "t")
     hour.go(10)
     healed_by(api, "warning", "schedules are not fired: s (due since")
@@ -277,7 +277,7 @@ def test_doctor_finds_a_schedule_that_waits_for_the_clock(api: Any, hour: OnTheH
     healed_by(api, "warning", "schedule s stands still: the clock was set back")
 
 
-def test_doctor_finds_schedules_whose_task_nobody_knows(api: Any) -> None:
+def test_doctor_finds_schedules_whose_task_no_worker_knows(api: Any) -> None:
     worker = api.register_worker()
     api.update_worker(worker, {"task_identifiers": ["t"]})
     api.add_schedule("s", HOURLY, "t")

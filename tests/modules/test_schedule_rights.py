@@ -19,8 +19,8 @@ def test_a_role_that_the_caller_is_not_a_member_of_is_refused(own: Any, roles: d
         add(own, roles, "select 1 as priority", query_role=roles["stranger"])
 
 
-def test_nobody_can_be_made_to_lend_his_rights(own: Any, roles: dict[str, str]) -> None:
-    """A superuser calls somebody's SECURITY DEFINER function, or refreshes his materialized view: PostgreSQL's own rules hold."""
+def test_no_role_can_be_made_to_lend_its_rights(own: Any, roles: dict[str, str]) -> None:
+    """A superuser calls another role's SECURITY DEFINER function, or refreshes its materialized view: PostgreSQL's own rules hold."""
     own.rows("reset session authorization; create schema trap")
     own.rows(f'grant create, usage on schema trap to "{roles["caller"]}"')
     own.rows(
@@ -90,7 +90,7 @@ def test_the_owner_of_a_function_cannot_have_it_run_with_our_rights(own: Any, ro
     assert own.rows("select from pyworker.once_keys") == []
 
 
-def test_nobody_has_a_right_on_the_schema_of_queries_but_while_one_is_added(
+def test_no_role_has_a_right_on_the_schema_of_queries_but_while_one_is_added(
     own: Any, roles: dict[str, str]
 ) -> None:
     guests = "select a.grantee from pg_namespace n, aclexplode(n.nspacl) a where n.nspname = 'pyworker_queries' and a.grantee <> n.nspowner"

@@ -1,4 +1,4 @@
-"""Schedules: each due tick is one job, whoever fires it; nothing that goes wrong with one hinders another."""
+"""Schedules: each due tick is one job, whichever session fires it; nothing that goes wrong with one hinders another."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_tick_that_is_rolled_back_is_still_due(api: Any, hour: OnTheHour) -> N
     assert run_all(api) == 1
 
 
-def test_nobody_waits_for_who_has_a_schedule_in_hand(api: Any, actor: Any, hour: OnTheHour) -> None:
+def test_no_session_waits_for_one_that_has_locked_a_schedule(api: Any, actor: Any, hour: OnTheHour) -> None:
     api.add_schedule("s", HOURLY, "t")
     api.add_schedule("other", HOURLY, "u")
     other = actor()
@@ -186,7 +186,9 @@ def test_one_that_fails_hinders_no_other_and_says_what_is_wrong(api: Any, hour: 
     assert scheduled(api, "big").last_error is None
 
 
-def test_a_job_that_somebody_has_in_hand_puts_the_tick_off(api: Any, actor: Any, hour: OnTheHour) -> None:
+def test_a_job_that_another_session_has_locked_puts_the_tick_off(
+    api: Any, actor: Any, hour: OnTheHour
+) -> None:
     api.add_schedule("s", HOURLY, "t", job_key="k")
     api.add_schedule("other", HOURLY, "u")
     api.add_job("t", job_key="k")

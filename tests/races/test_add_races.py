@@ -115,9 +115,7 @@ def test_two_adds_of_one_key_follow_each_other(
     first = a.add_job("t", "[1]", job_key="k")
     add = b.later.add_job("t", "[2]", job_key="k", job_key_mode=mode)
     if existing and mode == "unsafe_dedupe":
-        assert (
-            row_of(add).id == old.id
-        )  # it need not wait: there is a job with this key, whatever becomes of it
+        assert row_of(add).id == old.id  # it need not wait: there is a job with this key in either case
         a.rollback()
         return
     b.blocked(add)
@@ -148,7 +146,7 @@ def test_two_batches_with_opposite_orders_of_keys_do_not_deadlock(
     for each in (a, b):
         each.rows(
             "set deadlock_timeout = '10min'"
-        )  # a bulk add that was in a deadlock begins again, and nobody would notice
+        )  # a bulk add that was in a deadlock begins again, and no session would notice
     c.begin()
     c.add_job("t", "[9]", job_key="c")  # so that both batches really begin before either ends
 
@@ -184,7 +182,7 @@ def test_a_job_that_comes_in_between_two_batches_does_not_make_them_deadlock(api
     b.blocked(second)  # it has added a, has seen no b, and waits at aa
     api.add_job("t", "[0]", job_key="b")
     first = a.later.add_jobs([{"identifier": "t", "job_key": key, "payload": [1]} for key in ("a", "b")])
-    a.blocked(first)  # it has b in hand, and waits at a
+    a.blocked(first)  # it has locked b, and waits for a
     gate.commit()
     assert len(first.result(20)) == 2
     assert len(second.result(20)) == 3
@@ -350,7 +348,7 @@ def test_a_batch_of_adds_and_a_batch_of_completions_do_not_deadlock(
     gate.begin()
     gate.add_job(
         "t", job_key="a"
-    )  # the job in the middle: whoever locks in another order has the others already
+    )  # the job in the middle: a session that locks in another order has the others already
     calls = {
         "add_jobs": (a, lambda: a.later.add_jobs(batch)),
         "finish_jobs": (

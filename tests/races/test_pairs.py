@@ -1,8 +1,8 @@
 """Every two operations on the same job, key, sequence and queue, in two sessions, stepped.
 
 One session has done the first and has not committed; the other one begins the second, and either waits or goes on. Then the
-first commits, rolls back or is killed. Or a third session holds a row that makes both stop in their midst. Whatever happens, the
-outcome is one that one after the other could have given, nobody deadlocks, and nobody is told what is not documented.
+first commits, rolls back or is killed. Or a third session holds a row that makes both stop in their midst. In each case the
+outcome is one that one after the other could have given, no session deadlocks, and no call answers what is not documented.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BULK = [
     {"payload": [4], "job_key": "j"},
     {"queue_name": "q"},
 ]
-# What somebody does; `by` marks the jobs that come of it.
+# What a session does; `by` marks the jobs that come of it.
 OPERATIONS: dict[str, Callable[[Any, str], Any]] = {
     "add keyed": lambda api, by: api.add_job(
         **spec(by, payload="[1]", job_key="k", queue_name="q", sequence_policy=S)
@@ -179,7 +179,7 @@ class Stage:
         )
 
     def outcome(self, results: dict[str, Any]) -> Any:
-        """Where it has come to, once what could be let go is let go, and claimed if that was the matter."""
+        """Where it has come to, once promotions are done, and claimed if that was asked."""
         if {"sweep", "maintain"} & {self.a, self.b}:
             self.api.sweep_workers()
         if "claim" in (self.a, self.b):
@@ -212,7 +212,7 @@ class Stage:
         return rows
 
     def waits(self, actor: Any, future: Future[Any]) -> bool:
-        """Has the call come to wait for somebody, or has it ended?"""
+        """Has the call come to wait for another session, or has it ended?"""
         while not future.done():
             if self.api.value("select cardinality(pg_blocking_pids(%s)) > 0", [actor.session.pid]):
                 return True
@@ -246,7 +246,7 @@ class Stage:
             lasting[by] = said(result)
 
     def again(self, lasting: dict[str, Any]) -> dict[str, Any]:
-        """Whoever failed because of his old snapshot tries again."""
+        """A session that failed because of its old snapshot tries again."""
         for by in [by for by, result in lasting.items() if result == "40001"]:
             lasting[by] = said(
                 attempt(lambda by=by: OPERATIONS[self.a if by == "A" else self.b](self.api, by))
@@ -270,7 +270,7 @@ class Stage:
         return self.again(lasting)
 
     def gate(self, start: str, level: tuple[str, str], gate: str) -> Any:
-        """Both begin while somebody holds a row; when he lets go they meet as it happens."""
+        """Both begin while a third session holds a row; once it releases the row, they meet in any order."""
         self.reset(start)
         lasting: dict[str, Any] = {}
         holder = self.begin(2, "read committed")
@@ -329,9 +329,7 @@ def stage(api: Any, actor: Any, clean: Any, invariants: Any) -> Callable[[str, s
 
 
 @NAMED
-def test_whatever_two_do_at_once_the_outcome_is_that_of_one_after_the_other(
-    stage: Any, a: str, b: str
-) -> None:
+def test_of_two_calls_at_once_the_outcome_is_that_of_one_after_the_other(stage: Any, a: str, b: str) -> None:
     """A part of it, another one for each pair."""
     n = PAIRS.index((a, b))
     start = list(START)[n % len(START)]
@@ -342,6 +340,8 @@ def test_whatever_two_do_at_once_the_outcome_is_that_of_one_after_the_other(
 
 @pytest.mark.torture
 @NAMED
-def test_whatever_two_do_at_once_from_every_start_at_every_level(stage: Any, a: str, b: str) -> None:
+def test_of_two_calls_at_once_the_outcome_is_one_of_turns_from_every_start_at_every_level(
+    stage: Any, a: str, b: str
+) -> None:
     for start in START:
         stage(a, b).play(start, STEPS, MEETINGS)

@@ -27,7 +27,7 @@ def test_a_resume_while_an_open_transaction_holds_the_lane(
     started = claim(api, worker)
     assert started == (
         [] if limit else ids[1:]
-    )  # the lane of a queue with a limit is taken; nobody waits for it
+    )  # the lane of a queue with a limit is taken; no session waits for it
     getattr(w, outcome)()
     left = 1 if outcome == "commit" else 0
     assert started + claim(api, worker) == ids[1 : limit and limit + left]
@@ -101,7 +101,7 @@ def test_however_many_finish_at_once_the_limit_is_never_passed(
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
 @pytest.mark.parametrize("verb", ["set_queue", "lift", "family", "pause_queue", "resume_queue"])
-def test_whoever_changes_a_queue_in_an_open_transaction_blocks_no_add_no_claim_and_no_end(
+def test_a_change_of_a_queue_in_an_open_transaction_blocks_no_add_no_claim_and_no_end(
     api: Any, actor: Any, worker: int, verb: str, outcome: str
 ) -> None:
     api.set_queue("q", 2)
@@ -147,7 +147,7 @@ def test_a_limit_set_while_a_job_of_a_queue_without_one_is_being_finished(
     w.begin()
     w.finish(ids[0])
     more = add(api, 2)
-    assert claim(api, worker) == more  # nobody waits for the one that finishes
+    assert claim(api, worker) == more  # no session waits for the one that finishes
     api.set_queue(name, 4)
     last = add(api, 2)
     assert claim(api, worker) == []
@@ -216,7 +216,7 @@ PRODUCES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
 @pytest.mark.parametrize("how", PRODUCES)
 @pytest.mark.parametrize("limit", [2, 3, None])
-def test_nobody_waits_for_a_producers_open_transaction(
+def test_no_session_waits_for_a_producers_open_transaction(
     api: Any, actor: Any, worker: int, limit: int | None, how: str, outcome: str
 ) -> None:
     """It may have locked the first job of the queue, which is a candidate already."""

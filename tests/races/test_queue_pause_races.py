@@ -120,7 +120,7 @@ HOLDS: dict[str, Callable[[Any, int], Any]] = {
 @pytest.mark.parametrize("how", HOLDS)
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
 @pytest.mark.parametrize("tasks", ["tt", "tu"])
-def test_a_waiting_job_in_somebodys_hand_holds_up_no_other_and_is_not_forgotten(
+def test_a_waiting_job_that_another_session_has_locked_holds_up_no_other_and_is_not_forgotten(
     api: Any, actor: Any, worker: int, outcome: str, how: str, tasks: str
 ) -> None:
     api.set_queue("q", 2)
@@ -154,7 +154,7 @@ def test_the_next_job_of_a_serial_queue_is_not_forgotten_if_another_session_has_
 
 @pytest.mark.parametrize("how", HOLDS)
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
-def test_a_job_that_falls_due_while_somebody_has_it_in_hand_holds_up_no_other(
+def test_a_job_that_falls_due_while_another_session_has_locked_it_holds_up_no_other(
     api: Any, actor: Any, worker: int, clock: Any, outcome: str, how: str
 ) -> None:
     first, second = (api.add_job("t", run_at=api.at("1 hour")).id for _ in range(2))
@@ -169,7 +169,7 @@ def test_a_job_that_falls_due_while_somebody_has_it_in_hand_holds_up_no_other(
     assert claim(api, worker) == [first]
 
 
-def test_a_pause_in_an_open_transaction_holds_nobody_up_and_rolled_back_it_was_none(
+def test_a_pause_in_an_open_transaction_holds_up_no_session_and_rolled_back_it_was_none(
     api: Any, actor: Any, worker: int
 ) -> None:
     api.set_queue("q", 3)

@@ -20,7 +20,7 @@ from tests.support.queues import add
 # All together --------------------------------------------------------------------------------------------------------
 
 
-FIXED = {"one": 1, "three": 3, "f:a": 2, "f:b": 2}  # never set anew: their limit holds at every moment
+FIXED = {"one": 1, "three": 3, "f:a": 2, "f:b": 2}  # never set again: their limit holds at every moment
 
 CHANGING: dict[str, list[int | None]] = {"x": [1, 3, None], "g:a": [2, 4, None], "g:b": [2, 4, None]}
 
@@ -35,7 +35,7 @@ OVER = """
 
 
 @pytest.mark.parametrize("seconds", [2.5, pytest.param(SECONDS, marks=pytest.mark.torture, id="long")])
-def test_limits_hold_and_nobody_is_forgotten_whatever_people_and_workers_do(
+def test_limits_hold_and_no_job_is_forgotten_while_people_and_workers_change_everything(
     api: Any, dsn: str, seconds: float, record_property: Any
 ) -> None:
     """Queues of limit 1, 3 and none and two families, paused, resumed and set; jobs fail, snooze, are cancelled and unlocked."""
@@ -93,7 +93,7 @@ def test_limits_hold_and_nobody_is_forgotten_whatever_people_and_workers_do(
         while not calm.is_set() or api.value(left):
             jobs = api.claim_jobs(me, rng.choice([1, 3, 10]))
             idle = 0 if jobs or not calm.is_set() else idle + 1
-            assert idle < 2000, "jobs are left that nobody can claim"
+            assert idle < 2000, "jobs are left that no worker can claim"
             for job in jobs:
                 end = rng.random()
                 if end < 0.1:

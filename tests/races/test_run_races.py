@@ -60,7 +60,7 @@ def test_a_claim_with_a_snapshot_of_its_own_leaves_queued_jobs_to_others(
 
 @pytest.mark.parametrize("change", ["cancel_job", "reschedule_jobs", "delete_job", "permanently_fail_jobs"])
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
-def test_a_claim_passes_over_a_job_that_somebody_is_changing(
+def test_a_claim_passes_over_a_job_that_another_session_is_changing(
     api: Any, actor: Any, worker: int, change: str, outcome: str
 ) -> None:
     first, second = api.add_job("t"), api.add_job("t")
@@ -153,7 +153,9 @@ def test_a_heartbeat_that_meets_the_sweep_learns_of_it(api: Any, actor: Any, wor
     assert row_of(beat)[0] is False
 
 
-def test_force_unlock_waits_for_whoever_has_the_job_in_hand(api: Any, actor: Any, claimed: Any) -> None:
+def test_force_unlock_waits_for_the_session_that_has_locked_the_job(
+    api: Any, actor: Any, claimed: Any
+) -> None:
     a, f = actor(), actor()
     a.begin()
     a.add_job("t", "[2]", job_key="k")
@@ -216,7 +218,7 @@ def test_deleting_a_finished_job_meets_its_retry(api: Any, actor: Any, job_in: A
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_completion_in_an_open_transaction_blocks_nobody_of_its_queue_and_strands_no_job(
+def test_a_completion_in_an_open_transaction_blocks_no_session_of_its_queue_and_strands_no_job(
     api: Any, actor: Any, worker: int, level: str, outcome: str
 ) -> None:
     first = api.add_job("t", queue_name="q")

@@ -26,7 +26,7 @@ class Storm:
 
     def __init__(self, dsn: str, seed: int) -> None:
         self.dsn = dsn
-        self.offset = 0.0  # of everybody's clock, in seconds
+        self.offset = 0.0  # of each session's clock, in seconds
         self.calls = Counter[str]()
         self.over = threading.Event()
         self.moved = threading.Condition()
@@ -103,7 +103,7 @@ def storm(api: Any, dsn: str, steps: int, seed: int) -> Counter[str]:
             with suppress(KeyError):
                 killer.execute("select pg_terminate_backend(%s)", [tickers.pids[r.randrange(TICKERS)]])
         assert tickers.errors == []
-    # Whoever is left finishes, at the latest time that anybody saw.
+    # The sessions that are left finish, at the latest time that any of them saw.
     api.rows("select set_config('pyworker.clock_offset', %s, false)", [f"{furthest} seconds"])
     while api.run_schedules():
         pass
@@ -126,7 +126,7 @@ def storm(api: Any, dsn: str, steps: int, seed: int) -> Counter[str]:
     return tickers.calls
 
 
-def test_each_tick_is_one_job_whoever_fires_it(api: Any, dsn: str) -> None:
+def test_each_tick_is_one_job_whichever_session_fires_it(api: Any, dsn: str) -> None:
     calls = storm(api, dsn, 25, 1)
     assert calls["commit"] > 100
     assert calls["rollback"] > 10

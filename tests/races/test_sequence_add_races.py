@@ -20,7 +20,7 @@ ORDERS = [
 ]
 
 
-@pytest.mark.parametrize("looking", [False, True], ids=["", "somebody claims all the time"])
+@pytest.mark.parametrize("looking", [False, True], ids=["", "a worker claims all the time"])
 @pytest.mark.parametrize(
     ("level", "end"),
     [(LEVELS[0], "commit"), (LEVELS[0], "kill"), (LEVELS[1], "commit"), (LEVELS[2], "rollback")],

@@ -132,7 +132,7 @@ def test_a_completion_that_stays_open_lets_others_add_and_claim(
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("how", ["finish_jobs", "fail_jobs", "cancel_job", "snooze_job", "release_jobs"])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_whatever_ends_a_run_at_whatever_level_the_sequence_goes_on(
+def test_each_call_that_ends_a_run_at_each_level_lets_the_sequence_continue(
     impatient: Any, actor: Any, worker: int, level: str, how: str, end: str
 ) -> None:
     api = impatient
@@ -167,9 +167,7 @@ def test_an_end_whose_snapshot_is_older_than_an_add_lets_that_job_go_on(
     w.begin(level)
     (new,) = add(api)
     assert api.claim(worker) is None
-    assert (
-        api.rows("select from pyworker.promotion_requests") == []
-    )  # nobody but the head's end will look again
+    assert api.rows("select from pyworker.promotion_requests") == []  # only the head's end will look again
     w.finish_job(running.id, running.run)
     w.commit()
     assert drain(api, worker) == [new.id]
@@ -191,7 +189,7 @@ def test_a_job_that_is_finished_right_after_its_follow_up_was_cancelled_meets_no
     assert drain(api, worker) == [third.id]
 
 
-# Somebody has the first waiting job in hand ----------------------------------------------------------------------------
+# Another session has locked the first waiting job ----------------------------------------------------------------------------
 
 
 HOLDS: dict[str, Callable[[Any, Any], Any]] = {
@@ -216,7 +214,7 @@ STAYS = {"reschedule_jobs", "retry_job", "keyed add", "lock"}
     [("before", LEVELS[0]), ("after", LEVELS[0]), *(("meanwhile", level) for level in LEVELS)],
 )
 @pytest.mark.parametrize("how", HOLDS)
-def test_the_first_waiting_job_is_not_overtaken_while_somebody_has_it_in_hand(
+def test_the_first_waiting_job_is_not_overtaken_while_another_session_has_locked_it(
     impatient: Any, actor: Any, worker: int, how: str, end: str, level: str, finished: str
 ) -> None:
     """finished: when the head ends, as seen from the change of the job after it."""
@@ -255,7 +253,7 @@ def test_the_first_waiting_job_is_not_overtaken_while_somebody_has_it_in_hand(
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.parametrize("how", HOLDS)
-def test_the_head_in_somebodys_hand_is_neither_claimed_nor_overtaken(
+def test_a_head_that_another_session_has_locked_is_neither_claimed_nor_overtaken(
     impatient: Any, actor: Any, worker: int, how: str, end: str
 ) -> None:
     api = impatient
@@ -282,7 +280,7 @@ def test_the_head_in_somebodys_hand_is_neither_claimed_nor_overtaken(
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_an_open_transaction_on_a_job_further_back_disturbs_nobody(
+def test_an_open_transaction_on_a_job_further_back_disturbs_no_session(
     impatient: Any, actor: Any, worker: int, running: Any, end: str
 ) -> None:
     api = impatient

@@ -45,7 +45,7 @@ def test_a_cancellation_and_the_end_of_the_run_follow_each_other(
 @pytest.mark.parametrize(
     "how", ["retry_job", "delete_job", "resume_sequence", "retry a later one", "keyed add", "complete"]
 )
-def test_a_recovery_that_is_not_committed_resumes_nothing_yet_and_is_waited_for_by_nobody(
+def test_a_recovery_that_is_not_committed_resumes_nothing_yet_and_no_session_waits_for_it(
     impatient: Any, actor: Any, worker: int, how: str, end: str
 ) -> None:
     api = impatient

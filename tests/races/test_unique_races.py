@@ -145,7 +145,7 @@ def test_an_add_in_a_savepoint_that_was_rolled_back_leaves_the_key_free(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_skip_in_an_open_transaction_is_in_nobodys_way(
+def test_a_skip_in_an_open_transaction_blocks_no_session(
     api: Any, actor: Any, worker: int, level: str
 ) -> None:
     version = "select ctid::text, xmin::text, xmax::text from pyworker.live_jobs"
@@ -184,7 +184,7 @@ ENDINGS = [
 
 @pytest.mark.parametrize(("level", "commits"), ENDINGS)
 @pytest.mark.parametrize("end", ENDS)
-def test_an_add_during_a_jobs_end_is_refused_or_replaces_whatever_is_left(
+def test_an_add_during_a_jobs_end_is_refused_or_replaces_what_is_left(
     api: Any, actor: Any, worker: int, end: str, level: str, commits: bool
 ) -> None:
     add(api, REJECT)
@@ -341,7 +341,7 @@ def test_two_bulk_adds_with_opposite_orders_of_unique_keys_do_not_deadlock(api: 
     for each in (one, two):
         each.rows(
             "set deadlock_timeout = '10min'"
-        )  # one that was in a deadlock begins again, and nobody would notice
+        )  # one that was in a deadlock begins again, and no session would notice
     blocker.begin()
     add(blocker, IGNORE, middle)  # so that both batches really begin before either ends
     first = one.later.add_jobs([spec(IGNORE, n) for n in (low, middle, high)])

@@ -88,7 +88,7 @@ def race(dsn: str, api: Any, level: str, sessions: int, rounds: int) -> Counter[
         assert [row.state for row in rows if row.n == turn].count("available") == bool(added), (turn, log)
         seen = {job for t, _, what, job in log if (t, what) == (turn, "skipped")}
         assert seen <= added
-        if not added:  # nobody gave way to a job that never came
+        if not added:  # no job gave way to one that never came
             whats = [what for t, _, what, _ in log if t == turn]
             assert all(what.startswith("added, ") for what in whats), whats
     return Counter(what for _, _, what, _ in log)
@@ -108,7 +108,7 @@ def test_one_live_job_comes_of_it_for_a_long_time(api: Any, dsn: str, level: str
 
 
 def turmoil(dsn: str, api: Any, worker: int, sessions: int, steps: int) -> Counter[str]:
-    """Everything at once on three keys: never two live jobs of a key, and nobody deadlocks."""
+    """Everything at once on three keys: never two live jobs of a key, and no session deadlocks."""
     api.maintain()  # history's partitions: their making is not what is tried here
     counts: Counter[str] = Counter()
     doubled = f"select unique_key from pyworker.live_jobs where state in {OPEN} group by unique_key having count(*) > 1"
@@ -188,14 +188,14 @@ def turmoil(dsn: str, api: Any, worker: int, sessions: int, steps: int) -> Count
     return counts
 
 
-def test_in_all_turmoil_no_key_has_two_live_jobs_and_nobody_deadlocks(
+def test_in_all_turmoil_no_key_has_two_live_jobs_and_no_session_deadlocks(
     api: Any, dsn: str, worker: int
 ) -> None:
     print(dict(turmoil(dsn, api, worker, sessions=6, steps=60)))
 
 
 @pytest.mark.torture
-def test_in_long_turmoil_no_key_has_two_live_jobs_and_nobody_deadlocks(
+def test_in_long_turmoil_no_key_has_two_live_jobs_and_no_session_deadlocks(
     api: Any, dsn: str, worker: int
 ) -> None:
     print(dict(turmoil(dsn, api, worker, sessions=8, steps=3000)))

@@ -1,4 +1,4 @@
-"""The names that outside callers write: functions with their arguments, types, views. To change one of these is to break somebody."""
+"""The names that outside callers write: functions with their arguments, types, views. To change one of these breaks their programs."""
 
 import pytest
 

@@ -35,7 +35,7 @@ COMMANDS += [container["args"] for pod in PODS.values() for container in pod["co
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_each_command_is_one_that_there_is(command):
     name, *rest = command
-    with click.Context(cli.main) as ctx:
+    with click.Context(cli.main, **cli.main.context_settings) as ctx:
         cli.main.commands[name].make_context(name, list(rest), parent=ctx)
 
 

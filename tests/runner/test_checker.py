@@ -64,7 +64,7 @@ def test_a_history_of_faults_that_did_no_harm_has_no_violations() -> None:
     assert violations(history().values()) == []
 
 
-def test_with_nobody_there_to_look_the_jobs_of_the_dead_stay_with_them() -> None:
+def test_with_no_worker_there_to_look_the_jobs_of_the_dead_stay_with_them() -> None:
     recorded = history()
     recorded["kill"].update(pid=13)
     recorded["begin 9"].update(parent=14)
@@ -132,7 +132,7 @@ def test_a_handler_without_an_end_ran_while_its_process_is_known_to_have_lived()
     recorded = history()
     del recorded["end 2"]
     recorded["begin 2"].update(pid=14)
-    recorded["kill"].update(pid=14, t=7.0, parent=13)  # the number of a process of somebody else, by then
+    recorded["kill"].update(pid=14, t=7.0, parent=13)  # the number of another process, by then
     assert violations(recorded.values()) == []
     recorded["kill"].update(parent=10)
     assert [line.split(":")[0] for line in violations(recorded.values())] == ["I3", "I13"]

@@ -1,4 +1,4 @@
-"""Jobs are added on the connection that the caller has, whatever its library."""
+"""Jobs are added on the connection that the caller has, of any library."""
 
 from __future__ import annotations
 

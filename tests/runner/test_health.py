@@ -125,7 +125,9 @@ def test_a_worker_that_is_stopped_whole_does_not_answer_and_its_lease_runs_out(
     worker.signal(signal.SIGCONT)
 
 
-def test_a_worker_that_was_killed_is_not_live_though_nobody_is_left_to_sweep(queue: Any, health: Any) -> None:
+def test_a_worker_that_was_killed_is_not_live_though_no_worker_is_left_to_sweep(
+    queue: Any, health: Any
+) -> None:
     worker = queue.start("--name", "one").until_ready()
     until_health(queue, health, 0, "is ready", "--worker", "one")
     with queue.ends_of(worker.children()):

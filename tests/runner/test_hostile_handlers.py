@@ -1,4 +1,4 @@
-"""Exactly one outcome for each job that was begun, whatever its handler does: kept by real workers against handlers that mean harm."""
+"""Exactly one outcome for each job that was begun, kept by real workers against handlers that mean harm."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_tasks_that_are_cancelled_before_they_begin_have_an_outcome_too(queue: A
         ("ends_process_async", "exits with 0", "code 0"),
     ],
 )
-def test_a_handler_that_ends_its_process_is_found_out_whatever_the_exit_code(
+def test_a_handler_that_ends_its_process_is_found_out_at_every_exit_code(
     queue: Any, task: str, how: str, exits: str
 ) -> None:
     """Any of those that ran may be to blame: each runs alone the next time, and only the culprit loses an attempt."""

@@ -1,4 +1,4 @@
-"""With --log-format json each line is one JSON object, whatever handlers log, and whatever Python says by itself."""
+"""With --log-format json each line is one JSON object, also of what handlers log and what Python says by itself."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def odd(tmp_path: Path) -> str:
     return "odd"
 
 
-def test_whatever_is_given_as_extra_the_line_is_json(queue: Any, odd: str) -> None:
+def test_with_any_extra_the_line_is_json(queue: Any, odd: str) -> None:
     job_id = queue.add("log_badly")
     lines = lines_of(queue.run_once("--log-format", "json", modules=odd))
     assert queue.job(job_id).state == "completed"

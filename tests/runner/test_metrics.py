@@ -17,7 +17,7 @@ from pyworker._runner import metrics
 from tests.support import ROOT
 
 DEPLOY = ROOT / "deploy"
-NOBODY = "host=127.0.0.1 port=1 dbname=x"
+NO_SERVER = "host=127.0.0.1 port=1 dbname=x"
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -70,7 +70,7 @@ def test_metrics_are_printed_as_prometheus_reads_them(queue: Any, cli: Any) -> N
 
 
 def test_metrics_of_a_database_that_is_away_are_an_error(cli: Any) -> None:
-    done = cli("metrics", DATABASE_URL=NOBODY)
+    done = cli("metrics", DATABASE_URL=NO_SERVER)
     assert (done.returncode, done.stdout) == (1, "")
     assert "cannot reach the database" in done.stderr
 

@@ -197,7 +197,7 @@ def test_a_worker_that_heard_nothing_for_some_seconds_keeps_its_jobs(queue: Any,
     assert len(queue.seen(job_id)) == 1
 
 
-def test_a_control_connection_that_has_gone_silent_is_replaced_and_nobody_is_taken_for_dead(
+def test_a_control_connection_that_has_gone_silent_is_replaced_and_no_worker_is_taken_for_dead(
     queue: Any, network: Proxy
 ) -> None:
     queue.close_gate(1)
@@ -228,7 +228,7 @@ def test_any_other_connection_that_has_gone_silent_is_replaced(queue: Any, netwo
 
 
 def test_a_statement_that_takes_its_time_is_waited_for(queue: Any, network: Proxy) -> None:
-    """The server is silent, but at work: it waits for somebody's lock."""
+    """The server is silent, but at work: it waits for another session's lock."""
     queue.close_gate(1)
     worker = queue.start("--dsn", network.dsn, "--concurrency", "1").until_ready()
     job_id = queue.add("note", {"gate": 1}, job_key="k")
@@ -236,13 +236,13 @@ def test_a_statement_that_takes_its_time_is_waited_for(queue: Any, network: Prox
     with queue.conn.transaction():
         queue.rows("select pyworker.add_job('note', job_key => 'k', run_at => now() + interval '1 day')")
         queue.open_gate(1)
-        queue.rows("select pg_sleep(13)")  # longer than anybody's patience
+        queue.rows("select pg_sleep(13)")  # longer than any timeout
     queue.until_state("completed", job_id)
     assert "no connection" not in worker.log
 
 
 def test_the_servers_end_notices_a_vanished_machine_as_well(queue: Any, network: Proxy) -> None:
-    """What it had locked, on whatever connection, is not locked for hours."""
+    """What it had locked, on any connection, is not locked for hours."""
     ours = "select count(*) from pg_settings where source in ('client', 'session') and name ~ '^tcp_'"
     pool = Connections(RunConfig(network.dsn)).sync_pool()
     with connect(network.dsn) as control, pool.connection() as handlers:
@@ -253,7 +253,7 @@ def test_the_servers_end_notices_a_vanished_machine_as_well(queue: Any, network:
 # Coming back
 
 
-def test_while_nobody_listens_it_tries_again_and_says_so_at_most_once_a_second(
+def test_while_no_server_listens_it_tries_again_and_says_so_at_most_once_a_second(
     queue: Any, network: Proxy
 ) -> None:
     queue.rows("select pyworker.configure(worker_ttl => '12 s')")

@@ -1,4 +1,4 @@
-"""A typed payload reaches its handler as the value that was added, whatever its type is written with."""
+"""A typed payload reaches its handler as the value that was added, with every library for types."""
 
 from __future__ import annotations
 

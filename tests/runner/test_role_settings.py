@@ -208,7 +208,7 @@ def test_options_of_the_connection_reach_handlers_as_well(queue: Any, tmp_path: 
 def test_a_worker_waits_for_a_lock_longer_than_its_role_would(
     fresh_queue: Any, hostile_timeouts: str
 ) -> None:
-    """Registration waits for somebody's lock; the role would give up at once, and the worker would not start."""
+    """Registration waits for another session's lock; the role would give up at once, and the worker would not start."""
     with psycopg.connect(fresh_queue.dsn) as other:
         other.execute("lock table pyworker.workers")
         job_id = fresh_queue.add("note")

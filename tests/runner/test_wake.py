@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 
-def test_whatever_makes_a_job_available_wakes_an_idle_worker(queue: Any) -> None:
+def test_each_call_that_makes_a_job_available_wakes_an_idle_worker(queue: Any) -> None:
     """Thirty times, which by polling every two seconds would take longer than the deadline."""
     other = queue.value("select pyworker.register_worker()")
     held = queue.add("note")
@@ -92,7 +92,7 @@ def test_without_notifications_polling_finds_the_job(queue: Any) -> None:
     assert worker.stop() == 0
 
 
-def test_jobs_start_when_they_fall_due_not_when_somebody_polls(queue: Any) -> None:
+def test_jobs_start_when_they_fall_due_not_when_a_worker_polls(queue: Any) -> None:
     """Thirty times: see above."""
     worker = queue.start().until_ready()
     with queue.in_one_deadline():

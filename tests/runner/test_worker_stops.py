@@ -119,7 +119,7 @@ def test_a_second_signal_or_the_timeout_hands_back_what_runs(queue: Any, why: st
     ] * 2
 
 
-def test_a_handler_that_does_not_let_go_is_killed_and_its_job_handed_back(queue: Any) -> None:
+def test_a_handler_that_does_not_end_is_killed_and_its_job_handed_back(queue: Any) -> None:
     job_id = queue.add("hold_the_interpreter")
     worker = queue.start("--shutdown-timeout", "0")
     queue.until("select count(*) = 1 from public.seen")

@@ -337,7 +337,7 @@ def test_a_trigger_can_add_a_job_for_each_row(api: Any, fresh: psycopg.Connectio
 def test_a_transaction_that_adds_jobs_can_be_prepared_with_notifications_off(
     api: Any, actor: Any, worker: int
 ) -> None:
-    api.claim_jobs(worker)  # now somebody waits, so an add would notify
+    api.claim_jobs(worker)  # now a worker waits, so an add would notify
     a = actor()
     a.begin()
     a.add_job("t")

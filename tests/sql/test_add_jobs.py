@@ -104,7 +104,7 @@ def test_deduplicating_against_a_running_job_burns_no_ids(api: Any, job_in: Any)
     assert api.add_job("t").id == running.id + 1
 
 
-def test_jobs_of_one_bulk_add_run_in_its_order_of_whatever_kind_they_are(api: Any, worker: int) -> None:
+def test_jobs_of_different_kinds_in_one_bulk_add_run_in_its_order(api: Any, worker: int) -> None:
     kinds: list[dict[str, Any]] = [
         {"unique_policy": {}},
         {"job_key": "z"},

@@ -286,7 +286,7 @@ def test_a_discarded_job_with_attempts_again_waits_again(api: Any, worker: int) 
 def test_a_job_rescheduled_with_no_attempts_left_never_runs(
     api: Any, job_in: Any, worker: int, clock: Any, given: dict[str, int]
 ) -> None:
-    """In Graphile Worker such a job is not available; here it is discarded, for everybody to see."""
+    """In Graphile Worker such a job is not available; here it is discarded, for people to see."""
     job = job_in("due", queue_name="q", job_key="k")
     (done,) = api.reschedule_jobs([job.id], **given)
     assert (done.state, done.key, done.last_error) == ("discarded", "k", "boom")

@@ -91,7 +91,7 @@ def test_only_available_jobs_are_claimed(api: Any, job_in: Any, worker: int, sta
 
 
 @pytest.mark.parametrize("state", ["scheduled", "retryable"])
-def test_what_falls_due_is_claimed_without_anybody_else_having_to_act(
+def test_what_falls_due_is_claimed_without_another_session_having_to_act(
     api: Any, job_in: Any, worker: int, clock: Any, state: str
 ) -> None:
     job = job_in(state)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.support.delivery import BACK, CALLED_OFF, lose, reason
+from tests.support.delivery import BACK, ENDED_EARLY, lose, reason
 from tests.support.delivery import add as add
 from tests.support.delivery import reserved as reserved
 from tests.support.delivery import started as started
@@ -44,11 +44,11 @@ def test_what_was_started_and_has_lost_its_worker_ends_lost(
 @pytest.mark.parametrize(
     ("how", "end"), [("add_job", "superseded"), ("remove_job", "removed"), ("cancel_job", "cancelled")]
 )
-def test_what_was_started_and_then_called_off_ends_cancelled(
+def test_what_was_started_and_then_cancelled_or_replaced_ends_cancelled(
     api: Any, started: Any, worker: int, clock: Any, way: str, how: str, end: str
 ) -> None:
     job = started(job_key="k")
-    CALLED_OFF[how](api)
+    ENDED_EARLY[how](api)
     BACK[way][0](api, job, worker, clock)
     assert reason(api, job) == ("cancelled", end)
 
@@ -57,11 +57,11 @@ def test_what_was_started_and_then_called_off_ends_cancelled(
     ("how", "end"), [("add_job", "superseded"), ("remove_job", "removed"), ("cancel_job", "cancelled")]
 )
 @pytest.mark.parametrize("word", ["snooze", "fail", "not_started", "finish"])
-def test_the_last_word_on_what_was_started_and_then_called_off(
+def test_the_last_word_on_what_was_started_and_then_cancelled_or_replaced(
     api: Any, started: Any, how: str, end: str, word: str
 ) -> None:
     job = started(job_key="k")
-    CALLED_OFF[how](api)
+    ENDED_EARLY[how](api)
     if word == "snooze":
         api.snooze_job(job.id, job.run, "1 s")
     elif word == "finish":
@@ -90,7 +90,7 @@ def test_what_was_started_cannot_be_put_off(api: Any, started: Any) -> None:
 @pytest.mark.parametrize(
     "more", [{}, {"delay": "1 s"}, {"payload": [1]}, {"not_started": False}, {"not_started": None}]
 )
-def test_a_failure_after_the_start_is_final_whatever_attempts_are_left(
+def test_a_failure_after_the_start_is_final_even_if_attempts_are_left(
     api: Any, started: Any, more: Any
 ) -> None:
     job = started(job_key="k", max_attempts=25)
@@ -188,7 +188,7 @@ AGAIN: dict[str, Callable[[Any, int], Any]] = {
 
 
 @pytest.mark.parametrize("act", AGAIN)
-def test_a_lost_job_runs_again_only_when_somebody_says_so_and_is_then_started_once_more(
+def test_a_lost_job_runs_again_only_when_a_person_or_a_producer_says_so_and_is_then_started_once_more(
     api: Any, started: Any, worker: int, act: str
 ) -> None:
     job = started(job_key="k")
@@ -202,7 +202,7 @@ def test_a_lost_job_runs_again_only_when_somebody_says_so_and_is_then_started_on
     api.finish_job(job.id, job.run)
 
 
-def test_a_cancelled_one_that_was_started_runs_again_when_somebody_says_so(
+def test_a_cancelled_job_that_was_started_runs_again_when_a_person_or_a_producer_says_so(
     api: Any, started: Any, worker: int
 ) -> None:
     job = started()
@@ -214,7 +214,7 @@ def test_a_cancelled_one_that_was_started_runs_again_when_somebody_says_so(
 
 
 def test_a_lost_job_with_another_priority_is_still_lost(api: Any, started: Any, worker: int) -> None:
-    """A bulk change of priorities is nobody's decision to run twice what must not be; a time or an attempt is."""
+    """A change of priorities decides nothing about running a job twice; a new time or a new attempt does."""
     job = started(max_attempts=25)
     lose(api, job, worker)
     (still,) = api.reschedule_jobs([job.id], priority=3)

@@ -1,4 +1,4 @@
-"""finish_jobs and finish_job: running -> completed, by whoever holds the run and nobody else."""
+"""finish_jobs and finish_job: running -> completed, by the worker that holds the run and by no other."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_maintenance_is_done_by_one_at_a_time(api: Any, actor: Any) -> None:
 
 @pytest.mark.parametrize("by", ["maintain", "prune"])
 @pytest.mark.parametrize("state", ["completed", "discarded"])
-def test_a_row_that_somebody_has_in_hand_does_not_stop_maintenance(
+def test_a_row_that_another_session_has_locked_does_not_stop_maintenance(
     api: Any, actor: Any, worker: int, clock: Any, state: str, by: str
 ) -> None:
     held, free = end(api, state, worker), end(api, state, worker)

@@ -79,7 +79,7 @@ def test_whole_days_go_by_dropping_them_and_take_their_errors_along(own: Any, ad
     assert own.value("select count(*) from pyworker.errors") == 0
 
 
-def test_a_day_that_nobody_made_ahead_is_kept_in_the_default_partition(own: Any, advance: Any) -> None:
+def test_a_day_that_was_not_made_ahead_is_kept_in_the_default_partition(own: Any, advance: Any) -> None:
     advance(days=40)
     worker = own.register_worker()
     job = end(own, "completed", worker)

@@ -41,7 +41,7 @@ ADMIN = WORKER | LOOKS | {
 READER = LOOKS | {"clock", "schema_version", "next_runs", "describe_cron"}
 VIEWS = {"jobs", "history", "queue_stats", "sequences", "live_workers", "schedules", "audit"}
 
-# The whole matrix: what is not named here nobody but the owner may do. "public" stands for a role with no grant at all.
+# The whole matrix: what is not named here the owner alone may do. "public" stands for a role with no grant at all.
 MATRIX: dict[str, tuple[set[str], set[str]]] = {
     "pyworker_producer": (PRODUCER, set()),
     "pyworker_worker": (WORKER, set()),

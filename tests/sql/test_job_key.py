@@ -94,7 +94,7 @@ def test_a_running_namesake_loses_its_key_and_a_new_job_is_made(
 
 @pytest.mark.parametrize("by", ["add_job", "add_jobs"])
 @pytest.mark.parametrize("state", [*WAITING, *FAILED, "running"])
-def test_unsafe_dedupe_returns_the_namesake_untouched_whatever_its_state(
+def test_unsafe_dedupe_returns_the_namesake_untouched_in_every_state(
     api: Any, job_in: Any, state: str, by: str
 ) -> None:
     old = job_in(state, payload="[1]", job_key="k")

@@ -1,4 +1,4 @@
-"""Every state and every verb: what happens, and that whatever happens the invariants hold."""
+"""Every state and every verb: what happens, and that the invariants hold after each."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_every_verb_is_in_the_table() -> None:
 
 
 class Walk:
-    """Random verbs on a few jobs, keys, queues and workers; nothing may ever break, whatever the order."""
+    """Random verbs on a few jobs, keys, queues and workers; nothing may break, in any order."""
 
     def __init__(self, api: Any, clock: Any, rng: random.Random) -> None:
         self.api, self.clock, self.rng = api, clock, rng
@@ -249,7 +249,7 @@ def test_no_order_of_events_breaks_an_invariant(api: Any, clock: Any, invariants
     for _ in range(150):
         walk.step()
         invariants(api.conn)
-    # Whatever is left can be worked off: nothing is stranded.
+    # What is left can be worked off: nothing is stranded.
     clock.advance(days=2)
     worker = api.register_worker()
     for _ in range(200):
@@ -299,7 +299,7 @@ def test_all_that_goes_by_time_follows_advance_clock_in_other_sessions(
     assert other.run_schedules() == 1  # schedules
     api.advance_clock("1 hour")
     other.maintain()
-    other.maintain()  # a gap in which nobody could beat kills nobody: the lease begins anew
+    other.maintain()  # after a gap in which no worker could beat, each has a new lease
     api.advance_clock("30 seconds")
     other.maintain()
     assert other.get_job(held.id).state == "available"  # leases

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def meet(api: Any, actor: Any, held: str, first: Any, second: Any) -> tuple[Any, Any]:
-    """What two calls give that a third session stops in the middle, and then lets go on at once."""
+    """What two calls give that a third session stops in the middle, and then releases at once."""
     gate, a, b = actor(), actor(), actor()
     gate.begin()
     gate.rows(held)

@@ -32,7 +32,7 @@ ON_A_JOB: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_nobody_is_notified_while_nobody_waits(api: Any, heard: Any, event: str) -> None:
+def test_no_worker_is_notified_while_none_waits(api: Any, heard: Any, event: str) -> None:
     EVENTS[event](api, None)
     assert heard() == []
 
@@ -45,7 +45,7 @@ def test_an_add_wakes_a_worker_that_waits(api: Any, worker: int, heard: Any, eve
 
 
 @pytest.mark.parametrize("event", ON_A_JOB)
-def test_whatever_gives_a_waiting_worker_something_to_do_wakes_it(
+def test_each_call_that_gives_a_waiting_worker_something_to_do_wakes_it(
     api: Any, job_in: Any, heard: Any, event: str
 ) -> None:
     state, verb = ON_A_JOB[event]
@@ -82,7 +82,7 @@ def test_a_claim_that_got_all_it_asked_for_asks_for_no_notification(
     assert heard() == []
 
 
-def test_an_add_that_has_just_seen_nobody_wait_is_found_by_who_begins_to_wait(
+def test_an_add_that_has_just_seen_no_worker_wait_is_found_by_the_one_that_begins_to_wait(
     api: Any, actor: Any, worker: int
 ) -> None:
     a, b = actor(), actor()
@@ -111,7 +111,7 @@ def test_a_notification_comes_with_the_commit_and_once(api: Any, actor: Any, wor
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
-def test_an_old_snapshot_does_not_hide_that_somebody_waits(
+def test_an_old_snapshot_does_not_hide_that_a_worker_waits(
     api: Any, actor: Any, worker: int, heard: Any, isolation: str
 ) -> None:
     a = actor()
@@ -145,7 +145,7 @@ def test_notifications_can_be_switched_off_for_a_session(
     assert heard() == [""]
 
 
-def test_a_worker_is_told_at_once_when_its_job_is_called_off(api: Any, job_in: Any, heard: Any) -> None:
+def test_a_worker_is_told_at_once_when_its_job_is_cancelled(api: Any, job_in: Any, heard: Any) -> None:
     job = job_in("running")
     heard()
     api.cancel_job(job.id)
@@ -177,7 +177,7 @@ def test_a_follow_up_in_a_sequence_is_notified_when_its_turn_comes(api: Any, wor
 
 
 @pytest.mark.parametrize("which", ["head", "first waiting", "touched head"])
-def test_workers_do_not_keep_each_other_awake_while_somebody_has_a_job_in_hand(
+def test_workers_do_not_keep_each_other_awake_while_a_session_has_locked_a_job(
     api: Any, actor: Any, worker: int, heard: Any, which: str
 ) -> None:
     head, second = sequenced(api), sequenced(api)

@@ -22,7 +22,7 @@ def look(api: Any) -> float:
     return 2.0 if due is None else due
 
 
-def test_each_transaction_that_adds_while_a_worker_waits_notifies_whatever_others_do(
+def test_each_transaction_that_adds_while_a_worker_waits_notifies_even_beside_others(
     api: Any, actor: Any, worker: int, heard: Any
 ) -> None:
     """Those that stay open hold back no other's notification; nor does one that is rolled back."""
@@ -207,7 +207,7 @@ def test_a_worker_that_waits_again_after_the_notification_is_notified(
     assert heard() == [""]
 
 
-def test_an_add_that_was_silent_as_nobody_waited_is_found_by_the_worker_that_begins_to_wait(
+def test_an_add_that_was_silent_as_no_worker_waited_is_found_by_the_one_that_begins_to_wait(
     api: Any, actor: Any, worker: int, heard: Any, full: Callable[[], None]
 ) -> None:
     wait(api, worker)
@@ -242,7 +242,7 @@ def test_a_full_claim_that_is_rolled_back_keeps_no_worker_asleep(
     assert heard() == [""]
 
 
-def test_nobody_stays_silent_for_a_worker_that_has_stopped_looking(api: Any, worker: int, heard: Any) -> None:
+def test_no_add_stays_silent_for_a_worker_that_has_stopped_looking(api: Any, worker: int, heard: Any) -> None:
     wait(api, worker)
     many(api, worker)
     heard()

@@ -1,4 +1,4 @@
-"""Hot calls touch what they return and little more, whatever the statistics say; a claim is a HOT update."""
+"""Hot calls touch what they return and little more, with any statistics; a claim is a HOT update."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_hot_call_touches_little_more_than_it_returns(
         for call, _ in calls.values():
             with contextlib.suppress(psycopg.ProgrammingError):
                 watched(lambda a, call=call: call(a, held))
-    # By delete: truncate and analyze make every session plan anew.
+    # By delete: truncate and analyze make every session plan again.
     api.rows(
         "delete from pyworker.live_jobs; delete from pyworker.promotion_requests; select setval('pyworker.job_ids', 1, false)"
     )
@@ -256,7 +256,7 @@ def test_a_queues_turn_looks_at_no_other_queue(api: Any, worker: int, watched: A
         api.rows("truncate pyworker.live_jobs, pyworker.promotion_requests; analyze pyworker.live_jobs")
 
 
-def test_queues_and_sequences_touch_few_rows_whatever_waits_and_whatever_the_statistics_say(
+def test_queues_and_sequences_touch_few_rows_however_many_wait_and_with_any_statistics(
     api: Any, watched: Any
 ) -> None:
     found: dict[str, Any] = {}

@@ -61,7 +61,7 @@ def test_a_queue_that_loses_its_limit_starts_all_that_waits_in_it(api: Any, work
     assert sorted(claimed) == ids[1:]
 
 
-def test_a_limit_as_large_as_an_integer_harms_nobody(api: Any, worker: int) -> None:
+def test_a_limit_as_large_as_an_integer_does_no_harm(api: Any, worker: int) -> None:
     api.set_queue("q", 2**31 - 1)
     ids = add(api, 1500)
     assert [*claim(api, worker, 1000), *claim(api, worker, 1000)] == ids

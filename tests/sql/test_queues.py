@@ -1,4 +1,4 @@
-"""Named queues: one job after the other, nobody overtakes, nobody is forgotten, and adding never waits."""
+"""Named queues: one job after the other, no job overtakes, no job is forgotten, and adding never waits."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_job_retried_by_hand_waits_for_its_queue(api: Any, job_in: Any, worker
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-def test_the_first_use_of_a_queue_or_task_in_an_open_transaction_blocks_nobody(
+def test_the_first_use_of_a_queue_or_task_in_an_open_transaction_blocks_no_session(
     api: Any, actor: Any, worker: int, keyed: bool
 ) -> None:
     """Graphile Worker's add waits here, for a row of the queue's name."""

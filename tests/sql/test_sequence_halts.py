@@ -104,7 +104,7 @@ def test_the_flags_that_count_are_those_of_the_job_that_ended(api: Any, worker: 
 
 @pytest.mark.parametrize("how", ["cancel_job", "permanently_fail_jobs", "reschedule_jobs"])
 @pytest.mark.parametrize("flag", [True, False])
-def test_a_waiting_job_that_is_called_off_halts_when_its_turn_comes(
+def test_a_waiting_job_that_is_cancelled_or_discarded_halts_when_its_turn_comes(
     api: Any, worker: int, how: str, flag: bool
 ) -> None:
     policy = {"continue_on_cancelled": flag, "continue_on_discarded": flag}
@@ -221,7 +221,7 @@ def test_pruning_never_takes_a_halting_job_while_jobs_wait(
 
 
 @pytest.mark.parametrize("state", ["discarded", "cancelled"])
-def test_once_nobody_waits_the_halting_job_is_pruned_and_the_sequence_is_new(
+def test_once_no_job_waits_the_halting_job_is_pruned_and_the_sequence_is_new(
     api: Any, worker: int, clock: Any, state: str
 ) -> None:
     head, rest = add(api, 2)

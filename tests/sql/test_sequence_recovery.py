@@ -126,7 +126,7 @@ def test_resume_sequence_of_one_that_is_not_halted_is_false(api: Any, worker: in
     assert drain(api, worker) == [jobs[1].id]
 
 
-def test_a_halted_sequence_with_nobody_waiting_can_be_resumed_in_advance(api: Any, worker: int) -> None:
+def test_a_halted_sequence_with_no_job_waiting_can_be_resumed_in_advance(api: Any, worker: int) -> None:
     (head,) = add(api, 1)
     api.fail(api.claim(worker), discard=True)
     assert view(api) == (None, 0, head.id, "discarded")

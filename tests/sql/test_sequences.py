@@ -127,7 +127,7 @@ HOLDS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("how", HOLDS)
-def test_the_head_blocks_whatever_it_waits_for(api: Any, worker: int, clock: Any, how: str) -> None:
+def test_the_head_blocks_in_every_state_that_it_waits_in(api: Any, worker: int, clock: Any, how: str) -> None:
     jobs = add(api, 3)
     HOLDS[how](api, api.claim(worker))
     other = api.register_worker()

@@ -116,7 +116,7 @@ def test_however_many_sessions_claim_at_once_no_more_start_than_there_are_slots(
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
-def test_a_claim_that_meets_a_queue_which_another_session_is_claiming_from_comes_again_soon(
+def test_a_claim_that_meets_a_queue_which_another_session_is_claiming_from_looks_again_soon(
     api: Any, actor: Callable[[], Any], worker: int, outcome: str
 ) -> None:
     api.set_queue("q", 2)
@@ -173,7 +173,7 @@ def test_no_claim_starts_a_job_of_a_paused_queue_that_has_more_candidates_than_a
     assert api.claim_jobs(worker, 3000) == []
 
 
-def test_no_claim_that_begins_after_a_pause_was_committed_starts_a_job_whoever_promotes(
+def test_no_claim_that_begins_after_a_pause_was_committed_starts_a_job_whichever_session_promotes(
     api: Any, actor: Callable[[], Any], worker: int
 ) -> None:
     """A promotion that began before it goes by what was said then; the claim looks at the queue itself."""

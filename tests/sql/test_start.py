@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.delivery import BACK, CALLED_OFF, reason
+from tests.support.delivery import BACK, ENDED_EARLY, reason
 from tests.support.delivery import add as add
 from tests.support.delivery import reserved as reserved
 
@@ -79,10 +79,10 @@ def test_start_job_is_false_for_a_job_that_does_not_run(api: Any, job_in: Any, s
     assert api.get_job(job.id) == job
 
 
-@pytest.mark.parametrize("how", CALLED_OFF)
-def test_start_job_is_false_once_the_job_was_called_off(api: Any, reserved: Any, how: str) -> None:
+@pytest.mark.parametrize("how", ENDED_EARLY)
+def test_start_job_is_false_once_the_job_was_cancelled_or_replaced(api: Any, reserved: Any, how: str) -> None:
     job = reserved(job_key="k")
-    CALLED_OFF[how](api)
+    ENDED_EARLY[how](api)
     assert api.start_job(job.id, job.run) is False
     # The worker says so by handing it back, and that is its end.
     api.release_jobs([job.id], [job.run])
@@ -100,7 +100,7 @@ def test_start_job_is_false_for_a_replaced_job(api: Any, reserved: Any) -> None:
 def test_start_job_is_false_once_its_worker_was_declared_dead(
     api: Any, actor: Any, reserved: Any, worker: int
 ) -> None:
-    """Even if the sweep could not take the job, as somebody has it in hand."""
+    """Even if the sweep could not take the job, as another session has it locked."""
     job = reserved()
     a = actor()
     a.begin()

@@ -1,4 +1,4 @@
-"""A start meets whatever takes the job away, in both orders: one session has not committed, the other waits."""
+"""A start meets what takes the job away, in both orders: one session has not committed, the other waits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from tests.support.delivery import started as started
 from tests.support.sessions import SNAPSHOT_LEVELS
 
 # Races ---------------------------------------------------------------------------------------------------------------
-# A start meets whatever takes the job away, in both orders: one of the two is in an open transaction, the other waits for it
-# or passes by.
 TAKERS: dict[str, tuple[Callable[[Any, Any, int], Any], str, str]] = {
     # the call; what becomes of a job that was only reserved; … of one that was started
     "cancel_job": (lambda a, job, worker: a.cancel_job(job.id), "running", "running"),
@@ -38,7 +36,7 @@ TAKERS: dict[str, tuple[Callable[[Any, Any, int], Any], str, str]] = {
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
 @pytest.mark.parametrize("taker", TAKERS)
-def test_a_start_waits_for_whoever_is_taking_the_job(
+def test_a_start_waits_for_a_session_that_is_taking_the_job(
     api: Any, actor: Any, reserved: Any, worker: int, taker: str, outcome: str
 ) -> None:
     job = reserved(job_key="k")
@@ -57,7 +55,7 @@ def test_a_start_waits_for_whoever_is_taking_the_job(
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
 @pytest.mark.parametrize("taker", TAKERS)
-def test_whoever_takes_the_job_waits_for_its_start(
+def test_a_session_that_takes_the_job_waits_for_its_start(
     api: Any, actor: Any, reserved: Any, worker: int, taker: str, outcome: str
 ) -> None:
     job = reserved(job_key="k")
@@ -70,7 +68,7 @@ def test_whoever_takes_the_job_waits_for_its_start(
     getattr(w, outcome)()
     taking.result(20)
     assert reason(api, job)[0] == (started if outcome == "commit" else unstarted)
-    # Whatever it was: not a second true for this run.
+    # In each case: not a second true for this run.
     assert api.start_job(job.id, job.run) is False
     if started == "discarded" and outcome == "commit" and taker != "fail_jobs":
         assert reason(api, job)[1] == "lost"
@@ -95,7 +93,7 @@ def test_a_start_waits_for_the_sweep_that_has_the_job(
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
-def test_a_sweep_passes_by_a_start_under_way_and_comes_again(
+def test_a_sweep_skips_a_start_under_way_and_looks_again(
     api: Any, actor: Any, reserved: Any, clock: Any, outcome: str
 ) -> None:
     job = reserved()

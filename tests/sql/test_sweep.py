@@ -23,7 +23,7 @@ def test_two_sweeps_at_once_hand_each_job_on_once(
     a = actor()
     a.begin()
     assert a.sweep_workers() == 5
-    assert api.sweep_workers() == 0  # waits for nobody
+    assert api.sweep_workers() == 0  # waits for no session
     getattr(a, outcome)()
     assert api.sweep_workers() == (0 if outcome == "commit" else 5)
     assert [(job.state, job.attempts) for job in map(api.get_job, [job.id for job in jobs])] == [
@@ -91,7 +91,7 @@ def test_a_claim_that_commits_after_its_worker_has_left_is_found_too(
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
-def test_a_sweep_passes_by_a_row_that_somebody_holds_and_comes_again(
+def test_a_sweep_skips_a_row_that_another_session_has_locked_and_looks_again(
     api: Any, actor: Any, worker: int, clock: Any, delivery: str
 ) -> None:
     jobs = api.add_jobs([{"identifier": "t", "job_key": f"k{i}", "delivery": delivery} for i in range(3)])
@@ -249,7 +249,7 @@ def test_a_claim_that_is_committed_long_after_its_workers_end_is_handed_on(
 
 
 @pytest.mark.parametrize("statistics", ["none", "of the minute before, when little waited"])
-def test_a_busy_database_is_not_walked_when_nobody_died(
+def test_a_busy_database_is_not_walked_when_no_worker_died(
     api: Any, actor: Any, worker: int, clock: Any, statistics: str
 ) -> None:
     busy = """

@@ -11,7 +11,7 @@ from tests.support.sweeps import holder as holder
 from tests.support.sweeps import running as running
 
 
-def test_after_a_gap_nobody_is_declared_dead_at_once_but_after_another_lease(
+def test_after_a_gap_no_worker_is_declared_dead_at_once_but_after_another_lease(
     api: Any, worker: int, running: Any, clock: Any
 ) -> None:
     job = running(worker)
@@ -62,7 +62,9 @@ def test_a_sweep_that_stood_still_goes_by_the_time_at_which_it_goes_on(
         assert row.suspect_since >= went_on
 
 
-def test_whoever_beats_after_a_gap_lives_on_and_the_others_die(api: Any, worker: int, clock: Any) -> None:
+def test_a_worker_that_beats_after_a_gap_lives_on_and_the_others_die(
+    api: Any, worker: int, clock: Any
+) -> None:
     silent = api.register_worker()
     clock.advance(minutes=5)
     gap(api)
@@ -96,7 +98,7 @@ def test_a_lost_lock_is_forgiven_after_a_gap_and_counts_again_once_it_is_taken(
     assert state_of(api, worker) == "dead"
 
 
-def test_whoever_holds_its_lock_through_a_gap_is_still_known_by_it(
+def test_a_worker_that_holds_its_lock_through_a_gap_is_still_known_by_it(
     api: Any, worker: int, holder: Any, clock: Any
 ) -> None:
     """A whole fleet was away, and the first one is back: its end must be seen in seconds."""
@@ -126,7 +128,7 @@ def test_an_amnesty_that_is_rolled_back_is_declared_again(
     assert state_of(api, worker) == "leased"
 
 
-def test_a_sweep_beside_an_amnesty_condemns_nobody(api: Any, actor: Any, clock: Any) -> None:
+def test_a_sweep_beside_an_amnesty_declares_no_worker_dead(api: Any, actor: Any, clock: Any) -> None:
     workers = [api.register_worker() for _ in range(3)]
     clock.advance(minutes=5)
     gap(api)
@@ -147,7 +149,7 @@ def test_a_sweep_beside_an_amnesty_condemns_nobody(api: Any, actor: Any, clock: 
 def test_where_sweeps_are_rare_the_dead_are_found_too(
     api: Any, worker: int, running: Any, clock: Any
 ) -> None:
-    """pg_cron calls maintain() once a minute, and nobody else does: every call comes after a gap."""
+    """pg_cron calls maintain() once a minute, and no other session does: every call comes after a gap."""
     api.maintain()
     job = running(worker)
     other = api.register_worker()

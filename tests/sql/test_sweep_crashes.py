@@ -113,7 +113,7 @@ def test_a_culprit_on_its_last_attempt_is_discarded(api: Any, worker: int, runni
 
 @pytest.mark.parametrize("limit", [1, 3])
 @pytest.mark.parametrize("alone", [True, False])
-def test_what_must_not_run_twice_and_was_started_is_lost_whatever_else_it_is(
+def test_what_must_not_run_twice_and_was_started_is_lost_alone_and_among_suspects(
     api: Any, worker: int, limit: int, alone: bool
 ) -> None:
     api.configure(max_crashes=limit)
@@ -149,7 +149,7 @@ def test_a_persons_decision_forgets_the_crashes(api: Any, reset: str) -> None:
     assert fate(api, job)[::2] == ("available", 1)
 
 
-def test_a_success_after_crashes_is_a_success_and_starts_anew(api: Any, worker: int, running: Any) -> None:
+def test_a_success_after_crashes_is_a_success_and_forgets_them(api: Any, worker: int, running: Any) -> None:
     job = running(worker)
     died(api, worker, job)
     worker = api.register_worker()
@@ -188,7 +188,7 @@ def test_without_a_culprit_all_are_bystanders(api: Any, worker: int, running: An
 
 
 @pytest.mark.parametrize("who", [4711, None])
-def test_the_death_of_an_unknown_worker_harms_nobody(
+def test_the_death_of_an_unknown_worker_harms_no_job(
     api: Any, worker: int, running: Any, who: int | None
 ) -> None:
     job = running(worker)
@@ -200,7 +200,9 @@ def test_the_death_of_an_unknown_worker_harms_nobody(
 
 
 @pytest.mark.parametrize("suspects", [1, 2])
-def test_a_culprit_that_was_called_off_ends_cancelled(api: Any, worker: int, suspects: int) -> None:
+def test_a_culprit_whose_run_was_cancelled_or_replaced_ends_cancelled(
+    api: Any, worker: int, suspects: int
+) -> None:
     api.add_jobs([{"identifier": "t", "job_key": f"k{i}"} for i in range(3)])
     superseded, cancelled, removed = api.claim_jobs(worker, 3)
     api.add_job("t", job_key="k0", run_at="2100-01-01")

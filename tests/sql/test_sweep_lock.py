@@ -96,7 +96,7 @@ def test_a_lock_that_is_held_again_in_time_clears_the_suspicion(
 def test_a_sweep_that_sees_the_lock_held_clears_the_suspicion_too(
     api: Any, worker: int, holder: Any, clock: Any
 ) -> None:
-    """Whoever held it: a sweep may have looked in the instant before."""
+    """Whichever session held it: a sweep may have looked in the instant before."""
     api.rows("update pyworker.workers set suspect_since = pyworker.clock() - interval '1 minute'")
     clock.advance(seconds=3)
     assert api.sweep_workers() == 0
@@ -155,7 +155,7 @@ def test_the_lock_is_taken_once_however_often_it_is_asked_for(
 def test_a_lock_that_another_session_holds_is_refused_and_the_worker_lives_by_its_lease(
     api: Any, actor: Any, worker: int, holder: Any, clock: Any
 ) -> None:
-    """The worker has a new connection, and the server has not noticed the end of the old one; when it does, nobody must die."""
+    """The worker has a new connection, and the server has not noticed the end of the old one; when it does, no worker must be declared dead."""
     new = actor()
     assert new.hold_worker_lock(worker) is False
     assert state_of(api, worker) == "leased"

@@ -26,7 +26,7 @@ def test_defining_a_task_again_replaces_all_of_it(api: Any) -> None:
     assert (job.max_attempts, job.priority, job.queue_name) == (25, 2, None)
 
 
-def test_defining_a_task_unchanged_waits_for_nobody(api: Any, actor: Any) -> None:
+def test_defining_a_task_unchanged_waits_for_no_session(api: Any, actor: Any) -> None:
     api.define_task("t", priority=2, backoff='["1 s"]')
     other = actor()
     other.begin()

@@ -84,7 +84,7 @@ def test_a_river_period_is_a_window_aligned_in_utc_wherever_the_client_sits(
         api.rows(f"set timezone = '{zone}'; set intervalstyle = '{style}'; set datestyle = 'ISO, DMY'")
         assert add(api, policy, run_at=at(text)).id == first.id
     assert add(api, policy, run_at=at(next_window)).id != first.id
-    # River's rule: a finished job of the same window still counts, whatever the clock says.
+    # River's rule: a finished job of the same window still counts, even by another clock.
     api.complete_jobs([first.id])
     assert add(api, policy, run_at=moment).id == first.id
 
@@ -167,7 +167,7 @@ def test_without_retention_an_end_releases_the_key_at_once(api: Any, worker: int
     assert (keys(api), count(api)) == (0, 0)
 
 
-def test_maintenance_sweeps_keys_that_nobody_holds_and_leaves_the_others(api: Any) -> None:
+def test_maintenance_sweeps_keys_that_no_job_holds_and_leaves_the_others(api: Any) -> None:
     add(api, OJS)
     api.rows("insert into pyworker.unique_keys select sha256(n::text::bytea) from generate_series(1, 10) n")
     for _ in range(200):

@@ -333,7 +333,7 @@ def test_rescheduling_what_does_not_take_the_key_is_free(api: Any, job_in: Any) 
 
 
 @pytest.mark.parametrize("order", list(permutations(["add", "promote", "retry_job"])))
-def test_whoever_comes_first_gets_the_key(api: Any, worker: int, clock: Any, order: Any) -> None:
+def test_the_first_to_come_gets_the_key(api: Any, worker: int, clock: Any, order: Any) -> None:
     old = [waiting(api, worker) for _ in range(2)]
     clock.advance(hours=1)
     for act in order:
@@ -372,7 +372,7 @@ def test_a_strict_retry_gives_way_to_a_loose_job_that_lives(api: Any, worker: in
     gave_way(api, strict)
 
 
-def test_a_retry_without_a_rival_comes_back_whatever_its_policy(api: Any, worker: int, clock: Any) -> None:
+def test_a_retry_without_a_rival_comes_back_under_a_strict_policy(api: Any, worker: int, clock: Any) -> None:
     strict = waiting(api, worker, policy=RIVER)
     clock.advance(hours=1)
     api.heartbeat(worker)

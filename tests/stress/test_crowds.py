@@ -121,7 +121,7 @@ def test_claims_reports_and_bulk_adds_onto_the_same_jobs_do_not_deadlock(
 
 
 @pytest.mark.parametrize("rounds", [100, LONG])
-def test_queues_stay_serial_and_forget_nobody(
+def test_queues_stay_serial_and_forget_no_job(
     api: Any, dsn: str, rounds: int | None, invariants: Any, record_property: Any
 ) -> None:
     crowd = Crowd(api, dsn, rounds)
@@ -149,7 +149,7 @@ def test_queues_stay_serial_and_forget_nobody(
             api.heartbeat(me)
             jobs = api.claim_jobs(me, rng.choice([1, 3, 10]))
             idle = 0 if jobs or crowd.adding.is_set() else idle + 1
-            assert idle < 2000, "jobs are left that nobody can claim"
+            assert idle < 2000, "jobs are left that no worker can claim"
             for job in jobs:
                 with guard:
                     assert job.queue_name not in running, "two jobs of one queue at once"

@@ -1,5 +1,5 @@
 # ruff: noqa: E501, PT017
-"""Every public function with whatever its argument types allow: it does its work, or refuses with a code of its own; it never breaks."""
+"""Every public function with all that its argument types allow: it does its work, or refuses with a code of its own; it never breaks."""
 
 from __future__ import annotations
 

@@ -57,7 +57,9 @@ def add_until_lost(
         stop.wait(0.01)
 
 
-def test_whatever_is_killed_no_job_is_lost_and_none_that_may_run_once_runs_twice(fresh_queue: Any) -> None:
+def test_when_processes_are_killed_no_job_is_lost_and_none_that_may_run_once_runs_twice(
+    fresh_queue: Any,
+) -> None:
     queue = fresh_queue
     queue.rows("alter table public.seen add column said_at timestamptz default clock_timestamp()")
     queue.rows("create index on public.seen (job_id, at); create index on public.seen (said_at)")

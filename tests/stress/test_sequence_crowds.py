@@ -15,7 +15,7 @@ from tests.support.crowd import LONG, Crowd
 
 
 @pytest.mark.parametrize("rounds", [60, LONG])
-def test_sequences_run_one_job_at_a_time_in_order_and_forget_nobody(
+def test_sequences_run_one_job_at_a_time_in_order_and_forget_no_job(
     api: Any, dsn: str, rounds: int | None, invariants: Any, record_property: Any
 ) -> None:
     """Twenty sequences, eight workers that fail, snooze, release, cancel and die, adders that commit late or roll back."""
@@ -26,9 +26,9 @@ def test_sequences_run_one_job_at_a_time_in_order_and_forget_nobody(
     resumed: dict[str, list[list[float]]] = {key: [] for key in keys}  # from, to
     # Per sequence, in the order in which they happened: (start, id, when), then (end, id, when its last call began, what it was)
     story: dict[str, list[tuple[Any, ...]]] = {key: [] for key in keys}
-    known: dict[int, float] = {}  # from when on everybody can see that this job is to run
+    known: dict[int, float] = {}  # from when on every session can see that this job is to run
     goes_on: dict[int, dict[str, bool]] = {}
-    touched: set[int] = set()  # somebody decided about it by hand: it may leave its place
+    touched: set[int] = set()  # a session decided about it by hand: it may leave its place
     counts: Counter[str] = Counter()
     api.define_task("t", backoff="[0]", max_attempts=32767)
 
@@ -101,7 +101,7 @@ def test_sequences_run_one_job_at_a_time_in_order_and_forget_nobody(
         ):
             jobs = api.claim_jobs(me, rng.choice([1, 2, 4]))
             idle = 0 if jobs or crowd.adding.is_set() else idle + 1
-            assert idle < 5000, "jobs are left that nobody can claim"
+            assert idle < 5000, "jobs are left that no worker can claim"
             for job in jobs:
                 note_start(job)
             die = rng.random() < 0.03
@@ -133,7 +133,7 @@ def test_sequences_run_one_job_at_a_time_in_order_and_forget_nobody(
         api.unregister_worker(me)
 
     def operator(api: Any, rng: random.Random) -> None:
-        """Resumes what is halted in one way or another, and calls off what waits."""
+        """Resumes what is halted in one way or another, and cancels what waits."""
         while crowd.adding.is_set() or api.rows(
             "select from pyworker.jobs where state <> 'discarded' limit 1"
         ):
@@ -143,7 +143,7 @@ def test_sequences_run_one_job_at_a_time_in_order_and_forget_nobody(
                 with guard:
                     touched.add(row.halted_by)
                 try:
-                    if how == "resume":  # at whatever job it is halted by now
+                    if how == "resume":  # at the job that halts it by now
                         call = [time.monotonic(), float("inf")]
                         resumed[row.sequence_key].append(call)
                         api.resume_sequence(row.sequence_key)
@@ -165,7 +165,7 @@ def test_sequences_run_one_job_at_a_time_in_order_and_forget_nobody(
                         row.state != "running"
                     )  # a run that is cancelled by force ends without a word of its worker
                     if force:
-                        counts["called off"] += 1
+                        counts["cancelled"] += 1
                         try:
                             with api.conn.transaction(force_rollback=rng.random() < 0.3):
                                 if rng.random() < 0.5:
@@ -206,14 +206,14 @@ def test_sequences_run_one_job_at_a_time_in_order_and_forget_nobody(
                 late += 1
             if job == before:
                 continue  # put back, it keeps its place
-            # Whoever was in sight before the last run ended, with a lower id, came before this one.
+            # A job that was in sight before the last run ended, with a lower id, came before this one.
             for other in {e[1] for e in events[n + 1 :] if e[0] == "start"}:
                 if other < job and other not in touched and job not in touched:
                     assert known.get(other, ended) >= ended, f"{job} overtook {other}"
     committed = {job for jobs in added for job in jobs}
     ran = {event[1] for events in story.values() for event in events}
     assert ran <= committed, "nothing ran that was rolled back"
-    assert committed - ran <= touched, "everything that was added ran, or was called off by hand"
+    assert committed - ran <= touched, "everything that was added ran, or was cancelled by hand"
     assert {row.state for row in api.rows("select distinct state from pyworker.jobs")} <= {"discarded"}
     assert api.rows("select from pyworker.sequences where waiting > 0 or running is not null") == []
     figures = f"{starts} starts of {len(committed)} jobs in 20 sequences in {seconds:.1f} s, {late} committed late; {dict(counts)}"

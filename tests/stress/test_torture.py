@@ -288,7 +288,7 @@ def test_the_record_of_a_tortured_queue_has_no_violation(history: Path, tmp_path
             time.sleep(random.uniform(0.2, 1.5))
             faults.strike()
         stop.set()
-        network.cut()  # whoever waits for an answer of a silent one
+        network.cut()  # a client that waits for an answer of a silent one
         for thread in threads:
             thread.join()
         queue.conn.close()

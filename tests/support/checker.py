@@ -40,7 +40,7 @@ class History:
         return [event for event in self.events if event["what"] == what]
 
     def spans(self, of: str) -> dict[Any, list[tuple[float, float, Event]]]:
-        """From when to when handlers ran, by the sequence or queue of their jobs. Of one whose end nobody recorded it is known that it ran
+        """From when to when handlers ran, by the sequence or queue of their jobs. Of one whose end was not recorded it is known that it ran
         until its process was killed, or at least until that was last heard of. (Numbers of processes come again, hence the parent's.)"""
         ends = {(event["id"], event["run"], event["pid"]): event["t"] for event in self.of("end")}
         alive: dict[tuple[int, int], float] = {}
@@ -59,7 +59,7 @@ class History:
 
 
 def i1_nothing_stays_with_the_dead(h: History) -> Iterator[str]:
-    """As long as somebody is there to look: a worker is from the first handler that it began to the last."""
+    """As long as a worker is there to look: a worker is from the first handler that it began to the last."""
     killed = {event["pid"]: event["t"] for event in h.of("kill")}
     there: dict[int, tuple[float, float]] = {}
     for event in h.of("begin"):
@@ -116,11 +116,11 @@ def i4_nothing_is_lost_or_invented(h: History) -> Iterator[str]:
                 yield f"job {add['id']} is nowhere"
     doubts = sum(add["outcome"] == "unknown" for add in h.adds)
     if len(more := h.finals.keys() - known) > doubts:
-        yield f"{len(more)} jobs that nobody is known to have added, with {doubts} adds in doubt"
+        yield f"{len(more)} jobs that no session is known to have added, with {doubts} adds in doubt"
 
 
 def i5_at_most_once(h: History) -> Iterator[str]:
-    """Once per decision: between two starts somebody retried it, or added it anew by its key."""
+    """Once per decision: between two starts a session retried it, or added it again by its key."""
     decisions: dict[Any, list[Event]] = defaultdict(list)
     for event in (*h.of("retry"), *h.adds):
         if event["outcome"] == "ok" or event["outcome"] == "unknown":
@@ -130,7 +130,7 @@ def i5_at_most_once(h: History) -> Iterator[str]:
             made = decisions[job_id] + decisions[None]
             begins = h.begins[
                 job_id
-            ]  # before it was made anew by its key it may have been of another task, and run more than once
+            ]  # before it was made again by its key it may have been of another task, and run more than once
             for one, other in pairwise(begin for begin in begins if begin["task"] == begins[-1]["task"]):
                 if not any(
                     one["t"] <= decision["t"] and decision["began"] <= other["t"] for decision in made
@@ -160,7 +160,7 @@ def i7_run_only_grows(h: History) -> Iterator[str]:
         once = job_id in h.finals and h.finals[job_id]["delivery"] == "at_most_once"
         seen: dict[int, Event] = {}
         for begin in begins:
-            # Whoever stood still between claim and begin begins late, if nobody has to be asked: as long as its run is refused then.
+            # A worker that stood still between claim and begin begins late, if it has nothing to ask: as long as its run is refused then.
             if any(run > begin["run"] for run in seen) and once and begin["task"] == begins[-1]["task"]:
                 yield f"job {job_id} began as run {max(seen)}, and later as run {begin['run']}"
             before = seen.setdefault(begin["run"], begin)

@@ -35,7 +35,7 @@ def copy_of(template: Any, name: str) -> Iterator[str]:
 
 def check_invariants(conn: psycopg.Connection[Any]) -> None:
     with conn.transaction():
-        # By the real clock: where a test has moved its own, nobody has swept in between.
+        # By the real clock: where a test has moved its own, no session has swept in between.
         conn.execute("set local search_path = pyworker, pg_temp; set local pyworker.clock_offset = ''")
         violations = conn.execute(INVARIANTS).fetchall()  # type: ignore[arg-type]
     assert violations == []

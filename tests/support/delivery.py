@@ -41,7 +41,8 @@ def reason(api: Any, job: Any) -> tuple[str, str | None]:
     return job.state, job.reason
 
 
-# Every way in which a job comes back without its worker's word on how it went; whose attempt counts, and whether somebody is blamed.
+# Every way in which a job comes back without its worker's word on how it went,
+# and whether its attempt counts.
 def lease_ends(api: Any, job: Any, worker: int, clock: Any) -> None:
     clock.advance(seconds=21)
     assert api.sweep_workers() == 1
@@ -76,7 +77,7 @@ BACK: dict[str, tuple[Callable[..., Any], bool]] = {
     ),
 }
 
-CALLED_OFF: dict[str, Callable[[Any], Any]] = {
+ENDED_EARLY: dict[str, Callable[[Any], Any]] = {
     "cancel_job": lambda api: api.cancel_job(1),
     "cancel_job, force": lambda api: api.cancel_job(1, force=True),
     "add_job": lambda api: api.add_job("t", job_key="k", priority=5),

@@ -36,7 +36,7 @@ def as_the_servers_user(directory: Path, host: str) -> dict[str, Any]:
 
 @contextmanager
 def pooler(queue: Any, tmp_path: Path) -> Iterator[str]:
-    """The DSN of the test's database by way of a pooler that has two connections for everybody."""
+    """The DSN of the test's database by way of a pooler that has two connections for all."""
     where = conninfo_to_dict(queue.dsn)
     port = free_port()
     (tmp_path / "users.txt").write_text(f'"{where["user"]}" ""\n')

@@ -164,7 +164,7 @@ class Proxy:
                 client.close()
 
     def refuse(self) -> None:
-        """Nobody listens here any more; what is connected stays so."""
+        """Nothing listens here any more; what is connected stays so."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

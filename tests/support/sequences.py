@@ -15,7 +15,7 @@ def add(api: Any, many: int = 1, identifier: str = "t", **named: Any) -> list[An
 
 
 def drain(api: Any, worker: int) -> list[int]:
-    """Run whatever can be claimed, never two at once; the ids in the order of their starts."""
+    """Run what can be claimed, never two at once; the ids in the order of their starts."""
     seen = []
     while claimed := api.claim_jobs(worker, 10):
         (job,) = claimed

@@ -47,7 +47,7 @@ class Postgres:
         return int(Path(self.server.host, "postmaster.pid").read_text().split()[0])
 
     def stop_immediately(self) -> None:
-        """Without a word to anybody, and without a checkpoint: what follows is crash recovery."""
+        """Without telling its clients, and without a checkpoint: what follows is crash recovery."""
         os.kill(self.pid, signal.SIGQUIT)
         select.select([self._process], [], [])
 

@@ -85,7 +85,7 @@ def _sessions(_kept: dict[str, Any]) -> Iterator[list[Any]]:
             session.run("rollback")
             session.run("reset role; reset all; unlisten *; select pg_advisory_unlock_all()")
             _kept["sessions"].append(session)
-        except (AssertionError, psycopg.OperationalError):  # still at it, or killed
+        except (AssertionError, psycopg.OperationalError):  # it still runs a statement, or was killed
             session.close()
 
 

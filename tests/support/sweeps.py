@@ -14,7 +14,7 @@ def state_of(api: Any, worker: int) -> str:
 
 
 def gap(api: Any, seconds: float = 11) -> None:
-    """As if nobody had swept for so long. It goes by the real clock."""
+    """As if no session had swept for so long. It goes by the real clock."""
     api.rows(
         "select setval('pyworker.swept_at', (extract(epoch from clock_timestamp()) * 1000)::bigint - %s)",
         [int(seconds * 1000)],

@@ -200,7 +200,7 @@ def test_a_role_that_may_only_look_is_told_so(client, queue, dsn, db):
     "given",
     [None, ("ada", "wrong"), ("eve", "secret"), ("ada", ""), ("", ""), ("ada", "secret2"), ("bob", "secret")],
 )
-def test_without_the_right_name_and_password_nobody_gets_in(client, given):
+def test_without_the_right_name_and_password_no_request_gets_in(client, given):
     c = client(users={"ada": "secret", "bob": "other:with colon"})
     for path in ("/", "/jobs", "/static/ui.css", "/nothing"):
         response = c.get(path, auth=given)
@@ -232,7 +232,7 @@ def test_a_malformed_authorization_is_none(client, header):
 @pytest.mark.parametrize(
     "host", ["elsewhere.example", "elsewhere.example:8686", "", "127.0.0.1.elsewhere.example", "[::2]:8686"]
 )
-def test_a_name_that_somebody_made_mean_this_machine_is_refused(client, host):
+def test_a_name_that_others_made_mean_this_machine_is_refused(client, host):
     c = client(hosts=["localhost", "127.0.0.1", "[::1]"])
     assert c.get("/jobs", headers={"host": host}).status_code == 421
     for own in ("localhost", "127.0.0.1:8686", "[::1]:8686"):

@@ -241,7 +241,7 @@ def test_there_are_two_hundred_hostile_strings():
 
 @pytest.fixture
 def hostile(queue, worker):
-    """Every field that somebody may fill has one of them, and each of them is in every field of some job."""
+    """Every field that a person may fill has one of them, and each of them is in every field of some job."""
     queue.rows(
         "select pyworker.update_worker(%s, %s)",
         [worker, __import__("json").dumps({"host": XSS[1], "modules": XSS})],

@@ -275,7 +275,7 @@ async def deliver_async(payload, job):
 @task(timeout=0.5, backoff=["1 hour"])
 def too_long(payload, job):
     tell(job, payload)
-    ctypes.PyDLL(None).pause()  # for ever, in C, and with the interpreter in hand
+    ctypes.PyDLL(None).pause()  # for ever, in C, and holding the interpreter
 
 
 @task(timeout=0.5, backoff=["1 hour"])
