@@ -1,7 +1,8 @@
 """A real PostgreSQL for every test, as root or as anyone.
 
-`db` is a connection to a clean database that the tests of a run share; `fresh` a database of its own for a test that installs,
-drops or upgrades. PYWORKER_TEST_DATABASE_URL uses a running server, PYWORKER_PG_BIN another PostgreSQL's programs.
+`db` is a connection to a clean database that the tests of a run share; `fresh` a database of its
+own for a test that installs, drops or upgrades. PYWORKER_TEST_DATABASE_URL uses a running server,
+PYWORKER_PG_BIN another PostgreSQL's programs.
 """
 
 from __future__ import annotations
@@ -70,11 +71,14 @@ def _shared(pg_template: Any) -> Iterator[tuple[str, str]]:
         yield (
             dsn,
             "set search_path = pyworker, pg_temp;"
-            "truncate live_jobs, finished_jobs, unique_keys, errors, promotion_requests, workers, claims, tasks, queues,"
+            "truncate live_jobs, finished_jobs, unique_keys, errors, promotion_requests, workers, claims, "
+            "tasks, queues,"
             " sequence_halts, once_keys, schedule_entries, audit_log restart identity;"
-            "alter sequence job_ids restart; alter sequence listening_until restart; alter sequence polling_until restart;"
+            "alter sequence job_ids restart; alter sequence listening_until restart; "
+            "alter sequence polling_until restart;"
             "alter sequence not_listening_until restart;"
-            "alter sequence silent_before restart; alter sequence silent_at restart; alter sequence walks_until restart;"
+            "alter sequence silent_before restart; alter sequence silent_at restart; "
+            "alter sequence walks_until restart;"
             "alter sequence swept_at restart;"
             "delete from settings; insert into settings (movable_clock) values (true); reset search_path",
         )
@@ -88,7 +92,8 @@ def dsn(_shared: tuple[str, str]) -> str:
 
 @pytest.fixture
 def db(_shared: tuple[str, str]) -> Iterator[psycopg.Connection[Any]]:
-    """An autocommit connection to the shared database, emptied; the invariants are checked when the test is over."""
+    """An autocommit connection to the shared database, emptied; the invariants are checked when
+    the test is over."""
     dsn, clean = _shared
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(clean)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from tests.support.cli import add as add
 from tests.support.cli import call as call
 from tests.support.cli import zoo as zoo
 
-# -- add --------------------------------------------------------------------------------------------------------------
+# -- add -------------------------------------------------------------------------------------------
 
 
 def test_add_says_what_became_of_the_job(call: Any, db: Any) -> None:
@@ -24,12 +24,15 @@ def test_add_says_what_became_of_the_job(call: Any, db: Any) -> None:
 
 def test_add_passes_everything_on(call: Any) -> None:
     job = call(
-        "add", "t", '{"a": "ü"}', "--queue", "q", "--run-at", "2100-01-01Z", "--max-attempts", "3", "--key", "k", "--key-mode",
+        "add", "t", '{"a": "ü"}', "--queue", "q", "--run-at", "2100-01-01Z", "--max-attempts", "3", "--key",
+        "k", "--key-mode",
         "preserve_run_at", "--priority", "-5", "--flag", "a", "--flag", "b", "--meta", '{"m": 1}', "--json",
     )  # fmt: skip
     expected = {
-        "id": 1, "task_identifier": "t", "payload": {"a": "ü"}, "queue_name": "q", "max_attempts": 3, "key": "k", "priority": -5,
-        "flags": {"a": True, "b": True}, "meta": {"m": 1}, "state": "scheduled", "run": 0, "deduplicated": False,
+        "id": 1, "task_identifier": "t", "payload": {"a": "ü"}, "queue_name": "q", "max_attempts": 3,
+        "key": "k", "priority": -5,
+        "flags": {"a": True, "b": True}, "meta": {"m": 1}, "state": "scheduled", "run": 0,
+        "deduplicated": False,
     }  # fmt: skip
     assert {name: job[name] for name in expected} == expected
     assert job["run_at"].startswith(("2100-01-01T", "2099-12-31T"))
@@ -72,7 +75,8 @@ def test_jobs_lists_the_newest_first_finished_ones_included(call: Any, zoo: dict
         "error",
     ]
     assert [line.split()[:3] for line in lines[1:]] == [
-        ["4", "waits", "available"], ["3", "runs", "running"], ["2", "cancelled_runs", "cancelled"], ["1", "fails", "retryable"],
+        ["4", "waits", "available"], ["3", "runs", "running"], ["2", "cancelled_runs", "cancelled"],
+        ["1", "fails", "retryable"],
     ]  # fmt: skip
     assert "[/k]" in lines[1]
     assert lines[4].rstrip().endswith("ValueError: [red]bad[/b]")
@@ -122,7 +126,7 @@ def test_an_empty_queue_says_how_to_begin(call: Any) -> None:
     assert call("queues", "--json") == []
 
 
-# -- retry, cancel, remove, queues ------------------------------------------------------------------------------------
+# -- retry, cancel, remove, queues -----------------------------------------------------------------
 
 
 def test_retry_runs_jobs_now(call: Any, zoo: dict[str, int]) -> None:
@@ -184,7 +188,8 @@ def test_queues_counts_jobs_per_state(call: Any, zoo: dict[str, int], add: Any) 
     assert [line[:2] for line in lines[1:]] == [["a", "[b]"], ["default", "no"], ["q", "1"]]
     rows = {row["queue_name"]: row for row in call("queues", "--json")}
     assert rows["default"] | {"oldest_waiting": None} == {
-        "queue_name": "default", "concurrency": None, "paused": False, "available": 1, "running": 1, "pending": 0, "scheduled": 0,
+        "queue_name": "default", "concurrency": None, "paused": False, "available": 1, "running": 1,
+        "pending": 0, "scheduled": 0,
         "retryable": 0, "discarded": 0, "oldest_waiting": None,
     }  # fmt: skip
     assert (rows["q"]["retryable"], rows["a [b]"]["concurrency"]) == (1, 1)

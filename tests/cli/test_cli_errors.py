@@ -15,7 +15,7 @@ from tests.support.cli import add as add
 OF_A_DATABASE = [name for name in COMMANDS if name not in ("demo", "run", "migrate", "sql", "dev", "top")]
 
 
-# -- what goes wrong --------------------------------------------------------------------------------------------------
+# -- what goes wrong -------------------------------------------------------------------------------
 
 
 def one_line(done: subprocess.CompletedProcess[str], *words: str, code: int = 1) -> None:
@@ -48,7 +48,8 @@ def test_without_a_database_a_command_says_how_to_name_one(
         command, *EXAMPLES.get(command, []), DATABASE_URL=f"host={tmp_path} dbname=x"
     )
     one_line(
-        done, "cannot reach the database: ", "No such file or directory", "Name one with --dsn, DATABASE_URL or PGHOST",
+        done, "cannot reach the database: ", "No such file or directory",
+        "Name one with --dsn, DATABASE_URL or PGHOST",
         code=UNKNOWN.get(command, 1),
     )  # fmt: skip
 

@@ -51,7 +51,8 @@ def test_options_come_from_the_environment(cli: Any, db: Any, dsn: str) -> None:
         "add", "t", DATABASE_URL=dsn, **{f"PYWORKER_ADD_{name}": value for name, value in given.items()}
     )
     job = json.loads(done.stdout)
-    assert (job["queue_name"], job["key"], job["flags"], job["priority"], job["meta"], job["max_attempts"]) == (
+    assert (job["queue_name"], job["key"], job["flags"], job["priority"], job["meta"],
+        job["max_attempts"]) == (
         "q", "k", {"a": True, "b": True}, 3, {"a": 1}, 2
     )  # fmt: skip
     done = cli(
@@ -78,7 +79,7 @@ def test_without_a_dsn_the_variables_of_libpq_say_where_the_database_is(
     assert program("jobs", "--dsn", dsn, **variables).stdout.splitlines()[1].startswith(" 1  t ")
 
 
-# -- manners ----------------------------------------------------------------------------------------------------------
+# -- manners ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -152,7 +153,8 @@ def test_a_terminal_gets_colours_and_a_narrow_one_loses_only_the_last_column(
 
 def test_output_that_is_not_read_to_the_end_is_no_error(db: Any, dsn: str) -> None:
     db.execute(
-        'select pyworker.add_jobs((select jsonb_agg(\'{"identifier": "t"}\'::jsonb) from generate_series(1, 1500)))'
+        'select pyworker.add_jobs((select jsonb_agg(\'{"identifier": "t"}\'::jsonb) '
+        "from generate_series(1, 1500)))"
     )
     command = f"{sys.executable} -m pyworker jobs --limit 1500 | head -1"
     done = subprocess.run(

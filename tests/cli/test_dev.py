@@ -34,10 +34,12 @@ class Dev:
 
     def __init__(self, directory: Path, *arguments: str, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pyworker", "dev", "mytasks", *arguments], cwd=directory, text=True, stdout=subprocess.PIPE,
+            [sys.executable, "-m", "pyworker", "dev", "mytasks", *arguments], cwd=directory, text=True,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
             env={"PATH": os.environ["PATH"], "PYTHONPATH": ROOT, **environment},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), # ignored in what a shell has sent to the background
+            # ignored in what a shell has sent to the background
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         self.lines: list[str] = []
         self._timer = threading.Timer(

@@ -54,7 +54,8 @@ def test_the_worst_comes_first_and_gives_the_exit_code(doctor: Any, db: Any) -> 
     db.execute("update pyworker.live_jobs set ready_at = null where id = 2")
     out = doctor(code=2)
     assert out.startswith(
-        "error invariants: state: the columns of jobs contradict each other: job 2\n   → select pyworker._repair_jobs("
+        "error invariants: state: the columns of jobs contradict each other: job 2\n"
+        "   → select pyworker._repair_jobs("
     )
     rows = json.loads(doctor("--json", code=2))
     assert sorted({row["severity"] for row in rows}) == ["error", "info", "ok"]
@@ -97,8 +98,10 @@ def test_a_transaction_pooler(doctor: Any, db: Any) -> None:
     home = Path(tempfile.mkdtemp())  # not below tmp_path, which only root can read
     (home / "users").write_text(f'"{info.user}" "{info.password}"\n', "utf-8")
     (home / "ini").write_text(
-        f"[databases]\n{info.dbname} = host={info.host} port={info.port} user={info.user}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
-        f"listen_port = {port}\nunix_socket_dir =\nauth_type = any\nauth_file = {home / 'users'}\npool_mode = transaction\n",
+        f"[databases]\n{info.dbname} = host={info.host} port={info.port} user={info.user}\n[pgbouncer]\n"
+        f"listen_addr = 127.0.0.1\n"
+        f"listen_port = {port}\nunix_socket_dir =\nauth_type = any\nauth_file = {home / 'users'}\n"
+        f"pool_mode = transaction\n",
         "utf-8",
     )
     home.chmod(0o755)

@@ -25,7 +25,7 @@ def run(words: list[str], stdout: Any, **environment: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-# -- Kubernetes sets PYWORKER_METRICS_PORT=tcp://… for a service named pyworker-metrics ---------------------------------
+# -- Kubernetes sets PYWORKER_METRICS_PORT=tcp://… for a service named pyworker-metrics ------------
 
 
 def test_a_worker_starts_beside_a_service_named_like_its_options(queue: Any) -> None:
@@ -54,7 +54,7 @@ def test_an_address_on_the_command_line_or_another_word_in_the_variable_is_refus
     assert cli("health", DATABASE_URL=queue.dsn, PYWORKER_HEALTH_PORT="http").returncode == 2
 
 
-# -- output that cannot be written ------------------------------------------------------------------------------------
+# -- output that cannot be written -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_streams_that_are_closed_are_written_nowhere(queue: Any, words: str, clo
     assert queue.job(job_id).state == ("completed" if "run" in words else "available")
 
 
-# -- ports, versions --------------------------------------------------------------------------------------------------
+# -- ports, versions -------------------------------------------------------------------------------
 
 
 def test_a_dashboard_on_a_taken_port_says_so(queue: Any) -> None:
@@ -131,7 +131,7 @@ def test_a_version_to_begin_from_is_for_a_script(cli: Any, queue: Any) -> None:
     assert "--from is for --sql" in done.stderr
 
 
-# -- names of schemas -------------------------------------------------------------------------------------------------
+# -- names of schemas ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

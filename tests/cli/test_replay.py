@@ -57,17 +57,21 @@ def stops(payload):
 """
 EVERYTHING = """
     select (select json_agg(to_jsonb(j) order by id) from pyworker.live_jobs j),
-           (select json_agg(to_jsonb(f) order by id) from pyworker.finished_jobs f), (select json_agg(e) from pyworker.errors e),
-           (select count(*) from pyworker.once_keys), (select count(*) from booked), (select count(*) from pyworker.workers)"""
+           (select json_agg(to_jsonb(f) order by id) from pyworker.finished_jobs f),
+           (select json_agg(e) from pyworker.errors e),
+           (select count(*) from pyworker.once_keys), (select count(*) from booked), (select count(*)
+           from pyworker.workers)"""
 
 
 @pytest.fixture
 def replay(db: Any, dsn: str, program: Any, tmp_path: Path) -> Any:
-    """replay(task, payload) adds such a job and replays it; returns the process, and asserts that the database is as it was."""
+    """replay(task, payload) adds such a job and replays it; returns the process, and asserts that
+    the database is as it was."""
     (tmp_path / "mytasks.py").write_text(TASKS)
     db.execute("create table if not exists public.booked (id integer); truncate public.booked")
     db.execute(
-        "select setval('pyworker.listening_until', extract(epoch from clock_timestamp())::bigint * 1000 + 60000)"
+        "select setval('pyworker.listening_until', extract(epoch "
+        "from clock_timestamp())::bigint * 1000 + 60000)"
     )
 
     def run(task: str, payload: Any, *words: str, prepare: str = "select 1", stdin: str = "") -> Any:

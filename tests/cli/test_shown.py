@@ -1,4 +1,5 @@
-"""--sql and --dry-run, on every verb: what is printed does what the verb does, and what was tried leaves nothing."""
+"""--sql and --dry-run, on every verb: what is printed does what the verb does, and what was tried
+leaves nothing."""
 
 from __future__ import annotations
 
@@ -18,14 +19,43 @@ from pyworker.cli import main
 CRONTAB = '0 4 * * * report ?id=nightly {"a": "ü"}\n* * * * * often {it: \'is JSON5\'}\n'
 DEPLOYED = """
 from pyworker import task
-@task(max_attempts=2, delivery="at_most_once", timeout=90, backoff=["it's 5 s"[-3:]], unique_policy={"by_args": True})
+@task(
+    max_attempts=2, delivery="at_most_once", timeout=90, backoff=["it's 5 s"[-3:]],
+    unique_policy={"by_args": True},
+)
 def charge(payload): ...
 """
 # A command line for each verb that changes rows, in the zoo below.
 CHANGES = [
     ["add", "t"],
-    ["add", "it's", '{"a": "%s \\\\ ü\'"}', "--queue", "q", "--run-at", "2100-01-01", "--key", "k2", "--flag", "a b", "--flag", "c"],
-    ["add", "t", "[1]", "--meta", '{"m": 1}', "--max-attempts", "3", "--priority", "-7", "--sequence-policy", '{"key": "s"}'],
+    [
+        "add",
+        "it's",
+        '{"a": "%s \\\\ ü\'"}',
+        "--queue",
+        "q",
+        "--run-at",
+        "2100-01-01",
+        "--key",
+        "k2",
+        "--flag",
+        "a b",
+        "--flag",
+        "c",
+    ],
+    [
+        "add",
+        "t",
+        "[1]",
+        "--meta",
+        '{"m": 1}',
+        "--max-attempts",
+        "3",
+        "--priority",
+        "-7",
+        "--sequence-policy",
+        '{"key": "s"}',
+    ],
     ["add", "t", "--unique-policy", '{"by_args": true}'],
     ["retry", "1"],
     ["retry", "2", "1"],
@@ -46,7 +76,7 @@ CHANGES = [
     ["schedules", "remove", "nightly"],
     ["schedules", "load", "crontab"],
     ["tasks", "sync", "deployed"],
-]  # fmt: skip
+]
 LOOKS = [
     ["jobs"],
     ["jobs", "1"],
@@ -71,14 +101,17 @@ ZOO = """
     select pyworker.add_job('runs', priority => -1);
     select * from pyworker.claim_jobs(pyworker.register_worker(), 1, array['runs']);
     select pyworker.add_job('waits');
-    select pyworker.add_job('s', sequence_policy => '{"key": "halted"}'), pyworker.add_job('s', sequence_policy => '{"key": "halted"}');
+    select pyworker.add_job('s', sequence_policy => '{"key": "halted"}'), pyworker.add_job('s',
+        sequence_policy => '{"key": "halted"}');
     select pyworker.permanently_fail_jobs('{5}', 'boom');
     select pyworker.pause_queue('paused'), pyworker.set_queue('q', 2);
-    select pyworker.add_schedule('nightly', '0 4 * * *', 'report'), pyworker.add_schedule('sleeping', '0 4 * * *', 'report');
+    select pyworker.add_schedule('nightly', '0 4 * * *', 'report'),
+           pyworker.add_schedule('sleeping', '0 4 * * *', 'report');
     select pyworker.pause_schedule('sleeping')
 """
 TABLES = """
-    select relname from pg_class where relnamespace = 'pyworker'::regnamespace and relkind in ('r', 'p') and not relispartition
+    select relname from pg_class where relnamespace = 'pyworker'::regnamespace and relkind in ('r', 'p')
+        and not relispartition
     order by 1"""
 TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:[\d.]+|(?<=\"run\": )[1-9]\d*"  # a run is the time of its claim
 MARKS = (
@@ -108,7 +141,8 @@ def contents(db: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def zoo(db: Any, _shared: Any, dsn: str, cli: Any, tmp_path: Any, monkeypatch: Any) -> Any:
-    """zoo() makes a few jobs, queues, sequences and schedules, always the same; it returns a way to call commands."""
+    """zoo() makes a few jobs, queues, sequences and schedules, always the same; it returns a way
+    to call commands."""
     (tmp_path / "crontab").write_text(CRONTAB)
     (tmp_path / "deployed.py").write_text(DEPLOYED)
     monkeypatch.setattr(tasks, "_registry", {})
@@ -146,7 +180,8 @@ def test_a_dry_run_says_what_would_change_and_leaves_nothing(
 ) -> None:
     call = zoo()
     db.execute(
-        "select setval('pyworker.listening_until', extract(epoch from clock_timestamp())::bigint * 1000 + 60000)"
+        "select setval('pyworker.listening_until', extract(epoch "
+        "from clock_timestamp())::bigint * 1000 + 60000)"
     )
     marks = [f"select last_value, is_called from pyworker.{name}" for name in MARKS]
 

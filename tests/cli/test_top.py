@@ -1,4 +1,5 @@
-"""`pyworker top`, driven by Textual's Pilot on a real database: what it shows, and that nothing is done unasked."""
+"""`pyworker top`, driven by Textual's Pilot on a real database: what it shows, and that nothing is
+done unasked."""
 
 from __future__ import annotations
 
@@ -26,8 +27,10 @@ ZOO = """
     select pyworker.add_job('send_email', '{}', queue_name => 'mail', job_key => 'order [7]');
     select pyworker.add_job('resize', run_at => '2100-01-01');
     select pyworker.add_job('charge', '{}', sequence_policy => '{"key": "customer 9"}'),
-           pyworker.add_job('charge', '{}', sequence_policy => '{"key": "customer 9"}'), pyworker.promote_jobs();
-    select pyworker.permanently_fail_jobs('{4}', E'Traceback\\n  File "x"\\nValueError: the card was [declined]');
+           pyworker.add_job('charge', '{}', sequence_policy => '{"key": "customer 9"}'),
+               pyworker.promote_jobs();
+    select pyworker.permanently_fail_jobs('{4}',
+        E'Traceback\\n  File "x"\\nValueError: the card was [declined]');
     select pyworker.add_job('report');
     select pyworker.add_schedule('nightly', '0 4 * * mon-fri', 'report', timezone => 'Europe/Berlin');
     select pyworker.set_queue('thumbnails', 4)

@@ -1,4 +1,5 @@
-"""Each example runs as a user would run it: its own directory, its own processes, an empty database of its own."""
+"""Each example runs as a user would run it: its own directory, its own processes, an empty
+database of its own."""
 
 from __future__ import annotations
 

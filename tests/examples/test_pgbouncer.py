@@ -1,4 +1,5 @@
-"""examples/pgbouncer: its file, with this machine's addresses, runs; producers go through it, a worker beside it."""
+"""examples/pgbouncer: its file, with this machine's addresses, runs; producers go through it, a
+worker beside it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def pooled(example: Any, tmp_path: Path) -> Iterator[tuple[Any, str]]:
     port = free_port()
     text = (pool.directory / "pgbouncer.ini").read_text("utf-8")
     for shown, here in {
-        "host=127.0.0.1 port=5432 dbname=shop": f"host={where['host']} port={where['port']} dbname={where['dbname']} user={where['user']}",
+        "host=127.0.0.1 port=5432 dbname=shop": (
+            f"host={where['host']} port={where['port']} dbname={where['dbname']} user={where['user']}"
+        ),
         "listen_port = 6432": f"listen_port = {port}\nunix_socket_dir =",
         "auth_type = scram-sha-256": "auth_type = any",  # this server asks for no password
         "/etc/pgbouncer/userlist.txt": f"{tmp_path}/users.txt",

@@ -36,7 +36,8 @@ class Adds(State):
 
     def new(self, r: dict[str, Any], new_id: int) -> Job:
         job = Job(
-            new_id, r["task"], r["payload"], r["queue"], r["run_at"] or self.now, r["priority"], r["max_attempts"],
+            new_id, r["task"], r["payload"], r["queue"], r["run_at"] or self.now, r["priority"],
+            r["max_attempts"],
             r["key"], r["delivery"], r["flags"], self.now,
         )  # fmt: skip
         job.fresh = r["run_at"] is None
@@ -101,7 +102,8 @@ class Adds(State):
         conflict = policy.get("on_conflict", "ignore" if river else "reject")
         found = [
             job for job in sorted(self.jobs, key=lambda j: j.id)
-            if job.unique == key and job.state in states and ("period" not in policy or job.created + 2.5 * HOUR > self.now)
+            if job.unique == key and job.state in states
+            and ("period" not in policy or job.created + 2.5 * HOUR > self.now)
         ]  # fmt: skip
         if found and conflict == "reject":
             raise Refused("PW003")

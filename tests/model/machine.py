@@ -25,11 +25,13 @@ from tests.model.state import HALF, SOME, TTL, Refused
 from tests.model.strategies import definitions, hours, keys, numbers, several, specs, tasks
 
 NAMES = {
-    "task": "identifier", "queue": "queue_name", "key": "job_key", "mode": "job_key_mode", "unique": "unique_policy",
+    "task": "identifier", "queue": "queue_name", "key": "job_key", "mode": "job_key_mode",
+    "unique": "unique_policy",
     "sequence": "sequence_policy",
 }  # fmt: skip
 SEEN = """
-    select id, state, key, attempts, max_attempts, run, revision, priority, queue_name, delivery, task_identifier, sequence_key,
+    select id, state, key, attempts, max_attempts, run, revision, priority, queue_name, delivery,
+        task_identifier, sequence_key,
            unique_key is not null as is_unique, last_error, reason, locked_by, run_at
     from (select * from pyworker.jobs union all select * from pyworker.history) j order by id
 """
@@ -94,7 +96,8 @@ class Machine(RuleBasedStateMachine):
         return jobs[number % len(jobs)].id if jobs and number % 23 else 10**6
 
     def run(self, number: int) -> tuple[int, int]:
-        """A run to speak of: mostly one that goes on, else an earlier one of the same job, or any that there has been."""
+        """A run to speak of: mostly one that goes on, else an earlier one of the same job, or any
+        that there has been."""
         now = [(job.id, job.run) for job in self.model.live("running")]
         runs = now if number % 4 else [(job_id, run - 1) for job_id, run in now] if number % 8 else self.runs
         return runs[number // 8 % len(runs)] if runs else (10**6, 1)
@@ -193,7 +196,8 @@ class Machine(RuleBasedStateMachine):
     def claim_any(self, number: int, limit: int) -> None:
         self.claim(number, limit)
 
-    @rule(number=numbers, tasks=st.sampled_from([None, ["t"], ["u", "v"], []]), queues=st.sampled_from([None, ["p", "default"], ["q"], []]),
+    @rule(number=numbers, tasks=st.sampled_from([None, ["t"], ["u", "v"], []]),
+        queues=st.sampled_from([None, ["p", "default"], ["q"], []]),
           flags=st.sampled_from([None, ["f"], ["g"]]))  # fmt: skip
     def claim_some(self, number: int, tasks: Any, queues: Any, flags: Any) -> None:
         self.claim(number, 3, (tasks, queues, flags))
@@ -304,7 +308,8 @@ class Machine(RuleBasedStateMachine):
         self.same(lambda m: ours(m, ids, *more), lambda: [job.id for job in call(ids, *more)])
 
     @with_a_job
-    @rule(some=several, by=st.none() | hours, priority=st.sampled_from([None, None, -2]), attempts=st.sampled_from([None, None, 0, 1, 25]),
+    @rule(some=several, by=st.none() | hours, priority=st.sampled_from([None, None, -2]),
+        attempts=st.sampled_from([None, None, 0, 1, 25]),
           limit=st.sampled_from([None, None, 1, 3]))  # fmt: skip
     def reschedule(self, some: list[int], by: Any, priority: Any, attempts: Any, limit: Any) -> None:
         ids = [self.any_job(number) for number in some]
@@ -361,10 +366,11 @@ class Machine(RuleBasedStateMachine):
                 else row and row.reason
             )
             locked = str(job.worker) if job.state == "running" else row and row.locked_by
-            ours.append(
-                (job.id, job.state, job.key, job.attempts, job.max_attempts, job.run, job.revision, job.priority, job.queue, job.delivery,
-                 job.task, job.sequence, job.unique is not None, error, reason, locked, job.run_at)
-            )  # fmt: skip
+            ours.append((
+                job.id, job.state, job.key, job.attempts, job.max_attempts, job.run, job.revision,
+                job.priority, job.queue, job.delivery, job.task, job.sequence, job.unique is not None,
+                error, reason, locked, job.run_at,
+            ))  # fmt: skip
         assert [tuple(row) for row in rows.values()] == ours
         shown = self.api.rows("select sequence_key, running, waiting, halted_by from pyworker.sequences")
         assert {row[0]: tuple(row[1:]) for row in shown} == self.model.sequences()
@@ -378,8 +384,8 @@ def run(api: Any, clock: Any, clean: Any, check: Any, examples: int, steps: int,
     run_state_machine_as_test(
         lambda: Machine(api, clock, clean, check),
         settings=settings(
-            max_examples=examples, stateful_step_count=steps, deadline=None, database=None, report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck), **more,
+            max_examples=examples, stateful_step_count=steps, deadline=None, database=None,
+            report_multiple_bugs=False, suppress_health_check=list(HealthCheck), **more,
         ),
     )  # fmt: skip
     print(f"{Machine.steps} steps")

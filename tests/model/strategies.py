@@ -29,7 +29,8 @@ river = st.fixed_dictionaries(
 )
 sequences = st.fixed_dictionaries(
     {}, optional={
-        "key": st.sampled_from(["s", "s", "r"]), "continue_on_cancelled": st.booleans(), "continue_on_discarded": st.booleans()
+        "key": st.sampled_from(["s", "s", "r"]), "continue_on_cancelled": st.booleans(),
+        "continue_on_discarded": st.booleans()
     }
 )  # fmt: skip
 keys = st.sampled_from(["a", "b"])

@@ -1,4 +1,5 @@
-"""Unique jobs against a model of fifty lines, step by step. For a long run: PYWORKER_MODEL_EXAMPLES and PYWORKER_MODEL_STEPS."""
+"""Unique jobs against a model of fifty lines, step by step. For a long run:
+PYWORKER_MODEL_EXAMPLES and PYWORKER_MODEL_STEPS."""
 
 from __future__ import annotations
 
@@ -55,9 +56,12 @@ class Model:
             states = [*REQUIRED, "retryable", *(["completed"] if river else [])]
         conflict = policy.get("on_conflict", "ignore" if river else "reject")
         found = [
-            job for job in self.jobs
-            if job.key == (river, n) and job.state in states and ("period" not in policy or job.created + PERIOD > self.now)
-        ]  # fmt: skip
+            job
+            for job in self.jobs
+            if job.key == (river, n)
+            and job.state in states
+            and ("period" not in policy or job.created + PERIOD > self.now)
+        ]
         run_at = self.now if run_at is None else run_at
         if found and conflict == "reject":
             return None, True
@@ -125,7 +129,8 @@ river_states = st.sampled_from(
         ],
     ]
 )
-ojs = st.builds(lambda *parts: {k: v for p in parts for k, v in p.items()}, st.just({"keys": ["args"]}), conflicts, ojs_states,
+ojs = st.builds(lambda *parts: {k: v for p in parts for k, v in p.items()}, st.just({"keys": ["args"]}),
+    conflicts, ojs_states,
                 st.sampled_from([{}, {"period": "PT150M"}]))  # fmt: skip
 river = st.builds(
     lambda *parts: {k: v for p in parts for k, v in p.items()},
@@ -281,7 +286,8 @@ class Machine(RuleBasedStateMachine):
     def the_database_agrees(self) -> None:
         Machine.steps += 1
         rows = self.api.rows(
-            """select j.id, j.state, j.run, j.reason = 'replaced' as replaced, encode(k.unique_key, 'hex') = j.unique_key as ledger
+            """select j.id, j.state, j.run, j.reason = 'replaced' as replaced,
+                     encode(k.unique_key, 'hex') = j.unique_key as ledger
                from (select * from pyworker.jobs union all select * from pyworker.history) j
                full join pyworker.unique_keys k on encode(k.unique_key, 'hex') = j.unique_key order by j.id"""
         )
@@ -297,7 +303,8 @@ def test_unique_jobs_behave_like_their_model(api: Any, clock: Any, worker: int) 
     run_state_machine_as_test(
         lambda: Machine(api, clock, worker),
         settings=settings(
-            max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, database=None, derandomize=EXAMPLES == 60,
+            max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, database=None,
+            derandomize=EXAMPLES == 60,
             suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip

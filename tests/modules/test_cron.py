@@ -52,16 +52,34 @@ def test_an_expression_can_be_said_in_words(api: Any, cron: str, words: str) -> 
 @pytest.mark.parametrize(
     ("cron", "words"),
     [
-        ("1,60 * * * *", "Too large value '60' in minutes range, position 3 of '1,60 * * * *': expected values in the range 0-59"),
+        (
+            "1,60 * * * *",
+            "Too large value '60' in minutes range, position 3 of '1,60 * * * *': expected "
+            "values in the range 0-59",
+        ),
         ("0  24 * * *", "Too large value '24' in hours range, position 4 of"),
-        ("* * 0 * *", "Too small value '0' in dates range, position 5 of '* * 0 * *': expected values in the range 1-31"),
+        (
+            "* * 0 * *",
+            "Too small value '0' in dates range, position 5 of '* * 0 * *': expected "
+            "values in the range 1-31",
+        ),
         ("* * * 1-13 *", "Too large value '13' in months range, position 7"),
-        ("* * * * 8", "Too large value '8' in days of the week range, position 9 of '* * * * 8': expected values in the range 0-6"),
+        (
+            "* * * * 8",
+            "Too large value '8' in days of the week range, position 9 of '* * * * 8': expected "
+            "values in the range 0-6",
+        ),
         (
             "*/0 * * * *",
-            "Invalid wildcard expression '*/0' in minutes range, position 1 of '*/0 * * * *': divisor '0' expected to be greater than zero",
+            "Invalid wildcard expression '*/0' in minutes range, position 1 of '*/0 * * * *': divisor '0' "
+            "expected to be greater than zero",
         ),
-        ("5-3 * * * *", "Invalid range '5-3' in minutes range, position 1 of '5-3 * * * *': destination is not larger than source"),
+        (
+            "5-3 * * * *",
+            "Invalid range '5-3' in minutes range, position 1 of '5-3 * * * *': destination is not larger "
+            "than "
+            "source",
+        ),
         ("x * * * *", "Unsupported syntax 'x' in minutes range, position 1"),
         ("* * * FOO *", "Unsupported syntax 'FOO' in months range, position 7"),
         ("* * * * 5#6", "Unsupported syntax '5#6'"),
@@ -80,7 +98,7 @@ def test_an_expression_can_be_said_in_words(api: Any, cron: str, words: str) -> 
         ("0 0 31 2,4,6,9,11 *", "never comes"),
         ("0 0 */31 * 1#5", "never comes"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_with_its_place(api: Any, cron: str | None, words: str) -> None:
     with api.refusal("PW001", "^next_runs: cron: ", re.escape(words)):
         api.rows("select * from pyworker.next_runs(%s)", [cron])
@@ -93,7 +111,8 @@ def test_what_is_wrong_is_said_with_its_place(api: Any, cron: str | None, words:
     [
         (
             {"timezone": "Europe/Berlim"},
-            "timezone must be the name of a time zone, such as 'Europe/Berlin' (see pg_timezone_names), got 'Europe/Berlim'",
+            "timezone must be the name of a time zone, such as 'Europe/Berlin' (see pg_timezone_names), "
+            "got 'Europe/Berlim'",
         ),
         ({"timezone": "UTC+5"}, "got 'UTC+5'"),
         ({"timezone": "PST"}, "got 'PST'"),
@@ -141,7 +160,8 @@ def test_days_that_are_not_every_day(api: Any, cron: str, expected: list[str]) -
 
 def runs(api: Any, cron: str, after: str, n: int) -> list[str]:
     rows = api.rows(
-        "select to_char(run_at at time zone 'UTC', 'DD HH24:MI') as at from pyworker.next_runs(%s, 'Europe/Berlin', %s, %s)",
+        "select to_char(run_at at time zone 'UTC', 'DD HH24:MI') as at "
+        "from pyworker.next_runs(%s, 'Europe/Berlin', %s, %s)",
         [cron, n, after],
     )
     return [row.at for row in rows]
@@ -175,7 +195,7 @@ def test_an_expression_without_a_fixed_time_goes_by_the_clocks(api: Any) -> None
     assert runs(api, "40 * * * *", "2026-10-25 01:20Z", 1) == ["25 01:40"]
 
 
-# The proof: random expressions, all time zones, near their changes and elsewhere, against cronsim. -------------------
+# The proof: random expressions, all time zones, near their changes and elsewhere, against cronsim.
 
 CASES = int(os.environ.get("PYWORKER_CRON_CASES", "8000"))
 PER_EXPRESSION = 20  # to read an expression costs more than to go on from it
@@ -238,8 +258,8 @@ def an_expression(r: random.Random) -> str:
 
 
 def throws_out_of_step(change: datetime, zone: zoneinfo.ZoneInfo) -> bool:
-    """cronsim goes from midnight by whole hours: where clocks are changed by half of one, or a day does not begin at midnight, it
-    passes over some minutes, or finds some that no clock shows."""
+    """cronsim goes from midnight by whole hours: where clocks are changed by half of one, or a day
+    does not begin at midnight, it passes over some minutes, or finds some that no clock shows."""
     before, after = (change - timedelta(minutes=1)).astimezone(zone), change.astimezone(zone)
     return after.minute != 0 or before.date() != after.date()
 
@@ -271,7 +291,8 @@ def minute_by_minute(cron: str, zone: zoneinfo.ZoneInfo, after: datetime) -> lis
     )
     return [
         minute for minute, shown in minutes
-        if shown.minute in fields.minutes and shown.hour in fields.hours and shown.month in fields.months and fields.match_day(shown.date())
+        if shown.minute in fields.minutes and shown.hour in fields.hours
+        and shown.month in fields.months and fields.match_day(shown.date())
     ]  # fmt: skip
 
 
@@ -280,10 +301,12 @@ def test_the_proof_against_another_implementation(api: Any) -> None:
     names = {row.name for row in api.rows("select name from pg_timezone_names")}
     names = (names & zoneinfo.available_timezones()) - {"CET", "EET", "MET", "WET", "Factory", "localtime"}
     zones = {name: zoneinfo.ZoneInfo(name) for name in sorted(names)}
-    # The two may hold different editions of the time zone data: only zones of which they say the same are compared.
+    # The two may hold different editions of the time zone data: only zones of which they say the
+    # same are compared.
     moments = [FIRST + timedelta(days=3 * n) for n in range(1950)]
     offsets = api.rows(
-        "select z.name, array(select extract(epoch from (m at time zone z.name) - (m at time zone 'UTC'))::integer"
+        "select z.name, array(select extract(epoch from (m at time zone z.name) - (m at time zone "
+        "'UTC'))::integer"
         " from unnest(%s::timestamptz[]) m) as offsets from unnest(%s::text[]) z(name)",
         [moments, list(zones)],
     )
@@ -317,11 +340,14 @@ def test_the_proof_against_another_implementation(api: Any) -> None:
                 wanted.append(expected(crons[-1], zones[name], cases[-1][2], name not in odd))
         found = api.rows(
             """with expressions as materialized (
-                   select e.n, pyworker._cron_of(e.cron) as cron from unnest(%s::text[]) with ordinality e(cron, n))
-               select 0 as kind, e.n, ((e.cron).problem is not null) as refused, null::timestamptz[] as ticks from expressions e
+                   select e.n, pyworker._cron_of(e.cron) as cron
+                   from unnest(%s::text[]) with ordinality e(cron, n))
+               select 0 as kind, e.n, ((e.cron).problem is not null) as refused, null::timestamptz[] as ticks
+               from expressions e
                union all
                select 1, c.n, null, array(select t from pyworker._cron_runs(e.cron, c.zone, 2, c.after) t)
-               from unnest(%s::int[], %s::text[], %s::timestamptz[]) with ordinality c(expression, zone, after, n)
+               from unnest(%s::int[], %s::text[], %s::timestamptz[]) with ordinality
+                   c(expression, zone, after, n)
                join expressions e on e.n = c.expression order by 1, 2""",
             [crons, *([case[at] for case in cases] for at in range(3))],
         )

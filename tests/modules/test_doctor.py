@@ -67,14 +67,15 @@ def test_an_admin_may_ask_and_others_may_not(own: Any) -> None:
 
 def test_a_check_that_fails_is_a_finding_and_the_others_go_on(own: Any) -> None:
     own.rows(
-        "drop view pyworker.jobs; drop function pyworker._check_lost(); alter table pyworker.workers rename to gone"
+        "drop view pyworker.jobs; drop function pyworker._check_lost(); "
+        "alter table pyworker.workers rename to gone"
     )
     rows = {row.check_name: row for row in doctor(own) if row.severity != "ok"}
     assert rows.keys() >= {"invariants", "workers", "tasks", "lost", "schema"}
     assert rows["lost"].finding.startswith("the check itself failed: function _check_lost() does not exist")
 
 
-# Invariants ----------------------------------------------------------------------------------------------------------
+# Invariants ---------------------------------------------------------------------------------------
 
 
 BREAK = {
@@ -159,7 +160,8 @@ def test_completed_without_a_run(api: Any, job_in: Any) -> None:
 def test_a_job_in_two_places(api: Any, job_in: Any) -> None:
     job = job_in("completed")
     api.rows("insert into pyworker.live_jobs select * from pyworker.finished_jobs")
-    api.rows("update pyworker.live_jobs set state = 'available', ready_at = run_at, finished_at = null, expires_at = null,"
+    api.rows("update pyworker.live_jobs set state = 'available', ready_at = run_at,"
+             " finished_at = null, expires_at = null,"
              " worker_id = null, claimed_at = null")  # fmt: skip
     heals(api, "invariants", "error", "one place: jobs that are live and finished at once: job")
     assert api.get_job(job.id).state == "available"
@@ -195,7 +197,8 @@ def test_more_in_flight_than_the_limit(api: Any, worker: int) -> None:
         api.add_job("t", queue_name="it's")
     assert len(api.claim_jobs(worker, 5)) == 3
     api.rows(
-        "update pyworker.queues set concurrency = 1, updated_at = null; delete from pyworker.promotion_requests"
+        "update pyworker.queues set concurrency = 1, updated_at = null; "
+        "delete from pyworker.promotion_requests"
     )
     (row,) = of(api, "invariants")
     assert (
@@ -223,6 +226,7 @@ def test_stranded_jobs(api: Any, worker: int, kind: str) -> None:
 def test_a_halt_by_a_job_that_has_not_ended(api: Any) -> None:
     api.add_job("t", sequence_policy={"by_args": True})
     api.rows(
-        "insert into pyworker.sequence_halts select sequence_key, id, 'discarded', now() from pyworker.live_jobs"
+        "insert into pyworker.sequence_halts select sequence_key, id, 'discarded', now() "
+        "from pyworker.live_jobs"
     )
     heals(api, "invariants", "error", "halt: ")

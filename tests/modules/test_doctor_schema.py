@@ -11,12 +11,19 @@ from pyworker._db.migrations import migrate
 from tests.support.doctor import HEALTHY, doctor, heals, of, repair, short, the
 
 DRIFT = {
-    "create or replace function pyworker.heartbeat(worker_id bigint) returns boolean language sql as 'select true'":
+    (
+        "create or replace function pyworker.heartbeat(worker_id bigint) returns boolean language sql as "
+        "'select true'"
+    ):
         "function heartbeat(worker_id bigint) is not what was installed",
     "alter function pyworker.maintain() reset lock_timeout": "function maintain() is not what was installed",
-    "drop function pyworker.unregister_worker(bigint)": "function unregister_worker(worker_id bigint) is missing",
+    "drop function pyworker.unregister_worker(bigint)":
+        "function unregister_worker(worker_id bigint) is missing",
     "drop view pyworker.sequences": "view sequences is missing",
-    "create or replace view pyworker.live_workers as select id, info, started_at, beat_at, expires_at from pyworker.workers":
+    (
+        "create or replace view pyworker.live_workers as select id, info, started_at, beat_at, expires_at "
+        "from pyworker.workers"
+    ):
         "view live_workers is not what was installed",
     "drop index pyworker.live_jobs_due": "index live_jobs_due is missing",
     "drop index pyworker.finished_jobs_id": "index finished_jobs_id is missing",
@@ -24,11 +31,16 @@ DRIFT = {
         "index live_jobs_due is not what was installed",
     "create index mine on pyworker.live_jobs (state)": "index mine is not pyworker's",
     "alter table pyworker.workers drop column suspect_since": "column workers.suspect_since is missing",
-    "alter table pyworker.promotion_requests add column mine integer": "column promotion_requests.mine is not pyworker's",
-    "alter table pyworker.errors alter column worker type varchar(10)": "column errors.worker is not what was installed",
-    "alter table pyworker.errors alter column error drop not null": "default of errors.error is not what was installed",
-    "alter table pyworker.unique_keys alter column adds drop default": "default of unique_keys.adds is not what was installed",
-    "alter table pyworker.queues drop constraint queues_concurrency": "constraint queues_concurrency is missing",
+    "alter table pyworker.promotion_requests add column mine integer":
+        "column promotion_requests.mine is not pyworker's",
+    "alter table pyworker.errors alter column worker type varchar(10)":
+        "column errors.worker is not what was installed",
+    "alter table pyworker.errors alter column error drop not null":
+        "default of errors.error is not what was installed",
+    "alter table pyworker.unique_keys alter column adds drop default":
+        "default of unique_keys.adds is not what was installed",
+    "alter table pyworker.queues drop constraint queues_concurrency":
+        "constraint queues_concurrency is missing",
     "alter table pyworker.once_keys drop constraint once_keys_pkey": "constraint once_keys_pkey is missing",
     "drop table pyworker.sequence_halts cascade": "table sequence_halts is missing",
     "drop table pyworker.once_keys": "table once_keys is missing",
@@ -56,7 +68,8 @@ def test_views_that_a_dump_restores_are_those_that_were_installed(own: Any) -> N
         declare
             v record;
         begin
-            for v in select c.oid::regclass as name from pg_class c where c.relnamespace = 'pyworker'::regnamespace and c.relkind = 'v' loop
+            for v in select c.oid::regclass as name from pg_class c
+            where c.relnamespace = 'pyworker'::regnamespace and c.relkind = 'v' loop
                 execute format('create or replace view %s as %s', v.name, pg_get_viewdef(v.name));
             end loop;
         end $$""")
@@ -80,10 +93,12 @@ def test_ids_that_were_used_are_not_used_again(own: Any) -> None:
 
 def test_much_drift_is_cut_short(own: Any) -> None:
     own.rows(
-        "drop view pyworker.jobs, pyworker.history; drop index pyworker.live_jobs_ready, pyworker.live_jobs_due"
+        "drop view pyworker.jobs, pyworker.history; "
+        "drop index pyworker.live_jobs_ready, pyworker.live_jobs_due"
     )
     own.rows(
-        "do $$ begin for i in 1..9 loop execute format('create index mine%s on pyworker.errors (at)', i); end loop; end $$"
+        "do $$ begin for i in 1..9 loop execute format('create index mine%s on pyworker.errors (at)', i); "
+        "end loop; end $$"
     )
     rows = of(own, "schema")
     assert (len(rows), rows[-1].finding) == (11, "and 3 more")
@@ -91,7 +106,8 @@ def test_much_drift_is_cut_short(own: Any) -> None:
 
 def test_another_major_version_compares_names_only(own: Any) -> None:
     own.rows(
-        "update pyworker.installed_objects set digest = case when object = 'server' then '13' else 'other words' end"
+        "update pyworker.installed_objects set digest = case when object = 'server' then '13' else 'other "
+        "words' end"
     )
     the(own, "schema", "info", "recorded on PostgreSQL 13, this is ")
     own.rows("drop index pyworker.live_jobs_due")
@@ -123,7 +139,8 @@ def test_what_a_concurrent_build_left_behind(own: Any) -> None:
 
 def test_grants(own: Any) -> None:
     own.rows(
-        "revoke usage on schema pyworker from pyworker_reader; revoke select on pyworker.history from pyworker_reader"
+        "revoke usage on schema pyworker from pyworker_reader; "
+        "revoke select on pyworker.history from pyworker_reader"
     )
     own.rows("revoke execute on all functions in schema pyworker from pyworker_producer")
     rows = of(own, "grants")

@@ -18,7 +18,8 @@ from tests.support.doctor import HEALTHY, doctor, heals, of, repair, short, the
 def test_partitions(own: Any) -> None:
     own.rows("select pyworker.register_worker()")
     (name,) = own.rows(
-        "select min(c.relname) as name from pg_class c where c.relname ~ '^finished_jobs_[0-9]+$' and c.relkind = 'r'"
+        "select min(c.relname) as name from pg_class c where c.relname ~ '^finished_jobs_[0-9]+$' "
+        "and c.relkind = 'r'"
     )[0]
     own.rows(f"drop table pyworker.{name}")
     heals(own, "partitions", "warning", "history has no partition for what expires on 2")
@@ -141,7 +142,7 @@ def test_lost_jobs(api: Any, worker: int) -> None:
     assert api.get_job(job.id).state == "available"
 
 
-# The server ----------------------------------------------------------------------------------------------------------
+# The server ---------------------------------------------------------------------------------------
 
 
 def test_an_old_transaction_and_its_owner(api: Any, session: Any, clock: Any) -> None:
@@ -175,7 +176,8 @@ def test_of_a_session_that_may_not_be_looked_at_the_time_is_unknown(own: Any, fr
             assert short(of(own, "xmin")) == [("xmin", "ok", None)]
             own.rows("reset role")
             own.rows("create temp table x (y integer)")
-            own.rows("do $$ begin for i in 1..10010 loop begin insert into x values (i); exception when others then null; end;"
+            own.rows("do $$ begin for i in 1..10010 loop"
+                     " begin insert into x values (i); exception when others then null; end;"
                      " end loop; end $$")  # fmt: skip
             row = the(own, "xmin", "warning", "in a transaction since unknown, state unknown")
             other.rollback()
@@ -203,7 +205,8 @@ def test_a_prepared_transaction(api: Any, session: Any, clock: Any) -> None:
 def test_bloat(own: Any) -> None:
     own.rows("alter table pyworker.promotion_requests set (autovacuum_enabled = off)")
     own.rows(
-        "insert into pyworker.promotion_requests select 'queue:q' from generate_series(1, 20100); delete from pyworker.promotion_requests;"
+        "insert into pyworker.promotion_requests select 'queue:q' from generate_series(1, 20100); "
+        "delete from pyworker.promotion_requests;"
         "select pg_stat_force_next_flush()"
     )
     heals(

@@ -1,4 +1,5 @@
-"""explain_job: every reason in a real situation, in order, each with a remedy that works when it is run as it stands."""
+"""explain_job: every reason in a real situation, in order, each with a remedy that works when it
+is run as it stands."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def test_promotion_of_a_retry_that_has_been_due(api: Any, idle: int, clock: Any)
     assert reasons(api, job) == ["waits for a worker"]
 
 
-# Its sequence --------------------------------------------------------------------------------------------------------
+# Its sequence -------------------------------------------------------------------------------------
 
 
 def sequence(api: Any, count: int, key: str = "s", **named: Any) -> list[Any]:
@@ -213,7 +214,7 @@ def test_a_job_that_no_worker_takes_is_no_reason_for_those_behind_it(api: Any, i
     assert reasons(api, second) == ["waits for a worker"]
 
 
-# Several at once -----------------------------------------------------------------------------------------------------
+# Several at once ----------------------------------------------------------------------------------
 
 
 def test_the_reasons_come_in_the_order_in_which_they_have_to_go_away(api: Any, clock: Any) -> None:

@@ -135,7 +135,7 @@ def test_it_does_not_count_millions(api: Any, idle: int) -> None:
     )
 
 
-# It runs, or has run -------------------------------------------------------------------------------------------------
+# It runs, or has run ------------------------------------------------------------------------------
 
 
 def test_running(api: Any, idle: int) -> None:
@@ -218,7 +218,7 @@ def test_an_unknown_job_is_refused(api: Any, job_id: int | None) -> None:
         explain(api, job_id)
 
 
-# update_worker -----------------------------------------------------------------------------------------------------
+# update_worker ------------------------------------------------------------------------------------
 
 
 def test_a_worker_adds_to_what_it_has_said_of_itself(api: Any) -> None:

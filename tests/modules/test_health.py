@@ -37,7 +37,8 @@ def test_the_dead_are_told_of_by_id_only(db: Any) -> None:
 
 def test_a_condition_is_told_and_one_that_is_unknown_means_nothing(db: Any, worker: int) -> None:
     for condition, health in {
-        "starting": (True, False), "stopping": (True, False), "refused": (True, False), "stuck": (False, False), "well": (True, True),
+        "starting": (True, False), "stopping": (True, False), "refused": (True, False),
+        "stuck": (False, False), "well": (True, True),
     }.items():  # fmt: skip
         db.execute(
             "select pyworker.update_worker(%s, jsonb_build_object('condition', %s::text))",

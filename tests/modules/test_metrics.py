@@ -9,7 +9,8 @@ import pytest
 
 
 def metrics(db: Any, name: str, max_rows: int = 10_000) -> dict[tuple[str, ...], float]:
-    """Of one metric: its values by the values of its labels, in the order of their names; those that are 0 left out."""
+    """Of one metric: its values by the values of its labels, in the order of their names; those
+    that are 0 left out."""
     rows = db.execute(
         "select labels, value from pyworker.metrics(%s) where name = %s", [max_rows, f"pyworker_{name}"]
     )
@@ -22,7 +23,8 @@ def metric(db: Any, name: str) -> float:
 
 def test_jobs_are_counted_by_queue_and_state(db: Any, worker: int) -> None:
     db.execute("""
-        select pyworker.add_job('a'), pyworker.add_job('a', priority := -1), pyworker.add_job('a', run_at := now() + interval '1 day'),
+        select pyworker.add_job('a'), pyworker.add_job('a', priority := -1),
+               pyworker.add_job('a', run_at := now() + interval '1 day'),
                pyworker.add_job('a', queue_name := 'q'), pyworker.add_job('a', queue_name := 'q'),
                pyworker.add_job('a', sequence_policy := '{}'), pyworker.add_job('a', sequence_policy := '{}'),
                pyworker.add_job('f', max_attempts := 1), pyworker.add_job('f')""")
@@ -34,7 +36,8 @@ def test_jobs_are_counted_by_queue_and_state(db: Any, worker: int) -> None:
     )
     assert db.execute("select count(*) from pyworker.claim_jobs(%s, 1, '{a}')", [worker]).fetchone() == (1,)
     assert metrics(db, "jobs") == {
-        ("default", "available"): 2, ("default", "running"): 1, ("default", "scheduled"): 1, ("default", "retryable"): 1,
+        ("default", "available"): 2, ("default", "running"): 1, ("default", "scheduled"): 1,
+        ("default", "retryable"): 1,
         ("default", "discarded"): 1, ("default", "pending"): 1, ("q", "available"): 2,
     }  # fmt: skip
     assert metric(db, "jobs_added_total") == 9
@@ -136,7 +139,8 @@ def test_ends_and_failures_are_counted_by_the_server(db: Any, dsn: str, worker: 
             [worker],
         )
         other.execute(
-            "select pyworker.fail_jobs(jsonb_build_array(jsonb_build_object('id', j.id, 'run', j.run, 'error', 'x')))"
+            "select pyworker.fail_jobs(jsonb_build_array(jsonb_build_object('id', j.id, 'run', j.run, "
+            "'error', 'x')))"
             " from pyworker.claim_jobs(%s, 1, '{b}') j",
             [worker],
         )

@@ -1,4 +1,5 @@
-"""What a dashboard asks: right on a few jobs, and of a million no more than a page is read. And acts are written down."""
+"""What a dashboard asks: right on a few jobs, and of a million no more than a page is read. And
+acts are written down."""
 
 from __future__ import annotations
 
@@ -25,17 +26,22 @@ def listed(api, **filters):
 def fill(api, live=0, finished=0, state="scheduled"):
     """Many jobs, written as the functions would have left them."""
     api.rows(
-        """insert into pyworker.finished_jobs (id, run, attempts, state, claimed_at, updated_at, priority, max_attempts, revision, run_at,
+        """insert into pyworker.finished_jobs (id, run, attempts, state, claimed_at, updated_at, priority,
+                 max_attempts, revision, run_at,
                created_at, task_identifier, delivery, finished_at, expires_at, payload)
-           select nextval('pyworker.job_ids'), 1, 1, 'completed', now(), now(), 0, 25, 0, now(), now(), 'done', 'at_least_once', now(),
+           select nextval('pyworker.job_ids'), 1, 1, 'completed', now(), now(), 0, 25, 0, now(), now(),
+               'done', 'at_least_once', now(),
                   now() + interval '1 day', '{}' from generate_series(1, %s)""",
         [finished],
     )
     api.rows(
-        """insert into pyworker.live_jobs (state, ready_at, due_at, updated_at, priority, max_attempts, run_at, created_at, task_identifier,
+        """insert into pyworker.live_jobs (state, ready_at, due_at, updated_at, priority, max_attempts,
+                 run_at, created_at, task_identifier,
                delivery, payload)
-           select %(s)s, case when %(s)s = 'available' then now() end, case when %(s)s = 'scheduled' then now() + interval '1 day' end,
-                  now(), 0, 25, now() + case when %(s)s = 'scheduled' then interval '1 day' else '0' end, now(), 'wait',
+           select %(s)s, case when %(s)s = 'available' then now() end,
+               case when %(s)s = 'scheduled' then now() + interval '1 day' end,
+                  now(), 0, 25, now() + case when %(s)s = 'scheduled' then interval '1 day' else '0' end,
+                      now(), 'wait',
                   'at_least_once', '{}'
            from generate_series(1, %(n)s)""",
         {"s": state, "n": live},
@@ -44,14 +50,15 @@ def fill(api, live=0, finished=0, state="scheduled"):
     api.rows("vacuum analyze pyworker.live_jobs")
 
 
-# -- lists --------------------------------------------------------------------------------------------------------------
+# -- lists -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", ALL)
 def test_a_state_lists_its_jobs_and_no_other(api, one_of_each, state):
     found = api.rows("select * from pyworker.list_jobs(states => array[%s])", [state])
     expected = api.rows(
-        "select id from pyworker.jobs where state = %s union all select id from pyworker.history where state = %s",
+        "select id from pyworker.jobs where state = %s union all select id from pyworker.history "
+        "where state = %s",
         [state] * 2,
     )
     assert [row.state for row in found] == [state] * len(expected)
@@ -175,7 +182,7 @@ def test_bad_arguments_are_refused_by_name_and_value(api, call, words):
         api.rows(f"select * from pyworker.{call}")
 
 
-# -- the whole ----------------------------------------------------------------------------------------------------------
+# -- the whole -------------------------------------------------------------------------------------
 
 
 def test_counts_are_exact_while_they_are_small(api, one_of_each):
@@ -225,7 +232,8 @@ def test_throughput_of_many_is_a_sample_and_says_so(api):
     total = sum(row.completed for row in rows)
     assert 57_000 <= total <= 63_000
     pages = api.value(
-        "select sum(pg_relation_size(inhrelid)) / 8192 from pg_inherits where inhparent = 'pyworker.finished_jobs'::regclass"
+        "select sum(pg_relation_size(inhrelid)) / 8192 from pg_inherits "
+        "where inhparent = 'pyworker.finished_jobs'::regclass"
     )
     assert rows[0].exact == (pages <= 1000)
 
@@ -259,7 +267,8 @@ def test_queues_are_listed_by_name_with_what_is_theirs(api, worker):
     api.claim(worker)
     rows = api.rows("select * from pyworker.list_queues()")
     stats = api.rows(
-        "select queue_name, concurrency, paused, available, running, true as exact from pyworker.queue_stats order by 1"
+        "select queue_name, concurrency, paused, available, running, true as exact "
+        "from pyworker.queue_stats order by 1"
     )
     assert rows == stats
     assert [row.queue_name for row in rows] == ["a", "b", "c", "z*"]
@@ -294,7 +303,7 @@ def test_workers_are_listed_with_what_they_run(api, worker, clock):
     assert all(row.silent for row in api.rows("select * from pyworker.list_workers()"))
 
 
-# -- what it costs ------------------------------------------------------------------------------------------------------
+# -- what it costs ---------------------------------------------------------------------------------
 
 
 MANY = 25_000

@@ -82,7 +82,7 @@ def test_a_removed_schedule_leaves_its_jobs(api: Any, hour: OnTheHour) -> None:
     assert len(jobs(api)) == 1
 
 
-# Many at once --------------------------------------------------------------------------------------------------------
+# Many at once -------------------------------------------------------------------------------------
 
 
 FILE = ["crontab:file"]
@@ -188,16 +188,31 @@ def test_a_crontab_of_graphile_worker_is_read_as_it_is(api: Any) -> None:
         (
             7,
             {
-                "name": "stuff", "cron": "*/10,7,56-59 1 1 1 1", "identifier": "one", "backfill": "4w 3d 2h 1m ", "max_attempts": "3",
-                "queue_name": "my_queue", "priority": "-3",
+                "name": "stuff",
+                "cron": "*/10,7,56-59 1 1 1 1",
+                "identifier": "one",
+                "backfill": "4w 3d 2h 1m ",
+                "max_attempts": "3",
+                "queue_name": "my_queue",
+                "priority": "-3",
             },
             '{a:{b:"with # and ?x=1"}}',
         ),
-        (8, {"name": "a/b:c", "cron": "* * * * *", "identifier": "a/b:c", "job_key": "my kéy x", "job_key_mode": "preserve_run_at"}, None),
+        (
+            8,
+            {
+                "name": "a/b:c",
+                "cron": "* * * * *",
+                "identifier": "a/b:c",
+                "job_key": "my kéy x",
+                "job_key_mode": "preserve_run_at",
+            },
+            None,
+        ),
         (9, {"name": "either", "cron": "0 0 1-31/2 * 1", "identifier": "either"}, None),
         (10, {"name": "weekdays", "cron": "0 0 * * 0-6/2", "identifier": "weekdays"}, None),
         (11, {"name": "extended", "cron": "@daily", "identifier": "extended"}, None),
-    ]  # fmt: skip
+    ]
     assert set(declare(api, FILE, [row.schedule for row in rows]).values()) == {"added"}
     assert api.value(
         "select backfill = interval '31 days 2 hours 1 minute' from pyworker.schedules where name = 'stuff'"
@@ -209,31 +224,50 @@ def test_a_crontab_of_graphile_worker_is_read_as_it_is(api: Any) -> None:
     [
         ("* * * * too_few_parameters", "Could not process line '2' of crontab: '* * * * too_few_parameters'"),
         ("* * * * * two tasks", "Invalid command specification in line 2 of crontab."),
-        ("1,60 * * * * t", "Too large value '60' in minutes range in line 2 of crontab: expected values in the range 0-59."),
-        ("* * 0 * * t", "Too small value '0' in dates range in line 2 of crontab: expected values in the range 1-31."),
-        ("5-3 * * * * t", "Invalid range '5-3' in minutes range in line 2 of crontab: destination is not larger than source"),
+        (
+            "1,60 * * * * t",
+            "Too large value '60' in minutes range in line 2 of crontab: expected values in the range 0-59.",
+        ),
+        (
+            "* * 0 * * t",
+            "Too small value '0' in dates range in line 2 of crontab: expected values in the range 1-31.",
+        ),
+        (
+            "5-3 * * * * t",
+            "Invalid range '5-3' in minutes range in line 2 of crontab: destination is not larger than "
+            "source",
+        ),
         (
             "*/0 * * * * t",
-            "Invalid wildcard expression '*/0' in minutes range in line 2 of crontab: divisor '0' expected to be greater than zero",
+            "Invalid wildcard expression '*/0' in minutes range in line 2 of crontab: divisor '0' expected "
+            "to be greater than zero",
         ),
         (
             "a * * * * t",
-            "Unsupported syntax 'a' in minutes range in line 2 of crontab: this doesn't appear to be a number, range or wildcard",
+            "Unsupported syntax 'a' in minutes range in line 2 of crontab: this doesn't appear to be a "
+            "number, range or wildcard",
         ),
         ("0 0 30 2 * t", "'0 0 30 2 *' never comes: no month has such a day (line 2 of crontab)"),
         (
             "* * * * * t ?unknown=3",
-            "Options on line 2 of crontab contains unsupported key 'unknown'; supported keys are: 'id', 'fill', 'max', 'queue', 'jobKey',"
+            "Options on line 2 of crontab contains unsupported key 'unknown'; "
+            "supported keys are: 'id', 'fill', 'max', 'queue', 'jobKey',"
             " 'jobKeyMode', 'priority'.",
         ),
         ("* * * * * t ?max=1&max=2", "Options on line 2 of crontab specifies 'max' more than once."),
         ("* * * * * t ?max=x", "Options on line 2 of crontab contains an invalid value for 'max': 'x'."),
         ("* * * * * t ?fill=1y", "Options on line 2 of crontab contains an invalid value for 'fill': '1y'."),
-        ("* * * * * t ?jobKeyMode=unsafe_dedupe", "contains an invalid value for 'jobKeyMode': 'unsafe_dedupe'."),
+        (
+            "* * * * * t ?jobKeyMode=unsafe_dedupe",
+            "contains an invalid value for 'jobKeyMode': 'unsafe_dedupe'.",
+        ),
         ("* * * * * t ?id=1", "contains an invalid value for 'id': '1'."),
-        ("* * * * * first", "Lines 1 and 2 of crontab have the same identifier 'first'; give one of them another by '?id='."),
+        (
+            "* * * * * first",
+            "Lines 1 and 2 of crontab have the same identifier 'first'; give one of them another by '?id='.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_in_a_crontab_is_said_with_its_line(api: Any, line: str, words: str) -> None:
     with pytest.raises(psycopg.Error) as caught:
         api.rows("select * from pyworker.parse_crontab(%s)", [f"* * * * * first\n{line}\n"])
@@ -241,7 +275,7 @@ def test_what_is_wrong_in_a_crontab_is_said_with_its_line(api: Any, line: str, w
     assert words in str(caught.value.diag.message_primary)
 
 
-# doctor --------------------------------------------------------------------------------------------------------------
+# doctor -------------------------------------------------------------------------------------------
 
 
 def findings(api: Any) -> list[tuple[str, str, str]]:

@@ -87,7 +87,8 @@ def test_a_schedule_that_never_gets_done_leaves_others_their_turn(own: Any, role
     slow = scheduled(own, "a slow one")
     assert (slow.last_at, "statement timeout" in slow.last_error) == (None, True)
     late = own.value(
-        "select pyworker.clock() - next_at > interval '2 minutes' from pyworker.schedule_entries where name = 'a slow one'"
+        "select pyworker.clock() - next_at > interval '2 minutes' from pyworker.schedule_entries "
+        "where name = 'a slow one'"
     )
     assert late, "its first tick is due still"
 

@@ -21,7 +21,9 @@ def test_each_row_of_a_query_becomes_a_job(own: Any, roles: dict[str, str]) -> N
 
 
 def test_a_null_is_left_to_the_schedule_and_a_limit_is_kept(own: Any, roles: dict[str, str]) -> None:
-    add(own, roles, "select null::json as payload, case when id > 1 then 7 end as priority from public.orders order by id",
+    add(own, roles,
+        "select null::json as payload, case when id > 1 then 7 end as priority from public.orders "
+        "order by id",
         payload={"mine": True}, priority=1, query_limit=2)  # fmt: skip
     tick(own)
     assert own.rows("select payload, priority from pyworker.live_jobs order by id") == [

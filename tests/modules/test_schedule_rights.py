@@ -20,7 +20,8 @@ def test_a_role_that_the_caller_is_not_a_member_of_is_refused(own: Any, roles: d
 
 
 def test_no_role_can_be_made_to_lend_its_rights(own: Any, roles: dict[str, str]) -> None:
-    """A superuser calls another role's SECURITY DEFINER function, or refreshes its materialized view: PostgreSQL's own rules hold."""
+    """A superuser calls another role's SECURITY DEFINER function, or refreshes its materialized
+    view: PostgreSQL's own rules hold."""
     own.rows("reset session authorization; create schema trap")
     own.rows(f'grant create, usage on schema trap to "{roles["caller"]}"')
     own.rows(
@@ -28,10 +29,14 @@ def test_no_role_can_be_made_to_lend_its_rights(own: Any, roles: dict[str, str])
         if own.value("select current_user") != "postgres"
         else "select 1"
     )
-    call = f"pyworker.add_schedule('q', '* * * * *', 'bill', query => 'select 1 as priority', query_role => '{roles['stranger']}')"
+    call = (
+        f"pyworker.add_schedule('q', '* * * * *', 'bill', query => 'select 1 as priority', query_role => "
+        f"'{roles['stranger']}')"
+    )
     own.rows(f'set session authorization "{roles["caller"]}"')
     own.rows(
-        f"create function trap.f() returns void language plpgsql security definer as $$ begin perform {call}; end $$"
+        f"create function trap.f() returns void language plpgsql security definer as $$ begin perform "
+        f"{call}; end $$"
     )
     own.rows(f"create materialized view trap.v as select {call} as x with no data")
     own.rows("reset session authorization")
@@ -43,9 +48,11 @@ def test_no_role_can_be_made_to_lend_its_rights(own: Any, roles: dict[str, str])
 
 
 def test_the_function_of_a_query_cannot_be_slipped_in(own: Any, roles: dict[str, str]) -> None:
-    """_add_schedule may be called by an admin, with any role and text: only what that role has made itself counts."""
+    """_add_schedule may be called by an admin, with any role and text: only what that role has
+    made itself counts."""
     call = """select pyworker._add_schedule(jsonb_populate_record(null::pyworker.schedule, jsonb_build_object(
-        'name', 'q', 'cron', '* * * * *', 'timezone', 'UTC', 'backfill', '0', 'identifier', 'bill', 'query', 'select 1 as priority',
+        'name', 'q', 'cron', '* * * * *', 'timezone', 'UTC', 'backfill', '0', 'identifier', 'bill', 'query',
+            'select 1 as priority',
         'query_role', %s::text, 'query_limit', 10, 'origin', 'sql', 'paused', false)))"""
     with own.refusal("PW001", "its function is not the one that add_schedule makes"):
         own.rows(call, [roles["stranger"]])
@@ -59,7 +66,8 @@ ROB = "insert into pyworker.once_keys values ('robbed by ' || current_user, now(
 
 
 def test_the_owner_of_a_function_cannot_have_it_run_with_our_rights(own: Any, roles: dict[str, str]) -> None:
-    """It is his, and he might alter it: but not without a right on its schema, and with one no query is run."""
+    """It is his, and he might alter it: but not without a right on its schema, and with one no
+    query is run."""
     add(own, roles, "select 1 as priority")
     function = own.value("select (pyworker._query_function('q', '')).path")
     alter = f"alter function {function}(integer) security invoker"
@@ -75,7 +83,8 @@ def test_the_owner_of_a_function_cannot_have_it_run_with_our_rights(own: Any, ro
     body = f"begin {ROB}; return next '{{}}'; end"
     own.rows(alter)
     own.rows(
-        f"create or replace function {function}(max_rows integer) returns setof jsonb language plpgsql as $$ {body} $$"
+        f"create or replace function {function}(max_rows integer) returns setof jsonb language plpgsql as "
+        f"$$ {body} $$"
     )
     own.rows("reset session authorization; revoke all on schema pyworker_queries from public")
     own.rows(f'revoke all on schema pyworker_queries from "{roles["caller"]}", "{roles["reader"]}"')
@@ -93,7 +102,10 @@ def test_the_owner_of_a_function_cannot_have_it_run_with_our_rights(own: Any, ro
 def test_no_role_has_a_right_on_the_schema_of_queries_but_while_one_is_added(
     own: Any, roles: dict[str, str]
 ) -> None:
-    guests = "select a.grantee from pg_namespace n, aclexplode(n.nspacl) a where n.nspname = 'pyworker_queries' and a.grantee <> n.nspowner"
+    guests = (
+        "select a.grantee from pg_namespace n, aclexplode(n.nspacl) a "
+        "where n.nspname = 'pyworker_queries' and a.grantee <> n.nspowner"
+    )
     own.rows("select pyworker._lend_query_schema('other', %s)", [roles["caller"]])
     own.rows(f"select pyworker._lend_query_schema('other', '{roles['reader']}')")
     assert len(own.rows(guests)) > 0
@@ -117,7 +129,8 @@ def test_a_query_is_not_run_while_one_is_being_added(own: Any, roles: dict[str, 
 ESCAPES = [
     "select set_config('role', 'postgres', false) as job_key",
     "select set_config('session_authorization', 'postgres', false) as job_key",
-    "select job_key from pg_catalog.query_to_xml('select * from pyworker.live_jobs', true, true, '') x(job_key)",
+    "select job_key from pg_catalog.query_to_xml('select * "
+    "from pyworker.live_jobs', true, true, '') x(job_key)",
     "select lo_export(lo_create(0), '/tmp/x')::text as job_key",
     "select pyworker._query_function('a', 'b')::text as job_key",
 ]
@@ -156,7 +169,8 @@ def test_what_functions_do_that_a_query_calls_is_undone(own: Any, roles: dict[st
     add(
         own,
         roles,
-        "select set_config('application_name', 'evil', false) as job_key, (pyworker.add_job('side effect')).id::integer as priority",
+        "select set_config('application_name', 'evil', false) as job_key, (pyworker.add_job('side "
+        "effect')).id::integer as priority",
     )
     own.rows("select * from pyworker.run_schedule('q')")
     assert own.value("select current_setting('application_name')") == before
@@ -166,7 +180,8 @@ def test_what_functions_do_that_a_query_calls_is_undone(own: Any, roles: dict[st
 
 def test_the_owner_may_ask_with_its_own_rights_and_needs_no_role(own: Any, roles: dict[str, str]) -> None:
     own.rows(
-        "reset session authorization; drop schema pyworker cascade; drop schema if exists pyworker_queries cascade"
+        "reset session authorization; drop schema pyworker cascade; "
+        "drop schema if exists pyworker_queries cascade"
     )
     database = own.conn.info.dbname
     owner = f"owner of {database}"
@@ -215,7 +230,10 @@ def test_a_role_that_loses_its_rights_is_an_error_of_its_schedule_alone(
 
 
 def test_the_function_of_a_query_comes_and_goes_with_it(own: Any, roles: dict[str, str]) -> None:
-    functions = "select count(*) from pg_proc p join pg_namespace n on n.oid = p.pronamespace where n.nspname = 'pyworker_queries'"
+    functions = (
+        "select count(*) from pg_proc p join pg_namespace n on n.oid = p.pronamespace "
+        "where n.nspname = 'pyworker_queries'"
+    )
     add(own, roles, ORDERS)
     add(own, roles, ORDERS + " desc")
     assert own.value(functions) == 1
@@ -233,8 +251,9 @@ def test_a_plain_owner_of_a_schema_of_any_name_needs_no_other_rights(own: Any, r
     own.rows(f'create role "{owner}"; grant create on database "{database}" to "{owner}"; set role "{owner}"')
     try:
         migrate(own.conn, 'My "queue": 100% ünïcode', movable_clock=True)
-        own.rows("""select "My ""queue"": 100%% ünïcode".add_schedule('q', '* * * * *', 'bill', query := %s, query_role := %s)""",
-                 [ORDERS, roles["reader"]])  # fmt: skip
+        add_schedule = """select "My ""queue"": 100%% ünïcode".add_schedule"""
+        arguments = "'q', '* * * * *', 'bill', query := %s, query_role := %s"
+        own.rows(f"{add_schedule}({arguments})", [ORDERS, roles["reader"]])
         assert own.value("select current_user") == owner
         own.rows("set pyworker.clock_offset = '61 seconds'")
         assert own.value("""select "My ""queue"": 100%% ünïcode".run_schedules()""", []) == 1

@@ -1,4 +1,5 @@
-"""Schedules: each due tick is one job, whichever session fires it; nothing that goes wrong with one hinders another."""
+"""Schedules: each due tick is one job, whichever session fires it; nothing that goes wrong with
+one hinders another."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 from tests.support.schedules import HOURLY, MINUTELY, OnTheHour, jobs, run_all, scheduled
 from tests.support.schedules import hour as hour
 
-# Ticks ---------------------------------------------------------------------------------------------------------------
+# Ticks --------------------------------------------------------------------------------------------
 
 
 def test_a_due_tick_becomes_one_job_with_its_time(api: Any, hour: OnTheHour) -> None:
@@ -162,7 +163,7 @@ def test_a_tick_can_be_fired_at_any_isolation_level(
     assert [job.job_key for job in jobs(api)] == ["k"]
 
 
-# What goes wrong -----------------------------------------------------------------------------------------------------
+# What goes wrong ----------------------------------------------------------------------------------
 
 
 def test_one_that_fails_hinders_no_other_and_says_what_is_wrong(api: Any, hour: OnTheHour) -> None:

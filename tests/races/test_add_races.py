@@ -98,7 +98,7 @@ def test_an_add_behind_its_snapshot_gives_a_row_or_40001_never_null(
         api.rows("delete from pyworker.live_jobs; delete from pyworker.finished_jobs")
 
 
-# Adds that meet ------------------------------------------------------------------------------------------------------
+# Adds that meet -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback", "kill"])
@@ -212,7 +212,7 @@ def test_adds_never_wait_for_a_claim_or_a_completion_of_other_jobs(api: Any, act
     assert len(api.claim_jobs(worker, 10)) == 3
 
 
-# A keyed add or a removal meets the end of a run ---------------------------------------------------------------------
+# A keyed add or a removal meets the end of a run --------------------------------------------------
 
 
 ENDS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
@@ -231,8 +231,10 @@ ENDS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "unregister_worker": (lambda call, job: call.unregister_worker(1), "cancelled"),
 }
 
-OTHERWISE = {"finish_jobs": "completed", "finish_job": "completed", "fail_jobs": "retryable", "discard": "discarded",
-             "snooze_job": "scheduled", "release_jobs": "available", "unregister_worker": "available"}  # fmt: skip
+OTHERWISE = {"finish_jobs": "completed", "finish_job": "completed", "fail_jobs": "retryable",
+    "discard": "discarded",
+             "snooze_job": "scheduled", "release_jobs": "available",
+             "unregister_worker": "available"}  # fmt: skip
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])

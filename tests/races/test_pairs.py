@@ -1,8 +1,9 @@
 """Every two operations on the same job, key, sequence and queue, in two sessions, stepped.
 
-One session has done the first and has not committed; the other one begins the second, and either waits or goes on. Then the
-first commits, rolls back or is killed. Or a third session holds a row that makes both stop in their midst. In each case the
-outcome is one that one after the other could have given, no session deadlocks, and no call answers what is not documented.
+One session has done the first and has not committed; the other one begins the second, and either
+waits or goes on. Then the first commits, rolls back or is killed. Or a third session holds a row
+that makes both stop in their midst. In each case the outcome is one that one after the other could
+have given, no session deadlocks, and no call answers what is not documented.
 """
 
 from __future__ import annotations
@@ -66,11 +67,12 @@ OPERATIONS: dict[str, Callable[[Any, str], Any]] = {
     "sweep": lambda api, by: api.sweep_workers(),
     "maintain": lambda api, by: api.maintain(),
 }
-# Two workers; T, with a key, heads the sequence s and the queue q; U has a unique key; then a job that waits in the sequence, and one in
-# the queue.
+# Two workers; T, with a key, heads the sequence s and the queue q; U has a unique key; then a job
+# that waits in the sequence, and one in the queue.
 BEGIN = """
     select pyworker.register_worker(), pyworker.register_worker();
-    select from pyworker.add_job('t', '[0]', queue_name => 'q', job_key => 'k', sequence_policy => '{"key": "s"}');
+    select from pyworker.add_job('t', '[0]', queue_name => 'q', job_key => 'k',
+        sequence_policy => '{"key": "s"}');
     select from pyworker.add_job('t', '{"n": 1}', unique_policy => '{"keys": ["args"]}');
     select from pyworker.add_job('t', sequence_policy => '{"key": "s"}');
     select from pyworker.add_job('t', queue_name => 'q');
@@ -90,7 +92,8 @@ START = {
     "of the dead": CLAIMED,
     "ended": CLAIMED
     + """
-        select pyworker.fail_jobs('[{"id": 1, "run": 1, "error": "e", "discard": true}]'), pyworker.finish_job(2, 1);""",
+        select pyworker.fail_jobs('[{"id": 1, "run": 1, "error": "e", "discard": true}]'),
+            pyworker.finish_job(2, 1);""",
 }
 # Made once, and put back by copying.
 TABLES = [
@@ -120,8 +123,10 @@ GATES = {
     "another key": "select pyworker.add_job('t', '[2]', job_key => 'j')",
 }
 SHOWN = """
-    select coalesce(j.meta ->> 'by', j.id::text), j.state, j.key, (pyworker.get_job(j.id)).payload::text, j.attempts,
-           least(j.run, 2), j.revision, j.queue_name, j.sequence_key, j.unique_key is not null, j.last_error, j.reason, j.locked_by
+    select coalesce(j.meta ->> 'by', j.id::text), j.state, j.key, (pyworker.get_job(j.id)).payload::text,
+        j.attempts,
+           least(j.run, 2), j.revision, j.queue_name, j.sequence_key, j.unique_key is not null, j.last_error,
+               j.reason, j.locked_by
     from (select * from pyworker.jobs union all select * from pyworker.history) j
 """
 
@@ -165,10 +170,12 @@ class Stage:
 
     def reset(self, start: str) -> None:
         for session in [self.api, *self.sessions]:
-            # The rows that are put back here come in by no function: no session may remember a walk past them.
+            # The rows that are put back here come in by no function: no session may remember a walk
+            # past them.
             if not session.conn.closed:
                 session.rows(
-                    "select set_config('pyworker.walk_' || name, '', false) from unnest('{claim,due,requests}'::text[]) name"
+                    "select set_config('pyworker.walk_' || name, '', false) "
+                    "from unnest('{claim,due,requests}'::text[]) name"
                 )
         if not self.api.value("select to_regnamespace(quote_ident(%s)) is not null", [start]):
             self.clean()

@@ -1,4 +1,5 @@
-"""resume_queue, set_queue and producers against sessions that work: no limit is passed, no job is forgotten."""
+"""resume_queue, set_queue and producers against sessions that work: no limit is passed, no job is
+forgotten."""
 
 from __future__ import annotations
 
@@ -197,7 +198,7 @@ def test_a_family_meets_a_promotion_that_still_goes_by_the_old_limit(
     assert claim(api, worker) == ids[1:3]
 
 
-# Producers -----------------------------------------------------------------------------------------------------------
+# Producers ----------------------------------------------------------------------------------------
 
 
 UNIQUE = {"keys": ["type"], "on_conflict": "replace"}

@@ -91,7 +91,8 @@ CHANGES: dict[str, Callable[[Any, int], Any]] = {
 def test_a_candidate_that_another_session_has_locked_does_not_start_once_its_queue_is_full_or_paused(
     api: Any, actor: Any, worker: int, change: str, outcome: str, how: str
 ) -> None:
-    """It became a candidate before the queue was paused, or its limit lowered; no claim waits for that session."""
+    """It became a candidate before the queue was paused, or its limit lowered; no claim waits for
+    that session."""
     api.set_queue("q", 2)
     running = add(api, 1)
     assert claim(api, worker) == running

@@ -17,7 +17,7 @@ import pytest
 from tests.support import SECONDS
 from tests.support.queues import add
 
-# All together --------------------------------------------------------------------------------------------------------
+# All together -------------------------------------------------------------------------------------
 
 
 FIXED = {"one": 1, "three": 3, "f:a": 2, "f:b": 2}  # never set again: their limit holds at every moment
@@ -27,8 +27,10 @@ CHANGING: dict[str, list[int | None]] = {"x": [1, 3, None], "g:a": [2, 4, None],
 OVER = """
     select j.queue_name, count(*)::integer, q.concurrency, q.paused
     from pyworker.live_jobs j cross join lateral pyworker._queues_of(array[j.queue_name]) q
-    where j.queue_name is not null and j.state = 'running' and j.ready_at is not null and (j.queue_name = any (%s) or exists (
-        select from pyworker.claims c where c.worker_id = j.worker_id and j.id = any (c.job_ids) and c.seen > q.changed))
+    where j.queue_name is not null and j.state = 'running' and j.ready_at is not null
+        and (j.queue_name = any (%s) or exists (
+        select from pyworker.claims c where c.worker_id = j.worker_id and j.id = any (c.job_ids)
+            and c.seen > q.changed))
     group by 1, 3, 4
     having count(*) > case when q.paused and j.queue_name <> all (%s) then 0 else q.concurrency end
 """
@@ -38,7 +40,8 @@ OVER = """
 def test_limits_hold_and_no_job_is_forgotten_while_people_and_workers_change_everything(
     api: Any, dsn: str, seconds: float, record_property: Any
 ) -> None:
-    """Queues of limit 1, 3 and none and two families, paused, resumed and set; jobs fail, snooze, are cancelled and unlocked."""
+    """Queues of limit 1, 3 and none and two families, paused, resumed and set; jobs fail, snooze,
+    are cancelled and unlocked."""
     for name, limit in {"one": 1, "three": 3, "f:*": 2, "x": 1, "g:*": 2, "free": None}.items():
         api.set_queue(name, limit)
     names = [*FIXED, *CHANGING, "free", "default"]

@@ -90,7 +90,7 @@ def test_cancelling_a_job_waits_for_an_open_claim_and_sees_what_became_of_it(
         assert api.get_job(job.id).state == "cancelled"
 
 
-# The end of a run meets others' decisions ----------------------------------------------------------------------------
+# The end of a run meets others' decisions ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -213,7 +213,7 @@ def test_deleting_a_finished_job_meets_its_retry(api: Any, actor: Any, job_in: A
     assert api.get_job(job.id).id is None
 
 
-# Queue lanes ---------------------------------------------------------------------------------------------------------
+# Queue lanes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])

@@ -1,4 +1,5 @@
-"""Sixteen tickers, killed at random, under a clock that jumps: each due tick is one job, and none is missed."""
+"""Sixteen tickers, killed at random, under a clock that jumps: each due tick is one job, and none
+is missed."""
 
 from __future__ import annotations
 
@@ -110,13 +111,15 @@ def storm(api: Any, dsn: str, steps: int, seed: int) -> Counter[str]:
     end = api.at()
     for name, cron in CRONS.items():
         fired = api.rows(
-            "select j.payload -> '_cron' ->> 'ts' as ts, count(*) as n from pyworker.live_jobs j where j.task_identifier = %s group by 1",
+            "select j.payload -> '_cron' ->> 'ts' as ts, count(*) as n from pyworker.live_jobs j "
+            "where j.task_identifier = %s group by 1",
             [name],
         )
         due = api.rows(
             "select to_char(r.at, 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"') as ts from ("
             "select m.at at time zone 'UTC' as at, extract(minute from m.at)::integer as minute"
-            " from generate_series(date_trunc('minute', %s::timestamptz) + interval '1 minute', %s, '1 minute') m(at)) r"
+            " from generate_series(date_trunc('minute', %s::timestamptz) + interval '1 minute', %s, '1 "
+            "minute') m(at)) r"
             " where r.minute = any ((pyworker._cron_of(%s)).minutes)",
             [start, end, cron],
         )  # fmt: skip

@@ -138,7 +138,7 @@ def test_adds_of_several_sessions_to_an_idle_sequence_start_one_job(
     assert drain(api, worker) == ids(jobs[:3])
 
 
-# Halts against adds ----------------------------------------------------------------------------------------------------
+# Halts against adds -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", ["discarded", "cancelled"])

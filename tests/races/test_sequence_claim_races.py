@@ -189,7 +189,7 @@ def test_a_job_that_is_finished_right_after_its_follow_up_was_cancelled_meets_no
     assert drain(api, worker) == [third.id]
 
 
-# Another session has locked the first waiting job ----------------------------------------------------------------------------
+# Another session has locked the first waiting job -------------------------------------------------
 
 
 HOLDS: dict[str, Callable[[Any, Any], Any]] = {

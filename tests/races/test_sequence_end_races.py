@@ -184,7 +184,7 @@ def test_a_completed_job_that_is_retried_meets_the_end_of_the_head(
     assert drain(api, worker) == ids([jobs[0]] if end == "commit" else [jobs[0], jobs[2]])
 
 
-# Workers that die ------------------------------------------------------------------------------------------------------
+# Workers that die ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", ["claim", "finish", "finish and claim", "fail", "snooze", "unregister"])

@@ -1,4 +1,5 @@
-"""Unique adds against each other and against everything else that happens to a job, at every isolation level."""
+"""Unique adds against each other and against everything else that happens to a job, at every
+isolation level."""
 
 from __future__ import annotations
 

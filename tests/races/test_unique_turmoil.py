@@ -111,7 +111,10 @@ def turmoil(dsn: str, api: Any, worker: int, sessions: int, steps: int) -> Count
     """Everything at once on three keys: never two live jobs of a key, and no session deadlocks."""
     api.maintain()  # history's partitions: their making is not what is tried here
     counts: Counter[str] = Counter()
-    doubled = f"select unique_key from pyworker.live_jobs where state in {OPEN} group by unique_key having count(*) > 1"
+    doubled = (
+        f"select unique_key from pyworker.live_jobs where state in {OPEN} "
+        f"group by unique_key having count(*) > 1"
+    )
 
     def work(conn: psycopg.Connection[Any], rng: random.Random, n: int) -> None:
         for _ in range(steps):

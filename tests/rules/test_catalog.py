@@ -1,4 +1,5 @@
-"""What the catalogue says of an installation: the promises that each function, view and table has to keep by itself."""
+"""What the catalogue says of an installation: the promises that each function, view and table has
+to keep by itself."""
 
 import pytest
 
@@ -36,7 +37,8 @@ def test_a_function_that_raises_names_only_our_error_codes(db):
     assert names(db, """
         select distinct c.code[1] from pg_proc p join pg_namespace n on n.oid = p.pronamespace,
                regexp_matches(p.prosrc, 'errcode = ''(\\w+)''', 'g') c(code)
-        where n.nspname = 'pyworker' and c.code[1] not in ('PW001', 'PW002', 'PW003', 'PW004', 'PW005', 'PW006')
+        where n.nspname = 'pyworker' and c.code[1] not in ('PW001', 'PW002', 'PW003', 'PW004', 'PW005',
+            'PW006')
     """) == []  # fmt: skip
     assert names(db, """
         select p.oid::regprocedure::text from pg_proc p join pg_namespace n on n.oid = p.pronamespace
@@ -50,13 +52,15 @@ def test_ids_are_bigint_and_no_table_has_a_foreign_key(db):
     assert names(db, """
         select c.relname || '.' || a.attname from pg_attribute a join pg_class c on c.oid = a.attrelid
         join pg_namespace n on n.oid = c.relnamespace
-        where n.nspname = 'pyworker' and c.relkind in ('r', 'p') and (a.attname = 'id' or a.attname like '%\\_id')
+        where n.nspname = 'pyworker' and c.relkind in ('r', 'p')
+            and (a.attname = 'id' or a.attname like '%\\_id')
           and a.atttypid <> 'bigint'::regtype
     """) == []  # fmt: skip
     assert (
         names(
             db,
-            "select conname from pg_constraint where contype = 'f' and connamespace = 'pyworker'::regnamespace",
+            "select conname from pg_constraint where contype = 'f' "
+            "and connamespace = 'pyworker'::regnamespace",
         )
         == []
     )
@@ -77,7 +81,8 @@ def test_a_claim_changes_nothing_that_an_index_knows_of(db):
     indexed = set(names(db, """
         select a.attname from pg_index i join pg_attribute a on a.attrelid = i.indrelid
         where i.indrelid = 'pyworker.live_jobs'::regclass
-          and (a.attnum = any (i.indkey) or pg_get_expr(i.indpred, i.indrelid) ~ ('\\m' || a.attname || '\\M'))
+          and (a.attnum = any (i.indkey) or pg_get_expr(i.indpred,
+              i.indrelid) ~ ('\\m' || a.attname || '\\M'))
     """))  # fmt: skip
     assert indexed & {"run", "attempts", "state", "worker_id", "claimed_at", "updated_at"} == set()
     assert {"ready_at", "due_at", "parked", "job_key"} <= indexed
@@ -102,8 +107,10 @@ def test_plpgsql_check_finds_nothing(plpgsql_check):
 
 
 def test_no_pinned_plan_is_compiled(db):
-    """A forbidden plan node counts as so dear that JIT compilation would start, for milliseconds, in each session."""
+    """A forbidden plan node counts as so dear that JIT compilation would start, for milliseconds,
+    in each session."""
     assert names(db, """
         select p.oid::regprocedure::text from pg_proc p join pg_namespace n on n.oid = p.pronamespace
-        where n.nspname = 'pyworker' and p.proconfig @> array['enable_seqscan=off'] and not p.proconfig @> array['jit=off']
+        where n.nspname = 'pyworker' and p.proconfig @> array['enable_seqscan=off']
+            and not p.proconfig @> array['jit=off']
     """) == []  # fmt: skip

@@ -1,11 +1,19 @@
-"""The names that outside callers write: functions with their arguments, types, views. To change one of these breaks their programs."""
+"""The names that outside callers write: functions with their arguments, types, views. To change
+one of these breaks their programs."""
 
 import pytest
 
-ADD = "identifier payload queue_name run_at max_attempts job_key priority flags job_key_mode unique_policy sequence_policy meta delivery"
-DEFINE = "identifier max_attempts priority queue_name unique_policy sequence_policy delivery timeout backoff retention payload_schema"
+ADD = (
+    "identifier payload queue_name run_at max_attempts job_key priority flags job_key_mode unique_policy "
+    "sequence_policy meta delivery"
+)
+DEFINE = (
+    "identifier max_attempts priority queue_name unique_policy sequence_policy delivery timeout backoff "
+    "retention payload_schema"
+)
 SCHEDULE = (
-    "name cron identifier payload timezone backfill queue_name max_attempts priority job_key job_key_mode flags unique_policy "
+    "name cron identifier payload timezone backfill queue_name max_attempts priority job_key job_key_mode "
+    "flags unique_policy "
     "sequence_policy meta delivery query query_role query_limit"
 )
 FUNCTIONS = {
@@ -20,7 +28,8 @@ FUNCTIONS = {
     "clock": {""},
     "complete_jobs": {"job_ids"},
     "configure": {
-        "completed_retention cancelled_retention discarded_retention max_payload_bytes worker_ttl max_crashes once_retention"
+        "completed_retention cancelled_retention discarded_retention max_payload_bytes worker_ttl "
+        "max_crashes once_retention"
     },
     "conformance": {""},
     "declare_schedules": {"origins schedules dry_run"},
@@ -89,16 +98,22 @@ FUNCTIONS = {
 }
 # New columns of a type or view go last: these are the beginning.
 COLUMNS = {
-    "job": "id task_identifier queue_name payload meta priority run_at attempts max_attempts last_error created_at updated_at key revision "
+    "job": "id task_identifier queue_name payload meta priority run_at attempts max_attempts last_error "
+    "created_at updated_at key revision "
     "flags locked_at locked_by state delivery unique_key sequence_key deduplicated sequence_halted_by",
     "job_spec": "identifier payload queue_name run_at max_attempts job_key priority flags",
     # Graphile Worker's, then ours
-    "jobs": "id queue_name task_identifier priority run_at attempts max_attempts last_error created_at updated_at key locked_at locked_by "
+    "jobs": "id queue_name task_identifier priority run_at attempts max_attempts last_error created_at "
+    "updated_at key locked_at locked_by "
     "revision flags state delivery unique_key sequence_key meta",
-    "queue_stats": "queue_name concurrency paused available running pending scheduled retryable discarded oldest_waiting",
+    "queue_stats": (
+        "queue_name concurrency paused available running pending scheduled retryable discarded oldest_waiting"
+    ),
     "sequences": "sequence_key running waiting halted_by reason since",
-    "schedule": "name cron timezone identifier payload backfill queue_name max_attempts priority job_key job_key_mode flags unique_policy "
-    "sequence_policy meta delivery query query_role query_limit origin paused next_at last_at last_job_id last_error created_at updated_at",
+    "schedule": "name cron timezone identifier payload backfill queue_name max_attempts priority job_key "
+    "job_key_mode flags unique_policy "
+    "sequence_policy meta delivery query query_role query_limit origin paused next_at last_at last_job_id "
+    "last_error created_at updated_at",
     "schedules": "name cron timezone words identifier next_at last_at last_job_id paused last_error",
     "audit": "id at actor db_role action target ok outcome",
     "live_workers": "id info started_at beat_at expires_at",
@@ -120,7 +135,8 @@ def test_public_functions_and_their_arguments_are_those_of_the_contract(db):
 @pytest.mark.parametrize("name", COLUMNS)
 def test_types_and_views_begin_with_the_columns_of_the_contract(db, name):
     found = db.execute(
-        "select array_agg(attname::text order by attnum) from pg_attribute where attrelid = %s::regclass and attnum > 0",
+        "select array_agg(attname::text order by attnum) from pg_attribute where attrelid = %s::regclass "
+        "and attnum > 0",
         [f"pyworker.{name}"],
     ).fetchone()[0]
     assert " ".join(found[: len(COLUMNS[name].split())]) == COLUMNS[name]
@@ -129,7 +145,8 @@ def test_types_and_views_begin_with_the_columns_of_the_contract(db, name):
 def test_no_payload_or_result_is_in_a_view(db):
     assert not db.execute("""
         select c.relname, a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid
-        where c.relnamespace = 'pyworker'::regnamespace and c.relkind = 'v' and a.attname in ('payload', 'result')
+        where c.relnamespace = 'pyworker'::regnamespace and c.relkind = 'v'
+            and a.attname in ('payload', 'result')
     """).fetchall()  # fmt: skip
 
 

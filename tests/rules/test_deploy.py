@@ -1,4 +1,5 @@
-"""What the files of deploy/ promise: they can be read, name commands that exist, and grant a worker the time that it needs to stop."""
+"""What the files of deploy/ promise: they can be read, name commands that exist, and grant a
+worker the time that it needs to stop."""
 
 import configparser
 import json

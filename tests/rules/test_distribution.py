@@ -1,4 +1,5 @@
-"""The distribution has a name of its own, and each `pip install` in the tree says it: `pyworker` on PyPI is another project."""
+"""The distribution has a name of its own, and each `pip install` in the tree says it: `pyworker`
+on PyPI is another project."""
 
 import re
 import subprocess

@@ -48,13 +48,24 @@ def psql(programs, dsn):
 
 @pytest.fixture
 def dump(programs, dsn):
-    """The whole schema as text, but for what must differ: when a migration was applied, and psql's missing checksum."""
+    """The whole schema as text, but for what must differ: when a migration was applied, and psql's
+    missing checksum."""
 
     def run(schema="pyworker"):
         done = subprocess.run(
-            [programs / "pg_dump", "-d", dsn, "--schema", '"' + schema.replace('"', '""') + '"', "--inserts", "--no-publications"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            [
+                programs / "pg_dump",
+                "-d",
+                dsn,
+                "--schema",
+                '"' + schema.replace('"', '""') + '"',
+                "--inserts",
+                "--no-publications",
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         text = re.sub(r"(?m)^\\(un)?restrict .*\n", "", done.stdout)
         return re.sub(r"(, '0001_init', false), .*\);", r"\1);", text)
 
@@ -307,10 +318,13 @@ def test_the_clock_of_an_ordinary_installation_cannot_be_moved(fresh, dsn):
 
 
 def test_a_restored_dump_is_healthy_and_works_on(fresh, programs, fresh_dsn):
-    """Old jobs and schedules, queries included, are there; and what the dump made counts as what was installed."""
+    """Old jobs and schedules, queries included, are there; and what the dump made counts as what
+    was installed."""
     fresh.execute("""
-        select pyworker.add_job('t'), pyworker.add_job('t', queue_name := 'q'), pyworker.add_job('t', job_key := 'k'),
-               pyworker.add_job('t', unique_policy := '{"by_args": true}'), pyworker.add_job('t', sequence_policy := '{"by_args": true}');
+        select pyworker.add_job('t'), pyworker.add_job('t', queue_name := 'q'),
+               pyworker.add_job('t', job_key := 'k'),
+               pyworker.add_job('t', unique_policy := '{"by_args": true}'), pyworker.add_job('t',
+                   sequence_policy := '{"by_args": true}');
         select pyworker.add_schedule('asks', '* * * * *', 'u', query := 'select 1 as priority');
         select pyworker.set_queue('q', 2)""")
     other = f"restored_{fresh.info.dbname}"

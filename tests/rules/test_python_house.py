@@ -1,4 +1,5 @@
-"""The rules of pyworker/: SQL in one room, rules only in the database, imports that go one way, a public face that is written down."""
+"""The rules of pyworker/: SQL in one room, rules only in the database, imports that go one way, a
+public face that is written down."""
 
 import ast
 import importlib
@@ -20,13 +21,15 @@ STATEMENT = re.compile(
         select\s.+\sfrom\s | select\s+[\w.]+\( | insert\s+into\s | update\s+\S+\s+set\s | delete\s+from\s
         | with\s+\w+\s+as\s*\( | truncate\s
         | (create|alter|drop)\s+(or\s+replace\s+)?(table|schema|function|view|index|role|type|database)\s
-        | set\s+(local\s+)?\w+\s*= | show\s+\w+$ | begin\b.*; | (listen|notify)\s+\w+$ | (un)?lock\s+table\s )"""
+        | set\s+(local\s+)?\w+\s*= | show\s+\w+$ | begin\b.*; | (listen|notify)\s+\w+$ | (un)?lock\s+table\s
+            )"""
 )
 by_name = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 
 
 def strings(path):
-    """Every string of a module but its docstrings; an f-string as one text, with a word in place of each expression."""
+    """Every string of a module but its docstrings; an f-string as one text, with a word in place
+    of each expression."""
     tree = ast.parse(path.read_text("utf-8"))
     skipped = set()
     for node in ast.walk(tree):
@@ -139,8 +142,10 @@ def test_every_error_has_its_own_code():
 
 def test_to_import_it_needs_nothing_that_only_some_users_have():
     """Nor does a producer pay for the command line."""
-    heavy = ["msgspec", "pydantic", "sqlalchemy", "django", "aiosmtpd", "click", "rich", "psycopg_pool", "psycopg2",
-             "prometheus_client", "opentelemetry", "sentry_sdk", "starlette", "jinja2", "uvicorn", "textual"]  # fmt: skip
+    heavy = ["msgspec", "pydantic", "sqlalchemy", "django", "aiosmtpd", "click", "rich", "psycopg_pool",
+        "psycopg2",
+             "prometheus_client", "opentelemetry", "sentry_sdk", "starlette", "jinja2", "uvicorn",
+             "textual"]  # fmt: skip
     code = f"import sys, pyworker; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -1,4 +1,5 @@
-"""The voice: words that name who acts, lines that fit a page, functions and files that can be read at once."""
+"""The voice: words that name who acts, lines that fit a page, functions and files that can be read
+at once."""
 
 from __future__ import annotations
 

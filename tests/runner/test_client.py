@@ -63,10 +63,15 @@ def test_a_payload_is_stored_as_it_is(conn: Any, payload: Any, stored: Any) -> N
         ({"at": datetime(2026, 1, 1)}, {}, TypeError, "a value of type datetime cannot be stored as JSON"),
         ({}, {"meta": {"a": float("nan")}}, pyworker.InvalidArgument, "must be JSON"),
         ({}, {"flags": "urgent"}, pyworker.InvalidArgument, "flags must be a list of strings, got 'urgent'"),
-        ({}, {"queue": "x"}, TypeError, r"add_job has no argument 'queue' \(known: identifier, payload, queue_name, "),
+        (
+            {},
+            {"queue": "x"},
+            TypeError,
+            r"add_job has no argument 'queue' \(known: identifier, payload, queue_name, ",
+        ),
     ],
     ids=lambda value: None,
-)  # fmt: skip
+)
 def test_what_python_can_refuse_costs_no_transaction(
     db: Any, dsn: str, payload: Any, options: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
@@ -129,7 +134,8 @@ class Level(enum.IntEnum):
             "t",
             {},
             {"run_at": datetime(2100, 1, 1)},
-            r"add_job: run_at must have a time zone, got datetime.datetime\(2100, 1, 1, 0, 0\): use datetime.now\(timezone.utc\), ",
+            r"add_job: run_at must have a time zone, got datetime.datetime\(2100, 1, 1, 0, 0\): use "
+            r"datetime.now\(timezone.utc\), ",
         ),
         (
             "t",
@@ -291,7 +297,8 @@ def test_a_job_is_returned_as_the_database_tells_it(conn: Any) -> None:
     assert dataclasses.replace(again, deduplicated=False) == job
     assert again.deduplicated
     columns = conn.execute(
-        "select attname from pg_attribute where attrelid = 'pyworker.job'::regclass and attnum > 0 order by attnum"
+        "select attname from pg_attribute where attrelid = 'pyworker.job'::regclass and attnum > 0 "
+        "order by attnum"
     ).fetchall()
     assert [field.name for field in dataclasses.fields(job)] == [name for (name,) in columns]
 

@@ -69,8 +69,10 @@ def test_on_an_asynchronous_connection_the_call_is_awaited(db: Any, dsn: str, ki
 
 
 EVERYTHING: dict[str, Any] = {
-    "queue_name": "q", "run_at": LATER, "max_attempts": 3, "priority": -3, "flags": ["a", "b,c"], "job_key_mode": "replace",
-    "meta": {"m": [None]}, "delivery": "at_most_once", "sequence_policy": {"key": "s"}, "unique_policy": {"by_args": True},
+    "queue_name": "q", "run_at": LATER, "max_attempts": 3, "priority": -3, "flags": ["a", "b,c"],
+    "job_key_mode": "replace",
+    "meta": {"m": [None]}, "delivery": "at_most_once", "sequence_policy": {"key": "s"},
+    "unique_policy": {"by_args": True},
 }  # fmt: skip
 
 
@@ -163,7 +165,10 @@ def test_an_error_of_asyncpg_has_all_that_the_database_said(db: Any, dsn: str, k
 
 def test_a_pool_is_not_taken_for_a_connection(db: Any, dsn: str) -> None:
     asyncpg, psycopg_pool = pytest.importorskip("asyncpg"), pytest.importorskip("psycopg_pool")
-    words = r"conn must be a connection, .*, got \w*Pool: take a connection from the pool, and call it in its transaction"
+    words = (
+        r"conn must be a connection, .*, got \w*Pool: take a connection from the pool, "
+        r"and call it in its transaction"
+    )
 
     async def run() -> None:
         with pytest.raises(TypeError, match=words):

@@ -1,4 +1,5 @@
-"""What may be relied upon when handlers hang, die, are cancelled or must not be run twice: with real workers, really killed."""
+"""What may be relied upon when handlers hang, die, are cancelled or must not be run twice: with
+real workers, really killed."""
 
 from __future__ import annotations
 
@@ -225,7 +226,8 @@ def test_a_worker_that_cannot_reach_the_database_for_long_ends_its_handlers(fres
 def test_a_process_whose_lease_was_not_prolonged_begins_nothing_and_gives_back_what_it_has(
     queue: Any,
 ) -> None:
-    """Its parent stands still, so that no process ends it; others may be given what it holds at any moment."""
+    """Its parent stands still, so that no process ends it; others may be given what it holds at
+    any moment."""
     queue.rows("select pyworker.configure(worker_ttl => '12 s')")
     worker = queue.start("--concurrency", "1").until_ready()
     queue.close_gate(1)
@@ -250,7 +252,8 @@ def test_a_process_whose_lease_was_not_prolonged_begins_nothing_and_gives_back_w
 
 
 def test_a_killed_workers_jobs_run_elsewhere_long_before_its_lease_ends(queue: Any, clock: Any) -> None:
-    """By the lock of its control connection; the leases of 20 seconds are stretched to an hour, so that it cannot be them."""
+    """By the lock of its control connection; the leases of 20 seconds are stretched to an hour, so
+    that it cannot be them."""
     queue.rows("select pyworker.configure(worker_ttl => '1 hour')")
     queue.close_gate(1)
     doomed = queue.start()
@@ -275,8 +278,14 @@ def test_a_worker_that_loses_its_control_connection_has_it_again_before_it_is_ta
     worker = queue.start("--concurrency", "1").until_ready()
     job_id = queue.add("deliver", {"gate": 1})
     queue.until_waiting(1)
-    holder = "from pg_locks l join pyworker.workers w on l.objid = w.id where l.locktype = 'advisory' and l.objsubid = 2 and l.granted"
-    holder += " and l.classid <> 77 and l.database = (select oid from pg_database where datname = current_database())"
+    holder = (
+        "from pg_locks l join pyworker.workers w on l.objid = w.id where l.locktype = 'advisory' "
+        "and l.objsubid = 2 and l.granted"
+    )
+    holder += (
+        " and l.classid <> 77 and l.database = (select oid from pg_database "
+        "where datname = current_database())"
+    )
     for _ in range(2):
         was = queue.until(f"select max(l.pid) {holder} and w.locked and w.suspect_since is null")
         queue.rows("select pg_terminate_backend(%s, 10000)", was)

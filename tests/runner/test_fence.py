@@ -1,4 +1,5 @@
-"""The fence holds through a crash of the server that forgets claims: their commit does not wait for the disk."""
+"""The fence holds through a crash of the server that forgets claims: their commit does not wait
+for the disk."""
 
 from __future__ import annotations
 

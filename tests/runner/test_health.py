@@ -48,7 +48,8 @@ def test_over_http_other_paths_are_not_found_and_head_has_no_body(queue: Any, he
     until_health(queue, health, 0, "ready", "--port", port)
     connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=20)
     for method, path, status, body in (
-        ("GET", "/", 404, b"/live /ready\n"), ("GET", "/ready?x=1", 200, b"ready\n"), ("HEAD", "/live", 200, b""),
+        ("GET", "/", 404, b"/live /ready\n"), ("GET", "/ready?x=1", 200, b"ready\n"),
+        ("HEAD", "/live", 200, b""),
     ):  # fmt: skip
         connection.request(method, path)
         answer = connection.getresponse()
@@ -174,7 +175,8 @@ def test_without_its_database_a_worker_lives_and_is_not_ready(
     queue.start("--health-port", port)
     until_health(queue, health, 0, "ready", "--port", port)
     db.execute(f'alter database "{name}" with allow_connections false')
-    db.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and query not like '%%until%%'"
+    db.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s"
+               " and query not like '%%until%%'"
                " and pid <> %s", [name, queue.conn.info.backend_pid])  # fmt: skip
     until_health(queue, health, 1, "the database does not answer", "--port", port)
     assert health("--live", "--port", port) == (0, "live\n")

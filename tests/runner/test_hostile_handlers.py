@@ -137,7 +137,8 @@ def test_tasks_that_are_cancelled_before_they_begin_have_an_outcome_too(queue: A
 def test_a_handler_that_ends_its_process_is_found_out_at_every_exit_code(
     queue: Any, task: str, how: str, exits: str
 ) -> None:
-    """Any of those that ran may be to blame: each runs alone the next time, and only the culprit loses an attempt."""
+    """Any of those that ran may be to blame: each runs alone the next time, and only the culprit
+    loses an attempt."""
     queue.close_gate(1)
     worker = queue.start("--concurrency", "4", modules="handlers hostile").until_ready()
     neighbours = [queue.add(kind, {"gate": 1}, max_attempts=1) for kind in ("note", "act_async")]
@@ -244,8 +245,8 @@ def test_what_a_handler_raises_after_its_transaction_changes_nothing_and_is_logg
     assert queue.states(job_id) == ["completed"]
     log = queue.workers[0].log
     assert (
-        f"job {job_id} ({task}) attempt 1 of 1 raised after job.transaction() had completed it: ValueError: too late"
-        in log
+        f"job {job_id} ({task}) attempt 1 of 1 raised after job.transaction() had completed it: "
+        f"ValueError: too late" in log
     )
     assert "discarded" not in log
 
@@ -297,7 +298,8 @@ def test_a_worker_runs_on_a_file_system_that_cannot_be_written_to(queue: Any) ->
     close = (
         "awk '{print $5}' /proc/self/mountinfo | sort -u | while read m; do"
         ' case $m in /proc*|/sys*|/dev/pts*) ;; *) mount -o remount,bind,ro "$m" 2>/dev/null;; esac; done;'
-        ' cd /; for d in /tmp /var/tmp /dev/shm .; do if touch $d/probe 2>/dev/null; then exit 99; fi; done; exec "$@"'
+        " cd /; for d in /tmp /var/tmp /dev/shm .; do if touch $d/probe 2>/dev/null; then exit 99; fi; "
+        'done; exec "$@"'
     )
     job_id = queue.add("note")
     worker = queue.start("--once", modules="handlers", within=[*enter, "sh", "-c", close, "sh"])

@@ -1,4 +1,5 @@
-"""Promises of `pyworker metrics` and of a worker's own metrics, and that the dashboard and the alerts go by metrics that exist."""
+"""Promises of `pyworker metrics` and of a worker's own metrics, and that the dashboard and the
+alerts go by metrics that exist."""
 
 from __future__ import annotations
 
@@ -134,7 +135,8 @@ def test_without_prometheus_client_the_error_names_the_extra(queue: Any, tmp_pat
     (tmp_path / "hidden.py").write_text(
         "import importlib.util, sys\n"
         "find = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *rest: None if name == 'prometheus_client' else find(name, *rest)\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'prometheus_client' else "
+        "find(name, *rest)\n"
         "from pyworker.cli import main\n"
         "main(['run', 'handlers', '--metrics-port', '1'])\n"
     )

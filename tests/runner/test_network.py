@@ -1,4 +1,5 @@
-"""The network between workers and the server fails at every point of a conversation: nothing is lost, nothing is done too often.
+"""The network between workers and the server fails at every point of a conversation: nothing is
+lost, nothing is done too often.
 
 PYWORKER_CUTS says how often it is cut in the random test (make torture: thousands).
 """
@@ -26,7 +27,8 @@ CUTS = int(os.environ.get("PYWORKER_CUTS", "5000"))
 
 @pytest.fixture
 def network(queue: Any) -> Iterator[Proxy]:
-    """Between the test's database and those who use `network.dsn`. Workers do, by --dsn; what their handlers tell goes another way."""
+    """Between the test's database and those who use `network.dsn`. Workers do, by --dsn; what
+    their handlers tell goes another way."""
     with_faults = Proxy(queue.dsn)
     yield with_faults
     with_faults.close()
@@ -95,7 +97,8 @@ def test_jobs_of_a_claim_whose_answer_was_lost_come_back_and_run_once(
 def test_a_claim_that_arrives_after_its_worker_has_turned_elsewhere_strands_no_job(
     queue: Any, network: Proxy
 ) -> None:
-    """It was on its way when the connection was lost, and the worker compared notes with the database before it got there."""
+    """It was on its way when the connection was lost, and the worker compared notes with the
+    database before it got there."""
     held, go_on = threading.Event(), threading.Event()
     kept: list[Message] = []
 
@@ -130,9 +133,10 @@ def test_a_claim_that_arrives_after_its_worker_has_turned_elsewhere_strands_no_j
 
 
 @pytest.mark.parametrize(
-    "lost", [once("finish_jobs", False, b"D"), once("finish_jobs", False, b"C"), once("finish_jobs", True, b"B")],
+    "lost",
+    [once("finish_jobs", False, b"D"), once("finish_jobs", False, b"C"), once("finish_jobs", True, b"B")],
     ids=["no answer", "all but its end", "never arrived"],
-)  # fmt: skip
+)
 def test_a_job_whose_end_was_reported_into_the_void_is_not_run_again(
     queue: Any, network: Proxy, lost: Any
 ) -> None:
@@ -349,7 +353,8 @@ def test_wherever_the_network_is_cut_no_job_is_lost_and_none_that_may_run_once_r
     queue.until_so("all jobs have ended", lambda: waiting() == 0)
     states = dict(
         queue.rows(
-            "select id, coalesce(reason, state) from pyworker.jobs union all select id, state from pyworker.history"
+            "select id, coalesce(reason, state) from pyworker.jobs union all select id, state "
+            "from pyworker.history"
         )
     )
     began = Counter(row.job_id for row in queue.seen() if row.told != "end")

@@ -1,4 +1,5 @@
-"""A database that answers and refuses: a grant was taken, a function or the schema is gone. The worker waits until that is repaired."""
+"""A database that answers and refuses: a grant was taken, a function or the schema is gone. The
+worker waits until that is repaired."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ class Terminal:
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pyworker", "run", "handlers", *options],
-            cwd=directory, stdin=subprocess.DEVNULL, stderr=inside, env=env | environment, start_new_session=True,
+            cwd=directory, stdin=subprocess.DEVNULL, stderr=inside, env=env | environment,
+            start_new_session=True,
         )  # fmt: skip
         os.close(inside)
         self.text = ""

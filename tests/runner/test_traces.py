@@ -1,4 +1,5 @@
-"""Promises of pyworker.otel and pyworker.sentry: a real worker with the real SDKs, which write to a file instead of a network."""
+"""Promises of pyworker.otel and pyworker.sentry: a real worker with the real SDKs, which write to
+a file instead of a network."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def served(pg_template: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def ran(
     served: Any, task: str, payload: Any = None, *, last: str = "process", **options: Any
 ) -> tuple[Any, Any, Any]:
-    """Run a job until the trace that it is in has a span of this name: its id, the spans by name, and Sentry's events of it."""
+    """Run a job until the trace that it is in has a span of this name: its id, the spans by name,
+    and Sentry's events of it."""
     job_id = served.add(task, payload, **options)
     found: tuple[dict[str, Any], list[Any]] = ({}, [])
 
@@ -66,7 +68,8 @@ def test_a_traceparent_that_was_set_by_sql_is_the_parent_of_the_handlers_span(se
     assert (ids(span)[0], span["parent_id"]) == (f"{len(task):032x}", "0xb7ad6b7169203331")
     assert span["kind"] == "SpanKind.CONSUMER"
     assert span["attributes"].items() >= {
-        "messaging.system": "pyworker", "messaging.operation.type": "process", "messaging.destination.name": "default",
+        "messaging.system": "pyworker", "messaging.operation.type": "process",
+        "messaging.destination.name": "default",
         "messaging.message.id": str(job_id), "pyworker.task": task, "pyworker.attempt": 1,
     }.items()  # fmt: skip
     assert span["status"]["status_code"] == "UNSET"

@@ -86,7 +86,10 @@ def test_a_worker_survives_the_loss_of_all_its_connections_and_runs_nothing_twic
     slow = [queue.add(task, {"gate": 1}) for task in ("note", "act_async", "write", "write_async")]
     worker = queue.start("--concurrency", "6", "--processes", str(attempt))
     queue.until_waiting(1, 4)
-    ours = "datname = current_database() and query !~ 'advisory' and pid <> pg_backend_pid() and application_name = 'pyworker'"
+    ours = (
+        "datname = current_database() and query !~ 'advisory' and pid <> pg_backend_pid() "
+        "and application_name = 'pyworker'"
+    )
     assert (
         queue.value(f"select count(pg_terminate_backend(pid, 10000)) from pg_stat_activity where {ours}") >= 2
     )
@@ -108,7 +111,8 @@ def test_a_worker_that_was_declared_dead_registers_again(
     db.execute("select pyworker.maintain()")
     if connection == "lost":
         queue.value(
-            "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'pyworker'"
+            "select count(pg_terminate_backend(pid)) from pg_stat_activity "
+            "where application_name = 'pyworker'"
         )
     job_id = queue.add("note")
     queue.until_state("completed", job_id)

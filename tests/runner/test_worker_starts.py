@@ -36,7 +36,8 @@ def test_a_worker_that_does_not_fit_the_database_says_so_in_one_line(fresh_queue
     worker = fresh_queue.start()
     assert worker.wait() == 56
     assert worker.log == (
-        "pyworker: there is no pyworker in schema 'pyworker' of this database, or a very old one. Run: pyworker migrate\n"
+        "pyworker: there is no pyworker in schema 'pyworker' of this database, or a very old one. Run: "
+        "pyworker migrate\n"
     )
 
 
@@ -49,7 +50,7 @@ def test_a_worker_of_an_older_version_goes_on_with_a_newer_database_that_is_not_
     assert fresh_queue.states(job_id) == ["completed"]
 
 
-# -- tasks that cannot be used ----------------------------------------------------------------------------------------
+# -- tasks that cannot be used ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,8 @@ def test_a_worker_that_cannot_load_its_tasks_says_why_and_exits(
 
 def test_a_package_is_loaded_with_all_its_modules(queue: Any, tmp_path: Any) -> None:
     for name, text in {
-        "__init__": "", "__main__": "raise SystemExit", "a": "from pyworker import task\n@task\ndef one(): pass",
+        "__init__": "", "__main__": "raise SystemExit",
+        "a": "from pyworker import task\n@task\ndef one(): pass",
         "deep/__init__": "", "deep/b": "from pyworker import task\n@task\ndef two(): pass",
     }.items():  # fmt: skip
         (tmp_path / "app" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +99,7 @@ def test_a_package_is_loaded_with_all_its_modules(queue: Any, tmp_path: Any) -> 
     assert queue.states(*jobs) == ["completed"] * 3
 
 
-# -- logs -------------------------------------------------------------------------------------------------------------
+# -- logs ------------------------------------------------------------------------------------------
 
 
 def test_every_line_of_a_json_log_is_json_and_tells_of_the_job(queue: Any) -> None:

@@ -52,7 +52,8 @@ def test_an_option_may_come_from_the_environment(queue: Any) -> None:
     mine, other = queue.add("note", queue_name="a"), queue.add("note")
     flagged = queue.add("note", queue_name="b", flags=["x"])
     queue.run_once(
-        PYWORKER_RUN_QUEUE="a b", PYWORKER_RUN_FORBID_FLAG="x", PYWORKER_RUN_TASK="note", PYWORKER_RUN_CONCURRENCY="1",
+        PYWORKER_RUN_QUEUE="a b", PYWORKER_RUN_FORBID_FLAG="x", PYWORKER_RUN_TASK="note",
+        PYWORKER_RUN_CONCURRENCY="1",
         PYWORKER_RUN_LOG_LEVEL="warning",
     )  # fmt: skip
     assert queue.states(mine, other, flagged) == ["completed", "available", "available"]
@@ -82,7 +83,7 @@ def test_no_more_handlers_than_allowed_run_at_once(queue: Any) -> None:
     assert worker.stop() == 0
 
 
-# -- signals ----------------------------------------------------------------------------------------------------------
+# -- signals ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -134,7 +135,8 @@ def test_a_worker_that_is_told_to_stop_while_it_starts_stops(queue: Any, session
     job_id = queue.add("note")
     worker = queue.start("--shutdown-timeout", "3600")
     queue.until(
-        "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock' and query ~ 'register_worker'"
+        "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock' "
+        "and query ~ 'register_worker'"
     )
     worker.signal()
     worker.until_log("stopping")

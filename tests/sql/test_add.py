@@ -58,7 +58,8 @@ def test_every_spelling_of_a_call_resolves_and_keeps_the_payload(
 def test_a_bare_add_gets_the_documented_defaults(api: Any) -> None:
     before = api.at()
     job = api.add_job("t")
-    assert (job.task_identifier, job.payload, job.queue_name, job.priority, job.attempts, job.max_attempts, job.state) == (
+    assert (job.task_identifier, job.payload, job.queue_name, job.priority, job.attempts, job.max_attempts,
+        job.state) == (
         "t", {}, None, 0, 0, 25, "available",
     )  # fmt: skip
     assert before <= job.run_at == job.created_at == job.updated_at <= api.at()
@@ -241,7 +242,8 @@ def test_meta_has_the_limits_of_the_payload(api: Any, meta: str, words: str, bul
     with api.refusal("PW001", "meta", words):
         if bulk:
             api.rows(
-                f"select pyworker.add_jobs(jsonb_build_array(jsonb_build_object('identifier', 't', 'meta', {meta})))"
+                f"select pyworker.add_jobs(jsonb_build_array(jsonb_build_object('identifier', 't', 'meta', "
+                f"{meta})))"
             )
         else:
             api.rows(f"select pyworker.add_job('t', meta => {meta})")
@@ -327,7 +329,8 @@ def test_a_trigger_can_add_a_job_for_each_row(api: Any, fresh: psycopg.Connectio
             perform pyworker.add_job('order_placed', to_json(new), job_key := 'order ' || new.id);
             return new;
         end $$;
-        create trigger order_placed after insert on public.orders for each row execute function public.order_placed();
+        create trigger order_placed after insert on public.orders for each row execute function
+            public.order_placed();
         insert into public.orders values (1, 'a'), (2, E'b"\\n');
     """)
     jobs = api.rows("select (pyworker.get_job(id)).payload from pyworker.jobs order by id")

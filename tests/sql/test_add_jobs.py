@@ -79,7 +79,10 @@ def test_no_specs_are_no_jobs(api: Any, empty: str) -> None:
 
 
 def test_a_null_member_of_a_spec_is_a_default(api: Any) -> None:
-    names = "payload queue_name run_at max_attempts job_key priority flags job_key_mode unique_policy sequence_policy meta delivery"
+    names = (
+        "payload queue_name run_at max_attempts job_key priority flags job_key_mode unique_policy "
+        "sequence_policy meta delivery"
+    )
     (job,) = api.add_jobs([{"identifier": "t", **dict.fromkeys(names.split())}])
     assert (job.payload, job.priority, job.max_attempts, job.state) == ({}, 0, 25, "available")
 

@@ -1,4 +1,5 @@
-"""What must not be done twice: a job with delivery at_most_once that was started never runs again by itself."""
+"""What must not be done twice: a job with delivery at_most_once that was started never runs again
+by itself."""
 
 from __future__ import annotations
 
@@ -234,7 +235,7 @@ def test_rescheduling_a_lost_job_that_has_no_attempts_leaves_it_lost(
     assert reason(api, job) == ("discarded", "lost")
 
 
-# With queues, sequences, unique keys and tasks -----------------------------------------------------------------------
+# With queues, sequences, unique keys and tasks ----------------------------------------------------
 
 
 @pytest.mark.parametrize("way", BACK)

@@ -206,7 +206,8 @@ def test_was_finished_tells_a_commit_from_a_rollback_and_waits_for_neither(
 def test_a_number_that_a_crash_has_given_to_another_transaction_finishes_nothing(
     api: Any, worker: int
 ) -> None:
-    """The server forgets a transaction that it had not logged when it crashed, and its number is given out again."""
+    """The server forgets a transaction that it had not logged when it crashed, and its number is
+    given out again."""
     job_id = api.add_job("t").id
     run = api.claim(worker).run
     with api.conn.transaction():

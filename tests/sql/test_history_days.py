@@ -35,7 +35,8 @@ def advance(own: Any) -> Callable[..., None]:
 def days(api: Any) -> list[str]:
     return [name for (name,) in api.rows(
         "select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid"
-        " where i.inhparent = 'pyworker.finished_jobs'::regclass and c.relname <> 'finished_jobs_default' order by 1"
+        " where i.inhparent = 'pyworker.finished_jobs'::regclass and c.relname <> 'finished_jobs_default' "
+        "order by 1"
     )]  # fmt: skip
 
 
@@ -118,7 +119,8 @@ def test_days_are_days_of_utc_however_the_caller_writes_dates(own: Any, advance:
     own.value("select pyworker.maintain()::text")
     own.rows("reset datestyle; set timezone = 'UTC'")
     bounds = own.rows(
-        "select relname, pg_get_expr(relpartbound, oid) as bounds from pg_class where relname ~ '^finished_jobs_[0-9]+$'"
+        "select relname, pg_get_expr(relpartbound, oid) as bounds from pg_class "
+        "where relname ~ '^finished_jobs_[0-9]+$'"
     )
     assert len(bounds) == 3
     for name, text in bounds:
@@ -172,7 +174,7 @@ def test_a_job_that_is_being_finished_while_its_days_partition_is_made_is_finish
     assert api.get_job(job.id).state == "completed"
 
 
-# What maintenance holds up ---------------------------------------------------------------------------------------------
+# What maintenance holds up ------------------------------------------------------------------------
 
 
 STRONG = """
@@ -242,7 +244,10 @@ def test_a_dropped_day_frees_the_unique_keys_of_its_jobs(own: Any, advance: Call
         own.fail(job, delay=0)
     done = own.claim_jobs(worker, 5)
     own.finish_jobs([job.id for job in done], [job.run for job in done])
-    left = "select (select count(*) from pyworker.unique_keys) as keys, (select count(*) from pyworker.errors) as errors"
+    left = (
+        "select (select count(*) from pyworker.unique_keys) as keys, (select count(*) "
+        "from pyworker.errors) as errors"
+    )
     assert own.rows(left) == [(5, 5)]
     advance(days=3)
     before = days(own)
@@ -251,7 +256,7 @@ def test_a_dropped_day_frees_the_unique_keys_of_its_jobs(own: Any, advance: Call
     assert before[0] not in days(own)
 
 
-# Costs that do not grow ------------------------------------------------------------------------------------------------
+# Costs that do not grow ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", ["discarded", "cancelled"])
@@ -262,7 +267,8 @@ def test_a_halting_job_that_is_kept_is_not_looked_at_by_every_maintain(
     own.maintain()
     own.rows(
         "select count(*) from pyworker.add_jobs((select jsonb_agg(jsonb_build_object('identifier', 't',"
-        " 'sequence_policy', jsonb_build_object('key', (n / 2)::text))) from generate_series(0, %s) n))", [2 * many - 1]
+        " 'sequence_policy', jsonb_build_object('key', (n / 2)::text))) from generate_series(0, %s) n))",
+        [2 * many - 1]
     )  # fmt: skip
     heads = "select array_agg(id) from (select min(id) from pyworker.live_jobs group by sequence_key) h(id)"
     if state == "discarded":
@@ -319,7 +325,10 @@ def kept_beyond(own: Any, worker: int, many: int) -> None:
 
 def test_a_call_looks_at_a_bounded_part_of_todays_history(own: Any, advance: Callable[..., None]) -> None:
     kept_beyond(own, own.register_worker(), 15_000)
-    read = "select sum(seq_tup_read + idx_tup_fetch)::integer from pg_stat_xact_user_tables where relname = 'finished_jobs_default'"
+    read = (
+        "select sum(seq_tup_read + idx_tup_fetch)::integer from pg_stat_xact_user_tables "
+        "where relname = 'finished_jobs_default'"
+    )
     advance(days=401)
     own.maintain()
     with own.conn.transaction():

@@ -125,7 +125,8 @@ def test_an_old_snapshot_does_not_hide_that_a_worker_waits(
 def test_a_wait_that_is_long_over_counts_no_more(api: Any, worker: int, heard: Any) -> None:
     wait(api, worker)
     api.rows(
-        "select setval('pyworker.listening_until', (extract(epoch from clock_timestamp()) * 1000)::bigint - 1)"
+        "select setval('pyworker.listening_until', (extract(epoch "
+        "from clock_timestamp()) * 1000)::bigint - 1)"
     )
     api.add_job("t")
     assert heard() == []

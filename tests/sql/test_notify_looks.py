@@ -16,7 +16,8 @@ def look(api: Any) -> float:
     """Seconds after which a worker that waits looks again, notified or not."""
     # Rows of other tests may have made a walk dear: not what is asked for here.
     api.rows(
-        "select set_config('pyworker.walk_' || name, '', false) from unnest('{claim,due,requests}'::text[]) name"
+        "select set_config('pyworker.walk_' || name, '', false) "
+        "from unnest('{claim,due,requests}'::text[]) name"
     )
     due = api.seconds_until_due()
     return 2.0 if due is None else due
@@ -170,7 +171,8 @@ def test_an_add_that_is_younger_than_the_transaction_of_the_claim_that_begins_to
 
 def test_a_clock_that_was_set_back_keeps_no_claim_in_a_loop(api: Any, worker: int, heard: Any) -> None:
     api.rows(
-        "select setval('pyworker.not_listening_until', (extract(epoch from clock_timestamp()) * 1000)::bigint + 600000)"
+        "select setval('pyworker.not_listening_until', (extract(epoch "
+        "from clock_timestamp()) * 1000)::bigint + 600000)"
     )
     wait(api, worker)
     api.add_job("t")

@@ -181,11 +181,13 @@ def test_maintenance_forgets_in_small_bites_and_never_walks_what_is_kept_for_goo
     def looked_at() -> int:
         with api.conn.transaction():
             before = api.value(
-                "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_xact_all_tables where relname = 'once_keys'"
+                "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_xact_all_tables "
+                "where relname = 'once_keys'"
             )
             api.maintain()
             after = api.value(
-                "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_xact_all_tables where relname = 'once_keys'"
+                "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_xact_all_tables "
+                "where relname = 'once_keys'"
             )
         return int(after or 0) - int(before or 0)
 

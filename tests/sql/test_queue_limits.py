@@ -251,7 +251,7 @@ def test_odd_names_are_names(api: Any, worker: int, name: str) -> None:
     assert claim(api, worker) == ids[2:]
 
 
-# Families ------------------------------------------------------------------------------------------------------------
+# Families -----------------------------------------------------------------------------------------
 
 
 def test_each_queue_of_a_family_has_the_familys_limit(api: Any, worker: int) -> None:

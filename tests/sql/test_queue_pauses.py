@@ -155,7 +155,7 @@ def test_what_falls_due_in_a_paused_queue_waits_there(api: Any, worker: int, clo
     assert claim(api, worker) == [job.id]
 
 
-# resume_queue --------------------------------------------------------------------------------------------------------
+# resume_queue -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])

@@ -67,7 +67,8 @@ def test_queue_stats_stay_quick_with_thousands_of_queues_that_were_set(
         " union all select 'q' || i || '*', 2 from generate_series(1, 20) i"
     )
     api.rows(
-        "select from pyworker.add_jobs((select jsonb_agg(jsonb_build_object('identifier', 't', 'queue_name', 'q' || i))"
+        "select from pyworker.add_jobs((select jsonb_agg(jsonb_build_object('identifier', 't', "
+        "'queue_name', 'q' || i))"
         " from generate_series(15000, 25000) i))"
     )
     if statistics == "of full tables":

@@ -244,7 +244,8 @@ def test_queue_stats_tell_what_waits_where(api: Any, worker: int, three: list[An
     api.add_job("t", queue_name="q", run_at=api.at("1 hour"))
     api.claim_jobs(worker, 1, queue_names=["q"])
     rows = api.rows(
-        "select queue_name, concurrency, running, pending, scheduled, available from pyworker.queue_stats order by 1"
+        "select queue_name, concurrency, running, pending, scheduled, available from pyworker.queue_stats "
+        "order by 1"
     )
     assert rows == [("default", None, 0, 0, 0, 1), ("q", 1, 1, 0, 1, 2)]
 

@@ -18,34 +18,67 @@ def lost(api: Any, clock: Any) -> None:
 
 # name: (is it claimed first?, the reason, what happens); all jobs have one attempt
 ENDS: dict[str, tuple[bool, str, Callable[[Any, Any, Any], Any]]] = {
-    "failed for good by its handler": (True, "discarded", lambda api, job, clock: api.fail(job, discard=True)),
+    "failed for good by its handler": (
+        True,
+        "discarded",
+        lambda api, job, clock: api.fail(job, discard=True),
+    ),
     "out of attempts": (True, "discarded", lambda api, job, clock: api.fail(job)),
-    "permanently_fail_jobs": (False, "discarded", lambda api, job, clock: api.permanently_fail_jobs([job.id])),
+    "permanently_fail_jobs": (
+        False,
+        "discarded",
+        lambda api, job, clock: api.permanently_fail_jobs([job.id]),
+    ),
     "reschedule_jobs without attempts": (
-        False, "discarded", lambda api, job, clock: api.reschedule_jobs([job.id], attempts=1)),
+        False,
+        "discarded",
+        lambda api, job, clock: api.reschedule_jobs([job.id], attempts=1),
+    ),
     "worker lost on the last attempt": (True, "discarded", lambda api, job, clock: lost(api, clock)),
     "unlocked on the last attempt": (
-        True, "discarded", lambda api, job, clock: api.force_unlock_workers([api.get_job(job.id).locked_by])),
+        True,
+        "discarded",
+        lambda api, job, clock: api.force_unlock_workers([api.get_job(job.id).locked_by]),
+    ),
     "cancelled by its handler": (True, "cancelled", lambda api, job, clock: api.fail(job, cancel=True)),
     "cancelled by its handler in our own words": (
-        True, "cancelled", lambda api, job, clock: api.fail(job, "replaced", cancel=True)),
+        True,
+        "cancelled",
+        lambda api, job, clock: api.fail(job, "replaced", cancel=True),
+    ),
     "cancel_job": (False, "cancelled", lambda api, job, clock: api.cancel_job(job.id)),
     "cancel_job with force": (True, "cancelled", lambda api, job, clock: api.cancel_job(job.id, True)),
     "cancelled on request, failed": (
-        True, "cancelled", lambda api, job, clock: (api.cancel_job(job.id), api.fail(job))),
+        True,
+        "cancelled",
+        lambda api, job, clock: (api.cancel_job(job.id), api.fail(job)),
+    ),
     "cancelled on request, failed for good": (
-        True, "cancelled", lambda api, job, clock: (api.cancel_job(job.id), api.fail(job, discard=True))),
+        True,
+        "cancelled",
+        lambda api, job, clock: (api.cancel_job(job.id), api.fail(job, discard=True)),
+    ),
     "cancelled on request, snoozed": (
-        True, "cancelled", lambda api, job, clock: (api.cancel_job(job.id), api.snooze_job(job.id, job.run, "0"))),
+        True,
+        "cancelled",
+        lambda api, job, clock: (api.cancel_job(job.id), api.snooze_job(job.id, job.run, "0")),
+    ),
     "cancelled on request, released": (
-        True, "cancelled", lambda api, job, clock: (api.cancel_job(job.id), api.release_jobs([job.id], [job.run]))),
+        True,
+        "cancelled",
+        lambda api, job, clock: (api.cancel_job(job.id), api.release_jobs([job.id], [job.run])),
+    ),
     "cancelled on request, worker lost": (
-        True, "cancelled", lambda api, job, clock: (api.cancel_job(job.id), lost(api, clock))),
-}  # fmt: skip
+        True,
+        "cancelled",
+        lambda api, job, clock: (api.cancel_job(job.id), lost(api, clock)),
+    ),
+}
 
 
 def end(api: Any, clock: Any, how: str) -> str:
-    """Brings the head of the sequence, the only job that can be claimed, to this end; returns why it halts."""
+    """Brings the head of the sequence, the only job that can be claimed, to this end; returns why
+    it halts."""
     claimed, reason, happens = ENDS[how]
     if claimed:
         job = api.claim(api.register_worker())
@@ -191,7 +224,7 @@ def test_many_duplicates_of_one_sequence_are_all_replaced(api: Any, worker: int)
     assert drain(api, worker) == [new.id]
 
 
-# Pruning ---------------------------------------------------------------------------------------------------------------
+# Pruning ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["prune", "maintain"])

@@ -52,11 +52,16 @@ SAME: list[Any] = [
     ({"by_queue": True}, {"queue_name": "default"}, {}, True),
     ({"by_queue": False}, {"queue_name": "a"}, {}, True),
     ({"exclude_kind": True}, {}, {"identifier": "u"}, True),
-    ({"exclude_kind": True, "by_args": ["a"]}, {"payload": '{"a": 1}'}, {"payload": '{"a": 1}', "identifier": "u"}, True),
+    (
+        {"exclude_kind": True, "by_args": ["a"]},
+        {"payload": '{"a": 1}'},
+        {"payload": '{"a": 1}', "identifier": "u"},
+        True,
+    ),
     ({"exclude_kind": True, "by_args": ["a"]}, {"payload": '{"a": 1}'}, {"payload": '{"a": 2}'}, False),
     ({"exclude_kind": False}, {}, {"identifier": "u"}, False),
     ({"key": "k"}, {"payload": "[1]"}, {"payload": "[2]", "identifier": "u", "queue_name": "q"}, True),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("bulk", [False, True], ids=["add_job", "add_jobs"])
@@ -111,7 +116,8 @@ def test_a_tasks_own_policy_holds_for_every_way_of_adding(api: Any) -> None:
     assert api.add_job("t", '{"a": 1}', job_key="k").sequence_key == expected
     assert api.add_job("t", '{"a": 1}', unique_policy={"keys": ["type"]}).sequence_key == expected
     assert api.add_jobs([{"identifier": "t", "payload": {"a": 1}}])[0].sequence_key == expected
-    spec = """select * from pyworker.add_jobs(array[row('t', '{"a": 1}', null, null, null, null, null, null)::pyworker.job_spec])"""
+    spec = """select * from pyworker.add_jobs(array[
+        row('t', '{"a": 1}', null, null, null, null, null, null)::pyworker.job_spec])"""
     assert api.rows(spec)[0].sequence_key == expected
     assert api.value(
         "select bool_and(continue_on_discarded and not continue_on_cancelled) from pyworker.live_jobs"

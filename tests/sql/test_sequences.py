@@ -197,7 +197,7 @@ def test_a_head_that_this_worker_forbids_or_does_not_know_is_not_overtaken(api: 
     assert ids(api.claim_jobs(worker, 10, None, ["q"])) == [queued.id]
 
 
-# What people do to jobs of a sequence ----------------------------------------------------------------------------------
+# What people do to jobs of a sequence -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", ["head", "waiting"])
@@ -267,7 +267,7 @@ def test_permanently_failing_all_jobs_halts_at_the_first(api: Any, worker: int) 
     assert drain(api, worker) == ids(jobs)
 
 
-# The view, and explain_job ---------------------------------------------------------------------------------------------
+# The view, and explain_job ------------------------------------------------------------------------
 
 
 def test_the_view_lists_what_has_jobs_to_run_or_is_halted(api: Any, worker: int) -> None:

@@ -105,7 +105,7 @@ def test_unsafe_dedupe_leaves_the_job_in_its_sequence(api: Any, worker: int) -> 
     assert (again.id, again.sequence_key, again.deduplicated) == (job.id, "s", True)
 
 
-# unique_policy ---------------------------------------------------------------------------------------------------------
+# unique_policy ------------------------------------------------------------------------------------
 
 
 def test_a_skipped_duplicate_joins_no_sequence(api: Any, worker: int) -> None:
@@ -160,7 +160,7 @@ def test_a_retry_that_lost_its_unique_key_halts_as_any_discarded_job_does(
     assert api.get_job(waiting.id).sequence_halted_by == first.id
 
 
-# Named queues ----------------------------------------------------------------------------------------------------------
+# Named queues -------------------------------------------------------------------------------------
 
 
 def test_a_job_of_both_waits_for_its_sequence_first_and_then_for_its_queue(api: Any, worker: int) -> None:

@@ -277,7 +277,10 @@ def test_a_claim_that_takes_candidates_back_and_an_end_at_the_same_time_strand_n
     assert ids(api.claim_jobs(worker, 1)) == [waiting]
 
 
-CANDIDATES = "select array_agg(id order by id) from pyworker.live_jobs where state = 'available' and ready_at is not null"
+CANDIDATES = (
+    "select array_agg(id order by id) from pyworker.live_jobs where state = 'available' "
+    "and ready_at is not null"
+)
 
 
 def test_of_each_kind_of_job_no_more_are_candidates_than_there_are_slots(api: Any, worker: int) -> None:

@@ -45,7 +45,7 @@ def test_what_was_only_claimed_may_be_put_off_and_may_fail(api: Any, reserved: A
     assert reason(api, failed) == ("retryable", None)
 
 
-# start_job is true once ----------------------------------------------------------------------------------------------
+# start_job is true once ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
@@ -121,7 +121,7 @@ def test_start_job_is_false_without_a_worker(api: Any, reserved: Any) -> None:
     api.maintain()
 
 
-# The durable commit --------------------------------------------------------------------------------------------------
+# The durable commit -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -15,23 +15,37 @@ from tests.support.delivery import reserved as reserved
 from tests.support.delivery import started as started
 from tests.support.sessions import SNAPSHOT_LEVELS
 
-# Races ---------------------------------------------------------------------------------------------------------------
+# Races --------------------------------------------------------------------------------------------
 TAKERS: dict[str, tuple[Callable[[Any, Any, int], Any], str, str]] = {
     # the call; what becomes of a job that was only reserved; … of one that was started
     "cancel_job": (lambda a, job, worker: a.cancel_job(job.id), "running", "running"),
     "cancel_job, force": (lambda a, job, worker: a.cancel_job(job.id, force=True), "cancelled", "cancelled"),
-    "force_unlock_workers": (lambda a, job, worker: a.force_unlock_workers([str(worker)]), "available", "discarded"),
+    "force_unlock_workers": (
+        lambda a, job, worker: a.force_unlock_workers([str(worker)]),
+        "available",
+        "discarded",
+    ),
     "unregister_worker": (lambda a, job, worker: a.unregister_worker(worker), "available", "discarded"),
     "reconcile": (lambda a, job, worker: a.reconcile(worker, [], []), "available", "discarded"),
-    "report_crash": (lambda a, job, worker: a.report_crash(worker, [job.id], [job.run]), "available", "discarded"),
+    "report_crash": (
+        lambda a, job, worker: a.report_crash(worker, [job.id], [job.run]),
+        "available",
+        "discarded",
+    ),
     "release_jobs": (lambda a, job, worker: a.release_jobs([job.id], [job.run]), "available", "discarded"),
-    "add_job": (lambda a, job, worker: a.add_job("t", job_key="k", run_at="2100-01-01"), "running", "running"),
+    "add_job": (
+        lambda a, job, worker: a.add_job("t", job_key="k", run_at="2100-01-01"),
+        "running",
+        "running",
+    ),
     "remove_job": (lambda a, job, worker: a.remove_job("k"), "running", "running"),
     "finish_jobs": (lambda a, job, worker: a.finish_jobs([job.id], [job.run]), "completed", "completed"),
     "fail_jobs": (
-        lambda a, job, worker: a.fail_jobs([{"id": job.id, "run": job.run, "error": "boom"}]), "retryable", "discarded",
+        lambda a, job, worker: a.fail_jobs([{"id": job.id, "run": job.run, "error": "boom"}]),
+        "retryable",
+        "discarded",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])

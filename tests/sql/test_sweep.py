@@ -254,7 +254,8 @@ def test_a_busy_database_is_not_walked_when_no_worker_died(
 ) -> None:
     busy = """
         select count(*) from pyworker.add_jobs((
-            select jsonb_agg(jsonb_build_object('identifier', 't', 'run_at', now() + make_interval(days => n % 2)))
+            select jsonb_agg(jsonb_build_object('identifier', 't',
+                'run_at', now() + make_interval(days => n % 2)))
             from generate_series(1, 100000) n))
     """
     if statistics != "none":
@@ -266,7 +267,10 @@ def test_a_busy_database_is_not_walked_when_no_worker_died(
     assert a.hold_worker_lock(worker)
 
     def looked_at() -> int:
-        seen = "select coalesce(sum(seq_tup_read + idx_tup_fetch), 0) from pg_stat_xact_all_tables where relname = 'live_jobs'"
+        seen = (
+            "select coalesce(sum(seq_tup_read + idx_tup_fetch), 0) from pg_stat_xact_all_tables "
+            "where relname = 'live_jobs'"
+        )
         with a.conn.transaction():
             before = a.value(seen)
             a.sweep_workers()

@@ -16,7 +16,7 @@ def lock_holders(api: Any) -> int:
     return api.value("select count(*) from pg_locks where locktype = 'advisory' and objsubid = 2")
 
 
-# The lock ------------------------------------------------------------------------------------------------------------
+# The lock -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["kill", "close", "unlock"])
@@ -50,7 +50,8 @@ def test_a_suspect_is_dead_when_its_lock_is_free_for_two_seconds(
 def test_a_lock_that_was_free_while_no_sweep_looked_makes_no_worker_dead(
     api: Any, worker: int, holder: Any
 ) -> None:
-    """As while the database refuses connections for a moment: the first worker that is back sweeps before the others are back."""
+    """As while the database refuses connections for a moment: the first worker that is back sweeps
+    before the others are back."""
     holder.kill()
     api.rows("update pyworker.workers set suspect_since = clock_timestamp() - interval '3 seconds'")
     swept = (
@@ -155,7 +156,8 @@ def test_the_lock_is_taken_once_however_often_it_is_asked_for(
 def test_a_lock_that_another_session_holds_is_refused_and_the_worker_lives_by_its_lease(
     api: Any, actor: Any, worker: int, holder: Any, clock: Any
 ) -> None:
-    """The worker has a new connection, and the server has not noticed the end of the old one; when it does, no worker must be declared dead."""
+    """The worker has a new connection, and the server has not noticed the end of the old one; when
+    it does, no worker must be declared dead."""
     new = actor()
     assert new.hold_worker_lock(worker) is False
     assert state_of(api, worker) == "leased"

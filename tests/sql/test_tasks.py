@@ -13,7 +13,8 @@ def test_a_task_gives_its_defaults_to_bare_adds_and_each_argument_replaces_one(a
         assert (job.max_attempts, job.priority, job.queue_name, job.state) == (3, -5, "q", "available")
     given = {"max_attempts": 9, "priority": 0, "queue_name": "other"}
     for job in (
-        api.add_job("t", **given), api.add_job("t", job_key="k", **given), *api.add_jobs([{"identifier": "t", **given}]),
+        api.add_job("t", **given), api.add_job("t", job_key="k", **given),
+        *api.add_jobs([{"identifier": "t", **given}]),
     ):  # fmt: skip
         assert (job.max_attempts, job.priority, job.queue_name) == (9, 0, "other")
     assert api.add_job("another").max_attempts == 25

@@ -16,20 +16,45 @@ from tests.support.unique import OJS, RIVER, A, add, count, detail
     ("policy", "one", "other", "same"),
     [
         ({}, {"payload": {"a": 1}}, {"payload": {"a": 2}}, True),
-        ({"keys": ["args"]}, {"payload": {"a": 1, "b": {"x": 1, "y": 2}}}, {"payload": {"b": {"y": 2, "x": 1.0}, "a": 1}}, True),
+        (
+            {"keys": ["args"]},
+            {"payload": {"a": 1, "b": {"x": 1, "y": 2}}},
+            {"payload": {"b": {"y": 2, "x": 1.0}, "a": 1}},
+            True,
+        ),
         ({"keys": ["args"]}, {"payload": {"a": 1}}, {"payload": {"a": "1"}}, False),
         ({"keys": ["args"]}, {"payload": {"a": None}}, {"payload": {}}, False),
-        ({"keys": ["args"], "args_keys": ["a"]}, {"payload": {"a": 1, "b": 1}}, {"payload": {"a": 1, "b": 2}}, True),
+        (
+            {"keys": ["args"], "args_keys": ["a"]},
+            {"payload": {"a": 1, "b": 1}},
+            {"payload": {"a": 1, "b": 2}},
+            True,
+        ),
         ({"keys": ["args"], "args_keys": ["a"]}, {"payload": {"a": 1}}, {"payload": {"a": 2}}, False),
         ({"keys": ["args"], "args_keys": []}, {"payload": [1]}, {"payload": "x"}, True),
         ({"keys": ["queue"]}, {"queue_name": "q"}, {"queue_name": "r"}, False),
         ({"keys": ["type"]}, {"queue_name": "q"}, {"queue_name": "r"}, True),
-        ({"keys": ["meta"], "meta_keys": ["x"]}, {"meta": {"x": 1, "y": 1}}, {"meta": {"x": 1, "y": 2}}, True),
+        (
+            {"keys": ["meta"], "meta_keys": ["x"]},
+            {"meta": {"x": 1, "y": 1}},
+            {"meta": {"x": 1, "y": 2}},
+            True,
+        ),
         ({"keys": ["meta"], "meta_keys": ["x"]}, {"meta": {"x": None}}, {}, False),
         ({"keys": ["meta"], "meta_keys": ["x"]}, {"meta": {"y": 1}}, {}, True),
         ({}, {"identifier": "t"}, {"identifier": "u"}, False),
-        ({"keys": ["args"]}, {"priority": 1, "flags": ["f"], "max_attempts": 3}, {"run_at": "2000-01-01"}, True),
-        (RIVER, {"payload": {"a": 1, "b": {"x": 1, "y": 2}}}, {"payload": {"b": {"y": 2, "x": 1}, "a": 1}}, True),
+        (
+            {"keys": ["args"]},
+            {"priority": 1, "flags": ["f"], "max_attempts": 3},
+            {"run_at": "2000-01-01"},
+            True,
+        ),
+        (
+            RIVER,
+            {"payload": {"a": 1, "b": {"x": 1, "y": 2}}},
+            {"payload": {"b": {"y": 2, "x": 1}, "a": 1}},
+            True,
+        ),
         (RIVER, {"identifier": "t"}, {"identifier": "u"}, False),
         ({"by_args": True, "exclude_kind": True}, {"identifier": "t"}, {"identifier": "u"}, True),
         ({"by_args": ["a"]}, {"payload": {"a": 1, "b": 1}}, {"payload": {"a": 1, "b": 2}}, True),
@@ -40,7 +65,7 @@ from tests.support.unique import OJS, RIVER, A, add, count, detail
         ({"by_state": [*LIVE]}, {"payload": {"a": 1}, "queue_name": "q"}, {"payload": {"a": 2}}, True),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_only_the_chosen_properties_make_a_job_unique(
     api: Any, policy: Any, one: Any, other: Any, same: bool
 ) -> None:

@@ -49,7 +49,8 @@ def test_a_period_ends_at_the_same_instant_in_every_time_zone_and_equality_is_ov
 ) -> None:
     sql = """select pyworker._in_period(created, period, expires - interval '1 us') as before,
                     pyworker._in_period(created, period, expires) as at
-             from (select %s::timestamptz, pyworker._iso_duration(%s), %s::timestamptz) v(created, period, expires)"""
+             from (select %s::timestamptz, pyworker._iso_duration(%s), %s::timestamptz) v(created, period,
+                 expires)"""
     for zone in ["UTC", "Europe/Berlin", "America/New_York", "Pacific/Apia"]:
         api.rows(f"set timezone = '{zone}'")
         assert api.rows(sql, [created, period, end]) == [(True, False)]
@@ -64,11 +65,21 @@ def test_a_period_ends_at_the_same_instant_in_every_time_zone_and_equality_is_ov
         ("24 hours", "2026-03-29 15:21:00+00", ["00:00:00+00", "23:59:59+00"], "2026-03-30 00:00:00+00"),
         ("1 day", "2026-03-29 15:21:00+00", ["00:00:00+00", "23:59:59+00"], "2026-03-28 23:59:59+00"),
         # 2026-03-23 was a Monday
-        ("7 days", "2026-03-25 12:00:00+00", ["2026-03-23 00:00:00+00", "2026-03-29 23:59:59+00"], "2026-03-22 23:59:59+00"),
-        ("7 days", "2026-03-25 12:00:00+00", ["2026-03-23 00:00:00+00", "2026-03-29 23:59:59+00"], "2026-03-30 00:00:00+00"),
+        (
+            "7 days",
+            "2026-03-25 12:00:00+00",
+            ["2026-03-23 00:00:00+00", "2026-03-29 23:59:59+00"],
+            "2026-03-22 23:59:59+00",
+        ),
+        (
+            "7 days",
+            "2026-03-25 12:00:00+00",
+            ["2026-03-23 00:00:00+00", "2026-03-29 23:59:59+00"],
+            "2026-03-30 00:00:00+00",
+        ),
         (1, "2026-02-03 15:21:00+00", ["15:21:00.999999+00"], "15:21:01+00"),
     ],
-)  # fmt: skip
+)
 def test_a_river_period_is_a_window_aligned_in_utc_wherever_the_client_sits(
     api: Any, period: Any, moment: str, same: list[str], next_window: str
 ) -> None:

@@ -49,8 +49,8 @@ REFUSED = [
     *[
         ({"period": period}, ["period", "ISO 8601"])
         for period in [
-            3600, "", "P", "PT", "P1DT", "1 hour", "3600s", "P-1D", "-P1D", "P1.5D", "PT1.H", "pt1h", "P1H", "PT1D", "P0001-00-00T00:00:00",
-            "P99999999999Y", "P300000Y", ["PT1H"], True, " PT1H", "PT1H\n",
+            3600, "", "P", "PT", "P1DT", "1 hour", "3600s", "P-1D", "-P1D", "P1.5D", "PT1.H", "pt1h", "P1H",
+            "PT1D", "P0001-00-00T00:00:00", "P99999999999Y", "P300000Y", ["PT1H"], True, " PT1H", "PT1H\n",
         ]
     ],
     *[({"on_conflict": value}, ["on_conflict"]) for value in ["drop", "Reject", "", None, 1, ["reject"]]],
@@ -65,7 +65,8 @@ REFUSED = [
     *[
         ({"by_period": period}, ["by_period"])
         for period in [
-            0, 0.5, -5, "0", "999 ms", "-1 hour", "1 month", "1 year", "1 month -30 days", "hour", "", None, True, [900], "P99999999999D", "infinity",  # noqa: E501
+            0, 0.5, -5, "0", "999 ms", "-1 hour", "1 month", "1 year", "1 month -30 days", "hour", "",
+            None, True, [900], "P99999999999D", "infinity",
         ]
     ],
     ({"by_queue": "yes"}, ["by_queue", "yes"]),
@@ -115,8 +116,14 @@ VALID: list[tuple[Any, Any, Any]] = [
     ({"states": []}, A, None),
     ({"states": ALL}, A, None),
     ({"states": ["active"]}, A, None),
-    *[({"period": p}, A, None) for p in ["PT0S", "PT5M", "PT1H", "P1D", "P7D", "P1W", "P1M", "P1Y2M3W4DT5H6M7.8S", "PT36H", "PT0.5S"]],
-    *[({"by_period": p}, A, None) for p in [1, 900, 1.5, "1 second", "15 minutes", "24 hours", "7 days", "PT15M", "1 day 02:00:00"]],
+    *[
+        ({"period": p}, A, None)
+        for p in ["PT0S", "PT5M", "PT1H", "P1D", "P7D", "P1W", "P1M", "P1Y2M3W4DT5H6M7.8S", "PT36H", "PT0.5S"]
+    ],
+    *[
+        ({"by_period": p}, A, None)
+        for p in [1, 900, 1.5, "1 second", "15 minutes", "24 hours", "7 days", "PT15M", "1 day 02:00:00"]
+    ],
     ({"by_args": True}, [1, 2], None),
     ({"by_args": ["a"]}, "text", None),
     ({"by_args": ["nowhere"]}, A, None),
@@ -124,7 +131,7 @@ VALID: list[tuple[Any, Any, Any]] = [
     ({"by_queue": True}, A, None),
     ({"by_state": [*REQUIRED]}, A, None),
     ({"by_state": ["scheduled", "pending", "available", "active", "cancelled", "discarded"]}, A, None),
-]  # fmt: skip
+]
 
 
 def test_every_valid_policy_is_accepted_everywhere(api: Any) -> None:
@@ -178,7 +185,10 @@ def test_a_unique_job_may_be_as_deep_as_any_job_and_too_deep_meta_is_refused(api
     assert add(api, policy, {"a": deep}, meta=Jsonb({"m": deep})).unique_key
     with api.refusal("PW001", "meta", "100 levels"):
         api.rows(
-            "select pyworker.add_job('t', unique_policy => %s, meta => jsonb_build_object('m', (repeat('[', 3000) || repeat(']', 3000))::jsonb))",  # noqa: E501
+            (
+                "select pyworker.add_job('t', unique_policy => %s, meta => jsonb_build_object('m', "
+                "(repeat('[', 3000) || repeat(']', 3000))::jsonb))"
+            ),
             [Jsonb(policy)],
         )
 
@@ -213,9 +223,19 @@ def test_unique_opts_spells_a_river_policy(api: Any, arguments: str, policy: Any
 
 @pytest.mark.parametrize(
     "arguments",
-    ["", "on_conflict => 'ignore'", "exclude_kind => true", "by_args => 'false'", "by_args => '[]'", "by_period => '1 month'",
-     "by_period => '0'", "by_state => '{available}'", "by_state => '{}'", "by_queue => true, on_conflict => 'x'"],
-)  # fmt: skip
+    [
+        "",
+        "on_conflict => 'ignore'",
+        "exclude_kind => true",
+        "by_args => 'false'",
+        "by_args => '[]'",
+        "by_period => '1 month'",
+        "by_period => '0'",
+        "by_state => '{available}'",
+        "by_state => '{}'",
+        "by_queue => true, on_conflict => 'x'",
+    ],
+)
 def test_unique_opts_refuses_what_river_refuses_and_never_means_nothing(api: Any, arguments: str) -> None:
     with api.refusal("PW001", "^unique_opts: "):
         api.value(f"select pyworker.unique_opts({arguments})")
@@ -230,7 +250,8 @@ def test_a_tasks_policy_holds_for_every_add_and_an_argument_replaces_it_whole(ap
     first = api.add_job("t", A)
     assert api.add_job("t", A).id == first.id
     [bulk] = api.rows(
-        "select * from pyworker.add_jobs(array[row('t', '{\"a\": 1}', null, null, null, null, null, null)::pyworker.job_spec])"
+        "select * from pyworker.add_jobs(array[row('t', '{\"a\": 1}', null, null, null, null, null, "
+        "null)::pyworker.job_spec])"
     )
     assert (bulk.id, bulk.deduplicated) == (first.id, True)
     assert [job.id for job in api.add_jobs([{"identifier": "t", "payload": A, "unique_policy": None}])] == [

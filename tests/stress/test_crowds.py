@@ -84,7 +84,8 @@ def test_no_keyed_add_is_lost_between_adders_and_workers(
         "figures", f"{len(added)} elements added, {len(set(added) - set(seen))} lost, jobs: {dict(fate)}"
     )
     print(
-        f"\n4 adders x 3 workers: {len(added)} elements added, {len(set(added) - set(seen))} lost, jobs: {dict(fate)}"
+        f"\n4 adders x 3 workers: {len(added)} elements added, {len(set(added) - set(seen))} lost, jobs: "
+        f"{dict(fate)}"
     )
     assert seen == Counter(added), "each element is in exactly one job"
     assert set(fate) <= ({"completed", "available", "superseded"} if failing else {"completed", "available"})
@@ -94,7 +95,8 @@ def test_no_keyed_add_is_lost_between_adders_and_workers(
 def test_claims_reports_and_bulk_adds_onto_the_same_jobs_do_not_deadlock(
     api: Any, dsn: str, rounds: int | None, record_property: Any
 ) -> None:
-    """A worker reports and claims in one transaction; SKIP LOCKED itself may wait, for a row that has just changed."""
+    """A worker reports and claims in one transaction; SKIP LOCKED itself may wait, for a row that
+    has just changed."""
     crowd = Crowd(api, dsn, rounds)
     specs = [{"identifier": "t", "job_key": f"k{n}"} for n in range(12)]
 
@@ -180,6 +182,7 @@ def test_queues_stay_serial_and_forget_no_job(
     (ends,) = api.rows("select count(*) as jobs, sum(run) as runs from pyworker.history")
     record_property("figures", f"{ends.jobs} jobs in 10 queues, {ends.runs} runs")
     print(
-        f"\n3 adders x 4 workers: {ends.jobs} jobs in 10 queues, {ends.runs} runs, none overlapping, none stranded"
+        f"\n3 adders x 4 workers: {ends.jobs} jobs in 10 queues, {ends.runs} runs, none overlapping, none "
+        f"stranded"
     )
     assert api.rows("select from pyworker.jobs") == []

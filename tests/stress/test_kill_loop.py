@@ -1,7 +1,9 @@
-"""Workers, processes and connections are killed at random while jobs of every kind come in: nothing is lost, nothing is done too often.
+"""Workers, processes and connections are killed at random while jobs of every kind come in:
+nothing is lost, nothing is done too often.
 
-PYWORKER_KILLS says how many processes are killed by SIGKILL (60 unless told; connections that are cut and processes that are stopped for a
-while come on top), PYWORKER_CRASHES how often the server crashes (12, every second time by an immediate stop).
+PYWORKER_KILLS says how many processes are killed by SIGKILL (60 unless told; connections that are
+cut and processes that are stopped for a while come on top), PYWORKER_CRASHES how often the server
+crashes (12, every second time by an immediate stop).
 """
 
 from __future__ import annotations
@@ -94,7 +96,8 @@ def test_when_processes_are_killed_no_job_is_lost_and_none_that_may_run_once_run
                     os.kill(rng.choice(children), signal.SIGKILL)
             elif what == "connection":
                 queue.rows(
-                    "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'pyworker'"
+                    "select pg_terminate_backend(pid) from pg_stat_activity "
+                    "where application_name = 'pyworker'"
                     " and datname = current_database() order by random() limit 2"
                 )
             elif children:
@@ -117,7 +120,8 @@ def test_when_processes_are_killed_no_job_is_lost_and_none_that_may_run_once_run
         starts[row.job_id] += row.told != '"end"'
     states = dict(
         queue.rows(
-            "select id, coalesce(reason, state) from pyworker.jobs union all select id, state from pyworker.history"
+            "select id, coalesce(reason, state) from pyworker.jobs union all select id, state "
+            "from pyworker.history"
         )
     )
     assert states.keys() == kinds.keys()  # nothing lost, nothing invented
@@ -137,11 +141,14 @@ def test_when_processes_are_killed_no_job_is_lost_and_none_that_may_run_once_run
     assert all(ids == sorted(ids) for ids in order.values())
     # How long until a job that was running when its worker was killed was begun again.
     waits = queue.rows(
-        "select extract(epoch from again.said_at - killed.at)::float as seconds, s.job_id, s.run, h.run as last, killed.at"
-        " from unnest(%s::timestamptz[]) killed(at) join public.seen s on s.said_at between killed.at - interval '2 s' and killed.at"
+        "select extract(epoch from again.said_at - killed.at)::float as seconds, s.job_id, s.run, h.run as "
+        "last, killed.at"
+        " from unnest(%s::timestamptz[]) killed(at) join public.seen s on s.said_at between killed.at - "
+        "interval '2 s' and killed.at"
         " cross join lateral (select n.said_at, n.run from public.seen n"
         "  where n.job_id = s.job_id and n.at > s.at order by n.at limit 1) again"
-        " join pyworker.history h on h.id = s.job_id where again.run > s.run and again.said_at > killed.at order by 1",
+        " join pyworker.history h on h.id = s.job_id where again.run > s.run and again.said_at > killed.at "
+        "order by 1",
         [at for what, at in when if what == "parent"],
     )
     lost = sum(state == "lost" for state in states.values())
@@ -157,7 +164,8 @@ def test_when_processes_are_killed_no_job_is_lost_and_none_that_may_run_once_run
 
 
 def test_crashes_of_the_server_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    """In turn an immediate stop and a start, and a killed backend, which takes the whole server down, to recover by itself."""
+    """In turn an immediate stop and a start, and a killed backend, which takes the whole server
+    down, to recover by itself."""
     with ExitStack() as closing:
         server = Postgres(closing)
         server.install()
@@ -208,7 +216,8 @@ def test_crashes_of_the_server_lose_nothing_that_was_acknowledged(tmp_path: Path
             many = left()
         states = dict(
             queue.rows(
-                "select id, coalesce(reason, state) from pyworker.jobs union all select id, state from pyworker.history"
+                "select id, coalesce(reason, state) from pyworker.jobs union all select id, state "
+                "from pyworker.history"
             )
         )
         starts: dict[int, int] = defaultdict(int)
@@ -223,5 +232,6 @@ def test_crashes_of_the_server_lose_nothing_that_was_acknowledged(tmp_path: Path
                 assert states[job_id] == "completed", (job_id, kind, states[job_id])
         lost = sum(states[job_id] != "completed" for job_id in kinds)
         print(
-            f"{CRASHES} crashes; {len(kinds)} jobs acknowledged, {sum(starts.values())} starts, {lost} lost visibly"
+            f"{CRASHES} crashes; {len(kinds)} jobs acknowledged, {sum(starts.values())} starts, {lost} "
+            f"lost visibly"
         )

@@ -18,13 +18,15 @@ from tests.support.crowd import LONG, Crowd
 def test_sequences_run_one_job_at_a_time_in_order_and_forget_no_job(
     api: Any, dsn: str, rounds: int | None, invariants: Any, record_property: Any
 ) -> None:
-    """Twenty sequences, eight workers that fail, snooze, release, cancel and die, adders that commit late or roll back."""
+    """Twenty sequences, eight workers that fail, snooze, release, cancel and die, adders that
+    commit late or roll back."""
     crowd = Crowd(api, dsn, rounds)
     keys = [f"s{i}" for i in range(20)]
     guard = threading.Lock()
     running: dict[str, int] = {}
     resumed: dict[str, list[list[float]]] = {key: [] for key in keys}  # from, to
-    # Per sequence, in the order in which they happened: (start, id, when), then (end, id, when its last call began, what it was)
+    # Per sequence, in the order in which they happened: (start, id, when), then (end, id, when its
+    # last call began, what it was)
     story: dict[str, list[tuple[Any, ...]]] = {key: [] for key in keys}
     known: dict[int, float] = {}  # from when on every session can see that this job is to run
     goes_on: dict[int, dict[str, bool]] = {}
@@ -216,6 +218,9 @@ def test_sequences_run_one_job_at_a_time_in_order_and_forget_no_job(
     assert committed - ran <= touched, "everything that was added ran, or was cancelled by hand"
     assert {row.state for row in api.rows("select distinct state from pyworker.jobs")} <= {"discarded"}
     assert api.rows("select from pyworker.sequences where waiting > 0 or running is not null") == []
-    figures = f"{starts} starts of {len(committed)} jobs in 20 sequences in {seconds:.1f} s, {late} committed late; {dict(counts)}"
+    figures = (
+        f"{starts} starts of {len(committed)} jobs in 20 sequences in {seconds:.1f} s, {late} committed "
+        f"late; {dict(counts)}"
+    )
     record_property("figures", figures)
     print(f"\n4 adders x 8 workers: {figures}")

@@ -16,14 +16,15 @@ from psycopg.rows import namedtuple_row
 
 from tests.support import SECONDS
 
-# Everything at once --------------------------------------------------------------------------------------------------
+# Everything at once -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seconds", [2.0, pytest.param(SECONDS, marks=pytest.mark.torture, id="long")])
 def test_workers_that_die_at_random_do_nothing_twice_that_must_not_be_and_forget_nothing(
     api: Any, dsn: str, seconds: float, record_property: Any
 ) -> None:
-    """Killed connections, leases that end, forced unlocks, dead processes, in the midst of everything that a worker says."""
+    """Killed connections, leases that end, forced unlocks, dead processes, in the midst of
+    everything that a worker says."""
     until = time.monotonic() + seconds
     guard = threading.Lock()
     effects: dict[int, list[int]] = defaultdict(list)  # by job: the runs that did what they are for
@@ -155,7 +156,8 @@ def test_workers_that_die_at_random_do_nothing_twice_that_must_not_be_and_forget
                 a.rows("select pg_terminate_backend(%s)", [backend])
             elif kind == "lease":
                 a.rows(
-                    "update pyworker.workers set expires_at = pyworker.clock() - interval '1 s' where id = %s",
+                    "update pyworker.workers set expires_at = pyworker.clock() - interval '1 s' "
+                    "where id = %s",
                     [victim],
                 )
                 a.sweep_workers()  # before it beats again, or it was only late
@@ -194,7 +196,8 @@ def test_workers_that_die_at_random_do_nothing_twice_that_must_not_be_and_forget
     rows = {
         row.id: row
         for row in api.rows(
-            "select id, state, reason, run from pyworker.jobs union all select id, state, reason, run from pyworker.history"
+            "select id, state, reason, run from pyworker.jobs union all select id, state, reason, run "
+            "from pyworker.history"
         )
     }
     assert set(rows) == set(added), "every job that was added is somewhere"
@@ -209,7 +212,8 @@ def test_workers_that_die_at_random_do_nothing_twice_that_must_not_be_and_forget
         assert (row.state == "completed") >= accepted[job_id], row
     fates = Counter(f"{added[row.id]}: {row.reason or row.state}" for row in rows.values())
     figures = (
-        f"{len(added)} jobs, {sum(row.run for row in rows.values())} runs, deaths {dict(deaths)}, swept {results[2] + results[3]}, "
+        f"{len(added)} jobs, {sum(row.run for row in rows.values())} runs, deaths {dict(deaths)}, swept "
+        f"{results[2] + results[3]}, "
         f"ends {dict(sorted(fates.items()))}"
     )
     record_property("figures", figures)

@@ -1,6 +1,8 @@
-"""Torture: producers, workers and faults of every kind. All write down what they see; afterwards checker.py judges the record alone.
+"""Torture: producers, workers and faults of every kind. All write down what they see; afterwards
+checker.py judges the record alone.
 
-PYWORKER_TORTURE_SECONDS says how long (make nightly: an hour). PYWORKER_HISTORY names a directory that keeps the record.
+PYWORKER_TORTURE_SECONDS says how long (make nightly: an hour). PYWORKER_HISTORY names a directory
+that keeps the record.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ UNIQUE = {"keys": ["type", "args"], "on_conflict": "ignore"}
 
 SAMPLE = """
     select coalesce(json_agg(json_build_object(
-        'id', j.id, 'state', j.state, 'run', j.run, 'key', j.job_key, 'unique', encode(j.unique_key, 'hex'), 'sequence', j.sequence_key,
+        'id', j.id, 'state', j.state, 'run', j.run, 'key', j.job_key, 'unique', encode(j.unique_key, 'hex'),
+            'sequence', j.sequence_key,
         'queue', j.queue_name, 'worker', (w.info ->> 'pid')::bigint)), '[]') as jobs
     from pyworker.live_jobs j left join pyworker.workers w on w.id = j.worker_id
     where j.state <> 'discarded' or j.job_key is not null -- the others only grow in number"""
@@ -47,13 +50,18 @@ VIEWS = {
     "jobs": ("select count(*) from pyworker.jobs", "select count(*) from pyworker.live_jobs"),
     "history": ("select count(*) from pyworker.history", "select count(*) from pyworker.finished_jobs"),
     "queue_stats": (
-        "select sum(available + running + pending + scheduled + retryable + discarded) from pyworker.queue_stats",
+        "select sum(available + running + pending + scheduled + retryable + discarded) "
+        "from pyworker.queue_stats",
         "select nullif(count(*), 0) from pyworker.live_jobs",
     ),
-    "live_workers": ("select count(*) from pyworker.live_workers", "select count(*) from pyworker.workers where dead_at is null"),
-}  # fmt: skip
+    "live_workers": (
+        "select count(*) from pyworker.live_workers",
+        "select count(*) from pyworker.workers where dead_at is null",
+    ),
+}
 FINAL = """
-    select j.id, j.state, j.reason, j.run, j.delivery, array(select e.run from public.effects e where e.job_id = j.id order by 1) as effects
+    select j.id, j.state, j.reason, j.run, j.delivery,
+        array(select e.run from public.effects e where e.job_id = j.id order by 1) as effects
     from (select id, state, reason, run, delivery from pyworker.live_jobs
           union all select id, state, reason, run, delivery from pyworker.finished_jobs) j"""
 
@@ -224,7 +232,8 @@ class Faults:
 
     def backend(self) -> None:
         self._server.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'pyworker' order by random() limit 2"
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'pyworker' "
+            "order by random() limit 2"
         )
 
     def freeze(self) -> None:

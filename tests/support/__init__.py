@@ -1,4 +1,5 @@
-"""What tests of more than one file use. Fixtures are in the conftests, and those of the SQL in sql_fixtures.py."""
+"""What tests of more than one file use. Fixtures are in the conftests, and those of the SQL in
+sql_fixtures.py."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from tests.support import DEADLINE
 
 ONE = {"add_job", "remove_job", "get_job", "cancel_job", "retry_job", "delete_job"}
 MANY = {
-    "add_jobs", "claim_jobs", "retry_jobs", "complete_jobs", "permanently_fail_jobs", "reschedule_jobs", "job_errors",
+    "add_jobs", "claim_jobs", "retry_jobs", "complete_jobs", "permanently_fail_jobs", "reschedule_jobs",
+    "job_errors",
 }  # fmt: skip
 
 
@@ -91,7 +92,8 @@ class Api:
 
 
 class Actor(Api):
-    """Api on a session of its own; later.add_job(…) begins a call that another session may block, and gives a future."""
+    """Api on a session of its own; later.add_job(…) begins a call that another session may block,
+    and gives a future."""
 
     def __init__(self, session: Any) -> None:
         super().__init__(session.conn)

@@ -2,9 +2,10 @@
 
     python tests/support/checker.py DIRECTORY        all *.jsonl in it
 
-Every line is one event of one process, with its time `t` (and `began`, if it took some): what producers asked for and what came of it (ok,
-error, unknown), when handlers began and ended, what was killed, what an observer saw in one snapshot, and how each job was in the end.
-The numbers are those of the design's invariants. Nothing here asks a database.
+Every line is one event of one process, with its time `t` (and `began`, if it took some): what
+producers asked for and what came of it (ok, error, unknown), when handlers began and ended, what
+was killed, what an observer saw in one snapshot, and how each job was in the end. The numbers are
+those of the design's invariants. Nothing here asks a database.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ class History:
         return [event for event in self.events if event["what"] == what]
 
     def spans(self, of: str) -> dict[Any, list[tuple[float, float, Event]]]:
-        """From when to when handlers ran, by the sequence or queue of their jobs. Of one whose end was not recorded it is known that it ran
-        until its process was killed, or at least until that was last heard of. (Numbers of processes come again, hence the parent's.)"""
+        """From when to when handlers ran, by the sequence or queue of their jobs. Of one whose end
+        was not recorded it is known that it ran until its process was killed, or at least until
+        that was last heard of. (Numbers of processes come again, hence the parent's.)"""
         ends = {(event["id"], event["run"], event["pid"]): event["t"] for event in self.of("end")}
         alive: dict[tuple[int, int], float] = {}
         for event in self.of("begin") + self.of("kill"):
@@ -73,7 +75,10 @@ def i1_nothing_stays_with_the_dead(h: History) -> Iterator[str]:
                     begin, end = max(begin, until), min(end, sample["t"])
                     seen, until = seen + max(end - begin, 0), max(end, until)
                 if seen > TTL:
-                    yield f"job {job['id']} runs with {job['worker']}, dead for {sample['t'] - died:.0f} s, {seen:.0f} with others there"
+                    yield (
+                        f"job {job['id']} runs with {job['worker']}, dead for {sample['t'] - died:.0f} s, "
+                        f"{seen:.0f} with others there"
+                    )
 
 
 def _twice(h: History, of: str, states: set[str]) -> Iterator[str]:
@@ -147,8 +152,9 @@ def i6_at_least_once(h: History) -> Iterator[str]:
 
 
 def i7_run_only_grows(h: History) -> Iterator[str]:
-    """But for what a crash of the server takes back: the commit of a claim outside of sequences and queues does not wait for the disk. Who
-    has claimed it may begin it after the crash, as long as he does not hear of it."""
+    """But for what a crash of the server takes back: the commit of a claim outside of sequences
+    and queues does not wait for the disk. Who has claimed it may begin it after the crash, as
+    long as he does not hear of it."""
     crashes = [event["t"] for event in h.of("stop")]
 
     def taken_back(before: Event, after: Event, job: Event) -> bool:
@@ -160,7 +166,8 @@ def i7_run_only_grows(h: History) -> Iterator[str]:
         once = job_id in h.finals and h.finals[job_id]["delivery"] == "at_most_once"
         seen: dict[int, Event] = {}
         for begin in begins:
-            # A worker that stood still between claim and begin begins late, if it has nothing to ask: as long as its run is refused then.
+            # A worker that stood still between claim and begin begins late, if it has nothing to
+            # ask: as long as its run is refused then.
             if any(run > begin["run"] for run in seen) and once and begin["task"] == begins[-1]["task"]:
                 yield f"job {job_id} began as run {max(seen)}, and later as run {begin['run']}"
             before = seen.setdefault(begin["run"], begin)
@@ -194,7 +201,10 @@ def i9_the_newest_run_has_the_last_word(h: History) -> Iterator[str]:
             and final["state"] == "completed"
             and final["run"] not in final["effects"]
         ):
-            yield f"job {job_id} ended as run {final['run']}, its effects are those of the runs {final['effects']}"
+            yield (
+                f"job {job_id} ended as run {final['run']}, its effects are those of the runs "
+                f"{final['effects']}"
+            )
 
 
 def i10_a_rolled_back_add_leaves_nothing(h: History) -> Iterator[str]:
@@ -231,8 +241,10 @@ def i13_no_queue_overflows(h: History) -> Iterator[str]:
 
 
 INVARIANTS: list[Callable[[History], Iterator[str]]] = [
-    i1_nothing_stays_with_the_dead, i2_one_job_per_key, i3_one_at_a_time_and_in_order, i4_nothing_is_lost_or_invented, i5_at_most_once,
-    i6_at_least_once, i7_run_only_grows, i8_one_job_per_due, i9_the_newest_run_has_the_last_word, i10_a_rolled_back_add_leaves_nothing,
+    i1_nothing_stays_with_the_dead, i2_one_job_per_key, i3_one_at_a_time_and_in_order,
+    i4_nothing_is_lost_or_invented, i5_at_most_once,
+    i6_at_least_once, i7_run_only_grows, i8_one_job_per_due, i9_the_newest_run_has_the_last_word,
+    i10_a_rolled_back_add_leaves_nothing,
     i11_views_tell_the_truth, i12_unique_is_unique, i13_no_queue_overflows,
 ]  # fmt: skip
 

@@ -14,7 +14,8 @@ COMMANDS = sorted(main.commands)
 
 @pytest.fixture
 def call(db: Any, dsn: str, cli: Any) -> Any:
-    """A command on the shared database that must succeed; returns what it printed, decoded if it is asked for JSON."""
+    """A command on the shared database that must succeed; returns what it printed, decoded if it
+    is asked for JSON."""
 
     def run(*arguments: str, stdin: str = "") -> Any:
         done = cli(*arguments, stdin=stdin, DATABASE_URL=dsn)

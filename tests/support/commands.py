@@ -28,6 +28,7 @@ def process(
 ) -> subprocess.CompletedProcess[str]:
     """The same as a process of its own, in this directory."""
     return subprocess.run(
-        [sys.executable, "-m", "pyworker", *arguments], cwd=directory, input=stdin, capture_output=True, text=True,
+        [sys.executable, "-m", "pyworker", *arguments], cwd=directory, input=stdin, capture_output=True,
+        text=True,
         env={"PATH": os.environ["PATH"], **environment}, timeout=DEADLINE,
     )  # fmt: skip

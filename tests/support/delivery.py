@@ -86,7 +86,7 @@ ENDED_EARLY: dict[str, Callable[[Any], Any]] = {
 }
 
 
-# A human's act, or a producer's, runs it again -----------------------------------------------------------------------
+# A human's act, or a producer's, runs it again ----------------------------------------------------
 
 
 def lose(api: Any, job: Any, worker: int) -> None:

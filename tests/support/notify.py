@@ -10,7 +10,8 @@ import pytest
 
 @pytest.fixture
 def heard(api: Any, actor: Any) -> Callable[[], list[str]]:
-    """heard() gives what was notified since the last call: all that was committed before this one's own word."""
+    """heard() gives what was notified since the last call: all that was committed before this
+    one's own word."""
     ear = actor()
     ear.rows("listen pyworker")
 

@@ -12,7 +12,8 @@ import pytest
 
 @pytest.fixture
 def watched(api: Any, actor: Any) -> Iterator[Callable[..., list[dict[str, Any]]]]:
-    """watched(call) runs the call and gives the plan of every statement that it ran, with what each node really did."""
+    """watched(call) runs the call and gives the plan of every statement that it ran, with what
+    each node really did."""
     a = actor()
     try:
         a.rows("load 'auto_explain'")

@@ -22,7 +22,8 @@ def free_port() -> int:
 
 
 def as_the_servers_user(directory: Path, host: str) -> dict[str, Any]:
-    """For Popen: PgBouncer does not run as root, so it runs as the server's user, who can read this directory."""
+    """For Popen: PgBouncer does not run as root, so it runs as the server's user, who can read
+    this directory."""
     if os.getuid() != 0:
         return {}
     there = os.stat(host) if host.startswith("/") else None
@@ -41,9 +42,11 @@ def pooler(queue: Any, tmp_path: Path) -> Iterator[str]:
     port = free_port()
     (tmp_path / "users.txt").write_text(f'"{where["user"]}" ""\n')
     (tmp_path / "pgbouncer.ini").write_text(
-        f"[databases]\n{where['dbname']} = host={where['host']} port={where['port']} dbname={where['dbname']} user={where['user']}\n"
+        f"[databases]\n{where['dbname']} = host={where['host']} port={where['port']} "
+        f"dbname={where['dbname']} user={where['user']}\n"
         f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-        f"auth_file = {tmp_path}/users.txt\npool_mode = transaction\ndefault_pool_size = 2\nlogfile = {tmp_path}/log\n"
+        f"auth_file = {tmp_path}/users.txt\npool_mode = transaction\ndefault_pool_size = 2\n"
+        f"logfile = {tmp_path}/log\n"
         f"pidfile = {tmp_path}/pid\n"
     )
     become = as_the_servers_user(tmp_path, str(where["host"]))

@@ -1,4 +1,5 @@
-"""A network that fails on purpose: a TCP proxy before the server that knows where each message of PostgreSQL's protocol begins and ends."""
+"""A network that fails on purpose: a TCP proxy before the server that knows where each message of
+PostgreSQL's protocol begins and ends."""
 
 from __future__ import annotations
 
@@ -178,7 +179,8 @@ class Proxy:
             link.cut()
 
     def hush(self, new: str = "from the start") -> None:
-        """From now on it swallows everything and says nothing: on present connections for ever, on new ones until `speak`."""
+        """From now on it swallows everything and says nothing: on present connections for ever, on
+        new ones until `speak`."""
         self.silent = new
         for link in list(self.links):
             link.silent = True
@@ -195,9 +197,11 @@ class Proxy:
 
 
 def once(word: str, up: bool, kinds: bytes, spare: int = 0, after: str = "") -> Any:
-    """A fault: the first such message about a statement with this word (after `spare` others) is lost, and its connection with it.
+    """A fault: the first such message about a statement with this word (after `spare` others) is
+    lost, and its connection with it.
 
-    Only on a connection on which a statement with the word `after` was sent before. Its `struck` is set when that has happened."""
+    Only on a connection on which a statement with the word `after` was sent before. Its `struck` is
+    set when that has happened."""
     lock, left = threading.Lock(), [spare]
 
     def fault(message: Message) -> bool:
@@ -218,7 +222,8 @@ def once(word: str, up: bool, kinds: bytes, spare: int = 0, after: str = "") -> 
 
 
 class Weather:
-    """A fault that strikes again and again at random message boundaries: before a message, after it, or in the middle."""
+    """A fault that strikes again and again at random message boundaries: before a message, after
+    it, or in the middle."""
 
     def __init__(self, seed: str, cuts: int, most: int = 1200) -> None:
         self._rng, self._lock, self._most = random.Random(seed), threading.Lock(), most

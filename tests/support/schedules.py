@@ -39,7 +39,8 @@ def scheduled(api: Any, name: str) -> Any:
 
 def jobs(api: Any, identifier: str = "t") -> list[Any]:
     return api.rows(
-        "select id, run_at, payload, state, job_key from pyworker.live_jobs where task_identifier = %s order by run_at, id",
+        "select id, run_at, payload, state, job_key from pyworker.live_jobs where task_identifier = %s "
+        "order by run_at, id",
         [identifier],
     )
 
@@ -53,12 +54,13 @@ def run_all(api: Any) -> int:
     return total
 
 
-# Queries -------------------------------------------------------------------------------------------------------------
+# Queries ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def roles(fresh: psycopg.Connection[Any]) -> Iterator[dict[str, str]]:
-    """Roles of this test alone: reader owns nothing and may read orders; caller is a pyworker_admin and a member of reader."""
+    """Roles of this test alone: reader owns nothing and may read orders; caller is a
+    pyworker_admin and a member of reader."""
     name = fresh.info.dbname
     found = {role: f"{role} of {name}" for role in ("reader", "caller", "stranger")}
     for role in found.values():
@@ -88,17 +90,23 @@ def add(own: Any, roles: dict[str, str], query: str, name: str = "q", **more: An
 
 
 def tick(own: Any, n: int = 1, first: Any = None) -> None:
-    """As a worker, a second after the next minute has begun, or the n-th: no other tick is due then. `first`: the minute
-    to count from, for a test that takes so long that another one may begin meanwhile."""
+    """As a worker, a second after the next minute has begun, or the n-th: no other tick is due
+    then. `first`: the minute to count from, for a test that takes so long that another one may
+    begin meanwhile."""
     offset = own.value(
-        "select extract(epoch from coalesce(%s::timestamptz - interval '1 minute', date_trunc('minute', now())) - now()) + %s",
+        "select extract(epoch from coalesce(%s::timestamptz - interval '1 minute', date_trunc('minute', "
+        "now())) - now()) + %s",
         [first, 60 * n + 1],
     )
     own.rows(
-        f"reset session authorization; set pyworker.clock_offset = '{offset} seconds'; set role pyworker_worker"
+        f"reset session authorization; set pyworker.clock_offset = '{offset} seconds'; "
+        f"set role pyworker_worker"
     )
     run_all(own)
     own.rows("reset role")
 
 
-ORDERS = "select 'order ' || id as job_key, jsonb_build_object('id', id) as payload, total as priority from public.orders order by id"
+ORDERS = (
+    "select 'order ' || id as job_key, jsonb_build_object('id', id) as payload, total as priority "
+    "from public.orders order by id"
+)

@@ -61,10 +61,10 @@ def explain(api: Any, job_id: int) -> list[Any]:
     return api.rows("select * from pyworker.explain_job(%s)", [job_id])
 
 
-# Which sequence a job belongs to ---------------------------------------------------------------------------------------
+# Which sequence a job belongs to ------------------------------------------------------------------
 
 
-# Recovery --------------------------------------------------------------------------------------------------------------
+# Recovery -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["discarded", "cancelled"])

@@ -15,7 +15,8 @@ SNAPSHOT_LEVELS = LEVELS[1:]  # a transaction sees what there was at its first s
 
 
 class Session:
-    """A connection that another thread drives, one statement at a time: for tests that step two or more of them."""
+    """A connection that another thread drives, one statement at a time: for tests that step two or
+    more of them."""
 
     def __init__(self, dsn: str, offset: timedelta) -> None:
         self.conn = psycopg.connect(dsn, autocommit=True)

@@ -24,8 +24,10 @@ CLEAN = """
         v record;
     begin
         for v in
-            select c.oid::regclass as name, s.seqstart from pg_class c left join pg_sequence s on s.seqrelid = c.oid
-            where c.relnamespace = 'pyworker'::regnamespace and c.relkind in ('r', 'p', 'S') and not c.relispartition
+            select c.oid::regclass as name, s.seqstart from pg_class c left join pg_sequence s
+                on s.seqrelid = c.oid
+            where c.relnamespace = 'pyworker'::regnamespace and c.relkind in ('r', 'p', 'S')
+                and not c.relispartition
               and c.relname not in ('migrations', 'installed_objects')
         loop
             if v.seqstart is not null then
@@ -42,7 +44,8 @@ CLEAN = """
 
 @pytest.fixture(scope="session")
 def _kept(_shared: Any) -> Iterator[dict[str, Any]]:
-    """Connections stay from test to test: a new one spends 20 ms on compiling our functions, as a worker's does once."""
+    """Connections stay from test to test: a new one spends 20 ms on compiling our functions, as a
+    worker's does once."""
     kept: dict[str, Any] = {"db": None, "sessions": [], "tests": 0}
     yield kept
     for connection in [kept["db"], *kept["sessions"]]:
@@ -134,8 +137,8 @@ def own(fresh: psycopg.Connection[Any]) -> Api:
 def job_in(api: Api, worker: int, clock: Any) -> Callable[..., Any]:
     """job_in("running", job_key="k") makes a job and brings it into that state; returns it as get_job does.
 
-    Two more states are `due`, that of a failed job when its time has come, and `queued`, that of an available job
-    whose queue is full.
+    Two more states are `due`, that of a failed job when its time has come, and `queued`, that of an
+    available job whose queue is full.
     """
 
     def make(state: str, identifier: str = "t", **named: Any) -> Any:

@@ -40,7 +40,8 @@ def fresh_queue(fresh_dsn: str, tmp_path: Path) -> Iterator[Queue]:
 
 @pytest.fixture(scope="module")
 def served(request: Any, pg_template: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
-    """A database with one worker that is always there, for tests that only add jobs and look at what becomes of them.
+    """A database with one worker that is always there, for tests that only add jobs and look at
+    what becomes of them.
 
     A parameter is the worker's environment."""
     directory = tmp_path_factory.mktemp("served")

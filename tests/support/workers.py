@@ -1,4 +1,5 @@
-"""Real workers: `pyworker run handlers` in processes of their own, and a look at what becomes of their jobs."""
+"""Real workers: `pyworker run handlers` in processes of their own, and a look at what becomes of
+their jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ GATES = 77  # the class of the advisory locks at which handlers wait
 # What the handlers tell of themselves. The trigger's sequence keeps the order.
 TABLE = """
     create table if not exists public.seen (
-        at bigserial primary key, job_id bigint, run bigint, task text, attempts integer, pid integer, told json);
+        at bigserial primary key, job_id bigint, run bigint, task text, attempts integer, pid integer,
+            told json);
     create table if not exists public.runs (job_id bigint);
     truncate public.seen, public.runs restart identity"""
 
@@ -102,7 +104,8 @@ class Queue:
         return [self.job(job_id).run for job_id in job_ids]
 
     def begun(self, job_id: int) -> list[tuple[int, int]]:
-        """Each time that the job's handler told of itself: in which of its runs (1 is the first), and attempts."""
+        """Each time that the job's handler told of itself: in which of its runs (1 is the first),
+        and attempts."""
         seen = self.seen(job_id)
         runs = sorted({one.run for one in seen})
         assert runs[-1:] == self.runs(job_id), "it was claimed again, and no handler told of it"
@@ -133,7 +136,8 @@ class Queue:
 
     @contextmanager
     def in_one_deadline(self) -> Iterator[None]:
-        """All that is awaited in the block has to come true within one deadline: what polling would take longer for."""
+        """All that is awaited in the block has to come true within one deadline: what polling
+        would take longer for."""
         self._looks = int(DEADLINE * 100)
         yield
         self._looks = None
@@ -191,7 +195,8 @@ class Queue:
 
     def report(self) -> str:
         jobs = self.rows(
-            "select id, task_identifier, state, attempts, run, locked_by, last_error from pyworker.jobs order by id limit 20"
+            "select id, task_identifier, state, attempts, run, locked_by, last_error from pyworker.jobs "
+            "order by id limit 20"
         )
         return "\n".join([*map(str, jobs), *(worker.log for worker in self.workers)])
 
@@ -232,7 +237,10 @@ class Worker:
 
     def until_ready(self, processes: int = 1) -> Worker:
         """Until its children have looked for jobs and found none: from now on a new job is a surprise."""
-        idle = "state = 'idle' and query ~ 'seconds_until_due' and datname = current_database() and pid <> pg_backend_pid()"
+        idle = (
+            "state = 'idle' and query ~ 'seconds_until_due' and datname = current_database() "
+            "and pid <> pg_backend_pid()"
+        )
         self._queue.until(f"select count(*) >= %s from pg_stat_activity where {idle}", processes)
         return self
 

@@ -1,4 +1,5 @@
-"""What the client promises to type checkers: right uses pass, wrong ones are refused, a forgotten await among them."""
+"""What the client promises to type checkers: right uses pass, wrong ones are refused, a forgotten
+await among them."""
 
 from __future__ import annotations
 

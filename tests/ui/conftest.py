@@ -93,8 +93,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, site: Any) -> Iterator[Any]:
-    """A page of a browser; what its console complains of fails the test, and it may speak to this machine only. It is closed before the
-    site is: a page that still loads would complain of that."""
+    """A page of a browser; what its console complains of fails the test, and it may speak to this
+    machine only. It is closed before the site is: a page that still loads would complain of
+    that."""
     context = browser.new_context(viewport={"width": 1280, "height": 860})
     page = context.new_page()
     complaints: list[str] = []

@@ -33,7 +33,8 @@ ANSWERS = {
 def tell(job, what=None):
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
         conn.execute(
-            "insert into public.seen (job_id, run, task, attempts, pid, told) values (%s, %s, %s, %s, %s, %s)",
+            "insert into public.seen (job_id, run, task, attempts, pid, told) "
+            "values (%s, %s, %s, %s, %s, %s)",
             [job.id, job.run, job.task_identifier, job.attempts, os.getpid(), json.dumps(what)],
         )
         if isinstance(job.payload, dict) and "gate" in job.payload:

@@ -1,4 +1,5 @@
-"""Handlers that break what runs them: their outcomes cannot be shown, they stop the event loop, copy or end their process."""
+"""Handlers that break what runs them: their outcomes cannot be shown, they stop the event loop,
+copy or end their process."""
 
 import asyncio
 import os

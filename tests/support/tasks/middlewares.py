@@ -1,4 +1,5 @@
-"""Middlewares that the tests have workers run around the tasks of handlers.py. Which of them acts, a job's meta says."""
+"""Middlewares that the tests have workers run around the tasks of handlers.py. Which of them acts,
+a job's meta says."""
 
 import asyncio
 import json

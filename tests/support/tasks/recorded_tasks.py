@@ -1,4 +1,5 @@
-"""Tasks whose handlers write down when they begin and end, in files that outlive each process: see test_torture.py."""
+"""Tasks whose handlers write down when they begin and end, in files that outlive each process: see
+test_torture.py."""
 
 import asyncio
 import json

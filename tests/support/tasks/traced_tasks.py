@@ -1,4 +1,5 @@
-"""Tasks with OpenTelemetry and Sentry around them; what both were told is written into files beside the worker's log."""
+"""Tasks with OpenTelemetry and Sentry around them; what both were told is written into files
+beside the worker's log."""
 
 import json
 import os
