@@ -17,9 +17,9 @@ import psycopg
 import pytest
 
 from pyworker.cli import main
+from tests.support import ROOT
 from tests.support.workers import ends_of
 
-ROOT = str(Path(__file__).parents[2])
 DEADLINE = 60.0
 TASKS = """
 from pyworker import task
@@ -37,7 +37,7 @@ class Dev:
             [sys.executable, "-m", "pyworker", "dev", "mytasks", *arguments], cwd=directory, text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": ROOT, **environment},
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment},
             # ignored in what a shell has sent to the background
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip

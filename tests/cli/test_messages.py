@@ -12,15 +12,15 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.support import PYTHONPATH, ROOT
 from tests.support.workers import Queue
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 LINK = "tcp://10.96.0.17:8080"
 
 
 def run(words: list[str], stdout: Any, **environment: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "pyworker", *words]
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": ROOT, **environment}
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment}
     done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=env, timeout=60)
     return done.returncode, done.stderr
 
@@ -87,7 +87,7 @@ def test_streams_that_are_closed_are_written_nowhere(queue: Any, words: str, clo
     job_id = queue.add("note")
     env = {
         "PATH": os.environ["PATH"],
-        "PYTHONPATH": f"{ROOT}:{os.path.dirname(__file__)}",
+        "PYTHONPATH": PYTHONPATH,
         "DATABASE_URL": queue.dsn,
     }
     command = f"exec '{sys.executable}' -m pyworker {words} {closed}"

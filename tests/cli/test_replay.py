@@ -9,7 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-ROOT = str(Path(__file__).parents[2])
+from tests.support import ROOT
+
 TASKS = """
 import asyncio
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ def replay(db: Any, dsn: str, program: Any, tmp_path: Path) -> Any:
                 *(words or ("--modules", "mytasks")),
                 stdin=stdin,
                 DATABASE_URL=dsn,
-                PYTHONPATH=ROOT,
+                PYTHONPATH=str(ROOT),
             )
             listener.execute("select 1")
             assert list(listener.notifies(timeout=0)) == []

@@ -34,8 +34,9 @@ INDEXES = """
     order by c.relname collate "C"
 """
 TYPES = """
-    select t.typname, string_agg('    ' || a.attname || ' ' || format_type(a.atttypid, a.atttypmod), E',\n'
-    order by a.attnum)
+    select t.typname,
+           string_agg('    ' || a.attname || ' ' || format_type(a.atttypid, a.atttypmod), E',\n'
+               order by a.attnum)
     from pg_type t join pg_class c on c.oid = t.typrelid and c.relkind = 'c' join pg_attribute a
         on a.attrelid = c.oid
     where t.typnamespace = 'pyworker'::regnamespace and a.attnum > 0 group by t.typname
