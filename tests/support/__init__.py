@@ -1,5 +1,8 @@
-"""What tests of more than one file use. Fixtures are in the conftests, and those of the SQL in
-sql_fixtures.py."""
+"""What tests of more than one file use.
+
+Conftests import all of sql_fixtures.py or worker_fixtures.py. A test file that needs a fixture of
+another file here imports it as itself: `from tests.support.sequences import halted as halted`.
+"""
 
 from __future__ import annotations
 
