@@ -18,11 +18,11 @@ test: ## run all tests, but for the long ones
 .venv/bin/pytest:
 	$(install) '.[test]'
 
-# Neither interleavings nor generated cases, nor plans, which need large tables.
-long = races or pairs or model or fuzz or proof or plans or stress or walks or history or sweep or docs or mutants or install
+# Neither generated cases nor plans, which need large tables.
+long = proof or plans or walks or history or sweep or docs or mutants or install
 
 quick: .venv/bin/pytest ## run most tests of the SQL, in a minute
-	.venv/bin/pytest -n auto -q -x tests/sql tests/house -k "not ($(long))"
+	.venv/bin/pytest -n auto -q -x tests/sql tests/modules tests/rules -k "not ($(long))"
 
 t: .venv/bin/pytest ## run the tests of one file: make t F=fail
 	.venv/bin/pytest -q $(wildcard tests/*/test_$(F).py)
@@ -31,7 +31,7 @@ lint: ## check style and types
 	$(install) '.[dev]' && .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/pyright
 
 schema: ## write sql/schema.sql, from what the migrations make
-	$(install) '.[test]' && PYWORKER_WRITE_SCHEMA=1 .venv/bin/pytest -q tests/house/test_schema.py
+	$(install) '.[test]' && PYWORKER_WRITE_SCHEMA=1 .venv/bin/pytest -q tests/rules/test_schema.py
 
 docs: ## build the documentation into site/
 	$(install) '.[docs]' && .venv/bin/python docs/site/build.py
@@ -42,10 +42,10 @@ torture: ## run the long tests: crashes, races, load
 nightly: ## run everything for hours: the README's last section has the figures
 	$(install) '.[test]'
 	PYWORKER_WALKS=50 PYWORKER_CRON_CASES=100000 PYWORKER_EXAMPLES=1000 PYWORKER_MODEL_EXAMPLES=1000 PYWORKER_MODEL_STEPS=60 .venv/bin/pytest -n auto
-	test ! -x $(older)/postgres || PYWORKER_PG_BIN=$(older) .venv/bin/pytest -n auto tests/sql
-	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -m torture tests/runner/test_torture.py
+	test ! -x $(older)/postgres || PYWORKER_PG_BIN=$(older) .venv/bin/pytest -n auto tests/sql tests/modules tests/races tests/model tests/stress
+	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -m torture tests/stress/test_torture.py
 	PYWORKER_KILLS=2000 PYWORKER_CRASHES=200 PYWORKER_CUTS=5000 PYWORKER_FUZZ=1000000 PYWORKER_TORTURE_SECONDS=300 \
-		.venv/bin/pytest -n auto -m torture --ignore tests/runner/test_torture.py
+		.venv/bin/pytest -n auto -m torture --ignore tests/stress/test_torture.py
 
 release: nightly mutants ## the same, the mutants, and how long recovery takes
 	.venv/bin/python bench/recovery.py --rounds 100

@@ -25,10 +25,10 @@ from psycopg.rows import namedtuple_row
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.runner.conftest import Queue, Worker
-from tests.runner.proxy import Proxy
-from tests.runner.servers import Postgres
-from tests.runner.test_pgbouncer import pooler
+from tests.support.pooler import pooler
+from tests.support.proxy import Proxy
+from tests.support.servers import Postgres
+from tests.support.workers import Queue, Worker
 
 ADD = """
     select count(*) from pyworker.add_jobs(

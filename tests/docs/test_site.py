@@ -1,4 +1,5 @@
-"""The documentation's site: its references leave nothing out, it asks nobody else for anything, its search finds."""
+"""The documentation's site: its references leave nothing out, it asks no other site for anything,
+its search finds."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ import pytest
 import pyworker
 from pyworker import cli
 from pyworker._db import migrations
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "site" / "build.py")
 assert spec
 assert spec.loader
@@ -30,7 +31,10 @@ spec.loader.exec_module(build)
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("sphinx")
     target = tmp_path_factory.mktemp("site")
-    code = f"import sys; sys.path.insert(0, {str(ROOT / 'docs' / 'site')!r}); import build; from pathlib import Path; "
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'docs' / 'site')!r}); import build; "
+        f"from pathlib import Path; "
+    )
     code += f"sys.exit(build.build(Path({str(target)!r})))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")  # warnings are errors: links, headings, pages in no menu
@@ -48,7 +52,8 @@ def test_the_sql_reference_has_every_public_function_view_and_type(fresh: psycop
         " where p.pronamespace = 'pyworker'::regnamespace and p.proname !~ '^_'"
     ).fetchall()
     relations = fresh.execute(
-        "select c.relname from pg_class c where c.relnamespace = 'pyworker'::regnamespace and c.relkind in ('v', 'c')"
+        "select c.relname from pg_class c where c.relnamespace = 'pyworker'::regnamespace "
+        "and c.relkind in ('v', 'c')"
         " and c.relname !~ '^_'"
     ).fetchall()
     parts = re.split(r"(?m)^### ", text)
@@ -96,7 +101,7 @@ def test_pictures_show_what_their_sources_say() -> None:
         assert 'stroke="black"' not in drawn, "it would not be seen on a dark page"
 
 
-def test_the_site_is_built_and_asks_nobody_else_for_anything(site: Path) -> None:
+def test_the_site_is_built_and_asks_no_other_site_for_anything(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert {"index.html", "concepts.html", "reference-sql.html", "django.html", "search.html"} <= {
         p.name for p in pages

@@ -1,4 +1,5 @@
-"""Every fenced block of the README and of docs/ is run, or its commands are looked up; what cannot be is counted here.
+"""Every fenced block of the README and of docs/ is run, or its commands are looked up; what cannot
+be is counted here.
 
 A comment on the line above a block says what is special about it:
 
@@ -29,8 +30,8 @@ from psycopg.conninfo import make_conninfo
 
 from pyworker import cli
 from pyworker._db.migrations import migrate
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHELLS = ("sh", "bash", "console")
 SHOWN = ("", "text", "dockerfile", "promql", "diff", "yaml")  # nothing that this test could run
@@ -77,7 +78,7 @@ def of(page: str, language: str) -> list[Block]:
     return [block for block in BLOCKS if (block.page, block.language) == (page, language) and block.is_run]
 
 
-# -- SQL, statement by statement, in the page's order, each page on a database of its own ------------------------------
+# -- SQL, statement by statement, in the page's order, each page on a database of its own ----------
 
 
 @pytest.fixture
@@ -96,7 +97,8 @@ def no_role_stays(pg_server: Any, pg_template: Any) -> Iterator[None]:
 def owner(
     no_role_stays: None, fresh: psycopg.Connection[Any], fresh_dsn: str
 ) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a database of this test alone, as its owner, who is no superuser and has installed pyworker there."""
+    """A connection to a database of this test alone, as its owner, who is no superuser and has
+    installed pyworker there."""
     name = f"owner of {fresh.info.dbname}"
     fresh.execute("drop schema pyworker cascade")
     fresh.execute(
@@ -135,7 +137,7 @@ def run_sql(page: str, conn: psycopg.Connection[Any]) -> None:
             )
 
 
-# -- Python: a page is a module, imported once by hand (its own adds are committed), then by a real worker --------------
+# -- Python: a page is a module, imported once by hand (its own adds are committed), then by a real
 
 MODULE = """
 import os
@@ -186,7 +188,7 @@ def test_a_page_runs_its_sql_then_its_python_then_its_tasks_by_a_worker(
     assert owner.execute(failed).fetchall() == []
 
 
-# -- commands --------------------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
 TARGETS = set(re.findall(r"(?m)^([a-z]+):", (ROOT / "Makefile").read_text("utf-8")))
@@ -253,7 +255,7 @@ def test_the_commands_that_a_page_mentions_exist(page: Path) -> None:
         check(re.sub(r"[…\[\]]+", " ", code).split(), page.name)
 
 
-# -- what is left ----------------------------------------------------------------------------------------------------
+# -- what is left ----------------------------------------------------------------------------------
 
 
 def test_no_block_is_in_a_language_that_nothing_runs() -> None:

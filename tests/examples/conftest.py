@@ -1,4 +1,5 @@
-"""Each example runs as a user would run it: its own directory, its own processes, an empty database of its own."""
+"""Each example runs as a user would run it: its own directory, its own processes, an empty
+database of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pytest_postgresql.janitor import DatabaseJanitor
 
-ROOT = Path(__file__).parents[2]
+from tests.support import ROOT
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""examples/django against the real Django, with a real worker; django.tasks where Django has them, otherwise their own package."""
+"""examples/django against the real Django, with a real worker; django.tasks where Django has them,
+otherwise their own package."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ if django.VERSION < (6, 0):
 
 def python(project: Any, code: str) -> Any:
     """The value of `result` after this code, run in the project."""
-    program = f"import json, django\ndjango.setup()\n{textwrap.dedent(code)}\nprint(json.dumps(result, default=str))"
+    program = (
+        f"import json, django\ndjango.setup()\n{textwrap.dedent(code)}\n"
+        f"print(json.dumps(result, default=str))"
+    )
     printed = project.python("-c", program, DJANGO_SETTINGS_MODULE="project.settings")
     return json.loads(printed.splitlines()[-1])
 
@@ -101,7 +105,10 @@ def test_an_asynchronous_view_adds_and_asynchronous_tasks_run(project: Any) -> N
         ("shop.tasks.send_receipt", -50),
     ]
     run(project)
-    code = f"from shop.tasks import *\nimport asyncio\nresult = asyncio.run(remind.aget_result('{answer['reminder']}')).return_value"
+    code = (
+        f"from shop.tasks import *\nimport asyncio\n"
+        f"result = asyncio.run(remind.aget_result('{answer['reminder']}')).return_value"
+    )
     assert python(project, code) == "attempt 1 to remind bob@example.org"
 
 
@@ -114,7 +121,8 @@ def test_options_of_a_task_become_those_of_its_job(project: Any) -> None:
     """
     assert python(project, RECEIPT + textwrap.dedent(code)) == ["READY", False, 0, [1]]
     assert project.rows(
-        "select priority, queue_name, state, run_at = '2100-01-01 00:00+00', (pyworker.get_job(id)).payload::text from pyworker.jobs"
+        "select priority, queue_name, state, run_at = '2100-01-01 00:00+00', "
+        "(pyworker.get_job(id)).payload::text from pyworker.jobs"
     ) == [(7, None, "scheduled", True, '{"args": [1], "kwargs": {}}')]
 
 
@@ -123,7 +131,8 @@ def test_a_result_says_how_attempts_failed(project: Any) -> None:
     run(project)
     code = f"""
         r = send_receipt.get_result('{given}')
-        result = [r.status, r.attempts, [e.exception_class_path for e in r.errors], 'Traceback' in r.errors[0].traceback]
+        raised = [e.exception_class_path for e in r.errors]
+        result = [r.status, r.attempts, raised, 'Traceback' in r.errors[0].traceback]
     """
     assert python(project, "from shop.tasks import *\n" + textwrap.dedent(code)) == [
         "READY", 1, ["shop.models.Order.DoesNotExist"], True
@@ -153,7 +162,9 @@ def test_signals_are_sent_where_tasks_run(project: Any) -> None:
         from pyworker.django import _tasks
         told = []
         for signal in (_tasks.task_started, _tasks.task_finished):
-            signal.connect(lambda task_result, **_: told.append([task_result.status, task_result.attempts]), weak=False)
+            signal.connect(
+                lambda task_result, **_: told.append([task_result.status, task_result.attempts]), weak=False
+            )
         from types import SimpleNamespace as N
         backend = send_receipt.get_backend()
         handler = _tasks._handler(backend, send_receipt)

@@ -1,4 +1,5 @@
-"""examples/fastapi_sqlalchemy: requests by FastAPI's own test client, the dashboard mounted beside them, jobs by a real worker."""
+"""examples/fastapi_sqlalchemy: requests by FastAPI's own test client, the dashboard mounted beside
+them, jobs by a real worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Migrations of other tools: examples/alembic by the real Alembic, online and as a script; examples/plain_sql by psql."""
+"""Migrations of other tools: examples/alembic by the real Alembic, online and as a script;
+examples/plain_sql by psql."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""examples/pgbouncer: its file, with this machine's addresses, runs; producers go through it, a worker beside it."""
+"""examples/pgbouncer: its file, with this machine's addresses, runs; producers go through it, a
+worker beside it."""
 
 from __future__ import annotations
 
-import os
-import pwd
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import pyworker
+from tests.support.pooler import as_the_servers_user, free_port
 
 
 @pytest.fixture
@@ -24,12 +23,12 @@ def pooled(example: Any, tmp_path: Path) -> Iterator[tuple[Any, str]]:
     program = shutil.which("pgbouncer") or pytest.skip("no pgbouncer here")
     pool = example("pgbouncer")
     where = conninfo_to_dict(pool.dsn)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     text = (pool.directory / "pgbouncer.ini").read_text("utf-8")
     for shown, here in {
-        "host=127.0.0.1 port=5432 dbname=shop": f"host={where['host']} port={where['port']} dbname={where['dbname']} user={where['user']}",
+        "host=127.0.0.1 port=5432 dbname=shop": (
+            f"host={where['host']} port={where['port']} dbname={where['dbname']} user={where['user']}"
+        ),
         "listen_port = 6432": f"listen_port = {port}\nunix_socket_dir =",
         "auth_type = scram-sha-256": "auth_type = any",  # this server asks for no password
         "/etc/pgbouncer/userlist.txt": f"{tmp_path}/users.txt",
@@ -38,14 +37,7 @@ def pooled(example: Any, tmp_path: Path) -> Iterator[tuple[Any, str]]:
         text = text.replace(shown, here)
     (tmp_path / "users.txt").write_text("")
     (tmp_path / "pgbouncer.ini").write_text(text)
-    become: dict[str, Any] = {}
-    if os.getuid() == 0:  # it will not run as root
-        there = os.stat(str(where["host"])) if str(where["host"]).startswith("/") else None
-        user = pwd.getpwuid(there.st_uid) if there and there.st_uid else pwd.getpwnam("nobody")
-        become = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-        for directory in (tmp_path, *tmp_path.parents):
-            if directory.stat().st_mode & 0o077 == 0:
-                directory.chmod(0o711)
+    become = as_the_servers_user(tmp_path, str(where["host"]))
     process = subprocess.Popen(
         [program, str(tmp_path / "pgbouncer.ini")], stderr=subprocess.PIPE, text=True, **become
     )

@@ -1,8 +1,8 @@
 """Mutants of the SQL: each takes one guard away, and a test that is named beside it has to notice.
 
-The lists are the TOML files of this directory. A mutant names its function (or view), a pattern that stands once in the
-function's text, and what is put in its place. In a pattern, white space and comments of the SQL do not count, so that
-a change of wording or layout breaks no mutant.
+The lists are the TOML files of this directory. A mutant names its function (or view), a pattern
+that stands once in the function's text, and what is put in its place. In a pattern, white space and
+comments of the SQL do not count, so that a change of wording or layout breaks no mutant.
 """
 
 from __future__ import annotations

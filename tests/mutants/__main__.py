@@ -2,13 +2,14 @@
 
     python -m tests.mutants [name …]     all of them, or those whose name begins so
 
-A mutant that is not killed is a rule that nothing tests. One that does not install, or has statements that do not even
-run, counts as broken, not as killed.
+A mutant that is not killed is a rule that nothing tests. One that does not install, or has
+statements that do not even run, counts as broken, not as killed.
 
-Left out, as no test can tell them from the original: claim_jobs without `materialized` (PostgreSQL never inlines a CTE
-that locks rows); claim_jobs and _fill_queues without the id in their `order by` (the index they are pinned to has it);
-_lock_for_adds without the order of its rows (an index gives them in that order anyway; another order will not do);
-_prune with < for <= (time never stands still for it). A keyed add that leaves a running job its key never ends.
+Left out, as no test can tell them from the original: claim_jobs without `materialized` (PostgreSQL
+never inlines a CTE that locks rows); claim_jobs and _fill_queues without the id in their `order by`
+(the index they are pinned to has it); _lock_for_adds without the order of its rows (an index
+gives them in that order anyway; another order will not do); _prune with < for <= (time never stands
+still for it). A keyed add that leaves a running job its key never ends.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ CHECKOUT = SQL.parent
 SECONDS = 120  # for one mutant; its tests end by themselves long before, unless it hangs
 # What a mutant may not die of: it does not install, or has a statement that could never have run.
 BROKEN = re.compile(
-    r"in _install\n|psycopg\.errors\.(?:UndefinedColumn|UndefinedFunction|UndefinedTable|SyntaxError|Ambiguous\w+).*"
+    r"in _install\n|psycopg\.errors\."
+    r"(?:UndefinedColumn|UndefinedFunction|UndefinedTable|SyntaxError|Ambiguous\w+).*"
 )
 
 

@@ -1,4 +1,5 @@
-"""The torture's checker notices each kind of violation: it is given histories in which one invariant is broken."""
+"""The torture's checker notices each kind of violation: it is given histories in which one
+invariant is broken."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .checker import FENCE, INVARIANTS, Event, violations
+from tests.support.checker import FENCE, INVARIANTS, Event, violations
 
 
 def job(job_id: int, state: str = "running", **more: Any) -> Event:
@@ -26,7 +27,8 @@ def job(job_id: int, state: str = "running", **more: Any) -> Event:
 
 
 def history() -> dict[str, Event]:
-    """Nothing is wrong with this one; its events by names. Worker 10 has the process 11, which is killed while it runs job 1."""
+    """Nothing is wrong with this one; its events by names. Worker 10 has the process 11, which is
+    killed while it runs job 1."""
     no_lane = {"task": "plain", "sequence": None, "queue": None, "pid": 11, "parent": 10}
     no_key = {"what": "add", "outcome": "ok", "key": None}
     final = {"what": "final", "t": 99.0, "state": "completed", "delivery": "at_least_once", "effects": []}
@@ -39,15 +41,47 @@ def history() -> dict[str, Event]:
         "add 5": {**no_key, "began": 1.6, "t": 1.8, "id": None, "outcome": "unknown"},
         "begin 1": {"what": "begin", "t": 2.0, "id": 1, "run": 1, **no_lane},
         "sample": {
-            "what": "sample", "t": 2.1, "views": [["jobs", 3, 3]],
-            "jobs": [job(1, key="k", unique="u"), job(2, "available", sequence="s"), job(3, "pending", sequence="s")],
+            "what": "sample",
+            "t": 2.1,
+            "views": [["jobs", 3, 3]],
+            "jobs": [
+                job(1, key="k", unique="u"),
+                job(2, "available", sequence="s"),
+                job(3, "pending", sequence="s"),
+            ],
         },
         "kill": {"what": "kill", "t": 2.2, "pid": 11, "parent": 10, "how": "child"},
-        "begin 1 again": {"what": "begin", "t": 4.0, "id": 1, "run": 2, **no_lane, "task": "effect", "pid": 12},
+        "begin 1 again": {
+            "what": "begin",
+            "t": 4.0,
+            "id": 1,
+            "run": 2,
+            **no_lane,
+            "task": "effect",
+            "pid": 12,
+        },
         "end 1": {"what": "end", "t": 4.1, "id": 1, "run": 2, "pid": 12},
-        "begin 2": {"what": "begin", "t": 5.0, "id": 2, "run": 1, **no_lane, "sequence": "s", "queue": "q", "pid": 12},
+        "begin 2": {
+            "what": "begin",
+            "t": 5.0,
+            "id": 2,
+            "run": 1,
+            **no_lane,
+            "sequence": "s",
+            "queue": "q",
+            "pid": 12,
+        },
         "end 2": {"what": "end", "t": 5.1, "id": 2, "run": 1, "pid": 12},
-        "begin 3": {"what": "begin", "t": 6.0, "id": 3, "run": 1, **no_lane, "sequence": "s", "queue": "q", "pid": 12},
+        "begin 3": {
+            "what": "begin",
+            "t": 6.0,
+            "id": 3,
+            "run": 1,
+            **no_lane,
+            "sequence": "s",
+            "queue": "q",
+            "pid": 12,
+        },
         "end 3": {"what": "end", "t": 6.1, "id": 3, "run": 1, "pid": 12},
         "add 9": {**no_key, "began": 58.0, "t": 58.1, "id": 9},
         "begin 9": {"what": "begin", "t": 59.0, "id": 9, "run": 1, **no_lane, "pid": 12},
@@ -57,15 +91,16 @@ def history() -> dict[str, Event]:
         "final 2": {**final, "id": 2, "run": 1, "delivery": "at_most_once"},
         "final 3": {**final, "id": 3, "run": 1, "schedule": "daily", "due": "Monday"},
         "final 9": {**final, "id": 9, "run": 1},
-        "final 6": {**final, "id": 6, "run": 1, "state": "cancelled", "schedule": "daily", "due": "Tuesday"},  # the one in doubt
-    }  # fmt: skip
+        # the one in doubt
+        "final 6": {**final, "id": 6, "run": 1, "state": "cancelled", "schedule": "daily", "due": "Tuesday"},
+    }
 
 
 def test_a_history_of_faults_that_did_no_harm_has_no_violations() -> None:
     assert violations(history().values()) == []
 
 
-def test_with_nobody_there_to_look_the_jobs_of_the_dead_stay_with_them() -> None:
+def test_with_no_worker_there_to_look_the_jobs_of_the_dead_stay_with_them() -> None:
     recorded = history()
     recorded["kill"].update(pid=13)
     recorded["begin 9"].update(parent=14)
@@ -87,13 +122,28 @@ DOCTORED: list[tuple[str, Callable[[dict[str, Event]], Any]]] = [
     ("I3", lambda h: (h["begin 3"].update(t=4.5), h["end 3"].update(t=4.6))),
     ("I4", lambda h: h.pop("final 2")),
     ("I4", lambda h: h.update(more={**h["final 6"], "id": 8, "due": "Friday"})),
-    ("I5", lambda h: h.update(more={**h["begin 2"], "t": 7.0, "run": 2}, final=h["final 2"].update(run=2) or h["final 2"])),
+    (
+        "I5",
+        lambda h: h.update(
+            more={**h["begin 2"], "t": 7.0, "run": 2}, final=h["final 2"].update(run=2) or h["final 2"]
+        ),
+    ),
     ("I6", lambda h: h.pop("begin 3")),
     ("I6", lambda h: h["final 6"].update(state="retryable")),
     ("I7", lambda h: h["begin 1 again"].update(run=1)),
     ("I7", lambda h: h["late sample"]["jobs"].append(job(1, run=0))),
-    ("I7", lambda h: (h["begin 2"].update(run=2), h["end 2"].update(run=2), h["final 2"].update(run=2), h.update(
-        retry={"what": "retry", "outcome": "ok", "id": 2, "began": 5.2, "t": 5.3}, late={**h["begin 2"], "t": 7.0, "run": 1}))),
+    (
+        "I7",
+        lambda h: (
+            h["begin 2"].update(run=2),
+            h["end 2"].update(run=2),
+            h["final 2"].update(run=2),
+            h.update(
+                retry={"what": "retry", "outcome": "ok", "id": 2, "began": 5.2, "t": 5.3},
+                late={**h["begin 2"], "t": 7.0, "run": 1},
+            ),
+        ),
+    ),
     ("I8", lambda h: h["final 6"].update(due="Monday")),
     ("I9", lambda h: h["final 1"].update(run=1, effects=[])),
     ("I9", lambda h: h["final 1"].update(effects=[1, 2])),
@@ -104,8 +154,13 @@ DOCTORED: list[tuple[str, Callable[[dict[str, Event]], Any]]] = [
     ("I12", lambda h: h["sample"]["jobs"][1].update(unique="u")),
     ("I13", lambda h: (h["begin 3"].update(sequence=None, t=5.05), h["begin 2"].update(sequence=None))),
     ("I13", lambda h: [each.update(queue="q", state="running") for each in h["sample"]["jobs"][:2]]),
-    ("I13", lambda h: [each.update(queue="narrow", state="running", sequence=None) for each in h["sample"]["jobs"]]),
-]  # fmt: skip
+    (
+        "I13",
+        lambda h: [
+            each.update(queue="narrow", state="running", sequence=None) for each in h["sample"]["jobs"]
+        ],
+    ),
+]
 
 
 def test_what_a_crash_of_the_server_takes_back_of_a_claim_is_claimed_again_under_the_same_number() -> None:
@@ -140,7 +195,7 @@ def test_a_handler_without_an_end_ran_while_its_process_is_known_to_have_lived()
     recorded = history()
     del recorded["end 2"]
     recorded["begin 2"].update(pid=14)
-    recorded["kill"].update(pid=14, t=7.0, parent=13)  # the number of a process of somebody else, by then
+    recorded["kill"].update(pid=14, t=7.0, parent=13)  # the number of another process, by then
     assert violations(recorded.values()) == []
     recorded["kill"].update(parent=10)
     assert [line.split(":")[0] for line in violations(recorded.values())] == ["I3", "I13"]

@@ -1,4 +1,5 @@
-"""A task's options hold from the first job that is added, and `pyworker tasks` writes them for those who add by SQL."""
+"""A task's options hold from the first job that is added, and `pyworker tasks` writes them for
+those who add by SQL."""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ def test_a_job_that_may_run_once_is_not_run_twice_although_it_was_added_before_a
     assert (queue.job(job_id).reason, len(queue.seen(job_id))) == ("lost", 1)
 
 
-# -- pyworker tasks ---------------------------------------------------------------------------------------------------
+# -- pyworker tasks --------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""What may be relied upon when handlers hang, die, are called off or must not be run twice: with real workers, really killed."""
+"""What may be relied upon when handlers hang, die, are cancelled or must not be run twice: with
+real workers, really killed."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def test_a_failure_after_the_start_is_final_and_one_before_it_is_not(queue: Any,
 
 
 def test_what_was_only_claimed_when_its_process_died_is_run(queue: Any) -> None:
-    """One handler at a time: the second job is in hand, and not begun."""
+    """One handler at a time: the second job is claimed, and not begun."""
     queue.start("--concurrency", "1").until_ready()
     queue.rows("select pyworker.define_task('deliver', delivery => 'at_most_once')")
     jobs = queue.rows(
@@ -129,10 +130,10 @@ def test_a_timeout_set_by_sql_holds_for_a_task_that_names_none(queue: Any) -> No
     assert "timed out" in queue.job(job_id).last_error
 
 
-# Called off
+# Cancelled
 
 
-def test_a_sync_handler_sees_that_it_is_called_off(queue: Any) -> None:
+def test_a_sync_handler_sees_that_its_job_is_cancelled(queue: Any) -> None:
     queue.start().until_ready()
     stops, ends = queue.add("look_around"), queue.add("look_around", {"finish_anyway": True})
     queue.until("select count(*) = 2 from public.seen")
@@ -198,7 +199,7 @@ def test_a_process_that_holds_too_much_memory_is_replaced_without_harm_or_ended(
     monster = queue.add("hold_memory", {"mb": 400}, max_attempts=1)
     after = queue.add("note")
     queue.until_state("completed", after)
-    assert queue.states(monster)[0] in ("completed", "discarded")  # it may be done before anybody looks
+    assert queue.states(monster)[0] in ("completed", "discarded")  # it may be done before the parent looks
     assert worker.stop() == 0
 
 
@@ -222,10 +223,11 @@ def test_a_worker_that_cannot_reach_the_database_for_long_ends_its_handlers(fres
     queue.rows("drop owned by lonely; drop role lonely")
 
 
-def test_a_process_whose_lease_nobody_has_prolonged_begins_nothing_and_gives_back_what_it_has(
+def test_a_process_whose_lease_was_not_prolonged_begins_nothing_and_gives_back_what_it_has(
     queue: Any,
 ) -> None:
-    """Its parent stands still, so that nobody ends it; others may be given what it holds at any moment."""
+    """Its parent stands still, so that no process ends it; others may be given what it holds at
+    any moment."""
     queue.rows("select pyworker.configure(worker_ttl => '12 s')")
     worker = queue.start("--concurrency", "1").until_ready()
     queue.close_gate(1)
@@ -250,7 +252,8 @@ def test_a_process_whose_lease_nobody_has_prolonged_begins_nothing_and_gives_bac
 
 
 def test_a_killed_workers_jobs_run_elsewhere_long_before_its_lease_ends(queue: Any, clock: Any) -> None:
-    """By the lock of its control connection; the leases of 20 seconds are stretched to an hour, so that it cannot be them."""
+    """By the lock of its control connection; the leases of 20 seconds are stretched to an hour, so
+    that it cannot be them."""
     queue.rows("select pyworker.configure(worker_ttl => '1 hour')")
     queue.close_gate(1)
     doomed = queue.start()
@@ -275,8 +278,14 @@ def test_a_worker_that_loses_its_control_connection_has_it_again_before_it_is_ta
     worker = queue.start("--concurrency", "1").until_ready()
     job_id = queue.add("deliver", {"gate": 1})
     queue.until_waiting(1)
-    holder = "from pg_locks l join pyworker.workers w on l.objid = w.id where l.locktype = 'advisory' and l.objsubid = 2 and l.granted"
-    holder += " and l.classid <> 77 and l.database = (select oid from pg_database where datname = current_database())"
+    holder = (
+        "from pg_locks l join pyworker.workers w on l.objid = w.id where l.locktype = 'advisory' "
+        "and l.objsubid = 2 and l.granted"
+    )
+    holder += (
+        " and l.classid <> 77 and l.database = (select oid from pg_database "
+        "where datname = current_database())"
+    )
     for _ in range(2):
         was = queue.until(f"select max(l.pid) {holder} and w.locked and w.suspect_since is null")
         queue.rows("select pg_terminate_backend(%s, 10000)", was)
@@ -291,8 +300,8 @@ def test_a_worker_that_loses_its_control_connection_has_it_again_before_it_is_ta
     assert worker.stop() == 0
 
 
-def test_nobody_is_taken_for_dead_because_the_database_was_away_for_a_moment(queue: Any) -> None:
-    """Too short for an amnesty; whoever is back first sweeps."""
+def test_no_worker_is_taken_for_dead_because_the_database_was_away_for_a_moment(queue: Any) -> None:
+    """Too short for an amnesty; the worker that is back first sweeps."""
     queue.close_gate(1)
     workers = [queue.start("--concurrency", "1").until_ready() for _ in range(2)]
     jobs = [queue.add("deliver", {"gate": 1}) for _ in workers]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
+from tests.support import PYTHONPATH
 
 
 def result(queue: Any, task: str, payload: Any = None) -> Any:
@@ -35,7 +35,7 @@ def test_where_uvloop_cannot_be_imported_async_handlers_run_on_asyncios_own_loop
     queue: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "uvloop.py").write_text("raise ImportError('built for another Python')")
-    queue.start(PYWORKER_RUN_NO_UVLOOP="0", PYTHONPATH=f"{tmp_path}:{HERE}:{HERE.parents[1]}")
+    queue.start(PYWORKER_RUN_NO_UVLOOP="0", PYTHONPATH=f"{tmp_path}:{PYTHONPATH}")
     assert result(queue, "which_loop") == "asyncio"
 
 

@@ -1,4 +1,5 @@
-"""Another server takes over, or the one there is can only be read for a while: workers look for the one that can be written to."""
+"""Another server takes over, or the one there is can only be read for a while: workers look for
+the one that can be written to."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ import psycopg
 import pytest
 from psycopg.rows import namedtuple_row
 
-from .conftest import Queue
-from .servers import Postgres
+from tests.support.servers import Postgres
+from tests.support.workers import Queue
 
 REPLICATED = {"wal_level": "replica", "max_wal_senders": "4", "hot_standby": "on"}
 
@@ -30,7 +31,8 @@ def at(server: Postgres, queue: Queue) -> None:
 
 
 def test_when_the_standby_takes_over_the_worker_goes_on_there(stack: ExitStack, tmp_path: Path) -> None:
-    """The standby stands first in the DSN: what it takes to be left alone is there without the user's doing."""
+    """The standby stands first in the DSN: what it takes to be left alone is there without the
+    user's doing."""
     primary = Postgres(stack, **REPLICATED)
     primary.install()
     queue = Queue(primary.url, tmp_path)

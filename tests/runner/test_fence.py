@@ -1,4 +1,5 @@
-"""The fence holds through a crash of the server that forgets claims: their commit does not wait for the disk."""
+"""The fence holds through a crash of the server that forgets claims: their commit does not wait
+for the disk."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from .servers import Postgres
+from tests.support.servers import Postgres
 
 
 @pytest.fixture

@@ -11,48 +11,19 @@ from typing import Any
 
 import pytest
 
-
-@pytest.fixture
-def port() -> str:
-    with socket.create_server(("", 0)) as free:
-        return str(free.getsockname()[1])
-
-
-@pytest.fixture
-def health(queue: Any, cli: Any) -> Any:
-    """health(…) is (exit code, what it printed)."""
-
-    def ask(*options: str, dsn: str = queue.dsn) -> tuple[int, str]:
-        done = cli("health", *options, DATABASE_URL=dsn)
-        return done.returncode, done.stdout + done.stderr
-
-    return ask
-
-
-def until(queue: Any, health: Any, code: int, word: str, *options: str) -> None:
-    """Until it answers like this, by this code and with this word."""
-    last: list[Any] = []
-
-    def answered() -> bool:
-        last[:] = health(*options)
-        return last[0] == code and word in last[1]
-
-    try:
-        queue.until_so(f"health {options} is {code}, {word!r}", answered)
-    except AssertionError as error:
-        raise AssertionError(f"{error}\nits last answer: {last}") from None
+from tests.support.health import until_health
 
 
 def test_a_worker_that_can_claim_is_live_and_ready_by_name_by_id_and_at_its_port(
     queue: Any, health: Any, port: str
 ) -> None:
     queue.start("--name", "one", "--health-port", port)
-    until(queue, health, 0, "is ready: it claims jobs", "--worker", "one")
+    until_health(queue, health, 0, "is ready: it claims jobs", "--worker", "one")
     worker_id = str(queue.value("select id from pyworker.live_workers"))
     for options in ([], ["--live"], ["--ready"], ["--worker", worker_id], ["--live", "--worker", "one"]):
         assert health(*options) == (0, f"worker {worker_id} (one) is ready: it claims jobs\n")
     assert health("--port", port, "--live") == (0, "live\n")
-    until(queue, health, 0, "ready", "--port", port)
+    until_health(queue, health, 0, "ready", "--port", port)
     (row,) = json.loads(health("--json")[1])
     assert (row["name"], row["live"], row["ready"]) == ("one", True, True)
 
@@ -74,10 +45,11 @@ def test_a_database_that_cannot_be_asked_is_another_answer(health: Any) -> None:
 
 def test_over_http_other_paths_are_not_found_and_head_has_no_body(queue: Any, health: Any, port: str) -> None:
     queue.start("--health-port", port)
-    until(queue, health, 0, "ready", "--port", port)
+    until_health(queue, health, 0, "ready", "--port", port)
     connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=20)
     for method, path, status, body in (
-        ("GET", "/", 404, b"/live /ready\n"), ("GET", "/ready?x=1", 200, b"ready\n"), ("HEAD", "/live", 200, b""),
+        ("GET", "/", 404, b"/live /ready\n"), ("GET", "/ready?x=1", 200, b"ready\n"),
+        ("HEAD", "/live", 200, b""),
     ):  # fmt: skip
         connection.request(method, path)
         answer = connection.getresponse()
@@ -105,8 +77,8 @@ def test_a_worker_whose_tasks_are_still_being_loaded_is_live_and_not_ready(
     assert health("--port", port) == (1, "it is starting\n")
     assert health("--port", port, "--live") == (0, "live\n")
     queue.open_gate(9)
-    until(queue, health, 0, "is ready", "--worker", "slow")
-    until(queue, health, 0, "ready", "--port", port)
+    until_health(queue, health, 0, "is ready", "--worker", "slow")
+    until_health(queue, health, 0, "ready", "--port", port)
 
 
 @pytest.mark.parametrize("how", ["stopped", "without the interpreter"])
@@ -120,8 +92,10 @@ def test_a_process_whose_loop_does_not_turn_is_not_live_until_it_does(
     else:
         queue.add("hold_the_interpreter", max_attempts=1)  # the next process is not to get it
     with queue.in_one_deadline():
-        until(queue, health, 1, f"the loop of process {child} has not turned", "--live", "--port", port)
-        until(
+        until_health(
+            queue, health, 1, f"the loop of process {child} has not turned", "--live", "--port", port
+        )
+        until_health(
             queue,
             health,
             1,
@@ -135,8 +109,8 @@ def test_a_process_whose_loop_does_not_turn_is_not_live_until_it_does(
         os.kill(child, signal.SIGCONT)
     else:
         os.kill(child, signal.SIGKILL)
-    until(queue, health, 0, "live", "--live", "--port", port)
-    until(queue, health, 0, "is ready", "--worker", "one")
+    until_health(queue, health, 0, "live", "--live", "--port", port)
+    until_health(queue, health, 0, "is ready", "--worker", "one")
 
 
 def test_a_worker_that_is_stopped_whole_does_not_answer_and_its_lease_runs_out(
@@ -148,16 +122,18 @@ def test_a_worker_that_is_stopped_whole_does_not_answer_and_its_lease_runs_out(
     code, text = health("--live", "--port", port)
     assert code == 1
     assert "no worker answers" in text
-    until(queue, health, 1, "is not live: its last heartbeat", "--live", "--worker", worker_id)
+    until_health(queue, health, 1, "is not live: its last heartbeat", "--live", "--worker", worker_id)
     worker.signal(signal.SIGCONT)
 
 
-def test_a_worker_that_was_killed_is_not_live_though_nobody_is_left_to_sweep(queue: Any, health: Any) -> None:
+def test_a_worker_that_was_killed_is_not_live_though_no_worker_is_left_to_sweep(
+    queue: Any, health: Any
+) -> None:
     worker = queue.start("--name", "one").until_ready()
-    until(queue, health, 0, "is ready", "--worker", "one")
+    until_health(queue, health, 0, "is ready", "--worker", "one")
     with queue.ends_of(worker.children()):
         worker.signal(signal.SIGKILL)
-    until(queue, health, 1, "is not live: its control connection has ended", "--live")
+    until_health(queue, health, 1, "is not live: its control connection has ended", "--live")
 
 
 def test_while_it_drains_a_worker_is_live_and_not_ready(queue: Any, health: Any, port: str) -> None:
@@ -166,8 +142,8 @@ def test_while_it_drains_a_worker_is_live_and_not_ready(queue: Any, health: Any,
     job_id = queue.add("note", {"gate": 1})
     queue.until_waiting(1)
     worker.signal()
-    until(queue, health, 1, "it is stopping", "--port", port)
-    until(queue, health, 1, "is live: it is stopping", "--worker", "one")
+    until_health(queue, health, 1, "it is stopping", "--port", port)
+    until_health(queue, health, 1, "is live: it is stopping", "--worker", "one")
     assert health("--live", "--port", port) == (0, "live\n")
     assert health("--live", "--worker", "one")[0] == 0
     queue.open_gate(1)
@@ -180,14 +156,14 @@ def test_a_worker_that_was_declared_dead_is_not_live_and_its_successor_is_ready(
     queue: Any, health: Any
 ) -> None:
     queue.start("--name", "one").until_ready()
-    until(queue, health, 0, "is ready", "--worker", "one")
+    until_health(queue, health, 0, "is ready", "--worker", "one")
     worker_id = queue.value(
         "update pyworker.workers set dead_at = pyworker.clock() where dead_at is null returning id"
     )
     code, text = health("--live", "--worker", str(worker_id))
     assert code == 1
     assert "is not live: it has ended, or was declared dead" in text
-    until(queue, health, 0, "is ready", "--worker", "one")
+    until_health(queue, health, 0, "is ready", "--worker", "one")
     assert str(worker_id) not in health("--worker", "one")[1]
 
 
@@ -197,14 +173,15 @@ def test_without_its_database_a_worker_lives_and_is_not_ready(
     queue = fresh_queue
     name = queue.value("select current_database()")
     queue.start("--health-port", port)
-    until(queue, health, 0, "ready", "--port", port)
+    until_health(queue, health, 0, "ready", "--port", port)
     db.execute(f'alter database "{name}" with allow_connections false')
-    db.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and query not like '%%until%%'"
+    db.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s"
+               " and query not like '%%until%%'"
                " and pid <> %s", [name, queue.conn.info.backend_pid])  # fmt: skip
-    until(queue, health, 1, "the database does not answer", "--port", port)
+    until_health(queue, health, 1, "the database does not answer", "--port", port)
     assert health("--live", "--port", port) == (0, "live\n")
     db.execute(f'alter database "{name}" with allow_connections true')
-    until(queue, health, 0, "ready", "--port", port)
+    until_health(queue, health, 0, "ready", "--port", port)
 
 
 def test_of_several_processes_each_must_live_and_one_must_be_ready(queue: Any, health: Any) -> None:

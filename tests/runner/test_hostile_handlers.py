@@ -1,4 +1,4 @@
-"""Exactly one outcome for each job that was begun, whatever its handler does: kept by real workers against handlers that mean harm."""
+"""Exactly one outcome for each job that was begun, kept by real workers against handlers that mean harm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pytest_postgresql.janitor import DatabaseJanitor
+
+from tests.support.workers import one_worker
 
 LIMIT = 33_000  # characters that an error may have: 32,000 and what says that some are left out
 
@@ -58,27 +59,16 @@ KINDS = {"sync": ("hostile", "1"), "async": ("hostile_async", "1"), "async on uv
 
 @pytest.fixture(scope="module", params=["1", "0"], ids=["asyncio", "uvloop"])
 def served(
-    request: Any, pg_template: Any, tmp_path_factory: pytest.TempPathFactory, queue_class: Any
+    request: Any, pg_template: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Any, str]]:
     """A database with one worker that has to bear all that follows in one process."""
-    t = pg_template
-    with DatabaseJanitor(
-        user=t.user, host=t.host, port=t.port, password=t.password, dbname=f"{t.dbname}_hostile",
-        template_dbname=t.template_dbname, maintenance_dbname=t.maintenance_dbname,
-    ):  # fmt: skip
-        made = queue_class(
-            f"host={t.host} port={t.port} user={t.user} dbname={t.dbname}_hostile",
-            tmp_path_factory.mktemp("hostile"),
-        )
-        worker = made.start(
-            "--concurrency", "5", modules="handlers hostile", PYWORKER_RUN_NO_UVLOOP=request.param
-        )
-        worker.until_ready()
+    directory, options = tmp_path_factory.mktemp("hostile"), ("--concurrency", "5")
+    loop = {"PYWORKER_RUN_NO_UVLOOP": request.param}
+    with one_worker(pg_template, "hostile", directory, *options, modules="handlers hostile", **loop) as queue:
+        worker = queue.workers[0].until_ready()
         (child,) = worker.children()
-        yield made, request.param
+        yield queue, request.param
         assert worker.children() == [child], "another process had to take its place"
-        assert worker.stop() == 0
-        made.close()
 
 
 @pytest.mark.parametrize(
@@ -144,10 +134,11 @@ def test_tasks_that_are_cancelled_before_they_begin_have_an_outcome_too(queue: A
         ("ends_process_async", "exits with 0", "code 0"),
     ],
 )
-def test_a_handler_that_ends_its_process_is_found_out_whatever_the_exit_code(
+def test_a_handler_that_ends_its_process_is_found_out_at_every_exit_code(
     queue: Any, task: str, how: str, exits: str
 ) -> None:
-    """Any of those that ran may be to blame: each runs alone the next time, and only the culprit loses an attempt."""
+    """Any of those that ran may be to blame: each runs alone the next time, and only the culprit
+    loses an attempt."""
     queue.close_gate(1)
     worker = queue.start("--concurrency", "4", modules="handlers hostile").until_ready()
     neighbours = [queue.add(kind, {"gate": 1}, max_attempts=1) for kind in ("note", "act_async")]
@@ -254,8 +245,8 @@ def test_what_a_handler_raises_after_its_transaction_changes_nothing_and_is_logg
     assert queue.states(job_id) == ["completed"]
     log = queue.workers[0].log
     assert (
-        f"job {job_id} ({task}) attempt 1 of 1 raised after job.transaction() had completed it: ValueError: too late"
-        in log
+        f"job {job_id} ({task}) attempt 1 of 1 raised after job.transaction() had completed it: "
+        f"ValueError: too late" in log
     )
     assert "discarded" not in log
 
@@ -307,7 +298,8 @@ def test_a_worker_runs_on_a_file_system_that_cannot_be_written_to(queue: Any) ->
     close = (
         "awk '{print $5}' /proc/self/mountinfo | sort -u | while read m; do"
         ' case $m in /proc*|/sys*|/dev/pts*) ;; *) mount -o remount,bind,ro "$m" 2>/dev/null;; esac; done;'
-        ' cd /; for d in /tmp /var/tmp /dev/shm .; do if touch $d/probe 2>/dev/null; then exit 99; fi; done; exec "$@"'
+        " cd /; for d in /tmp /var/tmp /dev/shm .; do if touch $d/probe 2>/dev/null; then exit 99; fi; "
+        'done; exec "$@"'
     )
     job_id = queue.add("note")
     worker = queue.start("--once", modules="handlers", within=[*enter, "sh", "-c", close, "sh"])

@@ -1,4 +1,5 @@
-"""With --log-format json each line is one JSON object, whatever handlers log, and whatever Python says by itself."""
+"""With --log-format json each line is one JSON object, also of what handlers log and what Python
+says by itself."""
 
 from __future__ import annotations
 
@@ -30,12 +31,15 @@ def log_badly(payload, job):
     for _ in range(100_000):
         deep = [deep]
     extras = {
-        "nan": float("nan"), "infinite": [float("inf")], "tuple": {(1, 2): 3}, "mute": Mute(), "in_mute": {"a": Mute()},
-        "loop": loop, "deep": deep, "bytes": b"x", "surrogate": "\\ud800", "huge": 10 ** 5000, "set": {1}, "mute_key": {Mute(): 1},
+        "nan": float("nan"), "infinite": [float("inf")], "tuple": {(1, 2): 3}, "mute": Mute(),
+        "in_mute": {"a": Mute()},
+        "loop": loop, "deep": deep, "bytes": b"x", "surrogate": "\\ud800", "huge": 10 ** 5000, "set": {1},
+        "mute_key": {Mute(): 1},
     }
     for name, value in extras.items():
         job.logger.warning("extra %s", name, extra={name: value})
-    job.logger.warning("overwrites", extra={name: "mine" for name in ("time", "level", "logger", "pid", "exception", "task_is")})
+    names = ("time", "level", "logger", "pid", "exception", "task_is")
+    job.logger.warning("overwrites", extra=dict.fromkeys(names, "mine"))
     job.logger.warning("%d of %s", "one")
     job.logger.warning(Mute())
     try:
@@ -72,7 +76,7 @@ def odd(tmp_path: Path) -> str:
     return "odd"
 
 
-def test_whatever_is_given_as_extra_the_line_is_json(queue: Any, odd: str) -> None:
+def test_with_any_extra_the_line_is_json(queue: Any, odd: str) -> None:
     job_id = queue.add("log_badly")
     lines = lines_of(queue.run_once("--log-format", "json", modules=odd))
     assert queue.job(job_id).state == "completed"

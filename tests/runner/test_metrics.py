@@ -1,4 +1,5 @@
-"""Promises of `pyworker metrics` and of a worker's own metrics, and that the dashboard and the alerts go by metrics that exist."""
+"""Promises of `pyworker metrics` and of a worker's own metrics, and that the dashboard and the
+alerts go by metrics that exist."""
 
 from __future__ import annotations
 
@@ -6,25 +7,18 @@ import http.client
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyworker._runner import metrics
+from tests.support import ROOT
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-NOBODY = "host=127.0.0.1 port=1 dbname=x"
-
-
-@pytest.fixture
-def port() -> str:
-    with socket.create_server(("", 0)) as free:
-        return str(free.getsockname()[1])
+DEPLOY = ROOT / "deploy"
+NO_SERVER = "host=127.0.0.1 port=1 dbname=x"
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -77,7 +71,7 @@ def test_metrics_are_printed_as_prometheus_reads_them(queue: Any, cli: Any) -> N
 
 
 def test_metrics_of_a_database_that_is_away_are_an_error(cli: Any) -> None:
-    done = cli("metrics", DATABASE_URL=NOBODY)
+    done = cli("metrics", DATABASE_URL=NO_SERVER)
     assert (done.returncode, done.stdout) == (1, "")
     assert "cannot reach the database" in done.stderr
 
@@ -141,7 +135,8 @@ def test_without_prometheus_client_the_error_names_the_extra(queue: Any, tmp_pat
     (tmp_path / "hidden.py").write_text(
         "import importlib.util, sys\n"
         "find = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *rest: None if name == 'prometheus_client' else find(name, *rest)\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'prometheus_client' else "
+        "find(name, *rest)\n"
         "from pyworker.cli import main\n"
         "main(['run', 'handlers', '--metrics-port', '1'])\n"
     )

@@ -7,29 +7,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pytest_postgresql.janitor import DatabaseJanitor
 
 from pyworker import TaskError, _middleware, middleware
+from tests.support.workers import one_worker
 
 both = pytest.mark.parametrize("task", ["surrounded", "surrounded_async"])
 
 
 @pytest.fixture(scope="module")
-def served(pg_template: Any, tmp_path_factory: pytest.TempPathFactory, queue_class: Any) -> Iterator[Any]:
+def served(pg_template: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A database with one worker that has two middlewares."""
-    t = pg_template
-    with DatabaseJanitor(
-        user=t.user, host=t.host, port=t.port, password=t.password, dbname=f"{t.dbname}_middleware",
-        template_dbname=t.template_dbname, maintenance_dbname=t.maintenance_dbname,
-    ):  # fmt: skip
-        made = queue_class(
-            f"host={t.host} port={t.port} user={t.user} dbname={t.dbname}_middleware",
-            tmp_path_factory.mktemp("middleware"),
-        )
-        made.start(modules="middlewares")
-        yield made
-        assert made.workers[0].stop() == 0
-        made.close()
+    with one_worker(
+        pg_template, "middleware", tmp_path_factory.mktemp("middleware"), modules="middlewares"
+    ) as queue:
+        yield queue
 
 
 def ran(served: Any, task: str, state: str, payload: Any = None, **meta: Any) -> tuple[Any, list[Any]]:

@@ -1,4 +1,5 @@
-"""The network between workers and the server fails at every point of a conversation: nothing is lost, nothing is done too often.
+"""The network between workers and the server fails at every point of a conversation: nothing is
+lost, nothing is done too often.
 
 PYWORKER_CUTS says how often it is cut in the random test (make torture: thousands).
 """
@@ -19,15 +20,15 @@ from psycopg.types.json import Jsonb
 from pyworker._db.connect import connect
 from pyworker._runner.config import RunConfig
 from pyworker._runner.connections import Connections
-
-from .proxy import Message, Proxy, Weather, once
+from tests.support.proxy import Message, Proxy, Weather, once
 
 CUTS = int(os.environ.get("PYWORKER_CUTS", "5000"))
 
 
 @pytest.fixture
 def network(queue: Any) -> Iterator[Proxy]:
-    """Between the test's database and those who use `network.dsn`. Workers do, by --dsn; what their handlers tell goes another way."""
+    """Between the test's database and those who use `network.dsn`. Workers do, by --dsn; what
+    their handlers tell goes another way."""
     with_faults = Proxy(queue.dsn)
     yield with_faults
     with_faults.close()
@@ -96,7 +97,8 @@ def test_jobs_of_a_claim_whose_answer_was_lost_come_back_and_run_once(
 def test_a_claim_that_arrives_after_its_worker_has_turned_elsewhere_strands_no_job(
     queue: Any, network: Proxy
 ) -> None:
-    """It was on its way when the connection was lost, and the worker compared notes with the database before it got there."""
+    """It was on its way when the connection was lost, and the worker compared notes with the
+    database before it got there."""
     held, go_on = threading.Event(), threading.Event()
     kept: list[Message] = []
 
@@ -131,9 +133,10 @@ def test_a_claim_that_arrives_after_its_worker_has_turned_elsewhere_strands_no_j
 
 
 @pytest.mark.parametrize(
-    "lost", [once("finish_jobs", False, b"D"), once("finish_jobs", False, b"C"), once("finish_jobs", True, b"B")],
+    "lost",
+    [once("finish_jobs", False, b"D"), once("finish_jobs", False, b"C"), once("finish_jobs", True, b"B")],
     ids=["no answer", "all but its end", "never arrived"],
-)  # fmt: skip
+)
 def test_a_job_whose_end_was_reported_into_the_void_is_not_run_again(
     queue: Any, network: Proxy, lost: Any
 ) -> None:
@@ -198,7 +201,7 @@ def test_a_worker_that_heard_nothing_for_some_seconds_keeps_its_jobs(queue: Any,
     assert len(queue.seen(job_id)) == 1
 
 
-def test_a_control_connection_that_has_gone_silent_is_replaced_and_nobody_is_taken_for_dead(
+def test_a_control_connection_that_has_gone_silent_is_replaced_and_no_worker_is_taken_for_dead(
     queue: Any, network: Proxy
 ) -> None:
     queue.close_gate(1)
@@ -229,7 +232,7 @@ def test_any_other_connection_that_has_gone_silent_is_replaced(queue: Any, netwo
 
 
 def test_a_statement_that_takes_its_time_is_waited_for(queue: Any, network: Proxy) -> None:
-    """The server is silent, but at work: it waits for somebody's lock."""
+    """The server is silent, but at work: it waits for another session's lock."""
     queue.close_gate(1)
     worker = queue.start("--dsn", network.dsn, "--concurrency", "1").until_ready()
     job_id = queue.add("note", {"gate": 1}, job_key="k")
@@ -237,13 +240,13 @@ def test_a_statement_that_takes_its_time_is_waited_for(queue: Any, network: Prox
     with queue.conn.transaction():
         queue.rows("select pyworker.add_job('note', job_key => 'k', run_at => now() + interval '1 day')")
         queue.open_gate(1)
-        queue.rows("select pg_sleep(13)")  # longer than anybody's patience
+        queue.rows("select pg_sleep(13)")  # longer than any timeout
     queue.until_state("completed", job_id)
     assert "no connection" not in worker.log
 
 
 def test_the_servers_end_notices_a_vanished_machine_as_well(queue: Any, network: Proxy) -> None:
-    """What it had locked, on whatever connection, is not locked for hours."""
+    """What it had locked, on any connection, is not locked for hours."""
     ours = "select count(*) from pg_settings where source in ('client', 'session') and name ~ '^tcp_'"
     pool = Connections(RunConfig(network.dsn)).sync_pool()
     with connect(network.dsn) as control, pool.connection() as handlers:
@@ -254,7 +257,7 @@ def test_the_servers_end_notices_a_vanished_machine_as_well(queue: Any, network:
 # Coming back
 
 
-def test_while_nobody_listens_it_tries_again_and_says_so_at_most_once_a_second(
+def test_while_no_server_listens_it_tries_again_and_says_so_at_most_once_a_second(
     queue: Any, network: Proxy
 ) -> None:
     queue.rows("select pyworker.configure(worker_ttl => '12 s')")
@@ -350,7 +353,8 @@ def test_wherever_the_network_is_cut_no_job_is_lost_and_none_that_may_run_once_r
     queue.until_so("all jobs have ended", lambda: waiting() == 0)
     states = dict(
         queue.rows(
-            "select id, coalesce(reason, state) from pyworker.jobs union all select id, state from pyworker.history"
+            "select id, coalesce(reason, state) from pyworker.jobs union all select id, state "
+            "from pyworker.history"
         )
     )
     began = Counter(row.job_id for row in queue.seen() if row.told != "end")

@@ -1,4 +1,4 @@
-"""A typed payload reaches its handler as the value that was added, whatever its type is written with."""
+"""A typed payload reaches its handler as the value that was added, with every library for types."""
 
 from __future__ import annotations
 
@@ -155,8 +155,10 @@ def test_a_payload_survives_the_way_through_the_database(
     assert received(handler, job) == value
 
 
-@pytest.mark.parametrize("value", [STRICT, Aliased(userId=3), Checked(NOW, {ID: 1}), ByNumber({1: "a"}), Appointment(NOW),
-                                   Around(STRICT, {7: STRICT}), Struct(NOW, (1, ID))], ids=lambda value: type(value).__name__)  # fmt: skip
+@pytest.mark.parametrize("value", [STRICT, Aliased(userId=3), Checked(NOW, {ID: 1}), ByNumber({1: "a"}),
+    Appointment(NOW),
+                                   Around(STRICT, {7: STRICT}), Struct(NOW, (1, ID))],
+                                   ids=lambda value: type(value).__name__)  # fmt: skip
 def test_a_record_that_is_added_by_a_tasks_name_survives_too(db: Any, value: Any) -> None:
     job = pyworker.add_job(db, "handler", value)
     assert received(handler_of(type(value)), job) == value

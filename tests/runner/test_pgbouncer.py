@@ -2,71 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 import shutil
 import signal
-import socket
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import Jsonb
 
 import pyworker
+from tests.support.pooler import pooler
 
 pytestmark = pytest.mark.skipif(not shutil.which("pgbouncer"), reason="there is no pgbouncer here")
-
-
-@contextmanager
-def pooler(queue: Any, tmp_path: Path) -> Iterator[str]:
-    """The DSN of the test's database by way of a pooler that has two connections for everybody."""
-    where = conninfo_to_dict(queue.dsn)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (tmp_path / "users.txt").write_text(f'"{where["user"]}" ""\n')
-    (tmp_path / "pgbouncer.ini").write_text(
-        f"[databases]\n{where['dbname']} = host={where['host']} port={where['port']} dbname={where['dbname']} user={where['user']}\n"
-        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-        f"auth_file = {tmp_path}/users.txt\npool_mode = transaction\ndefault_pool_size = 2\nlogfile = {tmp_path}/log\n"
-        f"pidfile = {tmp_path}/pid\n"
-    )
-    become: dict[str, Any] = {}
-    if os.getuid() == 0:  # it will not run as root: as the server's user, then, who has to get here
-        there = os.stat(str(where["host"])) if str(where["host"]).startswith("/") else None
-        user = pwd.getpwuid(there.st_uid) if there and there.st_uid else pwd.getpwnam("nobody")
-        become = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-        for directory in (tmp_path, *tmp_path.parents):
-            if directory.stat().st_mode & 0o077 == 0:
-                directory.chmod(0o711)
-        os.chown(tmp_path, user.pw_uid, user.pw_gid)
-    process = subprocess.Popen(
-        ["pgbouncer", "-q", str(tmp_path / "pgbouncer.ini")], stderr=subprocess.DEVNULL, **become
-    )
-    dsn = make_conninfo(
-        host="127.0.0.1", port=str(port), dbname=str(where["dbname"]), user=str(where["user"])
-    )
-
-    def answers() -> bool:
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        try:
-            psycopg.connect(dsn, connect_timeout=2).close()
-        except psycopg.OperationalError:
-            return False
-        return True
-
-    try:
-        queue.until_so("the pooler answers", answers)
-        yield dsn
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait()
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""A database that answers and refuses: a grant was taken, a function or the schema is gone. The worker waits until that is repaired."""
+"""A database that answers and refuses: a grant was taken, a function or the schema is gone. The
+worker waits until that is repaired."""
 
 from __future__ import annotations
 
@@ -9,9 +10,7 @@ from typing import Any
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from .test_health import health as health
-from .test_health import port as port
-from .test_health import until
+from tests.support.health import until_health
 
 CLAIM = "function pyworker.claim_jobs(bigint, integer, text[], text[], text[])"
 # How it is broken, how it is repaired, what the log says.
@@ -70,7 +69,7 @@ def test_a_worker_whose_claims_are_refused_is_not_ready_says_so_once_and_goes_on
         done = cli("health", *options)
         return done.returncode, done.stdout + done.stderr
 
-    until(fresh_queue, asked, 1, "refuses", "--port", port)
+    until_health(fresh_queue, asked, 1, "refuses", "--port", port)
     worker.until_log(word)
     fresh_queue.rows("select pg_sleep(3)")  # in which it would have said so thousands of times
     lines = [line.split(" ", 3)[3] for line in refusals(worker)]
@@ -80,7 +79,7 @@ def test_a_worker_whose_claims_are_refused_is_not_ready_says_so_once_and_goes_on
     job_id = fresh_queue.add("note")
     fresh_queue.until_state("completed", job_id)
     worker.until_log("accepts")
-    until(fresh_queue, asked, 0, "ready", "--port", port)
+    until_health(fresh_queue, asked, 0, "ready", "--port", port)
     assert worker.stop() == 0
     assert "Traceback" not in worker.log
 
@@ -95,9 +94,9 @@ def test_the_database_knows_of_a_worker_whose_claims_are_refused(
         done = cli("health", *options, DATABASE_URL=fresh_queue.dsn)
         return done.returncode, done.stdout + done.stderr
 
-    until(fresh_queue, asked, 1, "is live: the database refuses its claims", "--worker", "one")
+    until_health(fresh_queue, asked, 1, "is live: the database refuses its claims", "--worker", "one")
     fresh_queue.rows(WAYS["a function is gone"][1])
-    until(fresh_queue, asked, 0, "is ready", "--worker", "one")
+    until_health(fresh_queue, asked, 0, "is ready", "--worker", "one")
 
 
 @ways

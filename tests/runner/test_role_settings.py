@@ -1,4 +1,5 @@
-"""What a role or a database has as its defaults (ALTER ROLE … SET) changes nothing for workers, producers and people."""
+"""What a role or a database has as its defaults (ALTER ROLE … SET) changes nothing for workers,
+producers and people."""
 
 from __future__ import annotations
 
@@ -55,11 +56,13 @@ ROLE = "with_settings"
 RUN_AT = datetime(2999, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 ADDS = [
     """pyworker.add_job('later', run_at := '2999-01-02 03:04:05.678901+00')""",
-    """pyworker.add_job('later', '{"a": 0.1, "b": 1e23, "é": 1.5e-7}', run_at := '2999-01-02 03:04:05.678901+00',
+    """pyworker.add_job('later', '{"a": 0.1, "b": 1e23, "é": 1.5e-7}',
+        run_at := '2999-01-02 03:04:05.678901+00',
         unique_policy := '{"by_args": true, "by_period": "15 minutes"}')""",
     """pyworker.add_job('later', '{"a": 2}', run_at := '2999-01-02 03:04:05.678901+00',
         unique_policy := '{"keys": ["type", "args"], "period": "PT1H30M"}')""",
-    """pyworker.add_job('later', '{"c": "\\u00e9"}', run_at := '2999-01-02 03:04:05.678901+00', sequence_policy := '{"by_args": ["c"]}')""",
+    """pyworker.add_job('later', '{"c": "\\u00e9"}', run_at := '2999-01-02 03:04:05.678901+00',
+        sequence_policy := '{"by_args": ["c"]}')""",
 ]  # fmt: skip
 TOLD = ("state", "payload", "unique_key", "sequence_key", "run_at", "meta")
 
@@ -95,7 +98,8 @@ def test_a_worker_of_such_a_role_starts_and_runs_jobs_in_every_way(fresh_queue: 
     queue = fresh_queue
     worker = queue.start("--concurrency", "4", "--no-tracebacks", DATABASE_URL=hostile)
     jobs = [
-        queue.add("act", {"value": {"é": [1.5, None]}}), queue.add("act_async", {"value": 1}), queue.add("times"),
+        queue.add("act", {"value": {"é": [1.5, None]}}), queue.add("act_async", {"value": 1}),
+        queue.add("times"),
         queue.add("write", {"then": ["note", {"é": 1}]}), queue.add("write_async", {"then": ["note"]}),
         queue.add("deliver"), queue.add("deliver_async"), queue.add("again", {"runs": 2}),
         queue.add("again", {"runs": 3, "snooze": 0.01}), queue.add("in_turn", {"customer": "é"}),
@@ -153,13 +157,15 @@ def test_people_of_such_a_role_are_shown_the_same(
     fresh_queue: Any, hostile: str, cli: Callable[..., Any]
 ) -> None:
     fresh_queue.rows(
-        "select pyworker.add_schedule('nightly', '0 4 * * 1-5', 'report', timezone => 'Europe/Berlin', backfill => '1 day')"
+        "select pyworker.add_schedule('nightly', '0 4 * * 1-5', 'report', timezone => 'Europe/Berlin', "
+        "backfill => '1 day')"
     )
     fresh_queue.rows("select pyworker.set_queue('q', 2), pyworker.pause_queue('q')")
     job_id = fresh_queue.add("later", {"a": 1}, queue_name="q")
     for words in (
         ["jobs"], ["jobs", str(job_id)], ["explain", str(job_id)], ["queues"], ["sequences"], ["schedules"],
-        ["schedules", "next", "nightly"], ["metrics"], ["doctor"], ["retry", str(job_id)], ["health", "--live"],
+        ["schedules", "next", "nightly"], ["metrics"], ["doctor"], ["retry", str(job_id)],
+        ["health", "--live"],
     ):  # fmt: skip
         shown = [cli(*words, "--json", DATABASE_URL=dsn) for dsn in (fresh_queue.dsn, hostile)]
         assert shown[0].returncode == shown[1].returncode, (words, shown[1].stderr)
@@ -184,7 +190,7 @@ def times_in_utc(text: str) -> Any:
     return plain(json.loads(text)) if text.strip() else text
 
 
-# -- settings of a connection -----------------------------------------------------------------------------------------
+# -- settings of a connection ----------------------------------------------------------------------
 
 OPTIONS = "-c app.tenant=ours -c work_mem=1234kB"
 
@@ -208,13 +214,15 @@ def test_options_of_the_connection_reach_handlers_as_well(queue: Any, tmp_path: 
 def test_a_worker_waits_for_a_lock_longer_than_its_role_would(
     fresh_queue: Any, hostile_timeouts: str
 ) -> None:
-    """Registration waits for somebody's lock; the role would give up at once, and the worker would not start."""
+    """Registration waits for another session's lock; the role would give up at once, and the
+    worker would not start."""
     with psycopg.connect(fresh_queue.dsn) as other:
         other.execute("lock table pyworker.workers")
         job_id = fresh_queue.add("note")
         worker = fresh_queue.start(DATABASE_URL=hostile_timeouts)
         fresh_queue.until(
-            "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock' and query ~ 'register_worker'"
+            "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock' "
+            "and query ~ 'register_worker'"
             " and query_start < clock_timestamp() - interval '1 s'"
         )
     fresh_queue.until_state("completed", job_id)

@@ -1,4 +1,5 @@
-"""Promises of schedules outside of SQL: workers fire them, @cron declares them, the command line shows, loads and changes them."""
+"""Promises of schedules outside of SQL: workers fire them, @cron declares them, the command line
+shows, loads and changes them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def call(db: Any, dsn: str, cli: Any) -> Any:
-    """A command on the shared database that must succeed; returns what it printed, decoded if it is asked for JSON."""
+    """A command on the shared database that must succeed; returns what it printed, decoded if it
+    is asked for JSON."""
 
     def run(*arguments: str) -> Any:
         done = cli(*arguments, DATABASE_URL=dsn)
@@ -45,7 +47,7 @@ def names(db: Any) -> list[str]:
     return [name for (name,) in db.execute("select name from pyworker.schedules order by name").fetchall()]
 
 
-# Workers -------------------------------------------------------------------------------------------------------------
+# Workers ------------------------------------------------------------------------------------------
 
 
 def test_a_worker_fires_what_is_due_and_runs_it(queue: Any) -> None:
@@ -156,11 +158,12 @@ def test_a_worker_loads_a_crontab_first(queue: Any, tmp_path: Path) -> None:
     worker = queue.start("--crontab", str(tmp_path / "crontab"))
     assert worker.wait() == 1
     assert worker.log == (
-        "pyworker: Too large value '25' in hours range in line 2 of crontab: expected values in the range 0-23.\n"
+        "pyworker: Too large value '25' in hours range in line 2 of crontab: expected "
+        "values in the range 0-23.\n"
     )
 
 
-# @cron ---------------------------------------------------------------------------------------------------------------
+# @cron --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("registry")
@@ -211,7 +214,7 @@ def test_an_option_that_cron_does_not_know_is_refused() -> None:
         cron("@daily", run_at="now")
 
 
-# The command line ----------------------------------------------------------------------------------------------------
+# The command line ---------------------------------------------------------------------------------
 
 
 def test_schedules_are_listed(call: Any, db: Any) -> None:
@@ -272,13 +275,13 @@ def test_load_makes_the_schedules_of_a_file_those_of_the_database(call: Any, db:
     file = tmp_path / "crontab"
     db.execute("select pyworker.add_schedule('mine', '0 4 * * *', 't')")
     file.write_text(
-        "# ours\n* * * * * a {x: 0x10, /* JSON5 */ 'y': [1,],}\n0 4 * * * b ?max=2 {\"z\": 1.50}\n* * * * * mine\n"
+        "# ours\n* * * * * a {x: 0x10, /* JSON5 */ 'y': [1,],}\n0 4 * * * b ?max=2 {\"z\": 1.50}\n"
+        "* * * * * mine\n"
     )
     expected = "a: added\nb: added\nmine: left to sql\n3 schedules\n"
     dry = call("schedules", "load", str(file), "--dry-run")
-    assert (
-        dry
-        == "a: would be added\nb: would be added\nmine: would be left to sql\n3 schedules, nothing was changed\n"
+    assert dry == (
+        "a: would be added\nb: would be added\nmine: would be left to sql\n3 schedules, nothing was changed\n"
     )
     assert names(db) == ["mine"]
     assert call("schedules", "load", str(file)) == expected

@@ -23,7 +23,8 @@ def spans(queue: Any) -> dict[str, list[tuple[int, int, str]]]:
 
 
 def assert_one_at_a_time_in_order(said: list[tuple[int, int, str]]) -> None:
-    """Begin and end alternate, of one job and run each, unless its process was killed; starts follow the ids."""
+    """Begin and end alternate, of one job and run each, unless its process was killed; starts
+    follow the ids."""
     starts = [job for job, _, what in said if what == "begin"]
     assert starts == sorted(starts), said
     for (job, run, what), (next_job, next_run, next_what) in itertools.pairwise(said):
@@ -66,9 +67,15 @@ def test_failures_snoozes_and_killed_processes_change_neither_order_nor_turn(que
     rng = random.Random(4)
     queue.start("--processes", "2", "--concurrency", "4").until_ready(2)
     jobs = [
-        queue.add("in_turn", {"customer": n % 5, "fate": "".join(rng.choices(["", "e", "s", "k", "es"], [8, 2, 2, 0.4, 1])[0])})
+        queue.add(
+            "in_turn",
+            {
+                "customer": n % 5,
+                "fate": "".join(rng.choices(["", "e", "s", "k", "es"], [8, 2, 2, 0.4, 1])[0]),
+            },
+        )
         for n in range(60)
-    ]  # fmt: skip
+    ]
     queue.until_state("completed", *jobs)
     for said in spans(queue).values():
         assert_one_at_a_time_in_order(said)
@@ -168,7 +175,8 @@ def test_explain_knows_what_the_running_workers_take(queue: Any) -> None:
 
 
 def test_reports_of_several_kinds_and_bulk_adds_onto_the_same_jobs_do_not_deadlock(queue: Any) -> None:
-    """A turn's ends are told kind by kind, each in the order of ids, while adders lock all of these jobs, too."""
+    """A turn's ends are told kind by kind, each in the order of ids, while adders lock all of
+    these jobs, too."""
     queue.start("--concurrency", "6").until_ready()
     specs = [
         {"identifier": "act", "job_key": f"k{n}", "max_attempts": 2,

@@ -1,4 +1,5 @@
-"""Signals that reach more than the parent: a terminal's Ctrl-C, systemd's KillMode=control-group, `kill -- -PGID`, nohup."""
+"""Signals that reach more than the parent: a terminal's Ctrl-C, systemd's KillMode=control-group,
+`kill -- -PGID`, nohup."""
 
 from __future__ import annotations
 
@@ -48,7 +49,10 @@ def test_a_signal_to_the_whole_group_while_processes_start_stops_the_worker(queu
 
 
 def test_a_module_that_handles_signals_does_not_take_them_from_the_parent(queue: Any, tmp_path: Any) -> None:
-    text = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\nfrom handlers import note\n"
+    text = (
+        "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
+        "from handlers import note\n"
+    )
     (tmp_path / "mine.py").write_text(text)
     queue.close_gate(1)
     job_id = queue.add("note", {"gate": 1})

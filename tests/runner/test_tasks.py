@@ -1,4 +1,5 @@
-"""Promises of @task: names, defaults, signatures, converted payloads. No worker and no database is needed for them."""
+"""Promises of @task: names, defaults, signatures, converted payloads. No worker and no database is
+needed for them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
+from tests.support import PYTHONPATH
+
 DEADLINE = 60.0
 
 
@@ -27,12 +28,13 @@ class Terminal:
         env = {
             "PATH": os.environ["PATH"],
             "DATABASE_URL": queue.dsn,
-            "PYTHONPATH": f"{HERE}:{HERE.parents[1]}",
+            "PYTHONPATH": PYTHONPATH,
             "TERM": "xterm",
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pyworker", "run", "handlers", *options],
-            cwd=directory, stdin=subprocess.DEVNULL, stderr=inside, env=env | environment, start_new_session=True,
+            cwd=directory, stdin=subprocess.DEVNULL, stderr=inside, env=env | environment,
+            start_new_session=True,
         )  # fmt: skip
         os.close(inside)
         self.text = ""

@@ -1,4 +1,5 @@
-"""pyworker.testing: the documentation's project is tested as its reader would, and each promise of the fixtures by itself."""
+"""pyworker.testing: the documentation's project is tested as its reader would, and each promise of
+the fixtures by itself."""
 
 from __future__ import annotations
 
@@ -11,14 +12,16 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support import ROOT
+
 GUIDE = (ROOT / "docs" / "testing.md").read_text("utf-8")
 FILES = dict(re.findall(r"<!-- (\S+) -->\n```python\n(.*?)```", GUIDE, re.DOTALL))
 
 
 @pytest.fixture
 def project(tmp_path: Path, pg_server: Any) -> Any:
-    """project(name=text …): pytest's output and exit code for a directory with the guide's files and these."""
+    """project(name=text …): pytest's output and exit code for a directory with the guide's files
+    and these."""
 
     def run(files: dict[str, str]) -> tuple[int, str]:
         for name, text in {**FILES, **files}.items():
@@ -76,7 +79,8 @@ def writes(payload, job):
 
 def test_a_wrong_expectation_says_what_there_is(pyworker_db, assert_enqueued, assert_not_enqueued):
     shop.sign_up(pyworker_db, "ann@example.com")
-    with pytest.raises(AssertionError, match="no job of 'send_welcome' waits with payload=.*bob.*there are:\\n  1 send_welcome .*ann"):
+    words = "no job of 'send_welcome' waits with payload=.*bob.*there are:\\n  1 send_welcome .*ann"
+    with pytest.raises(AssertionError, match=words):
         assert_enqueued("send_welcome", payload={"to": "bob@example.com"})
     with pytest.raises(AssertionError, match="jobs of 'remind' wait:\\n  2 remind"):
         assert_not_enqueued("remind")
@@ -152,14 +156,17 @@ def test_what_is_meant_for_the_test_is_raised(pyworker_queue, pyworker_db):
 def test_what_fails_a_job_is_not(pyworker_queue, pyworker_db):
     for what in ("plain", "exit"):
         for task in ("breaks", "breaks_async")[:1 if what == "exit" else 2]:
-            pyworker_db.execute("select pyworker.add_job(%s, to_json(%s::text), max_attempts => 1)", [task, what])
+            pyworker_db.execute(
+                "select pyworker.add_job(%s, to_json(%s::text), max_attempts => 1)", [task, what]
+            )
             (ran,) = pyworker_queue.drain(raise_errors=False)
             assert type(ran.error) is ERRORS[what]
             assert ran.job.state == "discarded"
 
 def test_a_task_that_was_not_imported_is_named(drain, run_task):
     for call in (drain, run_task):
-        with pytest.raises(TaskError, match="there is no task 'nosuch' .known: .*breaks.*. Import the module that defines it"):
+        words = "there is no task 'nosuch' .known: .*breaks.*. Import the module that defines it"
+        with pytest.raises(TaskError, match=words):
             call("nosuch")
 """
 

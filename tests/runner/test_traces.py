@@ -1,4 +1,5 @@
-"""Promises of pyworker.otel and pyworker.sentry: a real worker with the real SDKs, which write to a file instead of a network."""
+"""Promises of pyworker.otel and pyworker.sentry: a real worker with the real SDKs, which write to
+a file instead of a network."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pytest_postgresql.janitor import DatabaseJanitor
+
+from tests.support.workers import one_worker
 
 both = pytest.mark.parametrize("task", ["traced", "traced_async"])
 
@@ -20,26 +22,19 @@ def traceparent(number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def served(pg_template: Any, tmp_path_factory: pytest.TempPathFactory, queue_class: Any) -> Iterator[Any]:
+def served(pg_template: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A database with one worker that is traced; `told` is the file in which it tells."""
-    t = pg_template
     told = tmp_path_factory.mktemp("traces") / "told"
-    with DatabaseJanitor(
-        user=t.user, host=t.host, port=t.port, password=t.password, dbname=f"{t.dbname}_traces",
-        template_dbname=t.template_dbname, maintenance_dbname=t.maintenance_dbname,
-    ):  # fmt: skip
-        made = queue_class(f"host={t.host} port={t.port} user={t.user} dbname={t.dbname}_traces", told.parent)
-        made.told = told
-        made.start(modules="traced_tasks", TOLD=str(told))
-        yield made
-        assert made.workers[0].stop() == 0
-        made.close()
+    with one_worker(pg_template, "traces", told.parent, modules="traced_tasks", TOLD=str(told)) as queue:
+        queue.told = told  # type: ignore[attr-defined]
+        yield queue
 
 
 def ran(
     served: Any, task: str, payload: Any = None, *, last: str = "process", **options: Any
 ) -> tuple[Any, Any, Any]:
-    """Run a job until the trace that it is in has a span of this name: its id, the spans by name, and Sentry's events of it."""
+    """Run a job until the trace that it is in has a span of this name: its id, the spans by name,
+    and Sentry's events of it."""
     job_id = served.add(task, payload, **options)
     found: tuple[dict[str, Any], list[Any]] = ({}, [])
 
@@ -73,7 +68,8 @@ def test_a_traceparent_that_was_set_by_sql_is_the_parent_of_the_handlers_span(se
     assert (ids(span)[0], span["parent_id"]) == (f"{len(task):032x}", "0xb7ad6b7169203331")
     assert span["kind"] == "SpanKind.CONSUMER"
     assert span["attributes"].items() >= {
-        "messaging.system": "pyworker", "messaging.operation.type": "process", "messaging.destination.name": "default",
+        "messaging.system": "pyworker", "messaging.operation.type": "process",
+        "messaging.destination.name": "default",
         "messaging.message.id": str(job_id), "pyworker.task": task, "pyworker.attempt": 1,
     }.items()  # fmt: skip
     assert span["status"]["status_code"] == "UNSET"

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 
-def test_whatever_makes_a_job_available_wakes_an_idle_worker(queue: Any) -> None:
+def test_each_call_that_makes_a_job_available_wakes_an_idle_worker(queue: Any) -> None:
     """Thirty times, which by polling every two seconds would take longer than the deadline."""
     other = queue.value("select pyworker.register_worker()")
     held = queue.add("note")
@@ -16,7 +16,8 @@ def test_whatever_makes_a_job_available_wakes_an_idle_worker(queue: Any) -> None
     queue.rows(
         """
         create function pg_temp.add() returns trigger language plpgsql as
-            $$begin perform pyworker.add_job('note', to_json(new), job_key => 'by trigger'); return new; end$$;
+            $$begin perform pyworker.add_job('note', to_json(new),
+                job_key => 'by trigger'); return new; end$$;
         create temp table users (name text);
         create trigger add after insert on users for each row execute function pg_temp.add()"""
     )
@@ -26,7 +27,8 @@ def test_whatever_makes_a_job_available_wakes_an_idle_worker(queue: Any) -> None
         """select max(id) from pyworker.add_jobs('[{"identifier": "note"}, {"identifier": "note"}]')""",
         "with u as (insert into users values ('ada') returning 1) select currval('pyworker.job_ids') from u",
         "select (pyworker.retry_job((pyworker.add_job('note', run_at => '2100-01-01')).id)).id",
-        "select id from pyworker.reschedule_jobs(array[(pyworker.add_job('note', run_at => '2100-01-01')).id], now())",
+        "select id from pyworker.reschedule_jobs(array[(pyworker.add_job('note', run_at => "
+        "'2100-01-01')).id], now())",
     ]
     with queue.in_one_deadline():
         worker.until_ready()
@@ -41,14 +43,16 @@ def test_whatever_makes_a_job_available_wakes_an_idle_worker(queue: Any) -> None
 def start_with_gate(fresh_queue: Any) -> Any:
     """A worker that stands at gate 1 when it has claimed fewer jobs than it had room for."""
     fresh_queue.rows(
-        "create or replace function pyworker.seconds_until_due() returns double precision language plpgsql as "
+        "create or replace function pyworker.seconds_until_due() returns double precision language plpgsql "
+        "as "
         "$$begin perform pg_advisory_xact_lock_shared(77, 1); return null; end$$"
     )
     return fresh_queue.start()
 
 
 def test_a_job_that_is_added_while_a_claim_is_under_way_is_not_overlooked(fresh_queue: Any) -> None:
-    """Its notification arrives together with the answer that there is nothing to do. Twenty times: see above."""
+    """Its notification arrives together with the answer that there is nothing to do. Twenty times:
+    see above."""
     worker = start_with_gate(fresh_queue)
     with fresh_queue.in_one_deadline():
         for _ in range(20):
@@ -92,7 +96,7 @@ def test_without_notifications_polling_finds_the_job(queue: Any) -> None:
     assert worker.stop() == 0
 
 
-def test_jobs_start_when_they_fall_due_not_when_somebody_polls(queue: Any) -> None:
+def test_jobs_start_when_they_fall_due_not_when_a_worker_polls(queue: Any) -> None:
     """Thirty times: see above."""
     worker = queue.start().until_ready()
     with queue.in_one_deadline():

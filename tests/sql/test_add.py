@@ -58,7 +58,8 @@ def test_every_spelling_of_a_call_resolves_and_keeps_the_payload(
 def test_a_bare_add_gets_the_documented_defaults(api: Any) -> None:
     before = api.at()
     job = api.add_job("t")
-    assert (job.task_identifier, job.payload, job.queue_name, job.priority, job.attempts, job.max_attempts, job.state) == (
+    assert (job.task_identifier, job.payload, job.queue_name, job.priority, job.attempts, job.max_attempts,
+        job.state) == (
         "t", {}, None, 0, 0, 25, "available",
     )  # fmt: skip
     assert before <= job.run_at == job.created_at == job.updated_at <= api.at()
@@ -133,6 +134,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"payload": {"a": "x" * 1048576}}, ("payload", "1048576 bytes")),
     ({"payload": json.loads("[" * 101 + "]" * 101)}, ("payload", "100 levels")),
 ]
+
 IDS = [f"{'+'.join(change)}-{words[1][:12]}" for change, words in REFUSED]
 
 
@@ -240,7 +242,8 @@ def test_meta_has_the_limits_of_the_payload(api: Any, meta: str, words: str, bul
     with api.refusal("PW001", "meta", words):
         if bulk:
             api.rows(
-                f"select pyworker.add_jobs(jsonb_build_array(jsonb_build_object('identifier', 't', 'meta', {meta})))"
+                f"select pyworker.add_jobs(jsonb_build_array(jsonb_build_object('identifier', 't', 'meta', "
+                f"{meta})))"
             )
         else:
             api.rows(f"select pyworker.add_job('t', meta => {meta})")
@@ -306,67 +309,6 @@ def test_deeper_nesting_is_refused(api: Any, payload: str) -> None:
         api.add_job("t", payload)
 
 
-def test_a_task_gives_its_defaults_to_bare_adds_and_each_argument_replaces_one(api: Any) -> None:
-    api.define_task("t", max_attempts=3, priority=-5, queue_name="q")
-    for job in (api.add_job("t"), api.add_job("t", job_key="k"), *api.add_jobs([{"identifier": "t"}])):
-        assert (job.max_attempts, job.priority, job.queue_name, job.state) == (3, -5, "q", "available")
-    given = {"max_attempts": 9, "priority": 0, "queue_name": "other"}
-    for job in (
-        api.add_job("t", **given), api.add_job("t", job_key="k", **given), *api.add_jobs([{"identifier": "t", **given}]),
-    ):  # fmt: skip
-        assert (job.max_attempts, job.priority, job.queue_name) == (9, 0, "other")
-    assert api.add_job("another").max_attempts == 25
-
-
-def test_defining_a_task_again_replaces_all_of_it(api: Any) -> None:
-    api.define_task("t", max_attempts=3, priority=-5, queue_name="q")
-    api.define_task("t", priority=2)
-    job = api.add_job("t")
-    assert (job.max_attempts, job.priority, job.queue_name) == (25, 2, None)
-
-
-def test_defining_a_task_unchanged_waits_for_nobody(api: Any, actor: Any) -> None:
-    api.define_task("t", priority=2, backoff='["1 s"]')
-    other = actor()
-    other.begin()
-    other.rows("select from pyworker.tasks for update")
-    api.define_task("t", priority=2, backoff='["1 s"]')
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"identifier": ""}, ("identifier", "''")),
-        ({"max_attempts": 0}, ("max_attempts", "0")),
-        ({"priority": 40000}, ("priority", "40000")),
-        ({"queue_name": ""}, ("queue_name", "''")),
-        ({"delivery": "x"}, ("delivery", "x")),
-        ({"timeout": "0 s"}, ("timeout", "00:00:00")),
-        ({"timeout": "-1 s"}, ("timeout", "-00:00:01")),
-        ({"retention": "-1 s"}, ("retention", "-00:00:01")),
-        ({"backoff": "[]"}, ("backoff", "empty")),
-        ({"backoff": '["soon"]'}, ("backoff", "soon")),
-        ({"backoff": "[-1]"}, ("backoff", "-1")),
-        ({"backoff": '["infinity"]'}, ("backoff", "infinity")),
-        ({"backoff": "[null]"}, ("backoff", "null")),
-        ({"backoff": "5"}, ("backoff", "array")),
-        ({"backoff": {"strategy": "random"}}, ("backoff", "strategy", "random")),
-        ({"backoff": {"strategy": None}}, ("backoff", "strategy", "null")),
-        ({"backoff": {"initial": "x"}}, ("backoff", "initial", "x")),
-        ({"backoff": {"max": -1}}, ("backoff", "max", "-1")),
-        ({"backoff": {"factor": 0}}, ("backoff", "factor", "0")),
-        ({"backoff": {"factor": "2"}}, ("backoff", "factor", "2")),
-        ({"backoff": {"jitter": 1.1}}, ("backoff", "jitter", "1.1")),
-        ({"backoff": {"base": 1}}, ("backoff", "base")),
-    ],
-    ids=str,
-)
-def test_a_bad_task_definition_is_refused(api: Any, change: dict[str, Any], words: tuple[str, ...]) -> None:
-    with api.refusal("PW001", "^define_task: ", *words):
-        api.define_task(**{"identifier": "t", **change})
-    assert api.value("select count(*) from pyworker.tasks") == 0
-
-
 def test_a_rolled_back_add_leaves_nothing(api: Any, actor: Any, worker: int) -> None:
     a = actor()
     a.begin()
@@ -378,103 +320,6 @@ def test_a_rolled_back_add_leaves_nothing(api: Any, actor: Any, worker: int) -> 
     assert api.value("select count(*) from pyworker.promotion_requests") == 0
 
 
-def test_bulk_rows_come_back_in_the_order_of_the_specs_with_rising_ids(api: Any) -> None:
-    tasks = [f"task {(i * 7) % 33}" for i in range(200)]
-    for name in tasks[:33]:
-        api.define_task(name, priority=1)
-    api.rows("analyze pyworker.tasks; analyze pyworker.live_jobs")
-    specs = [
-        {"identifier": name, "payload": [i], "job_key": f"k{(i * 13) % 200}" if i % 3 == 0 else None}
-        for i, name in enumerate(tasks)
-    ]
-    jobs = api.add_jobs(specs)
-    assert [(job.task_identifier, job.payload) for job in jobs] == [
-        (s["identifier"], s["payload"]) for s in specs
-    ]
-    assert [job.id for job in jobs] == list(range(1, 201))
-
-
-@pytest.mark.parametrize(
-    ("keys", "ids"),
-    [
-        ("kp", [1, 2]),
-        ("pk", [1, 2]),
-        ("ppkkpp", [1, 2, 3, 3, 4, 5]),
-        ("kkk", [1, 1, 1]),
-        ("pkl", [1, 2, 3]),
-        ("lpk", [1, 2, 3]),
-    ],
-)
-def test_keyed_and_plain_specs_mix_in_any_order(api: Any, keys: str, ids: list[int]) -> None:
-    specs = [
-        {"identifier": "t", "payload": [i], **({} if k == "p" else {"job_key": k})}
-        for i, k in enumerate(keys)
-    ]
-    jobs = api.add_jobs(specs)
-    assert [job.id for job in jobs] == ids
-    assert [job.payload[-1] for job in jobs] == list(range(len(keys)))
-    assert api.add_job("t").id == max(ids) + 1
-
-
-def test_namesakes_in_one_call_meet_in_spec_order(api: Any) -> None:
-    jobs = api.add_jobs(
-        [
-            {"identifier": "first", "job_key": "k", "payload": [1], "priority": 5},
-            {"identifier": "plain"},
-            {"identifier": "second", "job_key": "k", "payload": [2]},
-            {"identifier": "third", "job_key": "k", "payload": {"a": 3}},
-            {"identifier": "kept", "job_key": "k", "payload": {"a": 4}, "job_key_mode": "unsafe_dedupe"},
-        ]
-    )
-    assert [job.task_identifier for job in jobs] == ["first", "plain", "second", "third", "third"]
-    assert [job.payload for job in jobs] == [[1], {}, [1, 2], {"a": 3}, {"a": 3}]
-    assert [job.revision for job in jobs] == [0, 0, 1, 2, 2]
-    assert [job.deduplicated for job in jobs] == [False, False, False, False, True]
-    assert len({job.id for job in jobs}) == 2
-    assert api.get_job(jobs[0].id).priority == 0
-
-
-def test_the_bulk_flag_of_graphile_worker_preserves_run_at(api: Any) -> None:
-    at = api.at("1 hour")
-    api.add_job("t", run_at=at, job_key="k")
-    spec = "array[('t','[1]',null,null,null,'k',null,null)]::pyworker.job_spec[]"
-    assert api.value(f"select run_at from pyworker.add_jobs({spec}, true)") == at
-    assert api.value(f"select run_at from pyworker.add_jobs({spec}, job_key_preserve_run_at => false)") < at
-
-
-@pytest.mark.parametrize(
-    "empty", ["'{}'::pyworker.job_spec[]", "null::pyworker.job_spec[]", "'[]'::jsonb", "'[]'"]
-)
-def test_no_specs_are_no_jobs(api: Any, empty: str) -> None:
-    assert api.rows(f"select * from pyworker.add_jobs({empty})") == []
-
-
-def test_a_null_member_of_a_spec_is_a_default(api: Any) -> None:
-    names = "payload queue_name run_at max_attempts job_key priority flags job_key_mode unique_policy sequence_policy meta delivery"
-    (job,) = api.add_jobs([{"identifier": "t", **dict.fromkeys(names.split())}])
-    assert (job.payload, job.priority, job.max_attempts, job.state) == ({}, 0, 25, "available")
-
-
-def test_keyed_updates_burn_no_ids(api: Any) -> None:
-    first = api.add_job("t", job_key="k").id
-    api.rows("select count(pyworker.add_job('t', job_key => 'k')) from generate_series(1, 500)")
-    for mode in ("replace", "preserve_run_at", "unsafe_dedupe"):
-        api.add_jobs([{"identifier": "t", "job_key": "k", "job_key_mode": mode}] * 100)
-        api.add_job("t", job_key="k", job_key_mode=mode)
-    api.add_job("t", job_key="k", queue_name="q")
-    api.add_job("t", job_key="k")
-    api.add_job("t", job_key="k", sequence_policy={"key": "s"})
-    api.add_job("t", job_key="k")
-    assert api.add_job("t").id == first + 1
-
-
-def test_deduplicating_against_a_running_job_burns_no_ids(api: Any, job_in: Any) -> None:
-    running = job_in("running", job_key="k")
-    (job,) = api.add_jobs([{"identifier": "t", "job_key": "k", "job_key_mode": "unsafe_dedupe"}])
-    assert job.id == running.id
-    assert api.add_job("t").id == running.id + 1
-
-
 def test_a_trigger_can_add_a_job_for_each_row(api: Any, fresh: psycopg.Connection[Any]) -> None:
     api = type(api)(fresh)
     api.rows("""
@@ -484,7 +329,8 @@ def test_a_trigger_can_add_a_job_for_each_row(api: Any, fresh: psycopg.Connectio
             perform pyworker.add_job('order_placed', to_json(new), job_key := 'order ' || new.id);
             return new;
         end $$;
-        create trigger order_placed after insert on public.orders for each row execute function public.order_placed();
+        create trigger order_placed after insert on public.orders for each row execute function
+            public.order_placed();
         insert into public.orders values (1, 'a'), (2, E'b"\\n');
     """)
     jobs = api.rows("select (pyworker.get_job(id)).payload from pyworker.jobs order by id")
@@ -494,7 +340,7 @@ def test_a_trigger_can_add_a_job_for_each_row(api: Any, fresh: psycopg.Connectio
 def test_a_transaction_that_adds_jobs_can_be_prepared_with_notifications_off(
     api: Any, actor: Any, worker: int
 ) -> None:
-    api.claim_jobs(worker)  # now somebody waits, so an add would notify
+    api.claim_jobs(worker)  # now a worker waits, so an add would notify
     a = actor()
     a.begin()
     a.add_job("t")
@@ -508,15 +354,3 @@ def test_a_transaction_that_adds_jobs_can_be_prepared_with_notifications_off(
     assert nothing_was_added(api)
     api.rows("commit prepared 'quiet'")
     assert len(api.claim_jobs(worker, 10)) == 2
-
-
-def test_jobs_of_one_bulk_add_run_in_its_order_of_whatever_kind_they_are(api: Any, worker: int) -> None:
-    kinds: list[dict[str, Any]] = [
-        {"unique_policy": {}},
-        {"job_key": "z"},
-        {},
-        {"job_key": "a"},
-        {"sequence_policy": {}},
-    ]
-    jobs = api.add_jobs([{"identifier": "t", **kind} for kind in kinds])
-    assert [job.id for job in api.claim_jobs(worker, 10)] == [job.id for job in jobs]

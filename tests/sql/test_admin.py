@@ -1,4 +1,5 @@
-"""What people do to jobs by hand. The table of test_lifecycle.py says what each verb does to each state; here is the rest."""
+"""What people do to jobs by hand. The table of test_lifecycle.py says what each verb does to each
+state; here is the rest."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def test_an_unknown_job_is_a_row_of_nulls(api: Any) -> None:
         assert set(api.get_job(job_id)) == {None}
 
 
-# cancel_job ----------------------------------------------------------------------------------------------------------
+# cancel_job ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("force", [False, True, None])
@@ -122,7 +123,7 @@ def test_a_job_cancelled_by_force_refuses_its_workers_word(api: Any, job_in: Any
     assert api.claim(api.register_worker()).id == following.id
 
 
-# retry_job -----------------------------------------------------------------------------------------------------------
+# retry_job ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", ["scheduled", "retryable", "discarded", "completed", "cancelled"])
@@ -201,7 +202,7 @@ def test_a_superseded_job_may_be_retried_by_hand_and_is_no_longer_superseded(
     assert api.get_job(newer.id) == newer
 
 
-# delete_job ----------------------------------------------------------------------------------------------------------
+# delete_job ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", [*WAITING, "discarded", "completed", "cancelled"])
@@ -216,7 +217,7 @@ def test_a_deleted_job_leaves_no_trace(api: Any, job_in: Any, state: str) -> Non
         api.delete_job(job.id)
 
 
-# Graphile Worker's four ----------------------------------------------------------------------------------------------
+# Graphile Worker's four ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", [*WAITING, "discarded"])
@@ -286,7 +287,7 @@ def test_a_discarded_job_with_attempts_again_waits_again(api: Any, worker: int) 
 def test_a_job_rescheduled_with_no_attempts_left_never_runs(
     api: Any, job_in: Any, worker: int, clock: Any, given: dict[str, int]
 ) -> None:
-    """In Graphile Worker such a job is not available; here it is discarded, for everybody to see."""
+    """In Graphile Worker such a job is not available; here it is discarded, for people to see."""
     job = job_in("due", queue_name="q", job_key="k")
     (done,) = api.reschedule_jobs([job.id], **given)
     assert (done.state, done.key, done.last_error) == ("discarded", "k", "boom")

@@ -1,4 +1,5 @@
-"""One text for each JSON value: RFC 8785 after NFC, against the published vectors and against another's implementation."""
+"""One text for each JSON value: RFC 8785 after NFC, against the published vectors and against
+another's implementation."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from psycopg.types.json import Jsonb
 
 def canonical(api: Any, texts: Iterable[str]) -> list[str]:
     """Of each JSON text, in one round trip."""
-    sql = "select pyworker._canonical(t::jsonb) as text from unnest(%s::text[]) with ordinality u(t, n) order by n"
+    sql = (
+        "select pyworker._canonical(t::jsonb) as text from unnest(%s::text[]) with ordinality u(t, n) "
+        "order by n"
+    )
     return [row.text for row in api.rows(sql, [list(texts)])]
 
 
@@ -55,37 +59,47 @@ RFC_VECTORS = [
     ),
     (  # section 3.2.3: the order of keys
         r'''{"\u20ac": "Euro Sign", "\r": "Carriage Return", "\u05da": "Hebrew Letter Final Kaf", "1": "One",
-             "\ud83d\ude00": "Emoji: Grinning Face", "\u0080": "Control", "\u00f6": "Latin Small Letter O With Diaeresis"}''',
+             "\ud83d\ude00": "Emoji: Grinning Face", "\u0080": "Control",
+             "\u00f6": "Latin Small Letter O With Diaeresis"}''',
         '{"\\r":"Carriage Return","1":"One","\u0080":"Control","ö":"Latin Small Letter O With Diaeresis",'
         '"\u05da":"Hebrew Letter Final Kaf","€":"Euro Sign","😀":"Emoji: Grinning Face"}',
     ),
     (  # the test suite's weird.json, of the RFC's author
-        r'''{"\u20ac": "Euro Sign", "\r": "Carriage Return", "\u000a": "Newline", "1": "One", "\u0080": "Control\u007f",
-             "\ud83d\ude02": "Smiley", "\u00f6": "Latin Small Letter O With Diaeresis", "</script>": "Browser Challenge"}''',
-        '{"\\n":"Newline","\\r":"Carriage Return","1":"One","</script>":"Browser Challenge","\u0080":"Control\u007f",'
+        r'''{"\u20ac": "Euro Sign", "\r": "Carriage Return", "\u000a": "Newline", "1": "One",
+             "\u0080": "Control\u007f", "\ud83d\ude02": "Smiley",
+             "\u00f6": "Latin Small Letter O With Diaeresis", "</script>": "Browser Challenge"}''',
+        '{"\\n":"Newline","\\r":"Carriage Return","1":"One","</script>":"Browser Challenge",'
+        '"\u0080":"Control\u007f",'
         '"ö":"Latin Small Letter O With Diaeresis","€":"Euro Sign","😂":"Smiley"}',
     ),
     ('[56, {"d": true, "10": null, "1": []}]', '[56,{"1":[],"10":null,"d":true}]'),
     (
-        '{"1": {"f": {"f": "hi", "F": 5}, "\\n": 56.0}, "10": {}, "": "empty", "a": {}, "111": [{"e": "yes", "E": "no"}], "A": {}}',
+        '{"1": {"f": {"f": "hi", "F": 5}, "\\n": 56.0}, "10": {}, "": "empty", "a": {}, "111": [{"e": '
+        '"yes", "E": "no"}], "A": {}}',
         '{"":"empty","1":{"\\n":56,"f":{"F":5,"f":"hi"}},"10":{},"111":[{"E":"no","e":"yes"}],"A":{},"a":{}}',
     ),
     (
-        '{"peach": "This sorting order", "péché": "is wrong according to French", "pêche": "but canonicalization MUST", "sin": "ignore locale"}',  # noqa: E501
-        '{"peach":"This sorting order","péché":"is wrong according to French","pêche":"but canonicalization MUST","sin":"ignore locale"}',
+        '{"peach": "This sorting order", "péché": "is wrong according to French", "pêche": "but '
+        'canonicalization MUST", "sin": "ignore locale"}',
+        '{"peach":"This sorting order","péché":"is wrong according to French","pêche":"but '
+        'canonicalization MUST","sin":"ignore locale"}',
     ),
 ]  # fmt: skip
 
 # Appendix B: IEEE 754 bits and what ECMAScript prints.
 APPENDIX_B = {
-    "0000000000000000": "0", "8000000000000000": "0", "0000000000000001": "5e-324", "8000000000000001": "-5e-324",
-    "7fefffffffffffff": "1.7976931348623157e+308", "ffefffffffffffff": "-1.7976931348623157e+308", "4340000000000000": "9007199254740992",
-    "c340000000000000": "-9007199254740992", "4430000000000000": "295147905179352830000", "44b52d02c7e14af5": "9.999999999999997e+22",
-    "44b52d02c7e14af6": "1e+23", "44b52d02c7e14af7": "1.0000000000000001e+23", "444b1ae4d6e2ef4e": "999999999999999700000",
-    "444b1ae4d6e2ef4f": "999999999999999900000", "444b1ae4d6e2ef50": "1e+21", "3eb0c6f7a0b5ed8c": "9.999999999999997e-7",
-    "3eb0c6f7a0b5ed8d": "0.000001", "41b3de4355555553": "333333333.3333332", "41b3de4355555554": "333333333.33333325",
-    "41b3de4355555555": "333333333.3333333", "41b3de4355555556": "333333333.3333334", "41b3de4355555557": "333333333.33333343",
-    "becbf647612f3696": "-0.0000033333333333333333", "43143ff3c1cb0959": "1424953923781206.2",
+    "0000000000000000": "0", "8000000000000000": "0", "0000000000000001": "5e-324",
+    "8000000000000001": "-5e-324", "7fefffffffffffff": "1.7976931348623157e+308",
+    "ffefffffffffffff": "-1.7976931348623157e+308", "4340000000000000": "9007199254740992",
+    "c340000000000000": "-9007199254740992", "4430000000000000": "295147905179352830000",
+    "44b52d02c7e14af5": "9.999999999999997e+22", "44b52d02c7e14af6": "1e+23",
+    "44b52d02c7e14af7": "1.0000000000000001e+23", "444b1ae4d6e2ef4e": "999999999999999700000",
+    "444b1ae4d6e2ef4f": "999999999999999900000", "444b1ae4d6e2ef50": "1e+21",
+    "3eb0c6f7a0b5ed8c": "9.999999999999997e-7", "3eb0c6f7a0b5ed8d": "0.000001",
+    "41b3de4355555553": "333333333.3333332", "41b3de4355555554": "333333333.33333325",
+    "41b3de4355555555": "333333333.3333333", "41b3de4355555556": "333333333.3333334",
+    "41b3de4355555557": "333333333.33333343", "becbf647612f3696": "-0.0000033333333333333333",
+    "43143ff3c1cb0959": "1424953923781206.2",
 }  # fmt: skip
 
 
@@ -97,7 +111,8 @@ def test_the_rfcs_own_documents_come_out_as_printed_there(api: Any, text: str, r
 def test_the_rfcs_table_of_numbers_comes_out_as_printed_there(api: Any) -> None:
     doubles = [struct.unpack(">d", bytes.fromhex(bits))[0] for bits in APPENDIX_B]
     assert canonical(api, map(repr, doubles)) == list(APPENDIX_B.values())
-    # Seventeen digits say the same, unless they make an integer of it that is none of the double's short form.
+    # Seventeen digits say the same, unless they make an integer of it that is none of the double's
+    # short form.
     fractions = [
         (d, text) for d, text in zip(doubles, APPENDIX_B.values(), strict=True) if not d.is_integer()
     ]
@@ -106,29 +121,41 @@ def test_the_rfcs_table_of_numbers_comes_out_as_printed_there(api: Any) -> None:
 
 E_ACUTE, A_RING = "e\u0301", "A\u030a"
 OPEN_JOB_SPEC = [
-    ("email.send", "notifications", {"user_id": 42, "template": "welcome"}, None, {"keys": ["type", "queue", "args"], "args_keys": ["user_id"]},  # noqa: E501
+    ("email.send", "notifications", {"user_id": 42, "template": "welcome"}, None,
+     {"keys": ["type", "queue", "args"], "args_keys": ["user_id"]},
      "71f9344b82e66297a49775bbe27752297922842b675330641ebe3ff4fea46c1f"),
-    ("report.daily", None, {"date": "2026-02-12"}, None, {}, "be66720bd0f961a37ab755101a985ca3f8563bd89ed8d412c41fa5791f3e4d95"),
-    ("report.daily", None, {}, None, {"keys": ["type"]}, "be66720bd0f961a37ab755101a985ca3f8563bd89ed8d412c41fa5791f3e4d95"),
-    ("report.daily", None, {}, None, {"keys": []}, "be66720bd0f961a37ab755101a985ca3f8563bd89ed8d412c41fa5791f3e4d95"),
-    ("email.send_welcome", None, {"user_id": 42, "locale": "en-US"}, None, {"keys": ["args"], "args_keys": ["user_id"]},
+    ("report.daily", None, {"date": "2026-02-12"}, None, {},
+     "be66720bd0f961a37ab755101a985ca3f8563bd89ed8d412c41fa5791f3e4d95"),
+    ("report.daily", None, {}, None, {"keys": ["type"]},
+     "be66720bd0f961a37ab755101a985ca3f8563bd89ed8d412c41fa5791f3e4d95"),
+    ("report.daily", None, {}, None, {"keys": []},
+     "be66720bd0f961a37ab755101a985ca3f8563bd89ed8d412c41fa5791f3e4d95"),
+    ("email.send_welcome", None, {"user_id": 42, "locale": "en-US"}, None,
+     {"keys": ["args"], "args_keys": ["user_id"]},
      "9e45195404ccda2ec2e9597e9357ccbd01bbf6707d25aa92ab76d53b8795d74c"),
-    ("notification.push", None, {"user_id": 42, "event": "new_comment"}, None, {"keys": ["type", "args"], "args_keys": ["user_id", "event"]},  # noqa: E501
+    ("notification.push", None, {"user_id": 42, "event": "new_comment"}, None,
+     {"keys": ["type", "args"], "args_keys": ["user_id", "event"]},
      "77a2c3f3ec92c6565e8e9dbb06cbbc54506631efa84db7645e3d3708db9e25b7"),
-    ("image.resize", "thumbnails", {"image_id": "img_abc123"}, None, {"keys": ["type", "queue", "args"], "args_keys": ["image_id"]},
+    ("image.resize", "thumbnails", {"image_id": "img_abc123"}, None,
+     {"keys": ["type", "queue", "args"], "args_keys": ["image_id"]},
      "642da782420b8a4fcdbcb63851e9f210a6becb96c2ca5e5d25ea129e08d57b08"),
-    ("cache.warm", None, {"resource": "products"}, {"tenant_id": "acme", "trace": 1}, {"keys": ["type", "args", "meta"], "meta_keys": ["tenant_id"]},  # noqa: E501
+    ("cache.warm", None, {"resource": "products"}, {"tenant_id": "acme", "trace": 1},
+     {"keys": ["type", "args", "meta"], "meta_keys": ["tenant_id"]},
      "dc19075d0e4dde8bcd3952c4f9789b50e959792aa308daaa8eae0daa9f1985b0"),
-    ("cache.warm", None, {"resource": "products"}, {"trace": 1}, {"keys": ["type", "args", "meta"], "meta_keys": ["tenant_id"]},
+    ("cache.warm", None, {"resource": "products"}, {"trace": 1},
+     {"keys": ["type", "args", "meta"], "meta_keys": ["tenant_id"]},
      "6a2788690a1edaefa4821689afb0cce5a4661c662a93ac657d5a40ec111f05d6"),
-    ("unique.test.type_and_args", None, [{"user_id": "U-200", "action": "send_email"}], None, {"keys": ["type", "args"]},
+    ("unique.test.type_and_args", None, [{"user_id": "U-200", "action": "send_email"}], None,
+     {"keys": ["type", "args"]},
      "a691d59225f899b404514ade64a5b8bd48833b5c47041e8f3f0fbe929b9d6b11"),
     ("t", None, '{"a":42.0,"b":-0,"c":1E30,"d":4.50,"e":1e23,"f":1e-7}', None, {"keys": ["args"]},
      "7cd6408c2f80775e234541f55859a9757b850ebe98ddd17c86d03133a7cfb7a8"),
-    ("t", None, {"caf" + E_ACUTE: A_RING}, None, {"keys": ["args"]}, "457583fc9e273ebba62dc0f83d741adfa45de5359ae12278956ed94aa74693be"),
+    ("t", None, {"caf" + E_ACUTE: A_RING}, None, {"keys": ["args"]},
+     "457583fc9e273ebba62dc0f83d741adfa45de5359ae12278956ed94aa74693be"),
     ("t", None, {"z": 3, "\U0001f602": 2, "\ufb01": 1}, None, {"keys": ["args"]},
      "4fa2a58956563d190ec7e2c29da5de076b98a5cd9659a4aa08600d1150a7d902"),
-    ("t", None, {"x": 1}, None, {"keys": ["args"], "args_keys": []}, "e0d4c264c987383e90a8911cf37cf201c0330f8b6744b287a9ab7746d53cab59"),
+    ("t", None, {"x": 1}, None, {"keys": ["args"], "args_keys": []},
+     "e0d4c264c987383e90a8911cf37cf201c0330f8b6744b287a9ab7746d53cab59"),
 ]  # fmt: skip
 
 
@@ -208,14 +235,16 @@ def test_a_number_may_be_written_in_any_way_and_underflow_is_zero(api: Any) -> N
 @pytest.mark.parametrize("digits", ["1", "0", "3"])
 def test_the_sessions_settings_do_not_matter(api: Any, digits: str) -> None:
     api.rows(
-        f"set extra_float_digits = {digits}; set timezone = 'Asia/Tokyo'; set standard_conforming_strings = off"
+        f"set extra_float_digits = {digits}; set timezone = 'Asia/Tokyo'; "
+        f"set standard_conforming_strings = off"
     )
     agree(api, [1 / 3, 1e23, 5e-324, 2.0**60, "\\", "\n", "ß", {"ä": "\x7f"}])
 
 
 @pytest.mark.parametrize(
     "number",
-    ["9007199254740993", "-9007199254740993", "1152921504606846976", "12345678901234567890", "9007199254740993.0", "1e309", "-1e400",
+    ["9007199254740993", "-9007199254740993", "1152921504606846976", "12345678901234567890",
+    "9007199254740993.0", "1e309", "-1e400",
      "1.7976931348623159e308", "1e5000", "100000000000000000000001"],
 )  # fmt: skip
 def test_a_number_that_a_json_reader_would_change_is_refused(api: Any, number: str) -> None:
@@ -319,7 +348,8 @@ def document(rng: random.Random, depth: int = 0) -> Any:
     )
 
 
-ALPHABET = [*"abcABC019 _-.:,{}[]\"\\/'&<", "\n", "\x01", "\x1f", "\x7f", "\u0080", "é", "e\u0301", "\u030a", "A\u030a", "ﬁ", "\ue000", "\uffff", "😀",  # noqa: E501
+ALPHABET = [*"abcABC019 _-.:,{}[]\"\\/'&<", "\n", "\x01", "\x1f", "\x7f", "\u0080", "é", "e\u0301", "\u030a",
+    "A\u030a", "ﬁ", "\ue000", "\uffff", "😀",
             "\U0010ffff", "漢", "\u2028", "가"]  # fmt: skip
 
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-
-def ids(jobs: list[Any]) -> list[int]:
-    return [job.id for job in jobs]
+from tests.support.api import ids
 
 
 def test_jobs_come_in_the_order_priority_run_at_id(api: Any, worker: int) -> None:
@@ -49,7 +47,8 @@ def test_a_claim_hands_over_all_that_a_handler_needs(api: Any, worker: int) -> N
     )  # fmt: skip
     before = api.at()
     got = api.claim(worker)
-    for name in ("id", "task_identifier", "payload", "max_attempts", "priority", "run_at", "queue_name", "key", "flags", "meta",
+    for name in ("id", "task_identifier", "payload", "max_attempts", "priority", "run_at", "queue_name",
+        "key", "flags", "meta",
                  "delivery", "sequence_key", "created_at", "revision"):  # fmt: skip
         assert getattr(got, name) == getattr(job, name), name
     assert (got.run > 0, got.attempts) == (True, 1)
@@ -93,7 +92,7 @@ def test_only_available_jobs_are_claimed(api: Any, job_in: Any, worker: int, sta
 
 
 @pytest.mark.parametrize("state", ["scheduled", "retryable"])
-def test_what_falls_due_is_claimed_without_anybody_else_having_to_act(
+def test_what_falls_due_is_claimed_without_another_session_having_to_act(
     api: Any, job_in: Any, worker: int, clock: Any, state: str
 ) -> None:
     job = job_in(state)
@@ -170,7 +169,8 @@ def test_a_worker_declared_dead_claims_nothing_more(api: Any, worker: int, clock
 
 
 def test_no_count_of_attempts_stops_the_others_from_being_claimed(api: Any, worker: int) -> None:
-    """The budget is a smallint: a job at its very end, tried once more by hand, must not break every claim."""
+    """The budget is a smallint: a job at its very end, tried once more by hand, must not break
+    every claim."""
     worn = api.add_job("t", max_attempts=32767)
     api.permanently_fail_jobs([worn.id])
     api.retry_job(worn.id)

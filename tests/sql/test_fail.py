@@ -15,7 +15,8 @@ from psycopg.types.json import Jsonb
 
 @pytest.fixture
 def delay_after(api: Any, worker: int, clock: Any) -> Callable[..., float]:
-    """delay_after(n) fails the n-th attempt of a job whose run_at is ahead of the clock; the backoff is then exact."""
+    """delay_after(n) fails the n-th attempt of a job whose run_at is ahead of the clock; the
+    backoff is then exact."""
 
     def measure(attempt: int, task: str = "t", **failure: Any) -> float:
         job = api.add_job(task, run_at=api.at("1 hour"), max_attempts=32767)
@@ -174,14 +175,16 @@ def test_a_handler_may_give_up_at_once_or_call_the_job_off(api: Any, job_in: Any
 @pytest.mark.parametrize(
     "item",
     [
-        "5", "null", "[]", '"x"', "{{}}", '{{"id": {id}}}', '{{"run": {run}}}', '{{"id": "{id}.0", "run": {run}}}',
+        "5", "null", "[]", '"x"', "{{}}", '{{"id": {id}}}', '{{"run": {run}}}',
+        '{{"id": "{id}.0", "run": {run}}}',
         '{{"id": {id}, "run": "0x1"}}', '{{"id": {id}.4, "run": {run}}}', '{{"id": {id}, "run": {run}.4}}',
         '{{"id": 1e30, "run": 1}}', '{{"id": {id}, "run": 1e30}}', '{{"id": null, "run": null}}',
         '{{"id": {id}, "run": {run}, "discard": "yes"}}', '{{"id": {id}, "run": {run}, "cancel": 1}}',
         '{{"id": {id}, "run": {run}, "delay": "soon"}}', '{{"id": {id}, "run": {run}, "delay": -1}}',
         '{{"id": {id}, "run": {run}, "delay": "-1 s"}}', '{{"id": {id}, "run": {run}, "delay": []}}',
         '{{"id": {id}, "run": {run}, "delay": 1e300}}', '{{"id": {id}, "run": {run}, "delay": "infinity"}}',
-        '{{"id": {id}, "run": {run}, "delay": "300000 years"}}', '{{"id": {id}, "run": {stale}}}', '{{"id": 4711, "run": 1}}',
+        '{{"id": {id}, "run": {run}, "delay": "300000 years"}}', '{{"id": {id}, "run": {stale}}}',
+        '{{"id": 4711, "run": 1}}',
     ],
 )  # fmt: skip
 def test_a_malformed_or_stale_item_is_left_out_and_harms_no_other(api: Any, job_in: Any, item: str) -> None:
@@ -284,7 +287,8 @@ def test_a_payload_beyond_the_limits_is_left_out_and_the_job_fails_with_its_own(
 
 
 def test_a_batch_ends_each_job_in_its_own_way(api: Any, worker: int) -> None:
-    """Retried by its task's backoff or the given delay, discarded, cancelled, superseded: all in one call, in queues and sequences."""
+    """Retried by its task's backoff or the given delay, discarded, cancelled, superseded: all in
+    one call, in queues and sequences."""
     api.define_task("slow", backoff='["1 hour"]')
     api.set_queue("q", 9)
     api.add_jobs([{"identifier": "t", "queue_name": "q"}, {"identifier": "slow"}, {"identifier": "t"}])

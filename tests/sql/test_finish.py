@@ -1,4 +1,4 @@
-"""finish_jobs and finish_job: running -> completed, by whoever holds the run and nobody else."""
+"""finish_jobs and finish_job: running -> completed, by the worker that holds the run and by no other."""
 
 from __future__ import annotations
 
@@ -206,7 +206,8 @@ def test_was_finished_tells_a_commit_from_a_rollback_and_waits_for_neither(
 def test_a_number_that_a_crash_has_given_to_another_transaction_finishes_nothing(
     api: Any, worker: int
 ) -> None:
-    """The server forgets a transaction that it had not logged when it crashed, and its number is given out again."""
+    """The server forgets a transaction that it had not logged when it crashed, and its number is
+    given out again."""
     job_id = api.add_job("t").id
     run = api.claim(worker).run
     with api.conn.transaction():

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from .test_slots import add, ids
+from tests.support.api import ids
+from tests.support.slots import add
 
 
 def given(api: Any) -> list[int]:

@@ -20,21 +20,28 @@ PRODUCER = {
     "once",
 }
 WORKER = PRODUCER | {
-    "define_task", "register_worker", "heartbeat", "unregister_worker", "claim_jobs", "seconds_until_due", "finish_jobs",
-    "finish_job", "fail_jobs", "snooze_job", "release_jobs", "force_unlock_workers", "reconcile", "promote_jobs", "maintain",
-    "check_version", "get_job", "update_worker", "hold_worker_lock", "report_crash", "sweep_workers", "worker_ttl", "start_job",
-    "cancelled_runs", "task_timeouts", "run_schedules", "seconds_until_tick", "declare_schedules", "parse_crontab", "next_runs",
+    "define_task", "register_worker", "heartbeat", "unregister_worker", "claim_jobs", "seconds_until_due",
+    "finish_jobs",
+    "finish_job", "fail_jobs", "snooze_job", "release_jobs", "force_unlock_workers", "reconcile",
+    "promote_jobs", "maintain",
+    "check_version", "get_job", "update_worker", "hold_worker_lock", "report_crash", "sweep_workers",
+    "worker_ttl", "start_job",
+    "cancelled_runs", "task_timeouts", "run_schedules", "seconds_until_tick", "declare_schedules",
+    "parse_crontab", "next_runs",
     "describe_cron", "was_finished", "worker_health",
 }  # fmt: skip
 LOOKS = {
-    "worker_health", "metrics", "overview", "count_jobs", "throughput", "list_jobs", "list_queues", "list_sequences",
+    "worker_health", "metrics", "overview", "count_jobs", "throughput", "list_jobs", "list_queues",
+    "list_sequences",
     "list_tasks", "list_workers",
     "_settings_of",  # by the view queue_stats
 }  # fmt: skip
 ADMIN = WORKER | LOOKS | {
     "perform_action",
-    "job_errors", "cancel_job", "retry_job", "retry_jobs", "delete_job", "complete_jobs", "permanently_fail_jobs",
-    "reschedule_jobs", "prune", "configure", "set_queue", "pause_queue", "resume_queue", "resume_sequence", "explain_job",
+    "job_errors", "cancel_job", "retry_job", "retry_jobs", "delete_job", "complete_jobs",
+    "permanently_fail_jobs",
+    "reschedule_jobs", "prune", "configure", "set_queue", "pause_queue", "resume_queue", "resume_sequence",
+    "explain_job",
     "doctor", "add_schedule", "remove_schedule", "pause_schedule", "resume_schedule", "run_schedule",
     # what add_schedule calls with the caller's rights; see the head of schedules/queries
     "_add_schedule", "_lend_query_schema", "_query_function",
@@ -42,7 +49,8 @@ ADMIN = WORKER | LOOKS | {
 READER = LOOKS | {"clock", "schema_version", "next_runs", "describe_cron"}
 VIEWS = {"jobs", "history", "queue_stats", "sequences", "live_workers", "schedules", "audit"}
 
-# The whole matrix: what is not named here nobody but the owner may do. "public" stands for a role with no grant at all.
+# The whole matrix: what is not named here the owner alone may do. "public" stands for a role with
+# no grant at all.
 MATRIX: dict[str, tuple[set[str], set[str]]] = {
     "pyworker_producer": (PRODUCER, set()),
     "pyworker_worker": (WORKER, set()),
@@ -57,7 +65,8 @@ def test_each_role_may_do_what_the_matrix_says_and_nothing_else(api: Any, role: 
     functions, views = MATRIX[role]
     api.maintain()  # partitions made later are no exception
     assert {f.proname for f in api.rows(
-        "select p.proname from pg_proc p where pronamespace = 'pyworker'::regnamespace and has_function_privilege(%s, p.oid, 'execute')",
+        "select p.proname from pg_proc p where pronamespace = 'pyworker'::regnamespace "
+        "and has_function_privilege(%s, p.oid, 'execute')",
         [role],
     )} == functions  # fmt: skip
     assert {(t.relname, t.privilege) for t in api.rows(
@@ -83,18 +92,14 @@ def test_each_role_may_do_what_the_matrix_says_and_nothing_else(api: Any, role: 
 
 
 def test_every_function_of_the_schema_runs_with_a_search_path_of_its_own(api: Any) -> None:
-    """Private SQL functions that are only ever called by those, and functions bound when created, need none."""
+    """Private SQL functions that are only ever called by those, and functions bound when created,
+    need none."""
     open_ones = api.rows(
         "select p.proname from pg_proc p where p.pronamespace = 'pyworker'::regnamespace"
         " and (p.prosecdef or p.prolang <> (select oid from pg_language where lanname = 'sql'))"
         " and not exists (select from unnest(p.proconfig) c where c = 'search_path=pyworker, pg_temp')"
     )
     assert open_ones == []
-
-
-@pytest.fixture
-def own(api: Any, fresh: psycopg.Connection[Any]) -> Any:
-    return type(api)(fresh)
 
 
 SECRET = "xyzzy"
@@ -118,8 +123,10 @@ def test_no_reader_sees_a_payload_or_a_result(own: Any) -> None:
         assert rows
         assert not any(SECRET in row for (row,) in rows)
     for statement in (
-        "select * from pyworker.live_jobs", "select payload from pyworker.finished_jobs", "select * from pyworker.errors",
-        "select * from pyworker.get_job(1)", "select * from pyworker.claim_jobs(1)", "select * from pyworker.remove_job('c')",
+        "select * from pyworker.live_jobs", "select payload from pyworker.finished_jobs",
+        "select * from pyworker.errors",
+        "select * from pyworker.get_job(1)", "select * from pyworker.claim_jobs(1)",
+        "select * from pyworker.remove_job('c')",
         "select * from pyworker.add_job('t', job_key => 'c', job_key_mode => 'unsafe_dedupe')",
         "update pyworker.jobs set priority = 1",
         "select nextval('pyworker.job_ids')", "select * from pyworker.listening_until",
@@ -134,11 +141,13 @@ FALSE_FRIENDS = """
     create function evil.length(text) returns integer language sql as 'select 999999';
     create function evil.octet_length(text) returns integer language sql as 'select 999999999';
     create function evil.nextval(regclass) returns bigint language sql as 'select 666';
-    create function evil.clock_timestamp() returns timestamptz language sql as $$ select '1999-01-01'::timestamptz $$;
+    create function evil.clock_timestamp() returns timestamptz language sql as $$
+    select '1999-01-01'::timestamptz $$;
     create function evil.jsonb_typeof(jsonb) returns text language sql as $$ select 'fooled' $$;
     create function evil.json_typeof(json) returns text language sql as $$ select 'fooled' $$;
     create function evil.current_schema() returns name language sql as $$ select 'evil'::name $$;
-    create function evil.pg_notify(text, text) returns void language plpgsql as $$ begin raise exception 'fooled'; end $$;
+    create function evil.pg_notify(text, text) returns void language plpgsql as $$ begin raise exception
+        'fooled'; end $$;
     create function evil.array_position(text[], text) returns integer language sql as 'select 1';
     create function evil.isfinite(timestamptz) returns boolean language sql as 'select false';
     create function evil.no(text, text) returns boolean language sql as 'select false';
@@ -155,10 +164,13 @@ FALSE_FRIENDS = """
 
 @pytest.fixture
 def hostile(own: Any) -> Iterator[Callable[[str], Any]]:
-    """hostile(role): a session of that role, in which everything of ours and much of PostgreSQL's has a false friend."""
+    """hostile(role): a session of that role, in which everything of ours and much of PostgreSQL's
+    has a false friend."""
     ours = own.rows(
-        "select format('create function evil.%I(%s) returns text language plpgsql as $$ begin raise exception ''fooled''; end $$',"
-        "  p.proname, regexp_replace(pg_get_function_identity_arguments(p.oid), '(VARIADIC|INOUT) ', '', 'g')) as create"
+        "select format('create function evil.%I(%s) returns text language plpgsql as $$ begin raise "
+        "exception ''fooled''; end $$',"
+        "  p.proname, regexp_replace("
+        "    pg_get_function_identity_arguments(p.oid), '(VARIADIC|INOUT) ', '', 'g')) as create"
         " from pg_proc p where p.pronamespace = 'pyworker'::regnamespace"
         " and pg_get_function_identity_arguments(p.oid) !~ '(^|, )OUT '"
     )
@@ -167,8 +179,10 @@ def hostile(own: Any) -> Iterator[Callable[[str], Any]]:
         own.rows(create)
     own.rows(FALSE_FRIENDS)
     tables = own.rows(
-        "select format('create temp table %I (id bigint)', c.relname) as temp, format('create table evil.%I (id bigint)', c.relname)"
-        " as evil from pg_class c where c.relnamespace = 'pyworker'::regnamespace and c.relkind in ('r', 'p', 'v', 'S', 'c')"
+        "select format('create temp table %I (id bigint)', c.relname) as temp, format('create table "
+        "evil.%I (id bigint)', c.relname)"
+        " as evil from pg_class c where c.relnamespace = 'pyworker'::regnamespace "
+        "and c.relkind in ('r', 'p', 'v', 'S', 'c')"
     )
 
     def become(role: str) -> Any:
@@ -187,9 +201,11 @@ def hostile(own: Any) -> Iterator[Callable[[str], Any]]:
 def test_a_producers_own_objects_and_search_path_fool_no_add(hostile: Any, own: Any) -> None:
     api = hostile("pyworker_producer")
     for call in (
-        "add_job('t')", "add_job('t', '{\"a\": 1}')", "add_job('t', '{}'::jsonb, queue_name => 'q')", "add_job('t', '[1]'::json)",
+        "add_job('t')", "add_job('t', '{\"a\": 1}')", "add_job('t', '{}'::jsonb, queue_name => 'q')",
+        "add_job('t', '[1]'::json)",
         "add_job('t', '[1]'::text, job_key => 'k')", "add_job('t', '[2]', job_key => 'k')",
-        "add_jobs('[{\"identifier\": \"t\"}, {\"identifier\": \"t\", \"job_key\": \"k\", \"payload\": [3]}]')",
+        "add_jobs('[{\"identifier\": \"t\"}, {\"identifier\": \"t\", \"job_key\": \"k\", \"payload\": "
+        "[3]}]')",
         "add_jobs(array[row('t',null,'q',null,null,null,null,null)::pyworker.job_spec])",
         "add_jobs('[{\"identifier\": \"t\", \"run_at\": \"2001-01-01\"}]'::jsonb)", "remove_job('none')",
     ):  # fmt: skip
@@ -202,7 +218,8 @@ def test_a_producers_own_objects_and_search_path_fool_no_add(hostile: Any, own: 
     own.rows("reset role; reset search_path")
     jobs = own.rows("select id, state, queue_name, key from pyworker.jobs order by id")
     assert [(job.id, job.state) for job in jobs] == [
-        (1, "available"), (2, "available"), (3, "available"), (4, "available"), (5, "available"), (6, "available"),
+        (1, "available"), (2, "available"), (3, "available"), (4, "available"), (5, "available"),
+        (6, "available"),
         (7, "available"), (8, "available"),
     ]  # fmt: skip
     assert own.get_job(5).payload == [1, 2, 3]
@@ -233,7 +250,8 @@ def test_a_workers_own_objects_and_search_path_fool_no_claim(hostile: Any, own: 
         "select id, state from pyworker.jobs union all select id, state from pyworker.history order by id"
     )
     assert [state for _, state in states] == [
-        "completed", "completed", "retryable", "scheduled", "available", "available", "available", "completed", "available",
+        "completed", "completed", "retryable", "scheduled", "available", "available", "available",
+        "completed", "available",
     ]  # fmt: skip
 
 
@@ -256,8 +274,10 @@ def test_an_admins_own_objects_and_search_path_fool_no_verb(hostile: Any, own: A
 
 SETTINGS = {
     "standard_conforming_strings": "off", "escape_string_warning": "off", "intervalstyle": "'iso_8601'",
-    "timezone": "'Asia/Kolkata'", "transform_null_equals": "on", "array_nulls": "off", "bytea_output": "'escape'",
-    "extra_float_digits": "-15", "quote_all_identifiers": "on", "plan_cache_mode": "force_custom_plan", "enable_indexscan": "off",
+    "timezone": "'Asia/Kolkata'", "transform_null_equals": "on", "array_nulls": "off",
+    "bytea_output": "'escape'",
+    "extra_float_digits": "-15", "quote_all_identifiers": "on", "plan_cache_mode": "force_custom_plan",
+    "enable_indexscan": "off",
     "row_security": "off", "xmloption": "'document'",
 }  # fmt: skip
 
@@ -294,7 +314,8 @@ def test_no_setting_of_the_caller_changes_what_a_call_does(
     for call in (
         "describe_cron('*/5 4,6 * jan mon-fri')",
         "parse_crontab('*/5 4 * * * t ?id=a&fill=1d2h {a: 1}\n@daily u ?jobKey=k')",
-        "next_runs('0 4 * * *', 'UTC', 2, '2026-01-01 00:00+00') r cross join lateral timezone('UTC', r.run_at)",
+        "next_runs('0 4 * * *', 'UTC', 2, '2026-01-01 00:00+00') r cross "
+        "join lateral timezone('UTC', r.run_at)",
         "unique_opts(by_period => '90 minutes')",
     ):
         assert len({str(one.rows(f"select to_json(c) from pyworker.{call} c")) for one in (a, api)}) == 1

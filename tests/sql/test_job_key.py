@@ -1,4 +1,5 @@
-"""job_key: Graphile Worker's algorithm (https://worker.graphile.org/docs/job-key), for every state of the existing job."""
+"""job_key: Graphile Worker's algorithm (https://worker.graphile.org/docs/job-key), for every state
+of the existing job."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def test_what_a_replacing_add_leaves_out_falls_back_to_the_defaults(
     )
     before = api.at()
     job = api.add_job("t", job_key="k")
-    assert (job.id, job.payload, job.priority, job.max_attempts, job.flags, job.meta, job.queue_name, job.state) == (
+    assert (job.id, job.payload, job.priority, job.max_attempts, job.flags, job.meta, job.queue_name,
+        job.state) == (
         old.id, {}, 0, 25, None, None, None, "available",
     )  # fmt: skip
     assert before <= job.run_at <= api.at()
@@ -94,7 +96,7 @@ def test_a_running_namesake_loses_its_key_and_a_new_job_is_made(
 
 @pytest.mark.parametrize("by", ["add_job", "add_jobs"])
 @pytest.mark.parametrize("state", [*WAITING, *FAILED, "running"])
-def test_unsafe_dedupe_returns_the_namesake_untouched_whatever_its_state(
+def test_unsafe_dedupe_returns_the_namesake_untouched_in_every_state(
     api: Any, job_in: Any, state: str, by: str
 ) -> None:
     old = job_in(state, payload="[1]", job_key="k")
@@ -191,7 +193,8 @@ def test_two_arrays_are_merged_letter_by_letter_anything_else_is_replaced(
 
 def test_a_thousand_merges_keep_every_element_in_order(api: Any) -> None:
     api.rows(
-        "select count(pyworker.add_job('t', jsonb_build_array(i), job_key => 'k', job_key_mode => 'preserve_run_at'))"
+        "select count(pyworker.add_job('t', jsonb_build_array(i), job_key => 'k', job_key_mode => "
+        "'preserve_run_at'))"
         " from generate_series(0, 999) i"
     )
     assert api.get_job(1).payload == list(range(1000))

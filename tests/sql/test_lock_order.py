@@ -1,4 +1,5 @@
-"""Verbs on many jobs take their locks in one order, so that two of them wait for each other but never in a circle."""
+"""Verbs on many jobs take their locks in one order, so that two of them wait for each other but
+never in a circle."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import Any
 
 
 def meet(api: Any, actor: Any, held: str, first: Any, second: Any) -> tuple[Any, Any]:
-    """What two calls give that a third session stops in the middle, and then lets go on at once."""
+    """What two calls give that a third session stops in the middle, and then releases at once."""
     gate, a, b = actor(), actor(), actor()
     gate.begin()
     gate.rows(held)
@@ -45,7 +46,8 @@ def test_retries_from_a_dashboard_and_from_sql_never_deadlock(api: Any, actor: A
     held = f"select from pyworker.live_jobs where id = {b1.id} for update"
     one, two = meet(
         api, actor, held,
-        lambda a: a.later.perform_action("retry", [str(b1.id), str(a2.id)], "me"), lambda b: b.later.retry_jobs([a1.id, b2.id]),
+        lambda a: a.later.perform_action("retry", [str(b1.id), str(a2.id)], "me"),
+        lambda b: b.later.retry_jobs([a1.id, b2.id]),
     )  # fmt: skip
     assert [row.ok for row in one] == [True, True]
     assert [job.id for job in two] == [a1.id, b2.id]
@@ -59,7 +61,8 @@ def test_resuming_sequences_meets_a_bulk_retry_without_a_deadlock(api: Any, acto
     held = f"select from pyworker.sequence_halts where job_id = {heads[0].id} for update"
     one, two = meet(
         api, actor, held,
-        lambda a: a.later.retry_jobs([job.id for job in waiting]), lambda b: b.later.perform_action("resume_sequence", ["a", "b"], "me"),
+        lambda a: a.later.retry_jobs([job.id for job in waiting]),
+        lambda b: b.later.perform_action("resume_sequence", ["a", "b"], "me"),
     )  # fmt: skip
     assert [job.id for job in one] == [job.id for job in waiting]
     assert len(two) == 2

@@ -9,7 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from .test_delivery import LEVELS, the
+from tests.support.api import value_of
+from tests.support.sessions import SNAPSHOT_LEVELS
 
 
 def test_once_is_true_once_for_each_key(api: Any) -> None:
@@ -51,11 +52,11 @@ def test_a_second_caller_waits_for_the_first(api: Any, actor: Any, outcome: str)
     waiting = b.later.once("k")
     b.blocked(waiting)
     getattr(a, outcome)()
-    assert the(waiting) is (outcome != "commit")
+    assert value_of(waiting) is (outcome != "commit")
     assert c.once("k") is False
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", SNAPSHOT_LEVELS)
 def test_in_an_old_snapshot_a_newer_mark_is_a_serialization_failure_never_a_second_true(
     api: Any, actor: Any, level: str
 ) -> None:
@@ -72,7 +73,7 @@ def test_in_an_old_snapshot_a_newer_mark_is_a_serialization_failure_never_a_seco
     assert api.once("l") is False
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", SNAPSHOT_LEVELS)
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
 def test_in_an_old_snapshot_a_second_caller_waits_too(api: Any, actor: Any, level: str, outcome: str) -> None:
     a, b = actor(), actor()
@@ -83,7 +84,7 @@ def test_in_an_old_snapshot_a_second_caller_waits_too(api: Any, actor: Any, leve
     b.blocked(waiting)
     getattr(a, outcome)()
     if outcome == "rollback":
-        assert the(waiting) is True
+        assert value_of(waiting) is True
         b.commit()
     else:
         with pytest.raises(psycopg.errors.SerializationFailure):
@@ -166,7 +167,7 @@ def test_a_mark_that_is_just_being_forgotten_is_waited_for(api: Any, actor: Any,
     waiting = b.later.once("k")
     b.blocked(waiting)
     a.commit()
-    assert the(waiting) is True
+    assert value_of(waiting) is True
     assert api.once("k") is False
 
 
@@ -180,11 +181,13 @@ def test_maintenance_forgets_in_small_bites_and_never_walks_what_is_kept_for_goo
     def looked_at() -> int:
         with api.conn.transaction():
             before = api.value(
-                "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_xact_all_tables where relname = 'once_keys'"
+                "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_xact_all_tables "
+                "where relname = 'once_keys'"
             )
             api.maintain()
             after = api.value(
-                "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_xact_all_tables where relname = 'once_keys'"
+                "select sum(seq_tup_read + idx_tup_fetch) from pg_stat_xact_all_tables "
+                "where relname = 'once_keys'"
             )
         return int(after or 0) - int(before or 0)
 

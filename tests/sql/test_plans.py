@@ -1,72 +1,17 @@
-"""Hot calls touch what they return and little more, whatever the statistics say; a claim is a HOT update."""
+"""Hot calls touch what they return and little more, with any statistics; a claim is a HOT update."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
+from tests.support.plans import nodes, touched
+
 MANY = 5_000
-
-
-@pytest.fixture
-def watched(api: Any, actor: Any) -> Iterator[Callable[..., list[dict[str, Any]]]]:
-    """watched(call) runs the call and gives the plan of every statement that it ran, with what each node really did."""
-    a = actor()
-    try:
-        a.rows("load 'auto_explain'")
-    except psycopg.Error:
-        pytest.skip("this server has no auto_explain")
-    for name, value in {
-        "log_min_duration": "0", "log_nested_statements": "on", "log_analyze": "on", "log_timing": "off",
-        "log_format": "json", "log_level": "notice", "log_parameter_max_length": "0",
-    }.items():  # fmt: skip
-        try:
-            a.rows(f"set auto_explain.{name} = {value}")
-        except psycopg.Error:
-            assert name == "log_parameter_max_length"  # PostgreSQL 16 and later
-    plans: list[dict[str, Any]] = []
-
-    def note(diagnostic: Any) -> None:
-        if "plan:" in diagnostic.message_primary:
-            plans.append(json.loads(diagnostic.message_primary.split("plan:", 1)[1]))
-
-    a.conn.add_notice_handler(note)
-
-    def watched(call: Callable[[Any], Any]) -> list[dict[str, Any]]:
-        plans.clear()
-        watched.result = call(a)  # type: ignore[attr-defined]
-        return list(plans)
-
-    yield watched
-    a.conn.remove_notice_handler(note)
-    a.conn.close()  # auto_explain cannot be unloaded
-
-
-def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", []):
-        yield from nodes(child)
-
-
-def touched(plans: list[dict[str, Any]], table: str = "live_jobs") -> dict[str, float]:
-    """Rows of a table that were looked at, by the way they were found."""
-    rows: dict[str, float] = {}
-    for plan in plans:
-        for node in nodes(plan["Plan"]):
-            if node.get("Relation Name") == table and "Scan" in node["Node Type"]:
-                way = node.get("Index Name", node["Node Type"])
-                seen = (
-                    node["Actual Rows"]
-                    + node.get("Rows Removed by Filter", 0)
-                    + node.get("Rows Removed by Index Recheck", 0)
-                )
-                rows[way] = rows.get(way, 0) + seen * node["Actual Loops"]
-    return rows
 
 
 def fill(
@@ -74,7 +19,8 @@ def fill(
 ) -> None:
     api.rows(
         "select count(*) from (select pyworker.add_jobs(jsonb_agg(jsonb_build_object("
-        "  'identifier', 't', 'run_at', pyworker.clock() + %s::interval, 'queue_name', %s::text, 'priority', i %% 3,"
+        "  'identifier', 't', 'run_at', pyworker.clock() + %s::interval, 'queue_name', %s::text, "
+        "'priority', i %% 3,"
         "  'job_key', %s::text || i))) from generate_series(1, %s) i) jobs",
         [run_at, queue, key, count],
     )
@@ -88,11 +34,13 @@ def failures(held: list[Any]) -> list[dict[str, Any]]:
     return [{"id": job.id, "run": job.run} for job in held]
 
 
-# How many rows a call may look at, with MANY beside that are none of its business. `held`: 100 jobs claimed before.
+# How many rows a call may look at, with MANY beside that are none of its business. `held`: 100 jobs
+# claimed before.
 Calls = dict[str, tuple[Callable[[Any, list[Any]], Any], float]]
 CALLS: dict[str, tuple[dict[str, Any], Calls]] = {
     "available": ({"key": "k"}, {
-        "claim_jobs": (lambda a, held: a.claim_jobs(1, 100), 500),  # and, now and then, what the worker has claimed before
+        # and, now and then, what the worker has claimed before
+        "claim_jobs": (lambda a, held: a.claim_jobs(1, 100), 500),
         "finish_job": (lambda a, held: a.finish_job(held[0].id, held[0].run), 2),
         "snooze_job": (lambda a, held: a.snooze_job(held[1].id, held[1].run, "1 hour"), 4),
         "finish_jobs": (lambda a, held: a.finish_jobs(*pairs(held[10:40])), 60),
@@ -101,7 +49,8 @@ CALLS: dict[str, tuple[dict[str, Any], Calls]] = {
         "add_job": (lambda a, held: a.add_job("t"), 0),
         "add_job, keyed": (lambda a, held: a.add_job("t", job_key="k77"), 4),
         "add_jobs, keyed": (
-            lambda a, held: a.add_jobs([{"identifier": "t", "job_key": f"k{i}"} for i in range(100, 130)]), 250),
+            lambda a, held: a.add_jobs([{"identifier": "t", "job_key": f"k{i}"} for i in range(100, 130)]),
+            250),
         "remove_job": (lambda a, held: a.remove_job("k78"), 4),
         "cancel_job": (lambda a, held: a.cancel_job(MANY), 4),
         "get_job": (lambda a, held: a.get_job(MANY - 1), 2),
@@ -143,9 +92,10 @@ def test_a_hot_call_touches_little_more_than_it_returns(
         for call, _ in calls.values():
             with contextlib.suppress(psycopg.ProgrammingError):
                 watched(lambda a, call=call: call(a, held))
-    # By delete: truncate and analyze make every session plan anew.
+    # By delete: truncate and analyze make every session plan again.
     api.rows(
-        "delete from pyworker.live_jobs; delete from pyworker.promotion_requests; select setval('pyworker.job_ids', 1, false)"
+        "delete from pyworker.live_jobs; delete from pyworker.promotion_requests; "
+        "select setval('pyworker.job_ids', 1, false)"
     )
     fill(api, **load)
     if statistics == "of a full table":
@@ -216,20 +166,24 @@ def test_a_claim_is_a_hot_update(api: Any, actor: Any, worker: int, batch: int) 
     assert [now - then for now, then in zip(counts(), before, strict=True)] == [60, 60]
 
 
-# Queues and sequences, at the size that the contract speaks of ---------------------------------------------------------
+# Queues and sequences, at the size that the contract speaks of ------------------------------------
 
 CROWD = """
     insert into pyworker.live_jobs (
-        state, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name, delivery, payload, sequence_key)
-    select case k.parked when 'queue' then 'available' else 'pending' end, k.parked, now(), i % 3, 25, now(), now(), 't',
+        state, parked, updated_at, priority, max_attempts, run_at, created_at, task_identifier, queue_name,
+            delivery, payload, sequence_key)
+    select case k.parked when 'queue' then 'available' else 'pending' end, k.parked, now(), i % 3, 25, now(),
+        now(), 't',
            k.name || case when k.name = 'n' then i::text else '' end,
            'at_least_once', '{}', k.key
-    from (values ('n', 'queue', null, 50000), ('q', 'queue', null, 100000), (null, 'sequence', 's', 100000)) k(name, parked, key, many)
+    from (values ('n', 'queue', null, 50000), ('q', 'queue', null, 100000),
+        (null, 'sequence', 's', 100000)) k(name, parked, key, many)
     cross join generate_series(1, k.many / %s) i
 """
 LIMITS = """
     insert into pyworker.queues (queue_name, concurrency)
-    select 'n' || i, 2 from generate_series(40001, 50000) i union all select 'z' || i || '*', 2 from generate_series(1, 5) i
+    select 'n' || i, 2 from generate_series(40001, 50000) i union all select 'z' || i || '*', 2
+    from generate_series(1, 5) i
 """
 
 
@@ -243,7 +197,8 @@ def filling(queue_names: str) -> Callable[[Any], Any]:
     )
 
 
-# In this order; each is one state of the queue q, or of the sequence s, and how many rows of live_jobs it may touch.
+# In this order; each is one state of the queue q, or of the sequence s, and how many rows of
+# live_jobs it may touch.
 STEPS: dict[str, tuple[Callable[[Any], Any], float]] = {
     "_fill_queues, a free slot": (filling("{q}"), 5),
     "_fill_queues, no free slot": (filling("{q}"), 5),
@@ -268,10 +223,14 @@ STEPS: dict[str, tuple[Callable[[Any], Any], float]] = {
     "_fill_family, no name": (step("select _fill_family('none')"), 5),
     "_promote_idle_sequences, no head": (step("select _promote_idle_sequences('{s}')"), 6),
     "_promote_idle_sequences, a head": (step("select _promote_idle_sequences('{s}')"), 3),
-    "an end": (step("select close from _finalize_jobs(array(select id from live_jobs where sequence_head), null, 'completed') close"), 15),
+    "an end": (
+        step("select close from _finalize_jobs("
+             "array(select id from live_jobs where sequence_head), null, 'completed') close"), 15,
+    ),
     "_promote_next, no such": (step("select _promote_next('{none}')"), 0),
     "promote_jobs": (
-        step("delete from promotion_requests; insert into promotion_requests values ('queue:q'), ('sequence:s');"
+        step("delete from promotion_requests;"
+             "insert into promotion_requests values ('queue:q'), ('sequence:s');"
              "select promote_jobs()"), 12,
     ),
     "reset": (step("delete from queues where queue_name = 'q'; delete from promotion_requests"), 0),
@@ -281,11 +240,17 @@ STEPS: dict[str, tuple[Callable[[Any], Any], float]] = {
 @pytest.mark.parametrize("analyzed", ["while empty", "while all of them wait", "while some are ready"])
 def test_a_queues_turn_looks_at_no_other_queue(api: Any, worker: int, watched: Any, analyzed: str) -> None:
     analyze = "analyze pyworker.live_jobs"
-    ready = "update pyworker.live_jobs set state = 'available', ready_at = run_at, parked = null where queue_name ~ %s"
+    ready = (
+        "update pyworker.live_jobs set state = 'available', ready_at = run_at, parked = null "
+        "where queue_name ~ %s"
+    )
 
     def turn(number: int) -> dict[str, float]:
         """Within a claim, as its settings count, too."""
-        sql = f"insert into promotion_requests values ('queue:n{number}'); select claim_jobs({worker}, 1, '{{}}')"
+        sql = (
+            f"insert into promotion_requests values ('queue:n{number}'); "
+            f"select claim_jobs({worker}, 1, '{{}}')"
+        )
         plans = watched(step(sql))
         return touched([plan for plan in plans if "has_slot = true" in plan["Query Text"]])
 
@@ -293,7 +258,8 @@ def test_a_queues_turn_looks_at_no_other_queue(api: Any, worker: int, watched: A
     try:
         api.rows(  # in no order
             "select count(*) from (select pyworker.add_jobs(jsonb_agg(jsonb_build_object("
-            "  'identifier', 't', 'queue_name', 'n' || i * 7919 % 5000))) from generate_series(1, 10000) i) jobs;"
+            "  'identifier', 't', 'queue_name', 'n' || i * 7919 % 5000))) "
+            "from generate_series(1, 10000) i) jobs;"
             "delete from pyworker.promotion_requests"
         )
         if analyzed == "while some are ready":
@@ -311,7 +277,7 @@ def test_a_queues_turn_looks_at_no_other_queue(api: Any, worker: int, watched: A
         api.rows("truncate pyworker.live_jobs, pyworker.promotion_requests; analyze pyworker.live_jobs")
 
 
-def test_queues_and_sequences_touch_few_rows_whatever_waits_and_whatever_the_statistics_say(
+def test_queues_and_sequences_touch_few_rows_however_many_wait_and_with_any_statistics(
     api: Any, watched: Any
 ) -> None:
     found: dict[str, Any] = {}
@@ -357,7 +323,8 @@ def test_queues_and_sequences_touch_few_rows_whatever_waits_and_whatever_the_sta
         steps("statistics of a table once full")
     finally:
         api.rows(
-            "truncate pyworker.live_jobs, pyworker.queues, pyworker.promotion_requests, pyworker.finished_jobs"
+            "truncate pyworker.live_jobs, pyworker.queues, pyworker.promotion_requests, "
+            "pyworker.finished_jobs"
         )
         api.rows("analyze pyworker.live_jobs, pyworker.queues")
     assert found == {}

@@ -1,4 +1,4 @@
-"""Named queues: one job after the other, nobody overtakes, nobody is forgotten, and adding never waits."""
+"""Named queues: one job after the other, no job overtakes, no job is forgotten, and adding never waits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.api import ids
+
 
 @pytest.fixture
 def three(api: Any) -> list[Any]:
     return [api.add_job("t", queue_name="q") for _ in range(3)]
-
-
-def ids(jobs: list[Any]) -> list[int]:
-    return [job.id for job in jobs]
 
 
 def test_jobs_of_a_named_queue_run_one_after_the_other_in_order(
@@ -179,7 +177,7 @@ def test_a_job_retried_by_hand_waits_for_its_queue(api: Any, job_in: Any, worker
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-def test_the_first_use_of_a_queue_or_task_in_an_open_transaction_blocks_nobody(
+def test_the_first_use_of_a_queue_or_task_in_an_open_transaction_blocks_no_session(
     api: Any, actor: Any, worker: int, keyed: bool
 ) -> None:
     """Graphile Worker's add waits here, for a row of the queue's name."""
@@ -246,7 +244,8 @@ def test_queue_stats_tell_what_waits_where(api: Any, worker: int, three: list[An
     api.add_job("t", queue_name="q", run_at=api.at("1 hour"))
     api.claim_jobs(worker, 1, queue_names=["q"])
     rows = api.rows(
-        "select queue_name, concurrency, running, pending, scheduled, available from pyworker.queue_stats order by 1"
+        "select queue_name, concurrency, running, pending, scheduled, available from pyworker.queue_stats "
+        "order by 1"
     )
     assert rows == [("default", None, 0, 0, 0, 1), ("q", 1, 1, 0, 1, 2)]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from .test_plans import touched, watched
-
-__all__ = ["watched"]
+from tests.support.api import ids
+from tests.support.plans import touched
+from tests.support.slots import add
 
 # What a worker does not take, and how it claims.
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -18,14 +18,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "forbidden flag": ({"flags": ["gpu"]}, {"forbidden_flags": ["gpu"]}),
     "one flag of two": ({"flags": ["gpu", "eu"]}, {"forbidden_flags": ["gpu"]}),
 }
-
-
-def add(api: Any, *identifiers: str, queue: str = "q", **named: Any) -> list[int]:
-    return [api.add_job(identifier, queue_name=queue, **named).id for identifier in identifiers or ("known",)]
-
-
-def ids(jobs: list[Any]) -> list[int]:
-    return [job.id for job in jobs]
 
 
 @pytest.mark.parametrize("how", REFUSED)
@@ -124,7 +116,7 @@ def test_however_many_sessions_claim_at_once_no_more_start_than_there_are_slots(
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
-def test_a_claim_that_meets_a_queue_which_another_session_is_claiming_from_comes_again_soon(
+def test_a_claim_that_meets_a_queue_which_another_session_is_claiming_from_looks_again_soon(
     api: Any, actor: Callable[[], Any], worker: int, outcome: str
 ) -> None:
     api.set_queue("q", 2)
@@ -181,7 +173,7 @@ def test_no_claim_starts_a_job_of_a_paused_queue_that_has_more_candidates_than_a
     assert api.claim_jobs(worker, 3000) == []
 
 
-def test_no_claim_that_begins_after_a_pause_was_committed_starts_a_job_whoever_promotes(
+def test_no_claim_that_begins_after_a_pause_was_committed_starts_a_job_whichever_session_promotes(
     api: Any, actor: Callable[[], Any], worker: int
 ) -> None:
     """A promotion that began before it goes by what was said then; the claim looks at the queue itself."""
@@ -285,7 +277,10 @@ def test_a_claim_that_takes_candidates_back_and_an_end_at_the_same_time_strand_n
     assert ids(api.claim_jobs(worker, 1)) == [waiting]
 
 
-CANDIDATES = "select array_agg(id order by id) from pyworker.live_jobs where state = 'available' and ready_at is not null"
+CANDIDATES = (
+    "select array_agg(id order by id) from pyworker.live_jobs where state = 'available' "
+    "and ready_at is not null"
+)
 
 
 def test_of_each_kind_of_job_no_more_are_candidates_than_there_are_slots(api: Any, worker: int) -> None:

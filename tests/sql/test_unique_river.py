@@ -1,4 +1,5 @@
-"""River's unique jobs without River's defects (U1 to U10 of our notes), and its rule for a retry that did not hold its key."""
+"""River's unique jobs without River's defects (U1 to U10 of our notes), and its rule for a retry
+that did not hold its key."""
 
 from __future__ import annotations
 
@@ -238,7 +239,8 @@ def test_u6_a_duplicate_of_another_kind_changes_nothing(api: Any) -> None:
 
 def test_u8_member_names_are_taken_literally(api: Any) -> None:
     payloads: list[Any] = [
-        {"a.b": 1}, {"a.b": 2}, {"a": {"b": 1}}, {"a*": 1}, {"a?": 1}, {"#": 1}, {"a|b": 1}, {"$.a": 1}, {"@this": 1}, {"a\\.b": 1},
+        {"a.b": 1}, {"a.b": 2}, {"a": {"b": 1}}, {"a*": 1}, {"a?": 1}, {"#": 1}, {"a|b": 1}, {"$.a": 1},
+        {"@this": 1}, {"a\\.b": 1},
     ]  # fmt: skip
     assert len({add(api, RIVER, payload).id for payload in payloads}) == len(payloads)
     assert len({add(api, {"by_args": ["a.b"]}, payload).unique_key for payload in payloads}) == 3
@@ -254,9 +256,11 @@ def test_u9_every_client_and_every_spelling_of_a_call_makes_the_same_key(api: An
         f"""add_job('t', ' {{"b":1.0, "a" : [2]}}', unique_policy := {policy})""",
         f"""add_job('t', '{{"a":[2],"b":1}}'::jsonb, 'default', unique_policy := {policy})""",
         f"""add_job('t', json_build_object('b', 1, 'a', array[2]), unique_policy := {policy})""",
-        """add_job('t', '{"a":[2],"b":1}', unique_policy := pyworker.unique_opts('true', by_queue := true))""",
+        """add_job('t', '{"a":[2],"b":1}',
+            unique_policy := pyworker.unique_opts('true', by_queue := true))""",
         f"""add_jobs(jsonb_build_array(jsonb_build_object(
-                'identifier', 't', 'payload', '{{"a":[2],"b":1}}'::jsonb, 'unique_policy', {policy}::jsonb)))""",
+                'identifier', 't', 'payload', '{{"a":[2],"b":1}}'::jsonb,
+                'unique_policy', {policy}::jsonb)))""",
     ]
     assert len({api.rows(f"select unique_key from pyworker.{call}")[0].unique_key for call in calls}) == 1
 
@@ -333,7 +337,7 @@ def test_rescheduling_what_does_not_take_the_key_is_free(api: Any, job_in: Any) 
 
 
 @pytest.mark.parametrize("order", list(permutations(["add", "promote", "retry_job"])))
-def test_whoever_comes_first_gets_the_key(api: Any, worker: int, clock: Any, order: Any) -> None:
+def test_the_first_to_come_gets_the_key(api: Any, worker: int, clock: Any, order: Any) -> None:
     old = [waiting(api, worker) for _ in range(2)]
     clock.advance(hours=1)
     for act in order:
@@ -352,7 +356,8 @@ def test_whoever_comes_first_gets_the_key(api: Any, worker: int, clock: Any, ord
 def test_of_mixed_policies_of_one_key_one_job_survives_when_the_backoffs_end(
     api: Any, worker: int, clock: Any
 ) -> None:
-    """The strict one waits for its retry and counts as a duplicate of its like; the loose one does not mind it."""
+    """The strict one waits for its retry and counts as a duplicate of its like; the loose one does
+    not mind it."""
     strict = waiting(api, worker, policy=RIVER)
     loose = waiting(api, worker)
     assert add(api, RIVER).id in (strict.id, loose.id)
@@ -372,7 +377,7 @@ def test_a_strict_retry_gives_way_to_a_loose_job_that_lives(api: Any, worker: in
     gave_way(api, strict)
 
 
-def test_a_retry_without_a_rival_comes_back_whatever_its_policy(api: Any, worker: int, clock: Any) -> None:
+def test_a_retry_without_a_rival_comes_back_under_a_strict_policy(api: Any, worker: int, clock: Any) -> None:
     strict = waiting(api, worker, policy=RIVER)
     clock.advance(hours=1)
     api.heartbeat(worker)

@@ -1,4 +1,5 @@
-"""What a session remembers of its walks along an index: a saving, never a change of who gets what, but for a moment in its order."""
+"""What a session remembers of its walks along an index: a saving, never a change of who gets what,
+but for a moment in its order."""
 
 from __future__ import annotations
 
@@ -8,15 +9,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from .test_plans import touched, watched
-
-__all__ = ["watched"]
+from tests.support.api import ids
+from tests.support.plans import touched
 
 MANY = 3_000
-
-
-def ids(jobs: list[Any]) -> list[int]:
-    return [job.id for job in jobs]
 
 
 def add(api: Any, count: int, **more: Any) -> list[int]:
@@ -25,7 +21,8 @@ def add(api: Any, count: int, **more: Any) -> list[int]:
 
 @pytest.fixture
 def noted(api: Any, actor: Callable[[], Any], worker: int) -> Any:
-    """A session that has claimed past MANY running jobs, so that it remembers its place, and 100 jobs that are left."""
+    """A session that has claimed past MANY running jobs, so that it remembers its place, and 100
+    jobs that are left."""
     a = actor()
     jobs = add(api, MANY + 200)
     assert len(api.claim_jobs(worker, MANY)) == MANY
@@ -66,7 +63,8 @@ def test_a_claim_does_not_walk_again_what_it_walked_before(api: Any, worker: int
     jobs = add(api, MANY + 200)
     api.claim_jobs(worker, MANY)
     walks = [sum(touched(watched(lambda a: (prolong(a), a.claim_jobs(worker, 10))[1] if a.value(
-        "select current_setting('pyworker.walk_claim', true)") else a.claim_jobs(worker, 10))).values()) for _ in range(3)]  # fmt: skip
+        "select current_setting('pyworker.walk_claim', true)") else a.claim_jobs(worker,
+        10))).values()) for _ in range(3)]  # fmt: skip
     assert walks[0] > MANY
     assert max(walks[1:]) < 60
     assert ids(watched.result) == jobs[MANY + 20 : MANY + 30]
@@ -229,7 +227,8 @@ def test_a_place_is_kept_for_two_seconds_at_most_however_long_the_walk_was(
 ) -> None:
     a = actor()
     a.rows(
-        "select pyworker._keep_walk('due', row(1, null, '{}', null, null)::pyworker._walk, clock_timestamp() - interval '1 hour')"
+        "select pyworker._keep_walk('due', row(1, null, '{}', null, null)::pyworker._walk, "
+        "clock_timestamp() - interval '1 hour')"
     )
     left = a.value(
         "select extract(epoch from (w.walk).until - clock_timestamp())::float"

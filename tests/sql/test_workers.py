@@ -40,7 +40,7 @@ def test_heartbeats_keep_a_worker_and_its_jobs(api: Any, job_in: Any, worker: in
     assert api.get_job(job.id) == job
 
 
-def test_a_lease_that_ran_out_is_still_good_until_somebody_has_swept(
+def test_a_lease_that_ran_out_is_still_good_until_workers_are_swept(
     api: Any, job_in: Any, worker: int, clock: Any
 ) -> None:
     job = job_in("running")

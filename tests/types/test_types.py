@@ -1,4 +1,5 @@
-"""What the client promises to type checkers: right uses pass, wrong ones are refused, a forgotten await among them."""
+"""What the client promises to type checkers: right uses pass, wrong ones are refused, a forgotten
+await among them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support import ROOT
+
 USES = Path(__file__).with_name("uses.py")
 WRONG = {
     nr for nr, line in enumerate(USES.read_text("utf-8").splitlines(), 1) if re.search(r"# wrong$", line)

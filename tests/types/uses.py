@@ -1,4 +1,5 @@
-"""Right and wrong uses of the client. pyright and mypy, both strict, must refuse each line marked `# wrong`, and no other.
+"""Right and wrong uses of the client. pyright and mypy, both strict, must refuse each line marked
+`# wrong`, and no other.
 
 Nothing here is run. tests/types/test_types.py has both checkers read it.
 """
@@ -198,7 +199,8 @@ def verbs(conn: psycopg.Connection) -> None:
 
 
 async def awaited(
-    conn: psycopg.AsyncConnection, cursor: psycopg.AsyncCursor[Any], session: AsyncSession, connection: AsyncConnection,
+    conn: psycopg.AsyncConnection, cursor: psycopg.AsyncCursor[Any], session: AsyncSession,
+    connection: AsyncConnection,
     scoped: async_scoped_session[AsyncSession],
 ) -> None:  # fmt: skip
     assert_type(await send.add(conn, Mail("x")), JobRow)

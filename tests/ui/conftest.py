@@ -13,7 +13,6 @@ from typing import Any
 import psycopg
 import pytest
 import uvicorn
-from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
 with warnings.catch_warnings():
@@ -21,24 +20,15 @@ with warnings.catch_warnings():
     from starlette.testclient import TestClient
 
 from pyworker.ui import create_app
+from tests.support.api import Api, statement
 
 
-class Queue:
-    """SQL functions by name: queue.add_job("t", job_key="k")."""
-
-    def __init__(self, conn: psycopg.Connection[Any]) -> None:
-        self.conn = conn
-
-    def rows(self, sql: str, params: Any = None) -> list[Any]:
-        with self.conn.cursor(row_factory=namedtuple_row) as cursor:
-            cursor.execute(sql, params)  # type: ignore[arg-type]
-            return cursor.fetchall() if cursor.description else []
+class Queue(Api):
+    """SQL functions by name: queue.add_job("t", job_key="k") gives the first row, or None."""
 
     def __getattr__(self, function: str) -> Callable[..., Any]:
         def call(*args: Any, **named: Any) -> Any:
-            values = [Jsonb(v) if isinstance(v, dict) else v for v in (*args, *named.values())]
-            slots = ["%s"] * len(args) + [f"{name} => %s" for name in named]
-            rows = self.rows(f"select * from pyworker.{function}({', '.join(slots)})", values)
+            rows = self.rows(*statement(function, args, named))
             return rows[0] if rows else None
 
         return call
@@ -103,8 +93,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, site: Any) -> Iterator[Any]:
-    """A page of a browser; what its console complains of fails the test, and it may speak to this machine only. It is closed before the
-    site is: a page that still loads would complain of that."""
+    """A page of a browser; what its console complains of fails the test, and it may speak to this
+    machine only. It is closed before the site is: a page that still loads would complain of
+    that."""
     context = browser.new_context(viewport={"width": 1280, "height": 860})
     page = context.new_page()
     complaints: list[str] = []

@@ -1,4 +1,5 @@
-"""The dashboard in a real Chromium: what only a browser can say. Its `page` fails a test for any complaint on the console."""
+"""The dashboard in a real Chromium: what only a browser can say. Its `page` fails a test for any
+complaint on the console."""
 
 from __future__ import annotations
 
@@ -75,8 +76,10 @@ def test_every_field_to_fill_in_has_a_name(page, site, queue):
     base = site()
     for path in ("/", "/jobs", "/queues", "/schedules", "/sequences", "/audit"):
         page.goto(base + path)
-        unnamed = page.evaluate("""[...document.querySelectorAll('input:not([type=hidden]), select, button, a')].filter(
-            (e) => !(e.innerText || e.labels?.length || e.getAttribute('aria-label') || e.title)).map((e) => e.outerHTML)""")
+        unnamed = page.evaluate("""
+            [...document.querySelectorAll('input:not([type=hidden]), select, button, a')]
+                .filter((e) => !(e.innerText || e.labels?.length || e.getAttribute('aria-label') || e.title))
+                .map((e) => e.outerHTML)""")
         assert unnamed == []
 
 
@@ -86,14 +89,26 @@ def test_text_stands_out_from_what_is_behind_it(page, site, queue, worker, schem
     page.emulate_media(color_scheme=scheme)
     page.goto(site())
     ratios = page.evaluate("""() => {
-        const style = getComputedStyle(document.documentElement), probe = document.body.appendChild(document.createElement('i'));
-        const rgb = (name) => { probe.style.color = style.getPropertyValue(name); return getComputedStyle(probe).color.match(/\\d+/g).map(Number); };
-        const light = (c) => { const [r, g, b] = c.map((v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-        const ratio = (a, b) => { const [x, y] = [light(rgb(a)), light(rgb(b))]; return (Math.max(x, y) + 0.05) / (Math.min(x, y) + 0.05); };
+        const style = getComputedStyle(document.documentElement);
+        const probe = document.body.appendChild(document.createElement('i'));
+        const rgb = (name) => {
+            probe.style.color = style.getPropertyValue(name);
+            return getComputedStyle(probe).color.match(/\\d+/g).map(Number);
+        };
+        const linear = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+        const light = (c) => {
+            const [r, g, b] = c.map(linear);
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        };
+        const ratio = (a, b) => {
+            const [x, y] = [light(rgb(a)), light(rgb(b))];
+            return (Math.max(x, y) + 0.05) / (Math.min(x, y) + 0.05);
+        };
         const found = { 'on-main': ratio('--on-main', '--main') };
-        for (const name of ['text', 'dim', 'link', 'green', 'cyan', 'yellow', 'red', 'violet', 'grey', 'blue'])
-            for (const back of ['back', 'card']) found[name + ' on ' + back] = ratio('--' + name, '--' + back);
-        return found; }""")  # noqa: E501
+        for (const name of 'text dim link green cyan yellow red violet grey blue'.split(' '))
+            for (const back of ['back', 'card'])
+                found[`${name} on ${back}`] = ratio('--' + name, '--' + back);
+        return found; }""")
     assert len(ratios) == 21
     assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}
 
@@ -129,7 +144,8 @@ def test_on_a_phone_nothing_is_out_of_sight(page, site, queue, worker):
 
 
 def test_two_hundred_hostile_strings_run_nowhere(page, site, queue, worker):
-    """The `page` fails for a dialog, an error on its console (which a refusal by the content policy would be) and any request elsewhere."""
+    """The `page` fails for a dialog, an error on its console (which a refusal by the content
+    policy would be) and any request elsewhere."""
     for number, text in enumerate(XSS):
         queue.add_job(
             text,
@@ -175,15 +191,19 @@ def test_two_hundred_hostile_strings_run_nowhere(page, site, queue, worker):
 )
 def test_pictures_for_the_documentation(browser, site, queue, worker, name, scheme, width):
     queue.rows("""
-        insert into pyworker.finished_jobs (id, run, attempts, state, claimed_at, updated_at, priority, max_attempts, revision, run_at,
-            created_at, task_identifier, queue_name, delivery, worker_id, finished_at, expires_at, reason, payload)
+        insert into pyworker.finished_jobs (id, run, attempts, state, claimed_at, updated_at, priority,
+            max_attempts, revision, run_at, created_at, task_identifier, queue_name, delivery, worker_id,
+            finished_at, expires_at, reason, payload)
         select nextval('pyworker.job_ids'), 1, 1, case when g % 60 = 0 then 'cancelled' else 'completed' end,
                at - interval '0.3 s' * (1 + g % 9), at, 0,
-               25, 0, at - interval '0.3 s' * (1 + g % 9) - interval '0.05 s' * (g % 40) * (1 + sin(g / 250.0)), at - interval '10 s',
+               25, 0,
+               at - interval '0.3 s' * (1 + g % 9) - interval '0.05 s' * (g % 40) * (1 + sin(g / 250.0)),
+               at - interval '10 s',
                (array['send_email', 'charge', 'reindex', 'thumbnail'])[1 + g % 4],
                case when g % 4 = 1 then 'customer ' || g % 40 end, 'at_least_once', 1,
                at, at + interval '1 day', 'completed', '{}'
-        from (select g, now() - interval '65 min' * (1 - (g + 300 * sin(g / 700.0)) / 6000) as at from generate_series(1, 6000) g) s
+        from (select g, now() - interval '65 min' * (1 - (g + 300 * sin(g / 700.0)) / 6000) as at
+              from generate_series(1, 6000) g) s
         where at < now() order by g""")  # fmt: skip
     info = {"host": "web-1", "pid": 4711, "version": "0.1.0", "modules": ["shop.tasks"]}
     queue.update_worker(worker, info)
@@ -193,12 +213,16 @@ def test_pictures_for_the_documentation(browser, site, queue, worker, name, sche
         )
     for n in range(6):
         queue.add_job("sync_account", {"customer": n % 2}, sequence_policy={"key": f"customer {n % 2}"})
-    traceback = 'Traceback (most recent call last):\n  File "shop/tasks.py", line 12, in sync_account\n    client.sync(customer)\n'
+    traceback = (
+        'Traceback (most recent call last):\n  File "shop/tasks.py", line 12, in sync_account\n'
+        "    client.sync(customer)\n"
+    )
     queue.run(worker, "sync_account", traceback +
               "ConnectionError: 503 from the billing service", discard=True)  # fmt: skip
     for n in range(4):
         queue.add_job("charge", {"invoice": n}, job_key=f"invoice {n}")
-        queue.run(worker, "charge", 'Traceback (most recent call last):\n  File "shop/tasks.py", line 31, in charge\n'
+        queue.run(worker, "charge",
+            'Traceback (most recent call last):\n  File "shop/tasks.py", line 31, in charge\n'
                   "ValueError: card was declined", discard=n > 1)  # fmt: skip
     for _ in range(3):
         queue.run(worker, "thumbnail")

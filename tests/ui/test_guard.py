@@ -33,7 +33,7 @@ def state_of(queue, job):
     return queue.get_job(job.id).state
 
 
-# -- acts ---------------------------------------------------------------------------------------------------------------
+# -- acts ------------------------------------------------------------------------------------------
 
 
 def test_an_act_is_asked_back_then_done_and_written_down(client, queue):
@@ -193,14 +193,14 @@ def test_a_role_that_may_only_look_is_told_so(client, queue, dsn, db):
         db.execute("revoke pyworker_reader from looks; drop role looks")
 
 
-# -- the door -----------------------------------------------------------------------------------------------------------
+# -- the door --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "given",
     [None, ("ada", "wrong"), ("eve", "secret"), ("ada", ""), ("", ""), ("ada", "secret2"), ("bob", "secret")],
 )
-def test_without_the_right_name_and_password_nobody_gets_in(client, given):
+def test_without_the_right_name_and_password_no_request_gets_in(client, given):
     c = client(users={"ada": "secret", "bob": "other:with colon"})
     for path in ("/", "/jobs", "/static/ui.css", "/nothing"):
         response = c.get(path, auth=given)
@@ -232,14 +232,14 @@ def test_a_malformed_authorization_is_none(client, header):
 @pytest.mark.parametrize(
     "host", ["elsewhere.example", "elsewhere.example:8686", "", "127.0.0.1.elsewhere.example", "[::2]:8686"]
 )
-def test_a_name_that_somebody_made_mean_this_machine_is_refused(client, host):
+def test_a_name_that_others_made_mean_this_machine_is_refused(client, host):
     c = client(hosts=["localhost", "127.0.0.1", "[::1]"])
     assert c.get("/jobs", headers={"host": host}).status_code == 421
     for own in ("localhost", "127.0.0.1:8686", "[::1]:8686"):
         assert c.get("/jobs", headers={"host": own}).status_code == 200
 
 
-# -- the command --------------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
@@ -272,7 +272,10 @@ def test_the_command_serves_until_it_is_stopped(dsn, db):
 
 
 def test_without_its_extra_the_command_names_it():
-    code = "import sys; sys.modules['starlette'] = None; sys.argv = ['pyworker', 'ui']; from pyworker.cli import main; main()"
+    code = (
+        "import sys; sys.modules['starlette'] = None; sys.argv = ['pyworker', 'ui']; "
+        "from pyworker.cli import main; main()"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert "pip install 'pyworker-pg[web]'" in done.stderr

@@ -127,8 +127,10 @@ def test_filters_find_jobs_by_state_task_queue_key_text_and_time(client, queue, 
     c = client()
     assert ids(c.get("/jobs")) == [failed, queued, plain]
     for query, expected in {
-        "state=retryable": [failed], "task=charge": [queued], "queue=q": [queued], "key=a+key": [plain], "search=CARD": [failed],
-        "from=2020-01-01T00:00": [failed, queued, plain], "before=2020-01-01T00:00": [], "state=available&task=mail": [plain],
+        "state=retryable": [failed], "task=charge": [queued], "queue=q": [queued], "key=a+key": [plain],
+        "search=CARD": [failed],
+        "from=2020-01-01T00:00": [failed, queued, plain], "before=2020-01-01T00:00": [],
+        "state=available&task=mail": [plain],
     }.items():  # fmt: skip
         assert ids(c.get(f"/jobs?{query}")) == expected, query
 
@@ -185,7 +187,7 @@ def test_a_database_without_pyworker_is_said_to_be_so(client):
     assert "pyworker migrate" in read(client(schema="nowhere").get("/jobs"), 503).text
 
 
-# -- hostile text -------------------------------------------------------------------------------------------------------
+# -- hostile text ----------------------------------------------------------------------------------
 
 _CORES = [
     "<script>alert(1)</script>",
@@ -241,7 +243,7 @@ def test_there_are_two_hundred_hostile_strings():
 
 @pytest.fixture
 def hostile(queue, worker):
-    """Every field that somebody may fill has one of them, and each of them is in every field of some job."""
+    """Every field that a person may fill has one of them, and each of them is in every field of some job."""
     queue.rows(
         "select pyworker.update_worker(%s, %s)",
         [worker, __import__("json").dumps({"host": XSS[1], "modules": XSS})],
@@ -292,7 +294,8 @@ def only_ours(html, known):
 
 
 def test_two_hundred_hostile_strings_are_text_in_every_field_of_every_page(client, queue, worker, hostile):
-    """Compared with the same pages for harmless text: no element and no attribute is there that is not there for that."""
+    """Compared with the same pages for harmless text: no element and no attribute is there that is
+    not there for that."""
     c = client(show_payloads=True)
     known = {}
     paths = [

@@ -1,0 +1,195 @@
+"""Promises of the command line: each command for people and for machines, and errors that take one line."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.support.cli import add as add
+from tests.support.cli import call as call
+from tests.support.cli import zoo as zoo
+
+# -- add -------------------------------------------------------------------------------------------
+
+
+def test_add_says_what_became_of_the_job(call: Any, db: Any) -> None:
+    assert call("add", "t") == "job 1 available\n"
+    assert call("add", "t", '{"a": 1}', "--queue", "q") == "job 2 available\n"
+    assert re.fullmatch(
+        r"job 3 scheduled, due 2100-01-0[12] \d\d:00:00\n", call("add", "t", "--run-at", "2100-01-02 00:00Z")
+    )
+
+
+def test_add_passes_everything_on(call: Any) -> None:
+    job = call(
+        "add", "t", '{"a": "ü"}', "--queue", "q", "--run-at", "2100-01-01Z", "--max-attempts", "3", "--key",
+        "k", "--key-mode",
+        "preserve_run_at", "--priority", "-5", "--flag", "a", "--flag", "b", "--meta", '{"m": 1}', "--json",
+    )  # fmt: skip
+    expected = {
+        "id": 1, "task_identifier": "t", "payload": {"a": "ü"}, "queue_name": "q", "max_attempts": 3,
+        "key": "k", "priority": -5,
+        "flags": {"a": True, "b": True}, "meta": {"m": 1}, "state": "scheduled", "run": 0,
+        "deduplicated": False,
+    }  # fmt: skip
+    assert {name: job[name] for name in expected} == expected
+    assert job["run_at"].startswith(("2100-01-01T", "2099-12-31T"))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "null",
+        "1.10",
+        "1e400",
+        '{"a": 1, "a": 2}',
+        '"\\u0000\\ud800"',
+        "7" * 5000,
+        " [1 , 2]",
+        '"[/b] ü"',
+        "-",
+    ],
+)
+def test_a_payload_is_stored_letter_by_letter(call: Any, db: Any, payload: str) -> None:
+    arguments, stdin = (["-"], '{"from": "stdin"}\n') if payload == "-" else (["--", payload], "")
+    call("add", "t", *arguments, stdin=stdin)
+    assert db.execute("select payload::text from pyworker.get_job(1)").fetchone() == (stdin or payload,)
+    call("jobs", "1")
+    call("jobs", "1", "--json")
+
+
+def test_jobs_lists_the_newest_first_finished_ones_included(call: Any, zoo: dict[str, int]) -> None:
+    lines = call("jobs").splitlines()
+    assert lines[0].split() == [
+        "id",
+        "task",
+        "state",
+        "queue",
+        "key",
+        "attempts",
+        "run",
+        "at",
+        "last",
+        "error",
+    ]
+    assert [line.split()[:3] for line in lines[1:]] == [
+        ["4", "waits", "available"], ["3", "runs", "running"], ["2", "cancelled_runs", "cancelled"],
+        ["1", "fails", "retryable"],
+    ]  # fmt: skip
+    assert "[/k]" in lines[1]
+    assert lines[4].rstrip().endswith("ValueError: [red]bad[/b]")
+    assert {len(line) for line in lines} == {len(lines[0])}  # in columns
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        ([], [4, 3, 2, 1]),
+        (["--state", "running"], [3]),
+        (["--state", "active"], [3]),
+        (["--state", "retryable", "--state", "cancelled"], [2, 1]),
+        (["--task", "waits", "--task", "fails"], [4, 1]),
+        (["--queue", "q"], [1]),
+        (["--queue", "default"], [4, 3, 2]),
+        (["--key", "k"], [1]),
+        (["--key", "k", "--state", "running"], []),
+        (["--limit", "2"], [4, 3]),
+    ],
+)
+def test_jobs_can_be_filtered(call: Any, zoo: dict[str, int], filters: list[str], found: list[int]) -> None:
+    assert [job["id"] for job in call("jobs", "--json", *filters)] == found
+    if not found:
+        assert call("jobs", *filters) == "no jobs match\n"
+
+
+def test_one_job_is_shown_with_the_errors_of_its_attempts(call: Any, db: Any, zoo: dict[str, int]) -> None:
+    shown = call("jobs", "1")
+    for pattern in (
+        r"(?m)^task_identifier +fails *$",
+        r"(?m)^queue_name +q *$",
+        r"(?m)^payload +\{\} *$",
+        "attempt failed ",
+    ):
+        assert re.search(pattern, shown)
+    assert shown.endswith('Traceback\n  File "x"\nValueError: [red]bad[/b]\n')
+    job = call("jobs", "1", "--json")
+    assert (job["state"], len(job["errors"]), job["errors"][0]["run"]) == ("retryable", 1, job["run"])
+    assert job["last_error"] == job["errors"][0]["error"]
+
+
+def test_an_empty_queue_says_how_to_begin(call: Any) -> None:
+    assert call("jobs") == "no jobs yet: pyworker add TASK adds one\n"
+    assert call("jobs", "--json") == []
+    assert call("queues") == "no queue has jobs\n"
+    assert call("queues", "--json") == []
+
+
+# -- retry, cancel, remove, queues -----------------------------------------------------------------
+
+
+def test_retry_runs_jobs_now(call: Any, zoo: dict[str, int]) -> None:
+    assert call("retry", "1", "2") == "job 1 available\njob 2 available\n"
+    assert [job["state"] for job in call("retry", "2", "4", "--json")] == ["available", "available"]
+
+
+def test_cancel_ends_waiting_jobs_and_asks_running_ones_to_stop(call: Any, zoo: dict[str, int]) -> None:
+    assert (
+        call("cancel", "4", "3", "2")
+        == "job 4 cancelled\njob 3 is running and was asked to stop\njob 2 cancelled\n"
+    )
+    assert call("cancel", "3", "--force") == "job 3 cancelled\n"
+
+
+def test_delete_takes_ids_and_remove_takes_keys(call: Any, db: Any, zoo: dict[str, int]) -> None:
+    db.execute("select pyworker.add_job('x', job_key => 'later', run_at => '2100-01-01')")
+    assert call("delete", "1", "2") == "job 1 deleted (was retryable)\njob 2 deleted (was cancelled)\n"
+    assert call("remove", "--key", "[/k]", "--key", "later") == (
+        "job 4 deleted (was available)\njob 5 deleted (was scheduled)\n"
+    )
+    assert [job["id"] for job in call("jobs", "--json")] == [3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["retry", "1", "999"], "retry_job: there is no job 999"),
+        (
+            ["retry", "1", "3"],
+            "retry_job: job 3 is running. cancel_job(id, force => true) first, or wait for its end.",
+        ),
+        (["cancel", "4", "999"], "cancel_job: there is no job 999"),
+        (["delete", "1", "3"], "delete_job: job 3 is running."),
+        (["remove", "--key", "[/k]", "--key", "nobody's"], 'no job holds the key "nobody\'s"'),
+    ],
+)
+def test_of_several_jobs_all_or_none_are_changed(
+    cli: Any, db: Any, dsn: str, zoo: dict[str, int], arguments: list[str], words: str
+) -> None:
+    before = db.execute(
+        "select id, state from pyworker.jobs union all select id, state from pyworker.history"
+    ).fetchall()
+    done = cli(*arguments, DATABASE_URL=dsn)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"pyworker: {words}")
+    assert (
+        db.execute(
+            "select id, state from pyworker.jobs union all select id, state from pyworker.history"
+        ).fetchall()
+        == before
+    )
+
+
+def test_queues_counts_jobs_per_state(call: Any, zoo: dict[str, int], add: Any) -> None:
+    add("'a', queue_name => 'a [b]'")
+    lines = [line.split() for line in call("queues").splitlines()]
+    assert lines[0][:3] == ["queue", "name", "concurrency"]
+    assert [line[:2] for line in lines[1:]] == [["a", "[b]"], ["default", "no"], ["q", "1"]]
+    rows = {row["queue_name"]: row for row in call("queues", "--json")}
+    assert rows["default"] | {"oldest_waiting": None} == {
+        "queue_name": "default", "concurrency": None, "paused": False, "available": 1, "running": 1,
+        "pending": 0, "scheduled": 0,
+        "retryable": 0, "discarded": 0, "oldest_waiting": None,
+    }  # fmt: skip
+    assert (rows["q"]["retryable"], rows["a [b]"]["concurrency"]) == (1, 1)

@@ -1,0 +1,197 @@
+"""What goes wrong on the command line is one line that says what to do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+import pyworker
+from tests.support.cli import COMMANDS
+from tests.support.cli import add as add
+
+OF_A_DATABASE = [name for name in COMMANDS if name not in ("demo", "run", "migrate", "sql", "dev", "top")]
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+def one_line(done: subprocess.CompletedProcess[str], *words: str, code: int = 1) -> None:
+    assert done.returncode == code, done
+    assert done.stdout == ""
+    assert re.fullmatch(r"pyworker: [^\n]+\n", done.stderr), done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+EXAMPLES = {
+    "add": ["t"],
+    "cancel": ["1"],
+    "retry": ["1"],
+    "delete": ["1"],
+    "remove": ["--key", "k"],
+    "run": ["handlers"],
+    "explain": ["1"],
+    "replay": ["1"],
+}
+
+UNKNOWN = {"doctor": 3, "health": 3}  # what they were asked, they cannot say
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("demo", "sql", "dev")])
+def test_without_a_database_a_command_says_how_to_name_one(
+    cli: Any, program: Any, tmp_path: Any, command: str
+) -> None:
+    done = (program if command == "run" else cli)(
+        command, *EXAMPLES.get(command, []), DATABASE_URL=f"host={tmp_path} dbname=x"
+    )
+    one_line(
+        done, "cannot reach the database: ", "No such file or directory",
+        "Name one with --dsn, DATABASE_URL or PGHOST",
+        code=UNKNOWN.get(command, 1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dsn", "words"),
+    [
+        ("not a dsn", 'missing "=" after "not"'),
+        ("postgresql+psycopg://localhost/x", 'missing "="'),
+        ("postgres://localhost:99999/x", "invalid port number"),
+        ("host=localhost database=x", 'invalid connection option "database"'),
+    ],
+)
+def test_a_dsn_that_is_none_is_refused(cli: Any, dsn: str, words: str) -> None:
+    one_line(cli("jobs", "--dsn", dsn), words, "--dsn, DATABASE_URL")
+
+
+@pytest.mark.parametrize("command", OF_A_DATABASE)
+def test_a_database_without_pyworker_says_to_migrate(
+    cli: Any, fresh: Any, fresh_dsn: str, command: str
+) -> None:
+    done = cli(command, *EXAMPLES.get(command, []), "--schema", "no such", DATABASE_URL=fresh_dsn)
+    code = UNKNOWN.get(command, 1)
+    one_line(done, "no such", "Run: pyworker migrate (or name its schema with --schema)", code=code)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["jobs", "999"], ["there is no job 999"]),
+        (["add", ""], ["add_job: identifier must be 1 to 128 characters long"]),
+        (
+            ["add", "t", "--run-at", "whenever"],
+            ['invalid input syntax for type timestamp with time zone: "whenever"'],
+        ),
+        (["add", "t", "--priority", "99999"], ["add_job: priority must be from -32768 to 32767, got 99999"]),
+        (["add", "t", "--meta", "[]"], ["add_job: meta must be a JSON object, got array"]),
+        (["add", "t", "--meta", '{"a": "\\u0000"}'], ["unsupported Unicode escape sequence"]),
+        (
+            ["add", "\udce9"],
+            [r"add_job: identifier must not contain NUL or half a surrogate pair, got '\udce9'"],
+        ),
+        (["add", "t", "[" * 500 + "]" * 500], ["payload must not be nested deeper than 100 levels"]),
+    ],
+    ids=lambda value: value[0] if value[0] != "add" else value[-2],
+)
+def test_a_refusal_is_one_line(cli: Any, db: Any, dsn: str, arguments: list[str], words: list[str]) -> None:
+    one_line(cli(*arguments, DATABASE_URL=dsn), *words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["add", "t", "{'a': 1}"], "PAYLOAD is not JSON"),
+        (["add", "t", "NaN"], "PAYLOAD is not JSON: NaN is none of its numbers"),
+        (["add", "t", "--meta", "{"], "--meta is not JSON"),
+        (["add"], "Missing argument 'TASK'"),
+        (["jobs", "--state", "lost"], "'lost' is not one of 'scheduled'"),
+        (["jobs", "x"], "'x' is not a valid integer"),
+        (["jobs", "99999999999999999999"], "99999999999999999999 is not in the range"),
+        (["retry", "0"], "0 is not in the range"),
+        (["jobs", "--limit", "0"], "0 is not in the range x>=1"),
+        (["delete"], "Missing argument 'JOB_IDS...'"),
+        (["remove"], "Missing option '--key'"),
+        (["remove", "5"], "a job is removed by its key; by its id: pyworker delete 5"),
+        (["remove", "5", "6", "--key", "k"], "pyworker delete 5 6"),
+        (["remove", "a key"], "name the key by its option: pyworker remove --key 'a key'"),
+        (["add", "t", "--queue-name", "x"], "Did you mean '--queue'?"),
+        (["run"], "Missing argument 'MODULES...'"),
+        (["run", "m", "--concurrency", "0"], "0 is not in the range"),
+        (["jobs", "--nothing"], "No such option"),
+        (["jbos"], "No such command 'jbos'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_wrong_usage_exits_with_2_before_a_database_is_asked(
+    cli: Any, arguments: list[str], words: str
+) -> None:
+    done = cli(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Usage: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_privilege_names_the_role_to_ask_for(cli: Any, fresh: Any, fresh_dsn: str) -> None:
+    role = f"nobody_{fresh.info.dbname}"
+    fresh.execute(f'create role "{role}" login')
+    try:
+        theirs = make_conninfo(**{**conninfo_to_dict(fresh_dsn), "user": role})
+        for command in OF_A_DATABASE:
+            done = cli(command, *EXAMPLES.get(command, []), DATABASE_URL=theirs)
+            code = UNKNOWN.get(command, 1)
+            one_line(done, "permission denied for schema pyworker", "GRANT <schema>_admin", code=code)
+        done = cli("migrate", "--schema", "mine", DATABASE_URL=theirs)
+        one_line(done, "permission denied for database", "GRANT CREATE ON DATABASE")
+        fresh.execute(f'grant create on database "{fresh.info.dbname}" to "{role}"')
+        done = cli("migrate", "--schema", "mine", "--roles", DATABASE_URL=theirs)
+        one_line(done, "permission denied to create role", "CREATEROLE")
+        assert fresh.execute("select to_regnamespace('mine')").fetchone() == (None,)
+        assert cli("migrate", "--schema", "mine", DATABASE_URL=theirs).returncode == 0
+        fresh.execute(f'grant pyworker_reader to "{role}"')
+        assert cli("jobs", DATABASE_URL=theirs).returncode == 0
+        one_line(cli("jobs", "1", DATABASE_URL=theirs), "permission denied for function get_job")
+    finally:
+        fresh.execute(f'drop owned by "{role}"; drop role "{role}"')
+
+
+def test_a_lock_that_is_held_for_long_is_named(cli: Any, session: Any, db: Any, dsn: str) -> None:
+    other = session()
+    other.run("begin; lock table pyworker.live_jobs")
+    done = cli(
+        "jobs", DATABASE_URL=make_conninfo(**{**conninfo_to_dict(dsn), "options": "-c lock_timeout=100"})
+    )
+    one_line(
+        done, "canceling statement due to lock timeout", "another session holds a lock on pyworker's tables"
+    )
+    other.run("rollback")
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_worker_whose_modules_cannot_be_loaded_tells_only_why(
+    program: Any, db: Any, dsn: str, processes: str
+) -> None:
+    done = program("run", "nosuch.module", "--processes", processes, DATABASE_URL=dsn)
+    lines = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, bool(lines)) == (1, "", True)
+    for line in lines:  # each process that got so far has one
+        assert re.search(
+            r" ERROR +pyworker\.worker\[\d+\] there is no module 'nosuch.module' to load tasks", line
+        )
+
+
+def test_a_worker_tells_that_it_has_started_and_stopped(
+    program: Any, db: Any, dsn: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("from pyworker import task\n@task\ndef f(payload): pass\n")
+    done = program("run", "mine", "--once", DATABASE_URL=dsn)
+    assert done.returncode == 0
+    assert [line.split("] ")[1].split(": ")[0] for line in done.stderr.splitlines()] == [
+        f"pyworker {pyworker.__version__} started",
+        "stopped",
+    ]

@@ -1,0 +1,30 @@
+"""The queue in plain Python, written from what is promised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.model.adds import Adds
+from tests.model.people import People
+from tests.model.runs import Runs
+
+
+class Model(Adds, Runs, People):
+    def maintain(self) -> int:
+        self.prune()
+        rescued = self.sweep()
+        self.promote()
+        return rescued
+
+    # What the views show
+
+    def sequences(self) -> dict[str, Any]:
+        shown = {}
+        for s in {j.sequence for j in self.jobs if j.place} | {s for s, _ in self.halts}:
+            waiting, head = self.waiting(s), self.head(s)
+            halts = [
+                h for h in sorted(h for t, h in self.halts if t == s) if not waiting or h < waiting[0].id
+            ]
+            halted = not head and (not waiting or waiting[0].place == "waiting")
+            shown[s] = (head.id if head else None, len(waiting), halts[0] if halted and halts else None)
+        return shown

@@ -1,0 +1,156 @@
+"""What the model says to people, and to maintenance."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from tests.model.state import HOUR, Job, Refused, State
+from tests.support.states import ENDED, HISTORY, LIVE
+
+
+class People(State):
+    def known(self, job_id: int) -> Job:
+        if job := self.get(job_id):
+            return job
+        raise Refused("PW004")
+
+    def cancel(self, job_id: int, force: bool) -> str:
+        job = self.known(job_id)
+        if job.state == "running" and not force:
+            job.cancelled_runs = True
+        elif job.state not in ENDED:
+            self.close([job], "cancelled", "cancelled")
+        return job.state
+
+    def retry(self, job_id: int) -> str:
+        job = self.known(job_id)
+        if job.state == "running":
+            raise Refused("PW005")
+        if job.state == "available":
+            return job.state
+        if job.state == "pending":
+            before = [(s, h) for s, h in self.halts if s == job.sequence and h < job.id]
+            if before and not self.head(str(job.sequence)):
+                for halt in before:
+                    del self.halts[halt]
+                job.place = "next"
+            if job.run_at > self.now:
+                self.at(job)
+            return job.state
+        if job.unique and job.gave_key_back():
+            if any(o.unique == job.unique and o is not job and not o.gave_key_back() for o in self.jobs):
+                raise Refused("PW003")
+        if job.state in HISTORY:
+            if job.key and self.named(job.key):
+                raise Refused("PW003")
+            job.worker, job.cancelled_runs, job.superseded = None, False, None
+        if job.state in ENDED and job.sequence:
+            job.place = "waiting"
+        if job.attempts >= job.max_attempts:
+            job.max_attempts = job.attempts + 1
+        job.reason, job.started, job.kept = None, False, False
+        self.at(job)
+        self.wait(job)
+        self.unhalt(job)
+        return job.state
+
+    def retry_many(self, job_ids: list[int]) -> list[int]:
+        retried = []
+        for job_id in sorted(set(job_ids)):
+            try:
+                self.retry(job_id)
+                retried.append(job_id)
+            except Refused:
+                pass
+        return retried
+
+    def delete(self, job_id: int) -> None:
+        job = self.known(job_id)
+        if job.state == "running":
+            raise Refused("PW005")
+        self.forget(job)
+
+    def some(self, job_ids: list[int]) -> list[Job]:
+        return [
+            j
+            for i in sorted(set(job_ids))
+            if (j := self.get(i)) and j.state in (*LIVE, "discarded") and j.state != "running"
+        ]
+
+    def complete(self, job_ids: list[int]) -> list[int]:
+        jobs = self.some(job_ids)
+        for job in jobs:
+            self.close([job], "completed")
+            self.unhalt(job)
+        return [job.id for job in jobs]
+
+    def fail_for_good(self, job_ids: list[int], error: str) -> list[int]:
+        jobs = self.some(job_ids)
+        for job in jobs:
+            job.attempts = job.max_attempts
+            self.discard(job, error)
+        return [job.id for job in jobs]
+
+    def reschedule(
+        self, job_ids: list[int], run_at: Any, priority: Any, attempts: Any, max_attempts: Any
+    ) -> list[int]:
+        changed = []
+        for job in self.some(job_ids):
+            was = deepcopy(job)
+            decided = not (run_at is attempts is max_attempts is None)
+            after = job.attempts if attempts is None else attempts, max_attempts or job.max_attempts
+            alive = after[0] < after[1] and (job.state != "discarded" or decided)
+            if alive and job.unique and job.gave_key_back():
+                again = deepcopy(job)
+                again.run_at, again.attempts = run_at or job.run_at, after[0]
+                again.place = "waiting" if job.sequence and job.place is None else job.place
+                self.wait(again, "retryable" if again.attempts else "scheduled")
+                holders = [
+                    o for o in self.jobs if o.unique == job.unique and o is not job and not o.gave_key_back()
+                ]
+                if holders and not again.gave_key_back():
+                    continue
+            changed.append(job.id)
+            job.attempts, job.max_attempts = after
+            job.priority = job.priority if priority is None else priority
+            job.run_at, job.fresh = (run_at, False) if run_at else (job.run_at, False)
+            if not alive:
+                if was.state != "discarded":
+                    self.discard(job, None)
+                continue
+            job.reason, job.started = None, False
+            if job.sequence and job.place is None:
+                job.place = "waiting"
+            self.unhalt(job)
+            self.wait(job, "retryable" if job.attempts else "scheduled")
+        return changed
+
+    def resume_sequence(self, sequence: str) -> bool:
+        first = min((j.id for j in self.waiting(sequence)), default=None)
+        gone = [(s, h) for s, h in self.halts if s == sequence and (first is None or h < first)]
+        for halt in gone:
+            del self.halts[halt]
+        return bool(gone)
+
+    def pause(self, queue: str) -> None:
+        self.paused.add(queue)
+
+    def once(self, key: str) -> bool:
+        new = key not in self.marks
+        self.marks.add(key)
+        return new
+
+    def holds_up(self, sequence: str, job_id: int) -> bool:
+        return (sequence, job_id) in self.halts and any(j.id > job_id for j in self.waiting(sequence))
+
+    def prune(self) -> None:
+        for job in [j for j in self.jobs if j.state in ENDED and j.expires and j.expires <= self.now]:
+            if self.holds_up(job.sequence or "", job.id):
+                job.kept = True
+            else:
+                self.jobs.remove(job)
+                self.unhalt(job)
+        for (sequence, job_id), at in list(self.halts.items()):
+            if at < self.now - 720 * HOUR and not self.get(job_id) and not self.holds_up(sequence, job_id):
+                del self.halts[sequence, job_id]

@@ -1,0 +1,27 @@
+"""The whole SQL interface against a model in plain Python, step by step.
+
+CI runs the same examples every time. For a long run with new ones: PYWORKER_EXAMPLES=5000, or `-m torture`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from tests.model.machine import run
+
+EXAMPLES = int(os.environ.get("PYWORKER_EXAMPLES", "0"))
+STEPS = int(os.environ.get("PYWORKER_STEPS", "60"))
+
+
+def test_the_queue_behaves_like_its_model(api: Any, clock: Any, clean: Any, invariants: Any) -> None:
+    run(api, clock, clean, invariants, EXAMPLES or 60, STEPS, derandomize=not EXAMPLES)
+
+
+@pytest.mark.torture
+def test_the_queue_behaves_like_its_model_for_a_long_time(
+    api: Any, clock: Any, clean: Any, invariants: Any
+) -> None:
+    run(api, clock, clean, invariants, 2000, STEPS)

@@ -1,0 +1,48 @@
+"""The benchmark runs: all of it but the rivals, who need other languages."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import ROOT
+
+BENCH = ROOT / "bench"
+
+
+@pytest.mark.torture
+def test_the_benchmark_measures_and_reports_every_scenario(tmp_path):
+    options = "--jobs 1000 --rounds 1 --only pyworker,table,functions --out".split()
+    command = [sys.executable, BENCH / "run.py", *options, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    runs = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert [run for run in runs if "error" in run] == []
+    report = (tmp_path / "report.md").read_text()
+    assert {run["scenario"] for run in runs} == set("ABCDEFGHIJKLMN")
+    assert all(f"\n## {letter}. " in report for letter in "ABCDEFGHIJKLMN")
+    assert all(run.get("jobs_s", run.get("p50", run.get("child", run.get("idle", 0)))) > 0 for run in runs)
+
+
+@pytest.mark.torture
+def test_the_anatomy_of_a_drain_names_what_each_part_takes():
+    command = [sys.executable, BENCH / "anatomy.py", "--jobs", "2000", "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = {line[:60].strip(): float(line[60:68]) for line in done.stdout.splitlines()}
+    wanted = {
+        "server: claim_jobs",
+        "server: finish_jobs, with history",
+        "worker: noop, from rows to outcomes",
+    }
+    assert all(found[what] > 0 for what in wanted), done.stdout
+
+
+@pytest.mark.torture
+def test_what_once_was_slow_is_measured_beside_another_checkout():
+    sql = BENCH.parent / "sql"
+    command = [sys.executable, BENCH / "faults.py", "slow-query", "--rounds", "1", "--sql", sql]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "finish_jobs beside maintain(), the longest, ms" in done.stdout

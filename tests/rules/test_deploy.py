@@ -1,0 +1,91 @@
+"""What the files of deploy/ promise: they can be read, name commands that exist, and grant a
+worker the time that it needs to stop."""
+
+import configparser
+import json
+import re
+import shlex
+
+import click
+import pytest
+import yaml
+
+from pyworker import cli
+from pyworker._runner import parent
+from pyworker._runner.config import RunConfig
+from tests.support import ROOT
+
+DEPLOY = ROOT / "deploy"
+UNIT = configparser.RawConfigParser(strict=False)
+UNIT.optionxform = str
+UNIT.read_string((DEPLOY / "pyworker.service").read_text("utf-8"))
+MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text("utf-8")))
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
+PODS = {
+    each["metadata"]["name"]: each["spec"]["template"]["spec"]
+    for each in MANIFESTS
+    if "template" in each["spec"]
+}
+COMMANDS = [
+    shlex.split(UNIT["Service"]["ExecStart"])[1:],
+    json.loads(re.search("(?m)^HEALTHCHECK .* CMD (.*)$", DOCKERFILE)[1])[1:],
+]
+COMMANDS += [container["args"] for pod in PODS.values() for container in pod["containers"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_each_command_is_one_that_there_is(command):
+    name, *rest = command
+    with click.Context(cli.main, **cli.main.context_settings) as ctx:
+        cli.main.commands[name].make_context(name, list(rest), parent=ctx)
+
+
+@pytest.mark.parametrize(
+    ("granted", "command"),
+    [
+        (int(UNIT["Service"]["TimeoutStopSec"]), COMMANDS[0]),
+        (PODS["pyworker"]["terminationGracePeriodSeconds"], PODS["pyworker"]["containers"][0]["args"]),
+        (int(re.search("docker stop -t ([0-9]+)", DOCKERFILE)[1]), []),
+    ],
+    ids=["systemd", "kubernetes", "docker"],
+)
+def test_a_worker_is_granted_more_time_than_it_takes_to_stop(granted, command):
+    timeout = RunConfig("").shutdown_timeout
+    if "--shutdown-timeout" in command:
+        timeout = float(command[command.index("--shutdown-timeout") + 1])
+    assert granted > timeout + parent.GRACE + 5
+
+
+def test_probes_ask_the_worker_itself_at_a_port_that_it_serves():
+    (worker,) = PODS["pyworker"]["containers"]
+    (port,) = worker["ports"]
+    assert worker["args"][worker["args"].index("--metrics-port") + 1] == str(port["containerPort"])
+    probes = {name: worker[f"{name}Probe"]["httpGet"] for name in ("liveness", "readiness", "startup")}
+    assert {name: probe["path"] for name, probe in probes.items()} == {
+        "liveness": "/live", "readiness": "/ready", "startup": "/live",
+    }  # fmt: skip
+    assert {probe["port"] for probe in probes.values()} == {port["name"]}
+
+
+def test_nothing_runs_as_root():
+    assert re.search(r"(?m)^USER [1-9]\d*$", DOCKERFILE)
+    assert UNIT["Service"]["DynamicUser"] == "yes"
+    assert {pod["securityContext"]["runAsNonRoot"] for pod in PODS.values()} == {True}
+
+
+def test_the_unit_does_not_start_again_what_a_restart_would_not_help():
+    assert UNIT["Service"]["RestartPreventExitStatus"].split() == ["2", "56", "57"]
+
+
+def test_alerts_and_dashboard_can_be_read():
+    rules = [
+        rule
+        for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text("utf-8"))["groups"]
+        for rule in group["rules"]
+    ]
+    assert all({"alert", "expr", "labels", "annotations"} <= rule.keys() for rule in rules)
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    panels = json.loads((DEPLOY / "grafana-dashboard.json").read_text("utf-8"))["panels"]
+    assert all(panel["targets"] for panel in panels)
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+    assert len(set(places)) == len(places)

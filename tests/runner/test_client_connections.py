@@ -1,0 +1,215 @@
+"""Jobs are added on the connection that the caller has, of any library."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+import pyworker
+from pyworker._db.migrations import migrate
+from tests.support.connections import ASYNC, LATER, SYNC, asyncpg_connection, count
+from tests.support.connections import conn as conn
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_a_job_is_part_of_the_callers_transaction(db: Any, dsn: str, kind: str) -> None:
+    with SYNC[kind](dsn) as (conn, commit, rollback):
+        job = pyworker.add_job(
+            conn, "t", {"a": [1, "ü"]}, priority=3, flags=["f"], meta={"m": None}, job_key="k"
+        )
+        assert (job.state, job.payload, job.priority, job.flags, job.meta) == (
+            "available", {"a": [1, "ü"]}, 3, {"f": True}, {"m": None}
+        )  # fmt: skip
+        assert (job.key, job.run_at.tzinfo is not None) == ("k", True)
+        assert count(db) == 0
+        rollback()
+        assert count(db) == 0
+        job = pyworker.add_job(conn, "t")
+        commit()
+        assert db.execute("select id from pyworker.jobs").fetchall() == [(job.id,)]
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_a_refusal_is_an_exception_of_ours(db: Any, dsn: str, kind: str) -> None:
+    with SYNC[kind](dsn) as (conn, _, rollback):
+        with pytest.raises(
+            pyworker.InvalidArgument, match=r"^add_job: max_attempts must be from 1 to 32767, got 0$"
+        ) as caught:
+            pyworker.add_job(conn, "t", max_attempts=0)
+        assert caught.value.sqlstate == "PW001"
+        assert caught.value.__cause__ is not None
+        rollback()
+        assert pyworker.add_job(conn, "t").task_identifier == "t"
+
+
+@pytest.mark.parametrize("kind", ASYNC)
+def test_on_an_asynchronous_connection_the_call_is_awaited(db: Any, dsn: str, kind: str) -> None:
+    async def run() -> int:
+        async with ASYNC[kind](dsn) as (conn, commit, rollback):
+            await pyworker.add_job(conn, "t", {"a": 1})
+            await rollback()
+            with pytest.raises(
+                pyworker.InvalidArgument,
+                match=r"^add_job: identifier must be 1 to 128 characters long, got ''$",
+            ):
+                await pyworker.add_job(conn, "")
+            await rollback()
+            job = await pyworker.add_job(conn, "t", {"a": 2})
+            assert job.payload == {"a": 2}
+            await commit()
+            return job.id
+
+    job_id = asyncio.run(run())
+    assert db.execute("select id from pyworker.jobs").fetchall() == [(job_id,)]
+
+
+EVERYTHING: dict[str, Any] = {
+    "queue_name": "q", "run_at": LATER, "max_attempts": 3, "priority": -3, "flags": ["a", "b,c"],
+    "job_key_mode": "replace",
+    "meta": {"m": [None]}, "delivery": "at_most_once", "sequence_policy": {"key": "s"},
+    "unique_policy": {"by_args": True},
+}  # fmt: skip
+
+
+def life_of_jobs() -> Iterator[Any]:
+    """A conversation by all verbs: yields what is to be called, is sent the answer."""
+    job = yield pyworker.add_job, ("t", {"a": "%s $1 ü"}), EVERYTHING
+    assert (job.payload, job.queue_name, job.run_at, job.max_attempts) == ({"a": "%s $1 ü"}, "q", LATER, 3)
+    assert (job.priority, job.flags, job.meta, job.delivery) == (
+        -3,
+        {"a": True, "b,c": True},
+        {"m": [None]},
+        "at_most_once",
+    )
+    assert (job.unique_key is not None, job.sequence_key is not None, job.state) == (True, True, "pending")
+    specs: list[Any] = [
+        {"identifier": "u", "payload": [1], "run_at": LATER},
+        {"identifier": "t", "payload": "x", "run_at": timedelta(hours=1), "flags": ("f",), "priority": None},
+        {"identifier": "u", "job_key": "k", "meta": {"a": 1}},
+    ]
+    first, second, third = yield pyworker.add_jobs, (specs,), {}
+    assert [j.task_identifier for j in (first, second, third)] == ["u", "t", "u"]
+    assert [j.payload for j in (first, second, third)] == [[1], "x", {}]
+    assert (first.run_at, second.flags, third.key, third.meta) == (LATER, {"f": True}, "k", {"a": 1})
+    assert timedelta(minutes=50) < second.run_at - third.created_at <= timedelta(hours=1)
+    assert (yield pyworker.add_jobs, ([],), {}) == []
+    assert (yield pyworker.get_job, (first.id,), {}) == first
+    assert (yield pyworker.get_job, (2**60,), {}) is None
+    assert (yield pyworker.retry_job, (first.id,), {}).state == "available"
+    assert (yield pyworker.cancel_job, (first.id,), {}).state == "cancelled"
+    assert (yield pyworker.cancel_job, (second.id,), {"force": True}).state == "cancelled"
+    assert (yield pyworker.delete_job, (second.id,), {}).id == second.id
+    assert (yield pyworker.get_job, (second.id,), {}) is None
+    assert (yield pyworker.remove_job, ("k",), {}).id == third.id
+    assert (yield pyworker.remove_job, ("k",), {}) is None
+    assert isinstance((yield pyworker.retry_job, (2**60,), {}), pyworker.NotFound)
+
+
+@pytest.mark.parametrize("kind", SYNC)
+def test_every_verb_works_on_every_connection(db: Any, dsn: str, kind: str) -> None:
+    with SYNC[kind](dsn) as (conn, _, rollback):
+        calls = life_of_jobs()
+        verb, given, options = next(calls)
+        while True:
+            try:
+                answer: Any = verb(conn, *given, **options)
+            except pyworker.NotFound as error:
+                answer = error
+            try:
+                verb, given, options = calls.send(answer)
+            except StopIteration:
+                break
+        rollback()
+    assert count(db) == 0
+
+
+@pytest.mark.parametrize("kind", ASYNC)
+def test_every_verb_is_awaited_on_every_asynchronous_connection(db: Any, dsn: str, kind: str) -> None:
+    async def run() -> None:
+        async with ASYNC[kind](dsn) as (conn, _, rollback):
+            calls = life_of_jobs()
+            verb, given, options = next(calls)
+            while True:
+                try:
+                    answer = await verb(conn, *given, **options)
+                except pyworker.NotFound as error:
+                    answer = error
+                try:
+                    verb, given, options = calls.send(answer)
+                except StopIteration:
+                    break
+            await rollback()
+
+    asyncio.run(run())
+    assert count(db) == 0
+
+
+@pytest.mark.parametrize("kind", ["asyncpg", "SQLAlchemy session over asyncpg"])
+def test_an_error_of_asyncpg_has_all_that_the_database_said(db: Any, dsn: str, kind: str) -> None:
+    old = db.execute("select id from pyworker.add_job('t', unique_policy => '{}')").fetchone()[0]
+
+    async def run() -> None:
+        async with ASYNC[kind](dsn) as (conn, _, rollback):
+            with pytest.raises(pyworker.Duplicate, match=r"^add_job: ") as caught:
+                await pyworker.add_job(conn, "t", unique_policy={})
+            assert (caught.value.existing_job_id, caught.value.existing_job_state) == (old, "available")
+            await rollback()
+
+    asyncio.run(run())
+
+
+def test_a_pool_is_not_taken_for_a_connection(db: Any, dsn: str) -> None:
+    asyncpg, psycopg_pool = pytest.importorskip("asyncpg"), pytest.importorskip("psycopg_pool")
+    words = (
+        r"conn must be a connection, .*, got \w*Pool: take a connection from the pool, "
+        r"and call it in its transaction"
+    )
+
+    async def run() -> None:
+        with pytest.raises(TypeError, match=words):
+            await pyworker.add_job(asyncpg.create_pool(dsn), "t")  # type: ignore[misc]
+
+    asyncio.run(run())
+    with (
+        psycopg_pool.ConnectionPool(dsn, min_size=1, open=False) as pool,
+        pytest.raises(TypeError, match=words),
+    ):
+        pyworker.add_job(pool, "t")
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "Django connection", "SQLAlchemy session over psycopg2"])
+def test_a_schema_may_have_any_name(fresh: Any, fresh_dsn: str, kind: str) -> None:
+    name = 'so "it" is: 100% $1 %s'
+    migrate(fresh, name)
+    with SYNC[kind](fresh_dsn) as (conn, _, _):
+        job = pyworker.add_job(conn, "t", {"a": 1}, schema=name, run_at=timedelta(seconds=60))
+        again = pyworker.add_jobs(conn, [{"identifier": "t", "run_at": timedelta(seconds=60)}], schema=name)
+        assert pyworker.get_job(conn, job.id, schema=name) == job
+        assert again[0].state == "scheduled"
+
+
+def test_a_schema_may_have_any_name_for_asyncpg_too(fresh: Any, fresh_dsn: str) -> None:
+    name = 'so "it" is: 100% $1 %s'
+    migrate(fresh, name)
+
+    async def run() -> None:
+        async with asyncpg_connection(fresh_dsn) as (conn, _, _):
+            job = await pyworker.add_job(conn, "t", {"a": 1}, schema=name, run_at=timedelta(seconds=60))
+            assert job.state == "scheduled"
+
+    asyncio.run(run())
+
+
+def test_a_cursor_that_is_being_read_can_be_read_on(db: Any, dsn: str) -> None:
+    with psycopg.connect(dsn) as conn, conn.cursor() as cursor:
+        cursor.execute("select n from generate_series(1, 3) n")
+        assert [(row[0], pyworker.add_job(cursor, "t").task_identifier) for row in cursor] == [
+            (1, "t"),
+            (2, "t"),
+            (3, "t"),
+        ]

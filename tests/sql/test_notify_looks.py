@@ -1,0 +1,294 @@
+"""Where an add may notify no worker, each worker that waits looks again soon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.support.notify import heard as heard
+from tests.support.notify import wait
+
+
+def look(api: Any) -> float:
+    """Seconds after which a worker that waits looks again, notified or not."""
+    # Rows of other tests may have made a walk dear: not what is asked for here.
+    api.rows(
+        "select set_config('pyworker.walk_' || name, '', false) "
+        "from unnest('{claim,due,requests}'::text[]) name"
+    )
+    due = api.seconds_until_due()
+    return 2.0 if due is None else due
+
+
+def test_each_transaction_that_adds_while_a_worker_waits_notifies_even_beside_others(
+    api: Any, actor: Any, worker: int, heard: Any
+) -> None:
+    """Those that stay open hold back no other's notification; nor does one that is rolled back."""
+    wait(api, worker)
+    others = [actor() for _ in range(6)]
+    for other in others:
+        other.begin()
+        other.add_job("t")
+    for _ in range(2):
+        api.add_job("t")
+        assert heard() == [""]
+    for other in others[:3]:
+        other.rollback()
+    api.add_job("t")
+    assert heard() == [""]
+    for other in others[3:]:
+        other.commit()
+        assert heard() == [""]
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+def test_while_a_transaction_is_open_that_saw_no_worker_wait_a_worker_looks_again_soon(
+    api: Any, actor: Any, worker: int, outcome: str
+) -> None:
+    a = actor()
+    a.begin()
+    job = a.add_job("t")
+    wait(api, worker)  # begins to wait now
+    assert 0 < look(api) <= 0.25
+    api.rows("select pg_sleep(0.3)")  # however long it is open
+    assert 0.2 < look(api) <= 0.25
+    getattr(a, outcome)()
+    assert look(api) == 2
+    assert [found.id for found in api.claim_jobs(worker)] == ([job.id] if outcome == "commit" else [])
+
+
+def test_a_transaction_that_began_later_or_in_another_database_keeps_no_worker_awake(
+    api: Any, actor: Any, worker: int, dsn: str
+) -> None:
+    with psycopg.connect(dsn, dbname="postgres") as elsewhere:
+        elsewhere.execute("select pg_current_xact_id()")
+        wait(api, worker)
+        a = actor()
+        a.begin()
+        a.add_job("t")  # notifies with its commit
+        assert look(api) == 2
+
+
+def many(api: Any, worker: int) -> None:
+    """One look that finds many jobs."""
+    api.add_jobs([{"identifier": "t"}] * 20)
+    assert len(api.claim_jobs(worker, 1000)) == 20
+
+
+def test_where_many_jobs_come_in_each_worker_that_waits_looks_every_10_ms_and_adds_are_silent(
+    api: Any, worker: int, heard: Any
+) -> None:
+    wait(api, worker)
+    many(api, worker)
+    assert heard() == ["", ""]  # the add, and the claim: now other workers look, too
+    assert look(api) == 0.01
+    api.add_job("t")
+    assert heard() == []
+    other = api.register_worker()
+    assert api.claim_jobs(other, 10, ["another task"]) == []
+    assert look(api) == 0.01
+    api.rows("select pg_sleep(0.12)")
+    wait(api, worker)  # it finds that one: no longer many
+    assert look(api) == 2
+    api.add_job("t")
+    assert heard() == [""]
+
+
+def test_an_add_that_was_silent_and_is_long_in_committing_is_looked_for(
+    api: Any, actor: Any, worker: int
+) -> None:
+    wait(api, worker)
+    many(api, worker)
+    a = actor()
+    a.begin()
+    job = a.add_job("t")
+    api.rows("select pg_sleep(0.12)")
+    wait(api, worker)
+    assert 0.01 < look(api) <= 0.25
+    a.commit()
+    assert [found.id for found in api.claim_jobs(worker)] == [job.id]
+
+
+@pytest.fixture
+def full(api: Any, actor: Any) -> Callable[[], None]:
+    """A worker's session whose claims come back full."""
+    a, busy = actor(), api.register_worker()
+
+    def full() -> None:
+        a.rows("select pg_sleep(0.002)")  # times are in ms
+        a.rows("set pyworker.notify = off")
+        a.add_job("t")
+        a.rows("reset pyworker.notify")
+        assert len(a.claim_jobs(busy, 1)) == 1
+
+    return full
+
+
+def test_a_claim_that_comes_back_full_leaves_what_comes_to_the_others(
+    api: Any, worker: int, heard: Any, full: Callable[[], None]
+) -> None:
+    wait(api, worker)
+    api.rows("set pyworker.notify = off")
+    api.add_jobs([{"identifier": "t"}] * 4)
+    api.rows("reset pyworker.notify")
+    assert heard() == []
+    full()
+    assert heard() == [""]
+
+
+def test_a_session_that_does_not_notify_disarms_no_worker(
+    api: Any, actor: Any, worker: int, heard: Any
+) -> None:
+    wait(api, worker)
+    a = actor()
+    a.rows("set pyworker.notify = off")
+    for _ in range(3):
+        a.add_job("t")
+        api.rows("select pg_sleep(0.002)")
+        assert len(a.claim_jobs(worker, 1)) == 1
+    api.add_job("t")
+    assert heard() == [""]
+
+
+def test_an_add_that_is_younger_than_the_transaction_of_the_claim_that_begins_to_wait_is_looked_for(
+    api: Any, actor: Any, worker: int
+) -> None:
+    """A worker reports and claims in one transaction."""
+    turn, a = actor(), actor()
+    turn.begin()
+    turn.rows("select pg_current_xact_id()")
+    a.begin()
+    job = a.add_job("t")  # no worker waits yet
+    assert turn.claim_jobs(worker, 10) == []
+    turn.commit()
+    assert look(api) <= 0.25
+    a.commit()
+    assert [found.id for found in api.claim_jobs(worker)] == [job.id]
+
+
+def test_a_clock_that_was_set_back_keeps_no_claim_in_a_loop(api: Any, worker: int, heard: Any) -> None:
+    api.rows(
+        "select setval('pyworker.not_listening_until', (extract(epoch "
+        "from clock_timestamp()) * 1000)::bigint + 600000)"
+    )
+    wait(api, worker)
+    api.add_job("t")
+    assert heard() == [""]
+
+
+def test_adds_are_silent_once_every_worker_that_waited_was_notified(
+    api: Any, worker: int, heard: Any, full: Callable[[], None]
+) -> None:
+    wait(api, worker)
+    full()
+    assert heard() == [""]
+    api.add_job("t")
+    assert heard() == [""]  # that notification may have been rolled back
+    full()
+    api.add_job("t")
+    assert heard() == []
+    wait(api, worker)
+    api.add_job("t")
+    assert heard() == [""]
+
+
+def test_a_worker_that_waits_again_after_the_notification_is_notified(
+    api: Any, worker: int, heard: Any, full: Callable[[], None]
+) -> None:
+    wait(api, worker)
+    full()
+    api.rows("select pg_sleep(0.002)")
+    wait(api, worker)
+    heard()
+    full()
+    full()
+    api.add_job("t")
+    assert heard() == [""]
+
+
+def test_an_add_that_was_silent_as_no_worker_waited_is_found_by_the_one_that_begins_to_wait(
+    api: Any, actor: Any, worker: int, heard: Any, full: Callable[[], None]
+) -> None:
+    wait(api, worker)
+    full()
+    full()
+    heard()
+    a = actor()
+    a.begin()
+    job = a.add_job("t")
+    wait(api, worker)
+    assert look(api) <= 0.25
+    a.commit()
+    assert heard() == []
+    assert [found.id for found in api.claim_jobs(worker)] == [job.id]
+
+
+def test_a_full_claim_that_is_rolled_back_keeps_no_worker_asleep(
+    api: Any, actor: Any, worker: int, heard: Any
+) -> None:
+    wait(api, worker)
+    a = actor()
+    api.add_jobs([{"identifier": "t"}] * 3)
+    heard()
+    for _ in range(3):
+        a.begin()
+        assert len(a.claim_jobs(worker, 1)) == 1
+        api.rows("select pg_sleep(0.002)")
+        assert len(a.claim_jobs(worker, 1)) == 1
+        a.rollback()
+    assert heard() == []
+    api.add_job("t")
+    assert heard() == [""]
+
+
+def test_no_add_stays_silent_for_a_worker_that_has_stopped_looking(api: Any, worker: int, heard: Any) -> None:
+    wait(api, worker)
+    many(api, worker)
+    heard()
+    api.rows(
+        "select setval('pyworker.polling_until', (extract(epoch from clock_timestamp()) * 1000)::bigint - 1)"
+    )
+    api.add_job("t")
+    assert heard() == [""]
+
+
+def test_a_worker_looks_again_soon_while_another_session_has_locked_a_queue(
+    api: Any, actor: Any, worker: int
+) -> None:
+    api.set_queue("q", 2)
+    jobs = [api.add_job("t", queue_name="q") for _ in range(4)]
+    one, two = api.claim_jobs(worker, 2)
+    wait(api, worker)
+    a = actor()
+    a.begin()
+    a.finish_job(one.id, one.run)
+    api.finish_job(two.id, two.run)  # it cannot look for the next one: the lane is taken
+    assert api.claim_jobs(worker, 1) == []
+    assert look(api) <= 0.25
+    api.rows("select pg_sleep(0.3)")
+    assert 0.2 < look(api) <= 0.25
+    a.commit()
+    assert {job.id for job in api.claim_jobs(worker, 2)} == {job.id for job in jobs[2:]}
+    assert look(api) == 2
+
+
+@pytest.mark.parametrize("verb", ["delete_job", "cancel_job", "remove_job"])
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+def test_a_worker_looks_again_soon_while_another_session_has_locked_the_next_job_of_a_sequence(
+    api: Any, actor: Any, worker: int, verb: str, outcome: str
+) -> None:
+    policy = {"key": "s", "continue_on_cancelled": True}
+    ids = [api.add_job("t", sequence_policy=policy, job_key=f"k{n}").id for n in range(3)]
+    api.claim(worker)
+    wait(api, worker)
+    a = actor()
+    a.begin()
+    a.remove_job("k1") if verb == "remove_job" else getattr(a, verb)(ids[1])
+    api.finish(ids[0])
+    wait(api, worker)
+    assert look(api) <= 0.25
+    getattr(a, outcome)()
+    assert [job.id for job in api.claim_jobs(worker)] == [ids[2 if outcome == "commit" else 1]]

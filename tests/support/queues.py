@@ -1,0 +1,28 @@
+"""Jobs of a named queue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def add(api: Any, count: int, queue: str = "q", **named: Any) -> list[int]:
+    return [job.id for job in api.add_jobs([{"identifier": "t", "queue_name": queue, **named}] * count)]
+
+
+def claim(api: Any, worker: int, limit: int = 100) -> list[int]:
+    return sorted(job.id for job in api.claim_jobs(worker, limit))
+
+
+def states(api: Any, queue: str = "q") -> dict[str, int]:
+    sql = "select state, count(*)::integer from pyworker.jobs where queue_name = %s group by 1"
+    return dict(api.rows(sql, [queue]))
+
+
+def finish_all(api: Any, worker: int) -> list[int]:
+    """Claim and finish until nothing is left; the ids."""
+    done = []
+    running = api.rows("select id, run from pyworker.jobs where state = 'running'")
+    while running or (running := api.claim_jobs(worker, 100)):
+        done += api.finish_jobs([job.id for job in running], [job.run for job in running])
+        running = []
+    return sorted(done)

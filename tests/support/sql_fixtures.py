@@ -1,0 +1,175 @@
+"""Fixtures for tests of the SQL: pyworker's functions, a job in any state, sessions.
+
+Connections are kept from test to test. A conftest imports these fixtures for its directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import namedtuple_row
+
+from tests.support.api import Actor, Api
+from tests.support.plans import watched
+
+__all__ = ["_kept", "_sessions", "actor", "api", "clean", "db", "job_in", "own", "session", "watched"]
+
+# By delete, not truncate: a tenth of the time, and plans are kept, as they are between a worker's calls.
+CLEAN = """
+    do $$
+    declare
+        v record;
+    begin
+        for v in
+            select c.oid::regclass as name, s.seqstart from pg_class c left join pg_sequence s
+                on s.seqrelid = c.oid
+            where c.relnamespace = 'pyworker'::regnamespace and c.relkind in ('r', 'p', 'S')
+                and not c.relispartition
+              and c.relname not in ('migrations', 'installed_objects')
+        loop
+            if v.seqstart is not null then
+                perform setval(v.name, v.seqstart, false);
+            else
+                execute format('delete from %s', v.name);
+            end if;
+        end loop;
+        insert into pyworker.settings (movable_clock) values (true);
+    end $$;
+    reset all
+"""
+
+
+@pytest.fixture(scope="session")
+def _kept(_shared: Any) -> Iterator[dict[str, Any]]:
+    """Connections stay from test to test: a new one spends 20 ms on compiling our functions, as a
+    worker's does once."""
+    kept: dict[str, Any] = {"db": None, "sessions": [], "tests": 0}
+    yield kept
+    for connection in [kept["db"], *kept["sessions"]]:
+        if connection:
+            connection.close()
+
+
+@pytest.fixture
+def db(
+    dsn: str, _kept: dict[str, Any], invariants: Callable[[Any], None]
+) -> Iterator[psycopg.Connection[Any]]:
+    if not _kept["db"] or _kept["db"].closed:
+        _kept["db"] = psycopg.connect(dsn, autocommit=True)
+    conn = _kept["db"]
+    conn.execute(CLEAN)
+    _kept["tests"] += 1
+    if (
+        _kept["tests"] % 4 == 0
+    ):  # else a claim has the rows of many tests to walk past, and remembers its place
+        conn.execute("vacuum pyworker.live_jobs")
+        conn.execute("vacuum pyworker.promotion_requests")
+    yield conn
+    conn.rollback()
+    invariants(conn)
+
+
+@pytest.fixture
+def clean(db: psycopg.Connection[Any]) -> Callable[[], Any]:
+    """Call it for an empty queue in the middle of a test."""
+    return lambda: db.execute(CLEAN)
+
+
+@pytest.fixture
+def _sessions(_kept: dict[str, Any]) -> Iterator[list[Any]]:
+    used: list[Any] = []
+    yield used
+    for session in used:
+        try:
+            assert session.conn.info.transaction_status != psycopg.pq.TransactionStatus.ACTIVE
+            session.run("rollback")
+            session.run("reset role; reset all; unlisten *; select pg_advisory_unlock_all()")
+            _kept["sessions"].append(session)
+        except (AssertionError, psycopg.OperationalError):  # it still runs a statement, or was killed
+            session.close()
+
+
+@pytest.fixture
+def session(
+    session: Callable[[], Any], clock: Any, _sessions: list[Any], _kept: dict[str, Any]
+) -> Callable[[], Any]:
+    def new() -> Any:
+        if not _kept["sessions"]:
+            return session()
+        again = _kept["sessions"].pop()
+        _sessions.append(again)
+        again.run(
+            "select set_config('pyworker.clock_offset', %s, false)",
+            [f"{clock.offset.total_seconds()} seconds"],
+        )
+        return again
+
+    return new
+
+
+@pytest.fixture
+def api(db: psycopg.Connection[Any]) -> Api:
+    return Api(db)
+
+
+@pytest.fixture
+def actor(session: Callable[[], Any]) -> Callable[[], Actor]:
+    """Call it for one more session."""
+
+    def new() -> Actor:
+        s = session()
+        s.conn.row_factory = namedtuple_row
+        return Actor(s)
+
+    return new
+
+
+@pytest.fixture
+def own(fresh: psycopg.Connection[Any]) -> Api:
+    """A database of this test alone."""
+    return Api(fresh)
+
+
+@pytest.fixture
+def job_in(api: Api, worker: int, clock: Any) -> Callable[..., Any]:
+    """job_in("running", job_key="k") makes a job and brings it into that state; returns it as get_job does.
+
+    Two more states are `due`, that of a failed job when its time has come, and `queued`, that of an
+    available job whose queue is full.
+    """
+
+    def make(state: str, identifier: str = "t", **named: Any) -> Any:
+        if state == "scheduled":
+            named.setdefault("run_at", api.at("1 hour"))
+        if state == "pending":
+            named.setdefault("sequence_policy", {"key": "busy"})
+            api.add_job("holder", sequence_policy=named["sequence_policy"])
+            assert api.claim(worker, "holder")
+        if state == "queued":
+            named.setdefault("queue_name", "busy")
+            api.add_job("holder", queue_name=named["queue_name"])
+            assert api.claim(worker, "holder")
+        job = api.add_job(identifier, **named)
+        if state in ("running", "retryable", "due", "discarded", "completed"):
+            claimed = api.claim(worker, identifier)
+            assert claimed.id == job.id
+            if state in ("retryable", "due"):
+                api.fail(claimed, delay="30 min")
+            if state == "due":
+                clock.advance(hours=1)
+                api.heartbeat(worker)
+                api.promote_jobs()
+            if state == "discarded":
+                api.fail(claimed, discard=True)
+            if state == "completed":
+                api.finish_job(claimed.id, claimed.run)
+        if state == "cancelled":
+            api.cancel_job(job.id)
+        job = api.get_job(job.id)
+        assert job.state == ("available" if state in ("due", "queued") else state)
+        return job
+
+    return make
