@@ -54,6 +54,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/40_claim.sql
 \ir functions/45_start.sql
 \ir functions/50_finish.sql
+\ir functions/55_requeue.sql
 \ir functions/60_fail.sql
 \ir functions/70_workers.sql
 \ir functions/80_admin.sql
