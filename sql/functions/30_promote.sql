@@ -1,111 +1,51 @@
 -- 30_promote: promote_jobs makes jobs available: scheduled and retryable jobs that are due, pending
--- jobs whose turn it is in their sequence, and parked jobs whose queue has a free slot.
--- What asks it to look is a request: 31_lanes.
+-- jobs whose turn it is in their sequence, and parked jobs whose queue has a free slot. What asks
+-- for the latter two is a request (31_lanes).
 
--- Makes the first waiting job of each sequence its head: the job that retry_job has put first, else
--- the one with the lowest id. No other job overtakes it: if another session has it locked, this
--- function leaves a request. Returns how many jobs became available to claims.
--- Call it only if the sequence certainly has no head: your transaction has just ended the head,
--- whose row it had locked, or it holds the sequence's lane and has found no head.
-create or replace function _promote_next(keys text[]) returns integer
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
-    set enable_mergejoin = off
-    set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '200ms' -- see claim_jobs
+create or replace function promote_jobs() returns integer
+    language plpgsql security definer set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 declare
+    v_began timestamptz := clock_timestamp();
     v_now timestamptz := clock();
-    v_ready bigint[];
-    v_moved integer;
+    v_due_from timestamptz := '-infinity'::timestamptz;
+    v_from bigint := 0;
+    v_promoted integer := 0;
+    v_due boolean;
+    v_requested boolean;
 begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        -- A snapshot that may be too old to show every job and halt: a later promotion decides.
-        insert into promotion_requests (lane) select 'sequence:' || k.key from unnest(keys) k(key);
-        perform _notify_workers();
-        return 0;
+    if current_setting('pyworker.walk_due', true) <> '' then
+        v_due_from := _walked_due();
     end if;
-    with first as materialized (
-        select k.key, f.tid
-        from unnest(keys) k(key)
-        cross join lateral (
-            select j.ctid as tid, j.parked, j.id from live_jobs j
-            where j.sequence_key = k.key and j.parked <> 'queue'
-            order by j.sequence_key, j.parked, j.id limit 1) f
-        where f.parked = 'next' or not exists (
-            select from sequence_halts h where h.sequence_key = k.key and h.job_id < f.id)),
-    free as materialized (
-        select j.ctid as tid, j.queue_name, _state_at(j.run_at, v_now, false) as state
-        from live_jobs j where j.ctid = any (array(select f.tid from first f)) for update skip locked),
-    moved as (
-        update live_jobs j
-        set sequence_head = true, state = f.state, updated_at = v_now, due_at = _due_at(f.state, j.run_at),
-            parked = f.parked,
-            ready_at = _ready_at(f.state, f.parked, j.run_at)
-        from (select p.*, _parked(p.state, p.queue_name) as parked from free p offset 0) f
-        where j.ctid = f.tid
-        returning j.id, j.sequence_key, j.ready_at, j.parked, j.queue_name),
-    woken as (
-        insert into promotion_requests (lane)
-        (select 'sequence:' || f.key from first f except select 'sequence:' || m.sequence_key from moved m)
-        union all
-        select distinct 'queue:' || m.queue_name from moved m where m.parked = 'queue')
-    select array_agg(m.id) filter (where m.ready_at is not null), count(*) into v_ready, v_moved from moved m;
-    perform _arrive_late(v_ready);
-    -- Not if another session has the jobs locked: until that session ends, workers would notify
-    -- each other again and again.
-    if v_moved > 0 then
+    if current_setting('pyworker.walk_requests', true) <> '' then
+        v_from := _walked_requests();
+    end if;
+    select (select true from live_jobs j
+            where j.due_at <= v_now and j.due_at > v_due_from order by j.due_at, j.id limit 1),
+           (select true from promotion_requests w where w.id > v_from order by w.id limit 1)
+    into v_due, v_requested; -- not `exists`: it would drop the order by, and with it the index
+    -- Also if the look-up was slow: _promote_due then remembers how far it has walked (02_walks).
+    if v_due or clock_timestamp() > v_began + interval '0.5 ms' then
+        v_promoted := _promote_due(v_began);
+    end if;
+    if v_requested or v_due then -- a job that has just become due may wait for a slot
+        v_promoted := v_promoted + _promote_requested(v_from);
+    end if;
+    if v_from = 0 and clock_timestamp() > v_began + interval '0.5 ms' then
+        perform _keep_requests(v_began);
+    end if;
+    if v_promoted > 0 then
         perform _notify_workers();
     end if;
-    return coalesce(cardinality(v_ready), 0);
+    return v_promoted;
 end;
 $$;
-
--- Handles the requests of sequences whose lanes this session holds. If a sequence has no head, its
--- first waiting job becomes the head; returns how many became available to claims.
---
--- A sequence with a head needs no promotion: the session that ends the head promotes the next job,
--- and sees what this session sees. But that session may have searched for the next job already and
--- still have the head's row locked. In that case the request is written again.
---
--- The head's row is not locked if its xmax is 0, or if this session can lock it. The exception
--- block releases that lock at once, since an end must not wait for a claiming transaction.
-create or replace function _promote_idle_sequences(keys text[]) returns integer
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
-    set enable_mergejoin = off
-    set jit = off
-as $$
-declare
-    v_idle text[];
-    v_touched text[];
-    v_heads tid[];
-    v_free text[];
-begin
-    select array_agg(k.key) filter (where h.tid is null), array_agg(k.key) filter (where h.touched),
-           array_agg(h.tid) filter (where h.touched)
-    into v_idle, v_touched, v_heads
-    from unnest(keys) k(key)
-    left join lateral (
-        select j.ctid as tid, j.xmax::text <> '0' as touched from live_jobs j
-        where j.sequence_key = k.key and j.sequence_head limit 1) h on true;
-    if v_touched is not null then
-        begin
-            v_free := array(
-                select j.sequence_key from live_jobs j
-                where j.ctid = any (v_heads) and j.sequence_head for share skip locked);
-            raise sqlstate 'PW099';
-        exception when sqlstate 'PW099' then
-            null;
-        end;
-        insert into promotion_requests (lane)
-        select 'sequence:' || k.key from unnest(v_touched) k(key) where k.key <> all (v_free);
-        if v_free <> '{}' then
-            perform _notify_workers(); -- a claim may have skipped such a head while it was locked here
-        end if;
-    end if;
-    return case when v_idle is null then 0 else _promote_next(v_idle) end;
-end;
-$$;
+comment on function promote_jobs() is
+    'Makes jobs available that need not wait any longer: scheduled and retryable jobs that are '
+    'due, pending jobs whose turn it is in their sequence, and jobs whose queue has a free slot. '
+    'Returns how many became available to claims. claim_jobs and maintain call it themselves; '
+    'calling it more often does no harm.';
 
 -- Promotes up to 1,000 due jobs, scheduled or retryable; returns how many became available to
 -- claims.
@@ -234,47 +174,107 @@ begin
 end;
 $$;
 
-create or replace function promote_jobs() returns integer
-    language plpgsql security definer set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+-- Handles the requests of sequences whose lanes this session holds. If a sequence has no head, its
+-- first waiting job becomes the head; returns how many became available to claims.
+--
+-- A sequence with a head needs no promotion: the session that ends the head promotes the next job,
+-- and sees what this session sees. But that session may have searched for the next job already and
+-- still have the head's row locked. In that case the request is written again.
+--
+-- The head's row is not locked if its xmax is 0, or if this session can lock it. The exception
+-- block releases that lock at once, since an end must not wait for a claiming transaction.
+create or replace function _promote_idle_sequences(keys text[]) returns integer
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
+    set enable_mergejoin = off
+    set jit = off
 as $$
 declare
-    v_began timestamptz := clock_timestamp();
-    v_now timestamptz := clock();
-    v_due_from timestamptz := '-infinity'::timestamptz;
-    v_from bigint := 0;
-    v_promoted integer := 0;
-    v_due boolean;
-    v_requested boolean;
+    v_idle text[];
+    v_touched text[];
+    v_heads tid[];
+    v_free text[];
 begin
-    if current_setting('pyworker.walk_due', true) <> '' then
-        v_due_from := _walked_due();
+    select array_agg(k.key) filter (where h.tid is null), array_agg(k.key) filter (where h.touched),
+           array_agg(h.tid) filter (where h.touched)
+    into v_idle, v_touched, v_heads
+    from unnest(keys) k(key)
+    left join lateral (
+        select j.ctid as tid, j.xmax::text <> '0' as touched from live_jobs j
+        where j.sequence_key = k.key and j.sequence_head limit 1) h on true;
+    if v_touched is not null then
+        begin
+            v_free := array(
+                select j.sequence_key from live_jobs j
+                where j.ctid = any (v_heads) and j.sequence_head for share skip locked);
+            raise sqlstate 'PW099';
+        exception when sqlstate 'PW099' then
+            null;
+        end;
+        insert into promotion_requests (lane)
+        select 'sequence:' || k.key from unnest(v_touched) k(key) where k.key <> all (v_free);
+        if v_free <> '{}' then
+            perform _notify_workers(); -- a claim may have skipped such a head while it was locked here
+        end if;
     end if;
-    if current_setting('pyworker.walk_requests', true) <> '' then
-        v_from := _walked_requests();
-    end if;
-    select (select true from live_jobs j
-            where j.due_at <= v_now and j.due_at > v_due_from order by j.due_at, j.id limit 1),
-           (select true from promotion_requests w where w.id > v_from order by w.id limit 1)
-    into v_due, v_requested; -- not `exists`: it would drop the order by, and with it the index
-    -- Also if the look-up was slow: _promote_due then remembers how far it has walked (02_walks).
-    if v_due or clock_timestamp() > v_began + interval '0.5 ms' then
-        v_promoted := _promote_due(v_began);
-    end if;
-    if v_requested or v_due then -- a job that has just become due may wait for a slot
-        v_promoted := v_promoted + _promote_requested(v_from);
-    end if;
-    if v_from = 0 and clock_timestamp() > v_began + interval '0.5 ms' then
-        perform _keep_requests(v_began);
-    end if;
-    if v_promoted > 0 then
-        perform _notify_workers();
-    end if;
-    return v_promoted;
+    return case when v_idle is null then 0 else _promote_next(v_idle) end;
 end;
 $$;
-comment on function promote_jobs() is
-    'Makes jobs available that need not wait any longer: scheduled and retryable jobs that are '
-    'due, pending jobs whose turn it is in their sequence, and jobs whose queue has a free slot. '
-    'Returns how many became available to claims. claim_jobs and maintain call it themselves; '
-    'calling it more often does no harm.';
+
+-- Makes the first waiting job of each sequence its head: the job that retry_job has put first, else
+-- the one with the lowest id. No other job overtakes it: if another session has it locked, this
+-- function leaves a request. Returns how many jobs became available to claims.
+-- Call it only if the sequence certainly has no head: your transaction has just ended the head,
+-- whose row it had locked, or it holds the sequence's lane and has found no head.
+create or replace function _promote_next(keys text[]) returns integer
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
+    set enable_mergejoin = off
+    set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '200ms' -- see claim_jobs
+as $$
+declare
+    v_now timestamptz := clock();
+    v_ready bigint[];
+    v_moved integer;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        -- A snapshot that may be too old to show every job and halt: a later promotion decides.
+        insert into promotion_requests (lane) select 'sequence:' || k.key from unnest(keys) k(key);
+        perform _notify_workers();
+        return 0;
+    end if;
+    with first as materialized (
+        select k.key, f.tid
+        from unnest(keys) k(key)
+        cross join lateral (
+            select j.ctid as tid, j.parked, j.id from live_jobs j
+            where j.sequence_key = k.key and j.parked <> 'queue'
+            order by j.sequence_key, j.parked, j.id limit 1) f
+        where f.parked = 'next' or not exists (
+            select from sequence_halts h where h.sequence_key = k.key and h.job_id < f.id)),
+    free as materialized (
+        select j.ctid as tid, j.queue_name, _state_at(j.run_at, v_now, false) as state
+        from live_jobs j where j.ctid = any (array(select f.tid from first f)) for update skip locked),
+    moved as (
+        update live_jobs j
+        set sequence_head = true, state = f.state, updated_at = v_now, due_at = _due_at(f.state, j.run_at),
+            parked = f.parked,
+            ready_at = _ready_at(f.state, f.parked, j.run_at)
+        from (select p.*, _parked(p.state, p.queue_name) as parked from free p offset 0) f
+        where j.ctid = f.tid
+        returning j.id, j.sequence_key, j.ready_at, j.parked, j.queue_name),
+    woken as (
+        insert into promotion_requests (lane)
+        (select 'sequence:' || f.key from first f except select 'sequence:' || m.sequence_key from moved m)
+        union all
+        select distinct 'queue:' || m.queue_name from moved m where m.parked = 'queue')
+    select array_agg(m.id) filter (where m.ready_at is not null), count(*) into v_ready, v_moved from moved m;
+    perform _arrive_late(v_ready);
+    -- Not if another session has the jobs locked: until that session ends, workers would notify
+    -- each other again and again.
+    if v_moved > 0 then
+        perform _notify_workers();
+    end if;
+    return coalesce(cardinality(v_ready), 0);
+end;
+$$;

@@ -241,7 +241,7 @@ begin atomic
     limit _parked_in.up_to;
 end;
 
--- The first parked job of a queue, and whether all of them are of its kind: then the last one is.
+-- The first parked job of a queue. `alike`: all parked jobs are of its kind, since the last one is.
 create or replace function _first_parked(queue_name text)
     returns table (
         tid tid, task text, flags text, priority smallint, run_at timestamptz, id bigint, alike boolean)
@@ -287,7 +287,7 @@ begin atomic
          order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
                   p.priority, p.run_at, p.id limit _first_of_kind.up_to)
         union all
-        (select null, c.priority, c.run_at, c.id from live_jobs c
+        (select null::tid as tid, c.priority, c.run_at, c.id from live_jobs c
          where c.queue_name = _first_of_kind.queue_name and c.ready_at is not null and c.state = 'available'
            and c.task_identifier = _first_of_kind.task
            and coalesce(c.flags::text, '') collate "C" = _first_of_kind.flags
