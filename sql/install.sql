@@ -48,10 +48,13 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/21_add_keyed.sql
 \ir functions/22_add_jobs.sql
 \ir functions/30_promote.sql
+\ir functions/31_lanes.sql
 \ir functions/32_slots.sql
+\ir functions/33_fill.sql
 \ir functions/40_claim.sql
 \ir functions/45_start.sql
 \ir functions/50_finish.sql
+\ir functions/55_requeue.sql
 \ir functions/60_fail.sql
 \ir functions/70_workers.sql
 \ir functions/72_sweep.sql

@@ -1,14 +1,225 @@
 -- 30_promote: promote_jobs makes jobs available: scheduled and retryable jobs that are due, pending
--- jobs whose turn it is in their sequence, and parked jobs whose queue has a free slot.
+-- jobs whose turn it is in their sequence, and parked jobs whose queue has a free slot. What asks
+-- for the latter two is a request (31_lanes).
+
+create or replace function promote_jobs() returns integer
+    language plpgsql security definer set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+declare
+    v_began timestamptz := clock_timestamp();
+    v_now timestamptz := clock();
+    v_due_from timestamptz := '-infinity'::timestamptz;
+    v_from bigint := 0;
+    v_promoted integer := 0;
+    v_due boolean;
+    v_requested boolean;
+begin
+    if current_setting('pyworker.walk_due', true) <> '' then
+        v_due_from := _walked_due();
+    end if;
+    if current_setting('pyworker.walk_requests', true) <> '' then
+        v_from := _walked_requests();
+    end if;
+    select (select true from live_jobs j
+            where j.due_at <= v_now and j.due_at > v_due_from order by j.due_at, j.id limit 1),
+           (select true from promotion_requests w where w.id > v_from order by w.id limit 1)
+    into v_due, v_requested; -- not `exists`: it would drop the order by, and with it the index
+    -- Also if the look-up was slow: _promote_due then remembers how far it has walked (02_walks).
+    if v_due or clock_timestamp() > v_began + interval '0.5 ms' then
+        v_promoted := _promote_due(v_began);
+    end if;
+    if v_requested or v_due then -- a job that has just become due may wait for a slot
+        v_promoted := v_promoted + _promote_requested(v_from);
+    end if;
+    if v_from = 0 and clock_timestamp() > v_began + interval '0.5 ms' then
+        perform _keep_requests(v_began);
+    end if;
+    if v_promoted > 0 then
+        perform _notify_workers();
+    end if;
+    return v_promoted;
+end;
+$$;
+comment on function promote_jobs() is
+    'Makes jobs available that need not wait any longer: scheduled and retryable jobs that are '
+    'due, pending jobs whose turn it is in their sequence, and jobs whose queue has a free slot. '
+    'Returns how many became available to claims. claim_jobs and maintain call it themselves; '
+    'calling it more often does no harm.';
+
+-- Promotes up to 1,000 due jobs, scheduled or retryable; returns how many became available to
+-- claims.
+create or replace function _promote_due(began timestamptz) returns integer
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_from timestamptz := _walked_due();
+    v_read bigint := _entries_read('live_jobs_due');
+    v_due tid[];
+    v_limited text[];
+    v_ready bigint[];
+begin
+    v_due := array(
+        select d.ctid from live_jobs d where d.due_at <= v_now and d.due_at > v_from
+        order by d.due_at, d.id limit 1000 for update skip locked);
+    if v_from = '-infinity' and _entries_read('live_jobs_due') - v_read > 2000 + 2 * cardinality(v_due)
+       -- Only if this call takes every due job: no more are due than one call takes, and no other
+       -- session has one locked. Then the next walk may begin at the time of a second ago.
+       and not exists (select from live_jobs d where d.due_at <= v_now and d.ctid <> all (v_due)) then
+        perform _keep_walk('due', row('live_jobs'::regclass::oid::bigint, null, array[row(
+            0, v_now - interval '1 second', 0, null, null, null)::_span], null, null), began);
+    end if;
+    if v_due = '{}' then
+        return 0;
+    end if;
+    v_limited := array(
+        select q.queue_name from _queues_of(array(
+            select distinct d.queue_name from live_jobs d
+            where d.ctid = any (v_due) and d.queue_name is not null)) q
+        where q.slots is not null);
+    with due as (
+        update live_jobs j
+        set state = 'available', updated_at = v_now, due_at = null,
+            parked = case when j.queue_name = l.name then 'queue' end,
+            ready_at = case when l.name is null then j.run_at end
+        from unnest(v_due) d(tid)
+        left join lateral (select i.queue_name from live_jobs i where i.ctid = d.tid) q on true
+        left join unnest(v_limited) l(name) on l.name = q.queue_name
+        where j.ctid = d.tid and (j.unique_recheck is null or j.state = 'scheduled')
+        returning j.id, j.ready_at, j.queue_name),
+    woken as (
+        insert into promotion_requests (lane)
+        select distinct 'queue:' || d.queue_name from due d where d.ready_at is null)
+    select array_agg(d.id) filter (where d.ready_at is not null) into v_ready from due d;
+    perform _arrive_late(v_ready);
+    return coalesce(cardinality(v_ready), 0) + _promote_rechecked(v_due);
+end;
+$$;
+
+-- River's rule for retries that did not hold their unique key while they waited: one job per key
+-- survives. The row of the key is locked, so that each job sees the outcome of the one before. A
+-- key that another session has locked is left to the next call.
+create or replace function _promote_rechecked(due tid[]) returns integer
+    language plpgsql set search_path from current
+as $$
+declare
+    v_job live_jobs;
+    v_promoted integer := 0;
+begin
+    for v_job in
+        select d.* from live_jobs d
+        cross join lateral (
+            select from unique_keys k where k.unique_key = d.unique_key for update skip locked) held
+        where d.ctid = any (due) and d.state = 'retryable' and d.unique_recheck is not null
+        order by d.due_at, d.id
+    loop
+        if not _discard_if_key_taken(v_job) then
+            perform _requeue(v_job, v_job.run_at, v_job.attempts, 'retryable');
+            v_promoted := v_promoted + (
+                select count(*) from live_jobs j where j.id = v_job.id and j.ready_at is not null);
+        end if;
+    end loop;
+    return v_promoted;
+end;
+$$;
+
+-- Handles the oldest requests whose lanes are free; returns how many jobs became available to
+-- claims.
+create or replace function _promote_requested(walked bigint) returns integer
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+declare
+    v_xmin xid8 := pg_snapshot_xmin(pg_current_snapshot());
+    v_lanes text[] := array(
+        select w.lane from promotion_requests w where w.id > walked and (w.after is null or w.after < v_xmin)
+        order by w.id limit 100);
+    v_held text[] := _try_lanes(v_lanes);
+    v_keys text[];
+    v_last bigint;
+    v_lane text;
+    v_promoted integer := 0;
+begin
+    if cardinality(v_lanes) = 100 and cardinality(v_held) < 10 then
+        v_held := _try_lanes(v_lanes || _other_lanes(walked));
+    end if;
+    perform _take_requests(v_held, walked);
+    v_keys := array(
+        select substr(l.lane, length('sequence:') + 1) from unnest(v_held) l(lane)
+        where starts_with(l.lane, 'sequence:'));
+    if v_keys <> '{}' then
+        v_last := pg_sequence_last_value('promotion_requests_id_seq'::regclass);
+        v_promoted := _promote_idle_sequences(v_keys);
+        -- The queues in which the new heads wait for a slot.
+        v_lanes := _try_lanes(array(
+            select w.lane from promotion_requests w
+            where w.id > v_last and starts_with(w.lane, 'queue:') and w.lane <> all (v_held)));
+        perform _take_requests(v_lanes, walked);
+        v_held := v_held || v_lanes;
+    end if;
+    v_keys := array(
+        select substr(l.lane, length('queue:') + 1) from unnest(v_held) l(lane)
+        where starts_with(l.lane, 'queue:'));
+    if v_keys <> '{}' then
+        v_promoted := v_promoted + _fill_queues(
+            array_agg(q.queue_name), array_agg(q.slots)) from _queues_of(v_keys) q;
+    end if;
+    for v_lane in select l.lane from unnest(v_held) l(lane) where starts_with(l.lane, 'family:') loop
+        perform _fill_family(substr(v_lane, length('family:') + 1));
+        v_promoted := v_promoted + promote_jobs();
+    end loop;
+    return v_promoted;
+end;
+$$;
+
+-- Handles the requests of sequences whose lanes this session holds. If a sequence has no head, its
+-- first waiting job becomes the head; returns how many became available to claims.
 --
--- Each change that may let a parked job start (an add, an end, a changed limit) writes a request
--- (promotion_requests) for a lane in its own transaction. A lane is a queue, a family of queues or
--- a sequence; its lock is an advisory lock of the transaction.
+-- A sequence with a head needs no promotion: the session that ends the head promotes the next job,
+-- and sees what this session sees. But that session may have searched for the next job already and
+-- still have the head's row locked. In that case the request is written again.
 --
--- A promoter locks the lane, deletes the lane's requests that it can see, and only then reads the
--- lane's jobs, with a fresh snapshot. So a promotion that begins after the commit of a change sees
--- that change. A promoter that cannot lock the lane leaves the request to the next one; no session
--- blocks here.
+-- The head's row is not locked if its xmax is 0, or if this session can lock it. The exception
+-- block releases that lock at once, since an end must not wait for a claiming transaction.
+create or replace function _promote_idle_sequences(keys text[]) returns integer
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
+    set enable_mergejoin = off
+    set jit = off
+as $$
+declare
+    v_idle text[];
+    v_touched text[];
+    v_heads tid[];
+    v_free text[];
+begin
+    select array_agg(k.key) filter (where h.tid is null), array_agg(k.key) filter (where h.touched),
+           array_agg(h.tid) filter (where h.touched)
+    into v_idle, v_touched, v_heads
+    from unnest(keys) k(key)
+    left join lateral (
+        select j.ctid as tid, j.xmax::text <> '0' as touched from live_jobs j
+        where j.sequence_key = k.key and j.sequence_head limit 1) h on true;
+    if v_touched is not null then
+        begin
+            v_free := array(
+                select j.sequence_key from live_jobs j
+                where j.ctid = any (v_heads) and j.sequence_head for share skip locked);
+            raise sqlstate 'PW099';
+        exception when sqlstate 'PW099' then
+            null;
+        end;
+        insert into promotion_requests (lane)
+        select 'sequence:' || k.key from unnest(v_touched) k(key) where k.key <> all (v_free);
+        if v_free <> '{}' then
+            perform _notify_workers(); -- a claim may have skipped such a head while it was locked here
+        end if;
+    end if;
+    return case when v_idle is null then 0 else _promote_next(v_idle) end;
+end;
+$$;
 
 -- Makes the first waiting job of each sequence its head: the job that retry_job has put first, else
 -- the one with the lowest id. No other job overtakes it: if another session has it locked, this
@@ -65,310 +276,5 @@ begin
         perform _notify_workers();
     end if;
     return coalesce(cardinality(v_ready), 0);
-end;
-$$;
-
--- Handles the requests of sequences whose lanes this session holds. If a sequence has no head, its
--- first waiting job becomes the head; returns how many became available to claims.
---
--- A sequence with a head needs no promotion: the session that ends the head promotes the next job,
--- and sees what this session sees. But that session may have searched for the next job already and
--- still have the head's row locked. In that case the request is written again.
---
--- The head's row is not locked if its xmax is 0, or if this session can lock it. The exception
--- block releases that lock at once, since an end must not wait for a claiming transaction.
-create or replace function _promote_idle_sequences(keys text[]) returns integer
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
-    set enable_mergejoin = off
-    set jit = off
-as $$
-declare
-    v_idle text[];
-    v_touched text[];
-    v_heads tid[];
-    v_free text[];
-begin
-    select array_agg(k.key) filter (where h.tid is null), array_agg(k.key) filter (where h.touched),
-           array_agg(h.tid) filter (where h.touched)
-    into v_idle, v_touched, v_heads
-    from unnest(keys) k(key)
-    left join lateral (
-        select j.ctid as tid, j.xmax::text <> '0' as touched from live_jobs j
-        where j.sequence_key = k.key and j.sequence_head limit 1) h on true;
-    if v_touched is not null then
-        begin
-            v_free := array(
-                select j.sequence_key from live_jobs j
-                where j.ctid = any (v_heads) and j.sequence_head for share skip locked);
-            raise sqlstate 'PW099';
-        exception when sqlstate 'PW099' then
-            null;
-        end;
-        insert into promotion_requests (lane)
-        select 'sequence:' || k.key from unnest(v_touched) k(key) where k.key <> all (v_free);
-        if v_free <> '{}' then
-            perform _notify_workers(); -- a claim may have skipped such a head while it was locked here
-        end if;
-    end if;
-    return case when v_idle is null then 0 else _promote_next(v_idle) end;
-end;
-$$;
-
--- Promotes up to 1,000 due jobs, scheduled or retryable; returns how many became available to
--- claims.
-create or replace function _promote_due(began timestamptz) returns integer
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
-as $$
-declare
-    v_now timestamptz := clock();
-    v_from timestamptz := _walked_due();
-    v_read bigint := _entries_read('live_jobs_due');
-    v_due tid[];
-    v_limited text[];
-    v_ready bigint[];
-    v_job live_jobs;
-    v_promoted integer;
-begin
-    v_due := array(
-        select d.ctid from live_jobs d where d.due_at <= v_now and d.due_at > v_from
-        order by d.due_at, d.id limit 1000 for update skip locked);
-    if v_from = '-infinity' and _entries_read('live_jobs_due') - v_read > 2000 + 2 * cardinality(v_due)
-       -- Only if this call takes every due job: no more are due than one call takes, and no other
-       -- session has one locked. Then the next walk may begin at the time of a second ago.
-       and not exists (select from live_jobs d where d.due_at <= v_now and d.ctid <> all (v_due)) then
-        perform _keep_walk('due', row('live_jobs'::regclass::oid::bigint, null, array[row(
-            0, v_now - interval '1 second', 0, null, null, null)::_span], null, null), began);
-    end if;
-    if v_due = '{}' then
-        return 0;
-    end if;
-    v_limited := array(
-        select q.queue_name from _queues_of(array(
-            select distinct d.queue_name from live_jobs d
-            where d.ctid = any (v_due) and d.queue_name is not null)) q
-        where q.slots is not null);
-    with due as (
-        update live_jobs j
-        set state = 'available', updated_at = v_now, due_at = null,
-            parked = case when j.queue_name = l.name then 'queue' end,
-            ready_at = case when l.name is null then j.run_at end
-        from unnest(v_due) d(tid)
-        left join lateral (select i.queue_name from live_jobs i where i.ctid = d.tid) q on true
-        left join unnest(v_limited) l(name) on l.name = q.queue_name
-        where j.ctid = d.tid and (j.unique_recheck is null or j.state = 'scheduled')
-        returning j.id, j.ready_at, j.queue_name),
-    woken as (
-        insert into promotion_requests (lane)
-        select distinct 'queue:' || d.queue_name from due d where d.ready_at is null)
-    select array_agg(d.id) filter (where d.ready_at is not null) into v_ready from due d;
-    perform _arrive_late(v_ready);
-    v_promoted := coalesce(cardinality(v_ready), 0);
-    -- River's rule for retries that did not hold their unique key while they waited: one job per
-    -- key survives. The row of the key is locked, so that each job sees the outcome of the one
-    -- before. A key that another session has locked is left to the next call.
-    for v_job in
-        select d.* from live_jobs d
-        cross join lateral (
-            select from unique_keys k where k.unique_key = d.unique_key for update skip locked) held
-        where d.ctid = any (v_due) and d.state = 'retryable' and d.unique_recheck is not null
-        order by d.due_at, d.id
-    loop
-        if not _discard_if_key_taken(v_job) then
-            perform _requeue(v_job, v_job.run_at, v_job.attempts, 'retryable');
-            v_promoted := v_promoted + (
-                select count(*) from live_jobs j where j.id = v_job.id and j.ready_at is not null);
-        end if;
-    end loop;
-    return v_promoted;
-end;
-$$;
-
--- Up to 100 lanes that have requests, in order, from the lane of a random request on; after the
--- last lane it continues with the first. Used when open transactions may hold the lanes of all the
--- oldest requests.
-create or replace function _other_lanes(walked bigint) returns text[]
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
-as $$
-begin
-    return array(
-        with recursive lanes as (
-            (select w.lane, w.lane as first, 1 as n from promotion_requests w
-             where w.id >= (
-                 select min(a.id) + floor(random() * (max(a.id) - min(a.id) + 1))::bigint
-                 from promotion_requests a where a.id > walked)
-             order by w.id limit 1)
-            union all
-            select r.lane, l.first, l.n + 1
-            from lanes l
-            cross join lateral (select coalesce(
-                (select w.lane from promotion_requests w where w.lane > l.lane order by w.lane limit 1),
-                (select w.lane from promotion_requests w order by w.lane limit 1)) as lane) r
-            where l.n < 100 and r.lane <> l.first)
-        select l.lane from lanes l);
-end;
-$$;
-
--- Handles the oldest requests whose lanes are free; returns how many jobs became available to
--- claims.
-create or replace function _promote_requested(walked bigint) returns integer
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
-as $$
-declare
-    v_xmin xid8 := pg_snapshot_xmin(pg_current_snapshot());
-    v_lanes text[] := array(
-        select w.lane from promotion_requests w where w.id > walked and (w.after is null or w.after < v_xmin)
-        order by w.id limit 100);
-    v_held text[] := array(
-        select l.lane from (select distinct u.lane from unnest(v_lanes) u(lane) offset 0) l
-        where _try_lane(l.lane));
-    v_keys text[];
-    v_again text[];
-    v_last bigint;
-    v_lane text;
-    v_promoted integer := 0;
-begin
-    if cardinality(v_lanes) = 100 and cardinality(v_held) < 10 then
-        v_lanes := _other_lanes(walked);
-        v_held := v_held || array(
-            select l.lane
-            from (select distinct u.lane from unnest(v_lanes) u(lane) where u.lane <> all (v_held) offset 0) l
-            where _try_lane(l.lane));
-    end if;
-    -- SKIP LOCKED: a session that is moving a request (_keep_requests) may keep it locked for long.
-    with gone as (
-        delete from promotion_requests w where w.id = any (array(
-            select a.id from promotion_requests a
-            where a.lane = any (v_held) and a.id > walked and (a.after is null or a.after < v_xmin)
-            for update skip locked))
-        returning w.lane, w.after)
-    select array_agg(distinct g.lane) into v_again from gone g where g.after = '0';
-    if v_again is not null then
-        -- A queue's settings have changed. Transactions that are still open may have used the old
-        -- ones, so look again when they have ended.
-        insert into promotion_requests (lane, after, changed)
-        select a.lane, _newest_transaction()::text::xid8, true from unnest(v_again) a(lane);
-    end if;
-    v_keys := array(
-        select substr(l.lane, length('sequence:') + 1) from unnest(v_held) l(lane)
-        where starts_with(l.lane, 'sequence:'));
-    if v_keys <> '{}' then
-        v_last := pg_sequence_last_value('promotion_requests_id_seq'::regclass);
-        v_promoted := v_promoted + _promote_idle_sequences(v_keys);
-        -- The queues in which the new heads wait for a slot.
-        v_keys := array(
-            select q.lane
-            from (select distinct w.lane from promotion_requests w
-                  where w.id > v_last and starts_with(w.lane, 'queue:') offset 0) q
-            where q.lane <> all (v_held) and _try_lane(q.lane));
-        delete from promotion_requests w where w.id = any (array(
-            select a.id from promotion_requests a
-            where a.lane = any (v_keys) and a.id > walked and a.after is null for update skip locked));
-        v_held := v_held || v_keys;
-    end if;
-    v_keys := array(
-        select substr(l.lane, length('queue:') + 1) from unnest(v_held) l(lane)
-        where starts_with(l.lane, 'queue:'));
-    if v_keys <> '{}' then
-        v_promoted := v_promoted + _fill_queues(
-            array_agg(q.queue_name), array_agg(q.slots)) from _queues_of(v_keys) q;
-    end if;
-    for v_lane in select l.lane from unnest(v_held) l(lane) where starts_with(l.lane, 'family:') loop
-        perform _fill_family(substr(v_lane, length('family:') + 1));
-        v_promoted := v_promoted + promote_jobs();
-    end loop;
-    return v_promoted;
-end;
-$$;
-
-create or replace function promote_jobs() returns integer
-    language plpgsql security definer set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
-as $$
-declare
-    v_began timestamptz := clock_timestamp();
-    v_now timestamptz := clock();
-    v_due_from timestamptz := '-infinity'::timestamptz;
-    v_from bigint := 0;
-    v_promoted integer := 0;
-    v_due boolean;
-    v_requested boolean;
-begin
-    if current_setting('pyworker.walk_due', true) <> '' then
-        v_due_from := _walked_due();
-    end if;
-    if current_setting('pyworker.walk_requests', true) <> '' then
-        v_from := _walked_requests();
-    end if;
-    select (select true from live_jobs j
-            where j.due_at <= v_now and j.due_at > v_due_from order by j.due_at, j.id limit 1),
-           (select true from promotion_requests w where w.id > v_from order by w.id limit 1)
-    into v_due, v_requested; -- not `exists`: it would drop the order by, and with it the index
-    -- Also if the look-up was slow: _promote_due then remembers how far it has walked (02_walks).
-    if v_due or clock_timestamp() > v_began + interval '0.5 ms' then
-        v_promoted := _promote_due(v_began);
-    end if;
-    if v_requested or v_due then -- a job that has just become due may wait for a slot
-        v_promoted := v_promoted + _promote_requested(v_from);
-    end if;
-    if v_from = 0 and clock_timestamp() > v_began + interval '0.5 ms' then
-        perform _keep_requests(v_began);
-    end if;
-    if v_promoted > 0 then
-        perform _notify_workers();
-    end if;
-    return v_promoted;
-end;
-$$;
-comment on function promote_jobs() is
-    'Makes jobs available that need not wait any longer: scheduled and retryable jobs that are '
-    'due, pending jobs whose turn it is in their sequence, and jobs whose queue has a free slot. '
-    'Returns how many became available to claims. claim_jobs and maintain call it themselves; '
-    'calling it more often does no harm.';
-
--- The id of the oldest request that is left; requests that wait for transactions to end do not
--- count.
-create or replace function _oldest_request() returns bigint
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
-as $$
-begin
-    if current_setting('pyworker.walk_requests', true) <> '' then
-        return (
-            select w.id from promotion_requests w
-            where w.id > _walked_requests() and w.after is null order by w.id limit 1);
-    end if;
-    return (select w.id from promotion_requests w where w.after is null order by w.id limit 1);
-end;
-$$;
-
--- After a costly walk along the requests: moves those that are left (at most 100) to the end of the
--- index, so that the next walk can begin there.
-create or replace function _keep_requests(began timestamptz) returns void
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
-as $$
-declare
-    v_last bigint := pg_sequence_last_value('promotion_requests_id_seq'::regclass);
-    v_read bigint := _entries_read('promotion_requests_pkey');
-    v_left bigint[] := array(
-        select w.id from promotion_requests w where w.id <= v_last order by w.id limit 101);
-begin
-    if cardinality(v_left) > 100 or _entries_read('promotion_requests_pkey') - v_read < 2000 then
-        return;
-    end if;
-    with moved as (
-        delete from promotion_requests w where w.ctid = any (array(
-            select k.ctid from promotion_requests k where k.id = any (v_left) for update skip locked))
-        returning w.lane, w.after, w.changed, w.at)
-    insert into promotion_requests (lane, after, changed, at)
-    select m.lane, m.after, m.changed, m.at from moved m;
-    if not exists (select from promotion_requests w where w.id = any (v_left)) then
-        perform _keep_walk('requests', row('promotion_requests'::regclass::oid::bigint, null, array[row(
-            0, '-infinity', v_last, null, null, null)::_span], null, null), began);
-    end if;
 end;
 $$;

@@ -15,9 +15,9 @@
 -- A session that ends a job takes the lane as well, and makes the next jobs candidates. If jobs of
 -- other kinds wait by then, it takes back the slots that no claim has used yet.
 --
--- A lane is tried, never waited for. A claim that does not get it leaves the job where it is;
--- claims and ends that do not get it leave a request (promotion_requests). So a session that parks
--- a job has seen every running job, and a session that ends a job has seen every parked job.
+-- A lane (31_lanes) is tried, never waited for. A claim that does not get it leaves the job where
+-- it is; claims and ends that do not get it leave a request (promotion_requests). So a session that
+-- parks a job has seen every running job, and a session that ends a job has seen every parked job.
 --
 -- A change of a queue's settings writes a request, too, in the same transaction (`changed`). While
 -- such a request is left, claims do not trust slots that were given before: they take the lane and
@@ -25,300 +25,6 @@
 --
 -- A queue that has no limit and is not paused needs none of this: its jobs are never parked, and
 -- the end of one promotes nothing.
-
--- The settings of these queues: from the queue's own row, else from the longest family
--- ('customer:*') that it belongs to. Without either, a queue is serial. A row that only pauses its
--- queue (`inherits`) leaves the limit to the family. `slots`: 0 while paused, null without a limit.
--- PostgreSQL inlines this function.
-create or replace function _queues_of(queue_names text[])
-    returns table (queue_name text, concurrency integer, paused boolean, slots integer, changed xid8)
-    language sql stable
-begin atomic
-    select n.name,
-           case when q.inherits is false then q.concurrency when f.found then f.concurrency else 1 end,
-           coalesce(q.paused, false),
-           case when q.paused then 0 when q.inherits is false then q.concurrency
-                when f.found then f.concurrency else 1 end,
-           greatest(q.changed, f.changed)
-    from unnest(_queues_of.queue_names) n(name)
-    left join queues q on q.queue_name = n.name
-    left join lateral (
-        select true as found, o.concurrency, o.changed from queues o
-        where q.inherits is not false and right(o.queue_name, 1) = '*'
-          and starts_with(n.name, left(o.queue_name, -1))
-        order by length(o.queue_name) desc limit 1) f on true;
-end;
-
--- How many slots of a queue are taken, counted up to a limit; slots that were given to the rows in
--- `aside` do not count. PostgreSQL inlines this function. Only one index has the order of its
--- `order by`: without it, statistics could make the planner choose another index.
-create or replace function _taken_in(queue_name text, up_to integer, aside tid[]) returns table (taken bigint)
-    language sql stable
-begin atomic
-    select count(*) from (
-        select from live_jobs j
-        where j.queue_name = _taken_in.queue_name and j.ready_at is not null
-          and (j.state = 'running' or j.has_slot and j.ctid <> all (_taken_in.aside))
-        order by j.queue_name, j.priority, j.run_at, j.id limit _taken_in.up_to) r;
-end;
-
--- The kinds of jobs that are parked in a queue, with one index look-up per kind, not per job.
--- PostgreSQL inlines this function.
-create or replace function _kinds_in(queue_name text) returns table (task_identifier text, flags text)
-    language sql stable
-begin atomic
-    with recursive kind as (
-        (select p.task_identifier, coalesce(p.flags::text, '') collate "C" as flags from live_jobs p
-         where p.queue_name = _kinds_in.queue_name and p.parked = 'queue'
-         order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C" limit 1)
-        union all
-        select n.* from kind k cross join lateral (
-            select p.task_identifier, coalesce(p.flags::text, '') collate "C" from live_jobs p
-            where p.queue_name = _kinds_in.queue_name and p.parked = 'queue'
-              and (p.task_identifier, coalesce(p.flags::text, '') collate "C") > (k.task_identifier, k.flags)
-            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C" limit 1) n)
-    select k.task_identifier, k.flags from kind k;
-end;
-
--- Tries to lock a lane. False if another session has it, or if this transaction's snapshot may be
--- too old (at any isolation level but READ COMMITTED).
-create or replace function _try_lane(lane text) returns boolean
-    language plpgsql set search_path from current
-as $$
-begin
-    return current_setting('transaction_isolation') = 'read committed'
-       and pg_try_advisory_xact_lock(hashtextextended(current_schema() || '/' || lane, 0));
-end;
-$$;
-
--- The common case of _fill_queues in one small statement: a serial queue in which no job runs and no
--- job has the slot, whose parked jobs are all of one kind. False if it is not that case.
-create or replace function _fill_serial_queue(queue_name text) returns boolean
-    language plpgsql set search_path from current
-as $$
-declare
-    v_id bigint;
-begin
-    update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true
-    where j.ctid = any (array(
-        select p.ctid from live_jobs p
-        where p.ctid = (
-            select f.tid
-            from (select p.ctid as tid, p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags
-                  from live_jobs p where p.queue_name = _fill_serial_queue.queue_name and p.parked = 'queue'
-                  order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
-                           p.priority, p.run_at, p.id
-                  limit 1) f
-            cross join (
-                select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags
-                from live_jobs p where p.queue_name = _fill_serial_queue.queue_name and p.parked = 'queue'
-                order by p.queue_name desc, p.task_identifier desc,
-                         coalesce(p.flags::text, '') collate "C" desc,
-                         p.priority desc, p.run_at desc, p.id desc limit 1) l
-            where f.task = l.task and f.flags = l.flags)
-          and ( -- not by `not exists`, which would drop the order, and with it the index
-              select true from live_jobs i
-              where i.queue_name = _fill_serial_queue.queue_name and i.ready_at is not null
-              order by i.queue_name, i.priority, i.run_at, i.id limit 1) is null
-        for update skip locked))
-    returning j.id into v_id;
-    if not found then
-        return false;
-    end if;
-    perform _arrive_late(array[v_id]);
-    return true;
-end;
-$$;
-
--- Fills the free slots of queues whose lanes this session holds; returns how many jobs became
--- candidates. `limits`: the slots of each queue, 0 while it is paused, null without a limit.
-create or replace function _fill_queues(queue_names text[], limits integer[]) returns integer
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-    set enable_incremental_sort = off
-    set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '200ms' -- see claim_jobs
-as $$
-declare
-    v_most constant integer := 1000; -- per queue in one call; a request is left for the others
-    v_others text[]; -- queues left to _fill_by_kind
-    v_ids bigint[];
-    v_wanted text[];
-begin
-    if limits = '{1}' and _fill_serial_queue(queue_names[1]) then
-        return 1;
-    end if;
-    with queue as materialized (
-        select q.name,
-               q.slots > 0 and t.taken <= q.slots and t.alike
-               and (f.id is null or (f.task, f.flags) = (l.task, l.flags)) as alike,
-               least(q.slots - t.taken, v_most) as free
-        from unnest(queue_names, limits) q(name, slots)
-        left join lateral ( -- the first parked job; below it, the kind of the last one
-            select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags,
-                   p.priority, p.run_at, p.id
-            from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
-            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
-                     p.priority, p.run_at, p.id
-            limit 1) f on true
-        left join lateral (
-            select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags
-            from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
-            order by p.queue_name desc, p.task_identifier desc, coalesce(p.flags::text, '') collate "C" desc,
-                     p.priority desc, p.run_at desc, p.id desc limit 1) l on true
-        -- `alike`: each job runs, or has a slot, is of the kind of the first parked job and
-        -- precedes it.
-        cross join lateral (
-            select count(*) as taken,
-                   coalesce(bool_and(j.state = 'running' or j.has_slot is not null and (f.id is null or (
-                       (j.task_identifier, coalesce(j.flags::text, '') collate "C") = (f.task, f.flags)
-                       and (j.priority, j.run_at, j.id) < (f.priority, f.run_at, f.id)))), true) as alike
-            from (select i.* from live_jobs i
-                  where q.slots > 0 and i.queue_name = q.name and i.ready_at is not null
-                  order by i.queue_name, i.priority, i.run_at, i.id limit q.slots::bigint + 1) j) t),
-    turn as materialized (
-        select q.name, f.tid from queue q
-        cross join lateral (
-            select p.ctid as tid from live_jobs p where p.queue_name = q.name and p.parked = 'queue'
-            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
-                     p.priority, p.run_at, p.id
-            limit q.free) f
-        where q.alike and q.free > 0),
-    moved as (
-        update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true
-        where j.ctid = any (array(
-            select p.ctid from live_jobs p
-            where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
-        returning j.id)
-    select (select array_agg(q.name) from queue q where q.alike is not true),
-           (select array_agg(m.id) from moved m),
-           (select array_agg(t.name) from turn t)
-    into v_others, v_ids, v_wanted;
-    if v_ids is not null then
-        perform _arrive_late(v_ids);
-    end if;
-    if cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) or cardinality(v_wanted) >= v_most then
-        -- Some were locked, or there may be more.
-        insert into promotion_requests (lane)
-        select distinct 'queue:' || w.name from unnest(v_wanted) w(name);
-    end if;
-    return coalesce(cardinality(v_ids), 0)
-        + case when v_others is null then 0 else _fill_by_kind(v_others) end;
-end;
-$$;
-
--- The same for queues with jobs of several kinds, and for queues whose settings have changed.
-create or replace function _fill_by_kind(queue_names text[]) returns integer
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-    set enable_incremental_sort = off
-    set jit = off set lock_timeout = '200ms' -- see claim_jobs
-as $$
-declare
-    v_most constant integer := 1000; -- per kind in one call
-    v_ids bigint[];
-    v_ranked bigint;
-    v_wanted text[];
-    v_paused text[];
-    v_left text[]; -- queues that need another request
-begin
-    -- Takes back the slots that no claim has used, but not from jobs that another session has
-    -- locked.
-    with given as materialized (
-        select g.tid, g.id, q.queue_name from _queues_of(queue_names) q
-        cross join lateral (
-            select w.tid, w.id from (
-                select c.ctid as tid, c.id, c.has_slot from live_jobs c
-                where c.queue_name = q.queue_name and c.ready_at is not null and c.state = 'available'
-                order by c.queue_name, c.priority, c.run_at, c.id limit case when q.paused then v_most end) w
-            where w.has_slot) g
-        where q.slots is not null),
-    freed as (
-        update live_jobs j set has_slot = null
-        where j.ctid = any (array(
-            select c.ctid from live_jobs c
-            where c.ctid = any (array(select g.tid from given g)) for update skip locked))
-        returning j.id)
-    select array_agg(distinct g.queue_name) into v_left from given g
-    where g.id not in (select f.id from freed f);
-    with queue as materialized (
-        select q.queue_name, q.paused, coalesce(least(q.slots - t.taken, v_most), v_most) as slots
-        from _queues_of(_fill_by_kind.queue_names) q
-        cross join lateral _taken_in(q.queue_name, coalesce(q.slots, 0), '{}') t),
-    turn as materialized ( -- the first jobs of each kind; tid is null for those that already are candidates
-        select q.queue_name, f.tid
-        from queue q
-        cross join lateral _kinds_in(q.queue_name) k
-        cross join lateral (
-            select u.tid from (
-                (select p.ctid as tid, p.priority, p.run_at, p.id from live_jobs p
-                 where p.queue_name = q.queue_name and p.parked = 'queue'
-                   and p.task_identifier = k.task_identifier
-                   and coalesce(p.flags::text, '') collate "C" = k.flags
-                 order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
-                          p.priority, p.run_at, p.id limit q.slots)
-                union all
-                (select null, c.priority, c.run_at, c.id from live_jobs c
-                 where c.queue_name = q.queue_name and c.ready_at is not null and c.state = 'available'
-                   and c.task_identifier = k.task_identifier
-                   and coalesce(c.flags::text, '') collate "C" = k.flags
-                 order by c.queue_name, c.priority, c.run_at, c.id limit q.slots)) u
-            order by u.priority, u.run_at, u.id limit q.slots) f
-        where q.slots > 0),
-    moved as (
-        update live_jobs j set ready_at = j.run_at, parked = null
-        where j.ctid = any (array(
-            select p.ctid from live_jobs p
-            where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
-        returning j.id)
-    select (select array_agg(m.id) from moved m), count(*),
-           array_agg(t.queue_name) filter (where t.tid is not null),
-           (select array_agg(q.queue_name) from queue q where q.paused)
-    into v_ids, v_ranked, v_wanted, v_paused
-    from turn t;
-    if v_ids is not null then
-        perform _arrive_late(v_ids);
-    end if;
-    if v_paused is not null then
-        v_left := v_left || _park_candidates(v_paused);
-    end if;
-    if v_ranked >= v_most or cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) then
-        v_left := v_left || v_wanted;
-    end if;
-    if v_left <> '{}' then
-        insert into promotion_requests (lane, changed)
-        select distinct 'queue:' || l.queue_name, true from unnest(v_left) l(queue_name);
-    end if;
-    return coalesce(cardinality(v_ids), 0);
-end;
-$$;
-
--- Parks candidates of full and of paused queues whose lanes this session holds, up to 1,000 of each
--- queue. Returns the queues that may have more of them.
-create or replace function _park_candidates(queue_names text[]) returns text[]
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-    set enable_incremental_sort = off
-    set jit = off set lock_timeout = '200ms' -- see claim_jobs
-as $$
-declare
-    v_most constant integer := 1000;
-    v_parked text[];
-begin
-    with parked as (
-        update live_jobs j set ready_at = null, parked = 'queue'
-        where j.ctid = any (array(
-            select p.ctid from unnest(queue_names) q(name)
-            cross join lateral (
-                select c.ctid from live_jobs c
-                where c.queue_name = q.name and c.ready_at is not null and c.state = 'available'
-                  and c.has_slot is null
-                order by c.queue_name, c.priority, c.run_at, c.id limit v_most for update skip locked) p))
-        returning j.queue_name)
-    select array_agg(p.queue_name) into v_parked from (
-        select k.queue_name from parked k group by k.queue_name having count(*) >= v_most) p;
-    return coalesce(v_parked, '{}');
-end;
-$$;
 
 -- Selects from the jobs that a claim has locked those that may start, in the claim's order: all
 -- jobs of queues without a limit, and of each limited queue as many as it has free slots.
@@ -333,9 +39,7 @@ as $$
 declare
     v_limited text[];
     v_held text[];
-    -- For each queue whose lane is held: its free slots (null if its limit was removed meanwhile),
-    -- and whether it has more candidates.
-    v_queues text[];
+    v_queues text[]; -- those whose lanes are held, each with its free slots, and whether it is crowded
     v_free bigint[];
     v_crowded boolean[];
     v_queue integer;
@@ -354,17 +58,9 @@ begin
     end if;
     v_asking := array(
         select r.tid from unnest(rows, queue_names) r(tid, queue_name) where r.queue_name is not null);
-    select array_agg(q.queue_name), array_agg(q.slots - t.taken),
-           array_agg(c.others > 0)
+    select array_agg(r.queue_name), array_agg(r.free), array_agg(r.crowded)
     into v_queues, v_free, v_crowded
-    from _queues_of(v_held) q
-    cross join lateral _taken_in(q.queue_name, q.slots, v_asking) t
-    cross join lateral (
-        select count(*) as others from (
-            select from live_jobs j
-            where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available'
-              and j.ctid <> all (rows)
-            order by j.queue_name, j.priority, j.run_at, j.id limit 1) o) c;
+    from _room_in(v_held, rows, v_asking) r;
     for i in 1..cardinality(rows) loop
         v_queue := array_position(v_queues, queue_names[i]);
         continue when v_queue is null and queue_names[i] = any (v_limited); -- another session has the lane
@@ -445,27 +141,56 @@ begin
 end;
 $$;
 
--- Writes a request for each queue of a family that has parked jobs, candidates or running jobs.
--- This takes one index look-up per queue, not per job.
-create or replace function _fill_family(prefix text) returns void
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
-as $$
-begin
-    insert into promotion_requests (lane, changed)
-    with recursive name as (
-        select least(
-            (select j.queue_name from live_jobs j
-             where j.parked = 'queue' and j.queue_name >= prefix order by j.queue_name limit 1),
-            (select j.queue_name from live_jobs j where j.ready_at is not null and j.queue_name >= prefix
-             order by j.queue_name limit 1)) as queue_name
-        union all
-        select least(
-            (select j.queue_name from live_jobs j where j.parked = 'queue' and j.queue_name > n.queue_name
-             order by j.queue_name limit 1),
-            (select j.queue_name from live_jobs j where j.ready_at is not null and j.queue_name > n.queue_name
-             order by j.queue_name limit 1))
-        from name n where starts_with(n.queue_name, prefix))
-    select 'queue:' || n.queue_name, true from name n where starts_with(n.queue_name, prefix);
+-- What these statements look up. PostgreSQL inlines the functions below.
+
+-- The settings of these queues: from the queue's own row, else from the longest family
+-- ('customer:*') that it belongs to. Without either, a queue is serial. A row that only pauses its
+-- queue (`inherits`) leaves the limit to the family. `slots`: 0 while paused, null without a limit.
+create or replace function _queues_of(queue_names text[])
+    returns table (queue_name text, concurrency integer, paused boolean, slots integer, changed xid8)
+    language sql stable
+begin atomic
+    select n.name,
+           case when q.inherits is false then q.concurrency when f.found then f.concurrency else 1 end,
+           coalesce(q.paused, false),
+           case when q.paused then 0 when q.inherits is false then q.concurrency
+                when f.found then f.concurrency else 1 end,
+           greatest(q.changed, f.changed)
+    from unnest(_queues_of.queue_names) n(name)
+    left join queues q on q.queue_name = n.name
+    left join lateral (
+        select true as found, o.concurrency, o.changed from queues o
+        where q.inherits is not false and right(o.queue_name, 1) = '*'
+          and starts_with(n.name, left(o.queue_name, -1))
+        order by length(o.queue_name) desc limit 1) f on true;
 end;
-$$;
+
+-- How many slots of a queue are taken, counted up to a limit; slots that were given to the rows in
+-- `aside` do not count. Only one index has the order of its `order by`: without it, statistics
+-- could make the planner choose another index.
+create or replace function _taken_in(queue_name text, up_to integer, aside tid[]) returns table (taken bigint)
+    language sql stable
+begin atomic
+    select count(*) from (
+        select from live_jobs j
+        where j.queue_name = _taken_in.queue_name and j.ready_at is not null
+          and (j.state = 'running' or j.has_slot and j.ctid <> all (_taken_in.aside))
+        order by j.queue_name, j.priority, j.run_at, j.id limit _taken_in.up_to) r;
+end;
+
+-- What a claim that has locked `rows` finds in queues whose lanes it holds: the free slots (null if
+-- the limit was removed meanwhile), and whether there are more candidates. Slots that were given to
+-- the rows in `aside` are free.
+create or replace function _room_in(queue_names text[], rows tid[], aside tid[])
+    returns table (queue_name text, free bigint, crowded boolean)
+    language sql stable
+begin atomic
+    select q.queue_name, q.slots - t.taken,
+           ( -- not by `exists`, which would drop the order, and with it the index
+               select true from live_jobs j
+               where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available'
+                 and j.ctid <> all (_room_in.rows)
+               order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null
+    from _queues_of(_room_in.queue_names) q
+    cross join lateral _taken_in(q.queue_name, q.slots, _room_in.aside) t;
+end;

@@ -2,8 +2,7 @@
 -- from live_jobs to history.
 
 -- Ends the given jobs as completed or cancelled; with `runs`, only jobs that still run under that
--- run (the fence). Locks rows in the order of their ids, and matches them by id and run, never by
--- position, since an add may have moved a row meanwhile. Returns the ids of the jobs that it ended.
+-- run (the fence). Returns the ids of the jobs that it ended.
 create or replace function _finalize_jobs(
     job_ids bigint[], runs bigint[], final_state text, results jsonb[] default null,
     close_reason text default null, error text default null) returns bigint[]
@@ -12,20 +11,52 @@ create or replace function _finalize_jobs(
     set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_now timestamptz := clock();
-    -- A handler that cancels chooses its own reason, which may be 'replaced'; then there is an
-    -- error.
-    v_replaced boolean := coalesce(close_reason = 'replaced' and error is null, false);
-    v_retention interval;
-    v_closed bigint[];
-    v_dropped bigint[];
-    v_keys bytea[];
-    v_queues text[];
-    v_left text[];
-    v_sequences text[];
+    v_ended record;
+    v_left text[]; -- queues in which this leaves a request
 begin
-    select case final_state when 'completed' then s.completed_retention else s.cancelled_retention end
-    into v_retention from settings s;
+    v_ended := _move_to_history(job_ids, runs, final_state, results, close_reason, error);
+    v_left := v_ended.left_queues;
+    if v_ended.dropped is not null then
+        delete from errors e where e.job_id = any (v_ended.dropped);
+    end if;
+    if v_ended.keys is not null then
+        perform _release_unique_keys(v_ended.keys);
+    end if;
+    if v_ended.sequences is not null then
+        perform _promote_next(v_ended.sequences);
+    end if;
+    if close_reason = 'replaced' then
+        -- A producer replaces the job. Its transaction may stay open for long, so it must not hold
+        -- a lane.
+        v_left := v_left || v_ended.queues;
+    elsif v_ended.queues is not null then
+        perform _refill_queues(v_ended.queues);
+    end if;
+    if v_left <> '{}' then
+        insert into promotion_requests (lane)
+        select 'queue:' || l.queue_name from unnest(v_left) l(queue_name);
+        perform _notify_workers();
+    end if;
+    return coalesce(v_ended.ids, '{}');
+end;
+$$;
+
+-- Moves the jobs and halts their sequences, in one statement. It locks rows in the order of their
+-- ids, and matches them by id and run, never by position, since an add may have moved a row
+-- meanwhile. `queues`: those of running jobs; `left_queues`: those of jobs that a claim could take.
+create or replace function _move_to_history(
+    job_ids bigint[], runs bigint[], final_state text, results jsonb[], close_reason text, error text,
+    out ids bigint[], out dropped bigint[], out keys bytea[], out sequences text[], out queues text[],
+    out left_queues text[])
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now timestamptz := clock();
+    -- A producer replaces the jobs. (A handler that cancels with this reason gives an error, too.)
+    v_replaced boolean := coalesce(close_reason = 'replaced' and error is null, false);
+    v_retention interval := (select case final_state when 'completed' then s.completed_retention
+                                    else s.cancelled_retention end from settings s);
+begin
     with item as materialized (
         select i.id, i.run, i.result from unnest(job_ids, runs, results) i(id, run, result) order by i.id),
     ended as (
@@ -62,36 +93,15 @@ begin
            -- an add with its key clears that and raises the revision.
            array_agg(e.id) filter (where e.retention = interval '0' and (
                e.revision > 0 or coalesce(error, e.last_error) is not null)),
-           array_agg(e.unique_key) filter (where e.retention = interval '0' and e.unique_key is not null),
+           -- Not the key of a job that is being replaced: its successor has it.
+           array_agg(e.unique_key) filter (
+               where e.retention = interval '0' and e.unique_key is not null and not v_replaced),
+           array_agg(distinct e.sequence_key) filter (where e.sequence_head),
            array_agg(distinct e.queue_name) filter (where e.queue_name is not null and e.state = 'running'),
            array_agg(distinct e.queue_name) filter (
-               where e.queue_name is not null and e.state = 'available' and e.ready_at is not null),
-           array_agg(distinct e.sequence_key) filter (where e.sequence_head)
-    into v_closed, v_dropped, v_keys, v_queues, v_left, v_sequences
+               where e.queue_name is not null and e.state = 'available' and e.ready_at is not null)
+    into ids, dropped, keys, sequences, queues, left_queues
     from ended e;
-    if v_dropped is not null then
-        delete from errors e where e.job_id = any (v_dropped);
-    end if;
-    -- Not the key of a job that is being replaced: its successor has it.
-    if v_keys is not null and not v_replaced then
-        perform _release_unique_keys(v_keys);
-    end if;
-    if v_sequences is not null then
-        perform _promote_next(v_sequences);
-    end if;
-    if close_reason = 'replaced' then
-        -- A producer replaces the job. Its transaction may stay open for long, so it must not hold
-        -- a lane.
-        v_left := v_left || v_queues;
-    elsif v_queues is not null then
-        perform _refill_queues(v_queues);
-    end if;
-    if v_left <> '{}' then
-        insert into promotion_requests (lane)
-        select 'queue:' || l.queue_name from unnest(v_left) l(queue_name);
-        perform _notify_workers();
-    end if;
-    return coalesce(v_closed, '{}');
 end;
 $$;
 

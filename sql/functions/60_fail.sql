@@ -1,160 +1,67 @@
--- 60_fail: every way out of `running` but success: fail_jobs -> retryable, discarded or cancelled;
--- snooze_job -> scheduled; release_jobs -> available.
---
--- _requeue and _discard do this for one job, whose row the caller has locked. fail_jobs ends most
--- jobs of a batch in one statement (_fail_all).
+-- 60_fail: fail_jobs: running -> retryable, discarded or cancelled. It ends most jobs of a batch in
+-- one statement (_fail_all).
 
--- The delay after the given number of attempts. Without a policy it is Graphile Worker's: e^1, e^2
--- up to e^10 seconds, then e^10 seconds (about 6 hours) each time.
-create or replace function _retry_delay(backoff jsonb, attempts integer) returns interval
-    language plpgsql volatile set search_path from current
+create or replace function fail_jobs(failures jsonb) returns bigint[]
+    language plpgsql security definer set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_initial interval;
-    v_factor double precision;
-    v_delay interval;
-    v_max interval;
+    v_items _failure[];
+    v_malformed text;
+    v_accepted bigint[];
+    v_odd boolean;
+    v_forget boolean := (select s.discarded_retention = interval '0' from settings s);
 begin
-    if backoff is null then
-        return exp(least(attempts, 10)) * interval '1 second';
-    elsif jsonb_typeof(backoff) = 'array' then
-        return _interval_of(backoff -> (least(attempts, jsonb_array_length(backoff)) - 1));
+    if failures is null or jsonb_typeof(failures) <> 'array' then
+        raise exception 'fail_jobs: failures must be a JSON array of objects, got %',
+            coalesce(jsonb_typeof(failures), 'NULL')
+            using errcode = 'PW001';
     end if;
-    v_initial := coalesce(_interval_of(backoff -> 'initial'), interval '1 second');
-    v_factor := coalesce((backoff ->> 'factor')::double precision, 2);
-    v_max := coalesce(_interval_of(backoff -> 'max'), interval '1 day');
-    v_delay := case backoff ->> 'strategy'
-        when 'constant' then v_initial
-        when 'linear' then v_initial * attempts
-        -- Compares logarithms first: 100 ^ 32767 overflows.
-        else case when extract(epoch from v_initial) = 0 then v_initial
-                  when ln(extract(epoch from v_initial)::double precision) + (attempts - 1) * ln(v_factor)
-                       > ln(1e10) then v_max
-                  else v_initial * power(v_factor, attempts - 1) end
-    end;
-    v_delay := least(v_delay, v_max);
-    return v_delay * (1 + coalesce((backoff ->> 'jitter')::double precision, 0) * (2 * random() - 1));
+    select array_agg(f) filter (where f.problem is null),
+           string_agg(format('item %s: %s', f.position, f.problem), '; ') filter (where f.problem is not null)
+    into v_items, v_malformed from _failures_of(failures) f;
+    if v_malformed is not null then
+        raise warning 'fail_jobs: malformed items are left out: %', left(v_malformed, 1000)
+            using hint = 'Their jobs keep running until their worker ends.';
+    end if;
+    -- Locks all jobs, in the order of their ids, before it changes any. A job that is named twice
+    -- fails once.
+    with item as materialized (
+        select distinct on (i.id, i.run) i.id, i.run, i.error, i.discard, i.cancel
+        from unnest(v_items) i order by i.id, i.run, i.position),
+    held as materialized (
+        select j.id, j.run, j.worker_id, i.error,
+               i.cancel or j.superseded is not null or j.cancel_requested_at is not null as ends,
+               i.discard or j.attempts >= j.max_attempts or j.started_at is not null as may_be_discarded
+        from item i cross join lateral (
+            select j.* from live_jobs j
+            where j.id between i.id and i.id and j.run = i.run and j.state = 'running' for update) j),
+    noted as (
+        insert into errors (job_id, run, at, worker, error)
+        select h.id, h.run, clock(), h.worker_id::text, h.error from held h)
+    select array_agg(h.id), bool_or(h.ends or h.may_be_discarded and v_forget) into v_accepted, v_odd
+    from held h;
+    if v_odd then
+        perform _fail_for_good(v_items);
+    end if;
+    if v_accepted is not null then
+        perform _fail_all(v_items);
+    end if;
+    return coalesce(v_accepted, '{}');
 end;
 $$;
-
-create or replace function _record_error(job live_jobs, error text) returns void
-    language plpgsql set search_path from current
-as $$
-begin
-    insert into errors (job_id, run, at, worker, error)
-    values (job.id, job.run, clock(), job.worker_id::text, error);
-end;
-$$;
-
--- True if the job must not be run again by itself: its delivery is at_most_once, and it was
--- started.
-create or replace function _must_not_rerun(job live_jobs) returns boolean
-    language sql immutable
-    return (job).delivery = 'at_most_once' and (job).started_at is not null;
-
--- Returns a job to a waiting state; ends it instead if it was cancelled, superseded or lost.
-create or replace function _requeue(
-    job live_jobs, run_at timestamptz, attempts integer, waiting text, error text default null,
-    payload json default null)
-    returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_now timestamptz := clock();
-    v_held boolean := _held(job.sequence_key, job.sequence_head);
-    v_state text := _state_at(_requeue.run_at, v_now, v_held, waiting);
-    v_parked text := _parked(v_state, job.queue_name);
-begin
-    if job.superseded is not null or job.cancel_requested_at is not null then
-        perform _finalize_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'),
-                            coalesce(error, job.superseded));
-        return;
-    elsif _must_not_rerun(job) then
-        if error is null then -- handed back without an error: record the reason here
-            error := 'handed back after it was started';
-            perform _record_error(job, error);
-        end if;
-        perform _discard(job, error, 'lost');
-        return;
-    end if;
-    update live_jobs j
-    set state = v_state, ready_at = _ready_at(v_state, v_parked, _requeue.run_at),
-        due_at = _due_at(v_state, _requeue.run_at), parked = v_parked, run_at = _requeue.run_at,
-        updated_at = v_now, attempts = _requeue.attempts, worker_id = null, claimed_at = null,
-        started_at = null, last_error = coalesce(error, j.last_error),
-        payload = coalesce(_requeue.payload, j.payload)
-    where j.id = job.id;
-    perform _refill_queue(job.queue_name);
-    perform _arrive_late(array[job.id]);
-    perform _notify_workers();
-end;
-$$;
-
--- Discards a job that is out of attempts or was given up. It stays in live_jobs with its key, until
--- it is retried, deleted or pruned. A job that was cancelled or superseded ends cancelled instead.
-create or replace function _discard(job live_jobs, error text, discard_reason text, payload json default null)
-    returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_now timestamptz := clock();
-    v_retention interval := (select s.discarded_retention from settings s);
-begin
-    if job.superseded is not null or job.cancel_requested_at is not null then
-        perform _finalize_jobs(array[job.id], null, 'cancelled', null,
-            coalesce(job.superseded, 'cancelled'), error);
-        return;
-    end if;
-    perform _halt_sequence(job, 'discarded');
-    if v_retention = interval '0' then
-        perform _delete_live_job(job, false);
-    else
-        update live_jobs j
-        set state = 'discarded', ready_at = null, due_at = null, parked = null, has_slot = null,
-            updated_at = v_now, worker_id = null, claimed_at = null, finished_at = v_now,
-            expires_at = v_now + v_retention, last_error = coalesce(error, j.last_error),
-            reason = discard_reason, payload = coalesce(_discard.payload, j.payload), sequence_head = null
-        where j.id = job.id;
-        perform _free_turn(job);
-    end if;
-end;
-$$;
-
--- Passes on the place of a job that has ended or was moved: the next job of its sequence becomes
--- the head, and its slot goes to the next job of its queue. If the job was not running, the caller
--- may be a producer, whose transaction may stay open for long and must not hold a lane: then this
--- leaves a request.
-create or replace function _free_turn(job live_jobs) returns void
-    language plpgsql set search_path from current
-as $$
-begin
-    if job.sequence_head then
-        perform _promote_next(array[job.sequence_key]);
-    end if;
-    if job.state = 'running' then
-        perform _refill_queue(job.queue_name);
-    elsif job.ready_at is not null and job.queue_name is not null then
-        insert into promotion_requests (lane) values ('queue:' || job.queue_name);
-        perform _notify_workers();
-    end if;
-end;
-$$;
-
--- Deletes a live job and its errors, and releases its unique key. If it had halted its sequence,
--- the sequence continues; `unhalt` is false if the caller has just written that halt.
-create or replace function _delete_live_job(job live_jobs, unhalt boolean default true) returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
-    delete from live_jobs j where j.id = job.id;
-    delete from errors e where e.job_id = job.id;
-    perform _release_unique_keys(array[job.unique_key]);
-    if unhalt and job.sequence_key is not null then
-        perform _unhalt_sequence(job.sequence_key, job.id);
-    end if;
-    perform _free_turn(job);
-end;
-$$;
+comment on function fail_jobs(jsonb) is
+    'Reports failed attempts: [{"id", "run", "error", "payload"?, "discard"?, "cancel"?, '
+    '"not_started"?, "delay"?}]. A job with attempts left becomes retryable at greatest(now, '
+    'run_at) plus its backoff (Graphile Worker''s formula, or the task''s), or at now plus delay. '
+    'Without attempts left, or with discard, it is discarded; with cancel it is cancelled. '
+    'payload replaces the payload for the retry (Graphile Worker: partial success of a batch). A '
+    'job with delivery at_most_once that was started is discarded even if it has attempts left, '
+    'unless not_started reports that its handler had not reached what must not be done twice. Ids '
+    'and runs may be strings. Returns the ids that were accepted. A stale run is left out, and so '
+    'is a malformed item, which a warning names. A payload beyond the limits is left out, and the '
+    'error says so. Errors: PW001.';
 
 -- The items of fail_jobs, each with its problem if it is malformed. Ids and runs may be strings,
 -- since JavaScript sends large numbers as strings. No cast can fail, so one statement reads all
@@ -198,113 +105,6 @@ begin
         end as problem offset 0) p; -- offset 0: evaluated once per item, not once per use
 end;
 $$;
-
-create or replace function fail_jobs(failures jsonb) returns bigint[]
-    language plpgsql security definer set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-    set jit = off set plan_cache_mode = force_generic_plan
-as $$
-declare
-    v_items _failure[];
-    v_malformed text;
-    v_accepted bigint[];
-    v_odd boolean;
-    v_forget boolean := (select s.discarded_retention = interval '0' from settings s);
-    v_failure record;
-begin
-    if failures is null or jsonb_typeof(failures) <> 'array' then
-        raise exception 'fail_jobs: failures must be a JSON array of objects, got %',
-            coalesce(jsonb_typeof(failures), 'NULL')
-            using errcode = 'PW001';
-    end if;
-    select array_agg(f) filter (where f.problem is null),
-           string_agg(format('item %s: %s', f.position, f.problem), '; ') filter (where f.problem is not null)
-    into v_items, v_malformed from _failures_of(failures) f;
-    if v_malformed is not null then
-        raise warning 'fail_jobs: malformed items are left out: %', left(v_malformed, 1000)
-            using hint = 'Their jobs keep running until their worker ends.';
-    end if;
-    -- Locks all jobs, in the order of their ids, before it changes any. A job that is named twice
-    -- fails once.
-    with item as materialized (
-        select distinct on (i.id, i.run) i.id, i.run, i.error, i.discard, i.cancel
-        from unnest(v_items) i order by i.id, i.run, i.position),
-    held as materialized (
-        select j.id, j.run, j.worker_id, i.error,
-               i.cancel or j.superseded is not null or j.cancel_requested_at is not null as ends,
-               i.discard or j.attempts >= j.max_attempts or j.started_at is not null as may_be_discarded
-        from item i cross join lateral (
-            select j.* from live_jobs j
-            where j.id between i.id and i.id and j.run = i.run and j.state = 'running' for update) j),
-    noted as (
-        insert into errors (job_id, run, at, worker, error)
-        select h.id, h.run, clock(), h.worker_id::text, h.error from held h)
-    select array_agg(h.id), bool_or(h.ends or h.may_be_discarded and v_forget) into v_accepted, v_odd
-    from held h;
-    if v_odd then
-        for v_failure in
-            select j.job, i.error, i.discard, i.cancel, i.not_started, i.payload
-            from (select distinct on (u.id, u.run) u.* from unnest(v_items) u
-                order by u.id, u.run, u.position) i
-            cross join lateral (
-                select l as job from live_jobs l
-                where l.id between i.id and i.id and l.run = i.run and l.state = 'running' offset 0) j
-            order by i.id
-        loop
-            perform _fail_for_good(
-                v_failure.job, v_failure.error, v_failure.discard, v_failure.cancel, v_failure.not_started,
-                v_failure.payload);
-        end loop;
-    end if;
-    if v_accepted is not null then
-        perform _fail_all(v_items);
-    end if;
-    return coalesce(v_accepted, '{}');
-end;
-$$;
-comment on function fail_jobs(jsonb) is
-    'Reports failed attempts: [{"id", "run", "error", "payload"?, "discard"?, "cancel"?, '
-    '"not_started"?, "delay"?}]. A job with attempts left becomes retryable at greatest(now, '
-    'run_at) plus its backoff (Graphile Worker''s formula, or the task''s), or at now plus delay. '
-    'Without attempts left, or with discard, it is discarded; with cancel it is cancelled. '
-    'payload replaces the payload for the retry (Graphile Worker: partial success of a batch). A '
-    'job with delivery at_most_once that was started is discarded even if it has attempts left, '
-    'unless not_started reports that its handler had not reached what must not be done twice. Ids '
-    'and runs may be strings. Returns the ids that were accepted. A stale run is left out, and so '
-    'is a malformed item, which a warning names. A payload beyond the limits is left out, and the '
-    'error says so. Errors: PW001.';
-
--- The uncommon ends of a failed run, one job at a time: cancelled, superseded, or discarded while
--- discarded_retention is 0.
-create or replace function _fail_for_good(
-    job live_jobs, error text, discard boolean, cancel boolean, not_started boolean, payload json)
-    returns void
-    language plpgsql set search_path from current
-as $$
-begin
-    if not_started then
-        job.started_at := null;
-    end if;
-    if cancel then
-        perform _finalize_jobs(
-            array[job.id], null, 'cancelled', null, coalesce(job.superseded, error), error);
-    elsif job.superseded is not null or job.cancel_requested_at is not null then
-        perform _finalize_jobs(array[job.id], null, 'cancelled', null,
-            coalesce(job.superseded, 'cancelled'), error);
-    elsif (select s.discarded_retention from settings s) = interval '0'
-          and _failed_for(job, discard, not_started) is not null then
-        perform _discard(job, error, _failed_for(job, discard, not_started), payload);
-    end if;
-end;
-$$;
-
--- The reason why a failed run discards its job; null if the job may be retried.
-create or replace function _failed_for(job live_jobs, discard boolean, not_started boolean) returns text
-    language sql immutable
-    return case when discard then 'discarded by its handler'
-                when not coalesce(not_started, false) and _must_not_rerun(job)
-                    then 'failed, and must not be run twice'
-                when (job).attempts >= (job).max_attempts then 'out of attempts' end;
 
 -- The common ends of failed runs, in one statement: retryable or discarded. The caller has locked
 -- the rows and recorded the errors.
@@ -369,59 +169,80 @@ begin
 end;
 $$;
 
-create or replace function snooze_job(job_id bigint, run bigint, delay interval) returns void
-    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+-- The uncommon ends of failed runs, one job at a time: cancelled, superseded, or discarded while
+-- discarded_retention is 0.
+create or replace function _fail_for_good(items _failure[]) returns void
+    language plpgsql set search_path from current
 as $$
 declare
+    v_forget boolean := (select s.discarded_retention = interval '0' from settings s);
+    v_failure record;
     v_job live_jobs;
+    v_why text;
 begin
-    if delay is null or delay < interval '0' or delay > interval '1000 years' then
-        raise exception 'snooze_job: delay must be from 0 to 1000 years, got %', coalesce(delay::text, 'NULL')
-            using errcode = 'PW001';
-    end if;
-    select j.* into v_job from live_jobs j
-    where j.id = job_id and j.run = snooze_job.run and j.state = 'running' for update;
-    if not found then
-        raise exception 'snooze_job: job % is not held by run % any more', coalesce(job_id::text, 'NULL'),
-            coalesce(run::text, 'NULL')
-            using errcode = 'PW002';
-    elsif _must_not_rerun(v_job) and v_job.superseded is null and v_job.cancel_requested_at is null then
-        raise exception 'snooze_job: job % was started and must not be run twice', job_id
-            using errcode = 'PW005', hint = 'Fail it with not_started, if it had done nothing yet.';
-    end if;
-    perform _requeue(v_job, clock() + delay, greatest(v_job.attempts - 1, 0), 'scheduled');
-end;
-$$;
-comment on function snooze_job(bigint, bigint, interval) is
-    'Postpones a running job by delay and gives its attempt back (River: snooze). Errors: PW002 '
-    'on a stale run; PW005 if the job must not be run twice and was started; PW001.';
-
-create or replace function release_jobs(job_ids bigint[], runs bigint[]) returns bigint[]
-    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_item record;
-    v_job live_jobs;
-    v_accepted bigint[] := array[]::bigint[];
-begin
-    if cardinality(job_ids) <> cardinality(runs) then
-        raise exception 'release_jobs: job_ids and runs must be of one length, got % and %',
-            cardinality(job_ids), cardinality(runs)
-            using errcode = 'PW001';
-    end if;
-    for v_item in select i.id, i.run from unnest(job_ids, runs) i(id, run) order by i.id loop
-        select j.* into v_job from live_jobs j
-        where j.id = v_item.id and j.run = v_item.run and j.state = 'running' for update;
-        continue when not found;
-        perform _requeue(v_job, v_job.run_at, greatest(v_job.attempts - 1, 0), 'scheduled');
-        v_accepted := v_accepted || v_job.id;
+    for v_failure in
+        select j.job, i.error, i.discard, i.cancel, i.not_started, i.payload
+        from (select distinct on (u.id, u.run) u.* from unnest(items) u order by u.id, u.run, u.position) i
+        cross join lateral (
+            select l as job from live_jobs l
+            where l.id between i.id and i.id and l.run = i.run and l.state = 'running' offset 0) j
+        order by i.id
+    loop
+        v_job := v_failure.job;
+        v_why := _failed_for(v_job, v_failure.discard, v_failure.not_started);
+        if v_failure.cancel then
+            perform _finalize_jobs(array[v_job.id], null, 'cancelled', null,
+                coalesce(v_job.superseded, v_failure.error), v_failure.error);
+        elsif v_job.superseded is not null or v_job.cancel_requested_at is not null then
+            perform _finalize_jobs(array[v_job.id], null, 'cancelled', null,
+                coalesce(v_job.superseded, 'cancelled'), v_failure.error);
+        elsif v_forget and v_why is not null then
+            perform _discard(v_job, v_failure.error, v_why, v_failure.payload);
+        end if;
     end loop;
-    return v_accepted;
 end;
 $$;
-comment on function release_jobs(bigint[], bigint[]) is
-    'Hands back claimed jobs that were not begun. Each gets its attempt back and can be claimed '
-    'again at once. Returns the ids that were accepted; a stale run is left out. Errors: PW001.';
+
+-- The reason why a failed run discards its job; null if the job may be retried.
+create or replace function _failed_for(job live_jobs, discard boolean, not_started boolean) returns text
+    language sql immutable
+    return case when discard then 'discarded by its handler'
+                when not coalesce(not_started, false) and _must_not_rerun(job)
+                    then 'failed, and must not be run twice'
+                when (job).attempts >= (job).max_attempts then 'out of attempts' end;
+
+-- The delay after the given number of attempts. Without a policy it is Graphile Worker's: e^1, e^2
+-- up to e^10 seconds, then e^10 seconds (about 6 hours) each time.
+create or replace function _retry_delay(backoff jsonb, attempts integer) returns interval
+    language plpgsql volatile set search_path from current
+as $$
+declare
+    v_initial interval;
+    v_factor double precision;
+    v_delay interval;
+    v_max interval;
+begin
+    if backoff is null then
+        return exp(least(attempts, 10)) * interval '1 second';
+    elsif jsonb_typeof(backoff) = 'array' then
+        return _interval_of(backoff -> (least(attempts, jsonb_array_length(backoff)) - 1));
+    end if;
+    v_initial := coalesce(_interval_of(backoff -> 'initial'), interval '1 second');
+    v_factor := coalesce((backoff ->> 'factor')::double precision, 2);
+    v_max := coalesce(_interval_of(backoff -> 'max'), interval '1 day');
+    v_delay := case backoff ->> 'strategy'
+        when 'constant' then v_initial
+        when 'linear' then v_initial * attempts
+        -- Compares logarithms first: 100 ^ 32767 overflows.
+        else case when extract(epoch from v_initial) = 0 then v_initial
+                  when ln(extract(epoch from v_initial)::double precision) + (attempts - 1) * ln(v_factor)
+                       > ln(1e10) then v_max
+                  else v_initial * power(v_factor, attempts - 1) end
+    end;
+    v_delay := least(v_delay, v_max);
+    return v_delay * (1 + coalesce((backoff ->> 'jitter')::double precision, 0) * (2 * random() - 1));
+end;
+$$;
 
 create or replace function job_errors(job_id bigint)
     returns table (run bigint, at timestamptz, worker text, error text)

@@ -1,0 +1,296 @@
+-- 33_fill: makes waiting jobs of limited queues candidates, or gives them slots (32_slots). The
+-- session holds the lanes of the queues.
+--
+-- Most queues have jobs of one kind: _fill_queues gives the first ones the free slots in one
+-- statement, with a smaller one for a single serial queue. The other queues are left to
+-- _fill_by_kind.
+
+-- Fills the free slots of queues whose lanes this session holds; returns how many jobs became
+-- candidates. `limits`: the slots of each queue, 0 while it is paused, null without a limit.
+create or replace function _fill_queues(queue_names text[], limits integer[]) returns integer
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_incremental_sort = off
+    set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '200ms' -- see claim_jobs
+as $$
+declare
+    v_most constant integer := 1000; -- per queue in one call; a request is left for the others
+    v_others text[]; -- queues left to _fill_by_kind
+    v_ids bigint[];
+    v_wanted text[];
+begin
+    if limits = '{1}' and _fill_serial_queue(queue_names[1]) then
+        return 1;
+    end if;
+    with queue as materialized (
+        select q.name, least(q.slots - t.taken, v_most) as free,
+               q.slots > 0 and t.taken <= q.slots and t.alike and (f.id is null or f.alike) as alike
+        from unnest(queue_names, limits) q(name, slots)
+        left join lateral _first_parked(q.name) f on true
+        -- `alike`: each job runs, or has a slot, is of the kind of the first parked job and
+        -- precedes it.
+        cross join lateral (
+            select count(*) as taken,
+                   coalesce(bool_and(j.state = 'running' or j.has_slot is not null and (f.id is null or (
+                       (j.task_identifier, coalesce(j.flags::text, '') collate "C") = (f.task, f.flags)
+                       and (j.priority, j.run_at, j.id) < (f.priority, f.run_at, f.id)))), true) as alike
+            from (select i.* from live_jobs i
+                  where q.slots > 0 and i.queue_name = q.name and i.ready_at is not null
+                  order by i.queue_name, i.priority, i.run_at, i.id limit q.slots::bigint + 1) j) t),
+    turn as materialized (
+        select q.name, p.tid from queue q cross join lateral _parked_in(q.name, q.free) p
+        where q.alike and q.free > 0),
+    moved as (
+        update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true
+        where j.ctid = any (array(
+            select p.ctid from live_jobs p
+            where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
+        returning j.id)
+    select (select array_agg(q.name) from queue q where q.alike is not true),
+           (select array_agg(m.id) from moved m),
+           (select array_agg(t.name) from turn t)
+    into v_others, v_ids, v_wanted;
+    if v_ids is not null then
+        perform _arrive_late(v_ids);
+    end if;
+    if cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) or cardinality(v_wanted) >= v_most then
+        -- Some were locked, or there may be more.
+        insert into promotion_requests (lane)
+        select distinct 'queue:' || w.name from unnest(v_wanted) w(name);
+    end if;
+    return coalesce(cardinality(v_ids), 0)
+        + case when v_others is null then 0 else _fill_by_kind(v_others) end;
+end;
+$$;
+
+-- Gives the first parked job of a serial queue the slot, if no job runs or has it, and all parked
+-- jobs are of one kind; else returns false.
+create or replace function _fill_serial_queue(queue_name text) returns boolean
+    language plpgsql set search_path from current
+as $$
+declare
+    v_id bigint;
+begin
+    update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true
+    where j.ctid = any (array(
+        select p.ctid from live_jobs p
+        where p.ctid = (
+            select f.tid from _first_parked(_fill_serial_queue.queue_name) f where f.alike)
+          and ( -- not by `not exists`, which would drop the order, and with it the index
+              select true from live_jobs i
+              where i.queue_name = _fill_serial_queue.queue_name and i.ready_at is not null
+              order by i.queue_name, i.priority, i.run_at, i.id limit 1) is null
+        for update skip locked))
+    returning j.id into v_id;
+    if not found then
+        return false;
+    end if;
+    perform _arrive_late(array[v_id]);
+    return true;
+end;
+$$;
+
+-- The same for queues with jobs of several kinds, and for queues whose settings have changed.
+create or replace function _fill_by_kind(queue_names text[]) returns integer
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_incremental_sort = off
+    set jit = off set lock_timeout = '200ms' -- see claim_jobs
+as $$
+declare
+    v_most constant integer := 1000; -- per kind in one call
+    v_ids bigint[];
+    v_ranked bigint;
+    v_wanted text[];
+    v_paused text[];
+    v_left text[]; -- queues that need another request
+begin
+    v_left := _take_slots_back(queue_names);
+    with queue as materialized (
+        select q.queue_name, q.paused, coalesce(least(q.slots - t.taken, v_most), v_most) as slots
+        from _queues_of(_fill_by_kind.queue_names) q
+        cross join lateral _taken_in(q.queue_name, coalesce(q.slots, 0), '{}') t),
+    turn as materialized (
+        select q.queue_name, f.tid
+        from queue q
+        cross join lateral _kinds_in(q.queue_name) k
+        cross join lateral _first_of_kind(q.queue_name, k.task, k.flags, q.slots) f
+        where q.slots > 0),
+    moved as (
+        update live_jobs j set ready_at = j.run_at, parked = null
+        where j.ctid = any (array(
+            select p.ctid from live_jobs p
+            where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
+        returning j.id)
+    select (select array_agg(m.id) from moved m), count(*),
+           array_agg(t.queue_name) filter (where t.tid is not null),
+           (select array_agg(q.queue_name) from queue q where q.paused)
+    into v_ids, v_ranked, v_wanted, v_paused
+    from turn t;
+    if v_ids is not null then
+        perform _arrive_late(v_ids);
+    end if;
+    if v_paused is not null then
+        v_left := v_left || _park_candidates(v_paused);
+    end if;
+    if v_ranked >= v_most or cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) then
+        v_left := v_left || v_wanted;
+    end if;
+    if v_left <> '{}' then
+        insert into promotion_requests (lane, changed)
+        select distinct 'queue:' || l.queue_name, true from unnest(v_left) l(queue_name);
+    end if;
+    return coalesce(cardinality(v_ids), 0);
+end;
+$$;
+
+-- Takes back the slots that no claim has used. Returns the queues in which some are left, because
+-- another session has their jobs locked.
+create or replace function _take_slots_back(queue_names text[]) returns text[]
+    language plpgsql set search_path from current
+as $$
+declare
+    v_most constant integer := 1000;
+    v_left text[];
+begin
+    with given as materialized (
+        select g.tid, g.id, q.queue_name from _queues_of(queue_names) q
+        cross join lateral (
+            select w.tid, w.id from (
+                select c.ctid as tid, c.id, c.has_slot from live_jobs c
+                where c.queue_name = q.queue_name and c.ready_at is not null and c.state = 'available'
+                order by c.queue_name, c.priority, c.run_at, c.id limit case when q.paused then v_most end) w
+            where w.has_slot) g
+        where q.slots is not null),
+    freed as (
+        update live_jobs j set has_slot = null
+        where j.ctid = any (array(
+            select c.ctid from live_jobs c
+            where c.ctid = any (array(select g.tid from given g)) for update skip locked))
+        returning j.id)
+    select array_agg(distinct g.queue_name) into v_left from given g
+    where g.id not in (select f.id from freed f);
+    return v_left;
+end;
+$$;
+
+-- Parks candidates of full and of paused queues whose lanes this session holds, up to 1,000 of each
+-- queue. Returns the queues that may have more of them.
+create or replace function _park_candidates(queue_names text[]) returns text[]
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_incremental_sort = off
+    set jit = off set lock_timeout = '200ms' -- see claim_jobs
+as $$
+declare
+    v_most constant integer := 1000;
+    v_parked text[];
+begin
+    with parked as (
+        update live_jobs j set ready_at = null, parked = 'queue'
+        where j.ctid = any (array(
+            select p.ctid from unnest(queue_names) q(name)
+            cross join lateral (
+                select c.ctid from live_jobs c
+                where c.queue_name = q.name and c.ready_at is not null and c.state = 'available'
+                  and c.has_slot is null
+                order by c.queue_name, c.priority, c.run_at, c.id limit v_most for update skip locked) p))
+        returning j.queue_name)
+    select array_agg(p.queue_name) into v_parked from (
+        select k.queue_name from parked k group by k.queue_name having count(*) >= v_most) p;
+    return coalesce(v_parked, '{}');
+end;
+$$;
+
+-- Writes a request for each queue of a family that has parked jobs, candidates or running jobs.
+-- This takes one index look-up per queue, not per job.
+create or replace function _fill_family(prefix text) returns void
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+begin
+    insert into promotion_requests (lane, changed)
+    with recursive name as (
+        select least(
+            (select j.queue_name from live_jobs j
+             where j.parked = 'queue' and j.queue_name >= prefix order by j.queue_name limit 1),
+            (select j.queue_name from live_jobs j where j.ready_at is not null and j.queue_name >= prefix
+             order by j.queue_name limit 1)) as queue_name
+        union all
+        select least(
+            (select j.queue_name from live_jobs j where j.parked = 'queue' and j.queue_name > n.queue_name
+             order by j.queue_name limit 1),
+            (select j.queue_name from live_jobs j where j.ready_at is not null and j.queue_name > n.queue_name
+             order by j.queue_name limit 1))
+        from name n where starts_with(n.queue_name, prefix))
+    select 'queue:' || n.queue_name, true from name n where starts_with(n.queue_name, prefix);
+end;
+$$;
+
+-- What these statements look up. PostgreSQL inlines the functions below.
+
+-- The first parked jobs of a queue: kind by kind, and each kind in the order in which its jobs run.
+create or replace function _parked_in(queue_name text, up_to bigint)
+    returns table (tid tid, task text, flags text, priority smallint, run_at timestamptz, id bigint)
+    language sql stable
+begin atomic
+    select p.ctid, p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
+    from live_jobs p where p.queue_name = _parked_in.queue_name and p.parked = 'queue'
+    order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
+             p.priority, p.run_at, p.id
+    limit _parked_in.up_to;
+end;
+
+-- The first parked job of a queue. `alike`: all parked jobs are of its kind, since the last one is.
+create or replace function _first_parked(queue_name text)
+    returns table (
+        tid tid, task text, flags text, priority smallint, run_at timestamptz, id bigint, alike boolean)
+    language sql stable
+begin atomic
+    select f.*, (f.task, f.flags) = (l.task, l.flags)
+    from _parked_in(_first_parked.queue_name, 1) f
+    cross join (
+        select p.task_identifier as task, coalesce(p.flags::text, '') collate "C" as flags
+        from live_jobs p where p.queue_name = _first_parked.queue_name and p.parked = 'queue'
+        order by p.queue_name desc, p.task_identifier desc, coalesce(p.flags::text, '') collate "C" desc,
+                 p.priority desc, p.run_at desc, p.id desc
+        limit 1) l;
+end;
+
+-- The kinds of jobs that are parked in a queue, with one index look-up per kind, not per job.
+create or replace function _kinds_in(queue_name text) returns table (task text, flags text)
+    language sql stable
+begin atomic
+    with recursive kind as (
+        (select p.task collate "C" as task, p.flags collate "C" as flags -- as the index has them
+         from _parked_in(_kinds_in.queue_name, 1) p)
+        union all
+        select n.* from kind k cross join lateral (
+            select p.task_identifier, coalesce(p.flags::text, '') collate "C" from live_jobs p
+            where p.queue_name = _kinds_in.queue_name and p.parked = 'queue'
+              and (p.task_identifier, coalesce(p.flags::text, '') collate "C") > (k.task, k.flags)
+            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C" limit 1) n)
+    select k.task, k.flags from kind k;
+end;
+
+-- The first jobs of one kind in a queue, parked or candidates; tid is null for those that already
+-- are candidates.
+create or replace function _first_of_kind(queue_name text, task text, flags text, up_to bigint)
+    returns table (tid tid)
+    language sql stable
+begin atomic
+    select u.tid from (
+        (select p.ctid as tid, p.priority, p.run_at, p.id from live_jobs p
+         where p.queue_name = _first_of_kind.queue_name and p.parked = 'queue'
+           and p.task_identifier = _first_of_kind.task
+           and coalesce(p.flags::text, '') collate "C" = _first_of_kind.flags
+         order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
+                  p.priority, p.run_at, p.id limit _first_of_kind.up_to)
+        union all
+        (select null::tid as tid, c.priority, c.run_at, c.id from live_jobs c
+         where c.queue_name = _first_of_kind.queue_name and c.ready_at is not null and c.state = 'available'
+           and c.task_identifier = _first_of_kind.task
+           and coalesce(c.flags::text, '') collate "C" = _first_of_kind.flags
+         order by c.queue_name, c.priority, c.run_at, c.id limit _first_of_kind.up_to)) u
+    order by u.priority, u.run_at, u.id limit _first_of_kind.up_to;
+end;
