@@ -1,9 +1,9 @@
-"""How soon an idle worker learns of a committed job, what notifications cost producers, and what polling costs workers.
+"""How soon an idle worker learns of a committed job, and what notifications and polling cost.
 
     python bench/waking.py [--rounds N] [scenario …]      by default all scenarios, 10 rounds
 
-A real `pyworker run` on a private server with fsync on. A wait is the time from just before the COMMIT that makes the
-job available until the worker has claimed it.
+A real `pyworker run` on a private server with fsync on. A wait is the time from just before the
+COMMIT that makes the job available until the worker has claimed it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def add(conn: Connection, task: str = "noop", **options: Any) -> int:
     named = "".join(f", {name} => %s" for name in options)
-    row = conn.execute(f"select id from add_job('{task}', '0'{named})", [*options.values()]).fetchone()  # type: ignore[arg-type]
+    statement = f"select id from add_job('{task}', '0'{named})"
+    row = conn.execute(statement, [*options.values()]).fetchone()  # type: ignore[arg-type]
     assert row
     return row[0]
 
@@ -283,9 +284,8 @@ def polling(stage: Stage, rounds: int) -> None:
                 )
                 time.sleep(0.1)
             spent.append((cpu() - before) / (time.monotonic() - began) * 1000 / 10)
-        print(
-            f"  {burst:3} jobs each 0.1 s: {statistics.median(spent):5.1f} ms of CPU a second for each of the ten"
-        )
+        cost = f"{statistics.median(spent):5.1f} ms of CPU a second for each of the ten"
+        print(f"  {burst:3} jobs each 0.1 s: {cost}", flush=True)
 
 
 @contextmanager
@@ -313,11 +313,9 @@ def main() -> None:
                     others[name](stage, options.rounds)
                     continue
                 waits = sorted(WAITS[name](stage, options.rounds))
-                print(
-                    f"{name:13} median {statistics.median(waits) * 1000:6.0f} ms, longest {waits[-1] * 1000:6.0f} ms"
-                    f"   {WAITS[name].__doc__}",
-                    flush=True,
-                )
+                median, longest = statistics.median(waits) * 1000, waits[-1] * 1000
+                found = f"median {median:6.0f} ms, longest {longest:6.0f} ms"
+                print(f"{name:13} {found}   {WAITS[name].__doc__}", flush=True)
 
 
 if __name__ == "__main__":

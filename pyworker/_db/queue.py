@@ -105,7 +105,8 @@ def add_jobs_call(schema: str, specs: Iterable[Mapping[str, Any]]) -> Statement:
 # NUL, or half a surrogate pair, in JSON text; after an even number of backslashes these are
 # escapes.
 _BEYOND_JSONB = re.compile(
-    r"(?<!\\)(?:\\\\)*\\u(?:0000|d[89ab][0-9a-f]{2}(?!\\ud[c-f][0-9a-f]{2})|(?<!\\ud[89ab][0-9a-f]{2}\\u)d[c-f][0-9a-f]{2})"
+    r"(?<!\\)(?:\\\\)*\\u"
+    r"(?:0000|d[89ab][0-9a-f]{2}(?!\\ud[c-f][0-9a-f]{2})|(?<!\\ud[89ab][0-9a-f]{2}\\u)d[c-f][0-9a-f]{2})"
 )
 
 

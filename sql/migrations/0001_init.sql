@@ -272,7 +272,7 @@ create table live_jobs (
     -- what the indexes need of the state
     ready_at timestamptz,                           -- run_at while running, or available and not parked
     due_at timestamptz,                             -- run_at while scheduled or retryable
-    parked text collate "C",                        -- available: 'queue'; pending: 'sequence', or 'next' in it
+    parked text collate "C",                        -- available: 'queue'; pending: 'sequence' or 'next'
     -- what a claim changes
     has_slot boolean,                               -- true while available with a slot of its queue: 32_slots
     worker_id bigint,                               -- not null exactly while running

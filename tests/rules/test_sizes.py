@@ -1,0 +1,59 @@
+"""Nothing is so long or so wide that a reader loses the thread."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SQL = [path for path in sorted((ROOT / "sql").rglob("*.sql")) if path.name != "schema.sql"]  # it is generated
+PYTHON = [
+    path
+    for name in ("pyworker", "tests", "bench", "examples")
+    for path in sorted((ROOT / name).rglob("*.py"))
+]
+FUNCTION = re.compile(r"(?ms)^create (?:or replace )?function ([a-z_]+)\((?:(?!^create ).)*?^\$\$;")
+# Each add pays for a call of a helper, so the common way through it is written out.
+WRITTEN_OUT = {"add_job": 70}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", SQL, ids=name)
+def test_a_function_of_sql_has_at_most_60_lines(path: Path) -> None:
+    found = {match[1]: match[0].count("\n") + 1 for match in FUNCTION.finditer(path.read_text("utf-8"))}
+    assert {
+        function: lines for function, lines in found.items() if lines > WRITTEN_OUT.get(function, 60)
+    } == {}
+
+
+def test_functions_of_sql_are_found() -> None:
+    """The pattern above finds them, so that the test can fail."""
+    text = "".join(path.read_text("utf-8") for path in SQL)
+    assert len(FUNCTION.findall(text)) > 300
+    assert {"claim_jobs", "add_job", "_finalize_jobs"} <= set(FUNCTION.findall(text))
+
+
+@pytest.mark.parametrize("path", [path for path in PYTHON if "pyworker" in name(path)], ids=name)
+def test_a_function_of_the_package_has_at_most_60_lines(path: Path) -> None:
+    tree = ast.parse(path.read_text("utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    assert {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno - f.lineno >= 60} == {}  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("path", [*SQL, *PYTHON], ids=name)
+def test_a_file_has_at_most_400_lines_of_at_most_110_columns(path: Path) -> None:
+    lines = path.read_text("utf-8").splitlines()
+    limit = (
+        700 if path.parent.name == "migrations" else 400
+    )  # a migration is history: it is not divided later
+    assert len(lines) <= limit
+    without_remarks = [
+        re.sub(r"  # (?:type|noqa|pyright)[: ].*", "", line) for line in lines
+    ]  # those for tools
+    assert [line for line in without_remarks if len(line) > 110] == []
