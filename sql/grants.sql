@@ -12,7 +12,7 @@ as $$
 declare
     v_producer constant text[] := '{
         add_job, add_jobs, remove_job, once, unique_opts, conformance, _json_of, clock,
-        schema_version}';
+        schema_version}'::text[];
     v_worker constant text[] := v_producer || '{
         define_task, register_worker, update_worker, hold_worker_lock, report_crash,
         sweep_workers, start_job, cancelled_runs, task_timeouts, worker_ttl, heartbeat,
@@ -29,8 +29,9 @@ declare
     v_reader constant text[] := '{
         clock, schema_version, next_runs, describe_cron, worker_health, metrics, overview,
         count_jobs, throughput, list_jobs, list_queues, list_sequences, list_tasks,
-        list_workers, _settings_of}';
-    v_views constant text[] := '{jobs, history, queue_stats, sequences, live_workers, schedules, audit}';
+        list_workers, _settings_of}'::text[];
+    v_views constant text[] := '{
+        jobs, history, queue_stats, sequences, live_workers, schedules, audit}'::text[];
 begin
     return query
     select current_schema() || k.suffix, k.functions, k.views from (values

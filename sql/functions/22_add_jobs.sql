@@ -278,7 +278,7 @@ declare
     v_request _job_request;
     v_label text;
     v_job job;
-    v_jobs job[] := '{}';
+    v_jobs job[] := array[]::job[];
 begin
     for v_item in
         select i.*, (select t from tasks t where t.identifier = (i.request).identifier) as task,

@@ -19,6 +19,8 @@ def test_no_job_of_a_paused_queue_starts_and_adding_goes_on(api: Any, worker: in
     ids += add(api, 5)
     assert claim(api, worker) == []
     assert states(api) == {"available": 10}
+    while api.value("select count(*) from pyworker.promotion_requests"):
+        api.promote_jobs()
     api.resume_queue("q")
     assert claim(api, worker) == ids[:limit]
 

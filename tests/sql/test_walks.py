@@ -213,13 +213,19 @@ def test_a_place_from_a_clock_that_was_set_back_is_dropped(
     assert ids(noted.claim_jobs(worker, 1)) == [hidden]
 
 
+@pytest.mark.parametrize("other", ["worker", "task_identifiers", "queue_names", "forbidden_flags"])
 def test_a_place_is_for_the_same_worker_and_filters_only(
-    noted: Any, hidden: int, api: Any, worker: int
+    noted: Any, hidden: int, api: Any, worker: int, other: str
 ) -> None:
     assert noted.claim_jobs(worker, 1) == []
     prolong(noted)
-    other = api.register_worker()
-    assert ids(noted.claim_jobs(other, 1)) == [hidden]
+    filters = {
+        "task_identifiers": {"task_identifiers": ["t"]},
+        "queue_names": {"queue_names": ["default"]},
+        "forbidden_flags": {"forbidden_flags": ["f"]},
+    }.get(other, {})
+    by = api.register_worker() if other == "worker" else worker
+    assert ids(noted.claim_jobs(by, 1, **filters)) == [hidden]
 
 
 def test_a_place_is_kept_for_two_seconds_at_most_however_long_the_walk_was(

@@ -112,7 +112,7 @@ declare
     v_part record;
 begin
     for v_part in select p.* from _pages_since(since) p loop
-        return query execute format(
+        for outcome, at, waited, ran, weight in execute format(
             'select s.*, $1 from generate_series($2, $3, $1) b(page), '
             'lateral (select %s from %s s where s.ctid >= format(''(%%s,0)'', b.page)::tid '
             'and s.ctid < format(''(%%s,0)'', b.page + 1)::tid offset 0) s where s.at >= $4',
@@ -123,7 +123,10 @@ begin
                       'case s.state when ''completed'' then '
                       'greatest(extract(epoch from s.finished_at - s.claimed_at), 0)::float end' end,
             v_part.source)
-            using v_part.every, v_part.first, v_part.pages - 1, since;
+            using v_part.every, v_part.first, v_part.pages - 1, since
+        loop
+            return next;
+        end loop;
     end loop;
 end;
 $$;
