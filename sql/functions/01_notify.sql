@@ -58,7 +58,8 @@ $$;
 create or replace function _worker_is_polling() returns boolean
     language sql volatile
     return coalesce(
-        pg_sequence_last_value('polling_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000, false);
+        pg_sequence_last_value('polling_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000,
+        false);
 
 -- The full number, with its epoch, of a transaction that is open or was open a moment ago.
 create or replace function _full_xid(id xid) returns bigint
@@ -73,7 +74,8 @@ as $$
 begin
     return greatest(
         pg_current_xact_id()::text::bigint,
-        (select max(_full_xid(l.transactionid)) from pg_locks l where l.locktype = 'transactionid' and l.granted));
+        (select max(_full_xid(l.transactionid)) from pg_locks l
+         where l.locktype = 'transactionid' and l.granted));
 end;
 $$;
 
@@ -82,7 +84,8 @@ create or replace function _mark_unnotified_adds() returns void
     language plpgsql set search_path from current
 as $$
 begin
-    perform setval('silent_before', greatest((select s.last_value from silent_before s), _newest_transaction() + 1)),
+    perform setval('silent_before',
+                   greatest((select s.last_value from silent_before s), _newest_transaction() + 1)),
             setval('silent_at', (extract(epoch from clock_timestamp()) * 1000)::bigint);
 end;
 $$;
@@ -112,7 +115,8 @@ declare
     v_looks constant boolean := _worker_is_polling();
     v_ended boolean := false;
 begin
-    perform setval('listening_until', greatest(v_ms + 5000, pg_sequence_last_value('not_listening_until'::regclass) + 1));
+    perform setval('listening_until',
+                   greatest(v_ms + 5000, pg_sequence_last_value('not_listening_until'::regclass) + 1));
     if claimed >= v_many then
         perform setval('polling_until', v_ms + 100);
         if not v_looks then
@@ -138,7 +142,8 @@ declare
     v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
     -- When this session last notified, and in which transaction: this one may still roll back.
     v_last constant text[] := string_to_array(current_setting('pyworker.notified_at', true), ' ');
-    v_notified constant bigint := case when v_last[2] <> pg_current_xact_id()::text then v_last[1]::bigint end;
+    v_notified constant bigint :=
+        case when v_last[2] <> pg_current_xact_id()::text then v_last[1]::bigint end;
 begin
     if current_setting('pyworker.notify', true) = 'off' then
         return;

@@ -56,7 +56,8 @@ $$;
 create or replace function _places_are_kept() returns boolean
     language sql volatile
     return coalesce(
-        pg_sequence_last_value('walks_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000, false);
+        pg_sequence_last_value('walks_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000,
+        false);
 
 -- Lists jobs that became available at places that a session may have passed.
 create or replace function _arrive_late(job_ids bigint[]) returns void

@@ -137,7 +137,7 @@ begin
         from workers w
         cross join lateral jsonb_each(
             case when jsonb_typeof(w.info -> 'definitions') = 'object' then w.info -> 'definitions' else '{}' end) e
-        where w.dead_at is null and w.expires_at >= clock() and jsonb_typeof(e.value) = 'object') d
+        where _is_live(w, clock()) and jsonb_typeof(e.value) = 'object') d
     left join tasks t on t.identifier = d.identifier
     cross join lateral (values
         ('max_attempts', d.options -> 'max_attempts', to_jsonb(t.max_attempts)),

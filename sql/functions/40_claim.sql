@@ -137,7 +137,7 @@ begin
         raise exception 'claim_jobs: max_jobs must be at least 1, got %', coalesce(max_jobs::text, 'NULL')
             using errcode = 'PW001';
     end if;
-    if not exists (select from workers w where w.id = _open_claim.worker_id and w.dead_at is null) then
+    if not exists (select from workers w where w.id = _open_claim.worker_id and _is_registered(w)) then
         raise exception 'claim_jobs: worker % is unknown or was declared dead',
             coalesce(worker_id::text, 'NULL')
             using errcode = 'PW004',

@@ -21,7 +21,7 @@ begin
     update live_jobs j set started_at = clock()
     where j.id = start_job.job_id and j.run = start_job.run and j.state = 'running' and j.started_at is null
       and j.superseded is null and j.cancel_requested_at is null
-      and exists (select from workers w where w.id = j.worker_id and w.dead_at is null);
+      and exists (select from workers w where w.id = j.worker_id and _is_registered(w));
     return found;
 end;
 $$;

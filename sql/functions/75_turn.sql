@@ -124,7 +124,7 @@ begin
     elsif jsonb_typeof(reports) <> 'array' then
         raise exception 'work: reports must be a JSON array of objects, got %', jsonb_typeof(reports)
             using errcode = 'PW001';
-    elsif not exists (select from workers w where w.id = _check_turn.worker_id and w.dead_at is null) then
+    elsif not exists (select from workers w where w.id = _check_turn.worker_id and _is_registered(w)) then
         raise exception 'work: worker % is unknown, was closed or was declared dead',
             coalesce(worker_id::text, 'NULL')
             using errcode = 'PW004',

@@ -15,12 +15,12 @@ begin
 end;
 $$;
 
--- True if a live job does not hold its unique key: it is discarded, or it waits for a retry under a
--- policy of River's that leaves `retryable` out.
-create or replace function _gave_key_back(job live_jobs) returns boolean
+-- True if a live job holds its unique key, so that no other job can have it. A discarded job does
+-- not, nor one that waits for a retry under a policy of River's that leaves `retryable` out.
+create or replace function _holds_unique_key(job live_jobs) returns boolean
     language sql immutable
-    return (job).state = 'discarded'
-        or ((job).state = 'retryable' and 'retryable' <> all ((job).unique_recheck)) is true;
+    return (job).unique_key is not null and (job).state <> 'discarded'
+        and ((job).state = 'retryable' and 'retryable' <> all ((job).unique_recheck)) is not true;
 
 -- The other live job that holds this unique key; a row of nulls if there is none. The caller has
 -- locked the key's row.
@@ -31,13 +31,13 @@ declare
     v_holder live_jobs;
 begin
     select h.* into v_holder from live_jobs h
-    where h.unique_key = _unique_holder.unique_key and h.id <> job_id and not _gave_key_back(h) limit 1;
+    where h.unique_key = _unique_holder.unique_key and h.id <> job_id and _holds_unique_key(h) limit 1;
     return v_holder;
 end;
 $$;
 
--- A pending job: its run_at is now. If an earlier job has halted its sequence, the sequence continues
--- with this job (River); the jobs between them run after it.
+-- A pending job: its run_at is now. If an earlier job has halted its sequence, the sequence
+-- continues with this job (River); the jobs between them run after it.
 create or replace function _retry_pending(job live_jobs, now timestamptz) returns live_jobs
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -147,7 +147,7 @@ begin
     elsif v_row.state = 'running' then
         raise exception 'retry_job: job % is running', job_id
             using errcode = 'PW005', hint = 'cancel_job(id, force => true) first, or wait for its end.';
-    elsif v_unique_key is not null and (v_row.id is null or _gave_key_back(v_row)) then
+    elsif v_unique_key is not null and not _holds_unique_key(v_row) then
         v_holder := _unique_holder(job_id, v_unique_key);
         if v_holder.id is not null then
             perform _refuse_held_key('unique key', job_id, v_holder);
@@ -156,7 +156,8 @@ begin
     if v_row.state = 'pending' then
         v_row := _retry_pending(v_row, v_now);
     else
-        v_row := case when v_row.id is null then _retry_past(job_id, v_now) else _retry_live(v_row, v_now) end;
+        v_row := case when v_row.id is null then _retry_past(job_id, v_now)
+                      else _retry_live(v_row, v_now) end;
         if v_row.id is null then
             return retry_job(job_id); -- another session has just taken it back
         elsif v_row.sequence_key is not null then
@@ -182,8 +183,8 @@ comment on function retry_job(bigint) is
 
 -- Takes all locks of retry_job for many jobs, before the first of them is retried: unique keys in
 -- their order, then jobs and the halts before them in the order of the jobs' ids.
--- Returns the order in which to retry: first, by job_key, the jobs that bring a job_key back from
--- history, since adds lock job keys in that order; then the other jobs by id.
+-- Returns all ids but nulls, each once, in the order in which to retry: first, by job_key, the jobs
+-- that bring a job_key back from history, since adds lock job keys in that order; then by id.
 create or replace function _lock_for_retry(job_ids bigint[]) returns bigint[]
     language plpgsql set search_path from current
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
@@ -198,7 +199,8 @@ begin
         union
         select f.unique_key from finished_jobs f where f.id = any (v_ids)
         order by 1 offset 0) k
-    where k.key is not null; -- not above: with statistics that know no keys, it would walk their whole index
+    -- Not above: with statistics that know no keys, it would walk their whole index.
+    where k.key is not null;
     for v_lock in
         with sequenced as (
             select j.id, j.sequence_key from live_jobs j
@@ -246,8 +248,78 @@ begin
 end;
 $$;
 comment on function retry_jobs(bigint[]) is
-    'Calls retry_job for many jobs and returns the jobs. Those for which retry_job is not '
-    'possible are left out.';
+    'Calls retry_job for many jobs and returns, ordered by id, the jobs that it retried. An id that '
+    'is not in the answer was left out, and its job is as it was: there is no such job, it is '
+    'running, or another job holds its job_key or unique key. For the reason, call retry_job with '
+    'that id: it raises the error.';
+
+-- The job as reschedule_jobs changes it: the given values, and the state that follows from them.
+create or replace function _rescheduled(
+    job live_jobs, now timestamptz, run_at timestamptz, priority integer, attempts integer,
+    max_attempts integer) returns live_jobs
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_new live_jobs := job;
+begin
+    v_new.run_at := coalesce(run_at, job.run_at);
+    v_new.priority := coalesce(priority, job.priority);
+    v_new.attempts := coalesce(attempts, job.attempts);
+    v_new.max_attempts := coalesce(max_attempts, job.max_attempts);
+    v_new.updated_at := now;
+    if job.state = 'discarded' and num_nonnulls(run_at, attempts, max_attempts) = 0 then
+        return v_new; -- a new priority alone does not run it again: it may be a lost job
+    elsif v_new.attempts < v_new.max_attempts then
+        v_new.state := _state_at(v_new.run_at, now, _held(job.sequence_key, job.sequence_head),
+                                 case when v_new.attempts > 0 then 'retryable' else 'scheduled' end);
+        v_new.crashes := case when job.state <> 'discarded' then job.crashes end;
+        v_new.started_at := null;
+        v_new.finished_at := null;
+        v_new.expires_at := null;
+        v_new.reason := null;
+    elsif job.state <> 'discarded' then
+        v_new.state := 'discarded';
+        v_new.sequence_head := null;
+        v_new.finished_at := now;
+        v_new.expires_at := now + (select s.discarded_retention from settings s);
+        v_new.reason := 'out of attempts';
+    end if;
+    v_new.has_slot := null;
+    v_new.parked := case when job.parked = 'next' and v_new.state = 'pending' then 'next'
+                         else _parked(v_new.state, job.queue_name) end;
+    v_new.ready_at := _ready_at(v_new.state, v_new.parked, v_new.run_at);
+    v_new.due_at := _due_at(v_new.state, v_new.run_at);
+    return v_new;
+end;
+$$;
+
+-- Stores what _rescheduled has changed of a job. Its queue and sequence go on from there.
+create or replace function _reschedule(job live_jobs, changed live_jobs) returns void
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    update live_jobs j
+    set run_at = changed.run_at, priority = changed.priority, attempts = changed.attempts,
+        max_attempts = changed.max_attempts, state = changed.state, ready_at = changed.ready_at,
+        due_at = changed.due_at, parked = changed.parked, has_slot = changed.has_slot,
+        sequence_head = changed.sequence_head, started_at = changed.started_at,
+        crashes = changed.crashes, finished_at = changed.finished_at,
+        expires_at = changed.expires_at, reason = changed.reason, updated_at = changed.updated_at
+    where j.id = job.id;
+    if changed.parked is not null then
+        insert into promotion_requests (lane)
+        values (_lane_of(changed.parked, changed.queue_name, changed.sequence_key));
+    end if;
+    if changed.sequence_key is not null and changed.state = 'discarded' then
+        perform _halt_sequence(job, 'discarded');
+    elsif changed.sequence_key is not null then
+        perform _unhalt_sequence(changed.sequence_key, changed.id);
+    end if;
+    job.sequence_head := job.sequence_head and changed.sequence_head is not true;
+    perform _free_turn(job);
+    perform _arrive_late(array[job.id]);
+end;
+$$;
 
 create or replace function reschedule_jobs(
     job_ids bigint[], run_at timestamptz default null, priority integer default null,
@@ -257,11 +329,10 @@ as $$
 declare
     v_now timestamptz := clock();
     v_id bigint;
-    v_old live_jobs;
-    v_row live_jobs;
+    v_job live_jobs;
+    v_new live_jobs;
     v_problem text := _job_refusal(
         '-', null, null, run_at, max_attempts, null, priority, null, null, null, null, null, null);
-    v_retention interval := (select s.discarded_retention from settings s);
 begin
     if v_problem is null and attempts not between 0 and 32767 then
         v_problem := format('attempts must be from 0 to 32767, got %s', attempts);
@@ -273,61 +344,16 @@ begin
     -- their order.
     perform _hold_unique_key(k.unique_key) from (
         select distinct j.unique_key from live_jobs j
-        where j.id = any (reschedule_jobs.job_ids) and _gave_key_back(j) order by 1 offset 0) k
+        where j.id = any (reschedule_jobs.job_ids) and not _holds_unique_key(j) order by 1 offset 0) k
     where k.unique_key is not null;
     for v_id in select distinct i.id from unnest(job_ids) i(id) order by 1 loop
-        select j.* into v_old from live_jobs j where j.id = v_id and j.state <> 'running' for update;
+        select j.* into v_job from live_jobs j where j.id = v_id and j.state <> 'running' for update;
         continue when not found;
-        v_row := v_old;
-        v_row.run_at := coalesce(reschedule_jobs.run_at, v_old.run_at);
-        v_row.attempts := coalesce(reschedule_jobs.attempts, v_old.attempts);
-        v_row.max_attempts := coalesce(reschedule_jobs.max_attempts, v_old.max_attempts);
-        if v_old.state = 'discarded'
-           and num_nonnulls(
-               reschedule_jobs.run_at, reschedule_jobs.attempts, reschedule_jobs.max_attempts) = 0 then
-            null; -- a new priority alone does not run it again: it may be a lost job
-        elsif v_row.attempts < v_row.max_attempts then
-            v_row.state := _state_at(v_row.run_at, v_now, _held(v_old.sequence_key, v_old.sequence_head),
-                                     case when v_row.attempts > 0 then 'retryable' else 'scheduled' end);
-            v_row.finished_at := null;
-            v_row.expires_at := null;
-            v_row.reason := null;
-        elsif v_old.state <> 'discarded' then
-            v_row.state := 'discarded';
-            v_row.sequence_head := null;
-            v_row.finished_at := v_now;
-            v_row.expires_at := v_now + v_retention;
-            v_row.reason := 'out of attempts';
-        end if;
-        continue when v_old.unique_key is not null and _gave_key_back(v_old) and not _gave_key_back(v_row)
-                      and (_unique_holder(v_old.id, v_old.unique_key)).id is not null;
-        update live_jobs j
-        set run_at = v_row.run_at, attempts = v_row.attempts, max_attempts = v_row.max_attempts,
-            state = v_row.state,
-            ready_at = _ready_at(v_row.state, _parked(v_row.state, j.queue_name), v_row.run_at),
-            due_at = _due_at(v_row.state, v_row.run_at), has_slot = null,
-            parked = case when j.parked = 'next' and v_row.state = 'pending' then 'next'
-                else _parked(v_row.state, j.queue_name) end,
-            sequence_head = v_row.sequence_head,
-            started_at = case when v_row.state = 'discarded' then j.started_at end,
-            crashes = case when v_old.state <> 'discarded' or v_row.state = 'discarded' then j.crashes end,
-            finished_at = v_row.finished_at, expires_at = v_row.expires_at, reason = v_row.reason,
-            priority = coalesce(reschedule_jobs.priority, j.priority), updated_at = v_now
-        where j.id = v_old.id
-        returning j.* into v_row;
-        if v_row.parked is not null then
-            insert into promotion_requests (lane)
-            values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
-        end if;
-        if v_row.sequence_key is not null and v_row.state = 'discarded' then
-            perform _halt_sequence(v_old, 'discarded');
-        elsif v_row.sequence_key is not null then
-            perform _unhalt_sequence(v_row.sequence_key, v_row.id);
-        end if;
-        v_old.sequence_head := v_old.sequence_head and v_row.sequence_head is not true;
-        perform _free_turn(v_old);
-        perform _arrive_late(array[v_row.id]);
-        return next _job_of(v_row);
+        v_new := _rescheduled(v_job, v_now, run_at, priority, attempts, max_attempts);
+        continue when not _holds_unique_key(v_job) and _holds_unique_key(v_new)
+                      and (_unique_holder(v_id, v_job.unique_key)).id is not null;
+        perform _reschedule(v_job, v_new);
+        return next _job_of(v_new);
     end loop;
     perform _notify_workers();
 end;

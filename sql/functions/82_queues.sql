@@ -10,7 +10,8 @@ begin
             then format('queue_name must be 1 to 128 characters long, got %s',
                 coalesce(quote_literal(left(queue_name, 140)), 'NULL'))
         when queue_name = 'default'
-            then 'queue_name ''default'' stands for jobs without a queue, which nothing limits or pauses; give them a queue_name'
+            then 'queue_name ''default'' stands for jobs without a queue, which nothing limits or '
+                'pauses; give them a queue_name'
         when right(queue_name, 1) = '*' and not family
             then format('queue_name must name one queue, not a family, got %L', queue_name) end;
 end;
@@ -24,8 +25,9 @@ declare
     v_problem text := _queue_refusal(set_queue.queue_name, true);
 begin
     if v_problem is null and set_queue.concurrency < 1 then
-        v_problem := format('concurrency must be at least 1, or null for no limit, got %s (to stop a queue: pause_queue)',
-                            set_queue.concurrency);
+        v_problem := format(
+            'concurrency must be at least 1, or null for no limit, got %s (to stop a queue: pause_queue)',
+            set_queue.concurrency);
     end if;
     if v_problem is not null then
         raise exception 'set_queue: %', v_problem using errcode = 'PW001';

@@ -263,28 +263,46 @@ begin
 end;
 $$;
 
--- Prunes the tables without partitions: keys of once(), the audit log (after 90 days), and halts
--- (after 30 days) of jobs of which nothing is left.
-create or replace function _prune_small_tables(max_rows integer) returns void
+-- Prunes the keys of once() that are older than the setting once_retention; null keeps all.
+create or replace function _prune_once_keys(max_rows integer) returns void
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_retention constant interval := (select s.once_retention from settings s);
+    v_now timestamptz := clock();
+begin
+    if v_retention is not null then
+        delete from once_keys o where o.key = any (array(
+            select d.key from once_keys d where d.at < v_now - v_retention
+            order by d.at limit max_rows for update skip locked));
+    end if;
+end;
+$$;
+
+-- Prunes entries of the audit log that are older than 90 days.
+create or replace function _prune_audit_log(max_rows integer) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
-    v_once_retention interval := (select s.once_retention from settings s);
-    -- There is no index on the time of halts: this reads 16 pages from a random one on, or all
-    -- pages if max_rows is above 1,000.
+begin
+    delete from audit_log a where a.id = any (array(
+        select d.id from audit_log d where d.at < v_now - interval '90 days'
+        order by d.at limit max_rows for update skip locked));
+end;
+$$;
+
+-- Prunes halts older than 30 days whose job is gone and that block no job. No index has their
+-- time: reads 16 pages from a random one on, or all pages if max_rows is above 1,000.
+create or replace function _prune_halts(max_rows integer) returns void
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
     v_pages constant bigint := pg_relation_size('sequence_halts') / current_setting('block_size')::integer;
     v_span constant bigint := case when max_rows > 1000 then v_pages + 1 else 16 end;
     v_first constant bigint := floor(random() * greatest(v_pages - v_span + 1, 0));
 begin
-    if v_once_retention is not null then
-        delete from once_keys o where o.key = any (array(
-            select d.key from once_keys d
-            where d.at < v_now - v_once_retention order by d.at limit max_rows for update skip locked));
-    end if;
-    delete from audit_log a where a.id = any (array(
-        select d.id from audit_log d where d.at < v_now - interval '90 days'
-        order by d.at limit max_rows for update skip locked));
     with unhalted as (
         delete from sequence_halts h
         where h.ctid >= format('(%s,0)', v_first)::tid and h.ctid < format('(%s,0)', v_first + v_span)::tid

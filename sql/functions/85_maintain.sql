@@ -15,7 +15,9 @@ begin
     days := array[]::text[];
     rests := array[]::bigint[];
     pruned := _prune_discarded(max_rows) + _prune_finished(max_rows, _ended_days());
-    perform _prune_small_tables(max_rows);
+    perform _prune_once_keys(max_rows);
+    perform _prune_audit_log(max_rows);
+    perform _prune_halts(max_rows);
     foreach v_day in array _ended_days() loop
         begin
             select e.pruned, e.rest into v_pruned, v_rest from _empty_day(v_day, max_rows) e;

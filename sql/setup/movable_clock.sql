@@ -4,7 +4,8 @@
 create or replace function clock() returns timestamptz
     language sql volatile security definer set search_path from current
     return pg_catalog.clock_timestamp()
-           + coalesce(nullif(pg_catalog.current_setting('pyworker.clock_offset', true), '')::interval, '0'::interval)
+           + coalesce(
+               nullif(pg_catalog.current_setting('pyworker.clock_offset', true), '')::interval, '0'::interval)
            + (select coalesce(s.clock_offset, interval '0') from settings s);
 
 create or replace function advance_clock(by interval) returns timestamptz

@@ -107,3 +107,14 @@ def test_no_pinned_plan_is_compiled(db):
         select p.oid::regprocedure::text from pg_proc p join pg_namespace n on n.oid = p.pronamespace
         where n.nspname = 'pyworker' and p.proconfig @> array['enable_seqscan=off'] and not p.proconfig @> array['jit=off']
     """) == []  # fmt: skip
+
+
+def test_the_code_that_undoes_a_block_never_leaves_its_function(db):
+    """PW099, the one private code."""
+    assert names(db, """
+        select distinct p.oid::regprocedure::text || ': ' || c.code[1]
+        from pg_proc p join pg_namespace n on n.oid = p.pronamespace,
+             regexp_matches(p.prosrc, 'raise sqlstate ''(\\w+)''', 'g') c(code)
+        where n.nspname = 'pyworker'
+          and (c.code[1] <> 'PW099' or strpos(p.prosrc, 'exception when sqlstate ''PW099'' then') = 0)
+    """) == []  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -213,3 +214,60 @@ def test_a_dead_worker_has_nothing_to_reconcile(api: Any, job_in: Any, worker: i
     for who in (worker, 4711, None):
         with api.refusal("PW004", "reconcile"):
             api.reconcile(who, [job.id], [job.run])
+
+
+# Which jobs it takes
+
+FILTERS = ("task_identifiers", "queue_names", "forbidden_flags")
+TASKS = [None, [], ["t"], ["u", 'it\'s "odd"'], ["T"], ["u", None]]
+QUEUES = [None, [], ["default"], ["q", "r"], ["q", "default"], [None]]
+FLAGS = [None, [], ["slow"], ["red", "slow"], ["none such"], ["red", None]]
+
+
+def test_a_claim_and_takes_agree_on_the_jobs_that_a_worker_takes(api: Any, actor: Any, worker: int) -> None:
+    for queue in "qr":
+        api.set_queue(queue, None)
+    for task, queue, flags in product(("t", 'it\'s "odd"'), (None, "q", "r"), (None, ["slow"], ["red", "x"])):
+        api.add_job(task, queue_name=queue, flags=flags)
+    a = actor()
+    sizes: set[int] = set()
+    for given in product(TASKS, QUEUES, FLAGS):
+        a.begin()
+        claimed = {job.id for job in a.claim_jobs(worker, 100, *given)}
+        a.rollback()
+        api.update_worker(worker, dict(zip(FILTERS, given, strict=True)))
+        taken = api.rows("""
+            select j.id from pyworker.jobs j, pyworker.workers w
+            where pyworker._takes(w, j.task_identifier, coalesce(j.queue_name, 'default'), j.flags)
+        """)
+        assert claimed == {job_id for (job_id,) in taken}, given
+        sizes.add(len(claimed))
+    assert {0, 1, 18} <= sizes
+
+
+@pytest.mark.parametrize(
+    ("task", "queue", "flags", "expected"),
+    [
+        ("t", None, None, True), ("u", None, None, False),
+        (None, "q", None, True), (None, "default", None, False),
+        (None, None, '{"x": true}', True), (None, None, '{"slow": true}', False),
+        (None, None, None, True),
+    ],
+)  # fmt: skip
+def test_what_is_null_is_not_compared(
+    api: Any, worker: int, task: str | None, queue: str | None, flags: str | None, expected: bool
+) -> None:
+    api.update_worker(worker, dict(zip(FILTERS, (["t"], ["q"], ["slow"]), strict=True)))
+    takes = "select pyworker._takes(w, %s, %s, %s) from pyworker.workers w"
+    assert api.value(takes, [task, queue, flags]) is expected
+
+
+@pytest.mark.parametrize(
+    "rule", ["_is_registered(w)", "_is_live(w, clock())", "_has_lock(w, '{1}')", "_takes(w, 't', 'q', '{}')"]
+)
+def test_the_rules_about_workers_are_inlined(actor: Any, rule: str) -> None:
+    a = actor()
+    a.rows("set search_path = pyworker")
+    plan = "\n".join(line for (line,) in a.rows(f"explain (verbose) select from workers w where {rule}"))
+    assert "Filter: " in plan
+    assert rule.partition("(")[0] not in plan

@@ -163,7 +163,7 @@ declare
     v_waiting bigint;
     v_since timestamptz;
 begin
-    if exists (select from workers w where w.dead_at is null and w.expires_at >= v_now) then
+    if exists (select from workers w where _is_live(w, v_now)) then
         return;
     end if;
     select count(*), min(j.since) into v_waiting, v_since from (
@@ -186,9 +186,7 @@ create or replace function _check_tasks() returns table (severity text, finding 
 as $$
 begin
     return query
-    with alive as materialized (
-        select _said(w, 'task_identifiers') as tasks, _said(w, 'queue_names') as queues
-        from workers w where w.dead_at is null and w.expires_at >= clock()),
+    with live as materialized (select w as worker from workers w where _is_live(w, clock())),
     waiting as materialized (
         select j.task_identifier, coalesce(j.queue_name, 'default') as queue_name, count(*) as jobs
         from (select l.task_identifier, l.queue_name from live_jobs l
@@ -196,11 +194,11 @@ begin
         group by 1, 2),
     unknown as (
         select format('%s (%s)', w.task_identifier, sum(w.jobs)) as name, sum(w.jobs) as jobs from waiting w
-        where not exists (select from alive a where coalesce(a.tasks ? w.task_identifier, true))
+        where not exists (select from live l where _takes(l.worker, w.task_identifier, null, null))
         group by w.task_identifier),
     unserved as (
         select format('%s (%s)', w.queue_name, sum(w.jobs)) as name, sum(w.jobs) as jobs from waiting w
-        where not exists (select from alive a where coalesce(a.queues ? w.queue_name, true))
+        where not exists (select from live l where _takes(l.worker, null, w.queue_name, null))
         group by w.queue_name)
     select f.severity, f.finding, f.fix from (
         select 'warning',
@@ -214,7 +212,7 @@ begin
                    || _few(array_agg(u.name order by u.jobs desc, u.name)),
                'start a worker without --queue, or with --queue for it'
         from unserved u having count(*) > 0) f(severity, finding, fix)
-    where exists (select from alive);
+    where exists (select from live);
     -- Two programs can declare one task in two ways. The last one to start wrote the definition.
     return query
     select 'warning', 'the code of live workers declares tasks otherwise than the database defines them: '
@@ -292,9 +290,9 @@ begin
                'start a worker with the module that defines it, and without --task or with --task for it; or correct the schedule'
         from schedule_entries t
         where not t.paused
-          and exists (select from workers w where w.dead_at is null and w.expires_at >= v_now)
-          and not exists (select from workers w where w.dead_at is null and w.expires_at >= v_now
-                          and coalesce(_said(w, 'task_identifiers') ? t.identifier, true))
+          and exists (select from workers w where _is_live(w, v_now))
+          and not exists (select from workers w
+                          where _is_live(w, v_now) and _takes(w, t.identifier, null, null))
         having count(*) > 0
         union all
         select 5, 'info', 'paused schedules: ' || _few(array_agg(t.name order by t.name)),

@@ -45,7 +45,7 @@ begin
         remedy := _to_call(format('cancel_job(%s, force => true)', job.id)) || ' ends it at once';
         return next;
     end if;
-    select w.* into v_worker from workers w where w.id = job.worker_id and w.dead_at is null;
+    select w.* into v_worker from workers w where w.id = job.worker_id and _is_registered(w);
     reason := 'running';
     detail := format(
         'since %s on worker %s%s, attempt %s of %s', job.claimed_at, job.worker_id,
@@ -215,12 +215,6 @@ comment on function explain_job(bigint) is
     'no worker takes it, waits for a worker; for other jobs: running, cancel requested, completed, '
     'cancelled, discarded. Errors: PW004 if there is no such job.';
 
--- An array that a worker reported about itself. The info is also for people: other types are
--- ignored.
-create or replace function _said(worker workers, member text) returns jsonb
-    language sql immutable
-    return case when jsonb_typeof((worker).info -> member) = 'array' then (worker).info -> member end;
-
 -- Reports that no live worker would claim the job, or for an available job how many jobs come
 -- before it. No row if the job is not available and a worker would claim it.
 create or replace function _explain_workers(job live_jobs, out reason text, out detail text, out remedy text)
@@ -243,10 +237,9 @@ begin
     into v_alive, v_known, v_served, v_allowed, v_able
     from workers w
     cross join lateral (
-        select coalesce(_said(w, 'task_identifiers') ? job.task_identifier, true) as knows,
-               coalesce(_said(w, 'queue_names') ? v_queue, true) as serves,
-               not coalesce(job.flags ?| _texts_of(_said(w, 'forbidden_flags')), false) as allows) c
-    where w.dead_at is null and w.expires_at >= v_now;
+        select _takes(w, job.task_identifier, null, null) as knows, _takes(w, null, v_queue, null) as serves,
+               _takes(w, null, null, job.flags) as allows) c
+    where _is_live(w, v_now);
     if v_able = 0 then
         reason := 'no worker takes it';
         if v_alive = 0 then

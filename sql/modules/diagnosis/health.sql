@@ -7,29 +7,25 @@ create or replace function worker_health(worker text default null)
 as $$
 declare
     v_now timestamptz := clock();
-    v_class integer := (select l.class from _worker_lock(0) l);
-    v_held bigint[] := array(
-        select l.objid::bigint from pg_locks l
-        where l.locktype = 'advisory' and l.classid::bigint = v_class::bigint & 4294967295 and l.objsubid = 2 and l.granted
-          and l.database = (select d.oid from pg_database d where d.datname = current_database()));
+    v_held bigint[] := _held_worker_locks();
 begin
     return query
     select s.id, s.name, s.ailment is null, s.ailment is null and s.hindrance is null,
            coalesce(s.ailment, s.hindrance, 'it claims jobs')
     from (
         select w.id, coalesce(w.info ->> 'name', w.id::text) as name,
-               case when w.dead_at is not null then 'it has ended, or was declared dead'
-                    when w.expires_at < v_now then format('its last heartbeat was at %s', w.beat_at)
-                    when w.locked and w.id & 2147483647 <> all (v_held) then 'its control connection has ended'
+               case when not _is_registered(w) then 'it has ended, or was declared dead'
+                    when not _is_live(w, v_now) then format('its last heartbeat was at %s', w.beat_at)
+                    when w.locked and not _has_lock(w, v_held) then 'its control connection has ended'
                     when w.info ->> 'condition' = 'stuck' then 'the loop of its process does not turn' end as ailment,
                case when w.info ->> 'condition' = 'starting' then 'it is starting'
                     when w.info ->> 'condition' = 'stopping' then 'it is stopping'
                     when w.info ->> 'condition' = 'refused' then 'the database refuses its claims (see its log)'
                     when pg_is_in_recovery() then 'this database can only be read' end as hindrance
         from workers w
-        where case when worker_health.worker is null then w.dead_at is null
+        where case when worker_health.worker is null then _is_registered(w)
                    else w.id::text = worker_health.worker
-                       or w.dead_at is null and w.info ->> 'name' = worker_health.worker end) s
+                       or _is_registered(w) and w.info ->> 'name' = worker_health.worker end) s
     order by s.id;
 end;
 $$;

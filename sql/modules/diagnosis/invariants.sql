@@ -160,7 +160,7 @@ begin
         v_held := v_job.sequence_key is not null and (v_job.sequence_head is not true or exists (
             select from live_jobs j
             where j.sequence_key = v_job.sequence_key and j.sequence_head and j.id <> v_job.id));
-        if v_job.state = 'running' and exists (select from workers w where w.id = v_job.worker_id and w.dead_at is null) then
+        if v_job.state = 'running' and exists (select from workers w where w.id = v_job.worker_id and _is_registered(w)) then
             v_state := 'running';
             v_held := false;
         elsif v_job.state = 'discarded' or _must_not_rerun(v_job) then

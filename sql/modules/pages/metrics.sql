@@ -97,7 +97,7 @@ begin
         union all
         select 'pyworker_expired_leases', 'gauge',
                'Worker processes whose lease has run out, with jobs that were not rescued yet.', null,
-               (select count(*) from workers w where w.dead_at is null and w.expires_at < v_now)
+               (select count(*) from workers w where _is_registered(w) and not _is_live(w, v_now))
         union all
         select 'pyworker_sequences_halted', 'gauge',
                'Sequences that stand still at a job (1,000 halts are looked at).', null,

@@ -160,14 +160,14 @@ begin
                          from live_jobs j where j.ready_at is not null order by j.priority, j.ready_at, j.id
                          limit 20000) r
         where r.state = 'running')
-    select w.id, w.info, w.started_at, w.beat_at, w.expires_at, w.expires_at < clock(),
+    select w.id, w.info, w.started_at, w.beat_at, w.expires_at, not _is_live(w, clock()),
            (select count(*) from running r where r.worker_id = w.id),
            (select jsonb_agg(jsonb_build_object('id', t.id, 'task_identifier', t.task_identifier,
                                                 'since', t.claimed_at,
                                                 'cancel_requested_at', t.cancel_requested_at)
                              order by t.claimed_at, t.id)
             from (select r.* from running r where r.worker_id = w.id order by r.claimed_at, r.id limit 20) t)
-    from workers w where w.dead_at is null
+    from workers w where _is_registered(w)
     order by w.id;
 end;
 $$;
@@ -318,8 +318,8 @@ begin
         'oldest', case when v_oldest.id is not null then jsonb_build_object(
             'id', v_oldest.id, 'task_identifier', v_oldest.task_identifier, 'since', v_oldest.ready_at,
             'seconds', extract(epoch from v_now - v_oldest.ready_at)::bigint) end,
-        'workers', (select count(*) from workers w where w.dead_at is null and w.expires_at >= v_now),
-        'silent_workers', (select count(*) from workers w where w.dead_at is null and w.expires_at < v_now),
+        'workers', (select count(*) from workers w where _is_live(w, v_now)),
+        'silent_workers', (select count(*) from workers w where _is_registered(w) and not _is_live(w, v_now)),
         'halted_sequences', (select count(*) from list_sequences(true, null, 1000)),
         'paused_queues', (select coalesce(jsonb_agg(q.queue_name order by q.queue_name), '[]')
                           from (select k.queue_name from queues k where k.paused order by k.queue_name

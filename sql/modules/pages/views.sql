@@ -19,24 +19,27 @@ comment on view jobs is
 
 create or replace view history as
 select f.id, f.queue_name, f.task_identifier, f.priority, f.run_at, f.attempts, f.max_attempts, f.last_error,
-       f.created_at, f.updated_at, f.job_key as key, f.claimed_at as locked_at, f.worker_id::text as locked_by, f.revision, f.flags,
-       f.state, f.delivery,
+       f.created_at, f.updated_at, f.job_key as key, f.claimed_at as locked_at,
+       f.worker_id::text as locked_by, f.revision, f.flags, f.state, f.delivery,
        encode(f.unique_key, 'hex') as unique_key, f.sequence_key, f.meta, f.run, f.reason, f.finished_at
 from finished_jobs f;
 comment on view history is
     'Completed and cancelled jobs, until their retention is over. The same columns as jobs; '
     'locked_at and locked_by are those of the last run.';
 
+-- The settings of queues for the view queue_stats. A view's functions run with the rights of the
+-- role that reads it, which may not read the table of queues.
+create or replace function _settings_of(queue_names text[])
+    returns table (queue_name text, concurrency integer, paused boolean)
+    language plpgsql stable security definer set search_path from current
+as $$
+begin
+    return query select q.queue_name, q.concurrency, q.paused from _queues_of(queue_names) q;
+end;
+$$;
+
 create or replace view queue_stats as
-with family as materialized (
-    select k.queue_name, k.concurrency from queues k where right(k.queue_name, 1) = '*')
-select q.queue_name,
-       case when o.inherits is false then o.concurrency
-            when q.queue_name = 'default' or f.queue_name is not null then f.concurrency
-            else 1 end as concurrency,
-       coalesce(o.paused, false) as paused, q.available, q.running, q.pending, q.scheduled, q.retryable,
-       q.discarded, q.oldest_waiting
-from (
+with counted as materialized (
     select u.queue_name,
            count(*) filter (where u.state = 'available') as available,
            count(*) filter (where u.state = 'running') as running,
@@ -48,13 +51,10 @@ from (
     from (select coalesce(j.queue_name, 'default') as queue_name, j.state, j.run_at from live_jobs j
           union all
           select k.queue_name, null::text as state, null::timestamptz as run_at from queues k) u
-    group by u.queue_name) q
-left join queues o on o.queue_name = q.queue_name
-left join lateral (
-    select k.* from family k
-    where q.queue_name <> 'default' and o.inherits is not false
-      and starts_with(q.queue_name, left(k.queue_name, -1))
-    order by length(k.queue_name) desc limit 1) f on true;
+    group by u.queue_name)
+select c.queue_name, case when c.queue_name <> 'default' then s.concurrency end as concurrency, s.paused,
+       c.available, c.running, c.pending, c.scheduled, c.retryable, c.discarded, c.oldest_waiting
+from counted c join _settings_of(array(select n.queue_name from counted n)) s on s.queue_name = c.queue_name;
 comment on view queue_stats is
     'One row per queue that has live jobs or settings; ''default'' stands for jobs without a '
     'queue. concurrency null means no limit. The view counts every live job: do not poll it. '
@@ -86,10 +86,12 @@ comment on view sequences is
     'see resume_sequence. The view reads every live job of a sequence: do not poll it. '
     'list_sequences() costs less.';
 
+-- Not _is_registered(w): the roles that read this view may not call it.
 create or replace view live_workers as
 select w.id, w.info, w.started_at, w.beat_at, w.expires_at from workers w where w.dead_at is null;
 comment on view live_workers is
-    'Workers that were not declared dead. info is what each reported about itself.';
+    'Registered workers: those that have not ended and were not declared dead. A worker whose '
+    'expires_at is over is not live any more. info is what each reported about itself.';
 
 create or replace view schedules as
 select t.name, t.cron, t.timezone, describe_cron(t.cron) as words, t.identifier, t.next_at, t.last_at,
