@@ -10,28 +10,14 @@ create or replace function _granted() returns table (role text, functions text[]
     language plpgsql stable set search_path from current
 as $$
 declare
-<<<<<<< HEAD
-    v_producer constant text[] := '{add_job,add_jobs,remove_job,once,unique_opts,conformance,_json_of,clock,schema_version}'::text[];
-    v_worker constant text[] := v_producer ||
-        '{define_task,register_worker,update_worker,hold_worker_lock,report_crash,sweep_workers,open_worker,work,beat,close_worker,start_job,cancelled_runs,task_timeouts,worker_ttl,heartbeat,unregister_worker,claim_jobs,seconds_until_due,finish_jobs,finish_job,was_finished,fail_jobs,snooze_job,snooze_jobs,release_jobs,
-          force_unlock_workers,reconcile,promote_jobs,maintain,check_version,get_job,run_schedules,seconds_until_tick,parse_crontab,declare_schedules,
-          next_runs,describe_cron,worker_health}';
-    v_admin constant text[] := v_worker ||
-        '{job_errors,cancel_job,retry_job,retry_jobs,delete_job,complete_jobs,permanently_fail_jobs,reschedule_jobs,prune,configure,
-          resume_sequence,set_queue,pause_queue,resume_queue,explain_job,doctor,metrics,add_schedule,remove_schedule,pause_schedule,resume_schedule,run_schedule,
-          _add_schedule,_lend_query_schema,_query_function,perform_action}';
-    v_reader constant text[] :=
-        '{clock,schema_version,next_runs,describe_cron,worker_health,metrics,overview,count_jobs,throughput,list_jobs,list_queues,list_sequences,list_tasks,list_workers}'::text[];
-    v_views constant text[] := '{jobs,history,queue_stats,sequences,live_workers,schedules,audit}'::text[];
-=======
     v_producer constant text[] := '{
         add_job, add_jobs, remove_job, once, unique_opts, conformance, _json_of, clock,
         schema_version}';
     v_worker constant text[] := v_producer || '{
         define_task, register_worker, update_worker, hold_worker_lock, report_crash,
-        sweep_workers, start_job, cancelled_runs, task_timeouts, worker_ttl, heartbeat,
+        sweep_workers, open_worker, work, beat, close_worker, start_job, cancelled_runs, task_timeouts, worker_ttl, heartbeat,
         unregister_worker, claim_jobs, seconds_until_due, finish_jobs, finish_job,
-        was_finished, fail_jobs, snooze_job, release_jobs, force_unlock_workers, reconcile,
+        was_finished, fail_jobs, snooze_job, snooze_jobs, release_jobs, force_unlock_workers, reconcile,
         promote_jobs, maintain, check_version, get_job, run_schedules, seconds_until_tick,
         parse_crontab, declare_schedules, next_runs, describe_cron, worker_health}'::text[];
     v_admin constant text[] := v_worker || '{
@@ -45,7 +31,6 @@ declare
         count_jobs, throughput, list_jobs, list_queues, list_sequences, list_tasks,
         list_workers, _settings_of}';
     v_views constant text[] := '{jobs, history, queue_stats, sequences, live_workers, schedules, audit}';
->>>>>>> main
 begin
     return query
     select current_schema() || k.suffix, k.functions, k.views from (values
