@@ -129,9 +129,7 @@ def run_sql(page: str, conn: psycopg.Connection[Any]) -> None:
             check_answer(block, cursor, runs)
 
 
-def run_block(
-    block: Block, conn: psycopg.Connection[Any], runs: dict[str, str]
-) -> psycopg.Cursor[Any]:
+def run_block(block: Block, conn: psycopg.Connection[Any], runs: dict[str, str]) -> psycopg.Cursor[Any]:
     expected = re.fullmatch(r"error: (\w{5})", block.marker)
     *statements, last = pglast.split(block.text)
     said = [(statement, None) for statement in statements] + [(last, expected and expected[1])]

@@ -334,6 +334,18 @@ def test_lost_connections_cost_no_running_handler(queue: Running) -> None:
     assert [len(queue.seen(job)) for job in jobs] == [1, 1]
 
 
+def test_a_report_whose_answer_is_lost_is_repeated(queue: Running) -> None:
+    queue.node()
+    job = queue.add("note", {"ms": 500})
+    queue.until_begun(job)
+    with queue.conn.transaction():  # the report waits for this transaction
+        queue.rows("select from pyworker.live_jobs where id = %s for update", job)
+        cut = "select pg_terminate_backend(pid) from pg_locks where not granted limit 1"
+        queue.until(f"select coalesce(({cut}), false)")
+    queue.until_state("completed", job)
+    assert len(queue.seen(job)) == 1
+
+
 def test_it_opens_again_when_it_was_declared_dead_and_drops_what_it_was_running(queue: Running) -> None:
     queue.node()
     job = queue.add("wait")
