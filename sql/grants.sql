@@ -15,9 +15,10 @@ declare
         schema_version}'::text[];
     v_worker constant text[] := v_producer || '{
         define_task, register_worker, update_worker, hold_worker_lock, report_crash,
-        sweep_workers, start_job, cancelled_runs, task_timeouts, worker_ttl, heartbeat,
+        sweep_workers, open_worker, work, beat, close_worker, start_job, cancelled_runs,
+        task_timeouts, worker_ttl, heartbeat,
         unregister_worker, claim_jobs, seconds_until_due, finish_jobs, finish_job,
-        was_finished, fail_jobs, snooze_job, release_jobs, force_unlock_workers, reconcile,
+        was_finished, fail_jobs, snooze_job, snooze_jobs, release_jobs, force_unlock_workers, reconcile,
         promote_jobs, maintain, check_version, get_job, run_schedules, seconds_until_tick,
         parse_crontab, declare_schedules, next_runs, describe_cron, worker_health}'::text[];
     v_admin constant text[] := v_worker || '{

@@ -58,6 +58,8 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/60_fail.sql
 \ir functions/70_workers.sql
 \ir functions/72_sweep.sql
+\ir functions/75_turn.sql
+\ir functions/76_beat.sql
 \ir functions/80_admin.sql
 \ir functions/81_retry.sql
 \ir functions/82_queues.sql

@@ -67,6 +67,15 @@ create type _job_request as (
     delivery text
 );
 
+create type _report as (
+    position integer,
+    verb text,
+    id bigint,
+    run bigint,
+    problem text,
+    value jsonb
+);
+
 create type _sequencing as (
     key text,
     continue_on_cancelled boolean,

@@ -48,6 +48,7 @@ MENU = {
         "reference-sql",
         "reference-python",
         "reference-cli",
+        "protocol",
         "inside",
         "inside-leases",
         "inside-notify",

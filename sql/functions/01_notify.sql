@@ -39,12 +39,16 @@ begin
 end;
 $$;
 
--- `set pyworker.notify = off` is for callers that PREPARE TRANSACTION: it fails after a NOTIFY.
+-- `set pyworker.notify = off` is for callers that PREPARE TRANSACTION: it fails after a NOTIFY. While
+-- a turn settles its reports (pyworker.turn), the notification waits: the turn sends it when it has
+-- claimed, if it has not taken the jobs itself.
 create or replace function _send_notification() returns void
     language plpgsql set search_path from current
 as $$
 begin
-    if current_setting('pyworker.notify', true) is distinct from 'off' then
+    if current_setting('pyworker.turn', true) <> '' then
+        perform set_config('pyworker.turn', 'notify', true);
+    elsif current_setting('pyworker.notify', true) is distinct from 'off' then
         perform pg_notify(current_schema(), '');
     end if;
 end;

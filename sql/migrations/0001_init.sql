@@ -97,6 +97,16 @@ create type _failure as (
     problem text
 );
 
+-- One report of `work` (private); problem: why it does not count.
+create type _report as (
+    position integer,
+    verb text,
+    id bigint,
+    run bigint,
+    problem text,
+    value jsonb
+);
+
 -- What a sequence_policy means for one job (private).
 create type _sequencing as (
     key text,

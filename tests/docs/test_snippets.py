@@ -5,6 +5,7 @@ A comment on the line above a block says what is special about it:
 
     <!-- not run: why -->      it is only shown (the number of these per page is below)
     <!-- error: PW001 -->      its last statement is refused with this SQLSTATE
+    <!-- answer -->            what the last statement above it returns, as psql shows it
     <!-- shop.py -->           a file of a project, which another test runs
 """
 
@@ -121,20 +122,58 @@ def test_the_sql_of_a_page_runs_from_top_to_bottom(page: str, owner: psycopg.Con
 
 
 def run_sql(page: str, conn: psycopg.Connection[Any]) -> None:
-    conn.execute(TABLES.get(page, "select"))  # type: ignore[arg-type]
-    for block in of(page, "sql"):
-        expected = re.fullmatch(r"error: (\w{5})", block.marker)
-        *statements, last = pglast.split(block.text)
-        said = [(statement, None) for statement in statements] + [(last, expected and expected[1])]
-        for statement, code in said:
-            refused = None
-            try:
-                conn.execute(statement)  # type: ignore[arg-type]
-            except psycopg.Error as error:
-                refused = error
-            assert (refused and refused.sqlstate) == code, (
-                f"{page}.md, line {block.line}: {statement}\n{refused}"
-            )
+    cursor = conn.execute(TABLES.get(page, "select"))  # type: ignore[arg-type]
+    runs: dict[str, str] = {}
+    for block in [block for block in BLOCKS if block.page == page and block.is_run]:
+        if block.language == "sql":
+            cursor = run_block(block, conn, runs)
+        elif block.marker == "answer":
+            check_answer(block, cursor, runs)
+
+
+def run_block(block: Block, conn: psycopg.Connection[Any], runs: dict[str, str]) -> psycopg.Cursor[Any]:
+    expected = re.fullmatch(r"error: (\w{5})", block.marker)
+    *statements, last = pglast.split(block.text)
+    said = [(statement, None) for statement in statements] + [(last, expected and expected[1])]
+    cursor = conn.cursor()
+    for statement, code in said:
+        refused = None
+        try:
+            cursor.execute(RUN_SHOWN.sub(lambda run: runs[run[0]], statement).encode())
+        except psycopg.Error as error:
+            refused = error
+        assert (refused and refused.sqlstate) == code, (
+            f"{block.page}.md, line {block.line}: {statement}\n{refused}"
+        )
+    return cursor
+
+
+# A page cannot know the runs of its jobs, since they are times. Each one in an answer stands for the real one.
+RUN_SHOWN = re.compile(r"\b1764\d{12}\b")
+DECIMAL = re.compile(r"\d+(\.\d+)?")
+TIMES = {"again_in_s", "next_in_s"}
+
+
+def check_answer(block: Block, cursor: psycopg.Cursor[Any], runs: dict[str, str]) -> None:
+    """Compare an answer as psql shows it with the rows; the values of TIMES differ each time."""
+    lines = [line for line in block.text.splitlines() if not set(line) <= set("-+ ")]
+    head, *shown = ([cell.strip() for cell in line.split("|")] for line in lines)
+    result = cursor.pgresult
+    assert result
+    got = [
+        [(result.get_value(row, at) or b"").decode() for at in range(result.nfields)]
+        for row in range(result.ntuples)
+    ]
+    assert head == [column.name for column in cursor.description or ()]
+    assert len(shown) == len(got), f"{block.page}.md, line {block.line}: {got}"
+    for said, real in zip(shown, got, strict=True):
+        for at, cell in enumerate(said):
+            if RUN_SHOWN.fullmatch(cell):
+                assert runs.setdefault(cell, real[at]) == real[at]
+            elif head[at] in TIMES:
+                assert bool(DECIMAL.fullmatch(cell)) == bool(DECIMAL.match(real[at]))
+            else:
+                assert cell == real[at], f"{block.page}.md, line {block.line}"
 
 
 # -- Python: a page is a module, imported once by hand (its own adds are committed), then by a real

@@ -60,7 +60,7 @@ FUNCTIONS = {
     "maintain": {""},
     "metrics": {"max_rows"},
     "next_runs": {"cron timezone n after"},
-    "once": {"key"},
+    "once": {"key", "job_id run name"},
     "overview": {""},
     "parse_crontab": {"content"},
     "perform_action": {"action targets actor"},
@@ -87,6 +87,7 @@ FUNCTIONS = {
     "seconds_until_tick": {""},
     "set_queue": {"queue_name concurrency"},
     "snooze_job": {"job_id run delay"},
+    "snooze_jobs": {"job_ids runs delays"},
     "start_job": {"job_id run"},
     "sweep_workers": {""},
     "task_timeouts": {"task_identifiers"},
@@ -95,6 +96,12 @@ FUNCTIONS = {
     "unregister_worker": {"worker_id"},
     "report_crash": {"worker_id job_ids runs error"},
     "worker_ttl": {""},
+    "open_worker": {"info protocol"},
+    "work": {
+        "worker_id done_ids done_runs done_results reports max_jobs task_identifiers queue_names forbidden_flags"
+    },
+    "beat": {"worker_id job_ids runs lock condition lost_answer"},
+    "close_worker": {"worker_id"},
 }
 # New columns of a type or view go last: these are the beginning.
 COLUMNS = {
