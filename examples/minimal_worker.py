@@ -19,7 +19,7 @@ my = {"held": ([], []), "until": 1e99, "end": False}  # the job that runs, how l
 
 
 def beat(worker):  # in a thread; ends the process if a handler must stop: others get its job in two seconds
-    with psycopg.connect(**HOW) as conn:
+    with psycopg.connect(**HOW, options="-c statement_timeout=4s") as conn:  # of a schedule's query
         while time.monotonic() < my["until"]:
             held = my["held"]
             alive, *stops = conn.execute(BEAT, [worker, *held]).fetchall()

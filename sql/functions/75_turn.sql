@@ -229,7 +229,9 @@ begin
             array_agg(c.id), array_agg(c.run), array_agg(done_results[c.position]))
         from unnest(v_counts) c where c.verb = 'done' having count(*) > 0;
     perform fail_jobs(jsonb_agg(jsonb_build_object(
-            'id', c.id, 'run', c.run, 'error', c.value -> 'error', 'payload', c.value -> 'payload',
+            'id', c.id, 'run', c.run, 'payload', c.value -> 'payload',
+            'error', coalesce(
+                c.value ->> 'error', case when c.verb = 'cancel' then 'cancelled by its handler' end),
             'delay', c.value -> 'delay_s', c.verb, true)))
         from unnest(v_counts) c
         where c.verb = any ('{fail,cancel,discard,not_started}') having count(*) > 0;

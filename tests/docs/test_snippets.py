@@ -148,7 +148,8 @@ def run_block(block: Block, conn: psycopg.Connection[Any], runs: dict[str, str])
     return cursor
 
 
-# A page cannot know the runs of its jobs, since they are times. Each one in an answer stands for the real one.
+# A page cannot know the runs of its jobs, since they are times. Each one in an answer stands for
+# the real one.
 RUN_SHOWN = re.compile(r"\b1764\d{12}\b")
 DECIMAL = re.compile(r"\d+(\.\d+)?")
 TIMES = {"again_in_s", "next_in_s"}

@@ -1,4 +1,4 @@
-"""examples/runners/node: a runner in JavaScript keeps what the protocol promises, also beside `pyworker run`."""
+"""examples/runners/node: a runner in JavaScript keeps the promises, also beside `pyworker run`."""
 
 from __future__ import annotations
 

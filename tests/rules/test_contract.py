@@ -98,7 +98,8 @@ FUNCTIONS = {
     "worker_ttl": {""},
     "open_worker": {"info protocol"},
     "work": {
-        "worker_id done_ids done_runs done_results reports max_jobs task_identifiers queue_names forbidden_flags"
+        "worker_id done_ids done_runs done_results reports max_jobs task_identifiers queue_names "
+        "forbidden_flags"
     },
     "beat": {"worker_id job_ids runs lock condition lost_answer"},
     "close_worker": {"worker_id"},
