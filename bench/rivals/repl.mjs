@@ -1,4 +1,4 @@
-// What a contender's program reads and writes: a JSON array per line, [verb, ...arguments], and for each a line
+// What a contender reads and writes: a JSON array per line, [verb, ...arguments], and for each a line
 // {"ok": …} or {"error": …} when it is done.
 import { appendFileSync } from "node:fs";
 import { createInterface } from "node:readline";
