@@ -1,7 +1,8 @@
 """Where a drained job's CPU goes, in microseconds: python bench/anatomy.py [--jobs N] [--rounds N]
 
-In the server: what a backend uses per job, in batches of 500, one kind of batch after the other, so that all of them meet the same machine. In
-the worker: the same calls' share of the client, and a job's way through a worker's handlers, without a database. Medians over the batches.
+In the server: what a backend uses per job, in batches of 500. The kinds of batches take turns, so
+that all of them meet the same machine. In the worker: the same calls' share of the client, and a
+job's way through a worker's handlers, without a database. Medians over the batches.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent / "rivals"))
-os.environ["BENCH_TRAIL"] = os.devnull  # the handlers of the benchmark ask for both
+os.environ["BENCH_TRAIL"] = os.devnull  # the benchmark's handlers need both variables
 os.environ["DATABASE_URL"] = os.environ.get("DATABASE_URL", "")
 
 import psycopg
@@ -31,16 +32,20 @@ from pyworker._runner.config import RunConfig
 from pyworker._runner.shared import Slots
 
 BATCH = 500
-PLAIN = (
-    f"""update jobs set worker = 1 where id = any(array(select id from jobs where run_at <= now() and worker is null
-        order by priority, run_at, id limit {BATCH} for update skip locked)) returning id, payload""",
-    "delete from jobs where id = any(%s)",
-)  # fmt: skip
-found: dict[str, list[float]] = {}
+PLAIN_CLAIM = f"""
+    update jobs set worker = 1
+    where id = any(array(
+        select id from jobs where run_at <= now() and worker is null
+        order by priority, run_at, id limit {BATCH} for update skip locked))
+    returning id, payload"""
+PLAIN_FINISH = "delete from jobs where id = any(%s)"
+PAYLOAD = '{"n": 1, "to": "ada@example.org"}'
+NONE = (None,) * 5  # of a claimed row: queue, key, flags, meta, sequence
+found: dict[str, list[float]] = {}  # microseconds per job, one figure for each batch
 
 
 def backend(conn: psycopg.Connection[Any]) -> float:
-    """CPU seconds, by the scheduler's own clock: a batch takes less than a tick."""
+    """CPU seconds of a backend by the scheduler's clock: a batch takes less than a clock tick."""
     return int(Path(f"/proc/{conn.info.backend_pid}/schedstat").read_text().split()[0]) / 1e9
 
 
@@ -58,7 +63,7 @@ def drain(site: Site, jobs: int, history: str) -> None:
     db = Database(site.conn)
     worker = db.register_worker({})
     claim = db.claim_call(worker, BATCH, ["noop"], None, None, alone=True)
-    narrow = (claim[0].replace(worker._CLAIMED, "id, run"), claim[1])
+    narrow = ("select id, run from " + claim[0].partition(" from ")[2], claim[1])
     for _ in range(jobs // BATCH // 2):
         for what, call in (("claim_jobs", claim), ("claim_jobs, of its columns only id and run", narrow)):
             rows = measured(what, site.conn, lambda call=call: db.send(call).fetchall())
@@ -74,31 +79,27 @@ def plain(site: Site, jobs: int) -> None:
     site.fill(jobs)
     site.conn.execute("analyze")
     for _ in range(jobs // BATCH):
-        rows = measured("a plain UPDATE", site.conn, lambda: site.conn.execute(PLAIN[0]).fetchall())
+        rows = measured("a plain UPDATE", site.conn, lambda: site.conn.execute(PLAIN_CLAIM).fetchall())
         ids = [row[0] for row in rows]
-        measured("a plain DELETE", site.conn, lambda ids=ids: site.conn.execute(PLAIN[1], [ids]))
+        measured("a plain DELETE", site.conn, lambda ids=ids: site.conn.execute(PLAIN_FINISH, [ids]))
 
 
 def handlers(task: str, uvloop: bool, batches: int) -> None:
-    """From rows to outcomes, through the threads of a real worker."""
+    """From claimed rows to outcomes, through the threads of a real worker."""
+    what = f"worker: {task}{', uvloop' if uvloop else ''}, from rows to outcomes"
     config = RunConfig("", tasks=["ours_tasks"], uvloop=uvloop)
     child = Child(config, 1, sys.stdin, Slots.create(config.concurrency))
     child.handlers.tasks = tasks.load(config.tasks)
     now = time.time()
     for batch in range(batches):
-        rows = [
-            (batch * BATCH + n, 1, task, '{"n": 1, "to": "ada@example.org"}', 1, 25, 0, now, None, None, None, None, None, now, "at_least_once", 0)
-            for n in range(BATCH)
-        ]  # fmt: skip
+        ids = range(batch * BATCH, (batch + 1) * BATCH)
+        rows = [(job_id, 1, task, PAYLOAD, 1, 25, 0, now, *NONE, now, "at_least_once", 0) for job_id in ids]
         before = time.process_time()
         child.handlers.begin(rows)
         while len(child.handlers.outcomes) < BATCH:
             time.sleep(0.002)
         child.handlers.collect()
-        used = (time.process_time() - before) / BATCH * 1e6
-        found.setdefault(f"worker: {task}{', uvloop' if uvloop else ''}, from rows to outcomes", []).append(
-            used
-        )
+        found.setdefault(what, []).append((time.process_time() - before) / BATCH * 1e6)
 
 
 def main() -> None:
@@ -121,7 +122,7 @@ def main() -> None:
     for what, values in sorted(found.items()):
         quarters = statistics.quantiles(values, n=4)
         print(f"{what:60} {quarters[1]:6.2f}   ({quarters[0]:.2f} to {quarters[2]:.2f})")
-    os._exit(0)  # the handlers' threads wait for more
+    os._exit(0)  # the handlers' threads wait for more jobs
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Who takes part: how it is installed, how a transaction of our own adds jobs to it, how we see that it has done them all."""
+"""Who takes part: how a contender is installed, what adds jobs to it in a transaction of the benchmark, and
+what tells that it has done them all."""
 
 from __future__ import annotations
 
@@ -16,114 +17,182 @@ HERE = Path(__file__).parent
 RIVALS = HERE / "rivals"
 SCRATCH = HERE.parent / ".bench"
 PYTHON = str(SCRATCH / "python" / "bin" / "python")
+OURS = ("pyworker", "pyworker, deleted")
+FLOOR = ("table, 100", "table, 500", "table, two steps")
+FUNCTIONS = ("functions, 100", "functions, 500", "functions, 500, deleted")
 PEERS = ("graphile-worker", "pg-boss", "river", "procrastinate", "pgqueuer", "chancy", "oban")
 
 
 @dataclass(frozen=True)
 class Contender:
+    """%(jobs)s, %(task)s and %(floor)s in its statements are parameters."""
+
     name: str
     command: tuple[str, ...]
-    fill: str  # adds %(n)s jobs named %(task)s
-    left: str  # a row as long as jobs that came after id %(floor)s are left
-    settings: str  # for throughput, and where its documentation says so
+    fill: str  # adds so many jobs of this task
+    left: str  # a row as long as jobs with an id above the floor are left
+    settings: str  # for throughput, and where its documentation recommends them
     concurrency: int = 24
     setup: tuple[str, ...] = ()  # arguments of the verb
     chunk: int = 10_000  # jobs per call of `fill`
-    share: float = 1.0  # of the jobs that the others get: the slow ones would take hours
-    newest: str = ""  # the highest id so far; jobs with ids that do not grow have none
+    share: float = 1.0  # of the others' number of jobs: a slow contender would take hours
+    newest: str = ""  # the highest id so far; empty where ids do not grow
 
 
 PAYLOAD = "json_build_object('n', i, 'to', 'ada@example.org')"
-OURS = dict(
-    command=(sys.executable, str(RIVALS / "ours.py")),
-    fill=f"""select count(*) from pyworker.add_jobs((select jsonb_agg(jsonb_build_object('identifier', %(task)s::text, 'payload', {PAYLOAD}))
-             from generate_series(1, %(n)s) i))""",
-    left="select 1 from pyworker.live_jobs where id > %(floor)s and state <> 'discarded' order by id desc limit 1",
-    newest="select coalesce(max(id), 0) from pyworker.live_jobs",
-    chunk=1000,
-)
-BARE = dict(
-    fill=f"insert into jobs (task, payload) select %(task)s, {PAYLOAD} from generate_series(1, %(n)s) i",
-    left="select 1 from jobs where id > %(floor)s order by id desc limit 1",
-    newest="select coalesce(max(id), 0) from jobs",
-)
-DELETED = "select pyworker.configure(completed_retention => '0')"
+JOBS = "generate_series(1, %(jobs)s) i"
+
+
+def left_in(table: str, which: str) -> str:
+    """For a contender whose ids do not grow."""
+    return f"select 1 from {table} where {which} limit 1"
+
+
+def left_above(table: str, which: str = "true") -> dict[str, str]:
+    return dict(
+        left=f"select 1 from {table} where id > %(floor)s and {which} order by id desc limit 1",
+        newest=f"select coalesce(max(id), 0) from {table}",
+    )
 
 
 def bare(kind: str, batch: int) -> tuple[str, ...]:
     return sys.executable, str(RIVALS / "bare.py"), kind, str(batch)
 
 
-CONTENDERS = {
-    contender.name: contender
-    for contender in (
-        Contender("pyworker", **OURS, settings="the defaults: 10 handlers at once, async handler, history kept, asyncio's event loop", concurrency=10),
-        Contender("pyworker, deleted", **OURS, settings="the same, `configure(completed_retention => '0')`", concurrency=10, setup=(DELETED,)),
-        Contender("pyworker, uvloop", **OURS | dict(command=(*OURS["command"], "uvloop")), settings="the defaults, with uvloop installed", concurrency=10),
-        Contender("table, 100", command=bare("table", 100), **BARE, settings="the floor: DELETE … SKIP LOCKED, 100 at a time"),
-        Contender("table, 500", command=bare("table", 500), **BARE, settings="the floor: the same, 500 at a time"),
-        Contender("table, two steps", command=bare("two steps", 500), **BARE, settings="UPDATE … SKIP LOCKED when taken, DELETE when done, 500 at a time: no job is lost"),
-        Contender("functions, 100", **OURS | dict(command=bare("functions", 100)), settings="claim_jobs and finish_jobs from a bare loop, 100 at a time"),
-        Contender("functions, 500", **OURS | dict(command=bare("functions", 500)), settings="the same, 500 at a time"),
-        Contender("functions, 500, deleted", **OURS | dict(command=bare("functions", 500)), settings="the same, history off", setup=(DELETED,)),
-        Contender(
-            "graphile-worker", ("node", "graphile.mjs"),
-            fill=f"""select count(*) from graphile_worker.add_jobs(array(
-                     select row(%(task)s, {PAYLOAD}, null, null, null, null, null, null)::graphile_worker.job_spec from generate_series(1, %(n)s) i))""",
-            left="select 1 from graphile_worker._private_jobs where id > %(floor)s order by id desc limit 1",
-            newest="select coalesce(max(id), 0) from graphile_worker._private_jobs",
-            settings="24 jobs at once, localQueue.size 500, completeJobBatchDelay 0, failJobBatchDelay 0 "
-                     "(worker.graphile.org/docs/performance); for latency without them",
-        ),
-        Contender(
-            "pg-boss", ("node", "pgboss.mjs"),
-            fill=f"insert into pgboss.job (name, data) select %(task)s, {PAYLOAD}::jsonb from generate_series(1, %(n)s) i",
-            left="select 1 from pgboss.job where name in ('noop', 'fail') and state < 'completed' and %(floor)s is not null limit 1",
-            settings="batchSize 500, localConcurrency 2, burstWhenBatchFull, priority off, orderByCreatedOn off; "
-                     "for latency batchSize 1, useListenNotify (its type documentation)",
-        ),
-        Contender(
-            "river", (str(SCRATCH / "river"),), share=0.5,
-            fill=f"insert into river_job (kind, args, max_attempts) select %(task)s, {PAYLOAD}::jsonb, 25 from generate_series(1, %(n)s) i",
-            left="select 1 from river_job where state in ('available', 'running', 'retryable') and %(floor)s is not null limit 1",
-            settings="MaxWorkers 2000, FetchCooldown 2 ms, FetchPollInterval 20 ms (the settings of `river bench`)",
-        ),
-        Contender(
-            "procrastinate", (PYTHON, str(RIVALS / "procrastinate_.py")), share=0.02,
-            fill=f"""insert into procrastinate_jobs (queue_name, task_name, args)
-                     select 'default', %(task)s, {PAYLOAD}::jsonb from generate_series(1, %(n)s) i""",
-            left="select 1 from procrastinate_jobs where status in ('todo', 'doing') and %(floor)s is not null limit 1",
-            settings="concurrency 24, LISTEN/NOTIFY (the default)",
-        ),
-        Contender(
-            "pgqueuer", (PYTHON, str(RIVALS / "pgqueuer_.py")), share=0.5,
-            fill=f"""insert into pgqueuer (priority, entrypoint, payload, status)
-                     select 0, %(task)s, convert_to({PAYLOAD}::text, 'UTF8'), 'queued' from generate_series(1, %(n)s) i""",
-            left="select 1 from pgqueuer where id > %(floor)s order by id desc limit 1",
-            newest="select coalesce(max(id), 0) from pgqueuer",
-            settings="asyncpg, uvloop, batch_size 100; for latency 10, the default",
-        ),
-        Contender(
-            "chancy", (PYTHON, str(RIVALS / "chancy_.py")), share=0.1,
-            fill=f"""insert into chancy_jobs (id, queue, func, kwargs)
-                     select gen_random_uuid(), 'default', 'chancy_.noop_job', {PAYLOAD} from generate_series(1, %(n)s) i
-                     where %(task)s::text is not null""",
-            left="select 1 from chancy_jobs where state in ('pending', 'running', 'retrying') and %(floor)s is not null limit 1",
-            settings="AsyncExecutor, concurrency 1000, eager_polling",
-        ),
-        Contender(
-            "oban", (str(SCRATCH / "oban" / "bin" / "python"), str(RIVALS / "oban_.py")), share=0.1,
-            fill=f"""insert into oban_jobs (worker, args) select 'oban_.Noop', {PAYLOAD}::jsonb from generate_series(1, %(n)s) i
-                     where %(task)s::text is not null""",
-            left="select 1 from oban_jobs where state in ('available', 'executing', 'retryable') and %(floor)s is not null limit 1",
-            settings="one queue, limit 100 (Python 3.12 or newer)",
-        ),
-    )
-}  # fmt: skip
+SPEC = f"jsonb_build_object('identifier', %(task)s::text, 'payload', {PAYLOAD})"
+BY_FUNCTIONS = dict(
+    fill=f"select count(*) from pyworker.add_jobs((select jsonb_agg({SPEC}) from {JOBS}))",
+    chunk=1000,
+    **left_above("pyworker.live_jobs", "state <> 'discarded'"),
+)
+BY_WORKER = dict(command=(sys.executable, str(RIVALS / "ours.py")), concurrency=10, **BY_FUNCTIONS)
+BY_TABLE = dict(
+    fill=f"insert into jobs (task, payload) select %(task)s, {PAYLOAD} from {JOBS}", **left_above("jobs")
+)
+DELETED = "select pyworker.configure(completed_retention => '0')"
+
+_WORKERS = (
+    Contender(
+        "pyworker",
+        **BY_WORKER,
+        settings="the defaults: 10 handlers at once, async handler, history kept, asyncio's event loop",
+    ),
+    Contender(
+        "pyworker, deleted",
+        **BY_WORKER,
+        settings="the same, `configure(completed_retention => '0')`",
+        setup=(DELETED,),
+    ),
+    Contender(
+        "pyworker, uvloop",
+        **BY_WORKER | dict(command=(*BY_WORKER["command"], "uvloop")),
+        settings="the defaults, with uvloop installed",
+    ),
+)
+_FLOORS = (
+    Contender(
+        "table, 100",
+        bare("table", 100),
+        **BY_TABLE,
+        settings="the floor: DELETE … SKIP LOCKED, 100 at a time",
+    ),
+    Contender("table, 500", bare("table", 500), **BY_TABLE, settings="the floor: the same, 500 at a time"),
+    Contender(
+        "table, two steps",
+        bare("two steps", 500),
+        **BY_TABLE,
+        settings="UPDATE … SKIP LOCKED at the claim, DELETE at the end, 500 at a time: no job is lost",
+    ),
+    Contender(
+        "functions, 100",
+        bare("functions", 100),
+        **BY_FUNCTIONS,
+        settings="claim_jobs and finish_jobs from a bare loop, 100 at a time",
+    ),
+    Contender("functions, 500", bare("functions", 500), **BY_FUNCTIONS, settings="the same, 500 at a time"),
+    Contender(
+        "functions, 500, deleted",
+        bare("functions", 500),
+        **BY_FUNCTIONS,
+        settings="the same, history off",
+        setup=(DELETED,),
+    ),
+)
+_PEERS = (
+    Contender(
+        "graphile-worker",
+        ("node", "graphile.mjs"),
+        fill=f"""
+            select count(*) from graphile_worker.add_jobs(array(
+                select row(%(task)s, {PAYLOAD}, null, null, null, null, null, null)::graphile_worker.job_spec
+                from {JOBS}))""",
+        **left_above("graphile_worker._private_jobs"),
+        settings="24 jobs at once, localQueue.size 500, completeJobBatchDelay 0, failJobBatchDelay 0 "
+        "(worker.graphile.org/docs/performance); for latency without them",
+    ),
+    Contender(
+        "pg-boss",
+        ("node", "pgboss.mjs"),
+        fill=f"insert into pgboss.job (name, data) select %(task)s, {PAYLOAD}::jsonb from {JOBS}",
+        left=left_in("pgboss.job", "name in ('noop', 'fail') and state < 'completed'"),
+        settings="batchSize 500, localConcurrency 2, burstWhenBatchFull, priority off, orderByCreatedOn off; "
+        "for latency batchSize 1, useListenNotify (its type documentation)",
+    ),
+    Contender(
+        "river",
+        (str(SCRATCH / "river"),),
+        share=0.5,
+        fill=f"""
+            insert into river_job (kind, args, max_attempts)
+            select %(task)s, {PAYLOAD}::jsonb, 25 from {JOBS}""",
+        left=left_in("river_job", "state in ('available', 'running', 'retryable')"),
+        settings="MaxWorkers 2000, FetchCooldown 2 ms, FetchPollInterval 20 ms (as `river bench` sets them)",
+    ),
+    Contender(
+        "procrastinate",
+        (PYTHON, str(RIVALS / "procrastinate_.py")),
+        share=0.02,
+        fill=f"""
+            insert into procrastinate_jobs (queue_name, task_name, args)
+            select 'default', %(task)s, {PAYLOAD}::jsonb from {JOBS}""",
+        left=left_in("procrastinate_jobs", "status in ('todo', 'doing')"),
+        settings="concurrency 24, LISTEN/NOTIFY (the default)",
+    ),
+    Contender(
+        "pgqueuer",
+        (PYTHON, str(RIVALS / "pgqueuer_.py")),
+        share=0.5,
+        fill=f"""
+            insert into pgqueuer (priority, entrypoint, payload, status)
+            select 0, %(task)s, convert_to({PAYLOAD}::text, 'UTF8'), 'queued' from {JOBS}""",
+        **left_above("pgqueuer"),
+        settings="asyncpg, uvloop, batch_size 100; for latency 10, the default",
+    ),
+    Contender(
+        "chancy",
+        (PYTHON, str(RIVALS / "chancy_.py")),
+        share=0.1,
+        fill=f"""
+            insert into chancy_jobs (id, queue, func, kwargs)
+            select gen_random_uuid(), 'default', 'chancy_.noop_job', {PAYLOAD} from {JOBS}""",
+        left=left_in("chancy_jobs", "state in ('pending', 'running', 'retrying')"),
+        settings="AsyncExecutor, concurrency 1000, eager_polling",
+    ),
+    Contender(
+        "oban",
+        (str(SCRATCH / "oban" / "bin" / "python"), str(RIVALS / "oban_.py")),
+        share=0.1,
+        fill=f"""
+            insert into oban_jobs (worker, args) select 'oban_.Noop', {PAYLOAD}::jsonb from {JOBS}""",
+        left=left_in("oban_jobs", "state in ('available', 'executing', 'retryable')"),
+        settings="one queue, limit 100 (Python 3.12 or newer)",
+    ),
+)
+CONTENDERS = {contender.name: contender for contender in (*_WORKERS, *_FLOORS, *_PEERS)}
 
 
 def install(names: list[str]) -> dict[str, str]:
-    """Brings the rivals in, once; returns why some cannot take part."""
+    """Install the rivals, each once; return why some cannot take part."""
     missing: dict[str, str] = {}
     for members, files, action in (
         ({"graphile-worker", "pg-boss"}, ("package.json", "*.mjs"), _install_node),
@@ -144,9 +213,8 @@ def install(names: list[str]) -> dict[str, str]:
             action()
             stamp.write_text(now)
         except (subprocess.CalledProcessError, OSError) as error:
-            missing |= dict.fromkeys(
-                wanted, f"cannot be installed: {str(getattr(error, 'stderr', None) or error).strip()[-300:]}"
-            )
+            reason = str(getattr(error, "stderr", None) or error).strip()[-300:]
+            missing |= dict.fromkeys(wanted, f"cannot be installed: {reason}")
     return missing
 
 
@@ -180,7 +248,7 @@ def _interpreter(at_least: tuple[int, int]) -> str:
 
 
 def _install_node() -> None:
-    """pg-boss wants Node 22, which npm can bring along."""
+    """pg-boss needs Node 22, which npm can install, too."""
     place = SCRATCH / "node"
     place.mkdir(parents=True, exist_ok=True)
     before = (place / "package.json").read_text() if (place / "package.json").exists() else ""
@@ -191,7 +259,7 @@ def _install_node() -> None:
 
 
 def version_of(name: str) -> str:
-    """As pinned, for the report."""
+    """The pinned version, for the report."""
     files = ("package.json", "python.txt", "oban.txt", "river/go.mod")
     found = re.search(rf"\b{name}\W+v?(\d[\d.]+)", "\n".join((RIVALS / file).read_text() for file in files))
     return f"{found[1]}: " if found else ""

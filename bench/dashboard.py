@@ -16,41 +16,69 @@ from pyworker._db.migrations import migrate
 from pyworker.ui import create_app
 
 JOBS = 1_000_000
-FILL = """
-insert into pyworker.finished_jobs (id, run, attempts, state, claimed_at, updated_at, priority, max_attempts, revision, run_at, created_at,
-    task_identifier, queue_name, delivery, worker_id, finished_at, expires_at, reason, payload)
-select g, 1, 1, case when g % 100 = 0 then 'cancelled' else 'completed' end, at, at, 0, 25, 0, at, at - interval '10 s', 'task ' || g % 40,
-       case when g % 10 = 0 then 'customer ' || g % 5000 end, 'at_least_once', 1, at, at + interval '24 hours', 'completed', '{"a": 1}'
-from (select g, now() - interval '20 hours' * (%(n)s - g) / %(n)s as at from generate_series(1, %(n)s) g) s order by g;
-insert into pyworker.live_jobs (id, state, ready_at, due_at, parked, expires_at, updated_at, priority, max_attempts, run_at, created_at,
-    task_identifier, queue_name, delivery, payload, attempts, last_error, reason, finished_at)
-select g, state, case when state = 'available' then at end, case when state in ('scheduled', 'retryable') then at + interval '1 day' end,
-       case when state = 'pending' then 'queue' end, case when state = 'discarded' then now() + interval '7 days' end, at, g % 3, 25, at, at,
-       'task ' || g % 40, case when state = 'pending' then 'customer ' || g % 5000 end, 'at_least_once', '{"a": 1}', 0,
-       case when state = 'discarded' then 'ValueError: declined' end, case when state = 'discarded' then 'failed' end,
-       case when state = 'discarded' then at end
-from (select g, now() - interval '3 hours' * (2 * %(n)s - g) / %(n)s as at,
-             case when g % 10000 = 17 then 'discarded' when g % 5000 = 3 then 'retryable' when g % 10 < 3 then 'scheduled'
-                  when g % 10 = 9 then 'pending' else 'available' end as state
-      from generate_series(%(n)s + 1, 2 * %(n)s) g) s order by g;
-select setval('pyworker.job_ids', 2 * %(n)s);
-"""
+FINISHED = """
+    insert into pyworker.finished_jobs (
+        id, run, attempts, state, claimed_at, updated_at, priority, max_attempts, revision, run_at,
+        created_at, task_identifier, queue_name, delivery, worker_id, finished_at, expires_at, reason,
+        payload)
+    select id, 1, 1, case when id % 100 = 0 then 'cancelled' else 'completed' end, at, at, 0, 25, 0, at,
+           at - interval '10 s', 'task ' || id % 40, case when id % 10 = 0 then 'customer ' || id % 5000 end,
+           'at_least_once', 1, at, at + interval '24 hours', 'completed', '{"a": 1}'
+    from (
+        select id, now() - interval '20 hours' * ({jobs} - id) / {jobs} as at
+        from generate_series(1, {jobs}) id) jobs
+    order by id"""
+LIVE = """
+    insert into pyworker.live_jobs (
+        id, state, ready_at, due_at, parked, expires_at, updated_at, priority, max_attempts, run_at,
+        created_at, task_identifier, queue_name, delivery, payload, attempts, last_error, reason,
+        finished_at)
+    select id, state, case when state = 'available' and not waits then run_at end,
+           case when state in ('scheduled', 'retryable') then run_at end, case when waits then 'queue' end,
+           case when state = 'discarded' then now() + interval '7 days' end, at, id % 3, 25, run_at,
+           at, 'task ' || id % 40, case when waits then 'customer ' || id % 5000 end, 'at_least_once',
+           '{"a": 1}', 0, case when state = 'discarded' then 'ValueError: declined' end,
+           case when state = 'discarded' then 'failed' end, case when state = 'discarded' then at end
+    from (
+        select id, at, waits, state,
+               case when state in ('scheduled', 'retryable') then at + interval '1 day' else at end as run_at
+        from (
+            select id, now() - interval '3 hours' * (2 * {jobs} - id) / {jobs} as at, id % 10 = 9 as waits,
+                   case when id % 10000 = 17 then 'discarded' when id % 5000 = 3 then 'retryable'
+                        when id % 10 < 3 then 'scheduled' else 'available' end as state
+            from generate_series({jobs} + 1, 2 * {jobs}) id) states) jobs
+    order by id"""
 PATHS = [
-    "/", "/jobs", "/jobs?after=1000000", "/jobs?state=discarded", "/jobs?state=available", "/jobs?state=running", "/jobs?state=completed",
-    "/jobs?task=task+7", "/jobs?queue=customer+9", "/jobs?key=nothing", "/jobs?search=nothing", "/jobs?before=2020-01-01T00:00", "/jobs/1500000",
-    "/jobs/500000", "/queues", "/sequences", "/schedules", "/workers", "/audit",
-]  # fmt: skip
+    "/",
+    "/jobs",
+    "/jobs?after=1000000",
+    "/jobs?state=discarded",
+    "/jobs?state=available",
+    "/jobs?state=running",
+    "/jobs?state=completed",
+    "/jobs?task=task+7",
+    "/jobs?queue=customer+9",
+    "/jobs?key=nothing",
+    "/jobs?search=nothing",
+    "/jobs?before=2020-01-01T00:00",
+    "/jobs/1500000",
+    "/jobs/500000",
+    "/queues",
+    "/sequences",
+    "/schedules",
+    "/workers",
+    "/audit",
+]
 
 
 def main(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         migrate(conn)
         if not conn.execute("select from pyworker.live_jobs limit 1").fetchone():
-            for statement in FILL.split(";\n"):
-                if statement.strip():
-                    conn.execute(statement.replace("%(n)s", str(JOBS)).replace("%%", "%"))  # type: ignore[arg-type]
-            conn.execute("vacuum analyze pyworker.live_jobs")
-            conn.execute("vacuum analyze pyworker.finished_jobs")
+            for statement in (FINISHED, LIVE):
+                conn.execute(statement.replace("{jobs}", str(JOBS)))  # type: ignore[arg-type]
+            conn.execute("select setval('pyworker.job_ids', %s)", [2 * JOBS])
+            conn.execute("vacuum analyze pyworker.live_jobs, pyworker.finished_jobs")
     with TestClient(create_app(dsn)) as client:
         for path in PATHS:
             client.get(path)

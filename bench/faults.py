@@ -1,9 +1,10 @@
-"""What once was slow, measured again: each scenario is the situation of a fault, and says what it costs now.
+"""Situations that once were slow, measured again: each scenario is one, and prints what it costs now.
 
     python bench/faults.py [SCENARIO …] [--sql PATH] [--rounds 3]
 
-Starts its own PostgreSQL (that of PYWORKER_PG_BIN, of the wheel, or of the system). With --sql the directory sql/ of another checkout is measured
-beside this one's, in turn, in the same run. Figures are medians over the rounds.
+It starts its own PostgreSQL (that of PYWORKER_PG_BIN, of the wheel, or of the system). With --sql the
+directory sql/ of another checkout is measured beside this one's, in turn, in the same run. Figures are
+medians over the rounds.
 """
 
 from __future__ import annotations
@@ -38,10 +39,8 @@ def cpu(conn: psycopg.Connection[Any]) -> float:
 
 
 def add(conn: psycopg.Connection[Any], count: int, members: str = "'identifier', 't'") -> None:
-    conn.execute(
-        f"select count(*) from add_jobs((select jsonb_agg(jsonb_build_object({members})) from generate_series(0, %s) n))",  # type: ignore[arg-type]
-        [count - 1],
-    )
+    specs = f"select jsonb_agg(jsonb_build_object({members})) from generate_series(0, %s) n"
+    conn.execute(f"select count(*) from add_jobs(({specs}))", [count - 1])  # type: ignore[arg-type]
 
 
 def register(conn: psycopg.Connection[Any]) -> Any:
@@ -66,11 +65,11 @@ def drain(conn: psycopg.Connection[Any], worker: Any, batch: int) -> tuple[int, 
 
 
 def halted_sequences(conn: psycopg.Connection[Any]) -> Figures:
-    """maintain() beside 20,000 sequences, each halted by a job whose retention is over, with one job waiting behind it."""
+    """maintain() beside 20,000 sequences, each halted by a job whose retention is over, with one job waiting
+    behind it."""
     add(conn, 40_000, "'identifier', 't', 'sequence_policy', jsonb_build_object('key', (n / 2)::text)")
-    conn.execute(
-        "select count(*) from permanently_fail_jobs(array(select min(id) from live_jobs group by sequence_key))"
-    )
+    heads = "array(select min(id) from live_jobs group by sequence_key)"
+    conn.execute(f"select count(*) from permanently_fail_jobs({heads})")  # type: ignore[arg-type]
     conn.execute("update live_jobs set expires_at = now() - interval '1 hour' where state = 'discarded'")
     conn.execute("delete from promotion_requests")
     conn.execute("vacuum analyze live_jobs, sequence_halts")
@@ -83,7 +82,7 @@ def halted_sequences(conn: psycopg.Connection[Any]) -> Figures:
 
 
 def unsummarised_history(conn: psycopg.Connection[Any]) -> Figures:
-    """150,000 jobs that have just ended, before vacuum has come: look-ups by id, and what ending one costs."""
+    """150,000 jobs that have just ended, before vacuum has run: what a look-up by id costs, and an end."""
     conn.execute("alter table finished_jobs_default set (autovacuum_enabled = off)")
     conn.execute("select maintain()")
     worker = register(conn)
@@ -101,11 +100,10 @@ def unsummarised_history(conn: psycopg.Connection[Any]) -> Figures:
 
 
 def slow_query(conn: psycopg.Connection[Any]) -> Figures:
-    """finish_jobs while maintain() makes days of history and asks a schedule's query that takes 3 s."""
+    """finish_jobs while maintain() makes days of history and runs a schedule's query that takes 3 s."""
     conn.execute("create role asker")
-    conn.execute(
-        "select add_schedule('slow', '* * * * *', 't', query => 'select pg_sleep(3)::text as job_key', query_role => 'asker')"
-    )
+    query = "select pg_sleep(3)::text as job_key"
+    conn.execute("select add_schedule('slow', '* * * * *', 't', query => %s, query_role => 'asker')", [query])
     conn.execute("update schedule_entries set next_at = now() - interval '1 second'")
     conn.execute("select count(*) from define_task('t', retention => '20 days')")
     worker = register(conn)
@@ -141,7 +139,7 @@ def turn(conn: psycopg.Connection[Any], worker: Any, batch: int) -> tuple[int, f
 
 
 def pinned(conn: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
-    """A session whose old snapshot keeps vacuum away."""
+    """A session whose old snapshot holds vacuum back."""
     old = psycopg.connect(conn.info.dsn)
     old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     old.execute("select count(*) from pg_class")
@@ -172,8 +170,15 @@ def pinned_trickle(conn: psycopg.Connection[Any]) -> Figures:
     }
 
 
+def left_in_queue(conn: psycopg.Connection[Any]) -> int:
+    row = conn.execute("select count(*) from live_jobs where queue_name = 'q'").fetchone()
+    assert row
+    return row[0]
+
+
 def pinned_queue(conn: psycopg.Connection[Any]) -> Figures:
-    """A serial queue of 500 jobs that are older than 40,000 others, under an old snapshot, after 150,000 jobs have ended; claims of five."""
+    """A serial queue of 500 jobs that are older than 40,000 others, under an old snapshot, after 150,000 jobs
+    have ended; claims of five."""
     worker = register(conn)
     with pinned(conn):
         add(conn, 150_000)
@@ -185,18 +190,12 @@ def pinned_queue(conn: psycopg.Connection[Any]) -> Figures:
         while time.monotonic() < began + 8 and claims < 1000:
             turn(conn, worker, 5)
             claims += 1
-            row = (
-                conn.execute("select count(*) from live_jobs where queue_name = 'q'").fetchone()
-                if claims % 50 == 0
-                else None
-            )
-            if row and not row[0]:
+            if claims % 50 == 0 and not left_in_queue(conn):
                 break
         took = time.monotonic() - began
-        row = conn.execute("select count(*) from live_jobs where queue_name = 'q'").fetchone()
-        assert row
+        left = left_in_queue(conn)
     return {
-        "jobs of the queue that ended": 500 - row[0],
+        "jobs of the queue that ended": 500 - left,
         "claims that took": claims,
         "seconds that took": took,
     }
@@ -248,7 +247,7 @@ def unlimited_queues(conn: psycopg.Connection[Any]) -> Figures:
 
 
 def queue_burst(conn: psycopg.Connection[Any]) -> Figures:
-    """50,000 jobs come in, each in a queue of its own: claims until all of them may start, and all until they have ended."""
+    """50,000 jobs, each in a queue of its own: claims of urgent jobs meanwhile, and what a job costs."""
     worker = register(conn)
     for start in range(0, 50_000, 10_000):
         add(conn, 10_000, f"'identifier', 't', 'queue_name', 'n' || (n + {start})")
@@ -298,12 +297,15 @@ def large_queue(conn: psycopg.Connection[Any]) -> Figures:
     worker = register(conn)
 
     def ends(name: str, count: int) -> float:
-        row = conn.execute("select array_agg(id), array_agg(run) from (select id, run from live_jobs where queue_name = %s "
-                           "and state = 'running' limit %s) j", [name, count]).fetchone()  # fmt: skip
+        row = conn.execute(
+            """select array_agg(id), array_agg(run)
+               from (select id, run from live_jobs where queue_name = %s and state = 'running' limit %s) j""",
+            [name, count],
+        ).fetchone()
         assert row
         began = cpu(conn)
         for job, run in zip(*row, strict=True):
-            conn.execute("select finish_jobs(array[%s::bigint], array[%s])", [job, run])
+            conn.execute("select finish_jobs(array[%s::bigint], array[%s::bigint])", [job, run])
         return (cpu(conn) - began) / len(row[0]) * 1e6
 
     conn.execute("select set_queue('large', 5000)")

@@ -1,9 +1,10 @@
-"""What waiting costs those that do not wait: queues, sequences, pauses and a far future, beside plain jobs.
+"""What jobs that wait cost the others: queues, sequences, pauses and future jobs, beside plain jobs.
 
-    python bench/lanes.py [flat] [throughput]        on the database of DATABASE_URL, in a schema of its own
+    python bench/lanes.py [flat] [throughput]    on the database of DATABASE_URL, in a schema of its own
 
-`flat`: backend CPU per job of claim + finish (50 at a time) beside more and more jobs that cannot run. The first row is the control; each is
-measured several times in turn with it, and the median of the ratios counts. `throughput`: jobs/s and CPU per job of sequences against plain jobs.
+`flat`: a backend's CPU per job of claim and finish, 50 jobs at a time, beside jobs that cannot run. The
+first row is the control; a ratio is that of the medians. `throughput`: jobs/s and CPU per job of
+sequences and queues, against plain jobs.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from pyworker._db.migrations import migrate
 SCHEMA = "pyworker_bench"
 HERTZ = os.sysconf("SC_CLK_TCK")
 DSN = os.environ.get("DATABASE_URL", "")
-FN = f"{SCHEMA}."
+Members = Callable[[int], dict[str, Any]]  # what the job of a number has besides its identifier
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds that a backend on this machine has used."""
+    """CPU seconds that a backend on this machine has used."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / HERTZ
@@ -43,10 +44,11 @@ def fresh() -> Iterator[psycopg.Connection[Any]]:
         yield conn
 
 
-def add(conn: psycopg.Connection[Any], count: int, spec: Callable[[int], dict[str, Any]]) -> None:
+def add(conn: psycopg.Connection[Any], count: int, members: Members) -> None:
     for start in range(0, count, 1000):
-        specs = [spec(n) for n in range(start, min(start + 1000, count))]
-        conn.execute(f"select count(*) from {FN}add_jobs(%s::jsonb)", [json.dumps(specs)])
+        numbers = range(start, min(start + 1000, count))
+        specs = [{"identifier": "t", **members(number)} for number in numbers]
+        conn.execute(f"select count(*) from {SCHEMA}.add_jobs(%s::jsonb)", [json.dumps(specs)])
 
 
 def drain(
@@ -60,10 +62,10 @@ def drain(
     while True:
         with conn.pipeline():
             if ids:
-                conn.execute(f"select {FN}finish_jobs(%s::bigint[], %s::bigint[])", [ids, runs])
+                conn.execute(f"select {SCHEMA}.finish_jobs(%s::bigint[], %s::bigint[])", [ids, runs])
             cursor = None
             if limit is None or done < limit:
-                cursor = conn.execute(f"select id, run from {FN}claim_jobs(%s, %s)", [worker, batch])
+                cursor = conn.execute(f"select id, run from {SCHEMA}.claim_jobs(%s, %s)", [worker, batch])
         rows = cursor.fetchall() if cursor else []
         done += len(rows)
         ids, runs = [row[0] for row in rows], [row[1] for row in rows]
@@ -71,53 +73,60 @@ def drain(
             return done, time.perf_counter() - began, cpu_of(pid) - cpu
 
 
-PLAIN = lambda n: {"identifier": "t"}  # noqa: E731
-PARKED = """
-    insert into {s}.live_jobs (state, parked, queue_name, updated_at, priority, max_attempts, run_at, created_at, task_identifier, delivery, payload)
-    select 'pending', 'queue', {queue}, now(), {priority}, 25, now(), now(), 't', 'at_least_once', '{{}}' from generate_series(1, {n}) i"""
-FUTURE = """
-    insert into {s}.live_jobs (state, due_at, updated_at, priority, max_attempts, run_at, created_at, task_identifier, delivery, payload)
-    select 'scheduled', now() + interval '1 day', now(), -1, 25, now() + interval '1 day', now(), 't', 'at_least_once', '{{}}'
-    from generate_series(1, {n})"""
-SEQUENCED = """
-    insert into {s}.live_jobs (state, parked, sequence_key, continue_on_cancelled, continue_on_discarded, updated_at, priority, max_attempts, run_at,
-                               created_at, task_identifier, delivery, payload)
-    select 'pending', 'sequence', 'busy', false, false, now(), -1, 25, now(), now(), 't', 'at_least_once', '{{}}' from generate_series(1, {n})"""
+# What cannot run is inserted into the table: a million calls of add_job would take too long.
+COLUMNS = "updated_at, max_attempts, created_at, task_identifier, delivery, payload, run_at, priority, state"
+VALUES = "now(), 25, now(), 't', 'at_least_once', '{}'"
+PARKED = f"""
+    insert into {SCHEMA}.live_jobs ({COLUMNS}, parked, queue_name)
+    select {VALUES}, now(), -1, 'available', 'queue', %s from generate_series(1, %s)"""
+PARKED_EACH = f"""
+    insert into {SCHEMA}.live_jobs ({COLUMNS}, parked, queue_name)
+    select {VALUES}, now(), -1, 'available', 'queue', 'q' || n from generate_series(1, %s) n"""
+PAUSED_QUEUES = f"""
+    insert into {SCHEMA}.queues (queue_name, concurrency, paused, updated_at)
+    select 'q' || n, 1, true, now() from generate_series(1, %s) n"""
+FUTURE = f"""
+    insert into {SCHEMA}.live_jobs ({COLUMNS}, due_at)
+    select {VALUES}, now() + interval '1 day', -1, 'scheduled', now() + interval '1 day'
+    from generate_series(1, %s)"""
+SEQUENCED = f"""
+    insert into {SCHEMA}.live_jobs (
+        {COLUMNS}, parked, sequence_key, continue_on_cancelled, continue_on_discarded)
+    select {VALUES}, now(), -1, 'pending', 'sequence', 'busy', false, false from generate_series(1, %s)"""
+MILLION = 1_000_000
 
 
-def beside(conn: psycopg.Connection[Any], what: str) -> None:
-    """Fill in what cannot run, as a million add_jobs would have."""
+def run_one(conn: psycopg.Connection[Any], member: str) -> None:
+    """A job that holds the queue or the sequence 'busy': it runs, and never ends."""
+    conn.execute(f"select {SCHEMA}.add_job('other', {member})")
+    worker = conn.execute(f"select {SCHEMA}.register_worker()").fetchone()
+    conn.execute(f"select count(*) from {SCHEMA}.claim_jobs(%s, 1)", worker)
 
-    def fill(statement: str, n: int, queue: str = "'busy'", priority: int = -1) -> None:
-        conn.execute(statement.format(s=SCHEMA, n=n, queue=queue, priority=priority))
 
-    if "names" in what:
-        count = int(what.split()[0])
-        conn.execute(f"insert into {FN}queues (queue_name, concurrency, paused, updated_at) "
-                     f"select 'q' || i, 1, true, now() from generate_series(1, {count}) i")  # fmt: skip
-        fill(PARKED, count, "'q' || i")
+def insert_beside(conn: psycopg.Connection[Any], what: str) -> None:
+    """Insert the jobs that cannot run."""
+    if "paused queues" in what:
+        queues = int(what.split()[0])
+        conn.execute(PAUSED_QUEUES, [queues])
+        conn.execute(PARKED_EACH, [queues])
     elif "parked" in what:
-        conn.execute(f"select {FN}add_job('other', queue_name => 'busy')")
-        holder = conn.execute(f"select {FN}register_worker()").fetchone()
-        conn.execute(f"select count(*) from {FN}claim_jobs(%s, 1)", holder)
-        fill(PARKED, 1_000_000)
+        run_one(conn, "queue_name => 'busy'")
+        conn.execute(PARKED, ["busy", MILLION])
     elif "paused" in what:
-        conn.execute(f"select {FN}pause_queue('busy')")
-        fill(PARKED, 1_000_000)
+        conn.execute(f"select {SCHEMA}.pause_queue('busy')")
+        conn.execute(PARKED, ["busy", MILLION])
     elif "future" in what:
-        fill(FUTURE, 1_000_000)
+        conn.execute(FUTURE, [MILLION])
     elif "sequence" in what:
-        conn.execute(f"""select {FN}add_job('other', sequence_policy => '{{"key": "busy"}}')""")
-        holder = conn.execute(f"select {FN}register_worker()").fetchone()
-        conn.execute(f"select count(*) from {FN}claim_jobs(%s, 1)", holder)
-        fill(SEQUENCED, 1_000_000)
-    conn.execute(f"vacuum analyze {FN}live_jobs")
+        run_one(conn, """sequence_policy => '{"key": "busy"}'""")
+        conn.execute(SEQUENCED, [MILLION])
+    conn.execute(f"vacuum analyze {SCHEMA}.live_jobs")
 
 
 FLAT = [
     "nothing",
-    "10 names",
-    "50000 names",
+    "10 paused queues",
+    "50000 paused queues",
     "1000000 parked",
     "1000000 paused",
     "1000000 future",
@@ -125,59 +134,58 @@ FLAT = [
 ]
 
 
+def plain(_: int) -> dict[str, Any]:
+    return {}
+
+
 def flat(rounds: int = 5, jobs: int = 10_000) -> None:
-    base: list[float] = []
+    base = 0.0
     for what in FLAT:
         with fresh() as conn:
-            beside(conn, what)
-            worker = conn.execute(f"select {FN}register_worker()").fetchone()
+            insert_beside(conn, what)
+            worker = conn.execute(f"select {SCHEMA}.register_worker()").fetchone()
             assert worker
             costs: list[float] = []
             for _ in range(rounds + 1):
-                add(conn, jobs, PLAIN)
+                add(conn, jobs, plain)
                 done, _, cpu = drain(conn, worker[0], 50, limit=jobs)
-                conn.execute(f"vacuum {FN}live_jobs")
+                conn.execute(f"vacuum {SCHEMA}.live_jobs")
                 costs.append(cpu / done * 1e6)
-            costs = costs[1:]
-            base = base or costs
-            print(
-                f"{what:22} {statistics.median(costs):6.1f} us CPU a job   {statistics.median(costs) / statistics.median(base):.2f} x"
-            )
-            if "paused" in what:
+            cost = statistics.median(costs[1:])  # the first round warms the caches
+            base = base or cost
+            print(f"{what:22} {cost:6.1f} us CPU a job   {cost / base:.2f} x")
+            if what == "1000000 paused":
                 began = time.perf_counter()
-                conn.execute(f"select {FN}resume_queue('busy')")
-                first = conn.execute(f"select id from {FN}claim_jobs(%s, 1)", worker).fetchone()
-                print(
-                    f"{'':22} resumed, first job claimed: {first is not None}, {1000 * (time.perf_counter() - began):.1f} ms"
-                )
+                conn.execute(f"select {SCHEMA}.resume_queue('busy')")
+                first = conn.execute(f"select id from {SCHEMA}.claim_jobs(%s, 1)", worker).fetchone()
+                took = 1000 * (time.perf_counter() - began)
+                print(f"{'':22} resumed, first job claimed: {first is not None}, {took:.1f} ms")
 
 
-KINDS: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
-    "plain": (50_000, PLAIN),
-    "10,000 sequences x 10": (
-        100_000,
-        lambda n: {"identifier": "t", "sequence_policy": {"key": f"s{n % 10_000}"}},
-    ),
-    "plain, one at a time": (5_000, PLAIN),
-    "1 sequence x 10,000": (10_000, lambda n: {"identifier": "t", "sequence_policy": {}}),
-    "queue without limit": (50_000, lambda n: {"identifier": "t", "queue_name": "free"}),
-    "queue of 10": (20_000, lambda n: {"identifier": "t", "queue_name": "ten"}),
-    "10,000 serial queues": (50_000, lambda n: {"identifier": "t", "queue_name": f"q{n % 10_000}"}),
+KINDS: dict[str, tuple[int, Members]] = {
+    "plain": (50_000, plain),
+    "10,000 sequences x 10": (100_000, lambda number: {"sequence_policy": {"key": f"s{number % 10_000}"}}),
+    "plain, one at a time": (5_000, plain),
+    "1 sequence x 10,000": (10_000, lambda number: {"sequence_policy": {}}),
+    "queue without limit": (50_000, lambda number: {"queue_name": "free"}),
+    "queue of 10": (20_000, lambda number: {"queue_name": "ten"}),
+    "10,000 serial queues": (50_000, lambda number: {"queue_name": f"q{number % 10_000}"}),
 }
 
 
 def throughput() -> None:
     for what, (count, spec) in KINDS.items():
         with fresh() as conn:
-            conn.execute(f"select {FN}set_queue('free'), {FN}set_queue('ten', 10)")
-            worker = conn.execute(f"select {FN}register_worker()").fetchone()
+            conn.execute(f"select {SCHEMA}.set_queue('free'), {SCHEMA}.set_queue('ten', 10)")
+            worker = conn.execute(f"select {SCHEMA}.register_worker()").fetchone()
             assert worker
             began = cpu_of(conn.info.backend_pid)
             add(conn, count, spec)
             added = (cpu_of(conn.info.backend_pid) - began) / count * 1e6
             done, seconds, cpu = drain(conn, worker[0], 1 if "one at a time" in what else 100)
             print(
-                f"{what:22} {done:7} jobs {done / seconds:8.0f}/s {cpu / done * 1e6:7.1f} us CPU a job; adding {added:5.1f} us"
+                f"{what:22} {done:7} jobs {done / seconds:8.0f}/s "
+                f"{cpu / done * 1e6:7.1f} us CPU a job; adding {added:5.1f} us"
             )
 
 

@@ -1,4 +1,4 @@
-"""What processes and the server have used: CPU, memory, WAL."""
+"""What processes have used: CPU and memory, read from /proc."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _stat(pid: int) -> tuple[int, float, float] | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    own, ended = (sum(int(field) for field in fields[i : i + 2]) / TICKS for i in (11, 13))
+    own, ended = (sum(map(int, fields[start : start + 2])) / TICKS for start in (11, 13))
     return int(fields[1]), own, ended
 
 
@@ -40,23 +40,23 @@ def cpu(root: int, *, without: int = 0) -> float:
     while True:
         pids = family(root)
         used = [_stat(pid) for pid in pids if pid != without]
-        # One that ended meanwhile is in neither its own count nor its parent's, or in both.
+        # A process that ended meanwhile is counted neither by itself nor by its parent, or by both.
         if all(used) and family(root) == pids:
             return sum(stat[1] + stat[2] for stat in used if stat)
 
 
 def stolen(since: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float]:
-    """CPU seconds that the host gave to others while we wanted them, and those that we had; nothing where /proc does not say."""
+    """CPU seconds that the host gave to other machines while this one wanted them, and those that this
+    one had. Where there is no /proc/stat: none."""
     with suppress(FileNotFoundError):
-        fields = [
-            int(field) / TICKS for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-        ]
-        return fields[7] - since[0], sum(fields[:3]) + sum(fields[5:7]) - since[1]
+        total = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+        user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = (int(ticks) / TICKS for ticks in total)
+        return steal - since[0], user + nice + system + irq + softirq - since[1]
     return 0.0, 1.0
 
 
 def memory(pid: int) -> float:
-    """Resident MB, shared libraries and all."""
+    """Resident MB, shared libraries included."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 1e6
 
 

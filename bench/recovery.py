@@ -1,9 +1,11 @@
-"""How long until work goes on after something has died: percentiles over many rounds, on a private server and with real workers.
+"""How long recovery takes after something has died: percentiles over many rounds, on a private server and
+with real workers.
 
     python bench/recovery.py [--rounds N] [kind …]      by default all kinds, 20 rounds
 
-What is measured: from the deed to the moment when the handler of the job that was hit has begun again, on another process. `restart`: from the
-moment when PostgreSQL answers again until jobs are completed at nine tenths of the rate before.
+Measured is the time from the fault until the handler of the job that it hit has begun again, in another
+process. `restart`: from the moment when PostgreSQL answers again until jobs are completed at nine tenths
+of the rate before.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from tests.support.workers import Queue, Worker
 ADD = """
     select count(*) from pyworker.add_jobs(
         (select json_agg(json_build_object('identifier', 'silent')) from generate_series(1, %s))::jsonb)"""
-Deed = Callable[[Worker, int], None]
+Fault = Callable[[Worker, int], None]  # hits a worker, one of whose processes has this pid
 
 
 @contextmanager
@@ -55,22 +57,22 @@ def end(worker: Worker) -> None:
 
 
 def again(
-    rounds: int, directory: str, deed: Deed, start: Callable[[Queue], Worker], replaced: bool = True
+    rounds: int, directory: str, fault: Fault, start: Callable[[Queue], Worker], replaced: bool = True
 ) -> Iterator[float]:
-    """Two workers; the deed is done to the one that has the job."""
+    """Of two workers the fault hits the one that has the job. replaced: start another one for the next
+    round."""
     with fresh(directory) as (_, queue):
         workers = [start(queue) for _ in range(2)]
         for _ in range(rounds):
-            queue.until(
-                "select count(*) filter (where ready) = 2 from pyworker.worker_health()"
-            )  # else it is a start that is measured
+            # Otherwise the start of a worker would be measured.
+            queue.until("select count(*) filter (where ready) = 2 from pyworker.worker_health()")
             queue.close_gate(1)
             job_id = queue.add("note", {"gate": 1})
             queue.until_waiting(1)
             pid = queue.seen(job_id)[0].pid
             (hit,) = [worker for worker in workers if pid in worker.children()]
             at = queue.value("select clock_timestamp()")
-            deed(hit, pid)
+            fault(hit, pid)
             queue.until("select count(*) > 1 from public.seen where job_id = %s", job_id)
             yield queue.value(
                 "select extract(epoch from max(said_at) - %s)::float from public.seen where job_id = %s",
@@ -89,7 +91,7 @@ def plain(*options: str) -> Callable[[Queue], Worker]:
     return lambda queue: queue.start("--concurrency", "2", *options)
 
 
-def freeze(worker: Worker, _: int) -> None:
+def suspend(worker: Worker, _: int) -> None:
     for pid in [worker.pid, *worker.children()]:
         os.kill(pid, signal.SIGSTOP)
 
@@ -111,20 +113,20 @@ def stop(rounds: int, directory: str) -> Iterator[float]:
 
 def host(rounds: int, directory: str) -> Iterator[float]:
     """a machine stands still (SIGSTOP of all its processes)"""
-    return again(rounds, directory, freeze, plain())
+    return again(rounds, directory, suspend, plain())
 
 
 def network(rounds: int, directory: str) -> Iterator[float]:
-    """a machine's network swallows everything"""
-    ways: dict[Worker, Proxy] = {}
+    """a machine's network drops all packets"""
+    proxies: dict[Worker, Proxy] = {}
 
     def start(queue: Queue) -> Worker:
-        way = Proxy(queue.dsn)
-        worker = queue.start("--concurrency", "2", "--dsn", way.dsn)
-        ways[worker] = way
+        proxy = Proxy(queue.dsn)
+        worker = queue.start("--concurrency", "2", "--dsn", proxy.dsn)
+        proxies[worker] = proxy
         return worker
 
-    return again(rounds, directory, lambda worker, _: ways[worker].hush(), start)
+    return again(rounds, directory, lambda worker, _: proxies[worker].hush(), start)
 
 
 def pgbouncer(rounds: int, directory: str) -> Iterator[float]:
@@ -149,7 +151,7 @@ def restart(rounds: int, directory: str) -> Iterator[float]:
             plain()(queue)
         completed = "select count(*) from pyworker.finished_jobs"
         for _ in range(rounds):
-            queue.rows(ADD, 200_000)  # seen all at once: bit by bit it would be worked off as quickly
+            queue.rows(ADD, 200_000)  # one commit: jobs that come one by one would be done as quickly
             usual = statistics.median(rate(queue, completed) for _ in range(5))
             server.stop_immediately()
             server.start()
@@ -181,7 +183,7 @@ def main() -> None:
     for kind in KINDS:
         if not given.kinds or kind.__name__ in given.kinds:
             with tempfile.TemporaryDirectory() as directory:
-                os.chmod(directory, 0o711)  # PgBouncer, as somebody else, gets to its files
+                os.chmod(directory, 0o711)  # PgBouncer runs as another user, and needs its files
                 took = sorted(kind(given.rounds, directory))
             if took:
                 at = [took[min(int(len(took) * share), len(took) - 1)] for share in (0.5, 0.9, 0.99, 1)]

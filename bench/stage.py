@@ -23,15 +23,24 @@ from measure import Reading, cpu, postmaster_of
 from pyworker._dev.postgres import find_bindir, temporary_server
 
 SETTINGS = dict(
-    fsync="on", synchronous_commit="on", full_page_writes="on", wal_level="replica", autovacuum="on", jit="on",
-    shared_buffers="1GB", max_wal_size="8GB", checkpoint_timeout="15min", max_connections="200", track_activities="on",
-)  # fmt: skip
+    fsync="on",
+    synchronous_commit="on",
+    full_page_writes="on",
+    wal_level="replica",
+    autovacuum="on",
+    jit="on",
+    shared_buffers="1GB",
+    max_wal_size="8GB",
+    checkpoint_timeout="15min",
+    max_connections="200",
+    track_activities="on",
+)
 SHOWN = ("server_version", *SETTINGS, "checkpoint_completion_target", "autovacuum_naptime")
-PATIENCE = 1200.0  # seconds, for whatever a contender is to do
+PATIENCE = 1200.0  # seconds that a contender may take for anything
 
 
 class Program:
-    """A contender's program: verbs go in, answers come out."""
+    """A contender's program. It reads verbs and answers each."""
 
     def __init__(self, argv: list[str], dsn: str, trail: Path, log: Path) -> None:
         environment = {
@@ -42,9 +51,14 @@ class Program:
         }
         with log.open("a") as errors:
             self.process = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                env=environment, start_new_session=True,
-            )  # fmt: skip
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+                start_new_session=True,
+            )
         self.name, self.log = Path(argv[-1]).name, log
         self._answer("start")
 
@@ -78,39 +92,36 @@ class Site:
         self.trail.write_text("")
         self.floor = 0
 
-    def start(self, contender: Contender | None = None) -> Program:
-        argv = command(contender or self.contender)
-        self.programs.append(
-            Program(argv, self.dsn, self.trail, self.stage.out / f"{self.contender.name.split(',')[0]}.log")
-        )
+    def start(self) -> Program:
+        log = self.stage.out / f"{self.contender.name.split(',')[0]}.log"
+        self.programs.append(Program(command(self.contender), self.dsn, self.trail, log))
         return self.programs[-1]
 
-    def fill(self, n: int, task: str = "noop") -> None:
-        """In one transaction, which is left open if the caller holds one."""
+    def fill(self, jobs: int, task: str = "noop") -> None:
+        """In the caller's transaction, if there is one."""
         chunk = self.contender.chunk
-        for start in range(0, n, chunk):
-            self.conn.execute(self.contender.fill, {"n": min(chunk, n - start), "task": task})
+        for start in range(0, jobs, chunk):
+            self.conn.execute(self.contender.fill, {"jobs": min(chunk, jobs - start), "task": task})
 
     def wait_drained(self) -> None:
-        """A look each 50 ms, more seldom if it is dear."""
+        """Check every 50 ms, or every 20 times as long as a check takes."""
         began = time.monotonic()
         while True:
             asked = time.monotonic()
             if not self.conn.execute(self.contender.left, {"floor": self.floor}).fetchone():
                 return
             if asked - began > PATIENCE:
-                raise RuntimeError(
-                    f"{self.contender.name}: jobs are left after {PATIENCE:.0f} s; see its log in {self.stage.out}"
-                )
+                late = f"jobs are left after {PATIENCE:.0f} s; see its log in {self.stage.out}"
+                raise RuntimeError(f"{self.contender.name}: {late}")
             time.sleep(max(0.05, 20 * (time.monotonic() - asked)))
 
-    def rise(self) -> None:
-        """Whatever is there now does not count as left."""
+    def raise_floor(self) -> None:
+        """The jobs that are there now do not count as left."""
         if self.contender.newest:
             self.floor = self.conn.execute(self.contender.newest).fetchone()[0]
 
     def workers(self, count: int = 1, *options: Any) -> None:
-        """Start them on the empty queue, and let them get warm."""
+        """Start workers on the empty queue, and let them do a few jobs."""
         for _ in range(count):
             self.start().ask("work", self.contender.concurrency, *options)
         self.fill(200)
@@ -127,8 +138,8 @@ class Site:
         )
 
     @contextmanager
-    def measured(self, n: int) -> Iterator[dict[str, float]]:
-        """Fills in what n jobs cost: jobs/s, CPU seconds per 1,000 jobs, bytes of WAL per job."""
+    def measured(self, jobs: int) -> Iterator[dict[str, float]]:
+        """Fill in what so many jobs cost: jobs/s, CPU seconds per 1,000 jobs, bytes of WAL per job."""
         found: dict[str, float] = {}
         before, began = self.read(), time.perf_counter()
         yield found
@@ -136,9 +147,14 @@ class Site:
         used = self.read() - before
         client, server = used.client + found.pop("client_s", 0.0), used.server
         found |= {
-            "jobs_s": n / seconds, "client": client / n * 1000, "server": server / n * 1000,
-            "cpu": (client + server) / n * 1000, "wal": used.wal / n, "seconds": seconds, "n": n,
-        }  # fmt: skip
+            "jobs_s": jobs / seconds,
+            "client": client / jobs * 1000,
+            "server": server / jobs * 1000,
+            "cpu": (client + server) / jobs * 1000,
+            "wal": used.wal / jobs,
+            "seconds": seconds,
+            "n": jobs,
+        }
 
 
 class Stage:
@@ -162,7 +178,7 @@ class Stage:
         return urlunsplit(urlsplit(self.url)._replace(path=f"/{database}"))
 
     def _template(self, contender: Contender) -> str:
-        """Set up once, copied for each measurement."""
+        """The name of a database that is set up once, and copied for each measurement."""
         if contender.name not in self.templates:
             name = f"bench_template_{len(self.templates)}"
             self._drop(name)
@@ -194,7 +210,7 @@ class Stage:
         self._drop("bench_run")
         self.conn.execute(f"create database bench_run template {template}")
         with psycopg.connect(self.dsn("bench_run"), autocommit=True) as conn:
-            self.checkpoint()  # what is written from here on was not there before it: few full page images
+            self.checkpoint()  # pages that are new since a checkpoint need no full page image
             site = Site(self, contender, self.dsn("bench_run"), conn)
             try:
                 yield site
@@ -211,7 +227,7 @@ class Stage:
 
 @contextmanager
 def stage(out: Path) -> Iterator[Stage]:
-    """On the server of DATABASE_URL, whose role may create databases, or one of our own."""
+    """On the server of DATABASE_URL, whose role may create databases, or on a private one."""
     out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         url = os.environ.get("DATABASE_URL") or stack.enter_context(temporary_server(settings=SETTINGS)).url()
@@ -226,13 +242,13 @@ def pgbench() -> str | None:
 
 
 def rates(trail: Path, fifths: int = 5) -> tuple[float, float]:
-    """Jobs a second in the first and in the last fifth, from the handlers' trail."""
+    """Jobs a second in the first and in the last fifth, from the times that handlers recorded."""
     marks = sorted(tuple(map(float, line.split())) for line in trail.read_text().splitlines())
     size = len(marks) // fifths
     if size < 2:
         return float("nan"), float("nan")
     first, last = marks[: size + 1], marks[-size - 1 :]
-    return tuple(sum(m[1] for m in part[1:]) / (part[-1][0] - part[0][0]) for part in (first, last))
+    return tuple(sum(jobs for _, jobs in part[1:]) / (part[-1][0] - part[0][0]) for part in (first, last))
 
 
 def percentiles(trail: Path) -> dict[str, float]:

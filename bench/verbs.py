@@ -1,10 +1,11 @@
-"""What single calls of the SQL functions cost, beside a backlog or in batches; two versions of the SQL side by side.
+"""What single calls of the SQL functions cost, in batches or beside a backlog, for one or two versions of
+the SQL.
 
     python bench/verbs.py [claim] [fail] [unique] [sweep] [--sql OTHER/sql] [--rounds N] [--backlog N]
 
-It starts a PostgreSQL of its own, or uses DATABASE_URL, and installs this checkout's sql/ as one schema and that of --sql as another.
-Every figure is the median CPU time of the backend over calls that take turns with those of the other version; where the server's
-processes cannot be read, of wall-clock times.
+It starts a PostgreSQL of its own, or uses DATABASE_URL, and installs this checkout's sql/ as one schema
+and that of --sql as another. The two versions take turns. Each figure is the median CPU time of the
+backend, or of elapsed time where the server's processes cannot be read.
 """
 
 from __future__ import annotations
@@ -34,15 +35,8 @@ class Version:
 
     def __init__(self, url: str, schema: str, sql: Path) -> None:
         psql = Path(find_bindir()) / "psql"
-        command = [
-            psql if psql.exists() else "psql",
-            "-Xq",
-            "-v",
-            f"schema={schema}",
-            "-f",
-            sql / "install.sql",
-            url,
-        ]
+        install = ["-Xq", "-v", f"schema={schema}", "-f", sql / "install.sql", url]
+        command = [psql if psql.exists() else "psql", *install]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         self.schema = schema
         self.conn = psycopg.connect(url, autocommit=True, options="-c synchronous_commit=off")
@@ -95,7 +89,8 @@ def fail(version: Version) -> Figures:
         for _ in range(10):
             _, ids, runs = version.claim(100)
             failures = [
-                {"id": i, "run": r, "error": "it did not work"} for i, r in zip(ids, runs, strict=True)
+                {"id": job_id, "run": run, "error": "it did not work"}
+                for job_id, run in zip(ids, runs, strict=True)
             ]
             took, _ = version.timed("select fail_jobs(%s::jsonb)", json.dumps(failures))
             yield f"fail_jobs of 100, {end}, per job", took / 100
@@ -107,8 +102,8 @@ def unique(version: Version) -> Figures:
         "Open Job Spec's": {"keys": ["type", "args"], "on_conflict": "ignore"},
     }
     for name, policy in policies.items():
-        for n in range(200):
-            payload = json.dumps({"n": n, "of": name})
+        for number in range(200):
+            payload = json.dumps({"n": number, "of": name})
             took, _ = version.timed(
                 "select add_job('t', %s::json, unique_policy => %s)", payload, json.dumps(policy)
             )
@@ -145,27 +140,29 @@ def main() -> None:
     parser.add_argument("--backlog", type=int, default=200_000, help="available jobs beside a sweep")
     options = parser.parse_args()
     scenarios: dict[str, Callable[[Version], Figures]] = {
-        "claim": claim, "fail": fail, "unique": unique, "sweep": lambda version: sweep(version, options.backlog),
-    }  # fmt: skip
+        "claim": claim,
+        "fail": fail,
+        "unique": unique,
+        "sweep": lambda version: sweep(version, options.backlog),
+    }
     with ExitStack() as stack:
         url = os.environ.get("DATABASE_URL") or stack.enter_context(temporary_server()).url()
         versions = [Version(url, "bench_other", options.sql)] if options.sql else []
         versions.append(Version(url, "bench_this", HERE))
         taken: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for name in options.scenarios or scenarios:
-            for n in range(options.rounds):
-                for version in versions if n % 2 else versions[::-1]:
+            for turn in range(options.rounds):
+                for version in versions if turn % 2 else versions[::-1]:
                     for what, microseconds in scenarios[name](version):
                         taken[what][version.schema].append(microseconds)
                     version.empty()
                     version.value("select count(register_worker())")
                     version.worker = version.value("select register_worker()")
-        print(
-            f"{'microseconds of a backend, median':52}"
-            + "".join(f"{version.schema:>14}" for version in versions)
-        )
+        schemas = [version.schema for version in versions]
+        print(f"{'microseconds of a backend, median':52}" + "".join(f"{schema:>14}" for schema in schemas))
         for what, figures in taken.items():
-            print(f"{what:52}" + "".join(f"{statistics.median(figures[v.schema]):14.1f}" for v in versions))
+            medians = [statistics.median(figures[schema]) for schema in schemas]
+            print(f"{what:52}" + "".join(f"{median:14.1f}" for median in medians))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The floors: a table and one statement per step, or pyworker's functions, in a loop that does nothing else."""
+"""The floors: a table and one statement per step, or pyworker's functions, in a bare loop."""
 
 from __future__ import annotations
 
@@ -14,19 +14,27 @@ from repl import DSN, TRAIL, chunks, now, payload, serve
 
 KIND, BATCH = sys.argv[1], int(sys.argv[2])
 TABLE = """
-    create table jobs (id bigint generated always as identity primary key, priority integer not null default 0, worker integer,
-        run_at timestamptz not null default now(), task text not null, payload json not null) with (fillfactor = %s);
+    create table jobs (
+        id bigint generated always as identity primary key, priority integer not null default 0,
+        worker integer, run_at timestamptz not null default now(), task text not null, payload json not null
+    ) with (fillfactor = %s);
     create index on jobs (priority, run_at, id)"""
 TAKE = f"""
-    delete from jobs where id = any(array(select id from jobs where run_at <= now() order by priority, run_at, id
-        limit {BATCH} for update skip locked)) returning id, payload"""  # fmt: skip
-# What it costs to lose no job when a worker dies: take it, and delete it when it is done.
+    delete from jobs
+    where id = any(array(
+        select id from jobs where run_at <= now()
+        order by priority, run_at, id limit {BATCH} for update skip locked))
+    returning id, payload"""
+# What it costs to lose no job when a worker dies: mark the job, and delete it when it is done.
 MARK = f"""
-    update jobs set worker = 1 where id = any(array(select id from jobs where run_at <= now() and worker is null
-        order by priority, run_at, id limit {BATCH} for update skip locked)) returning id, payload"""  # fmt: skip
+    update jobs set worker = 1
+    where id = any(array(
+        select id from jobs where run_at <= now() and worker is null
+        order by priority, run_at, id limit {BATCH} for update skip locked))
+    returning id, payload"""
 DELETE = "delete from jobs where id = any(%s)"
 CLAIM = f"select id, run, payload from pyworker.claim_jobs(%s, {BATCH})"
-FINISH = "select pyworker.finish_jobs(%s::bigint[], %s::integer[])"
+FINISH = "select pyworker.finish_jobs(%s::bigint[], %s::bigint[])"
 pause = threading.Event()
 done = 0
 
@@ -35,7 +43,7 @@ def setup(*statements: str) -> None:
     if KIND == "functions":
         return ours.setup(*statements)
     with psycopg.connect(DSN, autocommit=True) as conn:
-        # Where rows are updated, room for their new versions on the page.
+        # Rows that are updated need room for their new versions on the page.
         conn.execute((TABLE % (50 if KIND == "two steps" else 100)).encode())
 
 
@@ -47,7 +55,8 @@ def bulk(n: int) -> None:
     for chunk in chunks(n):
         specs = json.dumps([payload(i) for i in chunk])
         ours.connections[0].execute(
-            "insert into jobs (task, payload) select 'noop', p from json_array_elements(%s::json) p", [specs]
+            "insert into jobs (task, payload) select 'noop', value from json_array_elements(%s::json)",
+            [specs],
         )
 
 
@@ -56,7 +65,7 @@ def work(*_: Any) -> None:
 
 
 def did(rows: int) -> None:
-    """As the handlers of the others do."""
+    """Record progress as the handlers of the others do."""
     global done
     done, before = done + rows, done // 1000
     if done // 1000 > before:

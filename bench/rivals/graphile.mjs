@@ -1,4 +1,5 @@
-// Graphile Worker. For throughput the settings of its performance page: local queue of 500, completions gathered, 24 jobs at once.
+// Graphile Worker. For throughput the settings of its performance page: a local queue of 500, completions in
+// batches, 24 jobs at once.
 // https://worker.graphile.org/docs/performance
 import { Logger, makeWorkerUtils, run, runMigrations } from "graphile-worker";
 import pg from "pg";
@@ -19,13 +20,14 @@ serve({
     utils = await makeWorkerUtils({ pgPool, logger });
   },
   add: (n) => calls(n, loops, (i) => utils.addJob("noop", payload(i))),
-  add_keyed: (n, keys, elements) =>
-    calls(n, 1, (i) => utils.addJob("noop", elements ? [i] : payload(i), { jobKey: `k${(i * 7919) % keys}` })),
+  add_keyed: (n, keys, arrays) =>
+    calls(n, 1, (i) =>
+      utils.addJob("noop", arrays ? [i] : payload(i), { jobKey: `k${(i * 7919) % keys}` })),
   bulk: (n) =>
-    calls(Math.ceil(n / 1000), 1, (b) =>
-      utils.addJobs(Array.from({ length: Math.min(1000, n - b * 1000) }, (_, i) =>
+    calls(Math.ceil(n / 1000), 1, (batch) =>
+      utils.addJobs(Array.from({ length: Math.min(1000, n - batch * 1000) }, (_, i) =>
         ({ identifier: "noop", payload: payload(i) })))),
-  latency: (n, gap) => latency(n, gap, (p) => utils.addJob("stamp", p)),
+  latency: (n, gap) => latency(n, gap, (moment) => utils.addJob("stamp", moment)),
   async work(concurrency, quick) {
     await run({
       noHandleSignals: true,
@@ -35,7 +37,13 @@ serve({
         fail: (_, helpers) => { if (helpers.job.attempts === 1) throw new Error("on purpose"); },
       },
       preset: {
-        worker: { connectionString, logger, concurrentJobs: concurrency, maxPoolSize: concurrency + 2, ...(quick ? {} : fast) },
+        worker: {
+          connectionString,
+          logger,
+          concurrentJobs: concurrency,
+          maxPoolSize: concurrency + 2,
+          ...(quick ? {} : fast),
+        },
       },
     });
   },

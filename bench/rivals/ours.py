@@ -54,15 +54,15 @@ def add(n: int) -> None:
 
 
 def call(n: int, statement: str) -> None:
-    """A statement per job, from psycopg: what a caller pays who needs no client of ours."""
+    """A statement per job, by psycopg alone."""
     in_threads(n, lambda conn, i: conn.execute(statement.encode(), [json.dumps(payload(i))]))
 
 
-def add_keyed(n: int, keys: int, elements: bool) -> None:
+def add_keyed(n: int, keys: int, arrays: bool) -> None:
     in_threads(
         n,
         lambda conn, i: pyworker.add_job(
-            conn, "noop", [i] if elements else payload(i), job_key=f"k{i * 7919 % keys}"
+            conn, "noop", [i] if arrays else payload(i), job_key=f"k{i * 7919 % keys}"
         ),
     )
 

@@ -39,7 +39,11 @@ def fail(payload, job: Job):
         raise RuntimeError("on purpose")
 
 
+snoozed: set[int] = set()
+
+
 @task
 async def snooze(payload, job: Job):
-    if job.run < 2:
+    if job.id not in snoozed:
+        snoozed.add(job.id)
         raise Snooze(0)

@@ -1,4 +1,5 @@
-// pg-boss. For throughput: large batches, fetched anew while they come back full; for latency LISTEN/NOTIFY (documented in its types).
+// pg-boss. For throughput large batches, and the next one at once while they are full; for latency
+// LISTEN/NOTIFY, as its types document it.
 import { PgBoss } from "pg-boss";
 import { calls, latency, noop, payload, serve, stamp } from "./repl.mjs";
 
@@ -26,14 +27,23 @@ serve({
   add_unique: (n, different) =>
     calls(n, 1, (i) => boss.send("unique", payload(i), { singletonKey: `k${i % different}` })),
   bulk: (n) =>
-    calls(Math.ceil(n / 1000), 1, (b) =>
-      boss.insert("noop", Array.from({ length: Math.min(1000, n - b * 1000) }, (_, i) => ({ data: payload(i) })))),
-  latency: (n, gap) => latency(n, gap, (p) => boss.send("stamp", p)),
+    calls(Math.ceil(n / 1000), 1, (batch) => {
+      const length = Math.min(1000, n - batch * 1000);
+      return boss.insert("noop", Array.from({ length }, (_, i) => ({ data: payload(i) })));
+    }),
+  latency: (n, gap) => latency(n, gap, (moment) => boss.send("stamp", moment)),
   async work(concurrency, quick) {
     await connect(10, { useListenNotify: true });
     const options = quick
       ? { batchSize: 1, pollingIntervalSeconds: 0.5 }
-      : { batchSize: 500, localConcurrency: 2, burstWhenBatchFull: true, pollingIntervalSeconds: 0.5, priority: false, orderByCreatedOn: false };
+      : {
+          batchSize: 500,
+          localConcurrency: 2,
+          burstWhenBatchFull: true,
+          pollingIntervalSeconds: 0.5,
+          priority: false,
+          orderByCreatedOn: false,
+        };
     await boss.work("noop", options, async (jobs) => jobs.forEach(noop));
     await boss.work("stamp", options, async (jobs) => jobs.forEach((job) => stamp(job.data)));
     await boss.work("fail", { ...options, includeMetadata: true, batchSize: 1 }, async ([job]) => {

@@ -1,4 +1,5 @@
-"""pgqueuer: asyncpg and uvloop, batches of 100 (of 10 for latency); its documentation: larger batches for throughput."""
+"""pgqueuer: asyncpg and uvloop, batches of 100, or of 10 for latency. Its documentation recommends larger
+batches for throughput."""
 
 import asyncio
 import json

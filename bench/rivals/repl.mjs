@@ -1,4 +1,5 @@
-// One JSON array per line comes in, [verb, ...arguments]; one line goes out when it is done, {"ok": …} or {"error": …}.
+// What a contender reads and writes: a JSON array per line, [verb, ...arguments], and for each a line
+// {"ok": …} or {"error": …} when it is done.
 import { appendFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 
@@ -19,7 +20,8 @@ export async function serve(verbs) {
 // Seconds on a clock that all processes of this machine share.
 export const now = () => Number(process.hrtime.bigint()) / 1e9;
 
-// What every contender's handlers do: count, and leave a trail now and then; or say how long the job was on its way.
+// What every contender's handlers do: count, and record every 1,000th job; or record how long it took until
+// the handler started.
 let count = 0;
 export const noop = () => {
   if (++count % 1000 === 0) appendFileSync(process.env.BENCH_TRAIL, `${now()} 1000\n`);

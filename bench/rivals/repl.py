@@ -1,4 +1,5 @@
-"""One JSON array per line comes in, [verb, …arguments]; one line goes out when it is done, {"ok": …} or {"error": …}."""
+"""What a contender's program reads and writes: a JSON array per line, [verb, …arguments], and for each a line
+{"ok": …} or {"error": …} when it is done."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def now() -> float:
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
-# What every contender's handlers do: count, and leave a trail now and then; or say how long the job was on its way.
+# What every contender's handlers do: count, and record every 1,000th job; or record how long it took until
+# the handler started.
 def noop() -> None:
     if next(_count) % 1000 == 0:
         os.write(TRAIL, b"%f 1000\n" % now())
@@ -38,14 +40,14 @@ def payload(n: int) -> dict[str, Any]:
 
 
 def gaps(n: int, gap_ms: float) -> Any:
-    """Wait a random time around gap_ms, n times over; each time the clock is given out."""
+    """n times: wait a random time around gap_ms, then yield the time."""
     for _ in range(n):
         time.sleep(gap_ms / 1000 * random.uniform(0.5, 1.5))
         yield {"t": now()}
 
 
 async def latencies(n: int, gap_ms: float) -> Any:
-    """The same, without standing in the way of the loop."""
+    """The same, without blocking the loop."""
     for _ in range(n):
         await asyncio.sleep(gap_ms / 1000 * random.uniform(0.5, 1.5))
         yield {"t": now()}

@@ -123,10 +123,10 @@ func insert(args river.JobArgs) error {
 	return err
 }
 
-func run(verb string, a []float64) (err error) {
+func run(verb string, arguments []float64) (err error) {
 	n := 0
-	if len(a) > 0 {
-		n = int(a[0])
+	if len(arguments) > 0 {
+		n = int(arguments[0])
 	}
 	switch verb {
 	case "setup":
@@ -142,7 +142,7 @@ func run(verb string, a []float64) (err error) {
 	case "add":
 		return calls(n, loops, func(i int) error { return insert(payload(i)) })
 	case "add_unique":
-		return calls(n, loops, func(i int) error { return insert(Unique(payload(i % int(a[1])))) })
+		return calls(n, loops, func(i int) error { return insert(Unique(payload(i % int(arguments[1])))) })
 	case "bulk":
 		for start := 0; start < n && err == nil; start += 1000 {
 			batch := make([]river.InsertManyParams, min(1000, n-start))
@@ -153,11 +153,11 @@ func run(verb string, a []float64) (err error) {
 		}
 	case "latency":
 		for i := 0; i < n && err == nil; i++ {
-			time.Sleep(time.Duration(a[1] * (0.5 + rand.Float64()) * 1e6))
+			time.Sleep(time.Duration(arguments[1] * (0.5 + rand.Float64()) * 1e6))
 			err = insert(Stamp{now()})
 		}
 	case "work":
-		return work(len(a) > 1 && a[1] == 1)
+		return work(len(arguments) > 1 && arguments[1] == 1)
 	default:
 		return errors.New("no such verb")
 	}
