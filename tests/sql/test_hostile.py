@@ -29,6 +29,7 @@ WORKER = PRODUCER | {
     "cancelled_runs", "task_timeouts", "run_schedules", "seconds_until_tick", "declare_schedules",
     "parse_crontab", "next_runs",
     "describe_cron", "was_finished", "worker_health",
+    "open_worker", "work", "beat", "close_worker", "snooze_jobs",
 }  # fmt: skip
 LOOKS = {
     "worker_health", "metrics", "overview", "count_jobs", "throughput", "list_jobs", "list_queues",
