@@ -32,9 +32,11 @@ def restarted(server: Postgres) -> None:
 
 def recovered(server: Postgres) -> None:
     """One killed backend takes all others with it, and the server starts again by itself."""
-    with suppress(psycopg.OperationalError), psycopg.connect(server.url) as victim:
-        os.kill(victim.info.backend_pid, signal.SIGKILL)
-        victim.execute("select pg_sleep(10)")
+    with suppress(psycopg.OperationalError), psycopg.connect(server.url) as witness:
+        with suppress(psycopg.OperationalError), psycopg.connect(server.url) as victim:
+            os.kill(victim.info.backend_pid, signal.SIGKILL)
+            victim.execute("select pg_sleep(10)")
+        witness.execute("select pg_sleep(60)")  # until the server has noticed, and ends all sessions
     while True:
         with suppress(psycopg.OperationalError), psycopg.connect(server.url):
             return
