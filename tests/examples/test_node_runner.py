@@ -14,8 +14,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-ROOT = Path(__file__).parents[2]
-RUNNER = ROOT / "examples" / "runners" / "node"
+ROOT, RUNNER = Path(__file__).parents[2], Path(__file__).parents[2] / "examples" / "runners" / "node"
 TABLES = """
 create table seen (at bigserial primary key, job_id bigint, attempts integer, task text, told text);
 create table booked (job_id bigint primary key)"""
@@ -126,9 +125,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no node or no npm here")
     directory = tmp_path_factory.mktemp("node") / "runner"
     shutil.copytree(RUNNER, directory, ignore=shutil.ignore_patterns("node_modules"))
-    command = ["npm", "install", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error"]
+    npm = ["npm", "install", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error"]
     try:
-        subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120, check=True)
+        subprocess.run(npm, cwd=directory, capture_output=True, timeout=120, check=True)
     except subprocess.SubprocessError as error:
         pytest.skip(f"npm cannot install pg: {error}")
     (directory / "handlers.mjs").write_text(NODE)
