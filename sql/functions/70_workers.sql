@@ -130,7 +130,8 @@ create or replace function unregister_worker(worker_id bigint) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
-    -- The row stays for now: by it, a sweep finds the jobs of a claim that was still open.
+    -- Not a delete: by this row, a sweep finds the jobs of a claim that was still open. The sweep
+    -- deletes it a day later.
     update workers w set dead_at = clock() where w.id = unregister_worker.worker_id;
     perform _hand_back(j) from _lock_running_jobs(array[unregister_worker.worker_id]) j;
     perform _forget_claims(array[unregister_worker.worker_id]);
