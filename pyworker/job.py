@@ -96,7 +96,6 @@ class _JobFields:
     payload: Any = field(repr=False)
     attempts: int
     max_attempts: int
-    priority: int
     run_at: datetime
     queue_name: str | None
     key: str | None

@@ -46,7 +46,7 @@ from ._runner.claimed import Claimed
 from ._runner.config import RunConfig
 from ._runner.connections import Connections
 from ._runner.exchange import Exchange
-from ._runner.outcomes import Outcomes, tell
+from ._runner.outcomes import Outcomes, Report, tell
 from .errors import TaskError
 from .job import Outcome
 from .tasks import Task
@@ -161,28 +161,31 @@ class _Worker:
         self.tasks = tasks.registered()
         self._worker_id = worker_id
         config.tasks = sorted({task.module for task in self.tasks.values()})
-        self._timeouts = announce(db, config, worker_id, self.tasks, schedules=bool(config.tasks))
+        announce(db, config, worker_id, self.tasks, schedules=bool(config.tasks))
         self._connections = Connections(config)
         self._exchange = Exchange(config, worker_id, lambda _: None)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def claim(self, names: Sequence[str]) -> Claimed | None:
-        rows = self.db.send(self.db.claim_call(self._worker_id, 1, names, None, None, False)).fetchall()
-        return Claimed(*rows[0], slot=0) if rows else None
+        self._exchange.task_names = names
+        turn = self._exchange.work(self.db, Outcomes(), 1)
+        return Claimed(*turn.jobs[0], slot=0) if turn and turn.jobs else None
 
     def run_one(self, job: Claimed) -> Ran:
         task = self.tasks[job.task_identifier]
         if task.is_async:  # on its own loop, as the test may run on one
-            attempt = run_job_async(job, task, self._connections, self._timeouts.get(task.name))
-            kind, value, said = asyncio.run_coroutine_threadsafe(attempt, self._event_loop()).result()
+            attempt = run_job_async(job, task, self._connections)
+            outcome, said = asyncio.run_coroutine_threadsafe(attempt, self._event_loop()).result()
         else:
-            kind, value, said = run_job(job, task, self._connections)
-        if kind == "failed":
-            tell(job, value, said, tracebacks=False)  # the test gets the exception
-        self._exchange.work(self.db, Outcomes.of(kind, value), 0)
+            outcome, said = run_job(job, task, self._connections)
+        outcomes = Outcomes()
+        outcomes.add(outcome)
+        if isinstance(outcome, Report) and outcome.error is not None:
+            tell(job, outcome, said, tracebacks=False)  # the test gets the exception
+        self._exchange.work(self.db, outcomes, 0)
         after = self.db.get_job(job.id)
         assert after is not None  # noqa: S101
-        return Ran(after, said) if kind == "finished" else Ran(after, error=said)
+        return Ran(after, error=said) if isinstance(outcome, Report) else Ran(after, said)
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:

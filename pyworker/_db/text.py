@@ -10,7 +10,6 @@ from psycopg import sql
 from .rows import JOB_COLUMNS
 
 Parameters = Sequence[Any] | Mapping[str, Any]
-Call = tuple[str, list[Any]]  # a statement and its parameters
 
 
 def as_identifier(name: str) -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, cast
-
-import psycopg
 
 from .._payload import to_json
 from .._texts import printable
 from ..errors import translated
 from .base import Base
 from .rows import JOB_COLUMNS
-from .text import Call, as_identifier, named_call, quoted
+from .text import as_identifier, named_call, quoted
 
 _DEFINE_ARGUMENTS = {
     "identifier": "text",
@@ -29,12 +27,9 @@ _DEFINE_ARGUMENTS = {
     "retention": "interval",
 }
 TASK_OPTIONS = _DEFINE_ARGUMENTS.keys() - {"identifier"}
-# Times as seconds: psycopg takes longer for two timestamps than for all other columns. A double
-# holds the microseconds of these centuries.
-_CLAIMED = (
-    "id, run, task_identifier, payload::text, attempts, max_attempts, priority,"
-    " date_part('epoch', run_at), queue_name, key, flags::text, meta::text, sequence_key,"
-    " date_part('epoch', created_at), delivery, crashes"
+_TURN = (
+    "kind, id, run, task_identifier, payload::text, attempts, max_attempts, queue_name, key, flags::text,"
+    " meta::text, sequence_key, delivery, crashes, timeout_s, run_at_s, created_at_s, why, again_in_s"
 )
 
 
@@ -81,10 +76,6 @@ class Worker(Base):
         source = "declare_schedules(%s::text[], %s::jsonb, %s)"
         return self._dicts("name, action", source, list(origins), to_json(list(schedules)), dry_run)
 
-    def task_timeouts(self, tasks: Sequence[str]) -> dict[str, float]:
-        rows = self._rows(f"select identifier, timeout from {self._s}.task_timeouts(%s)", [list(tasks)])  # noqa: S608
-        return {name: timeout.total_seconds() for name, timeout in rows}
-
     def listen(self) -> None:
         self.conn.execute(cast("Any", f"listen {as_identifier(self.schema)}"))
 
@@ -101,51 +92,37 @@ class Worker(Base):
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))
         return self._value("reconcile(%s, %s::bigint[], %s::bigint[])", worker_id, ids, runs)
 
-    def send(self, call: Call) -> psycopg.Cursor[Any]:
-        return self.conn.execute(cast("Any", call[0]), call[1], binary=True)
-
-    def claim_call(
+    def work(
         self,
         worker_id: int,
+        done: Sequence[tuple[int, int, str | None]],
+        reports: Sequence[Mapping[str, Any]],
         max_jobs: int,
-        tasks: Sequence[str] | None,
-        queues: Sequence[str] | None,
-        forbidden_flags: Sequence[str] | None,
-        alone: bool,
-    ) -> Call:
-        """`alone`: the claim is the only statement of its transaction.
+        tasks: Sequence[str] | None = None,
+        queues: Sequence[str] | None = None,
+        forbidden_flags: Sequence[str] | None = None,
+    ) -> list[tuple[Any, ...]]:
+        """One turn. `done`: id, run, and the result as JSON text or None.
 
-        Then its commit need not wait for the disk.
-        """
-        source = f"{self._s}.claim_jobs(%s, %s, %s::text[], %s::text[], %s::text[])"
-        if alone:
+        The rows have `kind` first, `why` and `again_in_s` last."""
+        source = (
+            f"{self._s}.work(%s, %s::bigint[], %s::bigint[], %s::jsonb[], %s::jsonb, %s,"
+            " %s::text[], %s::text[], %s::text[])"
+        )
+        parameters: list[Any] = [worker_id, None, None, None, None, max_jobs]
+        parameters += [None if names is None else list(names) for names in (tasks, queues, forbidden_flags)]
+        if done:
+            ids, runs, results = zip(*done, strict=True)
+            # Arrays of numbers as text: psycopg takes ten times as long for a list.
+            parameters[1:3] = ["{" + ",".join(map(str, column)) + "}" for column in (ids, runs)]
+            if any(result is not None for result in results):
+                parameters[3] = list(results)
+        if reports:
+            parameters[4] = json.dumps([_printable(report) for report in reports])
+        elif not done:  # only a claim: its commit need not wait for the disk
             source = f"set_config('synchronous_commit', 'off', true), {source}"
-        lists = [None if v is None else list(v) for v in (tasks, queues, forbidden_flags)]
-        return f"select {_CLAIMED} from {source}", [worker_id, max_jobs, *lists]  # noqa: S608
-
-    def finish_call(self, jobs: Iterable[tuple[int, int, str | None]]) -> Call:
-        """Each job: id, run, and its result as JSON text or None."""
-        ids, runs, results = (list(column) for column in zip(*jobs, strict=True))
-        kept = results if any(result is not None for result in results) else None
-        # Arrays of numbers as text: psycopg takes ten times as long for a list.
-        numbers = ["{" + ",".join(map(str, column)) + "}" for column in (ids, runs)]
-        return f"select cardinality({self._s}.finish_jobs(%s::bigint[], %s::bigint[], %s::jsonb[]))", [
-            *numbers,
-            kept,
-        ]
-
-    def fail_call(self, failures: Sequence[Mapping[str, Any]]) -> Call:
-        # jsonb cannot hold NUL or half a surrogate pair. They are cleaned from an error; a payload
-        # is never altered.
-        cleaned = [{**failure, "error": printable(str(failure["error"]))} for failure in failures]
-        return f"select {self._s}.fail_jobs(%s::jsonb)", [json.dumps(cleaned)]
-
-    def snooze_call(self, job_id: int, run: int, delay: timedelta) -> Call:
-        return f"select {self._s}.snooze_job(%s, %s, %s)", [job_id, run, delay]
-
-    def release_call(self, jobs: Iterable[tuple[int, int]]) -> Call:
-        ids, runs = (list(column) for column in zip(*jobs, strict=True))
-        return f"select {self._s}.release_jobs(%s::bigint[], %s::bigint[])", [ids, runs]
+        statement = f"select {_TURN} from {source}"  # noqa: S608
+        return self.conn.execute(cast("Any", statement), parameters, binary=True).fetchall()
 
     def discarded(self, job_ids: Sequence[int]) -> list[tuple[int, str | None]]:
         """Those of these jobs that are discarded, with the reason."""
@@ -153,9 +130,6 @@ class Worker(Base):
             f"unnest(%s::bigint[]) i(id), {self._s}.get_job(i.id) j where j.state = 'discarded' order by j.id"
         )
         return cast("Any", self._rows(f"select j.id, j.reason from {which}", [list(job_ids)]))  # noqa: S608
-
-    def seconds_until_due(self) -> float | None:
-        return self._value("seconds_until_due()")
 
     def cancelled_runs(self, jobs: Sequence[tuple[int, int]]) -> list[int]:
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))
@@ -174,7 +148,7 @@ class Worker(Base):
         return self._value("was_finished(%s, %s, %s::xid8)", job_id, run, transaction)
 
     def fail_job(self, failure: Mapping[str, Any]) -> None:
-        self.send(self.fail_call([failure])).fetchall()
+        self._value("fail_jobs(%s::jsonb)", json.dumps([_printable(failure)]))
 
     def report_crash(self, worker_id: int, jobs: Sequence[tuple[int, int]], error: str) -> None:
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))
@@ -201,10 +175,15 @@ class Worker(Base):
         with translated(), self.conn.pipeline():  # one transaction, one round trip
             self.conn.execute(b"select set_config('statement_timeout', %s, true)", [f"{int(seconds * 1000)}"])
             # In this order, so that a tick that falls due in between is not missed.
-            told = self.send((f"select {self._s}.seconds_until_tick(), {self._s}.run_schedules()", []))
-            tick, fired = cast("Any", told.fetchone())
+            ask = f"select {self._s}.seconds_until_tick(), {self._s}.run_schedules()"
+            tick, fired = cast("Any", self.conn.execute(cast("Any", ask), binary=True).fetchone())
         return tick, fired
 
     def database_clock(self) -> float:
         """Seconds since 1970, by the server's real clock."""
         return float(self._rows("select extract(epoch from clock_timestamp())")[0][0])
+
+
+def _printable(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """jsonb cannot hold NUL or half a surrogate pair: clean the error. A payload is never altered."""
+    return {**report, "error": printable(str(report["error"]))} if "error" in report else report

@@ -20,7 +20,7 @@ from .._runner.attempt import run_job, run_job_async
 from .._runner.claimed import Claimed
 from .._runner.config import RunConfig
 from .._runner.connections import Connections
-from .._runner.outcomes import Ended
+from .._runner.outcomes import Ended, Report
 from ..errors import PyworkerError
 from ..job import Outcome
 from .url import resolved
@@ -37,9 +37,9 @@ def run(job_id: int, dsn: str, schema: str, modules: list[str], debug: bool) -> 
         connections = Connections(RunConfig(url, schema=schema, concurrency=1), rehearsal=True)
         connections.pooled = pooled
         say(f"job {job.id} ({job.task_identifier}, {job.state}) is run here, and rolled back", err=True)
-        kind, value, error = _attempt(_claimed(job), task, connections)
-    if kind in ("finished", "released"):
-        result = value[2] if kind == "finished" else None
+        outcome, error = _attempt(_claimed(job), task, connections)
+    if not isinstance(outcome, Report) or outcome.do == "release":
+        result = None if isinstance(outcome, Report) else outcome[2]
         say(f"it would be completed{f', with the result {result}' if result else ''}")
         return
     if isinstance(error, Outcome):
@@ -94,6 +94,6 @@ def _claimed(job: JobRow) -> Claimed:
     flags, meta = (None if value is None else json.dumps(value) for value in (job.flags, job.meta))
     return Claimed(
         job.id, max(job.run, 1), job.task_identifier, json.dumps(job.payload), max(job.attempts, 1),
-        job.max_attempts, job.priority, job.run_at.timestamp(), job.queue_name, job.key, flags, meta,
-        job.sequence_key, job.created_at.timestamp(), job.delivery, crashes=0,
+        job.max_attempts, job.queue_name, job.key, flags, meta, job.sequence_key, job.delivery,
+        crashes=0, timeout=None, run_at=job.run_at.timestamp(), created_at=job.created_at.timestamp(),
     )  # fmt: skip

@@ -21,10 +21,8 @@ def announce(
     worker_id: int,
     known: Mapping[str, tasks.Task[..., Any]],
     schedules: bool,
-) -> dict[str, float]:
-    """Define the worker's tasks and record what it takes; with `schedules`, declare schedules too.
-
-    Returns the timeouts of the tasks, in seconds."""
+) -> None:
+    """Define the worker's tasks and record what it takes; with `schedules`, declare schedules too."""
     db.check_version(migrations.newest())
     tasks.define(db, known)
     if schedules:
@@ -41,4 +39,3 @@ def announce(
         "forbidden_flags": config.forbidden_flags or None,
     }
     db.update_worker(worker_id, {name: value for name, value in about.items() if value is not None})
-    return db.task_timeouts(list(known))

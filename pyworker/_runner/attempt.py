@@ -13,7 +13,7 @@ from .. import _middleware, tasks
 from ..job import AsyncJob, Job, NotStarted
 from .claimed import Claimed
 from .connections import Connections
-from .outcomes import Ended, failure_of, outcome_of
+from .outcomes import Ended, failure_of, outcome_of, release
 
 
 def run_job(job: Claimed, task: tasks.Task[..., Any], connections: Connections) -> Ended:
@@ -26,7 +26,7 @@ def run_job(job: Claimed, task: tasks.Task[..., Any], connections: Connections) 
             with _unless_unknown():
                 started = connections.start_job(job.id, job.run)
             if not started:
-                return "released", (job.id, job.run), None
+                return release(job), None
         if not _middleware.registered:
             return outcome_of(job, task, task.invoke(made))
         with _middleware.MiddlewareStack(made) as around:
@@ -37,13 +37,11 @@ def run_job(job: Claimed, task: tasks.Task[..., Any], connections: Connections) 
         return failure_of(job, error)
 
 
-async def run_job_async(
-    job: Claimed, task: tasks.Task[..., Any], connections: Connections, limit: float | None = None
-) -> Ended:
-    """Run an async handler on the running loop, for at most `limit` seconds.
+async def run_job_async(job: Claimed, task: tasks.Task[..., Any], connections: Connections) -> Ended:
+    """Run an async handler on the running loop, for at most the task's timeout.
 
     Raises nothing after its first step."""
-    made, scope = None, None
+    made, scope, limit = None, None, job.timeout
     try:
         made = job.made(AsyncJob, connections)
         if job.cancelled:
@@ -66,7 +64,7 @@ async def _answer(
         with _unless_unknown():
             started = await connections.start_job_async(job.id, job.run)
         if not started:
-            return "released", (job.id, job.run), None
+            return release(job), None
     if not _middleware.registered:
         return outcome_of(job, task, await task.invoke(made))
     with _middleware.MiddlewareStack(made) as around:

@@ -4,7 +4,7 @@
     loop thread     runs async handlers, started with the first one
 
     pace        when to claim, and how much
-    exchange    reports and claims, in one round trip
+    exchange    reports and claims, in one call of `work`
     handlers    where each handler runs, and its one outcome
 
 The parent sends the start order as one line of JSON on stdin, so that no password shows in a
@@ -25,8 +25,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import psycopg
 
@@ -46,7 +45,7 @@ from .config import (
     RunConfig,
 )
 from .connections import Connections
-from .exchange import Exchange
+from .exchange import Exchange, Turn
 from .handlers import NEVER, Handlers
 from .pace import Pace
 from .shared import Slots
@@ -198,9 +197,7 @@ class Child:
 
     def _announce_worker(self, db: Database) -> None:
         # Each process declares schedules once, so the last process to start determines them.
-        self.handlers.timeouts = announce(
-            db, self.config, self.worker_id, self.handlers.tasks, not self.declared
-        )
+        announce(db, self.config, self.worker_id, self.handlers.tasks, not self.declared)
         if not self.declared:
             self.slots.answered()
             signals.wake_parent()  # it logs the start, before the first job logs anything
@@ -256,9 +253,9 @@ class Child:
         room = 0 if self.stopping else self._room(bool(outcomes))
         if not (outcomes or room):
             return self.stopping and self.handlers.idle
-        claimed = self.exchange.work(db, outcomes, room)
-        if room and claimed is not None:
-            self._begin(db, claimed, room, len(outcomes))
+        turn = self.exchange.work(db, outcomes, room)
+        if room and turn:
+            self._begin(turn, room, len(outcomes))
         return (self.stopping or (self.config.once and self.pace.nothing_available)) and self.handlers.idle
 
     def _end_broken(self, db: Database) -> bool:
@@ -286,13 +283,14 @@ class Child:
         if self.reconcile_in and time.monotonic() >= self.reconcile_at:
             self._reconcile(db)
 
-    def _begin(self, db: Database, claimed: Sequence[Sequence[Any]], room: int, reported: int) -> None:
+    def _begin(self, turn: Turn, room: int, reported: int) -> None:
+        claimed = len(turn.jobs)
         if self.measures:
-            self.measures.claimed(len(claimed))
-        self.handlers.begin(claimed)
-        self.pace.learn(room, len(claimed), reported)
-        if len(claimed) < room:
-            self._came_short(db, bool(claimed))
+            self.measures.claimed(claimed)
+        self.handlers.begin(turn.jobs)
+        self.pace.learn(room, claimed, reported)
+        if claimed < room:
+            self._came_short(claimed > 0, turn.again_in)
 
     def _room(self, reporting: bool) -> int:
         room = self.pace.room(self.handlers.load, reporting)
@@ -303,7 +301,7 @@ class Child:
             self.pace.notified = False
         return room
 
-    def _came_short(self, db: Database, claimed: bool) -> None:
+    def _came_short(self, claimed: bool, again_in: float) -> None:
         """The claim returned fewer jobs than asked for."""
         if claimed:  # quick handlers end now, and their report carries another claim
             self._sleep(SOON, wake_at=sys.maxsize)
@@ -311,7 +309,7 @@ class Child:
         if self.stopping or self.recheck_version:  # the order ended the sleep above: go to the next turn
             self._wake()
         elif self.pace.nothing_available:
-            self.pace.sleep_until(db.seconds_until_due())
+            self.pace.sleep(again_in)
 
     def _wait(self) -> None:
         """Wait for a handler's end, a notification, an order, or the time of the next claim."""

@@ -24,7 +24,7 @@ def _decoded(text: str) -> Any:
 
 @dataclass(slots=True)
 class Claimed:
-    """A claimed job; its payload is not decoded yet."""
+    """A claimed job, as `work` returns it; its payload is not decoded yet."""
 
     id: int
     run: int
@@ -32,16 +32,16 @@ class Claimed:
     payload: str
     attempts: int
     max_attempts: int
-    priority: int
-    run_at: float  # seconds since 1970
     queue_name: str | None
     key: str | None
     flags: str | None
     meta: str | None
     sequence_key: str | None
-    created_at: float
     delivery: str
     crashes: int
+    timeout: float | None  # seconds that its handler may run
+    run_at: float  # seconds since 1970
+    created_at: float
     slot: int = -1  # while it runs: its index in the memory shared with the parent
     handler: asyncio.Task[Any] | Job | None = None  # while it runs: cancel this
     cancelled: bool = False
@@ -51,8 +51,8 @@ class Claimed:
         """The Job or AsyncJob that the handler gets."""
         return kind(  # positional: keyword arguments take twice the time
             self.id, self.run, self.task_identifier, _decoded(self.payload),
-            self.attempts, self.max_attempts, self.priority,
-            datetime.fromtimestamp(self.run_at, UTC), self.queue_name, self.key,
+            self.attempts, self.max_attempts, datetime.fromtimestamp(self.run_at, UTC),
+            self.queue_name, self.key,
             _decoded(self.flags) if self.flags else None, _decoded(self.meta) if self.meta else None,
             self.sequence_key, datetime.fromtimestamp(self.created_at, UTC), connections,
         )  # fmt: skip

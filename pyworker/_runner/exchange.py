@@ -1,23 +1,29 @@
-"""One exchange with the database per turn: reports go out, claimed jobs come back."""
+"""One call of `work` per turn: reports go out, claimed jobs come back."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
 from .._db.connect import LOST, forbids, is_lost
 from .._db.database import Database
-from .._db.text import Call
 from .._escape import shown
-from ..errors import ClaimLost, sqlstate_of, translated
+from ..errors import sqlstate_of, translated
 from .config import RunConfig
-from .outcomes import KINDS, Failure, Outcomes, unstorable
+from .outcomes import Outcome, Outcomes, Report, unstorable
 
 log = logging.getLogger("pyworker.worker")
+
+
+class Turn(NamedTuple):
+    """The answer of `work`."""
+
+    jobs: list[tuple[Any, ...]]  # as Claimed takes them
+    again_in: float  # seconds until the next call at the latest
 
 
 class Exchange:
@@ -27,10 +33,10 @@ class Exchange:
         self.task_names: Sequence[str] = ()
         self._take_back = take_back  # gets outcomes that may not have been stored
 
-    def work(self, db: Database, outcomes: Outcomes, room: int) -> list[tuple[Any, ...]] | None:
-        """Report and claim in one round trip. None if a refused report prevented the claim."""
+    def work(self, db: Database, outcomes: Outcomes, room: int) -> Turn | None:
+        """Report and claim. None if a refused report prevented the claim."""
         try:
-            rows = self._send(db, outcomes, room)
+            turn, refused = self._call(db, outcomes, room)
         except psycopg.Error as error:
             if _connection_lost(error):
                 # The commit may have succeeded. Report everything again: the database ignores what
@@ -45,27 +51,24 @@ class Exchange:
         except Exception as error:  # an outcome could not be written as SQL
             self._report_one_by_one(db, outcomes, error)
             return None
-        self._tell_of_ends(db, outcomes.failed)
-        return rows
+        if refused:
+            self._fail_refused(db, outcomes, refused)
+        self._tell_of_ends(db, outcomes.reports)
+        return turn
 
-    def _send(self, db: Database, outcomes: Outcomes, room: int) -> list[tuple[Any, ...]]:
-        reports = outcomes.reports(db)
-        replies: list[psycopg.Cursor[Any]] = []
-        with db.conn.pipeline() if reports else contextlib.nullcontext() as pipeline:
-            for call in reports:
-                # One transaction for each kind: a report locks its jobs in the order of their ids,
-                # and several reports in one transaction would not keep that order.
-                if replies and pipeline:
-                    pipeline.sync()
-                replies.append(db.send(call))
-            claim = db.send(self._claim(db, room, not reports)) if room else None
-        for reply in replies:
-            reply.fetchall()
-        return claim.fetchall() if claim else []
-
-    def _claim(self, db: Database, room: int, alone: bool) -> Call:
-        only, without = self.config.queues or None, self.config.forbidden_flags or None
-        return db.claim_call(self.worker_id, room, self.task_names, only, without, alone)
+    def _call(self, db: Database, outcomes: Outcomes, room: int) -> tuple[Turn, dict[tuple[int, int], str]]:
+        """The turn, and why reports were refused, by id and run."""
+        config, items = self.config, [report.item() for report in outcomes.reports]
+        rows = db.work(
+            self.worker_id, outcomes.done, items, room,
+            self.task_names, config.queues or None, config.forbidden_flags or None,
+        )  # fmt: skip
+        *_, again_in = rows.pop()
+        first = 0
+        while first < len(rows) and rows[first][0] == "refused":
+            first += 1
+        refused = {(row[1], row[2]): row[-2] for row in rows[:first]}
+        return Turn([row[1:-2] for row in rows[first:]], again_in), refused
 
     def _report_one_by_one(self, db: Database, outcomes: Outcomes, error: Exception) -> None:
         """Report each job separately after a report was refused, as one job may be the reason.
@@ -75,34 +78,40 @@ class Exchange:
         forbidden: psycopg.Error | None = None
         if not (isinstance(error, psycopg.Error) and forbids(error)):
             log.warning("a report was refused, going on one by one: %s", _first_line(error))
-        for kind in KINDS:
-            for item in getattr(outcomes, kind):
-                one = Outcomes.of(kind, item)
-                try:
-                    db.send(one.reports(db)[0]).fetchall()
-                except Exception as problem:
-                    if isinstance(problem, psycopg.Error) and (
-                        _connection_lost(problem, True) or forbids(problem)
-                    ):
-                        self._take_back(one)
-                        forbidden = problem if forbids(problem) else forbidden
-                        continue
-                    with contextlib.suppress(ClaimLost), translated():
-                        self._refused(db, kind, item, problem)
-                else:
-                    self._tell_of_ends(db, one.failed)
+        for outcome in outcomes:
+            one = Outcomes()
+            one.add(outcome)
+            try:
+                _, refused = self._call(db, one, 0)
+            except Exception as problem:
+                if isinstance(problem, psycopg.Error) and (
+                    _connection_lost(problem, True) or forbids(problem)
+                ):
+                    self._take_back(one)
+                    forbidden = problem if forbids(problem) else forbidden
+                    continue
+                with translated():
+                    self._fail(db, outcome, _first_line(problem))
+            else:
+                self._fail_refused(db, one, refused)
+                self._tell_of_ends(db, one.reports)
         if forbidden:
             raise forbidden
 
-    def _refused(self, db: Database, kind: str, item: Any, error: Exception) -> None:
-        if sqlstate_of(error) == "PW002":
-            return  # the claim was lost: there is nothing to report
-        log.error("job %s: its end could not be stored: %s", item[0], _first_line(error))
-        db.send(db.fail_call([unstorable(item[0], item[1], kind, error)])).fetchall()
+    def _fail_refused(self, db: Database, outcomes: Outcomes, refused: dict[tuple[int, int], str]) -> None:
+        """Fail the jobs of malformed reports. A stale report is no fault: the claim was lost."""
+        for outcome in outcomes:
+            why = refused.get(outcome[:2], "stale")
+            if why != "stale":
+                self._fail(db, outcome, why)
 
-    def _tell_of_ends(self, db: Database, failed: Sequence[Failure]) -> None:
-        """Log the jobs that these failures discarded. The database decides, so query it."""
-        last = {failure.id: failure.task for failure in failed if failure.last}
+    def _fail(self, db: Database, outcome: Outcome, why: str) -> None:
+        log.error("job %s: its end could not be stored: %s", outcome[0], shown(why))
+        self._call(db, Outcomes(reports=[unstorable(outcome, why)]), 0)
+
+    def _tell_of_ends(self, db: Database, reports: Sequence[Report]) -> None:
+        """Log the jobs that these reports discarded. The database decides, so query it."""
+        last = {report.id: report.task for report in reports if report.last}
         with contextlib.suppress(psycopg.Error):  # a lost connection shows in the next turn
             for job_id, reason in db.discarded(list(last)) if last else []:
                 extra = {"job_id": job_id, "task": last[job_id]}

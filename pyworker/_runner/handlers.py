@@ -28,7 +28,7 @@ from .claimed import Claimed
 from .config import EXIT_BROKEN, RunConfig
 from .connections import Connections
 from .copies import end_copy, keep_from_copies
-from .outcomes import KINDS, Ended, Outcomes, failure_of, tell
+from .outcomes import Ended, Outcome, Outcomes, Report, failure_of, release, tell
 from .shared import Slots
 
 log = logging.getLogger("pyworker.worker")
@@ -48,7 +48,6 @@ class Handlers:
         self.slots = slots
         self.connections = connections
         self.tasks: dict[str, tasks.Task[..., Any]] = {}
-        self.timeouts: dict[str, float] = {}  # by task, in seconds
         self.context = copy_context()  # holds what task modules set; each handler runs in its own copy
         # `lock` guards `ready` (claimed, not started) and `running`.
         self.lock = threading.Lock()
@@ -66,7 +65,7 @@ class Handlers:
         self._spawned: deque[Claimed] = deque()  # asyncio tasks that may not have started yet
         self._looking = False
         # Filled by handlers, emptied by the turn. deque.append is atomic.
-        self.outcomes: deque[tuple[str, Any]] = deque()
+        self.outcomes: deque[Outcome] = deque()
         self.wake_at = NEVER  # an outcome wakes the turn if at most so many jobs are ready
         self._wake = wake
         self._pid = os.getpid()
@@ -83,7 +82,7 @@ class Handlers:
             return not (self.ready or self.running or self.outcomes)
 
     def begin(self, claimed: Iterable[Sequence[Any]]) -> None:
-        """Take rows of claim_jobs.
+        """Take claimed jobs.
 
         Start as many as there is room for; the others wait in `ready`.
         """
@@ -94,16 +93,13 @@ class Handlers:
 
     def collect(self) -> Outcomes:
         outcomes = Outcomes()
-        add = {kind: getattr(outcomes, kind).append for kind in KINDS}
         while self.outcomes:
-            kind, value = self.outcomes.popleft()
-            add[kind](value)
+            outcomes.add(self.outcomes.popleft())
         return outcomes
 
     def take_back(self, outcomes: Outcomes) -> None:
         """Put outcomes back that may not have been stored, for the next `collect`."""
-        for kind in KINDS:
-            self.outcomes.extend((kind, item) for item in getattr(outcomes, kind))
+        self.outcomes.extend(outcomes)
 
     def known(self) -> list[tuple[int, int]]:
         """Id and run of every job that this process believes it holds."""
@@ -111,7 +107,7 @@ class Handlers:
             return (
                 [(job.id, job.run) for job in self.ready]
                 + [*self.running]
-                + [told[:2] for _, told in self.outcomes]
+                + [outcome[:2] for outcome in self.outcomes]
             )
 
     def keep(self, held: set[int]) -> None:
@@ -156,7 +152,7 @@ class Handlers:
     # -- where a job begins -----------------------------------------------------------------------
 
     def _release(self, jobs: Iterable[Claimed]) -> None:
-        self.outcomes.extend(("released", (job.id, job.run)) for job in jobs)
+        self.outcomes.extend(release(job) for job in jobs)
 
     def _cancel(self, job: Claimed) -> None:
         job.cancelled = True
@@ -186,7 +182,7 @@ class Handlers:
                 self._cancel(lost)  # an earlier run of the same job: its claim is lost
             self.running[job.id, job.run] = job
             job.slot = self.free_slots.pop()
-            limit = self.timeouts.get(job.task_identifier)
+            limit = job.timeout
             # An async handler is cancelled at its limit; the parent kills only after CANCEL_GRACE
             # more.
             patience = CANCEL_GRACE if limit and self.tasks[job.task_identifier].is_async else 0.0
@@ -254,15 +250,14 @@ class Handlers:
         for _ in range(count):
             job = self._spawned.popleft()
             if cast("asyncio.Task[None]", job.handler).done() and self.running.get((job.id, job.run)) is job:
-                self._end(job, ("released", (job.id, job.run), None))
+                self._end(job, (release(job), None))
         self._looking = bool(self._spawned)
         if self._looking:
             self.loop.call_soon(self._look, len(self._spawned))
 
     async def _run_async(self, job: Claimed) -> None:
         try:
-            task, limit = self.tasks[job.task_identifier], self.timeouts.get(job.task_identifier)
-            ended = await run_job_async(job, task, self.connections, limit)
+            ended = await run_job_async(job, self.tasks[job.task_identifier], self.connections)
         except BaseException as error:
             ended = failure_of(job, error)
         self._end(job, ended)
@@ -315,19 +310,19 @@ class Handlers:
 
         Returns jobs that may start now, for the caller to dispatch.
         """
-        kind, value, said = ended
+        outcome, said = ended
         if os.getpid() != self._pid:
             end_copy(said)
-        if kind == "failed":
+        if isinstance(outcome, Report) and outcome.error is not None:
             with contextlib.suppress(Exception):  # raised by the application's logging filters or handlers
-                tell(job, value, said, self.config.tracebacks)
+                tell(job, outcome, said, self.config.tracebacks)
         with self.lock:
             self.slots.clear(job.slot)
             self.free_slots.append(job.slot)
             self.isolated = False
             if self.running.pop((job.id, job.run), None) is None:
                 return []  # it was handed back in the meantime
-            self.outcomes.append((kind, value))
+            self.outcomes.append(outcome)
             begun = self._start()
         if len(self.ready) <= self.wake_at:
             self.wake_at = NEVER  # wake the turn only once

@@ -11,13 +11,12 @@ import inspect
 import json
 import logging
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 from .. import tasks
-from .._db.database import Database
-from .._db.text import Call
 from .._escape import shown
 from .._payload import to_json
 from .._texts import first_line, limited, name_of, summary_of, text_of, traceback_of
@@ -26,50 +25,49 @@ from .claimed import Claimed
 
 log = logging.getLogger("pyworker.worker")
 
-KINDS = ("finished", "failed", "snoozed", "released")
-# The kind, the report, and what the handler returned or raised.
-Ended = tuple[str, Any, Any]
+Done = tuple[int, int, str | None]  # a completed job: id, run, and its result as JSON text or None
 _ESCAPES = re.compile(r"\\u(?:d[89ab]..\\ud[c-f]..|(0000|d[89a-f]..))|\\.", re.IGNORECASE)
 
 
-class Failure(NamedTuple):
-    """A failed attempt."""
+class Report(NamedTuple):
+    """Any other outcome, as `work` takes it."""
 
     id: int
     run: int
-    fields: dict[str, Any]  # as fail_jobs takes them
-    task: str
-    last: bool  # this may have been the last attempt; the database decides
+    do: str
+    error: str | None = None
+    more: Mapping[str, Any] = {}  # delay_s, payload
+    task: str = ""
+    last: bool = False  # this may have been the last attempt; the database decides
+
+    def item(self) -> dict[str, Any]:
+        error = {} if self.error is None else {"error": self.error}
+        return {"id": self.id, "run": self.run, "do": self.do, **error, **self.more}
+
+
+Outcome = Done | Report
+Ended = tuple[Outcome, Any]  # and what the handler returned or raised
 
 
 @dataclass(slots=True)
 class Outcomes:
     """Outcomes that are not reported yet."""
 
-    finished: list[tuple[int, int, str | None]] = field(default_factory=list[tuple[int, int, str | None]])
-    failed: list[Failure] = field(default_factory=list[Failure])
-    snoozed: list[tuple[int, int, timedelta]] = field(default_factory=list[tuple[int, int, timedelta]])
-    released: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    done: list[Done] = field(default_factory=list[Done])
+    reports: list[Report] = field(default_factory=list[Report])
 
-    @classmethod
-    def of(cls, kind: str, item: Any) -> Outcomes:
-        """Wrap one outcome; `kind` is one of KINDS."""
-        return cls(**{kind: [item]})
+    def add(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Report):
+            self.reports.append(outcome)
+        else:
+            self.done.append(outcome)
+
+    def __iter__(self) -> Iterator[Outcome]:
+        yield from self.done
+        yield from self.reports
 
     def __len__(self) -> int:
-        return len(self.finished) + len(self.failed) + len(self.snoozed) + len(self.released)
-
-    def reports(self, db: Database) -> list[Call]:
-        """The calls that report them, in the order of KINDS; each snooze is its own call."""
-        calls: list[Call] = []
-        if self.finished:
-            calls.append(db.finish_call(self.finished))
-        if self.failed:
-            calls.append(db.fail_call([failure.fields for failure in self.failed]))
-        calls.extend(db.snooze_call(*snoozed) for snoozed in self.snoozed)
-        if self.released:
-            calls.append(db.release_call(self.released))
-        return calls
+        return len(self.done) + len(self.reports)
 
 
 def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
@@ -78,38 +76,40 @@ def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
     If it returned an outcome such as Snooze, raise that.
     """
     if value is None:
-        return "finished", (job.id, job.run, None), None
+        return (job.id, job.run, None), None
     if isinstance(value, Snooze | Cancel | Discard | Failed | NotStarted):
         raise value
     if inspect.isawaitable(value):  # and nothing has run yet
         raise TypeError(f"{task!r} returned {type(value).__name__} to be awaited; make it an async function")
-    return "finished", (job.id, job.run, _storable(to_json(value)) if task.result else None), value
+    return (job.id, job.run, _storable(to_json(value)) if task.result else None), value
 
 
 def failure_of(job: Claimed, error: BaseException) -> Ended:
     """The outcome of a handler that raised. Never raises, so each started job has an outcome."""
     try:
-        kind, value = _told(job, error)
+        report = _report(job, error)
     except BaseException as problem:
-        kind, value = _failed(job, f"{name_of(error)}: the exception cannot be shown ({name_of(problem)})")
-    return kind, value, error
+        report = _failed(job, f"{name_of(error)}: the exception cannot be shown ({name_of(problem)})")
+    return report, error
 
 
-def unstorable(job_id: int, run: int, kind: str, error: BaseException) -> dict[str, Any]:
+def release(job: Claimed) -> Report:
+    """Hand the job back: its attempt does not count."""
+    return Report(job.id, job.run, "release")
+
+
+def unstorable(outcome: Outcome, why: str) -> Report:
     """The failure to report for a job whose outcome the database refused."""
-    return {
-        "id": job_id,
-        "run": run,
-        "error": limited(f"the outcome ({kind}) could not be stored: {text_of(error)}"),
-    }
+    what = outcome.do if isinstance(outcome, Report) else "done"
+    return Report(outcome[0], outcome[1], "fail", limited(f"the outcome ({what}) could not be stored: {why}"))
 
 
-def _told(job: Claimed, error: BaseException) -> tuple[str, Any]:
+def _report(job: Claimed, error: BaseException) -> Report:
     match error:
         case Snooze():
             delay = getattr(error, "delay", None)
             if isinstance(delay, timedelta):
-                return "snoozed", (job.id, job.run, delay)
+                return Report(job.id, job.run, "snooze", more={"delay_s": delay.total_seconds()})
             why = (
                 f"{name_of(error)} has no delay (a timedelta);"
                 " a subclass of Snooze calls super().__init__(delay)"
@@ -118,11 +118,11 @@ def _told(job: Claimed, error: BaseException) -> tuple[str, Any]:
         case asyncio.CancelledError() if job.cancelled:
             return _failed(job, "cancelled while it was running")
         case Cancel():
-            return _failed(job, _reason(error), cancel=True)
+            return _failed(job, _reason(error), "cancel")
         case Discard():
-            return _failed(job, _reason(error), discard=True)
+            return _failed(job, _reason(error), "discard")
         case NotStarted():
-            return _failed(job, _reason(error), not_started=True)
+            return _failed(job, _reason(error), "not_started")
         case Failed():
             try:
                 return _failed(job, _reason(error), payload=json.loads(to_json(error.elements)))
@@ -133,19 +133,18 @@ def _told(job: Claimed, error: BaseException) -> tuple[str, Any]:
             return _failed(job, traceback_of(error))
 
 
-def _failed(job: Claimed, error: str, **fields: Any) -> tuple[str, Failure]:
-    last = job.attempts >= job.max_attempts or job.delivery == "at_most_once" or "discard" in fields
-    told = {"id": job.id, "run": job.run, "error": limited(error), **fields}
-    return "failed", Failure(job.id, job.run, told, job.task_identifier, last)
+def _failed(job: Claimed, error: str, do: str = "fail", **more: Any) -> Report:
+    last = job.attempts >= job.max_attempts or job.delivery == "at_most_once" or do == "discard"
+    return Report(job.id, job.run, do, limited(error), more, job.task_identifier, last)
 
 
-def tell(job: Claimed, failure: Failure, error: BaseException, tracebacks: bool) -> None:
+def tell(job: Claimed, report: Report, error: BaseException, tracebacks: bool) -> None:
     """Log a failed attempt: what the handler raised, and where.
 
     The payload appears only if the exception quotes it.
     """
-    text = shown(failure.fields["error"]).rstrip("\n")
-    answered = len(failure.fields) > 3  # the handler raised an outcome such as Cancel, not an error
+    text = shown(report.error or "").rstrip("\n")
+    answered = report.do != "fail" or report.more  # it raised an outcome such as Cancel, not an error
     cancelled = job.cancelled and "\n" not in text
     if answered or cancelled:
         said = f": {first_line(text if cancelled else f'{name_of(error)}: {text}')}"

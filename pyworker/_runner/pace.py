@@ -6,7 +6,6 @@ import random
 import time
 
 MAX_PREFETCH = 500
-MARK_LASTS = 2.0  # seconds; claim_jobs makes the mark last 2.5
 
 
 class Pace:
@@ -49,16 +48,14 @@ class Pace:
         else:
             self.prefetch = max(2 * reported, self.prefetch // 2)
 
-    def sleep_until(self, due: float | None) -> None:
-        # A notification ends the sleep early; polling covers the case that none can come. Each poll
-        # renews the mark that tells sessions which add jobs that this worker waits to be notified.
-        # A worker must not sleep without that mark.
-        poll = min(self._poll_interval, MARK_LASTS) * random.uniform(0.8, 1.2)  # noqa: S311
-        if due is not None:
-            poll = min(poll, max(due, 0.001))
+    def sleep(self, again_in: float) -> None:
+        """Wait for a notification, at most as long as `work` has said."""
+        poll = min(again_in, self._poll_interval)
+        if poll > 1:  # not all workers at the same time
+            poll *= random.uniform(0.8, 1)  # noqa: S311
         # A job that was added after the claim's snapshot is notified with the claim's reply.
         self.nothing_available = not self.notified
-        self.claim_at = time.monotonic() + poll
+        self.claim_at = time.monotonic() + max(poll, 0.001)
 
     def patience(self) -> float:
         """Seconds until the next claim."""

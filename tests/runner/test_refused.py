@@ -12,18 +12,18 @@ from psycopg.conninfo import make_conninfo
 
 from tests.support.health import until_health
 
-CLAIM = "function pyworker.claim_jobs(bigint, integer, text[], text[], text[])"
+CLAIM = "function pyworker.work(bigint, bigint[], bigint[], jsonb[], jsonb, integer, text[], text[], text[])"
 # How it is broken, how it is repaired, what the log says.
 WAYS = {
     "the grant of claims is taken": (
         f"revoke execute on {CLAIM} from public, pyworker_worker, limited",
         f"grant execute on {CLAIM} to limited",
-        "permission denied for function claim_jobs",
+        "permission denied for function work",
     ),
     "a function is gone": (
         f"alter {CLAIM} rename to gone",
-        f"alter {CLAIM.replace('claim_jobs', 'gone')} rename to claim_jobs",
-        "claim_jobs",
+        f"alter {CLAIM.replace('.work(', '.gone(')} rename to work",
+        "work",
     ),
     "every grant is taken": (
         "revoke pyworker_worker from limited",
@@ -133,6 +133,6 @@ def test_once_ends_with_the_reason_when_claims_are_refused(fresh_queue: Any, lim
     worker = fresh_queue.start("--once", DATABASE_URL=limited)
     assert worker.wait() == 1
     assert re.search(
-        r"the database refuses: permission denied for function claim_jobs$", worker.log, re.MULTILINE
+        r"the database refuses: permission denied for function work$", worker.log, re.MULTILINE
     )
     assert "Traceback" not in worker.log
