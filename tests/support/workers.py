@@ -238,7 +238,7 @@ class Worker:
     def until_ready(self, processes: int = 1) -> Worker:
         """Until its children have looked for jobs and found none: from now on a new job is a surprise."""
         idle = (
-            "state = 'idle' and query ~ 'seconds_until_due' and datname = current_database() "
+            "state = 'idle' and query ~ '[.]work[(]' and datname = current_database() "
             "and pid <> pg_backend_pid()"
         )
         self._queue.until(f"select count(*) >= %s from pg_stat_activity where {idle}", processes)
