@@ -72,14 +72,18 @@ class Worker(Base):
     def open_worker(self, info: Mapping[str, Any]) -> dict[str, Any]:
         return self._value("open_worker(%s::jsonb)", json.dumps(info))
 
-    def beat(self, worker_id: int, lock: bool, condition: str | None) -> Beat:
-        """`condition` is JSON text; None leaves it as it is."""
+    def beat(self, worker_id: int, lock: bool, condition: str | None, busy: bool) -> Beat:
+        """`condition` is JSON text; None leaves it as it is.
+
+        `busy`: this process is running schedules already.
+        """
         # No heartbeat waits for the disk or a standby. No schedule is run: its query may take long.
         source = (
-            "set_config('synchronous_commit', 'off', true), set_config('pyworker.schedules', 'apart', true),"
+            "set_config('synchronous_commit', 'off', true) a, set_config('pyworker.schedules', %s, true) b,"
             f' {self._s}.beat(%s, "lock" => %s, condition => %s::jsonb)'
         )
-        rows = self._rows(f"select kind, why, next_in_s from {source}", [worker_id, lock, condition])  # noqa: S608
+        told = ["busy" if busy else "apart", worker_id, lock, condition]
+        rows = self._rows(f"select kind, why, next_in_s from {source}", told)  # noqa: S608
         kind, why, next_in_s = rows[0]
         words = cast("str", why or "").split()
         return Beat(kind == "alive", "unlocked" in words, [w for w in words if w != "unlocked"], next_in_s)

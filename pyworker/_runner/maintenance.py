@@ -24,6 +24,7 @@ class Duties:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._told: SimpleQueue[str] = SimpleQueue()
+        self.busy = False  # another parent should run what falls due now
 
     def tell(self, duties: Iterable[str]) -> None:
         for duty in duties:
@@ -32,7 +33,9 @@ class Duties:
     def run(self) -> None:
         config, backoff, watch = self._config, Backoff(log), SilenceGuard(self._config.dsn)
         while True:
+            self.busy = False
             due = {self._told.get()}
+            self.busy = True
             while not self._told.empty():
                 due.add(self._told.get())
             try:

@@ -163,7 +163,8 @@ class Parent:
             unlocked = child.locked_by is not db  # then it may be another database, too
             told = child.condition
             news = json.dumps(told) if unlocked or told != child.told else None
-            answer = db.beat(child.worker_id, unlocked and not self.control.pooled, news)
+            lock = unlocked and not self.control.pooled
+            answer = db.beat(child.worker_id, lock, news, self.duties.busy)
             if not answer.alive:
                 self._kill(child, "it was declared dead")
                 continue

@@ -51,9 +51,9 @@ comment on function beat(bigint, bigint[], bigint[], boolean, jsonb, boolean) is
     'worker_health (''starting'', ''stuck'', ''stopping''), or JSON null. lost_answer: an answer of '
     'work did not arrive; jobs that the worker holds and does not name are handed back (see '
     'reconcile). Returns one row, alive or dead; dead: stop all handlers and open the worker again. '
-    'In the row alive, why is null or holds words: maintain (call maintain()), schedules (call '
-    'run_schedules(); only if the setting pyworker.schedules is apart, else beat runs them itself), '
-    'unlocked (another session holds the lock). '
+    'In the row alive, why is null or holds words: maintain (call maintain()), unlocked (another '
+    'session holds the lock), schedules (call run_schedules(); said only if the setting '
+    'pyworker.schedules is apart, else beat runs them itself; busy: neither). '
     'Then a row stop for each run that must stop: why is cancel (cancel_job was called) or lost '
     '(the claim is gone; its report will be stale). Call again within next_in_s. Errors: PW001.';
 
@@ -121,14 +121,15 @@ begin
 end;
 $$;
 
--- What is due that any worker may do. Runs due schedules, unless the session wants to do that apart
--- (pyworker.schedules): then one worker a second is told to.
+-- What is due that any worker may do. Runs due schedules, unless the setting pyworker.schedules says
+-- that the runner does so apart: then one runner a second is told to, but none that is busy with it.
 create or replace function _duties(out words text, out next_in_s double precision)
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now constant timestamptz := clock();
     v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
+    v_mode constant text := current_setting('pyworker.schedules', true);
     v_due boolean;
 begin
     select (select extract(epoch from min(t.next_at) - v_now) from schedule_entries t
@@ -140,14 +141,14 @@ begin
     into next_in_s, v_due, words;
     if not v_due then
         return;
-    elsif current_setting('pyworker.schedules', true) is distinct from 'apart' then
-        next_in_s := case when run_schedules() > 0 then 0 else least(next_in_s, 1) end;
-    else
-        next_in_s := least(next_in_s, 1);
-        if abs(v_ms - coalesce(pg_sequence_last_value('due_told_at'::regclass), 0)) > 1000 then
-            perform setval('due_told_at', v_ms);
-            words := concat_ws(' ', words, 'schedules');
-        end if;
+    end if;
+    next_in_s := least(next_in_s, 1);
+    if (v_mode = any ('{apart,busy}')) is not true then
+        next_in_s := case when run_schedules() > 0 then 0 else next_in_s end;
+    elsif v_mode = 'apart' and (
+            abs(v_ms - pg_sequence_last_value('due_told_at'::regclass)) <= 1000) is not true then
+        perform setval('due_told_at', v_ms);
+        words := concat_ws(' ', words, 'schedules');
     end if;
 end;
 $$;
