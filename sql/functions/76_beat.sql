@@ -98,15 +98,14 @@ declare
     v_ms constant double precision := extract(epoch from clock_timestamp()) * 1000;
     v_left double precision := _seconds_of_grace();
 begin
-    if abs(v_ms - pg_sequence_last_value('swept_at'::regclass)) <= 900 and (v_left <= 0) is not true then
-        return least(v_left, 1);
+    if v_left <= 0 or (abs(v_ms - pg_sequence_last_value('swept_at'::regclass)) <= 900) is not true then
+        begin
+            perform sweep_workers();
+        exception when query_canceled or others then
+            raise warning 'the sweep of dead workers failed: %', sqlerrm; -- the beat counts all the same
+        end;
+        v_left := _seconds_of_grace();
     end if;
-    begin
-        perform sweep_workers();
-    exception when query_canceled or others then
-        raise warning 'the sweep of dead workers failed: %', sqlerrm; -- the beat counts all the same
-    end;
-    v_left := _seconds_of_grace();
     return case when v_left between 0 and 1 then v_left when v_left is not null then 1 end;
 end;
 $$;

@@ -208,7 +208,7 @@ def test_a_control_connection_that_has_gone_silent_is_replaced_and_no_worker_is_
     worker = queue.start("--dsn", network.dsn, "--concurrency", "1").until_ready()
     job_id = queue.add("deliver", {"gate": 1})
     queue.until_waiting(1)
-    for link in network.asked("hold_worker_lock"):
+    for link in network.asked("beat("):
         link.silent = True
     worker.until_log("the database is back")
     beat = queue.value("select beat_at from pyworker.workers")
@@ -218,7 +218,7 @@ def test_a_control_connection_that_has_gone_silent_is_replaced_and_no_worker_is_
     assert (len(queue.seen(job_id)), queue.value("select count(*) from pyworker.workers")) == (1, 1)
 
 
-@pytest.mark.parametrize("word", ["claim_jobs", "sweep_workers"])
+@pytest.mark.parametrize("word", ["claim_jobs", "beat("])
 def test_any_other_connection_that_has_gone_silent_is_replaced(queue: Any, network: Proxy, word: str) -> None:
     worker = queue.start("--dsn", network.dsn, "--concurrency", "1").until_ready()
     queue.until_so("it is there", lambda: any(network.asked(word)))
