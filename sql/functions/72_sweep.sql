@@ -218,7 +218,7 @@ $$;
 comment on function sweep_workers() is
     'Finds dead workers (the lease has run out, or the lock of the control connection has been '
     'free for two seconds) and requeues or discards their running jobs; returns how many jobs. '
-    'Of all workers'' beats one a second calls it, and maintain() does. After ten seconds without a '
+    'One beat a second calls it, of all workers'', and maintain() does. After ten seconds without a '
     'sweep it extends all leases once: workers could not renew them.';
 
 -- Rescues the running jobs of workers that died longer ago, and of unknown workers.

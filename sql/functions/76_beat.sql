@@ -142,7 +142,7 @@ begin
         return;
     end if;
     next_in_s := least(next_in_s, 1);
-    if (v_mode = any ('{apart,busy}')) is not true then
+    if (v_mode = any ('{apart,busy}'::text[])) is not true then
         next_in_s := case when run_schedules() > 0 then 0 else next_in_s end;
     elsif v_mode = 'apart' and (
             abs(v_ms - pg_sequence_last_value('due_told_at'::regclass)) <= 1000) is not true then

@@ -134,7 +134,7 @@ $$;
 comment on function maintain() is
     'Does every periodic duty in one call: adds the jobs of schedules, promotes jobs that are '
     'due, rescues the jobs of dead workers, makes and drops the daily partitions of history, '
-    'prunes. Workers call it themselves; without workers, pg_cron can call it. Call it in a '
+    'prunes. Workers call it when beat says so; without workers, pg_cron can call it. Call it in a '
     'transaction of its own: in a transaction that has written before, it leaves partitions '
     'alone, as every finish would wait for the end of that transaction. Returns counts, or null '
     'while another call runs.';
@@ -160,7 +160,7 @@ begin
         raise exception 'configure: max_payload_bytes must be at least 1024, got %', max_payload_bytes
             using errcode = 'PW001';
     elsif worker_ttl < interval '12 seconds' or worker_ttl > interval '1 day' then
-        -- Workers beat every 4 seconds; two beats may be lost.
+        -- Workers extend their leases every 4 seconds; two beats may be lost.
         raise exception 'configure: worker_ttl must be at least 12 seconds and at most a day, got %',
             worker_ttl using errcode = 'PW001';
     elsif max_crashes < 1 then
