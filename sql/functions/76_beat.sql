@@ -79,12 +79,9 @@ $$;
 create or replace function _keep_lease(worker_id bigint) returns boolean
     language plpgsql set search_path from current
 as $$
-declare
-    v_now constant timestamptz := clock();
 begin
     return coalesce(
-        (select case when w.expires_at between v_now + s.worker_ttl * 0.875 and v_now + s.worker_ttl then true
-                     else heartbeat(w.id) end
+        (select case when w.expires_at >= clock() + s.worker_ttl * 0.875 then true else heartbeat(w.id) end
          from workers w, settings s where w.id = _keep_lease.worker_id and _is_registered(w)), false);
 end;
 $$;
