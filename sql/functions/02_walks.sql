@@ -88,6 +88,23 @@ begin
 end;
 $$;
 
+-- True if the session remembers a walk that has not expired. If all have expired, it forgets them.
+create or replace function _walks_are_kept() returns boolean
+    language plpgsql set search_path from current
+as $$
+begin
+    if concat(current_setting('pyworker.walk_claim', true), current_setting('pyworker.walk_due', true),
+              current_setting('pyworker.walk_requests', true)) = '' then
+        return false;
+    elsif _seconds_until_full_walk() is not null then
+        return true;
+    end if;
+    perform set_config('pyworker.walk_' || n.name, '', false)
+        from unnest(array['claim', 'due', 'requests']) n(name);
+    return false;
+end;
+$$;
+
 -- Seconds until the session walks from the head again, so that an idle worker claims at that time.
 -- Null if it remembers no place.
 create or replace function _seconds_until_full_walk() returns double precision

@@ -51,21 +51,21 @@ create or replace function work(
 as $$
 #variable_conflict use_column
 declare
+    v_refused _report;
+    v_turn text := ''; -- see _send_notification
     v_claimed integer := 0;
-    v_notify boolean := false;
 begin
-    perform _check_turn(worker_id, done_ids, done_runs, done_results, reports, max_jobs);
-    if done_ids <> '{}' or reports <> '[]' then
+    if _has_reports(worker_id, done_ids, done_runs, done_results, reports, max_jobs) then
         perform _commit_durably();
-        perform set_config('pyworker.turn', 'reports', true); -- see _send_notification
+        v_turn := set_config('pyworker.turn', 'reports', true);
         kind := 'refused';
-        for id, run, why in
-            select r.id, r.run, r.why from _settle_reports(done_ids, done_runs, done_results, reports) r
-        loop
+        foreach v_refused in array _settle_reports(done_ids, done_runs, done_results, reports) loop
+            id := v_refused.id;
+            run := v_refused.run;
+            why := v_refused.problem;
             return next;
         end loop;
-        v_notify := current_setting('pyworker.turn') = 'notify';
-        perform set_config('pyworker.turn', '', true);
+        v_turn := current_setting('pyworker.turn') || set_config('pyworker.turn', '', true);
     end if;
     if max_jobs > 0 then
         return query
@@ -77,7 +77,7 @@ begin
         from claim_jobs(work.worker_id, max_jobs, task_identifiers, queue_names, forbidden_flags) j;
         get diagnostics v_claimed = row_count;
     end if;
-    if v_notify and (v_claimed = max_jobs or _ready_jobs_are_left()) then
+    if v_turn = 'notify' and (v_claimed = max_jobs or _ready_jobs_are_left()) then
         perform _send_notification();
     end if;
     kind := 'turn';
@@ -103,11 +103,12 @@ comment on function work(
     'a turn without reports does not wait for the disk, as claim_jobs. Errors: PW004 if the '
     'worker is unknown, closed or was declared dead, and nothing of the call counts; PW001.';
 
--- Errors of a turn as a whole: PW001, PW004.
-create or replace function _check_turn(
+-- True if a turn has reports. Errors of a turn as a whole: PW001, PW004. (claim_jobs looks at the
+-- worker, too: its error undoes the reports.)
+create or replace function _has_reports(
     worker_id bigint, done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb,
     max_jobs integer)
-    returns void
+    returns boolean
     language plpgsql set search_path from current
 as $$
 declare
@@ -124,12 +125,11 @@ begin
     elsif jsonb_typeof(reports) <> 'array' then
         raise exception 'work: reports must be a JSON array of objects, got %', jsonb_typeof(reports)
             using errcode = 'PW001';
-    elsif not exists (select from workers w where w.id = _check_turn.worker_id and _is_registered(w)) then
-        raise exception 'work: worker % is unknown, was closed or was declared dead',
-            coalesce(worker_id::text, 'NULL')
-            using errcode = 'PW004',
-                  hint = 'Call open_worker again; the jobs of the old worker are handed on.';
+    elsif max_jobs = 0 and not exists (
+            select from workers w where w.id = _has_reports.worker_id and _is_registered(w)) then
+        perform _refuse_worker(worker_id);
     end if;
+    return v_done > 0 or coalesce(reports <> '[]', false);
 end;
 $$;
 
@@ -177,41 +177,38 @@ begin
 end;
 $$;
 
--- Settles the reports of one turn, and returns those that did not count.
+-- Settles the reports of one turn, and returns those that did not count, each with its problem.
 create or replace function _settle_reports(
-    done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb)
-    returns table (id bigint, run bigint, why text)
+    done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb) returns _report[]
     language plpgsql set search_path from current
 as $$
-#variable_conflict use_column
 declare
     v_done bigint[];
 begin
-    if coalesce(reports, '[]') <> '[]' or array_position(done_runs, null) > 0
-       or cardinality(done_ids) > (select count(distinct d.id) from unnest(done_ids) d(id)) then
-        return query
-        select r.id, r.run, r.why from _settle_mixture(done_ids, done_runs, done_results, reports) r;
-        return;
+    if reports <> '[]' or array_position(done_runs, null) > 0
+       or cardinality(done_ids) > 1
+          and cardinality(done_ids) > (select count(distinct d.id) from unnest(done_ids) d(id)) then
+        return _settle_mixture(done_ids, done_runs, done_results, reports);
     end if;
     -- The common turn: completed jobs, each named once.
     v_done := finish_jobs(done_ids, done_runs, done_results);
-    if cardinality(v_done) < cardinality(done_ids) then
-        return query
-        select d.id, d.run, 'stale' from unnest(done_ids, done_runs) d(id, run) where d.id <> all (v_done);
+    if cardinality(v_done) = cardinality(done_ids) then
+        return '{}'::_report[];
     end if;
+    return array(
+        select row(0, 'done', d.id, d.run, 'stale', null)::_report
+        from unnest(done_ids, done_runs) d(id, run) where d.id <> all (v_done));
 end;
 $$;
 
 -- The same for reports of several kinds, or of one run twice. Locks all jobs in the order of their
 -- ids before it changes any, so that two such turns never deadlock.
 create or replace function _settle_mixture(
-    done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb)
-    returns table (id bigint, run bigint, why text)
+    done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb) returns _report[]
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
     set jit = off set plan_cache_mode = force_generic_plan
 as $$
-#variable_conflict use_column
 declare
     v_reports _report[] := array(select r from _reports_of(done_ids, done_runs, reports) r);
     v_counts _report[]; -- of each run the first report that is well-formed, if the run has not ended
@@ -239,15 +236,16 @@ begin
         from unnest(v_counts) c where c.verb = 'snooze' having count(*) > 0;
     perform release_jobs(array_agg(c.id), array_agg(c.run))
         from unnest(v_counts) c where c.verb = 'release' having count(*) > 0;
-    return query
-    select r.id, r.run, case
-        when r.problem is not null then 'malformed: ' || r.problem
-        when c.position is null then 'stale'
-        else 'malformed: the job was started and must not be run twice: report how it ended' end
-    from unnest(v_reports) r
-    left join unnest(v_counts) c on c.position = r.position
-    where c.position is null or c.verb = 'snooze' and c.id <> all (v_snoozed)
-    order by r.position;
+    return array(
+        select row(r.position, r.verb, r.id, r.run, case
+            when r.problem is not null then 'malformed: ' || r.problem
+            when c.position is null then 'stale'
+            else 'malformed: the job was started and must not be run twice: report how it ended' end,
+            null)::_report
+        from unnest(v_reports) r
+        left join unnest(v_counts) c on c.position = r.position
+        where c.position is null or c.verb = 'snooze' and c.id <> all (v_snoozed)
+        order by r.position);
 end;
 $$;
 

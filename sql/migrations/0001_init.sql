@@ -177,32 +177,33 @@ create type _walk as (
     seen bigint             -- claims: the last id of late_arrivals that was read
 );
 
--- How far one call of claim_jobs has come (private); see functions/40_claim.sql.
-create type _claim_state as (
-    worker_id bigint,
-    task_identifiers text[],
-    queue_names text[],
-    forbidden_flags text[],
-    wanted integer,          -- jobs that it may still claim
-    claimed integer,         -- jobs that it has claimed
-    seen xid8,               -- the oldest transaction that was open when it began
-    continues boolean,
-    promotes boolean,        -- the next round begins with a promotion, and where the walk begins
+-- What a claim has to do next (private); see functions/40_claim.sql.
+create type _look as (
+    ready boolean,           -- look for jobs
+    promotes boolean,        -- before that, promote jobs
     rounds integer,          -- promotions so far
-    oldest_request bigint,   -- the promotion request that the last one left
-    walk _walk,              -- what the session remembers
-    began timestamptz,       -- of this walk
+    oldest_request bigint    -- the promotion request that the last one left
+);
+
+-- A claim's walk along the ready jobs (private).
+create type _claim_walk as (
+    kept _walk,              -- what the session remembers
+    began timestamptz,
     read bigint,             -- index entries that the session had read by then
     spans _span[],           -- what it has still to read
-    places _span[],          -- as far as it has come
-    closed text[],           -- queues from which it takes no more jobs
-    priorities smallint[],   -- of the jobs that this round has found, like ready_ats and ids
+    places _span[]           -- as far as it has come
+);
+
+-- What one round of a claim has found (private).
+create type _found as (
+    ids bigint[],            -- the jobs, in claim order, locked
+    priorities smallint[],
     ready_ats timestamptz[],
-    ids bigint[],
     admitted tid[],          -- those of them that may start
+    closed text[],           -- queues from which the claim takes no more jobs
     full_queues text[],      -- queues that have no slot left and more candidates
     in_turn boolean,         -- one of the jobs belongs to a sequence or has a slot
-    run bigint
+    run bigint               -- for the jobs that it claims
 );
 
 create table settings (

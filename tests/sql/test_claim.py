@@ -96,6 +96,7 @@ def test_what_falls_due_is_claimed_without_another_session_having_to_act(
     api: Any, job_in: Any, worker: int, clock: Any, state: str
 ) -> None:
     job = job_in(state)
+    assert api.claim_jobs(worker) == []  # the worker listens from now on
     clock.advance(hours=2)
     assert api.claim(worker).id == job.id
 

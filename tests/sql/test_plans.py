@@ -123,7 +123,7 @@ def test_a_claim_walks_the_index_in_order_and_sorts_nothing(
     expected = api.rows("select id from pyworker.jobs order by priority, run_at, id limit %s", [limit])
     plans = [p for p in watched(lambda a: a.claim_jobs(worker, limit)) if sum(touched([p]).values())]
     assert [(job.id,) for job in watched.result] == expected
-    walk, update = plans
+    _, walk, update = plans  # the first one looks whether there is a job at all
     kinds = [(node["Node Type"], node.get("Index Name")) for node in nodes(walk["Plan"])]
     assert ("Index Scan", "live_jobs_ready") in kinds
     assert {kind for kind, _ in kinds} <= {
@@ -143,7 +143,7 @@ def test_a_claim_walks_the_index_in_order_and_sorts_nothing(
         "Function Scan",
         "Tid Scan",
     }
-    assert [sum(touched([plan]).values()) for plan in plans] == [limit, limit]
+    assert [sum(touched([plan]).values()) for plan in plans] == [1, limit, limit]
 
 
 @pytest.mark.parametrize("batch", [1, 20])

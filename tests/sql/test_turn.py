@@ -52,7 +52,7 @@ def test_of_a_worker_that_has_ended_nothing_counts(api: Any, worker: int, end: s
         else work(api, api.register_worker()).jobs
     )
     me = 4711 if end == "never was" else worker
-    with api.refusal("PW004", f"work: worker {me} is unknown, was closed or was declared dead"):
+    with api.refusal("PW004", f"worker {me} is unknown, was closed or was declared dead"):
         work(api, me, [(again.id, again.run)], None, room)
     assert api.get_job(again.id).state == "running"
 
