@@ -179,11 +179,15 @@ create type schedule as (
 
 create sequence audit_log_id_seq as bigint minvalue 1 start 1;
 
+create sequence due_told_at as bigint minvalue 0 start 0;
+
 create sequence job_ids as bigint minvalue 1 start 1;
 
 create sequence late_arrivals_id_seq as bigint minvalue 1 start 1;
 
 create sequence listening_until as bigint minvalue 0 start 0;
+
+create sequence maintain_at as bigint minvalue 0 start 0;
 
 create sequence not_listening_until as bigint minvalue 0 start 0;
 

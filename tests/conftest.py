@@ -79,7 +79,8 @@ def _shared(pg_template: Any) -> Iterator[tuple[str, str]]:
             "alter sequence not_listening_until restart;"
             "alter sequence silent_before restart; alter sequence silent_at restart; "
             "alter sequence walks_until restart;"
-            "alter sequence swept_at restart;"
+            "alter sequence swept_at restart; alter sequence maintain_at restart;"
+            "alter sequence due_told_at restart;"
             "delete from settings; insert into settings (movable_clock) values (true); reset search_path",
         )
 

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from ..errors import sqlstate_of
 
 BACKEND_PID = b"select pg_backend_pid()"
-SHOW_ISOLATION = b"show default_transaction_isolation"
+ABOUT = b"select pg_backend_pid(), current_setting('default_transaction_isolation')"
 SET_ALL = b"select set_config(s.name, s.value, false) from unnest(%s::text[], %s::text[]) s(name, value)"
 # Null: there is no such process, or we may not see its statement.
 RUNS_IT = (
@@ -111,9 +111,10 @@ def connect(dsn: str, worker: bool = False) -> psycopg.Connection[Any]:
     conn = psycopg.connect(make_conninfo(conninfo(dsn), client_encoding="UTF8"), autocommit=True)
     with answered(conn):
         # Only if needed: behind a transaction pooler a SET would leak to other clients.
-        if conn.execute(SHOW_ISOLATION).fetchone() != ("read committed",):
+        pid, isolation = conn.execute(ABOUT).fetchall()[0]
+        if isolation != "read committed":
             conn.execute(READ_COMMITTED)
-        if is_pooled(conn):
+        if pid != conn.info.backend_pid:  # as is_pooled
             conn.prepare_threshold = None  # a prepared statement belongs to one server connection
         else:
             ours = _SERVER | _OURS | (_WORKERS if worker else {})

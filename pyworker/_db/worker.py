@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from .._payload import to_json
 from .._texts import printable
@@ -54,8 +54,37 @@ def once_statement(schema: str) -> str:
     return f"select {quoted(schema)}.once(%s)"
 
 
+class Beat(NamedTuple):
+    alive: bool  # false: the worker was declared dead
+    unlocked: bool  # another connection holds the worker's lock
+    duties: list[str]  # what is due: maintain, schedules
+    next_in_s: float
+
+
 class Worker(Base):
     """The SQL functions for workers, as methods."""
+
+    def open_worker(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        return self._value("open_worker(%s::jsonb)", json.dumps(info))
+
+    def beat(self, worker_id: int, lock: bool, condition: str | None, busy: bool) -> Beat:
+        """`condition` is JSON text; None leaves it as it is.
+
+        `busy`: this process is running schedules already.
+        """
+        # No heartbeat waits for the disk or a standby. No schedule is run: its query may take long.
+        source = (
+            "set_config('synchronous_commit', 'off', true) a, set_config('pyworker.schedules', %s, true) b,"
+            f' {self._s}.beat(%s, "lock" => %s, condition => %s::jsonb)'
+        )
+        told = ["busy" if busy else "apart", worker_id, lock, condition]
+        rows = self._rows(f"select kind, why, next_in_s from {source}", told)  # noqa: S608
+        kind, why, next_in_s = rows[0]
+        words = cast("str", why or "").split()
+        return Beat(kind == "alive", "unlocked" in words, [w for w in words if w != "unlocked"], next_in_s)
+
+    def close_worker(self, worker_id: int) -> None:
+        self._value("close_worker(%s)", worker_id)
 
     def register_worker(self, info: Mapping[str, Any]) -> int:
         return self._value("register_worker(%s::jsonb)", json.dumps(info))
@@ -78,15 +107,6 @@ class Worker(Base):
 
     def listen(self) -> None:
         self.conn.execute(cast("Any", f"listen {as_identifier(self.schema)}"))
-
-    def hold_worker_lock(self, worker_id: int) -> bool:
-        return self._value("hold_worker_lock(%s)", worker_id)
-
-    def heartbeat(self, worker_id: int) -> bool:
-        return self._value("heartbeat(%s)", worker_id)
-
-    def worker_ttl(self) -> timedelta:
-        return self._value("worker_ttl()")
 
     def reconcile(self, worker_id: int, jobs: Sequence[tuple[int, int]]) -> list[int]:
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))
@@ -157,27 +177,21 @@ class Worker(Base):
     def unregister_worker(self, worker_id: int) -> None:
         self._value("unregister_worker(%s)", worker_id)
 
-    def sweep_workers(self) -> int:
-        return self._value("sweep_workers()")
-
     def maintain(self) -> dict[str, int] | None:
         return self._value("maintain()")
 
     def seconds_until_tick(self) -> float | None:
         return self._value("seconds_until_tick()")
 
-    def run_schedules(self, seconds: float) -> tuple[float | None, int]:
-        """Fire due schedules.
+    def run_schedules(self, seconds: float) -> int:
+        """Fire due schedules and return how many ticks fired.
 
-        Returns the seconds until the next tick and how many fired. `seconds` is the statement
-        timeout, which ends a slow query.
+        `seconds` is the statement timeout, which ends a slow query.
         """
         with translated(), self.conn.pipeline():  # one transaction, one round trip
             self.conn.execute(b"select set_config('statement_timeout', %s, true)", [f"{int(seconds * 1000)}"])
-            # In this order, so that a tick that falls due in between is not missed.
-            ask = f"select {self._s}.seconds_until_tick(), {self._s}.run_schedules()"
-            tick, fired = cast("Any", self.conn.execute(cast("Any", ask), binary=True).fetchone())
-        return tick, fired
+            ran = self.conn.execute(cast("Any", f"select {self._s}.run_schedules()"), binary=True)
+            return cast("Any", ran.fetchone())[0]
 
     def database_clock(self) -> float:
         """Seconds since 1970, by the server's real clock."""

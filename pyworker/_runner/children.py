@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .._db.database import Database
 from . import signals
 from .config import RunConfig
 from .shared import Slots
@@ -25,12 +26,12 @@ class ChildProcess:
     process: subprocess.Popen[str]
     started: float
     slots: Slots
-    locked: bool  # the control connection holds this worker's lock
     culprit: tuple[int, int] | None = None  # id and run of the job for which it was killed
     killed: str = ""  # why we killed it
     leaving: bool = False  # told to stop because of its memory
     condition: str | None = None  # shown by worker_health
-    told: str | None = None  # the condition that the database has
+    told: str | None = "starting"  # the condition that the database has
+    locked_by: Database | None = None  # the connection that holds this worker's lock
 
     def tell(self, word: str) -> None:
         with suppress(OSError, ValueError):
@@ -50,7 +51,7 @@ class Ended:
     why: str
 
 
-def start_child(config: RunConfig, worker_id: int, slots: Slots, locked: bool) -> ChildProcess:
+def start_child(config: RunConfig, worker_id: int, slots: Slots) -> ChildProcess:
     with signals.held_back():
         process = subprocess.Popen(
             [sys.executable, "-m", "pyworker._runner.child"],
@@ -59,7 +60,7 @@ def start_child(config: RunConfig, worker_id: int, slots: Slots, locked: bool) -
             env={**os.environ, "PYTHONPATH": _python_path()},
             pass_fds=[slots.fd],
         )
-    child = ChildProcess(worker_id, process, time.monotonic(), slots, locked, told="starting")
+    child = ChildProcess(worker_id, process, time.monotonic(), slots)
     child.tell(json.dumps({"config": asdict(config), "worker_id": worker_id, "slots": slots.fd}))
     return child
 

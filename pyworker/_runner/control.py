@@ -26,8 +26,8 @@ RETRY = 0.5
 
 
 class Control:
-    def __init__(self, config: RunConfig, opened: Callable[[Database], None]) -> None:
-        """`opened` is called with each new connection, to take the locks on it."""
+    def __init__(self, config: RunConfig, opened: Callable[[], None]) -> None:
+        """`opened` is called after each new connection: the locks must be taken on it."""
         self.db: Database | None = None
         self.pooled = False
         self.refused = ""  # the last action that the database refused
@@ -40,7 +40,6 @@ class Control:
         db = Database(connect(self._config.dsn, worker=True), self._config.schema)
         try:
             self.pooled = is_pooled(db.conn)
-            self._opened(db)
         except psycopg.Error:
             db.conn.close()
             raise
@@ -48,6 +47,7 @@ class Control:
             self._abandoned.close()
             self._abandoned = None
         self.db = db
+        self._opened()
         return db
 
     def run(self, action: Callable[[Database], object], hurry: bool) -> bool:

@@ -1,11 +1,10 @@
-"""Maintenance by a worker's parent: due schedules, dead workers, pruning."""
+"""What a parent's beats say is due, for any worker to do: schedules and maintain()."""
 
 from __future__ import annotations
 
 import logging
-import random
-import threading
-import time
+from collections.abc import Iterable
+from queue import SimpleQueue
 
 import psycopg
 
@@ -15,38 +14,37 @@ from .config import RunConfig
 
 log = logging.getLogger("pyworker.parent")
 
-SWEEP = 1.0
-MAINTAIN = 15.0
 QUERY_TIMEOUT = 60.0  # seconds that a schedule's query may take
 
 
-def maintain(config: RunConfig, stopped: threading.Event) -> None:
-    """Run maintenance in a thread with its own connection.
+class Duties:
+    """A thread does them on a connection of its own, which it opens for that: a long query or
+    pruning must not delay a heartbeat."""
 
-    A long pruning must not delay a heartbeat.
-    """
-    db: Database | None = None
-    backoff, watch = Backoff(log), SilenceGuard(config.dsn)
-    maintain_at = 0.0
-    pause = 0.0
-    while True:
-        try:
-            if db is None:
-                db = Database(connect(config.dsn, worker=True), config.schema)
-            with watch.over(db.conn):
-                tick, fired = db.run_schedules(QUERY_TIMEOUT)
-                # Run again at the next tick; at once if a schedule fired, as more may be due.
-                usual = SWEEP * random.uniform(0.8, 1.2)  # noqa: S311
-                pause = 0.0 if fired else min(usual, SWEEP if tick is None else tick)
-                db.sweep_workers()  # in its own transaction, like every step that maintain() repeats
-                if time.monotonic() >= maintain_at:
-                    maintain_at = time.monotonic() + MAINTAIN * random.uniform(0.8, 1.2)  # noqa: S311
-                    db.maintain()
-            backoff.worked()
-        except psycopg.Error as error:
-            if db is not None:
-                db.conn.close()
-                db = None
-            (backoff.failed if is_lost(error) else backoff.refused)(error)
-        if stopped.wait(max(pause if db else backoff.until - time.monotonic(), 0)):
-            return
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._told: SimpleQueue[str] = SimpleQueue()
+        self.busy = False  # another parent should run what falls due now
+
+    def tell(self, duties: Iterable[str]) -> None:
+        for duty in duties:
+            self._told.put(duty)
+
+    def run(self) -> None:
+        config, backoff, watch = self._config, Backoff(log), SilenceGuard(self._config.dsn)
+        while True:
+            self.busy = False
+            due = {self._told.get()}
+            self.busy = True
+            while not self._told.empty():
+                due.add(self._told.get())
+            try:
+                with connect(config.dsn, worker=True) as conn, watch.over(conn):
+                    db = Database(conn, config.schema)
+                    while "schedules" in due and db.run_schedules(QUERY_TIMEOUT):
+                        pass
+                    if "maintain" in due:
+                        db.maintain()
+                backoff.worked()
+            except psycopg.Error as error:  # the next beat tells again
+                (backoff.failed if is_lost(error) else backoff.refused)(error)

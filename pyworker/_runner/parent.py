@@ -1,12 +1,13 @@
 """The parent: a small synchronous process without user code, able to run as PID 1.
 
-It registers a worker for each child, sends their heartbeats, calls maintain() and passes signals
-on. When a child dies, it reports that at once and starts another. Nothing that a handler does (a C
-call that holds the GIL for an hour, a segmentation fault) can stop the parent.
+It opens a worker for each child, sends their beats and passes signals on. When a child dies, it
+reports that at once and starts another. Nothing that a handler does (a C call that holds the GIL
+for an hour, a segmentation fault) can stop the parent.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import select
@@ -32,12 +33,12 @@ from .config import (
     RunConfig,
 )
 from .control import Control
-from .maintenance import QUERY_TIMEOUT, maintain
+from .maintenance import QUERY_TIMEOUT, Duties
 from .shared import Slots, boottime
 
 log = logging.getLogger("pyworker.parent")
 
-BEAT = 4.0  # seconds between heartbeats; the lease is settings.worker_ttl, 20 by default
+BEAT = 2.0  # seconds at most between beats; their answers say when the next is due
 WATCH = 0.25  # seconds between checks of the children's deadlines and memory
 MEMORY = "it holds too much memory"
 GRACE = 2.0  # seconds from "abort" to SIGKILL
@@ -46,7 +47,8 @@ GRACE = 2.0  # seconds from "abort" to SIGKILL
 class Parent:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.control = Control(config, self._take_locks)
+        self.control = Control(config, self._beat_soon)
+        self.duties = Duties(config)
         self.children: dict[int, ChildProcess] = {}  # by pid
         self.respawn_at: list[float] = []  # one time for each child to be replaced
         self.respawn_delay = 0.1
@@ -68,8 +70,7 @@ class Parent:
     def run(self) -> int:
         db = self.control.connect()
         db.check_version(migrations.newest())  # later, the children check it
-        self.fence = min(db.worker_ttl().total_seconds() * 0.75, FENCE)
-        while self.config.once and db.run_schedules(QUERY_TIMEOUT)[1]:
+        while self.config.once and db.run_schedules(QUERY_TIMEOUT):
             pass
         wakeup, notice = socket.socketpair()
         for end in (wakeup, notice):
@@ -88,8 +89,7 @@ class Parent:
         return self.exit_code
 
     def _work(self, wakeup: socket.socket) -> None:
-        args = [self.config, self.stopped]
-        threading.Thread(target=maintain, args=args, daemon=True, name="maintain").start()
+        threading.Thread(target=self.duties.run, daemon=True, name="maintain").start()
         threading.Thread(target=self._fence, daemon=True, name="fence").start()
         while self.children or self.respawn_at or self.to_unregister:
             self.turned = time.monotonic()
@@ -154,24 +154,25 @@ class Parent:
     def _on_database(self, action: Callable[[Database], object]) -> bool:
         return self.control.run(action, hurry=self.signals > 0)
 
-    def _take_locks(self, db: Database) -> None:
-        for child in self.children.values():
-            child.told = ""  # it may be another database
-            if not self.control.pooled:
-                child.locked = db.hold_worker_lock(child.worker_id)
+    def _beat_soon(self) -> None:
+        self.next_beat = time.monotonic()
 
     def _beat(self, db: Database) -> None:
-        began = boottime()
+        began, self.next_beat = boottime(), time.monotonic() + BEAT
         for child in list(self.children.values()):
-            if not db.heartbeat(child.worker_id):
+            unlocked = child.locked_by is not db  # then it may be another database, too
+            told = child.condition
+            news = json.dumps(told) if unlocked or told != child.told else None
+            lock = unlocked and not self.control.pooled
+            answer = db.beat(child.worker_id, lock, news, self.duties.busy)
+            if not answer.alive:
                 self._kill(child, "it was declared dead")
                 continue
             child.slots.prolong(began + self.fence)
-            if not (child.locked or self.control.pooled):
-                child.locked = db.hold_worker_lock(child.worker_id)
-            if child.told != child.condition:
-                db.update_worker(child.worker_id, {"condition": child.condition})
-                child.told = child.condition
+            child.told = told
+            child.locked_by = None if answer.unlocked else db
+            self.duties.tell(answer.duties)
+            self.next_beat = min(self.next_beat, time.monotonic() + answer.next_in_s)
         self.acknowledged = began
 
     def _unregister(self, db: Database) -> None:
@@ -183,7 +184,7 @@ class Parent:
                 charged.append(ended.failure["id"])
             if ended.crashed:
                 db.report_crash(ended.worker_id, ended.running, ended.why)
-            db.unregister_worker(ended.worker_id)
+            db.close_worker(ended.worker_id)
             for job_id, reason in db.discarded(charged) if charged else []:
                 why = shown(reason or "")
                 log.error("job %s is discarded now: %s", job_id, why, extra={"job_id": job_id})
@@ -206,19 +207,20 @@ class Parent:
 
     def _spawn(self, db: Database) -> None:
         began, host = boottime(), socket.gethostname()
-        worker_id = db.register_worker(
+        worker = db.open_worker(
             {
                 "name": self.config.name or host, "host": host, "pid": os.getpid(),
                 "version": self._version(), "modules": self.config.tasks, "condition": "starting",
             }
         )  # fmt: skip
+        self.fence = min(worker["stop_after_s"], FENCE)
         if all(child.killed for child in self.children.values()):  # it renews no lease of other children
             self.acknowledged = began
-        locked = not self.control.pooled and db.hold_worker_lock(worker_id)
         slots = Slots.create(self.config.concurrency)
         slots.prolong(began + self.fence)
-        child = start_child(self.config, worker_id, slots, locked)
+        child = start_child(self.config, worker["worker"], slots)
         self.children[child.process.pid] = child
+        self._beat_soon()  # to take its lock
         if self.signals:  # a signal arrived during the start
             child.tell("stop")
 

@@ -17,7 +17,7 @@ from ..errors import PyworkerError
 if TYPE_CHECKING:
     from .parent import Parent
 
-SILENT = 15.0  # seconds without an answer; heartbeats are due every 4, a child with full slots asks every 10
+SILENT = 15.0  # seconds without an answer; beats are due every 2, a child with full slots asks every 10
 
 Route = Callable[[], tuple[int, str, str]]  # status, content type, text
 

@@ -1,13 +1,17 @@
 -- 72_sweep: how workers find that another worker has died, and what becomes of its jobs. A worker
 -- has died when its lease has run out, or when its control connection has ended.
 
+create or replace function _worker_lock_class() returns integer
+    language sql stable
+    return hashtext(current_schema() || '/worker');
+
 -- The advisory lock that shows that a worker's control connection exists: its two key numbers, and
 -- whether this session holds it.
 create or replace function _worker_lock(worker_id bigint, out class integer, out id integer, out mine boolean)
     language plpgsql set search_path from current
 as $$
 begin
-    class := hashtext(current_schema() || '/worker');
+    class := _worker_lock_class();
     id := worker_id & 2147483647;
     mine := exists (
         select from pg_locks l
@@ -30,12 +34,20 @@ create or replace function hold_worker_lock(worker_id bigint) returns boolean
     language plpgsql security definer set search_path from current
 as $$
 declare
+    v_known boolean; -- the worker's row says so already
+    v_mine boolean;
     v_held boolean;
 begin
-    if not exists (select from workers w where w.id = hold_worker_lock.worker_id and _is_registered(w)) then
+    select w.locked and w.suspect_since is null into v_known from workers w
+    where w.id = hold_worker_lock.worker_id and _is_registered(w);
+    if not found then
         return false;
     end if;
-    select w.mine or pg_try_advisory_lock(w.class, w.id) into v_held from _worker_lock(worker_id) w;
+    select w.mine, w.mine or pg_try_advisory_lock(w.class, w.id) into v_mine, v_held
+    from _worker_lock(worker_id) w;
+    if v_known and v_mine then
+        return true;
+    end if;
     -- If a lost connection still holds the lock, the end of that connection must not count:
     -- `locked` is false then, and the worker depends on its lease alone.
     update workers w set locked = v_held, suspect_since = null
@@ -64,8 +76,12 @@ as $$
 declare
     v_job live_jobs;
     v_count integer := 0;
-    v_ids bigint[] := _held_by(worker_ids);
+    v_ids bigint[];
 begin
+    if worker_ids = '{}' then
+        return 0;
+    end if;
+    v_ids := _held_by(worker_ids);
     for v_job in
         select j.* from live_jobs j
         where j.id = any (v_ids) and j.worker_id = any (_rescue_jobs.worker_ids) and j.state = 'running'
@@ -90,7 +106,7 @@ create or replace function _held_worker_locks() returns bigint[]
     language plpgsql stable set search_path from current
 as $$
 declare
-    v_class constant bigint := (select w.class from _worker_lock(0) w)::bigint & 4294967295;
+    v_class constant bigint := _worker_lock_class()::bigint & 4294967295;
 begin
     return array(
         select l.objid::bigint from pg_locks l
@@ -202,8 +218,8 @@ $$;
 comment on function sweep_workers() is
     'Finds dead workers (the lease has run out, or the lock of the control connection has been '
     'free for two seconds) and requeues or discards their running jobs; returns how many jobs. '
-    'Every worker calls it about once a second, and maintain() calls it. After ten seconds '
-    'without a sweep it extends all leases once: workers could not renew them.';
+    'One beat a second calls it, of all workers'', and maintain() does. After ten seconds without a '
+    'sweep it extends all leases once: workers could not renew them.';
 
 -- Rescues the running jobs of workers that died longer ago, and of unknown workers.
 create or replace function _rescue_orphans() returns integer

@@ -65,6 +65,16 @@ comment on function prune() is
     'how many. Whole days are removed by dropping their partition. maintain() does the same in '
     'small steps.';
 
+-- Sets when maintain() is due again. A rollback does not undo that, so a call that fails is not
+-- repeated at once.
+create or replace function _maintain_again_in(seconds integer) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    perform setval('maintain_at', ((extract(epoch from clock_timestamp()) + seconds) * 1000)::bigint);
+end;
+$$;
+
 create or replace function maintain() returns jsonb
     language plpgsql security definer set search_path from current set lock_timeout = '200ms'
 as $$
@@ -78,6 +88,7 @@ declare
     v_pruned record;
     v_result jsonb;
 begin
+    perform _maintain_again_in(60);
     -- Only one call runs at a time; a second one returns null.
     if not pg_try_advisory_xact_lock(hashtextextended(current_schema() || '/maintain', 0)) then
         return null;
@@ -113,13 +124,17 @@ begin
     if v_may_lock then
         perform _make_partitions();
     end if;
+    perform _maintain_again_in(case
+        when (v_result -> 'pruned')::bigint >= 1000 then 0
+        when exists (select from jsonb_each(v_result) r where r.value > '0') then 15
+        else 60 end);
     return v_result;
 end;
 $$;
 comment on function maintain() is
     'Does every periodic duty in one call: adds the jobs of schedules, promotes jobs that are '
     'due, rescues the jobs of dead workers, makes and drops the daily partitions of history, '
-    'prunes. Workers call it themselves; without workers, pg_cron can call it. Call it in a '
+    'prunes. Workers call it when beat says so; without workers, pg_cron can call it. Call it in a '
     'transaction of its own: in a transaction that has written before, it leaves partitions '
     'alone, as every finish would wait for the end of that transaction. Returns counts, or null '
     'while another call runs.';
@@ -145,7 +160,7 @@ begin
         raise exception 'configure: max_payload_bytes must be at least 1024, got %', max_payload_bytes
             using errcode = 'PW001';
     elsif worker_ttl < interval '12 seconds' or worker_ttl > interval '1 day' then
-        -- Workers beat every 4 seconds; two beats may be lost.
+        -- Workers extend their leases every 4 seconds; two beats may be lost.
         raise exception 'configure: worker_ttl must be at least 12 seconds and at most a day, got %',
             worker_ttl using errcode = 'PW001';
     elsif max_crashes < 1 then

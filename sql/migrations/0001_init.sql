@@ -484,6 +484,11 @@ create table installed_objects (
 -- is declared dead, since workers could not renew their leases either.
 create sequence swept_at minvalue 0 start 0;
 
+-- Registers: when maintain() is due again, and when a beat last told a worker that a schedule is
+-- due, in ms since 1970.
+create sequence maintain_at minvalue 0 start 0;
+create sequence due_told_at minvalue 0 start 0;
+
 -- Registers, not counters; see functions/01_notify.sql. Reading a sequence takes no snapshot, so a
 -- session sees the current value even inside an old REPEATABLE READ transaction, and setting one
 -- leaves no dead rows. Times are in ms since 1970.

@@ -122,6 +122,8 @@ MARKS = (
     "silent_at",
     "walks_until",
     "swept_at",
+    "maintain_at",
+    "due_told_at",
 )  # sequences that no rollback takes back
 
 

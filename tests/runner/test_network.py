@@ -208,7 +208,7 @@ def test_a_control_connection_that_has_gone_silent_is_replaced_and_no_worker_is_
     worker = queue.start("--dsn", network.dsn, "--concurrency", "1").until_ready()
     job_id = queue.add("deliver", {"gate": 1})
     queue.until_waiting(1)
-    for link in network.asked("hold_worker_lock"):
+    for link in network.asked("beat("):
         link.silent = True
     worker.until_log("the database is back")
     beat = queue.value("select beat_at from pyworker.workers")
@@ -218,8 +218,8 @@ def test_a_control_connection_that_has_gone_silent_is_replaced_and_no_worker_is_
     assert (len(queue.seen(job_id)), queue.value("select count(*) from pyworker.workers")) == (1, 1)
 
 
-@pytest.mark.parametrize("word", ["claim_jobs", "sweep_workers"])
-def test_any_other_connection_that_has_gone_silent_is_replaced(queue: Any, network: Proxy, word: str) -> None:
+def test_the_connection_of_a_child_that_has_gone_silent_is_replaced(queue: Any, network: Proxy) -> None:
+    word = "claim_jobs"
     worker = queue.start("--dsn", network.dsn, "--concurrency", "1").until_ready()
     queue.until_so("it is there", lambda: any(network.asked(word)))
     first = set(network.asked(word))
@@ -229,6 +229,23 @@ def test_any_other_connection_that_has_gone_silent_is_replaced(queue: Any, netwo
     queue.until_so("another one", lambda: bool(set(network.asked(word)) - first))
     queue.until_state("completed", job_id)
     assert (len(queue.seen(job_id)), "starting another" in worker.log) == (1, False)
+
+
+def test_the_connection_for_schedules_that_has_gone_silent_is_replaced(queue: Any, network: Proxy) -> None:
+    silenced: list[Any] = []
+
+    def fault(message: Message) -> bool:
+        if "run_schedules" in message.about and not silenced:
+            silenced.append(message.link)
+        message.link.silent = message.link in silenced
+        return not message.link.silent
+
+    network.fault = fault
+    worker = queue.start("--dsn", network.dsn, "--concurrency", "1").until_ready()
+    queue.rows("select pyworker.add_schedule('s', '0 * * * *', 'note')")
+    queue.rows("update pyworker.schedule_entries set next_at = date_trunc('minute', pyworker.clock())")
+    queue.until("select true from public.seen where task = 'note'")
+    assert (len(silenced), "starting another" in worker.log) == (1, False)
 
 
 def test_a_statement_that_takes_its_time_is_waited_for(queue: Any, network: Proxy) -> None:

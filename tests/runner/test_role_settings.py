@@ -222,7 +222,7 @@ def test_a_worker_waits_for_a_lock_longer_than_its_role_would(
         worker = fresh_queue.start(DATABASE_URL=hostile_timeouts)
         fresh_queue.until(
             "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock' "
-            "and query ~ 'register_worker'"
+            "and query ~ 'open_worker'"
             " and query_start < clock_timestamp() - interval '1 s'"
         )
     fresh_queue.until_state("completed", job_id)

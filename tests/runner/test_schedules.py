@@ -80,6 +80,25 @@ def test_many_workers_fire_each_tick_once(queue: Any) -> None:
     assert len(queue.seen()) == 20
 
 
+def test_a_slow_query_delays_no_heartbeat_and_no_tick_of_another_worker(queue: Any) -> None:
+    query = "select pg_sleep(55)::text as job_key"
+    queue.rows("select pyworker.add_schedule('slow', %s, 'note', query => %s)", HOURLY, query)
+    queue.rows("select pyworker.add_schedule('quick', %s, 'note')", HOURLY)
+    queue.start().until_ready()
+    queue.rows(DUE, "slow")
+    pid = queue.until(
+        "select pid from pg_stat_activity where query ~ 'run_schedules' and wait_event = 'PgSleep'"
+    )
+    queue.start().until_ready()
+    for _ in range(2):
+        beats = queue.value("select min(beat_at) from pyworker.live_workers")
+        queue.until("select min(beat_at) > %s from pyworker.live_workers", beats)
+    queue.rows(DUE, "quick")
+    queue.until("select true from public.seen where task = 'note'")
+    assert queue.value("select count(*) = 2 from pyworker.live_workers")
+    assert queue.value("select pg_terminate_backend(%s, 10000)", pid) is True, "it was still running"
+
+
 CODE = """
 from datetime import timedelta
 from pyworker import cron, task

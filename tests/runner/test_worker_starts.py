@@ -155,3 +155,17 @@ def test_an_outcome_is_logged_with_its_reason_and_without_a_traceback(queue: Any
     (line,) = [line for line in queue.workers[0].log.splitlines() if f"job {job_id} " in line]
     assert line.endswith(f"job {job_id} (act) attempt 1 of 25: Cancel: not wanted")
     assert "Traceback" not in queue.workers[0].log
+
+
+def test_an_idle_worker_holds_two_connections(queue: Any) -> None:
+    """A third one comes for maintain() and for schedules, and goes."""
+    connections = (
+        "select count(*) from pg_stat_activity"
+        " where datname = current_database() and application_name = 'pyworker'"
+    )
+    worker = queue.start("--concurrency", "1").until_ready()
+    queue.until("select last_value > 0 from pyworker.maintain_at")
+    queue.until(f"select ({connections}) = 2")
+    queue.until_state("completed", queue.add("note"))
+    assert worker.stop() == 0
+    queue.until(f"select ({connections}) = 0")

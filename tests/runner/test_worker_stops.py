@@ -135,8 +135,7 @@ def test_a_worker_that_is_told_to_stop_while_it_starts_stops(queue: Any, session
     job_id = queue.add("note")
     worker = queue.start("--shutdown-timeout", "3600")
     queue.until(
-        "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock' "
-        "and query ~ 'register_worker'"
+        "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock' and query ~ 'open_worker'"
     )
     worker.signal()
     worker.until_log("stopping")

@@ -1,4 +1,5 @@
-"""beat, what a runner calls once a second: heartbeat, lock, sweep, schedules and what must stop."""
+"""beat, what a runner calls every second or two: heartbeat, lock, sweep and what must stop. Its duties
+for all workers are in test_beat_duties."""
 
 from __future__ import annotations
 
@@ -7,28 +8,14 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
-A_SECOND_AGO = (
-    "select setval('pyworker.swept_at', ((extract(epoch from clock_timestamp()) - 1) * 1000)::bigint)"
-)
-BEAT = "select * from pyworker.beat(%s, %s, %s, %s, %s, %s)"
-
-
-def beat(
-    api: Any,
-    worker: Any,
-    jobs: Any = (),
-    lock: bool = False,
-    condition: Any = None,
-    lost_answer: bool = False,
-) -> list[Any]:
-    ids, runs = ([job[at] for job in jobs] for at in (0, 1))
-    return api.rows(BEAT, [worker, ids, runs, lock, condition, lost_answer])
+from tests.support.beats import A_SECOND_AGO, BEAT, beat, wait, words
 
 
 def stops(rows: list[Any]) -> list[tuple[int, str]]:
     alive, *rest = rows
-    assert (alive.kind, alive.id, alive.run, alive.why) == ("alive", None, None, None)
-    assert 0 <= alive.next_in_s <= 1
+    assert (alive.kind, alive.id, alive.run) == ("alive", None, None)
+    assert alive.why in (None, "maintain")
+    assert 0 <= alive.next_in_s <= 2
     assert {row.kind for row in rest} <= {"stop"}
     return [(row.id, row.why) for row in rest]
 
@@ -39,6 +26,58 @@ def test_a_beat_extends_the_lease(api: Any, worker: int, clock: Any) -> None:
         assert stops(beat(api, worker)) == []
     api.sweep_workers()
     assert api.value("select count(*) from pyworker.live_workers") == 1
+
+
+LEFT = """
+    select extract(epoch from w.expires_at - pyworker.clock()) / extract(epoch from s.worker_ttl)
+    from pyworker.workers w, pyworker.settings s where w.id = %s"""
+
+
+@pytest.mark.parametrize("ttl", ["12 seconds", "20 seconds", "1 hour"])
+@pytest.mark.parametrize("before", ["20 seconds", "12 seconds", "1 day"])
+@pytest.mark.parametrize("seconds", [0, 1, 2.4, 2.6, 11, -3600])
+def test_after_a_beat_at_least_seven_eighths_of_the_lease_are_left(
+    api: Any, clock: Any, ttl: str, before: str, seconds: float
+) -> None:
+    """Else others would take its jobs before stop_after_s. The clock may be set back."""
+    api.configure(worker_ttl=before)
+    worker = api.register_worker()
+    api.configure(worker_ttl=ttl)
+    clock.advance(seconds=seconds)
+    beat(api, worker)
+    assert 0.87 < api.value(LEFT, [worker]) <= 1
+
+
+def test_a_beat_soon_after_another_writes_nothing_into_the_workers_row(
+    api: Any, actor: Any, worker: int
+) -> None:
+    control = actor()
+    row = "select ctid, beat_at from pyworker.workers where id = %s"
+    before = api.rows(row, [worker])
+    beat(control, worker, lock=True)  # notes the lock
+    noted = api.rows(row, [worker])
+    assert noted != before
+    for lock in (True, False):
+        beat(control, worker, lock=lock)
+        assert api.rows(row, [worker]) == noted
+
+
+def test_a_worker_without_jobs_may_beat_half_as_often(api: Any, worker: int) -> None:
+    assert [beat(api, worker)[0].next_in_s for _ in range(2)] == [2, 2]
+    api.add_job("t")
+    job = api.claim(worker)
+    assert beat(api, worker, [(job.id, job.run)])[0].next_in_s == 1
+
+
+def test_a_worker_whose_lock_another_session_holds_is_told_so(api: Any, worker: int, actor: Any) -> None:
+    former = actor()
+    former.hold_worker_lock(worker)
+    assert "unlocked" in words(beat(api, worker, lock=True))
+    assert api.value("select locked from pyworker.workers where id = %s", [worker]) is False
+    former.rows("select pg_advisory_unlock_all()")
+    assert "unlocked" not in words(beat(actor(), worker, lock=True))
+    assert api.value("select locked from pyworker.workers where id = %s", [worker]) is True
+    assert "unlocked" not in words(beat(api, worker))
 
 
 @pytest.mark.parametrize("end", ["close", "crash", "never was"])
@@ -79,8 +118,7 @@ def test_a_beat_may_hold_the_workers_lock_on_its_connection(
         assert api.value("select locked from pyworker.workers where id = %s", [worker]) is True
     control.kill()
     control.conn.close()
-    while api.value("select count(*) from pg_locks where locktype = 'advisory'"):
-        api.rows("select pg_sleep(0.01)")
+    wait(api, "select count(*) = 0 from pg_locks where locktype = 'advisory'")
     other = api.register_worker()
     for _ in range(10):  # on a slow machine a sweep may take the time between two for a pause
         api.rows(A_SECOND_AGO)
@@ -111,66 +149,6 @@ def test_after_a_lost_answer_what_the_worker_does_not_name_is_handed_back(api: A
     after = [api.get_job(job.id) for job in (known, unknown, begun)]
     assert [job.state for job in after] == ["running", "available", "discarded"]
     assert (after[1].attempts, after[2].reason) == (0, "lost")
-
-
-def test_a_beat_adds_the_jobs_of_schedules_that_are_due(api: Any, worker: int, clock: Any) -> None:
-    api.add_schedule("minutely", "* * * * *", "t")
-    beat(api, worker)
-    assert api.value("select count(*) from pyworker.jobs") == 0
-    clock.advance(seconds=61)
-    (alive, *_) = beat(api, worker)
-    assert api.value("select count(*) from pyworker.jobs where task_identifier = 't'") >= 1
-    assert alive.next_in_s == 0  # there may be more
-    while beat(api, worker)[0].next_in_s == 0:
-        pass
-
-
-def test_a_beat_comes_again_when_a_schedule_falls_due(api: Any, worker: int, clock: Any) -> None:
-    api.add_schedule("minutely", "* * * * *", "t")
-    clock.advance(seconds=api.value("select extract(epoch from min(next_at) - pyworker.clock())::float - 0.9 "
-                                    "from pyworker.schedule_entries"))  # fmt: skip
-    assert beat(api, worker)[0].next_in_s <= 0.9  # else it is 1
-
-
-def test_the_jobs_of_a_dead_worker_come_back_by_anothers_beat(api: Any, worker: int, clock: Any) -> None:
-    job = api.add_job("t")
-    api.claim(worker)
-    clock.advance(seconds=30)
-    beat(api, api.register_worker())
-    assert api.get_job(job.id).state == "available"
-
-
-def test_of_many_workers_one_sweeps(api: Any, worker: int) -> None:
-    """Not again within 0.9 seconds of a sweep."""
-    swept_at = "select last_value from pyworker.swept_at"
-    beat(api, worker)
-    ago = api.rows(
-        "with swept as materialized (select setval('pyworker.swept_at',"
-        " ((extract(epoch from clock_timestamp()) - 0.4) * 1000)::bigint) as at)"
-        " select s.at from swept s, pyworker.beat(%s) b",
-        [api.register_worker()],
-    )[0].at
-    assert api.value(swept_at) == ago
-    api.rows(A_SECOND_AGO)
-    before = api.value(swept_at)
-    beat(api, worker)
-    assert api.value(swept_at) > before
-
-
-def test_a_beat_waits_for_no_locked_job(api: Any, actor: Any, worker: int, clock: Any) -> None:
-    job = api.add_job("t")
-    api.claim(worker)
-    other = actor()
-    other.begin()
-    other.rows("select from pyworker.live_jobs where id = %s for update", [job.id])
-    clock.advance(seconds=30)
-    second = api.register_worker()
-    assert stops(beat(api, second)) == []
-    assert api.get_job(job.id).state == "running"
-    other.rollback()
-    api.rows(A_SECOND_AGO)
-    beat(api, second)
-    assert api.get_job(job.id).state == "available"
 
 
 @pytest.mark.parametrize("condition", [{}, 7, [], True])

@@ -193,7 +193,7 @@ comment on function run_schedules() is
     'schedule that another session has locked is skipped. An error of one schedule is recorded '
     '(view schedules, last_error) and does not stop the others. A tick that is interrupted '
     '(cancelled, timed out, out of memory or disk, or blocked by a lock for 200 ms) stays due. '
-    'Every worker calls this each second, and when seconds_until_tick() has passed.';
+    'Workers call it when beat says that a schedule is due.';
 
 create or replace function seconds_until_tick() returns double precision
     language plpgsql security definer set search_path from current
