@@ -2,7 +2,7 @@
 --
 -- Each check is a function _check_NAME. It returns one row per problem, and no row if it finds
 -- none. It reads a bounded part of large tables. Some checks are in other files:
--- diagnosis/invariants has invariants; diagnosis/drift has schema, indexes and grants;
+-- integrity/invariants has invariants; integrity/drift has schema, indexes and grants;
 -- diagnosis/server has xmin, bloat, autovacuum, notifications and settings.
 --
 -- A fix is SQL that the owner of the schema can run as it is. Its statements are separated by ';'

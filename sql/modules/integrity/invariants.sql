@@ -1,4 +1,4 @@
--- diagnosis/invariants: what must always hold: _invariants, which finds violations, the check of
+-- integrity/invariants: what must always hold: _invariants, which finds violations, the check of
 -- doctor() that reports them, and _repair_jobs.
 --
 -- Each function _violations_of_… returns one row per violation: the name of the invariant, whose it
