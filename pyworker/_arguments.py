@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
-
-if TYPE_CHECKING:
-    from typing import Required
-
-    from .tasks import Task
+from typing import Any, Literal, Protocol, Required, TypedDict
 
 JobKeyMode = Literal["replace", "preserve_run_at", "unsafe_dedupe"]
 Delivery = Literal["at_least_once", "at_most_once"]
 Flags = list[str] | tuple[str, ...] | set[str] | frozenset[str]
+
+
+class TaskLike(Protocol):
+    """What an add takes from a task in place of its name: a pyworker Task."""
+
+    name: str
+
+    @property
+    def add_options(self) -> dict[str, Any]: ...
+
+    def encoded(self, payload: Any) -> Any: ...
 
 
 class AddOptions(TypedDict, total=False):
@@ -39,7 +45,7 @@ class AddOptions(TypedDict, total=False):
 class JobSpec(AddOptions, total=False):
     """One job of add_jobs: add_job's arguments as a dict. identifier: the task, or its name."""
 
-    identifier: Required[str | Task[..., Any]]
+    identifier: Required[str | TaskLike]
     payload: Any
 
 
