@@ -63,3 +63,8 @@ def test_a_file_has_at_most_400_lines_of_at_most_110_columns(path: Path) -> None
 @pytest.mark.parametrize("path", MODULES, ids=name)
 def test_a_module_of_sql_has_at_most_900_lines(path: Path) -> None:
     assert 0 < sum(len(file.read_text("utf-8").splitlines()) for file in path.glob("*.sql")) <= 900
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "mutants").glob("*.toml")), ids=name)
+def test_a_list_of_mutants_has_at_most_400_lines(path: Path) -> None:
+    assert len(path.read_text("utf-8").splitlines()) <= 400
