@@ -123,9 +123,7 @@ begin
     with item as materialized (
         select distinct on (i.id, i.run) i.* from unnest(items) i order by i.id, i.run, i.position),
     fate as materialized (
-        select j.id, i.error, i.payload, r.run_at, w.why,
-               case when w.why is not null then 'discarded'
-                   else _state_at(r.run_at, v_now, false, 'retryable') end as state
+        select j.id, i.error, i.payload, r.run_at, w.why, p.*
         from item i
         cross join lateral (
             select l.* from live_jobs l
@@ -137,12 +135,14 @@ begin
                         when t.backoff is null
                             then greatest(v_now, j.run_at) + exp(least(j.attempts, 10)) * interval '1 second'
                         else greatest(v_now, j.run_at) + _retry_delay(t.backoff, j.attempts)
-                   end as run_at) r),
+                   end as run_at) r
+        left join lateral _place(r.run_at, v_now, null, _is_limited(j.queue_name), 'retryable') p
+            on w.why is null),
     failed as (
         update live_jobs j
-        set state = f.state, parked = _parked(f.state, j.queue_name), due_at = _due_at(f.state, f.run_at),
-            ready_at = _ready_at(f.state, _parked(f.state, j.queue_name), f.run_at), run_at = f.run_at,
-            updated_at = v_now, worker_id = null, claimed_at = null, last_error = f.error,
+        set state = coalesce(f.state, 'discarded'), parked = f.parked, ready_at = f.ready_at,
+            due_at = f.due_at, run_at = f.run_at, updated_at = v_now, worker_id = null, claimed_at = null,
+            last_error = f.error,
             payload = coalesce(f.payload, j.payload),
             started_at = case when f.why is not null then j.started_at end,
             reason = coalesce(f.why, j.reason), finished_at = case when f.why is not null then v_now end,
