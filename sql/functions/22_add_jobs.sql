@@ -222,9 +222,8 @@ create or replace function _lock_for_adds(
     language plpgsql set search_path from current
 as $$
 begin
-    perform _hold_unique_key(k.key) from (
-        select distinct u.key from unnest(uniques) with ordinality u
-        where u.key is not null and (duplicates[u.ordinality]).id is null order by u.key offset 0) k;
+    perform _hold_unique_keys(array(
+        select u.key from unnest(uniques) with ordinality u where (duplicates[u.ordinality]).id is null));
     perform from live_jobs j
     where j.id = any (array(
         select k.id from live_jobs k

@@ -114,7 +114,7 @@ declare
     v_row live_jobs;
 begin
     if v_unique_key is not null then
-        perform _hold_unique_key(v_unique_key);
+        perform _hold_unique_keys(array[v_unique_key]);
     end if;
     if v_before.sequence_key is not null and v_before.state = 'pending' then
         -- Halts and jobs are locked in the order of the jobs' ids.
@@ -178,13 +178,10 @@ declare
         select distinct i.id from unnest(job_ids) i(id) where i.id is not null order by 1);
     v_lock record;
 begin
-    perform _hold_unique_key(k.key) from (
-        select j.unique_key as key from live_jobs j where j.id = any (v_ids)
-        union
-        select f.unique_key from finished_jobs f where f.id = any (v_ids)
-        order by 1 offset 0) k
-    -- Not above: with statistics that know no keys, it would walk their whole index.
-    where k.key is not null;
+    perform _hold_unique_keys(array(
+        select j.unique_key from live_jobs j where j.id = any (v_ids)
+        union all
+        select f.unique_key from finished_jobs f where f.id = any (v_ids)));
     for v_lock in
         with sequenced as (
             select j.id, j.sequence_key from live_jobs j
@@ -317,7 +314,7 @@ declare
     v_job live_jobs;
     v_new live_jobs;
     v_problem text := _job_refusal(
-        '-', null, null, run_at, max_attempts, null, priority, null, null, null, null, null, null);
+        '-', run_at => run_at, max_attempts => max_attempts, priority => priority);
 begin
     if v_problem is null and attempts not between 0 and 32767 then
         v_problem := format('attempts must be from 0 to 32767, got %s', attempts);
@@ -325,12 +322,10 @@ begin
     if v_problem is not null then
         raise exception 'reschedule_jobs: %', v_problem using errcode = 'PW001';
     end if;
-    -- A job that does not hold its unique key may take it back. Keys are locked before jobs, in
-    -- their order.
-    perform _hold_unique_key(k.unique_key) from (
-        select distinct j.unique_key from live_jobs j
-        where j.id = any (reschedule_jobs.job_ids) and not _holds_unique_key(j) order by 1 offset 0) k
-    where k.unique_key is not null;
+    -- A job that does not hold its unique key may take it back. Keys are locked before jobs.
+    perform _hold_unique_keys(array(
+        select j.unique_key from live_jobs j
+        where j.id = any (reschedule_jobs.job_ids) and not _holds_unique_key(j)));
     for v_id in select distinct i.id from unnest(job_ids) i(id) order by 1 loop
         select j.* into v_job from live_jobs j where j.id = v_id and j.state <> 'running' for update;
         continue when not found;
