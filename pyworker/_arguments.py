@@ -22,24 +22,30 @@ class TaskLike(Protocol):
     def encoded(self, payload: Any) -> Any: ...
 
 
-class AddOptions(TypedDict, total=False):
+class _Defaults(TypedDict, total=False):
+    max_attempts: int | None
+    priority: int | None
+    queue_name: str | None
+    unique_policy: Mapping[str, Any] | None
+    sequence_policy: Mapping[str, Any] | None
+    delivery: Delivery | None
+
+
+class _JobOptions(_Defaults, total=False):
+    job_key: str | None
+    job_key_mode: JobKeyMode | None
+    flags: Flags | None
+    meta: Mapping[str, Any] | None
+
+
+class AddOptions(_JobOptions, total=False):
     """The options of add_job. None means "not given".
 
     run_at: a datetime with a time zone, a timedelta from now, or a text that PostgreSQL reads, such
     as "tomorrow".
     """
 
-    queue_name: str | None
     run_at: datetime | timedelta | str | None
-    max_attempts: int | None
-    job_key: str | None
-    priority: int | None
-    flags: Flags | None
-    job_key_mode: JobKeyMode | None
-    unique_policy: Mapping[str, Any] | None
-    sequence_policy: Mapping[str, Any] | None
-    meta: Mapping[str, Any] | None
-    delivery: Delivery | None
 
 
 class JobSpec(AddOptions, total=False):
@@ -49,36 +55,20 @@ class JobSpec(AddOptions, total=False):
     payload: Any
 
 
-class TaskOptions(TypedDict, total=False):
+class TaskOptions(_Defaults, total=False):
     """The options of @task. timeout and retention: timedeltas, or seconds."""
 
     name: str | None
     result: bool
-    max_attempts: int | None
-    priority: int | None
-    queue_name: str | None
-    unique_policy: Mapping[str, Any] | None
-    sequence_policy: Mapping[str, Any] | None
-    delivery: Delivery | None
     timeout: timedelta | float | None
     backoff: list[Any] | dict[str, Any] | None
     retention: timedelta | float | None
 
 
-class CronOptions(TypedDict, total=False):
+class CronOptions(_JobOptions, total=False):
     """The options of @cron. backfill: a timedelta, or seconds."""
 
     name: str | None
     timezone: str | None
     backfill: timedelta | float | str | None
     payload: Any
-    queue_name: str | None
-    max_attempts: int | None
-    priority: int | None
-    job_key: str | None
-    job_key_mode: JobKeyMode | None
-    flags: Flags | None
-    unique_policy: Mapping[str, Any] | None
-    sequence_policy: Mapping[str, Any] | None
-    meta: Mapping[str, Any] | None
-    delivery: Delivery | None
