@@ -98,14 +98,13 @@ end;
 $$;
 comment on function define_task(text, integer, integer, text, jsonb, jsonb, text, interval,
     jsonb, interval, jsonb) is
-    'Sets the defaults of a task (River: options of the job type). Each call replaces the whole '
-    'definition; null means the system''s default. An argument of add_job replaces a default as a '
-    'whole; policies are not merged. timeout: how long a handler may run. backoff: the delays '
-    'after failures, either an array such as ["10 s", "5 min"], whose last entry repeats, or an '
-    'object {"strategy": "exponential" | "linear" | "constant", "initial", "factor", "max", '
-    '"jitter"}; without one the delay is exp(attempts) seconds, as in Graphile Worker. retention: '
-    'how long completed and cancelled jobs are kept; 0 deletes them at once (the setting '
-    'discarded_retention applies to discarded jobs). Errors: PW001.';
+    'Sets the defaults of a task. Each call replaces the whole definition; null means the '
+    'system''s default. An argument of add_job replaces a default as a whole. timeout: how long a '
+    'handler may run. backoff: the delays after failures, either an array such as ["10 s", "5 '
+    'min"], whose last entry repeats, or an object {"strategy": "exponential" | "linear" | '
+    '"constant", "initial", "factor", "max", "jitter"}; without one the delay is exp(attempts) '
+    'seconds. retention: how long completed and cancelled jobs are kept; 0 deletes them at once '
+    '(the setting discarded_retention applies to discarded jobs). Errors: PW001.';
 
 create or replace function list_tasks() returns table (
     identifier text, max_attempts smallint, priority smallint, queue_name text, unique_policy jsonb,
