@@ -100,7 +100,8 @@ declare
 begin
     execute format($q$
         select array_agg(d.id) from %I d
-        where d.id = any ($1) and d.sequence_key is not null and _blocks_sequence(d.sequence_key, d.id)$q$, name)
+        where d.id = any ($1)
+          and d.sequence_key is not null and _blocks_sequence(d.sequence_key, d.id)$q$, name)
     into v_kept using job_ids;
     if v_kept is not null then
         -- By the parent of a partition: the job moves to another one.
