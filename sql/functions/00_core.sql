@@ -100,8 +100,8 @@ create or replace function _held(
     return case when sequence_key is not null and sequence_head is not true
                 then case parked when 'next' then 'next' else 'sequence' end end;
 
--- The place of a job that may run from run_at on: its state, and the columns that indexes know it
--- by. `held`: see _held. `limited`: its queue has a limit; then it is parked when it is due, until
+-- Places a job that may run from run_at on: its state, and the columns that indexes know it by.
+-- `held`: see _held. `limited`: its queue has a limit; then it is parked when it is due, until
 -- _fill_queues makes it a candidate for a slot. `waiting`: its state until run_at, 'scheduled' or
 -- (after a failure) 'retryable'. PostgreSQL inlines it; `offset 0` evaluates `limited` once.
 create or replace function _place(
