@@ -135,6 +135,38 @@ begin
 end;
 $$;
 
+-- One row per option that a live worker's code declares differently from the task's definition.
+create or replace function _definitions_that_differ() returns table (
+    identifier text, option text, declared jsonb, stored jsonb, workers text)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select d.identifier, o.name, o.declared, o.stored, string_agg(d.worker, ', ' order by d.worker)
+    from (
+        select coalesce(w.info ->> 'name', w.id::text) as worker, e.key as identifier, e.value as options
+        from workers w
+        cross join lateral jsonb_each(
+            case when jsonb_typeof(w.info -> 'definitions') = 'object'
+                 then w.info -> 'definitions' else '{}' end) e
+        where _is_live(w, clock()) and jsonb_typeof(e.value) = 'object') d
+    left join tasks t on t.identifier = d.identifier
+    cross join lateral (values
+        ('max_attempts', d.options -> 'max_attempts', to_jsonb(t.max_attempts)),
+        ('priority', d.options -> 'priority', to_jsonb(t.priority)),
+        ('queue_name', nullif(d.options -> 'queue_name', '"default"'), to_jsonb(t.queue_name)),
+        ('unique_policy', d.options -> 'unique_policy', t.unique_policy),
+        ('sequence_policy', d.options -> 'sequence_policy', t.sequence_policy),
+        ('delivery', d.options -> 'delivery', to_jsonb(t.delivery)),
+        ('timeout', d.options -> 'timeout', to_jsonb(extract(epoch from t.timeout))),
+        ('backoff', d.options -> 'backoff', t.backoff),
+        ('retention', d.options -> 'retention', to_jsonb(extract(epoch from t.retention)))
+    ) o(name, declared, stored)
+    where nullif(o.declared, 'null') is distinct from o.stored
+    group by 1, 2, 3, 4 order by 1, 2, 3;
+end;
+$$;
+
 -- A worker that does not report which tasks or queues it takes counts as taking all of them.
 create or replace function _check_tasks() returns table (severity text, finding text, fix text)
     language plpgsql set search_path from current
