@@ -120,25 +120,6 @@ begin atomic
         offset 0) p;
 end;
 
--- The parts of _place, for _promote_next.
-create or replace function _state_at(
-    run_at timestamptz, moment timestamptz, held boolean, waiting text default 'scheduled') returns text
-    language sql immutable
-    return case when held then 'pending' when run_at > moment then waiting else 'available' end;
-
-create or replace function _parked(state text, queue_name text) returns text
-    language sql stable
-    return case when state = 'pending' then 'sequence'
-                when state = 'available' and _is_limited(queue_name) then 'queue' end;
-
-create or replace function _ready_at(state text, parked text, run_at timestamptz) returns timestamptz
-    language sql immutable
-    return case when parked is null and state in ('available', 'running') then run_at end;
-
-create or replace function _due_at(state text, run_at timestamptz) returns timestamptz
-    language sql immutable
-    return case when state in ('scheduled', 'retryable') then run_at end;
-
 -- The lane that a promotion request must name to promote a job that is parked like this; null if it
 -- is not parked.
 create or replace function _lane_of(parked text, queue_name text, sequence_key text) returns text
