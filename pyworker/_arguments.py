@@ -4,75 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
-
-if TYPE_CHECKING:
-    from typing import Required
-
-    from .tasks import Task
+from typing import Any, Literal, Protocol, Required, TypedDict
 
 JobKeyMode = Literal["replace", "preserve_run_at", "unsafe_dedupe"]
 Delivery = Literal["at_least_once", "at_most_once"]
 Flags = list[str] | tuple[str, ...] | set[str] | frozenset[str]
 
 
-class AddOptions(TypedDict, total=False):
+class TaskLike(Protocol):
+    """What an add takes from a task in place of its name: a pyworker Task."""
+
+    name: str
+
+    @property
+    def add_options(self) -> dict[str, Any]: ...
+
+    def encoded(self, payload: Any) -> Any: ...
+
+
+class _Defaults(TypedDict, total=False):
+    max_attempts: int | None
+    priority: int | None
+    queue_name: str | None
+    unique_policy: Mapping[str, Any] | None
+    sequence_policy: Mapping[str, Any] | None
+    delivery: Delivery | None
+
+
+class _JobOptions(_Defaults, total=False):
+    job_key: str | None
+    job_key_mode: JobKeyMode | None
+    flags: Flags | None
+    meta: Mapping[str, Any] | None
+
+
+class AddOptions(_JobOptions, total=False):
     """The options of add_job. None means "not given".
 
     run_at: a datetime with a time zone, a timedelta from now, or a text that PostgreSQL reads, such
     as "tomorrow".
     """
 
-    queue_name: str | None
     run_at: datetime | timedelta | str | None
-    max_attempts: int | None
-    job_key: str | None
-    priority: int | None
-    flags: Flags | None
-    job_key_mode: JobKeyMode | None
-    unique_policy: Mapping[str, Any] | None
-    sequence_policy: Mapping[str, Any] | None
-    meta: Mapping[str, Any] | None
-    delivery: Delivery | None
 
 
 class JobSpec(AddOptions, total=False):
     """One job of add_jobs: add_job's arguments as a dict. identifier: the task, or its name."""
 
-    identifier: Required[str | Task[..., Any]]
+    identifier: Required[str | TaskLike]
     payload: Any
 
 
-class TaskOptions(TypedDict, total=False):
+class TaskOptions(_Defaults, total=False):
     """The options of @task. timeout and retention: timedeltas, or seconds."""
 
     name: str | None
     result: bool
-    max_attempts: int | None
-    priority: int | None
-    queue_name: str | None
-    unique_policy: Mapping[str, Any] | None
-    sequence_policy: Mapping[str, Any] | None
-    delivery: Delivery | None
     timeout: timedelta | float | None
     backoff: list[Any] | dict[str, Any] | None
     retention: timedelta | float | None
 
 
-class CronOptions(TypedDict, total=False):
+class CronOptions(_JobOptions, total=False):
     """The options of @cron. backfill: a timedelta, or seconds."""
 
     name: str | None
     timezone: str | None
     backfill: timedelta | float | str | None
     payload: Any
-    queue_name: str | None
-    max_attempts: int | None
-    priority: int | None
-    job_key: str | None
-    job_key_mode: JobKeyMode | None
-    flags: Flags | None
-    unique_policy: Mapping[str, Any] | None
-    sequence_policy: Mapping[str, Any] | None
-    meta: Mapping[str, Any] | None
-    delivery: Delivery | None

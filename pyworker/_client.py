@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Unpack, cast, overload
+from typing import Any, Unpack, cast, overload
 
-from ._arguments import AddOptions, JobSpec
+from ._arguments import AddOptions, JobSpec, TaskLike
 from ._db import queue
 from ._db.drivers import AsyncConnection, Rows, SyncConnection, query
 from ._db.rows import JobRow, job_row
-
-if TYPE_CHECKING:
-    from .tasks import Task
 
 # Called before each add with the task's name and the options, which they may change.
 producers: list[Callable[[str, dict[str, Any]], None]] = []
@@ -25,9 +22,7 @@ def default_schema() -> str:
     return os.environ.get("PYWORKER_SCHEMA") or "pyworker"
 
 
-def job_of(
-    task: str | Task[..., Any], payload: Any, options: Mapping[str, Any]
-) -> tuple[str, Any, dict[str, Any]]:
+def job_of(task: str | TaskLike, payload: Any, options: Mapping[str, Any]) -> tuple[str, Any, dict[str, Any]]:
     """Identifier, payload and options to send: the call's options override those of a task."""
     identifier: Any = task
     given = dict(options)
@@ -42,7 +37,7 @@ def job_of(
 @overload
 def add_job(
     conn: AsyncConnection,
-    identifier: str | Task[..., Any],
+    identifier: str | TaskLike,
     payload: Any = None,
     *,
     schema: str | None = None,
@@ -51,7 +46,7 @@ def add_job(
 @overload
 def add_job(
     conn: SyncConnection,
-    identifier: str | Task[..., Any],
+    identifier: str | TaskLike,
     payload: Any = None,
     *,
     schema: str | None = None,

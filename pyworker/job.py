@@ -12,21 +12,18 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import psycopg
 
 from . import _client
+from ._arguments import AddOptions, TaskLike
 from ._db.rows import JobRow
 from ._logging import JobLogger
 from .errors import WrongState
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
-    from ._arguments import AddOptions
     from ._runner.connections import Connections
-    from .tasks import Task
 
 
 class Outcome(Exception):
@@ -192,7 +189,7 @@ class Job(_JobFields):
             self._in_transaction, self._transaction = None, ended
 
     def add_job(
-        self, identifier: str | Task[..., Any], payload: Any = None, **options: Unpack[AddOptions]
+        self, identifier: str | TaskLike, payload: Any = None, **options: Unpack[AddOptions]
     ) -> JobRow:
         """Add another job: in `transaction()` if that is open, otherwise at once.
 
@@ -240,7 +237,7 @@ class AsyncJob(_JobFields):
         return await self._connections.once_async(f"job {self.id}: {key}")
 
     async def add_job(
-        self, identifier: str | Task[..., Any], payload: Any = None, **options: Unpack[AddOptions]
+        self, identifier: str | TaskLike, payload: Any = None, **options: Unpack[AddOptions]
     ) -> JobRow:
         """Like Job.add_job."""
         open_one: psycopg.AsyncConnection[Any] | None = self._in_transaction

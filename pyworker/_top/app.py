@@ -249,7 +249,7 @@ class Top(App[None]):
         if row := self._row():
             job_id = PAGES[self.page].job(row)
             if job_id:
-                self.push_screen(JobPage(job_id))
+                self.push_screen(JobPage(job_id, self.ask, self.ask_back))
 
     def _row(self) -> Row | None:
         return self.rows[self.page].get(self._key(self._table(self.page)) or "")

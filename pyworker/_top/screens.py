@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -19,10 +20,9 @@ from .._escape import shown
 from .._output import STYLES, text_of
 from .pages import Row
 
-if TYPE_CHECKING:
-    from .app import Top
-
 EVERY = 2.0  # seconds between refreshes
+
+Answer = tuple[JobRow | None, list[tuple[Any, ...]], list[Row]]  # the job, its errors, why it waits
 
 
 class Ask(ModalScreen[bool]):
@@ -59,9 +59,15 @@ class JobPage(ModalScreen[None]):
         Binding("v", "reveal", "Payload"), Binding("escape,q,enter", "dismiss", "Back", key_display="esc"),
     ]  # fmt: skip
 
-    def __init__(self, job_id: int) -> None:
+    def __init__(
+        self,
+        job_id: int,
+        ask: Callable[[Callable[[Database], Answer]], Awaitable[Answer | None]],
+        ask_back: Callable[[str, str, str, Callable[[], Any]], None],
+    ) -> None:
         super().__init__()
         self.job_id = job_id
+        self.ask, self.ask_back = ask, ask_back
         self.revealed = False
 
     def compose(self) -> ComposeResult:
@@ -74,11 +80,11 @@ class JobPage(ModalScreen[None]):
         self.set_interval(EVERY, self.look)
 
     async def look(self) -> None:
-        def ask(db: Database) -> tuple[JobRow | None, list[tuple[Any, ...]], list[Row]]:
+        def question(db: Database) -> Answer:
             job = db.get_job(self.job_id)
             return job, db.job_errors(self.job_id), db.explain_job(self.job_id) if job else []
 
-        answer = await self.top.ask(ask)
+        answer = await self.ask(question)
         if answer is None:
             return
         job, errors, reasons = answer
@@ -112,12 +118,8 @@ class JobPage(ModalScreen[None]):
             )
         return text
 
-    @property
-    def top(self) -> Top:
-        return cast("Top", cast("Any", self).app)
-
     def action_act(self, action: str) -> None:
-        self.top.ask_back(action, str(self.job_id), "job", self.look)
+        self.ask_back(action, str(self.job_id), "job", self.look)
 
     async def action_reveal(self) -> None:
         self.revealed = not self.revealed

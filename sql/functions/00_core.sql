@@ -78,43 +78,47 @@ create or replace function _job_of(f finished_jobs) returns job
     language sql stable
     return _job_of(row(f.*)::live_jobs, false);
 
--- The state of a job that may run from run_at on. `held`: the job is not the head of its sequence,
--- so it is pending at any time. `waiting`: its state until run_at, 'scheduled' or (after a failure)
--- 'retryable'.
-create or replace function _state_at(
-    run_at timestamptz, moment timestamptz, held boolean, waiting text default 'scheduled') returns text
-    language sql immutable
-    return case when held then 'pending' when run_at > moment then waiting else 'available' end;
-
--- True if a job of this queue must wait for a slot: the queue has a limit or is paused.
-create or replace function _is_limited(queue_name text) returns boolean
+-- True if a queue has a limit or is paused, so that its jobs must wait for slots.
+create or replace function _has_limit(queue_name text) returns boolean
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
-    return (select q.slots is not null from _queues_of(array[_is_limited.queue_name]) q);
+    return (select q.slots is not null from _queues_of(array[_has_limit.queue_name]) q);
 end;
 $$;
 
--- True if the job belongs to a sequence and is not its head.
-create or replace function _held(sequence_key text, sequence_head boolean) returns boolean
-    language sql immutable
-    return sequence_key is not null and sequence_head is not true;
-
--- What a job in this state waits for, for the indexes (with _ready_at and _due_at). A job of a
--- limited queue is parked until _fill_queues makes it a candidate for a slot.
-create or replace function _parked(state text, queue_name text) returns text
+-- The same for the queue of a job; false for a job without a queue.
+create or replace function _is_limited(queue_name text) returns boolean
     language sql stable
-    return case when state = 'pending' then 'sequence'
-                when state = 'available' and queue_name is not null and _is_limited(queue_name)
-                    then 'queue' end;
+    return queue_name is not null and _has_limit(queue_name);
 
-create or replace function _ready_at(state text, parked text, run_at timestamptz) returns timestamptz
+-- How a job must wait for its sequence, as `parked` says it: 'sequence', or 'next' if retry_job has
+-- put it first. Null if it is the head, or in no sequence.
+create or replace function _held(
+    sequence_key text, sequence_head boolean default false, parked text default null) returns text
     language sql immutable
-    return case when parked is null and state in ('available', 'running') then run_at end;
+    return case when sequence_key is not null and sequence_head is not true
+                then case parked when 'next' then 'next' else 'sequence' end end;
 
-create or replace function _due_at(state text, run_at timestamptz) returns timestamptz
-    language sql immutable
-    return case when state in ('scheduled', 'retryable') then run_at end;
+-- Places a job that may run from run_at on: its state, and the columns that indexes know it by.
+-- `held`: see _held. `limited`: its queue has a limit; then it is parked when it is due, until
+-- _fill_queues makes it a candidate for a slot. `waiting`: its state until run_at, 'scheduled' or
+-- (after a failure) 'retryable'. PostgreSQL inlines it; `offset 0` evaluates `limited` once.
+create or replace function _place(
+    run_at timestamptz, now timestamptz, held text, limited boolean, waiting text default 'scheduled')
+    returns table (state text, parked text, ready_at timestamptz, due_at timestamptz)
+    language sql stable
+begin atomic
+    select p.state, p.parked,
+           case when p.state = 'available' and p.parked is null then _place.run_at end,
+           case when p.state = _place.waiting then _place.run_at end
+    from (
+        select case when _place.held is not null then 'pending'
+                    when _place.run_at > _place.now then _place.waiting else 'available' end as state,
+               case when _place.held is not null then _place.held
+                    when _place.run_at <= _place.now and _place.limited then 'queue' end as parked
+        offset 0) p;
+end;
 
 -- The lane that a promotion request must name to promote a job that is parked like this; null if it
 -- is not parked.

@@ -98,14 +98,13 @@ end;
 $$;
 comment on function define_task(text, integer, integer, text, jsonb, jsonb, text, interval,
     jsonb, interval, jsonb) is
-    'Sets the defaults of a task (River: options of the job type). Each call replaces the whole '
-    'definition; null means the system''s default. An argument of add_job replaces a default as a '
-    'whole; policies are not merged. timeout: how long a handler may run. backoff: the delays '
-    'after failures, either an array such as ["10 s", "5 min"], whose last entry repeats, or an '
-    'object {"strategy": "exponential" | "linear" | "constant", "initial", "factor", "max", '
-    '"jitter"}; without one the delay is exp(attempts) seconds, as in Graphile Worker. retention: '
-    'how long completed and cancelled jobs are kept; 0 deletes them at once (the setting '
-    'discarded_retention applies to discarded jobs). Errors: PW001.';
+    'Sets the defaults of a task. Each call replaces the whole definition; null means the '
+    'system''s default. An argument of add_job replaces a default as a whole. timeout: how long a '
+    'handler may run. backoff: the delays after failures, either an array such as ["10 s", "5 '
+    'min"], whose last entry repeats, or an object {"strategy": "exponential" | "linear" | '
+    '"constant", "initial", "factor", "max", "jitter"}; without one the delay is exp(attempts) '
+    'seconds. retention: how long completed and cancelled jobs are kept; 0 deletes them at once '
+    '(the setting discarded_retention applies to discarded jobs). Errors: PW001.';
 
 create or replace function list_tasks() returns table (
     identifier text, max_attempts smallint, priority smallint, queue_name text, unique_policy jsonb,
@@ -123,35 +122,3 @@ $$;
 comment on function list_tasks() is
     'The definitions of tasks (define_task), ordered by name. Null means the system''s default. A '
     'task without a definition is not listed.';
-
--- One row per option that a live worker's code declares differently from the task's definition.
-create or replace function _definitions_that_differ() returns table (
-    identifier text, option text, declared jsonb, stored jsonb, workers text)
-    language plpgsql stable set search_path from current
-as $$
-begin
-    return query
-    select d.identifier, o.name, o.declared, o.stored, string_agg(d.worker, ', ' order by d.worker)
-    from (
-        select coalesce(w.info ->> 'name', w.id::text) as worker, e.key as identifier, e.value as options
-        from workers w
-        cross join lateral jsonb_each(
-            case when jsonb_typeof(w.info -> 'definitions') = 'object'
-                 then w.info -> 'definitions' else '{}' end) e
-        where _is_live(w, clock()) and jsonb_typeof(e.value) = 'object') d
-    left join tasks t on t.identifier = d.identifier
-    cross join lateral (values
-        ('max_attempts', d.options -> 'max_attempts', to_jsonb(t.max_attempts)),
-        ('priority', d.options -> 'priority', to_jsonb(t.priority)),
-        ('queue_name', nullif(d.options -> 'queue_name', '"default"'), to_jsonb(t.queue_name)),
-        ('unique_policy', d.options -> 'unique_policy', t.unique_policy),
-        ('sequence_policy', d.options -> 'sequence_policy', t.sequence_policy),
-        ('delivery', d.options -> 'delivery', to_jsonb(t.delivery)),
-        ('timeout', d.options -> 'timeout', to_jsonb(extract(epoch from t.timeout))),
-        ('backoff', d.options -> 'backoff', t.backoff),
-        ('retention', d.options -> 'retention', to_jsonb(extract(epoch from t.retention)))
-    ) o(name, declared, stored)
-    where nullif(o.declared, 'null') is distinct from o.stored
-    group by 1, 2, 3, 4 order by 1, 2, 3;
-end;
-$$;

@@ -40,14 +40,15 @@ begin
 end;
 $$;
 
--- Writes the row of a key. Every add of the key goes through its unique constraint, and this
--- transaction holds the row's lock until it ends.
-create or replace function _hold_unique_key(key bytea) returns void
+-- Writes the rows of these keys, in the order of the keys. Every add of a key goes through its
+-- unique constraint, and this transaction holds the rows' locks until it ends.
+create or replace function _hold_unique_keys(keys bytea[]) returns void
     language plpgsql set search_path from current
 as $$
 begin
-    insert into unique_keys as k (unique_key) values (key)
-        on conflict on constraint unique_keys_pkey do update set adds = k.adds + 1;
+    insert into unique_keys as k (unique_key)
+    select distinct h.key from unnest(keys) h(key) where h.key is not null order by h.key
+    on conflict on constraint unique_keys_pkey do update set adds = k.adds + 1;
 end;
 $$;
 
@@ -63,7 +64,7 @@ begin
     if not found then -- else the key is new and locked: no job has it
         v_duplicate := _duplicate_of(uniqueness, v_now);
         if v_duplicate.id is null or uniqueness.on_conflict in ('replace', 'replace_except_schedule') then
-            perform _hold_unique_key(uniqueness.key);
+            perform _hold_unique_keys(array[uniqueness.key]);
             v_duplicate := _duplicate_of(uniqueness, v_now);
         end if;
     end if;

@@ -99,8 +99,8 @@ end;
 $$;
 
 -- Written out for speed. PL/pgSQL prepares each statement again in each transaction, so there are
--- few, large ones, and most arguments are validated only if one of them is given. _state_at,
--- _ready_at, _due_at, _parked and _announce are spelled out: the calls would cost up to a tenth.
+-- few, large ones, and most arguments are validated only if one of them is given. _place
+-- and _announce are spelled out: the calls would cost up to a tenth.
 create or replace function add_job(
     identifier text, payload json default '{}', queue_name text default null, run_at timestamptz default null,
     max_attempts integer default null, job_key text default null, priority integer default null,
@@ -140,7 +140,7 @@ begin
         from (select coalesce(run_at, v_now) as run_at) r
         left join tasks t on t.identifier = add_job.identifier
         cross join lateral (
-            select n.name, n.name is not null and _is_limited(n.name) as limited
+            select n.name, _is_limited(n.name) as limited
             from (select nullif(coalesce(queue_name, t.queue_name), 'default') as name) n offset 0) q
         where t.unique_policy is null and t.sequence_policy is null
         returning j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts,

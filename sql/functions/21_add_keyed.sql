@@ -96,8 +96,7 @@ declare
     v_queue text := nullif(coalesce(request.queue_name, task.queue_name), 'default');
     v_sequence _sequencing;
     v_head boolean; -- it stays the head of its sequence
-    v_state text;
-    v_parked text;
+    v_parked text; -- and how it waits for it
     v_row live_jobs;
 begin
     -- preserve_run_at does not apply to a job that has failed before.
@@ -109,16 +108,17 @@ begin
             request.identifier, request.payload,
             coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
     end if;
-    v_head := job.sequence_head and job.sequence_key is not distinct from v_sequence.key;
-    v_state := _state_at(v_run_at, v_now, _held(v_sequence.key, v_head));
-    v_parked := case when job.parked = 'next' and job.sequence_key = v_sequence.key then 'next'
-                     else _parked(v_state, v_queue) end;
+    if job.sequence_key = v_sequence.key then
+        v_head := job.sequence_head;
+        v_parked := job.parked;
+    end if;
     update live_jobs j
-    set sequence_key = v_sequence.key, sequence_head = v_head,
+    set (state, parked, ready_at, due_at) = (
+            select p.* from _place(
+                v_run_at, v_now, _held(v_sequence.key, v_head, v_parked), _is_limited(v_queue)) p),
+        sequence_key = v_sequence.key, sequence_head = v_head,
         continue_on_cancelled = v_sequence.continue_on_cancelled,
-        continue_on_discarded = v_sequence.continue_on_discarded,
-        state = v_state, ready_at = _ready_at(v_state, v_parked, v_run_at),
-        due_at = _due_at(v_state, v_run_at), parked = v_parked, has_slot = null, updated_at = v_now,
+        continue_on_discarded = v_sequence.continue_on_discarded, has_slot = null, updated_at = v_now,
         task_identifier = request.identifier, queue_name = v_queue, run_at = v_run_at,
         payload = case when json_typeof(request.payload) = 'array'
                        then _merged_payload(j.payload, request.payload, label)
@@ -132,9 +132,9 @@ begin
       and (j.id = job.id or job.id is null and j.state <> 'running' and j.queue_name is null
                             and j.sequence_key is null)
     returning j.* into v_row;
-    if v_row.id is not null and (v_parked is not null or v_row.ready_at < v_now and _places_are_kept()
+    if v_row.id is not null and (v_row.parked is not null or v_row.ready_at < v_now and _places_are_kept()
                                  or _worker_is_listening()) then
-        perform _announce(v_row.id, _lane_of(v_parked, v_queue, v_sequence.key), v_row.ready_at < v_now);
+        perform _announce(v_row.id, _lane_of(v_row.parked, v_queue, v_sequence.key), v_row.ready_at < v_now);
     end if;
     return v_row;
 end;
@@ -178,8 +178,6 @@ declare
     v_run_at timestamptz := coalesce(request.run_at, v_now);
     v_queue text := nullif(coalesce(request.queue_name, task.queue_name), 'default');
     v_sequence _sequencing;
-    v_state text;
-    v_parked text;
     v_row live_jobs;
 begin
     if coalesce(request.sequence_policy, task.sequence_policy) is not null then
@@ -187,24 +185,23 @@ begin
             request.identifier, request.payload,
             coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
     end if;
-    v_state := _state_at(v_run_at, v_now, v_sequence.key is not null);
-    v_parked := _parked(v_state, v_queue);
     insert into live_jobs as j (
         id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at,
         task_identifier, queue_name, job_key, delivery, flags, meta, payload, unique_key, unique_recheck,
         sequence_key, continue_on_cancelled, continue_on_discarded)
-    select coalesce(new_id, nextval('job_ids')), v_state, _ready_at(v_state, v_parked, v_run_at),
-           _due_at(v_state, v_run_at), v_parked, v_now, coalesce(request.priority, task.priority, 0),
+    select coalesce(new_id, nextval('job_ids')), p.state, p.ready_at, p.due_at, p.parked, v_now,
+           coalesce(request.priority, task.priority, 0),
            coalesce(request.max_attempts, task.max_attempts, 25), v_run_at, v_now, request.identifier,
            v_queue, request.job_key, coalesce(request.delivery, task.delivery, 'at_least_once'),
            _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'), _insert_job.unique_key,
            _insert_job.unique_recheck, v_sequence.key, v_sequence.continue_on_cancelled,
            v_sequence.continue_on_discarded
+    from _place(v_run_at, v_now, _held(v_sequence.key), _is_limited(v_queue)) p
     on conflict (job_key) where job_key is not null do nothing
     returning j.* into v_row;
-    if v_row.id is not null and (v_parked is not null or v_row.ready_at < v_now and _places_are_kept()
+    if v_row.id is not null and (v_row.parked is not null or v_row.ready_at < v_now and _places_are_kept()
                                  or _worker_is_listening()) then
-        perform _announce(v_row.id, _lane_of(v_parked, v_queue, v_sequence.key), v_row.ready_at < v_now);
+        perform _announce(v_row.id, _lane_of(v_row.parked, v_queue, v_sequence.key), v_row.ready_at < v_now);
     end if;
     return v_row;
 end;

@@ -222,9 +222,8 @@ create or replace function _lock_for_adds(
     language plpgsql set search_path from current
 as $$
 begin
-    perform _hold_unique_key(k.key) from (
-        select distinct u.key from unnest(uniques) with ordinality u
-        where u.key is not null and (duplicates[u.ordinality]).id is null order by u.key offset 0) k;
+    perform _hold_unique_keys(array(
+        select u.key from unnest(uniques) with ordinality u where (duplicates[u.ordinality]).id is null));
     perform from live_jobs j
     where j.id = any (array(
         select k.id from live_jobs k
@@ -338,21 +337,15 @@ begin
             id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at,
             task_identifier, queue_name, delivery, flags, meta, payload, sequence_key,
             continue_on_cancelled, continue_on_discarded)
-        select r.id, p.state, _ready_at(p.state, p.parked, p.run_at), _due_at(p.state, p.run_at), p.parked,
-               now, coalesce(r.priority, r.task_priority, 0),
-               coalesce(r.max_attempts, r.task_max_attempts, 25), p.run_at, now, r.identifier, r.queue,
+        select r.id, p.state, p.ready_at, p.due_at, p.parked, now, coalesce(r.priority, r.task_priority, 0),
+               coalesce(r.max_attempts, r.task_max_attempts, 25), q.run_at, now, r.identifier, r.queue,
                coalesce(r.delivery, r.task_delivery, 'at_least_once'),
                case when r.flags is not null then _flags_of(r.flags) end, r.meta, coalesce(r.payload, '{}'),
                (r.sequence).key, (r.sequence).continue_on_cancelled, (r.sequence).continue_on_discarded
         from request r
         left join limited l on l.queue_name = r.queue
         cross join lateral (select coalesce(r.run_at, now) as run_at) q
-        cross join lateral (
-            select q.run_at, _state_at(q.run_at, now, (r.sequence).key is not null) as state) s
-        cross join lateral (
-            select s.*, case when s.state = 'pending' then 'sequence'
-                             when s.state = 'available' and l.queue_name is not null then 'queue'
-                        end as parked) p
+        cross join lateral _place(q.run_at, now, _held((r.sequence).key), l.queue_name is not null) p
         returning j.id, j.parked, j.ready_at, j.queue_name, j.sequence_key, _job_of(j) as job),
     woken as (
         insert into promotion_requests (lane)

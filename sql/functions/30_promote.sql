@@ -253,14 +253,14 @@ begin
         where f.parked = 'next' or not exists (
             select from sequence_halts h where h.sequence_key = k.key and h.job_id < f.id)),
     free as materialized (
-        select j.ctid as tid, j.queue_name, _state_at(j.run_at, v_now, false) as state
+        select j.ctid as tid, j.queue_name, j.run_at
         from live_jobs j where j.ctid = any (array(select f.tid from first f)) for update skip locked),
     moved as (
         update live_jobs j
-        set sequence_head = true, state = f.state, updated_at = v_now, due_at = _due_at(f.state, j.run_at),
-            parked = f.parked,
-            ready_at = _ready_at(f.state, f.parked, j.run_at)
-        from (select p.*, _parked(p.state, p.queue_name) as parked from free p offset 0) f
+        set sequence_head = true, state = f.state, parked = f.parked, ready_at = f.ready_at,
+            due_at = f.due_at, updated_at = v_now
+        from (select l.tid, p.* from free l
+              cross join lateral _place(l.run_at, v_now, null, _is_limited(l.queue_name)) p) f
         where j.ctid = f.tid
         returning j.id, j.sequence_key, j.ready_at, j.parked, j.queue_name),
     woken as (

@@ -1,13 +1,8 @@
--- 31_lanes: what asks for a promotion, and who may answer.
---
--- Each change that may let a parked job start (an add, an end, a changed limit) writes a request
--- (promotion_requests) for a lane in its own transaction. A lane is a queue, a family of queues or
--- a sequence; its lock is an advisory lock of the transaction.
+-- 31_lanes: what asks for a promotion, and who may answer: docs/inside/queues.md.
 --
 -- A promoter locks the lane, deletes the lane's requests that it can see, and only then reads the
 -- lane's jobs, with a fresh snapshot. So a promotion that begins after the commit of a change sees
--- that change. A promoter that cannot lock the lane leaves the request to the next one; no session
--- blocks here.
+-- that change.
 
 -- Tries to lock a lane. False if another session has it, or if this transaction's snapshot may be
 -- too old (at any isolation level but READ COMMITTED).

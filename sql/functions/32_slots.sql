@@ -1,30 +1,9 @@
--- 32_slots: which jobs of a limited queue may run.
---
--- A running job takes a slot of its queue. A job that waits for a slot is available and parked
--- ('queue'): it is not in the index that claims walk (live_jobs_ready). Only candidates are in that
--- index:
---
--- * If all waiting jobs of a queue are of one kind (the same task, the same flags), the first ones
---   get the free slots at once (has_slot). A worker that takes one job of a kind takes all of that
---   kind, so the claim need not check the queue.
--- * In any other queue the first jobs of each kind are candidates, as many as there are free slots.
---   So each worker finds the first job that it takes. The claim takes the queue's lane, an advisory
---   lock of its transaction, and counts the running jobs. If the queue is full then, the claim
---   parks the other candidates.
---
--- A session that ends a job takes the lane as well, and makes the next jobs candidates. If jobs of
--- other kinds wait by then, it takes back the slots that no claim has used yet.
+-- 32_slots: which jobs of a limited queue may run: what a claim and an end do there.
+-- docs/inside/queues.md explains slots, kinds and candidates.
 --
 -- A lane (31_lanes) is tried, never waited for. A claim that does not get it leaves the job where
 -- it is; claims and ends that do not get it leave a request (promotion_requests). So a session that
 -- parks a job has seen every running job, and a session that ends a job has seen every parked job.
---
--- A change of a queue's settings writes a request, too, in the same transaction (`changed`). While
--- such a request is left, claims do not trust slots that were given before: they take the lane and
--- count against the new settings.
---
--- A queue that has no limit and is not paused needs none of this: its jobs are never parked, and
--- the end of one promotes nothing.
 
 -- Selects from the jobs that a claim has locked those that may start, in the claim's order: all
 -- jobs of queues without a limit, and of each limited queue as many as it has free slots.

@@ -64,9 +64,6 @@ create or replace function _requeue(
 as $$
 declare
     v_now timestamptz := clock();
-    v_held boolean := _held(job.sequence_key, job.sequence_head);
-    v_state text := _state_at(_requeue.run_at, v_now, v_held, waiting);
-    v_parked text := _parked(v_state, job.queue_name);
 begin
     if job.superseded is not null or job.cancel_requested_at is not null then
         perform _finalize_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'),
@@ -81,10 +78,10 @@ begin
         return;
     end if;
     update live_jobs j
-    set state = v_state, ready_at = _ready_at(v_state, v_parked, _requeue.run_at),
-        due_at = _due_at(v_state, _requeue.run_at), parked = v_parked, run_at = _requeue.run_at,
-        updated_at = v_now, attempts = _requeue.attempts, worker_id = null, claimed_at = null,
-        started_at = null, last_error = coalesce(error, j.last_error),
+    set (state, parked, ready_at, due_at) = ( -- in a sequence it was the head, and stays it
+            select p.* from _place(_requeue.run_at, v_now, null, _is_limited(job.queue_name), waiting) p),
+        run_at = _requeue.run_at, updated_at = v_now, attempts = _requeue.attempts, worker_id = null,
+        claimed_at = null, started_at = null, last_error = coalesce(error, j.last_error),
         payload = coalesce(_requeue.payload, j.payload)
     where j.id = job.id;
     perform _refill_queue(job.queue_name);

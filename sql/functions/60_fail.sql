@@ -55,13 +55,12 @@ comment on function fail_jobs(jsonb) is
     'Reports failed attempts: [{"id", "run", "error", "payload"?, "discard"?, "cancel"?, '
     '"not_started"?, "delay"?}]. A job with attempts left becomes retryable at greatest(now, '
     'run_at) plus its backoff (Graphile Worker''s formula, or the task''s), or at now plus delay. '
-    'Without attempts left, or with discard, it is discarded; with cancel it is cancelled. '
-    'payload replaces the payload for the retry (Graphile Worker: partial success of a batch). A '
-    'job with delivery at_most_once that was started is discarded even if it has attempts left, '
-    'unless not_started reports that its handler had not reached what must not be done twice. Ids '
-    'and runs may be strings. Returns the ids that were accepted. A stale run is left out, and so '
-    'is a malformed item, which a warning names. A payload beyond the limits is left out, and the '
-    'error says so. Errors: PW001.';
+    'Without attempts left, or with discard, it is discarded; with cancel it is cancelled. delay: '
+    'seconds or an interval. payload replaces the payload for the retry. A job with delivery '
+    'at_most_once that was started is discarded, unless not_started is true: its handler had not '
+    'reached what must not be done twice. Ids and runs may be strings. Returns the ids that were '
+    'accepted. A stale run is left out, and so is a malformed item, which a warning names. A '
+    'payload beyond the limits is left out, and the error says so. Errors: PW001.';
 
 -- The items of fail_jobs, each with its problem if it is malformed. Ids and runs may be strings,
 -- since JavaScript sends large numbers as strings. No cast can fail, so one statement reads all
@@ -123,9 +122,7 @@ begin
     with item as materialized (
         select distinct on (i.id, i.run) i.* from unnest(items) i order by i.id, i.run, i.position),
     fate as materialized (
-        select j.id, i.error, i.payload, r.run_at, w.why,
-               case when w.why is not null then 'discarded'
-                   else _state_at(r.run_at, v_now, false, 'retryable') end as state
+        select j.id, i.error, i.payload, r.run_at, w.why, p.*
         from item i
         cross join lateral (
             select l.* from live_jobs l
@@ -134,15 +131,17 @@ begin
         cross join lateral (select _failed_for(j, i.discard, i.not_started) as why) w
         cross join lateral (
             select case when w.why is not null then j.run_at when i.delay is not null then v_now + i.delay
-                        when t.backoff is null
-                            then greatest(v_now, j.run_at) + exp(least(j.attempts, 10)) * interval '1 second'
-                        else greatest(v_now, j.run_at) + _retry_delay(t.backoff, j.attempts)
-                   end as run_at) r),
+                        -- Without a policy, e to e^10 seconds (about 6 hours), as in Graphile Worker.
+                        else greatest(v_now, j.run_at) + case when t.backoff is null
+                            then exp(least(j.attempts, 10)) * interval '1 second'
+                            else _retry_delay(t.backoff, j.attempts) end end as run_at) r
+        left join lateral _place(r.run_at, v_now, null, _is_limited(j.queue_name), 'retryable') p
+            on w.why is null),
     failed as (
         update live_jobs j
-        set state = f.state, parked = _parked(f.state, j.queue_name), due_at = _due_at(f.state, f.run_at),
-            ready_at = _ready_at(f.state, _parked(f.state, j.queue_name), f.run_at), run_at = f.run_at,
-            updated_at = v_now, worker_id = null, claimed_at = null, last_error = f.error,
+        set state = coalesce(f.state, 'discarded'), parked = f.parked, ready_at = f.ready_at,
+            due_at = f.due_at, run_at = f.run_at, updated_at = v_now, worker_id = null, claimed_at = null,
+            last_error = f.error,
             payload = coalesce(f.payload, j.payload),
             started_at = case when f.why is not null then j.started_at end,
             reason = coalesce(f.why, j.reason), finished_at = case when f.why is not null then v_now end,
@@ -211,8 +210,7 @@ create or replace function _failed_for(job live_jobs, discard boolean, not_start
                     then 'failed, and must not be run twice'
                 when (job).attempts >= (job).max_attempts then 'out of attempts' end;
 
--- The delay after the given number of attempts. Without a policy it is Graphile Worker's: e^1, e^2
--- up to e^10 seconds, then e^10 seconds (about 6 hours) each time.
+-- The delay that a policy gives after this number of attempts.
 create or replace function _retry_delay(backoff jsonb, attempts integer) returns interval
     language plpgsql volatile set search_path from current
 as $$
@@ -222,9 +220,7 @@ declare
     v_delay interval;
     v_max interval;
 begin
-    if backoff is null then
-        return exp(least(attempts, 10)) * interval '1 second';
-    elsif jsonb_typeof(backoff) = 'array' then
+    if jsonb_typeof(backoff) = 'array' then
         return _interval_of(backoff -> (least(attempts, jsonb_array_length(backoff)) - 1));
     end if;
     v_initial := coalesce(_interval_of(backoff -> 'initial'), interval '1 second');

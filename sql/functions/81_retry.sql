@@ -55,19 +55,20 @@ begin
 end;
 $$;
 
--- A job that waits for its time, or is discarded.
+-- A job that waits for its time, is discarded, or was just taken back from history.
 create or replace function _retry_live(job live_jobs, now timestamptz) returns live_jobs
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_state constant text := _state_at(now, now, _held(job.sequence_key, job.sequence_head));
-    v_parked constant text := _parked(v_state, job.queue_name);
     v_row live_jobs;
 begin
     update live_jobs j
-    set state = v_state, ready_at = _ready_at(v_state, v_parked, now), due_at = null, parked = v_parked,
-        has_slot = null, run_at = now, updated_at = now, finished_at = null,
-        expires_at = null, reason = null, started_at = null, crashes = null,
+    set (state, parked, ready_at, due_at) = (
+            select p.* from _place(
+                now, now, _held(job.sequence_key, job.sequence_head), _is_limited(job.queue_name)) p),
+        has_slot = null, run_at = now, updated_at = now, worker_id = null, claimed_at = null,
+        started_at = null, cancel_requested_at = null, superseded = null, crashes = null,
+        reason = null, finished_at = null, expires_at = null, result = null,
         max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767)
                             else j.max_attempts end
     where j.id = job.id
@@ -76,42 +77,22 @@ begin
 end;
 $$;
 
--- Takes a job back from history; a row of nulls if it is not there any more.
-create or replace function _retry_past(job_id bigint, now timestamptz) returns live_jobs
+-- Takes a job back from history as it ended, for _retry_live. Returns a row of nulls if it is not
+-- there any more.
+create or replace function _take_back(job_id bigint) returns live_jobs
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_past finished_jobs;
-    v_state text;
-    v_parked text;
     v_row live_jobs;
     v_holder live_jobs;
 begin
-    delete from finished_jobs f where f.id = _retry_past.job_id returning f.* into v_past;
-    if not found then
-        return null;
-    end if;
-    v_state := _state_at(now, now, v_past.sequence_key is not null);
-    v_parked := _parked(v_state, v_past.queue_name);
-    loop
-        insert into live_jobs as j (
-            id, run, attempts, state, ready_at, parked, updated_at, priority, max_attempts, revision,
-            run_at, created_at, task_identifier, queue_name, job_key, delivery, flags, meta,
-            unique_key, sequence_key, continue_on_cancelled, continue_on_discarded, last_error,
-            payload, unique_recheck)
-        values (
-            v_past.id, v_past.run, v_past.attempts, v_state, _ready_at(v_state, v_parked, now),
-            v_parked, now, v_past.priority,
-            case when v_past.attempts >= v_past.max_attempts then least(v_past.attempts + 1, 32767)
-                else v_past.max_attempts end,
-            v_past.revision, now, v_past.created_at, v_past.task_identifier, v_past.queue_name,
-            v_past.job_key, v_past.delivery, v_past.flags, v_past.meta, v_past.unique_key,
-            v_past.sequence_key, v_past.continue_on_cancelled, v_past.continue_on_discarded,
-            v_past.last_error, v_past.payload, v_past.unique_recheck)
+    delete from finished_jobs f where f.id = _take_back.job_id returning f.* into v_past;
+    while v_past.id is not null and v_row.id is null loop
+        insert into live_jobs as j select v_past.*
         on conflict (job_key) where job_key is not null do nothing
         returning j.* into v_row;
-        exit when found;
-        select h.* into v_holder from live_jobs h where h.job_key = v_past.job_key;
+        select h.* into v_holder from live_jobs h where h.job_key = v_past.job_key and h.id <> v_past.id;
         if found then
             perform _refuse_held_key('key', job_id, v_holder);
         end if;
@@ -133,7 +114,7 @@ declare
     v_row live_jobs;
 begin
     if v_unique_key is not null then
-        perform _hold_unique_key(v_unique_key);
+        perform _hold_unique_keys(array[v_unique_key]);
     end if;
     if v_before.sequence_key is not null and v_before.state = 'pending' then
         -- Halts and jobs are locked in the order of the jobs' ids.
@@ -156,11 +137,14 @@ begin
     if v_row.state = 'pending' then
         v_row := _retry_pending(v_row, v_now);
     else
-        v_row := case when v_row.id is null then _retry_past(job_id, v_now)
-                      else _retry_live(v_row, v_now) end;
         if v_row.id is null then
-            return retry_job(job_id); -- another session has just taken it back
-        elsif v_row.sequence_key is not null then
+            v_row := _take_back(job_id);
+            if v_row.id is null then
+                return retry_job(job_id); -- another session has just taken it back
+            end if;
+        end if;
+        v_row := _retry_live(v_row, v_now);
+        if v_row.sequence_key is not null then
             perform _unhalt_sequence(v_row.sequence_key, v_row.id);
         end if;
         perform _arrive_late(array[v_row.id]);
@@ -194,13 +178,10 @@ declare
         select distinct i.id from unnest(job_ids) i(id) where i.id is not null order by 1);
     v_lock record;
 begin
-    perform _hold_unique_key(k.key) from (
-        select j.unique_key as key from live_jobs j where j.id = any (v_ids)
-        union
-        select f.unique_key from finished_jobs f where f.id = any (v_ids)
-        order by 1 offset 0) k
-    -- Not above: with statistics that know no keys, it would walk their whole index.
-    where k.key is not null;
+    perform _hold_unique_keys(array(
+        select j.unique_key from live_jobs j where j.id = any (v_ids)
+        union all
+        select f.unique_key from finished_jobs f where f.id = any (v_ids)));
     for v_lock in
         with sequenced as (
             select j.id, j.sequence_key from live_jobs j
@@ -270,8 +251,10 @@ begin
     if job.state = 'discarded' and num_nonnulls(run_at, attempts, max_attempts) = 0 then
         return v_new; -- a new priority alone does not run it again: it may be a lost job
     elsif v_new.attempts < v_new.max_attempts then
-        v_new.state := _state_at(v_new.run_at, now, _held(job.sequence_key, job.sequence_head),
-                                 case when v_new.attempts > 0 then 'retryable' else 'scheduled' end);
+        select p.* into v_new.state, v_new.parked, v_new.ready_at, v_new.due_at
+        from _place(v_new.run_at, now, _held(job.sequence_key, job.sequence_head, job.parked),
+                    _is_limited(job.queue_name),
+                    case when v_new.attempts > 0 then 'retryable' else 'scheduled' end) p;
         v_new.crashes := case when job.state <> 'discarded' then job.crashes end;
         v_new.started_at := null;
         v_new.finished_at := null;
@@ -279,16 +262,15 @@ begin
         v_new.reason := null;
     elsif job.state <> 'discarded' then
         v_new.state := 'discarded';
+        v_new.parked := null;
+        v_new.ready_at := null;
+        v_new.due_at := null;
         v_new.sequence_head := null;
         v_new.finished_at := now;
         v_new.expires_at := now + (select s.discarded_retention from settings s);
         v_new.reason := 'out of attempts';
     end if;
     v_new.has_slot := null;
-    v_new.parked := case when job.parked = 'next' and v_new.state = 'pending' then 'next'
-                         else _parked(v_new.state, job.queue_name) end;
-    v_new.ready_at := _ready_at(v_new.state, v_new.parked, v_new.run_at);
-    v_new.due_at := _due_at(v_new.state, v_new.run_at);
     return v_new;
 end;
 $$;
@@ -332,7 +314,7 @@ declare
     v_job live_jobs;
     v_new live_jobs;
     v_problem text := _job_refusal(
-        '-', null, null, run_at, max_attempts, null, priority, null, null, null, null, null, null);
+        '-', run_at => run_at, max_attempts => max_attempts, priority => priority);
 begin
     if v_problem is null and attempts not between 0 and 32767 then
         v_problem := format('attempts must be from 0 to 32767, got %s', attempts);
@@ -340,12 +322,10 @@ begin
     if v_problem is not null then
         raise exception 'reschedule_jobs: %', v_problem using errcode = 'PW001';
     end if;
-    -- A job that does not hold its unique key may take it back. Keys are locked before jobs, in
-    -- their order.
-    perform _hold_unique_key(k.unique_key) from (
-        select distinct j.unique_key from live_jobs j
-        where j.id = any (reschedule_jobs.job_ids) and not _holds_unique_key(j) order by 1 offset 0) k
-    where k.unique_key is not null;
+    -- A job that does not hold its unique key may take it back. Keys are locked before jobs.
+    perform _hold_unique_keys(array(
+        select j.unique_key from live_jobs j
+        where j.id = any (reschedule_jobs.job_ids) and not _holds_unique_key(j)));
     for v_id in select distinct i.id from unnest(job_ids) i(id) order by 1 loop
         select j.* into v_job from live_jobs j where j.id = v_id and j.state <> 'running' for update;
         continue when not found;

@@ -1,11 +1,12 @@
 -- 82_queues: what people do to queues and sequences: limits, pauses, resuming. Each function
 -- changes rows and leaves a request; promote_jobs acts on it, with the next claim.
 
-create or replace function _queue_refusal(queue_name text, family boolean) returns text
+-- Raises PW001 for a name that no queue has; `verb` names the function that was called with it.
+create or replace function _check_queue(verb text, queue_name text, family boolean) returns void
     language plpgsql immutable set search_path from current
 as $$
-begin
-    return case
+declare
+    v_problem text := case
         when queue_name is null or queue_name = '' or length(queue_name) > 128
             then format('queue_name must be 1 to 128 characters long, got %s',
                 coalesce(quote_literal(left(queue_name, 140)), 'NULL'))
@@ -14,6 +15,10 @@ begin
                 'pauses; give them a queue_name'
         when right(queue_name, 1) = '*' and not family
             then format('queue_name must name one queue, not a family, got %L', queue_name) end;
+begin
+    if v_problem is not null then
+        raise exception '%: %', verb, v_problem using errcode = 'PW001';
+    end if;
 end;
 $$;
 
@@ -21,16 +26,11 @@ create or replace function set_queue(queue_name text, concurrency integer defaul
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
-declare
-    v_problem text := _queue_refusal(set_queue.queue_name, true);
 begin
-    if v_problem is null and set_queue.concurrency < 1 then
-        v_problem := format(
-            'concurrency must be at least 1, or null for no limit, got %s (to stop a queue: pause_queue)',
-            set_queue.concurrency);
-    end if;
-    if v_problem is not null then
-        raise exception 'set_queue: %', v_problem using errcode = 'PW001';
+    perform _check_queue('set_queue', set_queue.queue_name, true);
+    if set_queue.concurrency < 1 then
+        raise exception 'set_queue: concurrency must be at least 1, or null for no limit, got % '
+            '(to stop a queue: pause_queue)', set_queue.concurrency using errcode = 'PW001';
     end if;
     insert into queues as q (queue_name, concurrency, updated_at)
     values (set_queue.queue_name, set_queue.concurrency, clock())
@@ -41,23 +41,17 @@ begin
 end;
 $$;
 comment on function set_queue(text, integer) is
-    'Sets how many jobs of a queue may run at once; null means no limit (the queue is a label '
-    'that workers can choose by, as in River and the Open Job Spec). A queue that was never set '
-    'runs one job at a time. A name that ends in ''*'' sets all queues that begin with it '
-    '(''customer:*'': so many jobs at once per customer). A queue that was set by its own name '
-    'uses that limit; any other uses the longest such name that matches. If you lower a limit, '
-    'the jobs beyond it that already run continue. Errors: PW001.';
+    'Sets how many jobs of a queue may run at once; null means no limit. A queue that was never set '
+    'runs one job at a time. A name that ends in ''*'' sets each queue that begins with it. A '
+    'queue that was set by its own name uses that limit; any other uses the longest such name that '
+    'matches. If you lower a limit, the jobs beyond it that already run continue. Errors: PW001.';
 
 create or replace function pause_queue(queue_name text) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
-declare
-    v_problem text := _queue_refusal(pause_queue.queue_name, false);
 begin
-    if v_problem is not null then
-        raise exception 'pause_queue: %', v_problem using errcode = 'PW001';
-    end if;
+    perform _check_queue('pause_queue', pause_queue.queue_name, false);
     insert into queues as q (queue_name, paused, inherits, updated_at)
     values (pause_queue.queue_name, true, true, clock())
     on conflict (queue_name) do update set paused = true, updated_at = excluded.updated_at,
@@ -67,20 +61,16 @@ end;
 $$;
 comment on function pause_queue(text) is
     'Starts no more jobs of this queue until resume_queue. Running jobs continue, and you can '
-    'still add jobs. The cost of a pause does not depend on the number of waiting jobs. Errors: '
-    'PW001 (also for ''default'': jobs without a queue cannot be paused).';
+    'still add jobs. Errors: PW001 (also for ''default'': jobs without a queue cannot be paused).';
 
 create or replace function resume_queue(queue_name text) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare
-    v_problem text := _queue_refusal(resume_queue.queue_name, false);
     v_paused boolean;
 begin
-    if v_problem is not null then
-        raise exception 'resume_queue: %', v_problem using errcode = 'PW001';
-    end if;
+    perform _check_queue('resume_queue', resume_queue.queue_name, false);
     -- A row that only paused its queue is deleted: the queue has the limit of its family again, or
     -- is serial.
     delete from queues q where q.queue_name = resume_queue.queue_name and q.inherits;

@@ -85,49 +85,59 @@ begin
 end;
 $$;
 
--- Deletes the errors and halts of pruned jobs, and releases their unique keys.
-create or replace function _forget_pruned(job_ids bigint[], sequence_keys text[], unique_keys bytea[])
-    returns void language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
-    with unhalted as (
-        delete from sequence_halts h using unnest(job_ids, sequence_keys) g(id, sequence_key)
-        where h.sequence_key = g.sequence_key and h.job_id = g.id
-        returning h.sequence_key)
-    -- A job may have been added behind the halt since the pruning checked.
-    insert into promotion_requests (lane) select 'sequence:' || u.sequence_key from unhalted u;
-    delete from errors e where e.job_id = any (job_ids);
-    perform _release_unique_keys(_forget_pruned.unique_keys);
-end;
-$$;
-
--- Prunes discarded jobs whose retention is over, at most max_rows; returns how many. A job at which
--- a sequence halts is kept for another day while jobs wait behind it. So each such job is checked
--- once a day, however many there are.
-create or replace function _prune_discarded(max_rows integer) returns bigint
+-- Deletes expired jobs of one table, live_jobs or a partition of history, with their errors and
+-- halts, and releases their unique keys; returns how many. The caller has locked them. A job at
+-- which a sequence halts is kept for another day while jobs wait behind it. So each such job is
+-- checked once a day, however many there are.
+create or replace function _prune_jobs(name text, job_ids bigint[]) returns bigint
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_now timestamptz := clock();
-    v_expired bigint[];
     v_kept bigint[];
     v_gone bigint[];
     v_sequences text[];
     v_keys bytea[];
 begin
-    select array_agg(e.id) filter (where not e.holds), array_agg(e.id) filter (where e.holds)
-    into v_expired, v_kept
-    from (select d.id, d.sequence_key is not null and _blocks_sequence(d.sequence_key, d.id) as holds
-          from live_jobs d where d.expires_at <= v_now order by d.expires_at
-          limit max_rows for update skip locked) e;
-    update live_jobs j set expires_at = v_now + interval '1 day' where j.id = any (v_kept);
-    with gone as (
-        delete from live_jobs j where j.id = any (v_expired) returning j.id, j.sequence_key, j.unique_key)
-    select array_agg(g.id), array_agg(g.sequence_key),
-           array_agg(g.unique_key) filter (where g.unique_key is not null)
-    into v_gone, v_sequences, v_keys from gone g;
-    perform _forget_pruned(v_gone, v_sequences, v_keys);
+    execute format($q$
+        select array_agg(d.id) from %I d
+        where d.id = any ($1)
+          and d.sequence_key is not null and _blocks_sequence(d.sequence_key, d.id)$q$, name)
+    into v_kept using job_ids;
+    if v_kept is not null then
+        -- By the parent of a partition: the job moves to another one.
+        execute format('update %I j set expires_at = $1 where j.id = any ($2) and j.tableoid = $3',
+                       case name when 'live_jobs' then name else 'finished_jobs' end)
+        using clock() + interval '1 day', v_kept, _partition(name);
+    end if;
+    execute format($q$
+        with gone as (
+            delete from %I d where d.id = any ($1) and d.id <> all (coalesce($2, '{}'))
+            returning d.id, d.sequence_key, d.unique_key)
+        select array_agg(g.id), array_agg(g.sequence_key),
+               array_agg(g.unique_key) filter (where g.unique_key is not null) from gone g$q$, name)
+    into v_gone, v_sequences, v_keys using job_ids, v_kept;
+    with unhalted as (
+        delete from sequence_halts h using unnest(v_gone, v_sequences) g(id, sequence_key)
+        where h.sequence_key = g.sequence_key and h.job_id = g.id
+        returning h.sequence_key)
+    -- A job may have been added behind the halt since the check above.
+    insert into promotion_requests (lane) select 'sequence:' || u.sequence_key from unhalted u;
+    delete from errors e where e.job_id = any (v_gone);
+    perform _release_unique_keys(v_keys);
     return coalesce(cardinality(v_gone), 0);
+end;
+$$;
+
+-- Prunes discarded jobs whose retention is over, at most max_rows.
+create or replace function _prune_discarded(max_rows integer) returns bigint
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+begin
+    return _prune_jobs('live_jobs', array(
+        select d.id from live_jobs d where d.expires_at <= v_now order by d.expires_at
+        limit max_rows for update skip locked));
 end;
 $$;
 
@@ -138,33 +148,18 @@ create or replace function _prune_partition(name text, first_id bigint, max_rows
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 declare
-    v_now timestamptz := clock();
     v_expired bigint[];
-    v_kept bigint[];
-    v_gone bigint[];
-    v_sequences text[];
-    v_keys bytea[];
 begin
     execute format($q$
-        select array_agg(e.id) filter (where not e.holds), array_agg(e.id) filter (where e.holds)
-        from (select d.id, d.sequence_key is not null and _blocks_sequence(d.sequence_key, d.id) as holds
-              from %1$I d
-              where d.expires_at <= $1 and d.id = any (array(
-                  select l.id
-                  from (select x.id, x.expires_at from %1$I x where x.id >= $2 order by x.id limit $4) l
-                  where l.expires_at <= $1 limit $3))
-              for update skip locked) e$q$, name)
-    into v_expired, v_kept using v_now, first_id, max_rows, max_rows::bigint * 10;
-    update finished_jobs f set expires_at = v_now + interval '1 day'
-    where f.id = any (v_kept) and f.tableoid = _partition(name);
-    execute format($q$
-        with gone as (
-            delete from %I f where f.id = any ($1) returning f.id, f.sequence_key, f.unique_key)
-        select array_agg(g.id), array_agg(g.sequence_key),
-               array_agg(g.unique_key) filter (where g.unique_key is not null) from gone g$q$, name)
-    into v_gone, v_sequences, v_keys using v_expired;
-    perform _forget_pruned(v_gone, v_sequences, v_keys);
-    return coalesce(cardinality(v_gone), 0);
+        select array(
+            select d.id from %1$I d
+            where d.expires_at <= $1 and d.id = any (array(
+                select l.id
+                from (select x.id, x.expires_at from %1$I x where x.id >= $2 order by x.id limit $4) l
+                where l.expires_at <= $1 limit $3))
+            for update skip locked)$q$, name)
+    into v_expired using clock(), first_id, max_rows, max_rows::bigint * 10;
+    return _prune_jobs(name, v_expired);
 end;
 $$;
 
@@ -201,43 +196,27 @@ end;
 $$;
 
 -- Prepares the partition of a day that is over for its drop, without a lock that a finish waits
--- for. `pruned`: how many of its rows this call deleted. `rest`: how many may go with the table, or
+-- for: prunes the jobs at which sequences halt, and those with a unique key. Such a key is free only
+-- when the row of its job is gone, and there may be millions: too many to release under the lock of
+-- the drop. `pruned`: how many jobs this call deleted. `rest`: how many may go with the table, or
 -- null if more is to do than one call may (max_rows halts, 20 * max_rows keys).
 create or replace function _empty_day(day text, max_rows integer, out pruned bigint, out rest bigint)
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_halts bigint;
-    v_gone bigint[];
-    v_keys bytea[];
+    v_max_keys constant bigint := max_rows::bigint * 20;
+    v_halting bigint[];
+    v_keyed bigint[];
 begin
-    -- A job at which a sequence halts is kept for another day while jobs wait behind it.
     execute format($q$
-        with halting as materialized (
-            select h.sequence_key, h.job_id, _blocks_sequence(h.sequence_key, h.job_id) as holds
-            from sequence_halts h
-            join %1$I p on p.id = h.job_id and p.sequence_key = h.sequence_key limit $1),
-        kept as (
-            update finished_jobs f set expires_at = $2 from halting g
-            where g.holds and f.id = g.job_id and f.tableoid = %1$L::regclass),
-        unhalted as (
-            delete from sequence_halts h using halting g
-            where not g.holds and h.sequence_key = g.sequence_key and h.job_id = g.job_id
-            returning h.sequence_key),
-        woken as (
-            insert into promotion_requests (lane) select 'sequence:' || u.sequence_key from unhalted u)
-        select count(*) from halting g$q$, day) into v_halts using max_rows, clock() + interval '1 day';
-    -- A unique key is free only when the row of its job is gone. There may be millions of them: too
-    -- many to release under the lock of the drop.
-    execute format($q$
-        with gone as (
-            delete from %1$I f where f.id = any (array(
-                select k.id from %1$I k where k.unique_key is not null limit $1 for update skip locked))
-            returning f.id, f.unique_key)
-        select array_agg(g.id), array_agg(g.unique_key), count(*) from gone g$q$, day)
-    into v_gone, v_keys, pruned using max_rows::bigint * 20;
-    perform _forget_pruned(v_gone, null, v_keys);
-    if v_halts < max_rows and pruned < max_rows::bigint * 20 then
+        select array(select p.id from sequence_halts h
+                     join %1$I p on p.id = h.job_id and p.sequence_key = h.sequence_key
+                     limit $1 for update of p),
+               array(select k.id from %1$I k where k.unique_key is not null
+                     limit $2 for update skip locked)$q$, day)
+    into v_halting, v_keyed using max_rows, v_max_keys;
+    pruned := _prune_jobs(day, v_halting || v_keyed);
+    if cardinality(v_halting) < max_rows and cardinality(v_keyed) < v_max_keys then
         execute format('delete from errors e using %I f where e.job_id = f.id', day);
         execute format('select count(*) from %I', day) into rest;
     end if;

@@ -145,7 +145,7 @@ create type schedule as (
     updated_at timestamptz
 );
 
--- What a cron expression means (private); see modules/schedules/cron.sql.
+-- What a cron expression means (private); see modules/cron/expressions.sql.
 create type _cron as (
     minutes integer[],
     hours integer[],
@@ -470,7 +470,7 @@ create table audit_log (
 );
 create index audit_log_at on audit_log (at); -- for pruning
 
--- The objects that the last installation made, for doctor(); see modules/diagnosis/drift.sql.
+-- The objects that the last installation made, for doctor(); see modules/integrity/drift.sql.
 create table installed_objects (
     object text collate "C" primary key,        -- 'column live_jobs.id'
     part_of text collate "C",

@@ -64,21 +64,26 @@ def room(module):
     return ABOVE[first] if first in ABOVE else FLOORS.index(first if first in FLOORS else "the API")
 
 
-# A type that a room above has: the job holds what its worker gives it.
-TYPES = {("job", "_runner.connections")}
+UPWARDS = {
+    ("job", "_runner.connections"),  # a type: the job holds what its worker gives it
+    ("_runner.parent", "__init__"),  # the version
+}
 
 
 def imported(path):
     """The modules of ours that a module imports, where it is loaded or later, also for types."""
-    tree = ast.parse(path.read_text("utf-8"))
     here = list(path.relative_to(PACKAGE.parent).with_suffix("").parts[:-1])
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = here[: len(here) - node.level + 1] + (node.module.split(".") if node.module else [])
-            for name in [base, *([*base, alias.name] for alias in node.names)]:
-                file = PACKAGE.parent.joinpath(*name)
-                if len(name) > 1 and (file.with_suffix(".py").exists() or (file / "__init__.py").exists()):
-                    yield ".".join(name[1:])
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            base = here[: len(here) - node.level + 1] if node.level else []
+            base += node.module.split(".") if node.module else []
+            if base[0] == "pyworker":
+                for name in ([*base, alias.name] for alias in node.names):
+                    file = PACKAGE.parent.joinpath(*name)
+                    is_module = file.with_suffix(".py").exists() or (file / "__init__.py").exists()
+                    yield ".".join((name if is_module else base)[1:]) or "__init__"
+        elif isinstance(node, ast.Import):
+            assert not [alias for alias in node.names if alias.name.split(".")[0] == "pyworker"]
 
 
 @by_name
@@ -88,7 +93,20 @@ def test_imports_go_one_way(path):
         return
     floor = room(module)
     above = {name for name in imported(path) if room(name) > floor}
-    assert {name for name in above if (module, name) not in TYPES} == set()
+    assert {name for name in above if (module, name) not in UPWARDS} == set()
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Not for types either. Without circles, some module imports none that is left, until none is left."""
+    imports = {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): set(
+            imported(path)
+        )
+        for path in MODULES
+    }
+    while done := {module for module, names in imports.items() if not names & imports.keys()}:
+        imports = {module: names for module, names in imports.items() if module not in done}
+    assert imports == {}
 
 
 @by_name

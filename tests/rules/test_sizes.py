@@ -16,6 +16,7 @@ PYTHON = [
     for path in sorted((ROOT / name).rglob("*.py"))
 ]
 FUNCTION = re.compile(r"(?ms)^create (?:or replace )?function ([a-z_]+)\((?:(?!^create ).)*?^\$\$;")
+MODULES = sorted(path for path in (ROOT / "sql" / "modules").iterdir() if path.is_dir())
 # Each add pays for a call of a helper, so the common way through it is written out.
 WRITTEN_OUT = {"add_job": 70}
 
@@ -57,3 +58,13 @@ def test_a_file_has_at_most_400_lines_of_at_most_110_columns(path: Path) -> None
         re.sub(r"  # (?:type|noqa|pyright)[: ].*", "", line) for line in lines
     ]  # those for tools
     assert [line for line in without_remarks if len(line) > 110] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_a_module_of_sql_has_at_most_900_lines(path: Path) -> None:
+    assert 0 < sum(len(file.read_text("utf-8").splitlines()) for file in path.glob("*.sql")) <= 900
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "mutants").glob("*.toml")), ids=name)
+def test_a_list_of_mutants_has_at_most_400_lines(path: Path) -> None:
+    assert len(path.read_text("utf-8").splitlines()) <= 400

@@ -256,6 +256,28 @@ def test_a_dropped_day_frees_the_unique_keys_of_its_jobs(own: Any, advance: Call
     assert before[0] not in days(own)
 
 
+def test_a_day_of_many_halting_jobs_with_unique_keys_loses_none_of_them(
+    own: Any, advance: Callable[..., None]
+) -> None:
+    many = 1200  # more than one maintain looks at
+    own.maintain()
+    own.rows(
+        "select count(*) from pyworker.add_jobs((select jsonb_agg(jsonb_build_object('identifier', 't',"
+        " 'unique_policy', jsonb_build_object('by_args', true), 'payload', n,"
+        " 'sequence_policy', jsonb_build_object('key', (n / 2)::text))) from generate_series(0, %s) n))",
+        [2 * many - 1]
+    )  # fmt: skip
+    own.rows(
+        "select count(pyworker.cancel_job(h.id)) from "
+        "(select min(id) from pyworker.live_jobs group by sequence_key) h(id)"
+    )
+    advance(days=3)
+    for _ in range(3):
+        own.maintain()
+    halted = "select halted_by from pyworker.sequences where halted_by is not null"
+    assert own.value(f"select count(*) from pyworker.finished_jobs where id in ({halted})") == many
+
+
 # Costs that do not grow ---------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 --
 -- Each check is a function _check_NAME. It returns one row per problem, and no row if it finds
 -- none. It reads a bounded part of large tables. Some checks are in other files:
--- diagnosis/invariants has invariants; diagnosis/drift has schema, indexes and grants;
+-- integrity/invariants has invariants; integrity/drift has schema, indexes and grants;
 -- diagnosis/server has xmin, bloat, autovacuum, notifications and settings.
 --
 -- A fix is SQL that the owner of the schema can run as it is. Its statements are separated by ';'
@@ -132,6 +132,38 @@ begin
                    case when v_waiting >= 10000 then ' or more' else '' end, v_since),
             'start one: pyworker run MODULE');
     end if;
+end;
+$$;
+
+-- One row per option that a live worker's code declares differently from the task's definition.
+create or replace function _definitions_that_differ() returns table (
+    identifier text, option text, declared jsonb, stored jsonb, workers text)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select d.identifier, o.name, o.declared, o.stored, string_agg(d.worker, ', ' order by d.worker)
+    from (
+        select coalesce(w.info ->> 'name', w.id::text) as worker, e.key as identifier, e.value as options
+        from workers w
+        cross join lateral jsonb_each(
+            case when jsonb_typeof(w.info -> 'definitions') = 'object'
+                 then w.info -> 'definitions' else '{}' end) e
+        where _is_live(w, clock()) and jsonb_typeof(e.value) = 'object') d
+    left join tasks t on t.identifier = d.identifier
+    cross join lateral (values
+        ('max_attempts', d.options -> 'max_attempts', to_jsonb(t.max_attempts)),
+        ('priority', d.options -> 'priority', to_jsonb(t.priority)),
+        ('queue_name', nullif(d.options -> 'queue_name', '"default"'), to_jsonb(t.queue_name)),
+        ('unique_policy', d.options -> 'unique_policy', t.unique_policy),
+        ('sequence_policy', d.options -> 'sequence_policy', t.sequence_policy),
+        ('delivery', d.options -> 'delivery', to_jsonb(t.delivery)),
+        ('timeout', d.options -> 'timeout', to_jsonb(extract(epoch from t.timeout))),
+        ('backoff', d.options -> 'backoff', t.backoff),
+        ('retention', d.options -> 'retention', to_jsonb(extract(epoch from t.retention)))
+    ) o(name, declared, stored)
+    where nullif(o.declared, 'null') is distinct from o.stored
+    group by 1, 2, 3, 4 order by 1, 2, 3;
 end;
 $$;
 

@@ -1,4 +1,4 @@
--- schedules/cron: what a cron expression means: _cron_of parses one, _cron_day finds its days.
+-- cron/expressions: what a cron expression means: _cron_of parses one, _cron_day finds its days.
 --
 -- An expression has five fields, each a list of numbers, names, ranges and steps, as in Vixie cron.
 -- There are four additions. Dates: L (the last day of the month) and LW (its last day from Monday

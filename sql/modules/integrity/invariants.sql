@@ -1,4 +1,4 @@
--- diagnosis/invariants: what must always hold: _invariants, which finds violations, the check of
+-- integrity/invariants: what must always hold: _invariants, which finds violations, the check of
 -- doctor() that reports them, and _repair_jobs.
 --
 -- Each function _violations_of_… returns one row per violation: the name of the invariant, whose it
@@ -274,7 +274,7 @@ declare
     v_now timestamptz := clock();
     v_job live_jobs;
     v_held boolean;
-    v_state text;
+    v_kept text; -- the state that it keeps
 begin
     for v_job in
         select j.* from live_jobs j where j.id = any (job_ids)
@@ -285,32 +285,34 @@ begin
             where j.sequence_key = v_job.sequence_key and j.sequence_head and j.id <> v_job.id));
         if v_job.state = 'running'
            and exists (select from workers w where w.id = v_job.worker_id and _is_registered(w)) then
-            v_state := 'running';
+            v_kept := 'running';
             v_held := false;
-        elsif v_job.state = 'discarded' or _must_not_rerun(v_job) then
-            v_state := 'discarded';
         else
-            v_state := _state_at(v_job.run_at, v_now, v_held,
-                                 case when v_job.state = 'retryable' then 'retryable' else 'scheduled' end);
+            v_kept := case when v_job.state = 'discarded' or _must_not_rerun(v_job) then 'discarded' end;
         end if;
         update live_jobs j
-        set state = v_state, ready_at = _ready_at(v_state, _parked(v_state, j.queue_name), j.run_at),
-            due_at = _due_at(v_state, j.run_at), parked = _parked(v_state, j.queue_name), has_slot = null,
-            sequence_head = case when j.sequence_key is not null and v_state <> 'discarded' and not v_held
-                                 then true end,
-            worker_id = case when v_state = 'running' then j.worker_id end,
-            claimed_at = case when v_state = 'running' then coalesce(j.claimed_at, v_now) end,
-            job_key = case when v_state = 'running' and j.superseded is not null then null else j.job_key end,
-            superseded = case when v_state = 'running' then j.superseded end,
+        set state = coalesce(v_kept, p.state), parked = p.parked, due_at = p.due_at,
+            ready_at = case when v_kept = 'running' then j.run_at else p.ready_at end, has_slot = null,
+            sequence_head = case when j.sequence_key is not null and v_kept is distinct from 'discarded'
+                                      and not v_held then true end,
+            worker_id = case when v_kept = 'running' then j.worker_id end,
+            claimed_at = case when v_kept = 'running' then coalesce(j.claimed_at, v_now) end,
+            job_key = case when v_kept = 'running' and j.superseded is not null then null else j.job_key end,
+            superseded = case when v_kept = 'running' then j.superseded end,
             attempts = greatest(j.attempts, 0), run = greatest(j.run, j.attempts),
-            finished_at = case when v_state = 'discarded' then coalesce(j.finished_at, v_now) end,
-            expires_at = case when v_state = 'discarded'
+            finished_at = case when v_kept = 'discarded' then coalesce(j.finished_at, v_now) end,
+            expires_at = case when v_kept = 'discarded'
                               then coalesce(j.expires_at, v_now + s.discarded_retention) end,
-            reason = case when v_state = 'discarded'
+            reason = case when v_kept = 'discarded'
                           then coalesce(j.reason, case when _must_not_rerun(j) then 'lost' end) end,
             updated_at = v_now
-        from settings s where j.id = v_job.id;
-        insert into claims select v_job.worker_id, v_job.run, array[v_job.id] where v_state = 'running';
+        from settings s
+        left join _place(v_job.run_at, v_now, case when v_held then 'sequence' end,
+                         _is_limited(v_job.queue_name),
+                         case when v_job.state = 'retryable' then 'retryable' else 'scheduled' end) p
+            on v_kept is null
+        where j.id = v_job.id;
+        insert into claims select v_job.worker_id, v_job.run, array[v_job.id] where v_kept = 'running';
         insert into promotion_requests (lane) select 'queue:' || v_job.queue_name
         where v_job.queue_name is not null;
         insert into promotion_requests (lane) select 'sequence:' || v_job.sequence_key

@@ -1,4 +1,4 @@
--- pages/metrics: metrics(), the figures on which an operator sets alerts.
+-- monitoring/metrics: metrics(), the figures on which an operator sets alerts.
 --
 -- Each function _metrics_of_… returns one row per sample. metrics() pins their plans to the indexes
 -- of the states: a sequential scan, a bitmap scan or a sort would not stop early.

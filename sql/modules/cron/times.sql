@@ -1,4 +1,4 @@
--- schedules/cron_times: the next times at which a cron expression falls due: next_runs.
+-- cron/times: the next times at which a cron expression falls due: next_runs.
 --
 -- Summer time follows the rules of Debian cron:
 -- * An expression with a fixed time of day (neither minutes nor hours begin with *) runs once on

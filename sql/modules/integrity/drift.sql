@@ -1,4 +1,4 @@
--- diagnosis/drift: the checks of doctor() that compare the schema with what was installed.
+-- integrity/drift: the checks of doctor() that compare the schema with what was installed.
 --
 -- Every installation and upgrade ends with _record_objects(), which stores a digest of each
 -- definition in installed_objects. _check_schema compares them with the catalog. _check_indexes

@@ -1,4 +1,4 @@
--- schedules/cron_words: a cron expression in words: describe_cron.
+-- cron/words: a cron expression in words: describe_cron.
 
 -- 'a, b, c' as 'a, b and c'.
 create or replace function _with_and(list text) returns text

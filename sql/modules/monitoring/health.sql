@@ -1,4 +1,4 @@
--- diagnosis/health: worker_health(), which reports the workers that are live and those that claim
+-- monitoring/health: worker_health(), which reports the workers that are live and those that claim
 -- jobs.
 
 create or replace function worker_health(worker text default null)
