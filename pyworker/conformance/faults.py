@@ -1,0 +1,187 @@
+"""Promises about workers that end, die, are paused, or lose the database."""
+
+from __future__ import annotations
+
+import signal
+
+from .promise import hold, promise
+from .stage import TASK, Stage
+
+
+@promise("What to report", "**The runner is told to end**: `release` the jobs that wait, at once")
+def sigterm(stage: Stage) -> str:
+    """On SIGTERM running handlers end, waiting jobs are handed back, and the exit code is 0."""
+    process = stage.ready()
+    jobs = [stage.add({"ms": 1500}, delivery=f"at_{d}_once") for d in ("least", "most") * 15]
+    stage.until_begun(jobs[0])
+    process.terminate()
+    code = stage.until_ended(process)
+    begun = stage.notes.begun(jobs)
+    others = [job for job in jobs if job not in begun]
+    ended = stage.notes.count("end", *begun)
+    hold(code == 0, f"the exit code is {code}")
+    hold(ended == len(begun), f"{len(begun)} handlers had begun, {ended} ended")
+    states = sorted(set(stage.states(begun)))
+    hold(states == ["completed"], f"jobs whose handlers ended are {states}")
+    found = sorted({(stage.job(job).state, stage.job(job).attempts) for job in others})
+    hold(found in ([], [("available", 0)]), f"jobs that had not begun are (state, attempts) {found}")
+    hold(not stage.db.worker_ids(), "close_worker was not called")
+    return f"exit code 0; {len(begun)} jobs are completed, {len(others)} available, with no attempt"
+
+
+@promise("close_worker: hand back the rest", "Jobs that the worker still holds can be claimed at once")
+def sigterm_idle(stage: Stage) -> str:
+    """On SIGTERM a worker without jobs ends with exit code 0, and closes its worker."""
+    process = stage.ready()
+    process.terminate()
+    code = stage.until_ended(process, 10)
+    hold(code == 0, f"the exit code is {code}")
+    hold(not stage.db.worker_ids(), "close_worker was not called")
+    return "exit code 0, close_worker was called"
+
+
+@promise("Effects that must not happen twice", "From then on no worker runs the job again by itself")
+def kill(stage: Stage) -> str:
+    """When a worker is killed, its jobs run again elsewhere; an at_most_once job never does."""
+    first = stage.ready()
+    jobs = [stage.add({"ms": 2500}, delivery=f"at_{d}_once") for d in ("least", "most") * 8]
+    stage.until_begun(jobs[0])
+    first.kill()
+    begun = stage.notes.begun(jobs)
+    stage.start()
+    at_least, at_most = jobs[::2], jobs[1::2]
+    started = [job for job in begun if job in at_most]
+    late = 2 * stage.ttl_s + 30
+    stage.until_state("completed", *at_least, *(j for j in at_most if j not in started), seconds=late)
+    stage.until("its started at_most_once jobs end",
+                lambda: all(state in ("completed", "discarded") for state in stage.states(started)))  # fmt: skip
+    twice = stage.notes.twice(at_most)
+    hold(not twice, f"at_most_once jobs that began twice: {', '.join(twice)}")
+    again = len(stage.notes.twice(at_least))
+    return f"{again} handlers began again; {len(started)} at_most_once jobs did not"
+
+
+@promise("beat: alive, and what must stop", "before you begin one, check it too")
+def pause(stage: Stage) -> str:
+    """A worker that is paused for longer than its lease begins and reports nothing that is not its own."""
+    process = stage.ready(supervised=True)
+    jobs = [stage.add({"ms": 4000}, delivery=f"at_{d}_once") for d in ("least", "most") * 12]
+    stage.until_begun(jobs[0])
+    stage.until("it holds jobs", lambda: "running" in stage.states(jobs))
+    process.signal_all(signal.SIGSTOP)
+    begun = stage.notes.begun(jobs)
+    rival = stage.db.open_rival()
+    claimed: list[tuple[int, int]] = []
+    lost = [job for job in begun if stage.job(job).delivery == "at_most_once"]
+    waiting = len(jobs) - len(lost)
+
+    def taken() -> bool:
+        stage.db.rival_beat(rival)
+        claimed.extend(stage.db.rival_claim(rival, 50, [TASK]))
+        return len(claimed) >= waiting
+
+    stage.until("another worker has taken its jobs", taken, 2 * stage.ttl_s + 20)
+    process.signal_all(signal.SIGCONT)
+
+    def only_rival_acts() -> bool:
+        stage.db.rival_beat(rival)
+        return len(stage.notes.begun(jobs)) == len(begun) and not stage.notes.twice(jobs)
+
+    quiet = stage.watch(3, only_rival_acts)
+    hold(quiet, "it began jobs that another worker had claimed in the meantime")
+    refused = stage.db.rival_finish(rival, claimed, "rival")
+    hold(refused == 0, f"{refused} jobs of the other worker were ended by a report of the paused one")
+    stage.db.close_worker(rival)
+    states = sorted(set(stage.states(lost)))
+    hold(states in ([], ["discarded"]), f"its started at_most_once jobs are {states}")
+    stage.until_state("completed", stage.add())
+    return f"{len(claimed)} jobs ran elsewhere, {len(lost)} at_most_once jobs are lost, and it works again"
+
+
+@promise("Errors", "the connection is lost, or its server read-only: connect again")
+def cut_connections(stage: Stage) -> str:
+    """When its connections are cut, no job is lost, and no handler begins twice."""
+    stage.ready()
+    kinds = ("least", "most") * 20
+    jobs = [stage.add({"ms": 50 * (n % 8)}, delivery=f"at_{d}_once") for n, d in enumerate(kinds)]
+    stage.until_begun(jobs[0])
+    cut = 0
+    for _ in range(6):
+        cut += stage.db.cut_connections()
+        stage.watch(0.35, lambda: True)
+    jobs.append(stage.add())
+    stage.until_state("completed", *jobs, seconds=40)
+    twice = stage.notes.twice(jobs)
+    hold(not twice, f"handlers that began twice: {', '.join(twice)}")
+    hold(cut > 0, "the script found no connection of the worker")
+    return f"{cut} connections were cut; {len(jobs)} jobs are completed, each handler began once"
+
+
+@promise("What to report", "**An answer of `work` is missing**: on a new connection, call `beat`")
+def lost_answer(stage: Stage) -> str:
+    """A report whose answer is lost is repeated."""
+    stage.ready()
+    jobs = [stage.add({"ms": 1000}, delivery=f"at_{d}_once") for d in ("least", "most")]
+    for job in jobs:
+        stage.until_begun(job)
+        with stage.db.holding("live_jobs", job.id) as holder:
+            stage.until("the worker's report waits for a lock", holder.waiting)
+            holder.cut_waiting()
+    stage.until_state("completed", *jobs)
+    twice = stage.notes.twice(jobs)
+    hold(not twice, f"handlers that began twice: {', '.join(twice)}")
+    return "2 reports whose connections were cut were repeated"
+
+
+@promise("beat: alive, and what must stop", "`dead` instead of `alive`: other workers have your jobs")
+def declared_dead(stage: Stage) -> str:
+    """A worker that was declared dead stops its handlers, opens another worker, and works on."""
+    stage.ready(supervised=True)
+    jobs = stage.add_many(2, {"ms": 5000})
+    stage.until_begun(*jobs)
+    former = stage.db.worker_ids()
+    for worker in former:
+        stage.db.close_worker(worker)
+    stage.until_begun(*jobs, times=2)
+    stage.until_state("completed", *jobs)
+    ended = stage.notes.count("end", *jobs)
+    hold(ended == 2, f"2 handlers were to be stopped and run again, {ended} ended")
+    now = stage.db.worker_ids()
+    hold(bool(now) and not set(now) & set(former), f"its worker was {former}, it is {now}")
+    return "2 handlers were stopped and began again under another worker"
+
+
+@promise("beat: alive, and what must stop", "If that is `stop_after_s` ago, stop all handlers")
+def silence(stage: Stage) -> str:
+    """When no beat is answered, the worker stops its handlers before others may take their jobs."""
+    stage.ready(supervised=True)
+    jobs = stage.add_many(2, {"ms": 60000})
+    stage.until_begun(*jobs)
+    workers = stage.db.worker_ids()
+    with stage.db.holding("workers", workers[0]):
+
+        def silent() -> bool:
+            before = stage.notes.count("tick", *jobs)
+            return stage.watch(1, lambda: stage.notes.count("tick", *jobs) == before)
+
+        stage.until("its handlers stop", silent, stage.ttl_s)
+        began = stage.notes.count("begin", *jobs)
+    return f"the handlers were stopped after less than {stage.ttl_s + 1:g} s; {began} had begun"
+
+
+@promise("Errors", "this database and this runner do not fit. Stop as if told to, and exit")
+def newer_schema(stage: Stage) -> str:
+    """After a migration that it does not know, a worker lets its handlers end, and exits."""
+    process = stage.ready()
+    job = stage.add({"ms": 1500})
+    stage.until_begun(job)
+    process.forgotten = True
+    try:
+        stage.db.pretend_newer()
+        code = stage.until_ended(process)
+    finally:
+        stage.db.pretend_no_longer()
+    state = stage.job(job).state
+    hold(state == "completed", f"its running job is {state}")
+    hold(code != 0, "the exit code is 0, as if it had been told to end")
+    return f"exit code {code}, and its running job is completed"
