@@ -68,9 +68,11 @@ class Conformance(Database):
         rows = self._rows(f"select started_at is not null from {self._s}.live_jobs where id = %s", [job_id])  # noqa: S608
         return bool(rows and rows[0][0])
 
-    def end_all(self) -> None:
-        """Leave nothing to do to the next worker."""
+    def close_workers(self) -> None:
         self._rows(f"select {self._s}.close_worker(w.id) from {self._s}.live_workers w")  # noqa: S608
+
+    def cancel_all(self) -> None:
+        """Leave nothing to do to the next worker."""
         self._rows(
             f"select ({self._s}.cancel_job(j.id, true)).id from {self._s}.jobs j"  # noqa: S608
             " where j.state <> 'discarded'"

@@ -61,7 +61,7 @@ def played(stage: Stage, promise: Promise) -> bool:
         click.echo(f"       docs/protocol.md, {promise.section}: {promise.says}")
         for line in stage.output().splitlines():
             click.echo(f"       | {line}")
-    stage.clear()
+    stage.clear(keep_worker=kept and stage.is_calm())
     return kept
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from .promise import hold, promise
-from .stage import TASK, Stage
+from .stage import TASK, Played, Stage
 
 
 @promise("What to report", "**The runner is told to end**: `release` the jobs that wait, at once")
@@ -44,56 +46,71 @@ def sigterm_idle(stage: Stage) -> str:
 def kill(stage: Stage) -> str:
     """When a worker is killed, its jobs run again elsewhere; an at_most_once job never does."""
     first = stage.ready()
-    jobs = [stage.add({"ms": 2500}, delivery=f"at_{d}_once") for d in ("least", "most") * 8]
-    stage.until_begun(jobs[0])
+    jobs = [stage.add({"ms": 2000}, delivery=f"at_{d}_once") for d in ("least", "most") * 5]
+    stage.until_begun(*jobs[:2])
     first.kill()
-    begun = stage.notes.begun(jobs)
     stage.start()
     at_least, at_most = jobs[::2], jobs[1::2]
-    started = [job for job in begun if job in at_most]
-    late = 2 * stage.ttl_s + 30
-    stage.until_state("completed", *at_least, *(j for j in at_most if j not in started), seconds=late)
-    stage.until("its started at_most_once jobs end",
-                lambda: all(state in ("completed", "discarded") for state in stage.states(started)))  # fmt: skip
+    stage.until_state("completed", *at_least, seconds=2 * stage.ttl_s + 40)
+    stage.until_each(at_most, "completed", "discarded")
     twice = stage.notes.twice(at_most)
     hold(not twice, f"at_most_once jobs that began twice: {', '.join(twice)}")
-    again = len(stage.notes.twice(at_least))
-    return f"{again} handlers began again; {len(started)} at_most_once jobs did not"
+    again, lost = len(stage.notes.twice(at_least)), stage.states(at_most).count("discarded")
+    return f"{again} handlers began again; {lost} at_most_once jobs are discarded, none began twice"
+
+
+@contextmanager
+def _start_delayed(stage: Stage, jobs: list[Played]) -> Iterator[None]:
+    """Within the block start_job waits for a lock, of a job that waits in the worker.
+
+    Then its answer comes late. A worker that claims no more than it begins is not delayed.
+    """
+
+    def waiting() -> list[Played]:
+        return [job for job in jobs[1::2]
+                if stage.job(job).state == "running" and not stage.notes.begun([job])
+                and not stage.db.is_started(job.id)]  # fmt: skip
+
+    if stage.watch(0.5, lambda: not waiting()):
+        yield
+        return
+    with stage.db.holding("live_jobs", waiting()[-1].id) as holder:
+        stage.until("start_job is called for a job that waits in the worker", holder.waiting)
+        yield
 
 
 @promise("beat: alive, and what must stop", "before you begin one, check it too")
 def pause(stage: Stage) -> str:
     """A worker that is paused for longer than its lease begins and reports nothing that is not its own."""
     process = stage.ready(supervised=True)
-    jobs = [stage.add({"ms": 4000}, delivery=f"at_{d}_once") for d in ("least", "most") * 12]
-    stage.until_begun(jobs[0])
-    stage.until("it holds jobs", lambda: "running" in stage.states(jobs))
-    process.signal_all(signal.SIGSTOP)
-    begun = stage.notes.begun(jobs)
+    jobs = [stage.add({"ms": 3000}, delivery=f"at_{d}_once") for d in ("least", "most") * 10]
+    stage.until_begun(*jobs[:2])
+    with _start_delayed(stage, jobs):
+        process.signal_all(signal.SIGSTOP)
     rival = stage.db.open_rival()
-    claimed: list[tuple[int, int]] = []
-    lost = [job for job in begun if stage.job(job).delivery == "at_most_once"]
-    waiting = len(jobs) - len(lost)
+    claimed: dict[int, int] = {}
 
-    def taken() -> bool:
+    def all_taken() -> bool:
         stage.db.rival_beat(rival)
-        claimed.extend(stage.db.rival_claim(rival, 50, [TASK]))
-        return len(claimed) >= waiting
+        claimed.update(stage.db.rival_claim(rival, 50, [TASK]))
+        return all(job.id in claimed or stage.job(job).state in ("completed", "discarded") for job in jobs)
 
-    stage.until("another worker has taken its jobs", taken, 2 * stage.ttl_s + 20)
+    stage.until("another worker has taken its jobs", all_taken, 2 * stage.ttl_s + 20)
+    begun = {job.name: stage.notes.count("begin", job) for job in jobs}
     process.signal_all(signal.SIGCONT)
 
     def only_rival_acts() -> bool:
         stage.db.rival_beat(rival)
-        return len(stage.notes.begun(jobs)) == len(begun) and not stage.notes.twice(jobs)
+        return begun == {job.name: stage.notes.count("begin", job) for job in jobs}
 
     quiet = stage.watch(3, only_rival_acts)
-    hold(quiet, "it began jobs that another worker had claimed in the meantime")
-    refused = stage.db.rival_finish(rival, claimed, "rival")
+    late = [f"{job.name}, {stage.job(job).state} by now" for job in jobs
+            if stage.notes.count("begin", job) > begun[job.name]]  # fmt: skip
+    hold(quiet, f"it began jobs that it had lost in the meantime: {'; '.join(late)}")
+    refused = stage.db.rival_finish(rival, list(claimed.items()), "rival")
     hold(refused == 0, f"{refused} jobs of the other worker were ended by a report of the paused one")
     stage.db.close_worker(rival)
-    states = sorted(set(stage.states(lost)))
-    hold(states in ([], ["discarded"]), f"its started at_most_once jobs are {states}")
+    lost = [job for job in jobs if job.id not in claimed and stage.job(job).state == "discarded"]
     stage.until_state("completed", stage.add())
     return f"{len(claimed)} jobs ran elsewhere, {len(lost)} at_most_once jobs are lost, and it works again"
 

@@ -14,7 +14,7 @@ def _ends(stage: Stage, state: str, payload: dict[str, Any], attempts: int, **op
     """A job with this payload comes to this state after one run, and after so many attempts."""
     job = stage.add(payload, **options)
     stage.start()
-    stage.until_state(state, job)
+    stage.until_state(state, job, seconds=8)
     row, begun = stage.job(job), stage.notes.count("begin", job)
     hold(row.attempts == attempts, f"the job is {state} after {row.attempts} attempts, not {attempts}")
     hold(begun == 1, f"its handler began {begun} times")
@@ -59,8 +59,7 @@ def unstorable(stage: Stage) -> str:
     others = stage.add_many(10)
     stage.start()
     stage.until_state("completed", *others)
-    states = ("completed", "retryable")
-    stage.until("the other jobs are reported", lambda: all(s in states for s in stage.states(odd)))
+    stage.until_each(odd, "completed", "retryable")
     twice = stage.notes.twice(odd)
     hold(not twice, f"handlers that began twice: {', '.join(twice)}")
     return f"10 jobs are completed beside {len(odd)} with such texts, which are reported, too"
@@ -126,4 +125,6 @@ def timeout(stage: Stage) -> str:
     hold(stage.watch(1, lambda: stage.notes.count("tick", job) == last), "its handler still runs")
     hold(last < 200, f"its handler ran for more than {last / 20:g} s, its timeout is 2 s")
     stage.until_state("completed", beside)
-    return f"discarded, with the error {(stage.job(job).last_error or '').splitlines()[:1]}"
+    error = stage.job(job).last_error or ""
+    hold("timed out" in error, f"its last error is {error.splitlines()[:1]}, without 'timed out'")
+    return "its handler was stopped, and its last error says that it timed out"

@@ -118,8 +118,13 @@ class Stage:
     # -- the worker
 
     def start(self, *, supervised: bool = False) -> Process:
-        """Start the worker. `supervised`: a worker that ends is started again."""
+        """The worker, which may run from before. `supervised`: if it ends, it is started again."""
         self._supervised = supervised
+        if self._processes and not self._processes[-1].forgotten:
+            return self._processes[-1]
+        return self._start()
+
+    def _start(self) -> Process:
         output = self._directory / "output"
         environment = {**self._environment, "PYWORKER_CONFORMANCE_LOG": str(self.notes.path)}
         self._processes.append(Process(self._command, environment, output))
@@ -131,17 +136,20 @@ class Stage:
         self.until_state("completed", self.add())
         return process
 
-    def starts(self) -> int:
-        return len(self._processes)
+    def is_calm(self) -> bool:
+        """True if one worker is there, as it was started, and has nothing to do."""
+        there = [process for process in self._processes if process.code is None]
+        return len(self._processes) == len(there) == 1 and self.db.counts().get("running", 0) == 0
 
-    def clear(self) -> None:
-        """For the next promise: no worker, no job, no note."""
-        for process in self._processes:
-            process.kill()
-        self._processes.clear()
-        self.db.end_all()
-        (self._directory / "output").unlink(missing_ok=True)
-        self.notes = Notes(self._directory / "notes")
+    def clear(self, *, keep_worker: bool = False) -> None:
+        """For the next promise: leave no job, and no worker unless it may stay."""
+        if not keep_worker:
+            for process in self._processes:
+                process.kill()
+            self._processes.clear()
+            self.db.close_workers()
+            (self._directory / "output").unlink(missing_ok=True)
+        self.db.cancel_all()
 
     def output(self) -> str:
         return self._processes[-1].tail() if self._processes else ""
@@ -175,6 +183,7 @@ class Stage:
     # -- to await
 
     def until(self, what: str, condition: Callable[[], object], seconds: float = 20) -> None:
+        """Until the condition is true. A worker that ends meanwhile breaks the promise."""
         end = time.monotonic() + seconds * self.patience
         while not condition():
             self._look_after_worker(what)
@@ -187,17 +196,17 @@ class Stage:
                 continue
             hold(self._supervised, f"the worker ended with exit code {process.code} before {what}")
             process.forgotten = True
-            self.start(supervised=True)
+            self._start()
 
     def until_state(self, state: str, *jobs: Played, seconds: float = 20) -> None:
-        def reached() -> bool:
-            return all(self.job(job).state == state for job in jobs)
+        self.until_each(jobs, state, seconds=seconds)
 
+    def until_each(self, jobs: Sequence[Played], *states: str, seconds: float = 20) -> None:
+        what = f"{len(jobs)} jobs are {' or '.join(states)}"
         try:
-            self.until(f"{len(jobs)} jobs are {state}", reached, seconds)
+            self.until(what, lambda: all(self.job(job).state in states for job in jobs), seconds)
         except Broken as broken:
-            counts = Counter(self.states(jobs))
-            raise Broken(f"{broken}; they are {dict(counts)}") from None
+            raise Broken(f"{broken}; they are {dict(Counter(self.states(jobs)))}") from None
 
     def until_begun(self, *jobs: Played, times: int = 1, seconds: float = 20) -> None:
         def begun() -> bool:
