@@ -36,7 +36,7 @@ class Notes:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.touch()
+        path.write_text("")
 
     def lines(self) -> list[tuple[str, str]]:
         text = self.path.read_text("utf-8", errors="replace")
@@ -148,6 +148,7 @@ class Stage:
                 process.kill()
             self._processes.clear()
             self.db.close_workers()
+            self.notes = Notes(self.notes.path)
             (self._directory / "output").unlink(missing_ok=True)
         self.db.cancel_all()
 

@@ -1,0 +1,263 @@
+"""python -m pyworker.conformance: it passes for our runners, and names the promise that a wrong worker
+breaks. (All promises, and a wrong worker for each of them, are played by `make torture`.)"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from pyworker.conformance.__main__ import IN_ORDER
+from tests.support import PYTHONPATH, ROOT
+
+PYTHON = [sys.executable, "-m", "pyworker", "run", "pyworker.conformance.tasks", "--no-uvloop"]
+MINIMAL = [sys.executable, "minimal_worker.py", "conformance_handlers"]
+NODE = ["node", "run.mjs", "conformance.mjs"]
+SLOW = ("fail", "timeout", "polled", "idle", "beat", "notified", "kill", "pause", "silence", "cut_connections",
+        "lost_answer", "declared_dead")  # fmt: skip
+HANDLERS = """
+import os
+import time
+
+
+def note(name, word):
+    with open(os.environ["PYWORKER_CONFORMANCE_LOG"], "a") as log:
+        log.write(f"{name} {word}\\n")
+
+
+def conformance(payload):
+    note(payload["name"], "begin")
+    for _ in range(payload.get("ms", 0) // 50):
+        time.sleep(0.05)
+        note(payload["name"], "tick")
+    note(payload["name"], "end")
+    if "do" in payload:
+        raise ValueError(payload.get("error"))
+
+
+HANDLERS = {"conformance": conformance, "conformance_timeout": conformance}
+"""
+# What is wrong with a worker: the promise that it breaks, the text that is put in the place of another, and
+# what is to be observed.
+WRONG_MINIMAL = [
+    ("start_job", 'job.delivery == "at_most_once" and', "False and", "start_job was not called"),
+    ("sigterm", "while any(ended) or not", "while not", "exit code|are|ended|not called"),
+    ("sigterm_idle", "my.update(end=True)", "None", "never came true: the worker ends"),
+    ("unknown_task", "[*handlers]]", 'None]\n        handlers.setdefault("conformance_unknown", print)',
+     "states and attempts of its jobs"),
+    ("complete", "handler(job.payload)", "handler(job.payload), handler(job.payload)", "began twice"),
+]  # fmt: skip
+WRONG_NODE = [
+    ("results", "session.mjs", "done.map(job => job.report.result)", "done.map(() => null)", "was returned"),
+    ("unstorable", "job.mjs", "text.toWellFormed().replaceAll('\\0', '\\ufffd')", "text", "never came true|twice"),
+    ("fail", "job.mjs", ": failure(error)\n    } finally", ": { do: 'done', result: null }\n    } finally",
+     "never came true"),
+    ("timeout", "job.mjs", "if (this.timeout_s) timer", "if (false) timer", "never came true"),
+    ("serial_queue", "job.mjs", "result: json(await handler(this.payload, this))",
+     "result: null, late: handler(this.payload, this)", "handlers of the queue ran at once"),
+    ("sequence", "job.mjs", "result: json(await handler(this.payload, this))",
+     "result: null, late: handler(this.payload, this)", "the order was"),
+    ("notified", "session.mjs", "await client.query(`listen ${schema}`)", "", "of 5 handlers began"),
+    ("polled", "worker.mjs", "this.workAt && now() + row.again_in_s", "this.workAt", "handlers of 1 jobs begin"),
+    ("idle", "worker.mjs", "now() + row.again_in_s", "now() + 0.02", "statements a second"),
+    ("beat", "worker.mjs", "this.pause('wakeBeat', next)", "sleep(60000)", "beat is called twice"),
+    ("cancel_running", "worker.mjs", "this.abort(job, 'cancelled while it was running')", "continue",
+     "1 jobs are cancelled"),
+    ("cancel_waiting", "job.mjs", "!((await start()) && this.mayBegin)", "!((await start()) || true)",
+     "handlers of cancelled jobs began"),
+    ("start_job", "job.mjs", "if (this.delivery === 'at_most_once'", "if (false", "start_job was not called"),
+    ("kill", "job.mjs", "if (this.delivery === 'at_most_once'", "if (false", "at_most_once jobs that began twice"),
+    ("sigterm", "worker.mjs", "!this.stopping || this.held.size", "!this.stopping", "handlers had begun"),
+    ("sigterm", "worker.mjs", "room = this.stopping ? 0 :", "room =", "ends|had not begun"),
+    ("sigterm", "run.mjs", "process.on(name, end)", "", "the exit code is -15"),
+    ("sigterm_idle", "worker.mjs", "if (this.last) await session?.closeWorker(this.last.worker)",
+     "if (this.last) await Promise.resolve()", "close_worker was not called"),
+    ("pause", "job.mjs", "&& !this.runner.isSilent", "|| true", "began jobs that it had lost"),
+    ("pause", "worker.mjs", "get isSilent() {", "get isSilent() { return false", "began jobs that it had lost"),
+    ("cut_connections", "worker.mjs", "session = undefined\n          this.lostAt = 0",
+     "this.held.clear()\n          session = undefined\n          this.lostAt = 0", "twice|never came true"),
+    ("lost_answer", "worker.mjs", "session?.cut()\n          session = undefined",
+     "session?.cut()\n          session = undefined\n          for (const job of this.ended()) this.forget(job)",
+     "twice|never came true"),
+    ("declared_dead", "worker.mjs", "return this.dead('declared dead') ?? 0", "return 1", "ended twice|never"),
+    ("silence", "worker.mjs", "get isSilent() {", "get isSilent() { return false", "its handler stops"),
+    ("newer_schema", "worker.mjs", "this.migrated && !this.stopping", "this.migrated", "the worker ends"),
+]  # fmt: skip
+
+
+class Played:
+    """One call of the script."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.code, self.output = done.returncode, done.stdout + done.stderr
+        self.kept = re.findall(r"(?m)^kept   (\w+) ", self.output)
+        self.broken = dict(re.findall(r"(?m)^BROKEN (\w+) \([\d.]+ s\): (.*)$", self.output))
+
+
+@pytest.fixture
+def play(dsn: str, tmp_path: Path) -> Callable[..., Played]:
+    """play(command, *options): what the script printed."""
+
+    def run(command: list[str], *options: str, cwd: Path = tmp_path) -> Played:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "PYWORKER"))}
+        called = [sys.executable, "-m", "pyworker.conformance", "--dsn", dsn, *options, "--", *command]
+        done = subprocess.run(
+            called, cwd=cwd, env={**environment, "PYTHONPATH": PYTHONPATH}, capture_output=True, text=True,
+            timeout=900, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        return Played(done)
+
+    return run
+
+
+@pytest.fixture
+def minimal(tmp_path: Path) -> Path:
+    """A copy of the minimal worker, with handlers."""
+    shutil.copy(ROOT / "examples" / "minimal_worker.py", tmp_path)
+    (tmp_path / "conformance_handlers.py").write_text(HANDLERS)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def _installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not (shutil.which("node") and shutil.which("npm")):
+        pytest.skip("no node or no npm here")
+    directory = tmp_path_factory.mktemp("node") / "runner"
+    shutil.copytree(ROOT / "examples" / "runners" / "node", directory,
+                    ignore=shutil.ignore_patterns("node_modules"))  # fmt: skip
+    npm = ["npm", "install", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error"]
+    try:
+        subprocess.run(npm, cwd=directory, capture_output=True, timeout=120, check=True)
+    except subprocess.SubprocessError as error:
+        pytest.skip(f"npm cannot install pg: {error}")
+    return directory
+
+
+@pytest.fixture
+def node(_installed: Path, tmp_path: Path) -> Path:
+    """A copy of the Node runner, with its package."""
+    return Path(shutil.copytree(_installed, tmp_path / "runner", symlinks=True))
+
+
+def but(*names: str) -> list[str]:
+    return [word for name in names for word in ("--skip", name)]
+
+
+def put(file: Path, find: str, text: str) -> None:
+    whole = file.read_text("utf-8")
+    assert whole.count(find) == 1, f"{find} is not once in {file.name}"
+    file.write_text(whole.replace(find, text), "utf-8")
+
+
+def test_the_python_runner_keeps_the_promises_that_take_no_waiting(play: Any) -> None:
+    played = play(PYTHON, *but(*SLOW))
+    assert (played.code, played.broken) == (0, {}), played.output
+    assert played.kept == [promise.name for promise in IN_ORDER if promise.name not in SLOW]
+
+
+def test_the_node_runner_keeps_the_promises_that_take_no_waiting(play: Any, node: Path) -> None:
+    played = play(NODE, *but(*SLOW), cwd=node)
+    assert (played.code, played.broken) == (0, {}), played.output
+
+
+def test_a_worker_that_leaves_something_out_is_told_which_promise_and_where_it_is_written(
+    play: Any, minimal: Path
+) -> None:
+    played = play(MINIMAL, "--only", "complete", "--only", "results")
+    assert (played.code, played.kept, list(played.broken)) == (1, ["complete"], ["results"]), played.output
+    assert "'a' was returned, None was kept" in played.broken["results"]
+    assert "docs/protocol.md, What to report: `done_results` (null: none) are kept" in played.output
+
+
+@pytest.mark.parametrize(("name", "find", "text", "observed"), WRONG_MINIMAL, ids=lambda value: value[:20])
+def test_a_wrong_worker_is_found_out(
+    play: Any, minimal: Path, name: str, find: str, text: str, observed: str
+) -> None:
+    put(minimal / "minimal_worker.py", find, text)
+    played = play(MINIMAL, "--only", name, "--patience", "0.4")
+    assert (played.code, list(played.broken)) == (1, [name]), played.output
+    assert re.search(observed, played.broken[name]), played.output
+
+
+def test_a_command_that_ends_at_once_breaks_the_promise_and_its_output_is_shown(play: Any) -> None:
+    played = play([sys.executable, "-c", "print('no such module'); raise SystemExit(3)"], "--only", "complete")
+    assert (played.code, list(played.broken)) == (1, ["complete"])
+    assert "the worker ended with exit code 3" in played.broken["complete"]
+    assert "| no such module" in played.output
+
+
+def test_its_schema_is_gone_when_it_ends_unless_you_keep_it(
+    play: Any, minimal: Path, db: psycopg.Connection[Any]
+) -> None:
+    ours = "select nspname from pg_namespace where nspname like 'pyworker\\_conformance%'"
+    play(MINIMAL, "--only", "complete")
+    assert db.execute(ours).fetchall() == []
+    kept = re.findall(r"kept: schema (\w+)", play(MINIMAL, "--only", "complete", "--keep").output)
+    assert db.execute(ours).fetchall() == [(kept[0],)]
+    jobs = db.execute(f"select distinct state from {kept[0]}.history").fetchall()  # type: ignore[arg-type]
+    db.execute(f"drop schema {kept[0]} cascade")  # type: ignore[arg-type]
+    assert jobs == [("completed",)]
+
+
+def test_it_lists_its_promises_and_needs_a_command(play: Any) -> None:
+    listed = play([], "--list")
+    assert listed.code == 0
+    assert [line.split(": ")[0] for line in listed.output.splitlines()] == [p.name for p in IN_ORDER]
+    assert play([]).code == 2
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("promise", IN_ORDER, ids=lambda promise: promise.name)
+def test_a_promise_quotes_the_section_that_makes_it(promise: Any) -> None:
+    sections = re.split(r"(?m)^## ", (ROOT / "docs" / "protocol.md").read_text("utf-8"))
+    (section,) = [text for text in sections if text.startswith(f"{promise.section}\n")]
+    assert words(promise.says) in words(section)
+
+
+def test_the_page_lists_each_promise() -> None:
+    page = (ROOT / "docs" / "conformance.md").read_text("utf-8")
+    assert re.findall(r"(?m)^\| `(\w+)` \| (.*) \|$", page.split("## The promises")[1]) == [
+        (promise.name, promise.text) for promise in IN_ORDER
+    ]
+
+
+@pytest.mark.torture
+def test_the_python_runner_keeps_all_promises(play: Any) -> None:
+    played = play(PYTHON)
+    assert (played.code, len(played.kept)) == (0, len(IN_ORDER)), played.output
+
+
+@pytest.mark.torture
+def test_the_node_runner_keeps_all_promises(play: Any, node: Path) -> None:
+    played = play(NODE, cwd=node)
+    assert (played.code, len(played.kept)) == (0, len(IN_ORDER)), played.output
+
+
+@pytest.mark.torture
+def test_the_minimal_worker_breaks_the_promises_that_the_page_names(play: Any, minimal: Path) -> None:
+    page = (ROOT / "docs" / "conformance.md").read_text("utf-8").split("breaks these:")[1]
+    named = set(re.findall(r"`(\w+)`", page.split("\n\n")[0]))
+    assert set(play(MINIMAL).broken) == named
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize(("name", "file", "find", "text", "observed"), WRONG_NODE,
+                         ids=[f"{wrong[0]}-{n}" for n, wrong in enumerate(WRONG_NODE)])  # fmt: skip
+def test_a_wrong_runner_is_found_out_by_each_promise(
+    play: Any, node: Path, name: str, file: str, find: str, text: str, observed: str
+) -> None:
+    put(node / file, find, text)
+    played = play(NODE, "--only", name, "--patience", "0.5", cwd=node)
+    assert (played.code, list(played.broken)) == (1, [name]), played.output
+    assert re.search(observed, played.broken[name]), played.output
