@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from .connect import connect
 from .database import Database
@@ -27,9 +28,12 @@ _ITS_CONNECTIONS = """
 _BLOCKED_BY = "select pid from pg_stat_activity where %s = any (pg_blocking_pids(pid))"
 _TERMINATE = "select pg_terminate_backend(p) from unnest(%s::integer[]) p"
 _WORK = (
-    "work(%s, %s::bigint[], %s::bigint[], %s::jsonb[], null, %s, %s::text[])"
-    " where kind in ('job', 'refused')"
+    "work(%s, %s::bigint[], %s::bigint[], %s::jsonb[], null, %s, %s::text[]) where kind in ('job', 'refused')"
 )
+_HOLD = sql.SQL("select from {}.{} where id = %s for update")
+_NEWER = sql.SQL("insert into {}.migrations (version, name, breaking) values (9999, 'newer', true)")
+_NEWER_NO_LONGER = sql.SQL("delete from {}.migrations where version = 9999")
+_TELL_MIGRATED = b"select pg_notify(%s, 'migrate')"
 OWN = "pyworker_conformance_script"
 
 
@@ -42,7 +46,10 @@ class Conformance(Database):
 
     @staticmethod
     def _connected(dsn: str) -> psycopg.Connection[Any]:
-        return connect(psycopg.conninfo.make_conninfo(dsn, application_name=OWN), worker=True)
+        return connect(make_conninfo(dsn, application_name=OWN), worker=True)
+
+    def _named(self, statement: sql.SQL, *names: str) -> sql.Composed:
+        return statement.format(*map(sql.Identifier, (self.schema, *names)))
 
     def install(self, ttl: timedelta) -> None:
         migrate(self.conn, self.schema)
@@ -58,9 +65,10 @@ class Conformance(Database):
             self.keep_quiet()
             return self.add_job(identifier, payload, **options)
 
-    def cancel_silently(self, job_id: int) -> None:
+    def ask_to_cancel(self, job_id: int, *, notify: bool = True) -> None:
         with self.conn.transaction():
-            self.keep_quiet()
+            if not notify:
+                self.keep_quiet()
             self.cancel_job(job_id, False)
 
     def is_started(self, job_id: int) -> bool:
@@ -103,28 +111,16 @@ class Conformance(Database):
     def holding(self, table: str, row_id: int) -> Iterator[Holder]:
         """A transaction of another session that has locked this row."""
         with self._connected(self._dsn) as conn, conn.transaction():
-            conn.execute(
-                sql.SQL("select from {}.{} where id = %s for update").format(
-                    sql.Identifier(self.schema), sql.Identifier(table)
-                ),
-                [row_id],
-            )
+            conn.execute(self._named(_HOLD, table), [row_id])
             yield Holder(self, conn.info.backend_pid)
 
     def pretend_newer(self) -> None:
         """Record a migration that no program knows yet, and that breaks older ones."""
-        self._value("check_version(1)")
-        self.conn.execute(
-            sql.SQL("insert into {}.migrations (version, name, breaking) values (9999, 'newer', true)").format(
-                sql.Identifier(self.schema)
-            )
-        )
-        self.conn.execute("select pg_notify(%s, 'migrate')", [self.schema])
+        self.conn.execute(self._named(_NEWER))
+        self.conn.execute(_TELL_MIGRATED, [self.schema])
 
     def pretend_no_longer(self) -> None:
-        self.conn.execute(
-            sql.SQL("delete from {}.migrations where version = 9999").format(sql.Identifier(self.schema))
-        )
+        self.conn.execute(self._named(_NEWER_NO_LONGER))
 
     # -- another worker, played by the script
 

@@ -11,8 +11,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import click
+import psycopg
 
 from .._db.conformance import Conformance
+from .._db.connect import first_line
 from . import faults, order, outcomes
 from .promise import PROMISES, Broken, Promise
 from .stage import Stage, url_of
@@ -67,8 +69,7 @@ def played(stage: Stage, promise: Promise) -> bool:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.option("--dsn", default="", envvar="DATABASE_URL",
-              help="Database: a postgresql:// URL or libpq's key=value. Default: the PG* variables.")  # fmt: skip
+@click.option("--dsn", default="", envvar="DATABASE_URL", help="Default: the PG* variables.")
 @click.option("--list", "listed", is_flag=True, help="List the promises.")
 @click.option("--only", multiple=True, metavar="NAME", type=click.Choice(list(PROMISES)),
               help="Play this promise only. Can be repeated.")  # fmt: skip
@@ -93,8 +94,13 @@ def main(
         return
     if not command:
         raise click.UsageError("name the command of the worker, after --")
-    with staged(dsn, command, patience, keep) as stage:
-        broken = [promise.name for promise in chosen if not played(stage, promise)]
+    try:
+        with staged(dsn, command, patience, keep) as stage:
+            broken = [promise.name for promise in chosen if not played(stage, promise)]
+    except psycopg.Error as error:
+        raise click.ClickException(f"the database refuses: {first_line(error)}") from error
+    except OSError as error:
+        raise click.ClickException(f"the command cannot be started: {error}") from error
     click.echo(f"{len(chosen) - len(broken)} of {len(chosen)} promises were kept")
     if broken:
         click.echo(f"broken: {', '.join(broken)}")

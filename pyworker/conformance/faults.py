@@ -176,12 +176,7 @@ def silence(stage: Stage) -> str:
     stage.until_begun(job)
     workers = stage.db.worker_ids()
     with stage.db.holding("workers", workers[0]):
-
-        def silent() -> bool:
-            before = stage.notes.count("tick", job)
-            return stage.watch(1, lambda: stage.notes.count("tick", job) == before)
-
-        stage.until("its handler stops", silent, stage.ttl_s)
+        stage.until("its handler stops", lambda: stage.is_stopped(job), stage.ttl_s)
     return f"the handler was stopped after less than {stage.ttl_s + 1:g} s"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .promise import hold, promise
-from .stage import TASK, Stage
+from .stage import TASK, Played, Stage
 
 
 @promise("What to report", "Report a job when its handler has ended, not before")
@@ -32,8 +32,9 @@ def limited_queue(stage: Stage) -> str:
 @promise("What to report", "Report a job when its handler has ended, not before")
 def sequence(stage: Stage) -> str:
     """The jobs of a sequence run strictly in the order in which they were added."""
-    options = {"sequence_policy": {"by_args": ["customer"]}}
-    jobs = [stage.add({"customer": n % 2, "ms": 100 - n % 3 * 50}, **options) for n in range(20)]
+    policy = {"by_args": ["customer"]}
+    payloads = [{"customer": n % 2, "ms": 100 - n % 3 * 50} for n in range(20)]
+    jobs = [stage.add(payload, sequence_policy=policy) for payload in payloads]
     stage.start()
     stage.until_state("completed", *jobs)
     for mine in (jobs[::2], jobs[1::2]):
@@ -115,13 +116,12 @@ def beat(stage: Stage) -> str:
 def cancel_running(stage: Stage) -> str:
     """The handler of a running job is told that the job was cancelled, notified or not."""
     stage.ready(supervised=True)
-    for cancelled in (stage.db.cancel_job, lambda job_id, _: stage.db.cancel_silently(job_id)):
+    for notify in (True, False):
         job = stage.add({"ms": 30000})
         stage.until_begun(job)
-        cancelled(job.id, False)
+        stage.db.ask_to_cancel(job.id, notify=notify)
         stage.until_state("cancelled", job, seconds=15)
-        last = stage.notes.count("tick", job)
-        hold(stage.watch(0.5, lambda: stage.notes.count("tick", job) == last), "its handler still runs")
+        hold(stage.is_stopped(job), "its handler still runs")
     return "2 handlers were stopped, and their jobs are cancelled"
 
 
@@ -131,10 +131,11 @@ def cancel_waiting(stage: Stage) -> str:
     stage.ready()
     jobs = stage.add_many(40, {"ms": 1500}, delivery="at_most_once")
     stage.until_begun(jobs[0])
-    waited, cancelled = 0, []
+    waited = 0
+    cancelled: list[Played] = []
     for job in jobs:
         waited += stage.job(job).state == "running" and not stage.db.is_started(job.id)
-        stage.db.cancel_job(job.id, False)
+        stage.db.ask_to_cancel(job.id)
         if not stage.db.is_started(job.id):
             cancelled.append(job)
     stage.until_state("cancelled", *cancelled)

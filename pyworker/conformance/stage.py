@@ -220,6 +220,11 @@ class Stage:
         self.until("the worker ends", lambda: process.code is not None, seconds)
         return process.code or 0
 
+    def is_stopped(self, job: Played, seconds: float = 1) -> bool:
+        """True if the job's handler notes nothing for so long."""
+        before = self.notes.count("tick", job)
+        return self.watch(seconds, lambda: self.notes.count("tick", job) == before)
+
     def watch_begin(self, job: Played, seconds: float) -> bool:
         """True if the handler begins within so many seconds."""
         return not self.watch(seconds * self.patience, lambda: not self.notes.begun([job]))

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from tests.support import PYTHONPATH, ROOT
 
 PYTHON = [sys.executable, "-m", "pyworker", "run", "pyworker.conformance.tasks", "--no-uvloop"]
 MINIMAL = [sys.executable, "minimal_worker.py", "conformance_handlers"]
+PAGE = ROOT / "docs" / "conformance.md"
 NODE = ["node", "run.mjs", "conformance.mjs"]
-SLOW = ("fail", "timeout", "polled", "idle", "beat", "notified", "kill", "pause", "silence", "cut_connections",
-        "lost_answer", "declared_dead")  # fmt: skip
+SLOW = ("fail", "timeout", "polled", "idle", "beat", "notified", "kill", "pause", "silence",
+        "cut_connections", "lost_answer", "declared_dead")  # fmt: skip
 HANDLERS = """
 import os
 import time
@@ -45,52 +47,7 @@ def conformance(payload):
 
 HANDLERS = {"conformance": conformance, "conformance_timeout": conformance}
 """
-# What is wrong with a worker: the promise that it breaks, the text that is put in the place of another, and
-# what is to be observed.
-WRONG_MINIMAL = [
-    ("start_job", 'job.delivery == "at_most_once" and', "False and", "start_job was not called"),
-    ("sigterm", "while any(ended) or not", "while not", "exit code|are|ended|not called"),
-    ("sigterm_idle", "my.update(end=True)", "None", "never came true: the worker ends"),
-    ("unknown_task", "[*handlers]]", 'None]\n        handlers.setdefault("conformance_unknown", print)',
-     "states and attempts of its jobs"),
-    ("complete", "handler(job.payload)", "handler(job.payload), handler(job.payload)", "began twice"),
-]  # fmt: skip
-WRONG_NODE = [
-    ("results", "session.mjs", "done.map(job => job.report.result)", "done.map(() => null)", "was returned"),
-    ("unstorable", "job.mjs", "text.toWellFormed().replaceAll('\\0', '\\ufffd')", "text", "never came true|twice"),
-    ("fail", "job.mjs", ": failure(error)\n    } finally", ": { do: 'done', result: null }\n    } finally",
-     "never came true"),
-    ("timeout", "job.mjs", "if (this.timeout_s) timer", "if (false) timer", "never came true"),
-    ("serial_queue", "job.mjs", "result: json(await handler(this.payload, this))",
-     "result: null, late: handler(this.payload, this)", "handlers of the queue ran at once"),
-    ("sequence", "job.mjs", "result: json(await handler(this.payload, this))",
-     "result: null, late: handler(this.payload, this)", "the order was"),
-    ("notified", "session.mjs", "await client.query(`listen ${schema}`)", "", "of 5 handlers began"),
-    ("polled", "worker.mjs", "this.workAt && now() + row.again_in_s", "this.workAt", "handlers of 1 jobs begin"),
-    ("idle", "worker.mjs", "now() + row.again_in_s", "now() + 0.02", "statements a second"),
-    ("beat", "worker.mjs", "this.pause('wakeBeat', next)", "sleep(60000)", "beat is called twice"),
-    ("cancel_running", "worker.mjs", "this.abort(job, 'cancelled while it was running')", "continue",
-     "1 jobs are cancelled"),
-    ("cancel_waiting", "job.mjs", "!((await start()) && this.mayBegin)", "!((await start()) || true)",
-     "handlers of cancelled jobs began"),
-    ("start_job", "job.mjs", "if (this.delivery === 'at_most_once'", "if (false", "start_job was not called"),
-    ("kill", "job.mjs", "if (this.delivery === 'at_most_once'", "if (false", "at_most_once jobs that began twice"),
-    ("sigterm", "worker.mjs", "!this.stopping || this.held.size", "!this.stopping", "handlers had begun"),
-    ("sigterm", "worker.mjs", "room = this.stopping ? 0 :", "room =", "ends|had not begun"),
-    ("sigterm", "run.mjs", "process.on(name, end)", "", "the exit code is -15"),
-    ("sigterm_idle", "worker.mjs", "if (this.last) await session?.closeWorker(this.last.worker)",
-     "if (this.last) await Promise.resolve()", "close_worker was not called"),
-    ("pause", "job.mjs", "&& !this.runner.isSilent", "|| true", "began jobs that it had lost"),
-    ("pause", "worker.mjs", "get isSilent() {", "get isSilent() { return false", "began jobs that it had lost"),
-    ("cut_connections", "worker.mjs", "session = undefined\n          this.lostAt = 0",
-     "this.held.clear()\n          session = undefined\n          this.lostAt = 0", "twice|never came true"),
-    ("lost_answer", "worker.mjs", "session?.cut()\n          session = undefined",
-     "session?.cut()\n          session = undefined\n          for (const job of this.ended()) this.forget(job)",
-     "twice|never came true"),
-    ("declared_dead", "worker.mjs", "return this.dead('declared dead') ?? 0", "return 1", "ended twice|never"),
-    ("silence", "worker.mjs", "get isSilent() {", "get isSilent() { return false", "its handler stops"),
-    ("newer_schema", "worker.mjs", "this.migrated && !this.stopping", "this.migrated", "the worker ends"),
-]  # fmt: skip
+WRONG = tomllib.loads((Path(__file__).parent / "wrong_workers.toml").read_text("utf-8"))
 
 
 class Played:
@@ -151,12 +108,6 @@ def but(*names: str) -> list[str]:
     return [word for name in names for word in ("--skip", name)]
 
 
-def put(file: Path, find: str, text: str) -> None:
-    whole = file.read_text("utf-8")
-    assert whole.count(find) == 1, f"{find} is not once in {file.name}"
-    file.write_text(whole.replace(find, text), "utf-8")
-
-
 def test_the_python_runner_keeps_the_promises_that_take_no_waiting(play: Any) -> None:
     played = play(PYTHON, *but(*SLOW))
     assert (played.code, played.broken) == (0, {}), played.output
@@ -177,18 +128,36 @@ def test_a_worker_that_leaves_something_out_is_told_which_promise_and_where_it_i
     assert "docs/protocol.md, What to report: `done_results` (null: none) are kept" in played.output
 
 
-@pytest.mark.parametrize(("name", "find", "text", "observed"), WRONG_MINIMAL, ids=lambda value: value[:20])
-def test_a_wrong_worker_is_found_out(
-    play: Any, minimal: Path, name: str, find: str, text: str, observed: str
-) -> None:
-    put(minimal / "minimal_worker.py", find, text)
-    played = play(MINIMAL, "--only", name, "--patience", "0.4")
-    assert (played.code, list(played.broken)) == (1, [name]), played.output
-    assert re.search(observed, played.broken[name]), played.output
+def broken_by(wrong: dict[str, str], directory: Path, play: Any, command: list[str]) -> None:
+    file = directory / wrong["file"]
+    text = file.read_text("utf-8")
+    assert text.count(wrong["find"]) == 1, f"{wrong['find']} is not once in {file.name}"
+    file.write_text(text.replace(wrong["find"], wrong["put"]), "utf-8")
+    played = play(command, "--only", wrong["promise"], "--patience", "0.5", cwd=directory)
+    assert (played.code, list(played.broken)) == (1, [wrong["promise"]]), played.output
+    assert re.search(wrong["observed"], played.broken[wrong["promise"]]), played.output
+
+
+@pytest.mark.parametrize("wrong", WRONG["minimal"], ids=lambda wrong: wrong["promise"])
+def test_a_wrong_worker_is_found_out(play: Any, minimal: Path, wrong: dict[str, str]) -> None:
+    broken_by(wrong, minimal, play, MINIMAL)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("wrong", WRONG["node"], ids=lambda wrong: wrong["promise"])
+def test_a_wrong_runner_is_found_out(play: Any, node: Path, wrong: dict[str, str]) -> None:
+    broken_by(wrong, node, play, NODE)
+
+
+def test_each_promise_has_a_wrong_worker_that_breaks_it() -> None:
+    wrong = {wrong["promise"] for wrong in (*WRONG["minimal"], *WRONG["node"])}
+    assert wrong == {promise.name for promise in IN_ORDER}
 
 
 def test_a_command_that_ends_at_once_breaks_the_promise_and_its_output_is_shown(play: Any) -> None:
-    played = play([sys.executable, "-c", "print('no such module'); raise SystemExit(3)"], "--only", "complete")
+    played = play(
+        [sys.executable, "-c", "print('no such module'); raise SystemExit(3)"], "--only", "complete"
+    )
     assert (played.code, list(played.broken)) == (1, ["complete"])
     assert "the worker ended with exit code 3" in played.broken["complete"]
     assert "| no such module" in played.output
@@ -225,8 +194,14 @@ def test_a_promise_quotes_the_section_that_makes_it(promise: Any) -> None:
     assert words(promise.says) in words(section)
 
 
+def test_the_page_shows_the_handlers_of_the_node_runner() -> None:
+    (shown,) = re.findall(r"(?ms)^```js\n(.*?)^```$", PAGE.read_text("utf-8"))
+    whole = (ROOT / "examples" / "runners" / "node" / "conformance.mjs").read_text("utf-8")
+    assert shown in whole
+
+
 def test_the_page_lists_each_promise() -> None:
-    page = (ROOT / "docs" / "conformance.md").read_text("utf-8")
+    page = PAGE.read_text("utf-8")
     assert re.findall(r"(?m)^\| `(\w+)` \| (.*) \|$", page.split("## The promises")[1]) == [
         (promise.name, promise.text) for promise in IN_ORDER
     ]
@@ -246,18 +221,6 @@ def test_the_node_runner_keeps_all_promises(play: Any, node: Path) -> None:
 
 @pytest.mark.torture
 def test_the_minimal_worker_breaks_the_promises_that_the_page_names(play: Any, minimal: Path) -> None:
-    page = (ROOT / "docs" / "conformance.md").read_text("utf-8").split("breaks these:")[1]
+    page = PAGE.read_text("utf-8").split("breaks these:")[1]
     named = set(re.findall(r"`(\w+)`", page.split("\n\n")[0]))
     assert set(play(MINIMAL).broken) == named
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize(("name", "file", "find", "text", "observed"), WRONG_NODE,
-                         ids=[f"{wrong[0]}-{n}" for n, wrong in enumerate(WRONG_NODE)])  # fmt: skip
-def test_a_wrong_runner_is_found_out_by_each_promise(
-    play: Any, node: Path, name: str, file: str, find: str, text: str, observed: str
-) -> None:
-    put(node / file, find, text)
-    played = play(NODE, "--only", name, "--patience", "0.5", cwd=node)
-    assert (played.code, list(played.broken)) == (1, [name]), played.output
-    assert re.search(observed, played.broken[name]), played.output
