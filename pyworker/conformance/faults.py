@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .._db.conformance import Holder
 from .promise import hold, promise
 from .stage import TASK, Played, Stage
 
@@ -59,24 +60,45 @@ def kill(stage: Stage) -> str:
     return f"{again} handlers began again; {lost} at_most_once jobs are discarded, none began twice"
 
 
+@promise("work: report, then claim", "above 0: the job may have ended its process before; run it alone")
+def crashed(stage: Stage) -> str:
+    """A job that may have ended its process runs alone the next time."""
+    jobs = stage.add_many(2, {"ms": 500})
+    rival = stage.db.open_rival()
+    stage.db.report_crash(rival, stage.db.rival_claim(rival, 2, [TASK]), "killed by signal 9")
+    stage.db.close_worker(rival)
+    others = stage.add_many(8, {"ms": 500})
+    stage.start()
+    stage.until_state("completed", *jobs, *others)
+    beside = {name for job in jobs for name in stage.notes.beside(job)}
+    hold(not beside, f"beside a job whose process had ended ran {', '.join(sorted(beside))}")
+    return "2 jobs whose process had ended ran alone"
+
+
+def _waiting(stage: Stage, jobs: list[Played]) -> list[Played]:
+    """The jobs that the worker has claimed and not started."""
+    return [
+        job for job in jobs
+        if stage.job(job).state == "running" and not stage.notes.begun([job])
+        and not stage.db.is_started(job.id)
+    ]  # fmt: skip
+
+
 @contextmanager
-def _start_delayed(stage: Stage, jobs: list[Played]) -> Iterator[None]:
-    """Within the block start_job waits for a lock, of a job that waits in the worker.
+def _start_delayed(stage: Stage, jobs: list[Played]) -> Iterator[tuple[Holder, Played] | None]:
+    """Within the block a call of start_job waits for a lock that the script holds on this job.
 
-    Then its answer comes late. A worker that claims no more than it begins is not delayed.
+    None if the worker claims no more jobs than it begins.
     """
-
-    def waiting() -> list[Played]:
-        return [job for job in jobs[1::2]
-                if stage.job(job).state == "running" and not stage.notes.begun([job])
-                and not stage.db.is_started(job.id)]  # fmt: skip
-
-    if stage.watch(0.5, lambda: not waiting()):
-        yield
-        return
-    with stage.db.holding("live_jobs", waiting()[0].id) as holder:
-        stage.until("start_job is called for a job that waits in the worker", holder.waiting)
-        yield
+    stage.watch(0.3, lambda: True)  # it begins what it can
+    for job in _waiting(stage, jobs):
+        with stage.db.holding("live_jobs", job.id) as holder:
+            if stage.db.is_started(job.id):
+                continue  # before it was locked
+            stage.until("start_job is called for a job that waits in the worker", holder.waiting)
+            yield holder, job
+            return
+    yield None
 
 
 @promise("beat: alive, and what must stop", "before you begin one, check it too")
@@ -85,7 +107,7 @@ def pause(stage: Stage) -> str:
     process = stage.ready(supervised=True)
     jobs = [stage.add({"ms": 3000}, delivery=f"at_{d}_once") for d in ("least", "most") * 10]
     stage.until_begun(*jobs[:2])
-    with _start_delayed(stage, jobs):
+    with _start_delayed(stage, jobs[1::2]):
         process.signal_all(signal.SIGSTOP)
     rival = stage.db.open_rival()
     claimed: dict[int, int] = {}
@@ -148,6 +170,25 @@ def lost_answer(stage: Stage) -> str:
     twice = stage.notes.twice(jobs)
     hold(not twice, f"handlers that began twice: {', '.join(twice)}")
     return "2 reports whose connections were cut were repeated"
+
+
+@promise("Effects that must not happen twice", "only if it returned true and the commit was answered")
+def start_job_unanswered(stage: Stage) -> str:
+    """While start_job is not answered, the handler does not begin."""
+    stage.ready()
+    jobs = stage.add_many(12, {"ms": 1000}, delivery="at_most_once")
+    stage.until_begun(jobs[0])
+    cut = 0
+    with _start_delayed(stage, jobs) as delayed:
+        if delayed:
+            holder, job = delayed
+            cut = holder.cut_waiting()
+            begun = not stage.watch(0.7, lambda: not stage.notes.begun([job]))
+            hold(not begun, "a handler began, and start_job had not been answered")
+    stage.until_state("completed", *jobs, seconds=40)
+    twice = stage.notes.twice(jobs)
+    hold(not twice, f"handlers that began twice: {', '.join(twice)}")
+    return f"{cut} calls of start_job were cut off; 12 jobs are completed, each handler began once"
 
 
 @promise("beat: alive, and what must stop", "`dead` instead of `alive`: other workers have your jobs")

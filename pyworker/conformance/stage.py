@@ -61,6 +61,12 @@ class Notes:
         names = {job.name for job in jobs}
         return [(name, said) for name, said in self.lines() if name in names and said != "tick"]
 
+    def beside(self, job: Played) -> set[str]:
+        """The names of the jobs that noted something while this one ran."""
+        lines = self.lines()
+        first, last = (lines.index((job.name, word)) for word in ("begin", "end"))
+        return {name for name, _ in lines[first:last]} - {job.name}
+
     def most_at_once(self, jobs: Iterable[Played]) -> int:
         running, most = 0, 0
         for _, said in self.order(jobs):

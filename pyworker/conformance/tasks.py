@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,8 @@ def _note(name: str, word: str) -> None:
 @task(result=True)
 async def conformance(payload: Any) -> Any:
     _note(payload["name"], "begin")
-    for _ in range(payload.get("ms", 0) // 50):
+    end = time.monotonic() + payload.get("ms", 0) / 1000
+    while time.monotonic() < end:
         await asyncio.sleep(0.05)
         _note(payload["name"], "tick")
     _note(payload["name"], "end")

@@ -23,8 +23,10 @@ PYTHON = [sys.executable, "-m", "pyworker", "run", "pyworker.conformance.tasks",
 MINIMAL = [sys.executable, "minimal_worker.py", "conformance_handlers"]
 PAGE = ROOT / "docs" / "conformance.md"
 NODE = ["node", "run.mjs", "conformance.mjs"]
-SLOW = ("fail", "timeout", "polled", "idle", "beat", "notified", "kill", "pause", "silence",
-        "cut_connections", "lost_answer", "declared_dead")  # fmt: skip
+SLOW = {
+    "fail", "timeout", "polled", "idle", "beat", "notified", "kill", "pause", "silence", "cut_connections",
+    "lost_answer", "declared_dead", "start_job_unanswered",
+}  # fmt: skip
 HANDLERS = """
 import os
 import time
@@ -37,7 +39,8 @@ def note(name, word):
 
 def conformance(payload):
     note(payload["name"], "begin")
-    for _ in range(payload.get("ms", 0) // 50):
+    end = time.monotonic() + payload.get("ms", 0) / 1000
+    while time.monotonic() < end:
         time.sleep(0.05)
         note(payload["name"], "tick")
     note(payload["name"], "end")

@@ -7,7 +7,7 @@ const note = (name, word) => appendFileSync(process.env.PYWORKER_CONFORMANCE_LOG
 
 async function conformance({ name, ms = 0, do: end, result, ...members }, job) {
   note(name, 'begin')
-  for (let left = ms; left >= 50; left -= 50) {
+  for (const over = performance.now() + ms; performance.now() < over; ) {
     await sleep(50, null, { signal: job.signal })
     note(name, 'tick')
   }
