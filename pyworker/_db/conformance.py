@@ -65,11 +65,13 @@ class Conformance(Database):
             self.keep_quiet()
             return self.add_job(identifier, payload, **options)
 
-    def ask_to_cancel(self, job_id: int, *, notify: bool = True) -> None:
+    def ask_to_cancel(self, job_id: int, *, notify: bool = True) -> bool:
+        """Cancel the job; returns whether start_job had been called for it."""
         with self.conn.transaction():
             if not notify:
                 self.keep_quiet()
             self.cancel_job(job_id, False)
+            return self.is_started(job_id)
 
     def is_started(self, job_id: int) -> bool:
         """True if start_job was called for the run that the job is in."""

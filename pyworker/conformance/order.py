@@ -135,8 +135,7 @@ def cancel_waiting(stage: Stage) -> str:
     cancelled: list[Played] = []
     for job in jobs:
         waited += stage.job(job).state == "running" and not stage.db.is_started(job.id)
-        stage.db.ask_to_cancel(job.id)
-        if not stage.db.is_started(job.id):
+        if not stage.db.ask_to_cancel(job.id):
             cancelled.append(job)
     stage.until_state("cancelled", *cancelled)
     stage.until_state("completed", stage.add())
