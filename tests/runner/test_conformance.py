@@ -184,6 +184,9 @@ def test_it_lists_its_promises_and_needs_a_command(play: Any) -> None:
     assert listed.code == 0
     assert [line.split(": ")[0] for line in listed.output.splitlines()] == [p.name for p in IN_ORDER]
     assert play([]).code == 2
+    missing = play(["/no/such/program"])
+    assert missing.code == 1
+    assert missing.output.startswith("Error: the command cannot be started")
 
 
 def words(text: str) -> str:
