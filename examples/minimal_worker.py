@@ -11,15 +11,16 @@ import time
 import psycopg
 from psycopg.rows import namedtuple_row
 
-WORK = "select * from pyworker.work(%s, %s::bigint[], %s::bigint[], null, %s::jsonb, %s, %s)"
-BEAT = "select * from pyworker.beat(%s, %s::bigint[], %s::bigint[], true)"
-START = "select pyworker.start_job(%s, %s)"
 HOW = {"autocommit": True, "row_factory": namedtuple_row, "connect_timeout": 5, "tcp_user_timeout": 10000}
+URL, SCHEMA = os.environ.get("DATABASE_URL", ""), os.environ.get("PYWORKER_SCHEMA", "pyworker")
+WORK = f"select * from {SCHEMA}.work(%s, %s::bigint[], %s::bigint[], null, %s::jsonb, %s, %s)"  # noqa: S608
+BEAT = f"select * from {SCHEMA}.beat(%s, %s::bigint[], %s::bigint[], true)"  # noqa: S608
+START = f"select {SCHEMA}.start_job(%s, %s)"
 my = {"held": ([], []), "until": 1e99, "end": False}  # the job that runs, how long it may; was I told to end?
 
 
 def beat(worker):  # in a thread; ends the process if a handler must stop: others get its job in two seconds
-    with psycopg.connect(**HOW, options="-c statement_timeout=4s") as conn:  # of a schedule's query
+    with psycopg.connect(URL, **HOW, options="-c statement_timeout=4s") as conn:  # of a schedule's query
         while time.monotonic() < my["until"]:
             held = my["held"]
             alive, *stops = conn.execute(BEAT, [worker, *held]).fetchall()
@@ -46,23 +47,22 @@ def perform(conn, handler, job):  # returns done_ids, done_runs, reports
 
 
 def run(conn, handlers, ended=([], [], [])):
-    (worker,) = conn.execute("select pyworker.open_worker() -> 'worker'").fetchone()
+    (worker,) = conn.execute(f"select {SCHEMA}.open_worker() -> 'worker'").fetchone()
     threading.Thread(target=beat, args=[worker], daemon=True).start()
     while any(ended) or not my["end"]:
         call = [worker, *ended[:2], json.dumps(ended[2]), 0 if my["end"] else 1, [*handlers]]
         *rows, turn = conn.execute(WORK, call).fetchall()
-        ended = [], [], []
-        for job in [row for row in rows if row.kind == "job"]:
-            ended = perform(conn, handlers[job.task_identifier], job)
+        jobs = [row for row in rows if row.kind == "job"]  # one at most
+        ended = perform(conn, handlers[jobs[0].task_identifier], jobs[0]) if jobs else ([], [], [])
         if not rows and not my["end"]:
             list(conn.notifies(timeout=min(turn.again_in_s, 1), stop_after=1))
-    conn.execute("select pyworker.close_worker(%s)", [worker])
+    conn.execute(f"select {SCHEMA}.close_worker(%s)", [worker])
 
 
 signal.signal(signal.SIGTERM, lambda *_: my.update(end=True))
 threading.excepthook = lambda _: os._exit(70)
-with psycopg.connect(**HOW) as conn:
-    conn.execute("listen pyworker")
+with psycopg.connect(URL, **HOW) as conn:
+    conn.execute(f"listen {SCHEMA}")
     while not my["end"]:
         try:
             run(conn, importlib.import_module(sys.argv[1]).HANDLERS)

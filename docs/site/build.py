@@ -49,6 +49,7 @@ MENU = {
         "reference-python",
         "reference-cli",
         "protocol",
+        "conformance",
         "inside",
         "inside-leases",
         "inside-notify",

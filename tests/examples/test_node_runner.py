@@ -296,7 +296,7 @@ def test_a_step_is_done_once_over_all_attempts(queue: Running) -> None:
 
 
 def test_sigterm_lets_handlers_end_and_hands_back_the_others(queue: Running) -> None:
-    node = queue.node(CONCURRENCY="1")
+    node = queue.node(PYWORKER_RUN_CONCURRENCY="1")
     first = queue.add("note", {"ms": 1500})
     queue.until_begun(first)
     others = [queue.add("note") for _ in range(5)]

@@ -33,7 +33,7 @@ export class Job {
     let timer
     try {
       const start = () => this.runner.ask('start_job($1, $2)', [this.id, this.run]).catch(() => false)
-      if (this.delivery === 'at_most_once' && !(await start())) return { do: 'release' }
+      if (this.delivery === 'at_most_once' && !((await start()) && this.mayBegin)) return { do: 'release' }
       const late = () => this.runner.abort(this, `timed out after ${this.timeout_s} s`)
       if (this.timeout_s) timer = setTimeout(late, Math.min(this.timeout_s * 1000, 2 ** 31 - 1))
       return { do: 'done', result: json(await handler(this.payload, this)) }
@@ -44,6 +44,11 @@ export class Job {
     } finally {
       clearTimeout(timer)
     }
+  }
+
+  // The answer of start_job may have come late: this process was paused, others have the job.
+  get mayBegin() {
+    return !this.signal.aborted && !this.runner.isSilent
   }
 
   // Tells the handler to stop; calls `deaf` if it has not stopped after so many seconds.

@@ -30,6 +30,10 @@ export class Runner {
     return (await this.pool.query(`select ${this.schema}.${call} as answer`, values)).rows[0].answer
   }
 
+  get isSilent() { // no answer to a beat for so long that others may have our jobs
+    return this.opened && now() > this.aliveAt + this.opened.stop_after_s
+  }
+
   connect(settings, patience_s) {
     return Session.connect(this.connection, this.schema, settings, patience_s, payload => {
       if (payload === 'cancel') return this.wakeBeat()
@@ -41,8 +45,7 @@ export class Runner {
 
   async run() { // until stop() is called; returns the exit code
     const fence = setInterval(() => {
-      const silent = this.opened && now() > this.aliveAt + this.opened.stop_after_s
-      if (silent) this.dead('the database does not answer', 1)
+      if (this.isSilent) this.dead('the database does not answer', 1)
     }, 200)
     const beats = this.keepBeating()
     await this.keepWorking()
@@ -63,7 +66,7 @@ export class Runner {
         session ??= await this.connect(FOR_WORK, 60)
         if (!this.opened) await this.open(session)
         if (now() >= this.lostAt) await this.askForLost(session)
-        if (this.migrated) await session.rows('check_version($1)', [SCHEMA_VERSION])
+        if (this.migrated && !this.stopping) await session.rows('check_version($1)', [SCHEMA_VERSION])
         this.migrated = false
         await this.turn(session)
         failures = 0
@@ -144,7 +147,7 @@ export class Runner {
       if (job.begun || job.report) continue
       if (this.stopping) { job.report = { do: 'release' }; continue }
       if (this.running >= this.concurrency || this.alone) return
-      if (now() > this.aliveAt + this.opened.stop_after_s) return
+      if (this.isSilent) return
       if (job.crashes > 0 && this.running) return // it may end this process: it runs alone
       this.alone = job.crashes > 0
       this.running++
