@@ -19,6 +19,7 @@ export class Runner {
     this.schema = pg.escapeIdentifier(schema)
     this.pool = new pg.Pool({ ...this.connection, max: this.concurrency * 2 }) // for handlers
     this.pool.on('error', () => {})
+    this.pool.on('connect', client => client.on('error', () => {})) // one that is lost fails its query
     this.held = new Map() // all jobs that this worker has claimed and not reported
     this.running = 0 // handlers, also of jobs that are lost
     this.workAt = this.maintainAt = 0
@@ -192,6 +193,7 @@ export class Runner {
   stop(seconds = this.shutdown_s, code = 0) {
     this.exitCode ||= code
     this.stopping = true
+    log('stopping: the handlers that run have', seconds, 's')
     this.begin() // hands back what has not begun
     this.wakeWork()
     setTimeout(() => {
