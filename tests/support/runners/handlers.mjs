@@ -4,6 +4,7 @@ import pg from 'pg'
 import { Report, cancel, discard, fail, notStarted, snooze } from "./job.mjs"
 
 const pool = new pg.Pool()
+pool.on('error', () => {})
 const see = (job, told) =>
   pool.query('insert into seen (job_id, attempts, task, told) values ($1, $2, $3, $4)',
     [job.id, job.attempts, job.task_identifier, told ?? null])

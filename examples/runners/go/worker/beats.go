@@ -93,7 +93,9 @@ func (w *Worker) beat(ctx context.Context, conn *pgx.Conn, lock, lostAnswer bool
 			return 0, errDead
 		case "alive":
 			w.mu.Lock()
-			w.beaten, next = sent, seconds(r.NextInS)
+			if next = seconds(r.NextInS); sent.After(w.beaten) {
+				w.beaten = sent
+			}
 			w.mu.Unlock()
 		}
 	}

@@ -41,8 +41,7 @@ type Job struct {
 	Queue       string `json:"queue_name"`
 	Key         string
 	Sequence    string `json:"sequence_key"`
-	Flags       map[string]bool
-	Meta        json.RawMessage
+	Flags, Meta json.RawMessage
 	Delivery    string
 	Crashes     int
 	TimeoutS    float64 `json:"timeout_s"`

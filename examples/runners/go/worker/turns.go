@@ -169,7 +169,7 @@ func (w *Worker) due() (sent []*Job, room int) {
 
 // settle takes the answer to these reports.
 func (w *Worker) settle(sent []*Job, rows []row) (again time.Duration) {
-	faults := map[int64]string{}
+	faults := map[[2]int64]string{}
 	var claimed []*Job
 	for _, r := range rows {
 		switch {
@@ -179,14 +179,14 @@ func (w *Worker) settle(sent []*Job, rows []row) (again time.Duration) {
 			claimed = append(claimed, r.claimed(w))
 		case r.Why != "stale":
 			log.Printf("the report of job %d is %s", r.ID, r.Why)
-			faults[r.Run] = r.Why
+			faults[[2]int64{r.ID, r.Run}] = r.Why
 		}
 	}
 	w.change(func(j *Job) {
 		if slices.Contains(sent, j) {
 			j.state = done
 		}
-		if why, wrong := faults[j.Run]; wrong {
+		if why, wrong := faults[[2]int64{j.ID, j.Run}]; wrong {
 			j.ends(errors.New("its report is " + why))
 		}
 	})

@@ -126,22 +126,28 @@ func (w *Worker) session() (another bool) {
 	go w.guard(ctx, end)
 	w.turns(ctx, end, turns)
 	end(nil)
+	why := context.Cause(ctx)
+	ousted := errors.Is(why, errDead) || errors.Is(why, errSilent)
+	if ousted { // before all else: others may begin these jobs soon
+		log.Print(why)
+		w.change((*Job).lose)
+		if w.code == exitDeaf {
+			os.Exit(exitDeaf)
+		}
+	}
 	beat := <-beats
 	defer beat.close()
-	why := context.Cause(ctx)
-	if !errors.Is(why, errDead) && !errors.Is(why, errSilent) {
-		beat.do(w.over, func(ctx context.Context, conn *pgx.Conn) error { return w.closeWorker(ctx, conn, w.opened.Worker) })
-		return false
+	if ousted {
+		for w.has() {
+			<-w.wake
+		}
+		return w.stopping.Err() == nil
 	}
-	log.Print(why)
-	if w.code == exitDeaf {
-		os.Exit(w.code)
+	if w.has() {
+		w.code = exitDeaf // no time was left to report
 	}
-	w.change((*Job).lose)
-	for w.has() {
-		<-w.wake
-	}
-	return w.stopping.Err() == nil
+	beat.do(w.over, func(ctx context.Context, conn *pgx.Conn) error { return w.closeWorker(ctx, conn, w.opened.Worker) })
+	return false
 }
 
 // guard ends the session when beats remain unanswered.
@@ -157,7 +163,7 @@ func (w *Worker) guard(ctx context.Context, end context.CancelCauseFunc) {
 }
 
 // silent: for so long no beat was answered that others may take the jobs. The wall clock goes on
-// while the machine sleeps, and nobody sets the monotonic one.
+// while the machine sleeps, and the monotonic one is never set back.
 func (w *Worker) silent() bool {
 	since := max(time.Since(w.beaten), time.Now().Round(0).Sub(w.beaten.Round(0)))
 	return since >= seconds(w.opened.StopAfterS)
