@@ -7,73 +7,64 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
-	beatSQL       = `SELECT row_to_json(b) FROM pyworker.beat($1, $2, $3, $4, to_jsonb($5::text), lost_answer := $6) b`
+	beatSQL = `SELECT row_to_json(b)
+		FROM pyworker.beat($1, $2, $3, $4, to_jsonb($5::text), lost_answer := $6) b`
+	checkSQL      = "SELECT pyworker.check_version($1)"
 	schemaVersion = 1 // of the database with which this was tested
 )
 
-// beats keeps the worker alive until ctx ends, and returns the connection that has its lock.
-func (w *Worker) beats(ctx context.Context, end context.CancelCauseFunc) *link {
-	listen := "LISTEN " + pgx.Identifier{w.opened.Channel}.Sanitize()
-	l, forget, heard := newLink(w.config, "4000", listen), func() {}, (*pgx.Conn)(nil)
+// beats keeps the worker alive until ctx ends.
+func (w *Worker) beats(ctx context.Context, end context.CancelCauseFunc, l *link) {
 	for ctx.Err() == nil {
 		var next time.Duration
 		answer := make(chan error, 1)
-		call, cancel := context.WithCancel(w.over)
-		go func(l *link) {
-			answer <- l.do(call, func(ctx context.Context, conn *pgx.Conn) (err error) {
+		go func() {
+			answer <- l.do(w.over, func(ctx context.Context, conn *pgx.Conn) (err error) {
 				next, err = w.beat(ctx, conn, !w.Pooler, false)
 				return err
 			})
-		}(l)
+		}()
 		select {
 		case err := <-answer:
-			cancel()
 			if errors.Is(err, errDead) {
 				end(errDead)
 			} else if err == nil {
-				forget()
-				if l.conn != heard { // nothing was heard until now
-					heard = l.conn
-					w.poke()
-				}
-				w.listen(ctx, l.conn, next)
+				w.listen(ctx, l, next)
 			}
-		case <-time.After(6 * time.Second): // its lock is worth keeping until another connection has answered
-			late := l
-			forget()
-			forget = func() {
-				cancel()
-				go func() { answer <- <-answer; late.close() }()
-			}
-			l = newLink(w.config, "4000", listen)
+		case <-time.After(6 * time.Second): // the next beat goes over another connection
 		}
 	}
-	forget()
-	return l
 }
 
 // listen does what notifications say, until the next beat.
-func (w *Worker) listen(ctx context.Context, conn *pgx.Conn, next time.Duration) {
+func (w *Worker) listen(ctx context.Context, l *link, next time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, next)
 	defer cancel()
-	for {
-		note, err := conn.WaitForNotification(ctx)
-		if err != nil || note.Payload == "cancel" {
-			return
-		}
-		if note.Payload != "migrate" {
+	l.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		for {
+			note, err := conn.Conn().WaitForNotification(ctx)
+			if err != nil || note.Payload == "cancel" {
+				return err
+			}
 			w.poke()
-		} else if _, err := conn.Exec(ctx, "SELECT pyworker.check_version($1)", schemaVersion); sqlstate(err) == "PW006" {
-			log.Print(err)
-			w.endWith(exitOld, 1)
+			if note.Payload != "migrate" {
+				continue
+			}
+			if _, err = conn.Exec(ctx, checkSQL, schemaVersion); sqlstate(err) == "PW006" {
+				log.Print(err)
+				w.endWith(exitOld, 1)
+			}
 		}
-	}
+	})
 }
 
-func (w *Worker) beat(ctx context.Context, conn *pgx.Conn, lock, lostAnswer bool) (next time.Duration, err error) {
+func (w *Worker) beat(
+	ctx context.Context, conn *pgx.Conn, lock, lostAnswer bool,
+) (next time.Duration, err error) {
 	ids, runs, condition := []int64{}, []int64{}, (*string)(nil)
 	if w.stopping.Err() != nil {
 		condition = &[]string{"stopping"}[0]

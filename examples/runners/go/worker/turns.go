@@ -14,8 +14,9 @@ import (
 
 const (
 	openSQL = "SELECT pyworker.open_worker($1, protocol := 1)"
-	workSQL = `SELECT row_to_json(w) FROM pyworker.work($1, $2, $3, $4::text[]::jsonb[], $5::text::jsonb, $6, $7, $8, $9) w`
-	idle    = 2500 * time.Millisecond
+	workSQL = `SELECT row_to_json(w)
+		FROM pyworker.work($1, $2, $3, $4::text[]::jsonb[], $5::text::jsonb, $6, $7, $8, $9) w`
+	idle = 2500 * time.Millisecond
 )
 
 type opened struct {
@@ -25,6 +26,7 @@ type opened struct {
 }
 
 type turning struct {
+	former     int64         // the worker that this one replaces
 	oneByOne   bool          // several reports were refused together
 	doubt      time.Time     // when to ask again what became of a lost answer; zero: there is none
 	gap        time.Duration // and how long after that once more
@@ -56,11 +58,9 @@ func (w *Worker) closeWorker(ctx context.Context, conn *pgx.Conn, worker int64) 
 }
 
 // open registers a worker. The jobs of the former one can be claimed at once.
-func (w *Worker) open(ctx context.Context, conn *pgx.Conn, former int64) error {
-	if former > 0 {
-		if err := w.closeWorker(ctx, conn, former); err != nil {
-			return err
-		}
+func (w *Worker) open(ctx context.Context, conn *pgx.Conn) error {
+	if err := w.closeWorker(ctx, conn, w.former); err != nil {
+		return err
 	}
 	var answer opened
 	sent, info := time.Now(), map[string]any{"name": "go", "pid": os.Getpid(), "task_identifiers": w.tasks}
@@ -71,9 +71,19 @@ func (w *Worker) open(ctx context.Context, conn *pgx.Conn, former int64) error {
 		info["forbidden_flags"] = w.Flags
 	}
 	err := conn.QueryRow(ctx, openSQL, info).Scan(&answer)
+	if sqlstate(err) == "PW006" {
+		w.endWith(exitOld, 0)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.opened, w.beaten = answer, sent
+	return err
+}
+
+// hear is done on each new connection for beats: a notification may have been missed.
+func (w *Worker) hear(ctx context.Context, conn *pgx.Conn) error {
+	defer w.poke()
+	_, err := conn.Exec(ctx, "LISTEN "+pgx.Identifier{w.opened.Channel}.Sanitize())
 	return err
 }
 
@@ -130,19 +140,20 @@ func (w *Worker) turn(ctx context.Context, conn *pgx.Conn) (again time.Duration,
 		}
 	}
 	others := "[" + strings.Join(reports, ",") + "]"
-	rows, err := ask(ctx, conn, workSQL, w.opened.Worker, ids, runs, results, others, room, w.tasks, w.Queues, w.Flags)
+	rows, err := ask(ctx, conn, workSQL,
+		w.opened.Worker, ids, runs, results, others, room, w.tasks, w.Queues, w.Flags)
 	switch code := sqlstate(err); {
 	case err == nil:
 		return w.settle(sent, rows), nil
 	case lost(err):
 		w.doubt, w.gap = time.Now(), time.Second
-	case refused(code) && len(sent) == 1:
+	case isRefused(code) && len(sent) == 1:
 		w.change(func(j *Job) {
 			if j == sent[0] {
 				j.ends(errors.New(err.Error())) // without the PgError's type and text, which may be at fault
 			}
 		})
-	case refused(code):
+	case isRefused(code):
 		w.oneByOne = true
 	}
 	return 0, err

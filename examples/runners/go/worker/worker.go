@@ -41,7 +41,7 @@ type Worker struct {
 	Maintain      time.Duration // how often to call maintain(); 0: another process does
 
 	tasks          []string
-	config         *pgx.ConnConfig
+	config         *pgxpool.Config
 	pool           *pgxpool.Pool // for what handlers call
 	signals        chan os.Signal
 	stopping, over context.Context // told to end; no time is left to report
@@ -58,15 +58,14 @@ type Worker struct {
 
 // Run works until SIGTERM or SIGINT, and returns the exit code. A second signal stops what runs.
 func (w *Worker) Run() int {
-	config, err := pgxpool.ParseConfig(w.URL)
+	config, err := configured(w.URL)
 	if err != nil {
 		log.Print(err)
 		return 2
 	}
 	config.MaxConns = int32(w.Concurrency)
-	tune(config.ConnConfig)
-	w.config, w.tasks = config.ConnConfig, slices.Sorted(maps.Keys(w.Handlers))
-	w.pool, _ = pgxpool.NewWithConfig(context.Background(), config)
+	w.config, w.tasks = config, slices.Sorted(maps.Keys(w.Handlers))
+	w.pool, _ = pgxpool.NewWithConfig(context.Background(), config.Copy())
 	w.wake, w.signals = make(chan struct{}, 1), make(chan os.Signal, 2)
 	signal.Notify(w.signals, syscall.SIGTERM, syscall.SIGINT)
 	var stop, end context.CancelFunc
@@ -99,7 +98,7 @@ func (w *Worker) end(stop, over func()) {
 // endWith ends the process with this code: as a signal does, or as two do.
 func (w *Worker) endWith(code, signals int) {
 	w.mu.Lock()
-	w.code = cmp.Or(w.code, code)
+	w.code = cmp.Or(w.code, code) // the first reason
 	w.mu.Unlock()
 	for range signals {
 		w.signals <- syscall.SIGTERM
@@ -108,45 +107,40 @@ func (w *Worker) endWith(code, signals int) {
 
 // session is one registered worker, until it ends or others may have its jobs.
 func (w *Worker) session() (another bool) {
-	turns, former := newLink(w.config, "0", ""), w.opened.Worker
-	defer turns.close()
-	w.turning = turning{}
-	for opened := false; !opened; {
-		err := turns.do(w.stopping, func(ctx context.Context, conn *pgx.Conn) error { return w.open(ctx, conn, former) })
-		if sqlstate(err) == "PW006" {
-			w.code = exitOld
-		}
-		if opened = err == nil; !opened && (w.code > 0 || w.stopping.Err() != nil) {
+	turns := w.link("0", nil)
+	defer turns.Close()
+	w.turning = turning{former: w.opened.Worker}
+	for turns.do(w.stopping, w.open) != nil {
+		if w.code > 0 || w.stopping.Err() != nil {
 			return false
 		}
 	}
+	beats := w.link("4000", w.hear)
 	ctx, end := context.WithCancelCause(w.over)
-	beats := make(chan *link)
-	go func() { beats <- w.beats(ctx, end) }()
 	go w.guard(ctx, end)
+	var beating sync.WaitGroup
+	beating.Go(func() { w.beats(ctx, end, beats) })
 	w.turns(ctx, end, turns)
 	end(nil)
-	why := context.Cause(ctx)
-	ousted := errors.Is(why, errDead) || errors.Is(why, errSilent)
-	if ousted { // before all else: others may begin these jobs soon
+	if why := context.Cause(ctx); why == errDead || why == errSilent {
 		log.Print(why)
 		w.change((*Job).lose)
 		if w.code == exitDeaf {
 			os.Exit(exitDeaf)
 		}
-	}
-	beat := <-beats
-	defer beat.close()
-	if ousted {
 		for w.has() {
 			<-w.wake
 		}
+		go beats.Close() // after its late answers
 		return w.stopping.Err() == nil
 	}
 	if w.has() {
 		w.code = exitDeaf // no time was left to report
 	}
-	beat.do(w.over, func(ctx context.Context, conn *pgx.Conn) error { return w.closeWorker(ctx, conn, w.opened.Worker) })
+	beating.Wait()
+	beats.do(w.over, func(ctx context.Context, conn *pgx.Conn) error {
+		return w.closeWorker(ctx, conn, w.opened.Worker)
+	})
 	return false
 }
 
