@@ -174,6 +174,15 @@ def network(queue: Running) -> Iterator[Proxy]:
     proxy.close()
 
 
+def test_a_job_whose_claim_was_not_answered_is_handed_back_and_runs(queue: Running, network: Proxy) -> None:
+    network.fault = once("work(", up=False, kinds=b"D")
+    job = queue.add("note")
+    queue.start()
+    assert network.fault.struck.wait(30)
+    queue.until_state("completed", job)
+    assert queue.seen(job) == [(1, None)]
+
+
 def test_a_commit_whose_answer_is_lost_is_asked_about(queue: Running, network: Proxy) -> None:
     network.fault = once("commit", up=False, kinds=b"C", after="finish_job")
     queue.start()

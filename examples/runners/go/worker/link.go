@@ -8,6 +8,7 @@ import (
 	"net"
 	"regexp"
 	"runtime"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -25,7 +26,7 @@ const (
 // only while an old one waits for a late answer.
 type link struct {
 	*pgxpool.Pool
-	tries int
+	tries atomic.Int32
 }
 
 func (w *Worker) link(statementTimeout string, connected func(context.Context, *pgx.Conn) error) *link {
@@ -77,13 +78,13 @@ func (l *link) do(ctx context.Context, call func(context.Context, *pgx.Conn) err
 		}
 		return err
 	})
-	if l.tries++; err == nil || errors.Is(err, errDead) || ctx.Err() != nil {
-		l.tries = 0
+	if err == nil || errors.Is(err, errDead) || ctx.Err() != nil {
+		l.tries.Store(0)
 		return err
 	}
 	log.Printf("the database: %v", err)
 	select {
-	case <-time.After(pause(err, l.tries)):
+	case <-time.After(pause(err, int(l.tries.Add(1)))):
 	case <-ctx.Done():
 	}
 	return err
