@@ -63,7 +63,7 @@ func (w *Worker) Run() int {
 		log.Print(err)
 		return 2
 	}
-	config.MaxConns = int32(w.Concurrency)
+	config.MaxConns = int32(2 * w.Concurrency) // a transaction, and another call during it
 	w.config, w.tasks = config, slices.Sorted(maps.Keys(w.Handlers))
 	w.pool, _ = pgxpool.NewWithConfig(context.Background(), config.Copy())
 	w.wake, w.signals = make(chan struct{}, 1), make(chan os.Signal, 2)
