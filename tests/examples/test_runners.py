@@ -97,6 +97,16 @@ def test_cancel_job_aborts_the_handler_at_once(queue: Running) -> None:
     queue.until_state("cancelled", job)
 
 
+@pytest.mark.torture
+def test_a_handler_that_ignores_its_cancellation_may_complete_its_job(queue: Running) -> None:
+    queue.start()
+    job = queue.add("note", {"ms": 7000})
+    queue.until_begun(job)
+    queue.rows("select pyworker.cancel_job(%s)", job)
+    queue.until("select state <> 'running' from pyworker.get_job(%s)", job)
+    assert queue.job(job, "state") == "completed"
+
+
 def test_a_step_is_done_once_over_all_attempts(queue: Running) -> None:
     queue.rows("select pyworker.define_task('step', backoff => '[0]')")
     queue.start()

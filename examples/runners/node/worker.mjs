@@ -237,7 +237,7 @@ export class Runner {
       const job = this.held.get(keyOf(named))
       if (!job || job.report || job.finished) continue
       if (why === 'lost') this.lose(job, 'the claim is lost')
-      else if (job.begun) this.abort(job, 'cancelled while it was running')
+      else if (job.begun) job.abort.abort(new Error('cancelled while it was running')) // it may ignore it
       else job.report = { do: 'release' }
     }
     return alive.next_in_s
