@@ -22,8 +22,11 @@ create table booked (job_id bigint primary key)"""
 GO = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
 
 
-# What a machine without the network says.
-OFFLINE = ("dial tcp", "i/o timeout", "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")
+# What a tool says without the network, and one that is too old.
+UNAVAILABLE = (
+    *("dial tcp", "i/o timeout", "GOPROXY=off", "requires go >="),
+    *("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT"),
+)
 
 
 def _fetch(*command: str, directory: Path) -> None:
@@ -31,9 +34,9 @@ def _fetch(*command: str, directory: Path) -> None:
     try:
         done = subprocess.run(command, cwd=directory, capture_output=True, timeout=240, text=True)
     except subprocess.TimeoutExpired as error:
-        pytest.skip(f"no packages here: {error}")
-    if done.returncode and any(word in done.stderr for word in OFFLINE):
-        pytest.skip(f"no packages here: {done.stderr}")
+        pytest.skip(f"{command[0]} cannot get packages here: {error}")
+    if done.returncode and any(word in done.stderr for word in UNAVAILABLE):
+        pytest.skip(f"{command[0]} cannot get packages here: {done.stderr}")
     assert done.returncode == 0, done.stderr
 
 
