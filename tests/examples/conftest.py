@@ -82,6 +82,21 @@ def _django(pg_server: Any) -> Iterator[str]:
         yield conninfo_to_dict(dsn)["dbname"]  # type: ignore[misc]
 
 
+@pytest.fixture(scope="session")
+def _migrated(pg_server: Any) -> Iterator[str]:
+    """A database in which pyworker is installed, for copies of it."""
+    with database(pg_server, "migrated") as dsn:
+        Example(ROOT, dsn).python("-m", "pyworker", "migrate")
+        yield conninfo_to_dict(dsn)["dbname"]  # type: ignore[misc]
+
+
+@pytest.fixture
+def migrated(pg_server: Any, _migrated: str) -> Iterator[Example]:
+    """examples/ on a database of its own, in which pyworker is installed."""
+    with database(pg_server, "copy", template=_migrated) as dsn:
+        yield Example(ROOT / "examples", dsn)
+
+
 @pytest.fixture
 def project(pg_server: Any, _django: str) -> Iterator[Example]:
     """Django's example on a database of its own, migrated."""

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,9 @@ class Running:
 
 
 @pytest.fixture
-def queue(example: Callable[[str], Any], tmp_path: Path) -> Iterator[Running]:
-    made = example("")
-    made.python("-m", "pyworker", "migrate")
+def queue(migrated: Any, tmp_path: Path) -> Iterator[Running]:
     (tmp_path / "notes_by_hand.py").write_text(HANDLERS)
-    running = Running(made, tmp_path)
+    running = Running(migrated, tmp_path)
     yield running
     running.conn.close()
     for process in running.processes:

@@ -53,7 +53,8 @@ export class Job {
 
   // Tells the handler to stop; calls `deaf` if it has not stopped after so many seconds.
   stop(why, seconds = GIVE_UP, deaf) {
-    if (this.signal.aborted) return
+    if (this.stopped) return
+    this.stopped = true
     this.abort.abort(new Error(why))
     setTimeout(() => {
       if (this.over) return

@@ -19,6 +19,7 @@ export class Runner {
     this.schema = pg.escapeIdentifier(schema)
     this.pool = new pg.Pool({ ...this.connection, max: this.concurrency * 2 }) // for handlers
     this.pool.on('error', () => {})
+    this.pool.on('connect', client => client.on('error', () => {})) // one that is lost fails its query
     this.held = new Map() // all jobs that this worker has claimed and not reported
     this.running = 0 // handlers, also of jobs that are lost
     this.workAt = this.maintainAt = 0
@@ -195,6 +196,7 @@ export class Runner {
   stop(seconds = this.shutdown_s, code = 0) {
     this.exitCode ||= code
     this.stopping = true
+    log('stopping: the handlers that run have', seconds, 's')
     this.begin() // hands back what has not begun
     this.wakeWork()
     setTimeout(() => {
@@ -238,7 +240,7 @@ export class Runner {
       const job = this.held.get(keyOf(named))
       if (!job || job.report || job.finished) continue
       if (why === 'lost') this.lose(job, 'the claim is lost')
-      else if (job.begun) this.abort(job, 'cancelled while it was running')
+      else if (job.begun) job.abort.abort(new Error('cancelled while it was running')) // it may ignore it
       else job.report = { do: 'release' }
     }
     return alive.next_in_s

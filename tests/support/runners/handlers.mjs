@@ -1,0 +1,52 @@
+// The handlers of tests/examples/test_runners.py for examples/runners/node.
+import { setTimeout as sleep } from 'node:timers/promises'
+import pg from 'pg'
+import { Report, cancel, discard, fail, notStarted, snooze } from "./job.mjs"
+
+const pool = new pg.Pool()
+pool.on('error', () => {})
+const see = (job, told) =>
+  pool.query('insert into seen (job_id, attempts, task, told) values ($1, $2, $3, $4)',
+    [job.id, job.attempts, job.task_identifier, told ?? null])
+
+async function note(payload, job) {
+  await see(job)
+  await sleep(payload.ms ?? 20)
+}
+
+export default {
+  note, deliver: note, in_turn: note,
+  async flaky(payload, job) {
+    await see(job)
+    if (job.attempts === 1) throw new Error('not yet')
+  },
+  async book(payload, job) {
+    await see(job)
+    await job.transaction(async client => {
+      await client.query('insert into booked values ($1)', [job.id])
+      await sleep(20)
+    })
+  },
+  async act({ what, ...members }, job) {
+    await see(job)
+    throw new Report(what, members)
+  },
+  async words({ word }) {
+    throw { snooze: snooze(60), discard: discard('no use'), cancel: cancel('not wanted'),
+      notStarted: notStarted('terminal is off'), fail: fail('boom', { delay_s: 60 }) }[word]
+  },
+  async answer(payload) { return payload },
+  async nul() { return { text: 'a\0b\ud800' } },
+  async step(payload, job) {
+    await see(job, await job.once('mail'))
+    if (job.attempts === 1) throw new Error('again')
+  },
+  async wait(payload, job) {
+    await see(job)
+    await sleep(30000, null, { signal: job.signal })
+  },
+  async deaf(payload, job) {
+    await see(job)
+    await sleep(30000)
+  },
+}
