@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .._db.conformance import Holder
-from .promise import hold, promise
+from .broken import hold
+from .promise import promise
 from .stage import TASK, Played, Stage
 
 
