@@ -52,10 +52,10 @@ from .options import common
 )
 @click.option(
     "--poll-interval",
-    default=2.0,
+    default=2.5,
     show_default=True,
     type=click.FloatRange(0.05),
-    help="Seconds between polls when no notification arrives; at most 2.",
+    help="Seconds between polls when no notification arrives; at most 2.5.",
 )
 @click.option(
     "--max-memory",
