@@ -62,17 +62,10 @@ def drain(site: Site, jobs: int, history: str) -> None:
     site.conn.execute("analyze")
     db = Database(site.conn)
     worker = db.register_worker({})
-    claim = db.claim_call(worker, BATCH, ["noop"], None, None, alone=True)
-    narrow = ("select id, run from " + claim[0].partition(" from ")[2], claim[1])
-    for _ in range(jobs // BATCH // 2):
-        for what, call in (("claim_jobs", claim), ("claim_jobs, of its columns only id and run", narrow)):
-            rows = measured(what, site.conn, lambda call=call: db.send(call).fetchall())
-            report = measured(
-                "writing the report",
-                site.conn,
-                lambda rows=rows: db.finish_call([(*row[:2], None) for row in rows]),
-            )
-            measured(f"finish_jobs, {history}", site.conn, lambda report=report: db.send(report).fetchall())
+    for _ in range(jobs // BATCH):
+        rows = measured("work, claims", site.conn, lambda: db.work(worker, [], [], BATCH, ["noop"]))
+        done = [(row[1], row[2], None) for row in rows[:-1]]
+        measured(f"work, reports, {history}", site.conn, lambda done=done: db.work(worker, done, [], 0))
 
 
 def plain(site: Site, jobs: int) -> None:
@@ -93,7 +86,9 @@ def handlers(task: str, uvloop: bool, batches: int) -> None:
     now = time.time()
     for batch in range(batches):
         ids = range(batch * BATCH, (batch + 1) * BATCH)
-        rows = [(job_id, 1, task, PAYLOAD, 1, 25, 0, now, *NONE, now, "at_least_once", 0) for job_id in ids]
+        rows = [
+            (job_id, 1, task, PAYLOAD, 1, 25, *NONE, "at_least_once", 0, None, now, now) for job_id in ids
+        ]
         before = time.process_time()
         child.handlers.begin(rows)
         while len(child.handlers.outcomes) < BATCH:
