@@ -56,7 +56,7 @@ def go(directory: Path) -> list[str]:
     if not GO:
         pytest.skip("no go here")
     shutil.copytree(RUNNERS / "go", directory)
-    shutil.copy(HERE / "handlers.go", directory)
+    shutil.copy(HERE / "handlers.go", directory / "main.go")
     _fetch(GO, "build", "-o", "runner", ".", directory=directory)
     return [str(directory / "runner")]
 
