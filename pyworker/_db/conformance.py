@@ -55,6 +55,10 @@ class Conformance(Database):
         migrate(self.conn, self.schema)
         self._value(_CONFIGURE, ttl)
 
+    def worker_ttl(self) -> float:
+        """Seconds without a beat after which a worker counts as dead."""
+        return self._value("worker_ttl()").total_seconds()
+
     def drop(self) -> None:
         self.conn.execute(cast("Any", drop_schema_text(self.schema)))
 

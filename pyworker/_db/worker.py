@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any, NamedTuple, cast
 
 from .._payload import to_json

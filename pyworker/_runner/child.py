@@ -46,7 +46,7 @@ from .config import (
 )
 from .connections import Connections
 from .exchange import Exchange, Turn
-from .handlers import NEVER, Handlers
+from .handlers import IF_URGENT, NEVER, Handlers
 from .pace import Pace
 from .shared import Slots
 
@@ -55,8 +55,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pyworker.worker")
 
-LINGER = 0.01  # seconds that outcomes wait for more outcomes while jobs are ready to start
-SOON = 0.005  # seconds to wait for quick handlers after a claim that brought too few jobs
+LINGER = 0.01  # seconds that outcomes wait for more outcomes, or for new jobs to claim in the same turn
 CANCEL_CHECK = 10.0  # seconds between checks for cancelled jobs; a notification triggers one sooner
 RECONCILE = 5.0  # seconds from the first to the second reconciliation after a lost connection
 
@@ -290,7 +289,7 @@ class Child:
         self.handlers.begin(turn.jobs)
         self.pace.learn(room, claimed, reported)
         if claimed < room:
-            self._came_short(claimed > 0, turn.again_in)
+            self.pace.sleep(turn.again_in)
 
     def _room(self, reporting: bool) -> int:
         room = self.pace.room(self.handlers.load, reporting)
@@ -300,16 +299,6 @@ class Child:
         if room:
             self.pace.notified = False
         return room
-
-    def _came_short(self, claimed: bool, again_in: float) -> None:
-        """The claim returned fewer jobs than asked for."""
-        if claimed:  # quick handlers end now, and their report carries another claim
-            self._sleep(SOON, wake_at=sys.maxsize)
-        self.pace.nothing_available = not (self.handlers.outcomes or self.pace.notified)
-        if self.stopping or self.recheck_version:  # the order ended the sleep above: go to the next turn
-            self._wake()
-        elif self.pace.nothing_available:
-            self.pace.sleep(again_in)
 
     def _wait(self) -> None:
         """Wait for a handler's end, a notification, an order, or the time of the next claim."""
@@ -323,12 +312,22 @@ class Child:
         if self.handlers.outcomes and len(self.handlers.ready) > self.pace.prefetch // 2:
             # Other jobs are ready, and reporting many outcomes costs little more than one.
             self._sleep(LINGER, wake_at=self.pace.prefetch // 2)
+        elif self.handlers.outcomes and self._may_linger():
+            # Reporting alone costs a turn. The next job will soon take one, too.
+            self._sleep(LINGER, wake_at=IF_URGENT)
+
+    def _may_linger(self) -> bool:
+        """No job waits for this report, and none for the claim that goes with it."""
+        waits = self.pace.nothing_available and self.handlers.load < self.config.concurrency
+        return waits and not (self.handlers.urgent or self.stopping or self.config.once)
 
     def _sleep(self, timeout: float | None, wake_at: int) -> None:
         assert self.db is not None  # noqa: S101
         conn, handlers = self.db.conn, self.handlers
         handlers.wake_at = wake_at
-        if handlers.outcomes and len(handlers.ready) <= wake_at:
+        if handlers.outcomes and (
+            len(handlers.ready) <= wake_at or (wake_at == IF_URGENT and handlers.urgent)
+        ):
             timeout = 0.0
         with selectors.DefaultSelector() as selector:
             selector.register(self.wake_read, selectors.EVENT_READ)

@@ -35,7 +35,7 @@ log = logging.getLogger("pyworker.worker")
 
 CANCEL_GRACE = 5.0  # seconds from a handler's cancellation until its process is killed
 LAST_WORD = 2.0  # seconds that a broken process has to report outcomes
-NEVER = -1
+NEVER, IF_URGENT = -1, -2  # see wake_at
 
 
 class Handlers:
@@ -66,6 +66,7 @@ class Handlers:
         self._looking = False
         # Filled by handlers, emptied by the turn. deque.append is atomic.
         self.outcomes: deque[Outcome] = deque()
+        self.urgent = False  # other jobs wait for the end of one of these, in its queue or sequence
         self.wake_at = NEVER  # an outcome wakes the turn if at most so many jobs are ready
         self._wake = wake
         self._pid = os.getpid()
@@ -93,6 +94,7 @@ class Handlers:
 
     def collect(self) -> Outcomes:
         outcomes = Outcomes()
+        self.urgent = False
         while self.outcomes:
             outcomes.add(self.outcomes.popleft())
         return outcomes
@@ -322,9 +324,10 @@ class Handlers:
             self.isolated = False
             if self.running.pop((job.id, job.run), None) is None:
                 return []  # it was handed back in the meantime
+            self.urgent = self.urgent or bool(job.queue_name or job.sequence_key)
             self.outcomes.append(outcome)
             begun = self._start()
-        if len(self.ready) <= self.wake_at:
+        if len(self.ready) <= self.wake_at or (self.urgent and self.wake_at == IF_URGENT):
             self.wake_at = NEVER  # wake the turn only once
             self._wake()
         return begun

@@ -18,8 +18,10 @@ QUERY_TIMEOUT = 60.0  # seconds that a schedule's query may take
 
 
 class Duties:
-    """A thread does them on a connection of its own, which it opens for that: a long query or
-    pruning must not delay a heartbeat."""
+    """A thread does them, on a connection of its own that it opens for that.
+
+    A long query or a long pruning must not delay a heartbeat.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config

@@ -16,7 +16,8 @@ import psycopg
 from .._db.conformance import Conformance
 from .._db.connect import first_line
 from . import faults, order, outcomes
-from .promise import PROMISES, Broken, Promise
+from .broken import Broken
+from .promise import PROMISES, Promise
 from .stage import Stage, url_of
 
 LEASE = timedelta(seconds=12)  # the shortest that configure takes

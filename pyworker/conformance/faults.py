@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .._db.conformance import Holder
-from .promise import hold, promise
+from .broken import hold
+from .promise import promise
 from .stage import TASK, Played, Stage
 
 
@@ -164,7 +165,7 @@ def cut_connections(stage: Stage) -> str:
     return f"{cut} connections were cut; {done} jobs are completed, no handler began twice"
 
 
-@promise("What to report", "**An answer of `work` is missing**: on a new connection, call `beat`")
+@promise("What to report", "**An answer of `work` is missing**: on the new connection for `work`, call `beat`")
 def lost_answer(stage: Stage) -> str:
     """A report whose answer is lost is repeated."""
     stage.ready()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .promise import hold, promise
+from .broken import hold
+from .promise import promise
 from .stage import TASK, Played, Stage
 
 

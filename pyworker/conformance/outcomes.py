@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .promise import hold, promise
+from .broken import hold
+from .promise import promise
 from .stage import TIMED, Played, Stage
 
 RESULTS: list[Any] = ["a", "ä € 𝄞", 1, 1.5, 0, True, False, "", [], {}, {"a": [1, None, {"b": "c"}]}]

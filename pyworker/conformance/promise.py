@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .stage import Stage
-
-
-class Broken(Exception):
-    """The worker did not keep the promise; the text is what was observed."""
+from .stage import Stage
 
 
 @dataclass(frozen=True)
@@ -35,8 +29,3 @@ def promise(section: str, says: str) -> Callable[[Callable[[Stage], str]], Calla
         return play
 
     return add
-
-
-def hold(kept: bool, observed: str) -> None:
-    if not kept:
-        raise Broken(observed)

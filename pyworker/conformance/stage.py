@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from .._db.conformance import Conformance
 from .._db.rows import JobRow
-from .promise import Broken, hold
+from .broken import Broken, hold
 
 TASK, TIMED = "conformance", "conformance_timeout"
 
@@ -114,7 +114,7 @@ class Stage:
     def __init__(self, db: Conformance, command: Sequence[str], environment: Mapping[str, str],
                  directory: Path, patience: float) -> None:  # fmt: skip
         self.db, self.patience = db, patience
-        self.ttl_s = db.worker_ttl().total_seconds()
+        self.ttl_s = db.worker_ttl()
         self._command, self._environment, self._directory = command, environment, directory
         self._jobs = 0
         self._processes: list[Process] = []

@@ -132,7 +132,5 @@ def test_once_ends_with_the_reason_when_claims_are_refused(fresh_queue: Any, lim
     fresh_queue.add("note")
     worker = fresh_queue.start("--once", DATABASE_URL=limited)
     assert worker.wait() == 1
-    assert re.search(
-        r"the database refuses: permission denied for function work$", worker.log, re.MULTILINE
-    )
+    assert re.search(r"the database refuses: permission denied for function work$", worker.log, re.MULTILINE)
     assert "Traceback" not in worker.log

@@ -41,7 +41,7 @@ def test_each_call_that_makes_a_job_available_wakes_an_idle_worker(queue: Any) -
 
 
 def start_with_gate(fresh_queue: Any) -> Any:
-    """A worker that stands at gate 1 when it has claimed fewer jobs than it had room for."""
+    """A worker whose turn stands at gate 1 when it has claimed fewer jobs than it had room for."""
     fresh_queue.rows(
         "create or replace function pyworker.seconds_until_due() returns double precision language plpgsql "
         "as "
@@ -63,17 +63,6 @@ def test_a_job_that_is_added_while_a_claim_is_under_way_is_not_overlooked(fresh_
             job_id = fresh_queue.add("note")
             fresh_queue.open_gate(1)
             fresh_queue.until_state("completed", job_id)
-    assert worker.stop() == 0
-
-
-def test_a_job_begins_before_its_worker_asks_how_long_to_sleep(fresh_queue: Any) -> None:
-    worker = start_with_gate(fresh_queue).until_ready()
-    fresh_queue.close_gate(1)
-    job_id = fresh_queue.add("note")
-    fresh_queue.until_waiting(1)
-    fresh_queue.until("select count(*) = 1 from public.seen")
-    fresh_queue.open_gate(1)
-    fresh_queue.until_state("completed", job_id)
     assert worker.stop() == 0
 
 
