@@ -1,4 +1,5 @@
-// The handlers of docs/conformance.md: python -m pyworker.conformance -- go run ./conformance
+// The handlers of docs/conformance.md:
+// go build -o runner ./conformance && python -m pyworker.conformance -- ./runner
 package main
 
 import (
