@@ -60,8 +60,8 @@ func sqlstate(err error) string {
 	return ""
 }
 
-// keep calls step while on() holds, over a connection that it makes again when it is lost.
-func (w *worker) keep(on func() bool, timeout, first string, step func(*pgx.Conn) error) (conn *pgx.Conn) {
+// keep calls step until the worker ends, on a connection that it makes again when it is lost.
+func (w *worker) keep(timeout, first string, step func(*pgx.Conn) error) (conn *pgx.Conn) {
 	config := w.pool.Config().ConnConfig
 	maps.Copy(config.RuntimeParams, map[string]string{
 		"statement_timeout": timeout, "lock_timeout": "0", "idle_session_timeout": "0",
@@ -74,7 +74,7 @@ func (w *worker) keep(on func() bool, timeout, first string, step func(*pgx.Conn
 		return conn.Exec(ctx, first).Close()
 	}
 	var former []*pgx.Conn // the worker's lock is worth keeping until another connection has answered
-	for failures := 0; on(); {
+	for failures := 0; w.over.Err() == nil; {
 		err := error(nil)
 		if conn == nil {
 			conn, err = pgx.ConnectConfig(context.Background(), config)
@@ -129,22 +129,23 @@ func (w *worker) turn(conn *pgx.Conn) (err error) {
 	w.mu.Unlock()
 	switch {
 	case me == nil:
-		err = w.open(conn)
+		return w.open(conn)
 	case doubt:
-		err = w.beat(conn, false, true)
+		return w.beat(conn, false, true)
 	case w.migrated.Swap(false):
 		_, err = ask[any](context.Background(), w, conn, "SELECT pyworker.check_version($1)", schemaVersion)
 	case w.maintain.Swap(false):
 		_, err = ask[any](context.Background(), w, conn, "SELECT pyworker.maintain()")
 	default:
-		err = w.work(conn, me)
+		return w.work(conn, me)
 	}
 	return err
 }
 
 func (w *worker) open(conn *pgx.Conn) error {
 	sent, info := time.Now(), map[string]any{"name": "go", "pid": os.Getpid(), "task_identifiers": w.tasks}
-	answer, err := ask[opened](context.Background(), w, conn, openSQL, info, w.former) // the jobs of the former can be claimed
+	// The jobs of the former worker can be claimed at once.
+	answer, err := ask[opened](context.Background(), w, conn, openSQL, info, w.former)
 	if err == nil {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -225,7 +226,7 @@ func (w *worker) settle(sent []*Job, answer []*row) {
 }
 
 // beats beats once, and does what notifications say until the next time.
-func (w *worker) beats(over context.Context, conn *pgx.Conn) error {
+func (w *worker) beats(conn *pgx.Conn) error {
 	answer := make(chan error, 1)
 	go func() { answer <- w.beat(conn, true, false) }()
 	select {
@@ -236,7 +237,7 @@ func (w *worker) beats(over context.Context, conn *pgx.Conn) error {
 	case <-time.After(6 * time.Second):
 		return errors.New("a beat was not answered")
 	}
-	ctx, cancel := context.WithTimeout(over, time.Duration(w.beatIn.Load()))
+	ctx, cancel := context.WithTimeout(w.over, time.Duration(w.beatIn.Load()))
 	defer cancel()
 	for {
 		note, err := conn.WaitForNotification(ctx)

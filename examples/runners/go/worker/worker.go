@@ -40,9 +40,11 @@ type worker struct {
 	tasks              []string
 	schema             string
 	concurrency        int
-	pool               *pgxpool.Pool // for what handlers call
-	wake               chan struct{} // there may be something to claim or to report
-	migrated, maintain atomic.Bool   // what the next turn has to call
+	pool               *pgxpool.Pool   // for what handlers call
+	wake               chan struct{}   // there may be something to claim or to report
+	over               context.Context // of both loops
+	end                func()
+	migrated, maintain atomic.Bool // what the next turn has to call
 	beatIn             atomic.Int64
 
 	mu       sync.Mutex    // of all below
@@ -82,19 +84,14 @@ func Run(handlers map[string]Handler) int {
 		schema: pgx.Identifier{cmp.Or(os.Getenv("PYWORKER_SCHEMA"), "pyworker")}.Sanitize(),
 	}
 	w.beatIn.Store(int64(time.Second / 5))
+	w.over, w.end = context.WithCancel(context.Background())
 	go w.watch()
-	over, end := context.WithCancel(context.Background())
-	var beating sync.WaitGroup
-	beating.Go(func() {
-		on := func() bool { return over.Err() == nil }
-		beats := func(conn *pgx.Conn) error { return w.beats(over, conn) }
-		if conn := w.keep(on, "4000", "LISTEN "+w.schema, beats); conn != nil {
-			ask[any](context.Background(), w, conn, "SELECT pyworker.close_worker($1)", w.former)
-		}
-	})
-	w.keep(w.hasWork, "0", "", w.turn)
-	end()
-	beating.Wait()
+	beating := make(chan *pgx.Conn)
+	go func() { beating <- w.keep("4000", "LISTEN "+w.schema, w.beats) }()
+	w.keep("0", "", w.turn)
+	if conn := <-beating; conn != nil {
+		ask[any](context.Background(), w, conn, "SELECT pyworker.close_worker($1)", w.former)
+	}
 	return w.code
 }
 
@@ -118,12 +115,6 @@ func (w *worker) watch() {
 	}
 }
 
-func (w *worker) hasWork() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return !w.stopping || len(w.jobs) > 0
-}
-
 // silent: for so long no beat was answered that others may take the jobs. The wall clock goes on
 // while the machine sleeps, and the monotonic one is never set back.
 func (w *worker) silent() bool {
@@ -141,17 +132,19 @@ func (w *worker) isSilent() bool {
 func (w *worker) begin() {
 	w.jobs = slices.DeleteFunc(w.jobs, func(j *Job) bool { return j.gone })
 	for _, j := range w.jobs {
-		if w.stopping && !j.begun && !j.ended {
-			j.end(nil, errReleased)
-		}
 		if j.begun || j.ended {
 			continue
-		}
-		if w.running >= w.concurrency || w.alone || j.Crashes > 0 && w.running > 0 || w.silent() {
+		} else if w.stopping {
+			j.end(nil, errReleased)
+			continue
+		} else if w.running >= w.concurrency || w.alone || j.Crashes > 0 && w.running > 0 || w.silent() {
 			break
 		}
 		w.running, w.alone, j.begun = w.running+1, j.Crashes > 0, true
 		go j.run()
+	}
+	if w.stopping && len(w.jobs) == 0 {
+		w.end()
 	}
 	select {
 	case w.wake <- struct{}{}:
