@@ -1,6 +1,6 @@
 """What the runners of three languages ask of the database, and how fast they drain a queue.
 
-    python bench/protocol.py [--jobs N] [runner …]      by default python, node, go and 4000 jobs
+    python bench/protocol.py [JOBS]      by default 4000
 
 Each runner has 10 handlers and a private server with fsync on. A rate is the jobs that ended between
 the first claim and the last end. The statements are those that pg_stat_statements counts for the
@@ -9,14 +9,13 @@ runner, from its start to the last end; of an idle one, in five seconds.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import DEVNULL
@@ -60,7 +59,7 @@ func main() {
 	}}))
 }
 """
-# The part of --jobs, the payload, more arguments of add_job.
+# The part of JOBS, the payload, more arguments of add_job.
 CASES = {
     "no-op": (1.0, 0, ""),
     "10 ms": (0.5, 10, ""),
@@ -89,12 +88,9 @@ def go(directory: Path) -> list[str]:
     return [str(made / "runner")]
 
 
-RUNNERS: dict[str, Callable[[Path], list[str]]] = {"python": python, "node": node, "go": go}
-
-
 def value(conn: psycopg.Connection[Any], statement: str) -> Any:
     row = conn.execute(statement).fetchone()  # type: ignore[arg-type]
-    return row[0] if row else None
+    return row[0] if row else None  # pyright: ignore[reportUnknownVariableType]
 
 
 def asked(conn: psycopg.Connection[Any]) -> int:
@@ -129,20 +125,14 @@ def drained(server: Server, command: list[str], jobs: int, add: str) -> Iterator
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runners", nargs="*", metavar="runner", help=", ".join(RUNNERS))
-    parser.add_argument("--jobs", type=int, default=4000)
-    options = parser.parse_args()
-    if unknown := set(options.runners) - {*RUNNERS}:
-        parser.error(f"there is no runner {min(unknown)}; there are {', '.join(RUNNERS)}")
+    in_all = int(sys.argv[1]) if sys.argv[1:] else 4000
     with tempfile.TemporaryDirectory() as directory, temporary_server(settings=SETTINGS) as server:
         os.environ["PYTHONPATH"] = f"{directory}:{ROOT}"
-        commands = {name: RUNNERS[name](Path(directory)) for name in options.runners or RUNNERS}
+        here = Path(directory)
+        commands = {"python": python(here), "node": node(here), "go": go(here)}
         for case, (part, payload, more) in CASES.items():
             for name, command in commands.items():
-                jobs, add = int(options.jobs * part), f"pyworker.add_job('note', '{payload}'{more})"
+                jobs, add = int(in_all * part), f"pyworker.add_job('note', '{payload}'{more})"
                 with drained(server, command, jobs, add) as conn:
                     per_job = asked(conn) / jobs
                     lasted = "extract(epoch from max(finished_at) - min(claimed_at))::float"
