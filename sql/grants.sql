@@ -15,8 +15,7 @@ declare
         schema_version}'::text[];
     v_worker constant text[] := v_producer || '{
         define_task, register_worker, update_worker, hold_worker_lock, report_crash,
-        sweep_workers, open_worker, work, beat, close_worker, start_job, cancelled_runs,
-        task_timeouts, worker_ttl, heartbeat,
+        sweep_workers, open_worker, work, beat, close_worker, start_job, worker_ttl, heartbeat,
         unregister_worker, claim_jobs, seconds_until_due, finish_jobs, finish_job,
         was_finished, fail_jobs, snooze_job, snooze_jobs, release_jobs, force_unlock_workers, reconcile,
         promote_jobs, maintain, check_version, get_job, run_schedules, seconds_until_tick,

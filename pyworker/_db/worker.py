@@ -82,6 +82,18 @@ class Worker(Base):
         words = cast("str", why or "").split()
         return Beat(kind == "alive", "unlocked" in words, [w for w in words if w != "unlocked"], next_in_s)
 
+    def runs_to_stop(
+        self, worker_id: int, held: Sequence[tuple[int, int]], lost_answer: bool
+    ) -> list[tuple[int, int]]:
+        """A beat for the jobs that a process holds: those that are cancelled, or no longer its own."""
+        ids, runs = ([job[at] for job in held] for at in (0, 1))
+        source = (
+            f"set_config('pyworker.schedules', 'busy', true), {self._s}.beat("
+            "%s, %s::bigint[], %s::bigint[], lost_answer => %s) b"
+        )
+        stops = f"select b.id, b.run from {source} where b.kind = 'stop'"  # noqa: S608
+        return cast("Any", self._rows(stops, [worker_id, ids, runs, lost_answer]))
+
     def close_worker(self, worker_id: int) -> None:
         self._value("close_worker(%s)", worker_id)
 
@@ -106,10 +118,6 @@ class Worker(Base):
 
     def listen(self) -> None:
         self.conn.execute(cast("Any", f"listen {as_identifier(self.schema)}"))
-
-    def reconcile(self, worker_id: int, jobs: Sequence[tuple[int, int]]) -> list[int]:
-        ids, runs = ([job[at] for job in jobs] for at in (0, 1))
-        return self._value("reconcile(%s, %s::bigint[], %s::bigint[])", worker_id, ids, runs)
 
     def work(
         self,
@@ -149,10 +157,6 @@ class Worker(Base):
             f"unnest(%s::bigint[]) i(id), {self._s}.get_job(i.id) j where j.state = 'discarded' order by j.id"
         )
         return cast("Any", self._rows(f"select j.id, j.reason from {which}", [list(job_ids)]))  # noqa: S608
-
-    def cancelled_runs(self, jobs: Sequence[tuple[int, int]]) -> list[int]:
-        ids, runs = ([job[at] for job in jobs] for at in (0, 1))
-        return self._value("cancelled_runs(%s::bigint[], %s::bigint[])", ids, runs)
 
     def start_job(self, job_id: int, run: int) -> bool:
         return self._value("start_job(%s, %s)", job_id, run)

@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import json
 import logging
+import math
 import os
 import select
 import selectors
@@ -122,7 +123,7 @@ class Child:
         self.stopping = self.aborting = False
         self.recheck_version = False
         self.ask_at = 0.0  # when to check for cancelled jobs
-        self.reconcile_in, self.reconcile_at = 0.0, 0.0
+        self.reconcile_in, self.reconcile_at = 0.0, math.inf
         self.exit_code = 0
 
     # -- orders from the parent --------------------------------------------------------------------
@@ -211,20 +212,24 @@ class Child:
         else:
             db.conn.add_notify_handler(lambda note: self._on_notification(note.payload))
             db.listen()
-        self._reconcile(db)
+        self._look_for_stops(db, lost_answer=True)
         self.db = db
         self.pace.nothing_available = False
 
-    def _reconcile(self, db: Database) -> None:
-        """Drop ready jobs that are no longer ours.
+    def _look_for_stops(self, db: Database, lost_answer: bool) -> None:
+        """Stop the jobs that were cancelled or are no longer ours.
 
-        The database releases jobs that we do not know of.
+        With `lost_answer` the database releases jobs that we do not know of.
         """
-        self.handlers.keep(set(db.reconcile(self.worker_id, self.handlers.known())))
-        # A claim that was in flight when the connection was lost may commit after this: repeat this
-        # check, at growing intervals.
-        self.reconcile_at = time.monotonic() + self.reconcile_in
-        self.reconcile_in = self.reconcile_in * 2 if self.reconcile_in < RECONCILE * 64 else 0.0
+        self.ask_at = time.monotonic() + CANCEL_CHECK
+        if lost_answer:
+            # A claim that was in flight when the connection was lost may commit after this: repeat
+            # this check, at growing intervals.
+            self.reconcile_at = time.monotonic() + (self.reconcile_in or math.inf)
+            self.reconcile_in = self.reconcile_in * 2 if self.reconcile_in < RECONCILE * 64 else 0.0
+        held = self.handlers.known()
+        if held or lost_answer:
+            self.handlers.cancel(set(db.runs_to_stop(self.worker_id, held, lost_answer)))
 
     def _on_notification(self, word: str) -> None:
         if word == "migrate":
@@ -246,8 +251,8 @@ class Child:
         self._check_version(db)
         if self.stopping:
             self.handlers.hand_back(everything=self.aborting)
-        self._check_cancelled(db)
-        self._reconcile_again(db)
+        if min(self.ask_at, self.reconcile_at) <= time.monotonic():
+            self._look_for_stops(db, self.reconcile_at <= time.monotonic())
         outcomes = self.handlers.collect()
         room = 0 if self.stopping else self._room(bool(outcomes))
         if not (outcomes or room):
@@ -271,16 +276,6 @@ class Child:
             except SchemaVersionError as error:
                 log.error("%s. %s", error, error.hint or "")
                 self.stopping, self.exit_code = True, EXIT_DATABASE_NEWER
-
-    def _check_cancelled(self, db: Database) -> None:
-        if time.monotonic() >= self.ask_at:
-            self.ask_at = time.monotonic() + CANCEL_CHECK
-            if mine := self.handlers.uncancelled():
-                self.handlers.cancel(set(db.cancelled_runs(mine)))
-
-    def _reconcile_again(self, db: Database) -> None:
-        if self.reconcile_in and time.monotonic() >= self.reconcile_at:
-            self._reconcile(db)
 
     def _begin(self, turn: Turn, room: int, reported: int) -> None:
         claimed = len(turn.jobs)

@@ -112,11 +112,6 @@ class Handlers:
                 + [outcome[:2] for outcome in self.outcomes]
             )
 
-    def keep(self, held: set[int]) -> None:
-        """Drop ready jobs that are not in `held`: their claims are lost."""
-        with self.lock:
-            self.ready = deque(job for job in self.ready if job.id in held)
-
     def hand_back(self, everything: bool) -> None:
         """Release the ready jobs, with `everything` also the running ones.
 
@@ -130,21 +125,18 @@ class Handlers:
                 self.handed_back.extend(self.running.values())
                 self.running.clear()
 
-    def uncancelled(self) -> list[tuple[int, int]]:
-        with self.lock:
-            return [(job.id, job.run) for job in (*self.running.values(), *self.ready) if not job.cancelled]
-
-    def cancel(self, gone: set[int]) -> None:
+    def cancel(self, runs: set[tuple[int, int]]) -> None:
         """Cancel these jobs, or jobs that are no longer ours.
 
         Release the ready ones, and tell the handlers of the running ones.
         """
         with self.lock:
-            for job in [job for job in self.ready if job.id in gone]:
+            for job in [job for job in self.ready if (job.id, job.run) in runs]:
                 self.ready.remove(job)
                 self._release([job])  # if it is still ours, the database ends it as cancelled
-            for job in [job for job in self.running.values() if job.id in gone and not job.cancelled]:
-                self._cancel(job)
+            for run in runs & self.running.keys():
+                if not self.running[run].cancelled:
+                    self._cancel(self.running[run])
 
     def leave(self) -> None:
         """Record that no handler is to blame for the end of this process."""

@@ -165,7 +165,9 @@ def cut_connections(stage: Stage) -> str:
     return f"{cut} connections were cut; {done} jobs are completed, no handler began twice"
 
 
-@promise("What to report", "**An answer of `work` is missing**: on the new connection for `work`, call `beat`")
+@promise(
+    "What to report", "**An answer of `work` is missing**: on the new connection for `work`, call `beat`"
+)
 def lost_answer(stage: Stage) -> str:
     """A report whose answer is lost is repeated."""
     stage.ready()

@@ -96,7 +96,7 @@ def idle(stage: Stage) -> str:
     return f"{rate:g} statements a second"
 
 
-@promise("beat: alive, and what must stop", "Call again within `next_in_s` (0 to 1)")
+@promise("beat: alive, and what must stop", "Call again within `next_in_s` (0 to 2)")
 def beat(stage: Stage) -> str:
     """The worker beats while its handlers run."""
     stage.ready()

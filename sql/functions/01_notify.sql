@@ -171,7 +171,8 @@ begin
         (select greatest(extract(epoch from j.due_at - clock()), 0)
          from live_jobs j where j.due_at > v_due_from order by j.due_at, j.id limit 1),
         case when _worker_is_polling() then 0.01 end,
-        case when (select s.last_value from silent_before s) > v_xmin and _unnotified_adds_are_open() then
+        case when pg_sequence_last_value('silent_before'::regclass) > v_xmin
+                  and _unnotified_adds_are_open() then
             _growing((select to_timestamp(s.last_value / 1000.0) from silent_at s)) end,
         -- A promotion left this request: another session has the queue, sequence or job locked.
         (select _growing(w.at) from promotion_requests w

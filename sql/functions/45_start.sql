@@ -1,5 +1,5 @@
 -- 45_start: what a worker calls between the claim and the first effect of a handler: start_job and
--- once, for effects that must not happen twice; cancelled_runs and task_timeouts.
+-- once, for effects that must not happen twice.
 
 -- Makes the commit of this transaction wait for the disk, so that a crash cannot undo it. Leaves a
 -- setting that waits for more (remote_apply) as it is.
@@ -54,32 +54,3 @@ comment on function once(text) is
     'then do what must not be done twice. A second caller waits for the first one''s transaction, '
     'and gets true if that one rolled back. Under REPEATABLE READ and SERIALIZABLE it may raise '
     '40001. Errors: PW001. (McKinley: at least once up to this call, at most once after it.)';
-
-create or replace function cancelled_runs(job_ids bigint[], runs bigint[]) returns bigint[]
-    language plpgsql stable security definer set search_path from current
-    set enable_seqscan = off set jit = off
-as $$
-begin
-    return array(
-        select i.id from unnest(job_ids, runs) i(id, run)
-        where not exists (
-            select from live_jobs j
-            where j.id = i.id and j.run = i.run and j.state = 'running' and j.cancel_requested_at is null));
-end;
-$$;
-comment on function cancelled_runs(bigint[], bigint[]) is
-    'The ids of the jobs whose runs should stop: cancel_job was called for them, or their claim '
-    'is lost. A worker calls it when it is notified (''cancel'') and periodically, and tells its '
-    'handlers.';
-
-create or replace function task_timeouts(task_identifiers text[])
-    returns table (identifier text, timeout interval)
-    language plpgsql stable security definer set search_path from current
-as $$
-begin
-    return query select t.identifier, t.timeout from tasks t
-    where t.identifier = any (task_identifiers) and t.timeout is not null;
-end;
-$$;
-comment on function task_timeouts(text[]) is
-    'How long the handlers of these tasks may run; only tasks that have a timeout (define_task).';

@@ -72,11 +72,13 @@ def test_a_transaction_whose_commit_never_arrived_is_rolled_back_and_its_job_tri
     assert [row.run for row in queue.seen(job_id)] == [queue.job(job_id).run]  # the last one
 
 
+# A turn that only claims sets synchronous_commit first.
+CLAIM, REPORT = ", pyworker.work(", "from pyworker.work("
 LOST_CLAIMS = {
-    "no answer": once("claim_jobs", False, b"D"),
-    "half an answer": once("claim_jobs", False, b"D", spare=3),
-    "all but its end": once("claim_jobs", False, b"C"),
-    "begun, not executed": once("claim_jobs", True, b"E"),
+    "no answer": once(CLAIM, False, b"D"),
+    "half an answer": once(CLAIM, False, b"D", spare=3),
+    "all but its end": once(CLAIM, False, b"C"),
+    "begun, not executed": once(CLAIM, True, b"E"),
 }
 
 
@@ -106,7 +108,7 @@ def test_a_claim_that_arrives_after_its_worker_has_turned_elsewhere_strands_no_j
         if (
             not message.up
             or held.is_set()
-            or not (kept[0].link is message.link if kept else "claim_jobs" in message.about)
+            or not (kept[0].link is message.link if kept else ".work(" in message.about)
         ):
             return True
         kept.append(message)
@@ -134,7 +136,7 @@ def test_a_claim_that_arrives_after_its_worker_has_turned_elsewhere_strands_no_j
 
 @pytest.mark.parametrize(
     "lost",
-    [once("finish_jobs", False, b"D"), once("finish_jobs", False, b"C"), once("finish_jobs", True, b"B")],
+    [once(REPORT, False, b"D"), once(REPORT, False, b"C"), once(REPORT, True, b"B")],
     ids=["no answer", "all but its end", "never arrived"],
 )
 def test_a_job_whose_end_was_reported_into_the_void_is_not_run_again(
@@ -219,7 +221,7 @@ def test_a_control_connection_that_has_gone_silent_is_replaced_and_no_worker_is_
 
 
 def test_the_connection_of_a_child_that_has_gone_silent_is_replaced(queue: Any, network: Proxy) -> None:
-    word = "claim_jobs"
+    word = ".work("
     worker = queue.start("--dsn", network.dsn, "--concurrency", "1").until_ready()
     queue.until_so("it is there", lambda: any(network.asked(word)))
     first = set(network.asked(word))
@@ -242,7 +244,7 @@ def test_the_connection_for_schedules_that_has_gone_silent_is_replaced(queue: An
 
     network.fault = fault
     worker = queue.start("--dsn", network.dsn, "--concurrency", "1").until_ready()
-    queue.rows("select pyworker.add_schedule('s', '0 * * * *', 'note')")
+    queue.rows("select pyworker.add_schedule('s', '0 * * * *', 'note', backfill => '1 hour')")
     queue.rows("update pyworker.schedule_entries set next_at = date_trunc('minute', pyworker.clock())")
     queue.until("select true from public.seen where task = 'note'")
     assert (len(silenced), "starting another" in worker.log) == (1, False)
@@ -302,7 +304,7 @@ def test_a_connection_that_is_lost_as_soon_as_it_is_there_is_not_made_again_at_o
     many = threading.Semaphore(0)
 
     def fault(message: Message) -> bool:
-        if message.up and "claim_jobs" in message.about:
+        if message.up and ".work(" in message.about:
             message.link.cut()
             many.release()
             return False

@@ -26,7 +26,7 @@ WORKER = PRODUCER | {
     "promote_jobs", "maintain",
     "check_version", "get_job", "update_worker", "hold_worker_lock", "report_crash", "sweep_workers",
     "worker_ttl", "start_job",
-    "cancelled_runs", "task_timeouts", "run_schedules", "seconds_until_tick", "declare_schedules",
+    "run_schedules", "seconds_until_tick", "declare_schedules",
     "parse_crontab", "next_runs",
     "describe_cron", "was_finished", "worker_health",
     "open_worker", "work", "beat", "close_worker", "snooze_jobs",
