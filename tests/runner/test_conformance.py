@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from pyworker.conformance.__main__ import IN_ORDER
-from tests.support import PYTHONPATH, ROOT
+from tests.support import PYTHONPATH, ROOT, runners
 
 PYTHON = [sys.executable, "-m", "pyworker", "run", "pyworker.conformance.tasks", "--no-uvloop"]
 MINIMAL = [sys.executable, "minimal_worker.py", "conformance_handlers"]
@@ -88,16 +88,8 @@ def minimal(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def _installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not (shutil.which("node") and shutil.which("npm")):
-        pytest.skip("no node or no npm here")
     directory = tmp_path_factory.mktemp("node") / "runner"
-    shutil.copytree(ROOT / "examples" / "runners" / "node", directory,
-                    ignore=shutil.ignore_patterns("node_modules"))  # fmt: skip
-    npm = ["npm", "install", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error"]
-    try:
-        subprocess.run(npm, cwd=directory, capture_output=True, timeout=120, check=True)
-    except subprocess.SubprocessError as error:
-        pytest.skip(f"npm cannot install pg: {error}")
+    runners.node(directory)
     return directory
 
 
@@ -105,6 +97,12 @@ def _installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def node(_installed: Path, tmp_path: Path) -> Path:
     """A copy of the Node runner, with its package."""
     return Path(shutil.copytree(_installed, tmp_path / "runner", symlinks=True))
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command that starts the Go runner."""
+    return runners.go(tmp_path_factory.mktemp("go") / "runner", "./conformance")
 
 
 def but(*names: str) -> list[str]:
@@ -119,6 +117,11 @@ def test_the_python_runner_keeps_the_promises_that_take_no_waiting(play: Any) ->
 
 def test_the_node_runner_keeps_the_promises_that_take_no_waiting(play: Any, node: Path) -> None:
     played = play(NODE, *but(*SLOW), cwd=node)
+    assert (played.code, played.broken) == (0, {}), played.output
+
+
+def test_the_go_runner_keeps_the_promises_that_take_no_waiting(play: Any, go: list[str]) -> None:
+    played = play(go, *but(*SLOW))
     assert (played.code, played.broken) == (0, {}), played.output
 
 
@@ -222,6 +225,12 @@ def test_the_python_runner_keeps_all_promises(play: Any) -> None:
 @pytest.mark.torture
 def test_the_node_runner_keeps_all_promises(play: Any, node: Path) -> None:
     played = play(NODE, cwd=node)
+    assert (played.code, len(played.kept)) == (0, len(IN_ORDER)), played.output
+
+
+@pytest.mark.torture
+def test_the_go_runner_keeps_all_promises(play: Any, go: list[str]) -> None:
+    played = play(go)
     assert (played.code, len(played.kept)) == (0, len(IN_ORDER)), played.output
 
 

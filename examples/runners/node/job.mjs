@@ -32,7 +32,7 @@ export class Job {
   async perform(handler) {
     let timer
     try {
-      const start = () => this.runner.ask('start_job($1, $2)', [this.id, this.run]).catch(() => false)
+      const start = () => this.runner.ask('start_job($1, $2)', this.id, this.run).catch(() => false)
       if (this.delivery === 'at_most_once' && !((await start()) && this.mayBegin)) return { do: 'release' }
       const late = () => this.runner.abort(this, `timed out after ${this.timeout_s} s`)
       if (this.timeout_s) timer = setTimeout(late, Math.min(this.timeout_s * 1000, 2 ** 31 - 1))
@@ -65,7 +65,7 @@ export class Job {
 
   // True once for this name, over all runs of the job.
   once(name) {
-    return this.runner.ask('once($1, $2, $3)', [this.id, this.run, name])
+    return this.runner.ask('once($1, $2, $3)', this.id, this.run, name)
   }
 
   // A transaction that also completes the job: all of it commits, or nothing.
@@ -77,10 +77,11 @@ export class Job {
       const result = await work(client)
       const finish = `select ${this.runner.schema}.finish_job($1, $2), pg_current_xact_id()::text as id`
       const { rows: [transaction] } = await client.query(finish, [this.id, this.run])
-      await client.query('commit').catch(async error => {
-        if (!(await this.committed(transaction.id))) throw error
-      })
       this.finished = true
+      await client.query('commit').catch(async error => {
+        this.finished = await this.committed(transaction.id)
+        if (!this.finished) throw error
+      })
       broken = false
       return result
     } finally {
@@ -91,7 +92,7 @@ export class Job {
   // The COMMIT was not answered.
   async committed(transaction) {
     for (;;) {
-      const call = this.runner.ask('was_finished($1, $2, $3::xid8)', [this.id, this.run, transaction])
+      const call = this.runner.ask('was_finished($1, $2, $3::xid8)', this.id, this.run, transaction)
       const answer = await call.catch(() => null)
       if (answer !== null) return answer
       await sleep(100)

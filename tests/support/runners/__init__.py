@@ -51,13 +51,13 @@ def node(directory: Path) -> list[str]:
     return ["node", str(directory / "run.mjs"), str(directory / "handlers.mjs")]
 
 
-def go(directory: Path) -> list[str]:
-    """The same for the Go runner."""
+def go(directory: Path, package: str = ".") -> list[str]:
+    """The same for the Go runner, or for the other program of its module."""
     if not GO:
         pytest.skip("no go here")
     shutil.copytree(RUNNERS / "go", directory)
-    shutil.copy(HERE / "handlers.go", directory)
-    _fetch(GO, "build", "-o", "runner", ".", directory=directory)
+    shutil.copy(HERE / "handlers.go", directory / "main.go")
+    _fetch(GO, "build", "-o", "runner", package, directory=directory)
     return [str(directory / "runner")]
 
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os"
 	"time"
 
 	"example.org/pyworker/worker"
@@ -47,6 +48,10 @@ func secondTime(job *worker.Job, why string) (any, error) {
 		return nil, errors.New(why)
 	}
 	return nil, nil
+}
+
+func main() {
+	os.Exit(worker.Run(handlers))
 }
 
 var handlers = map[string]worker.Handler{

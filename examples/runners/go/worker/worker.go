@@ -7,150 +7,109 @@ import (
 	"errors"
 	"log"
 	"maps"
+	"net"
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
-	grace    = 3 * time.Second // for a handler that must stop: with stop_after_s, less than ttl_s
-	exitDeaf = 70              // a handler did not stop
-	exitOld  = 56              // this database and this runner do not fit
+	prefetch = 10               // jobs that wait here, besides those that run
+	patience = 25 * time.Second // for handlers that run when the worker is told to end
+	grace    = 2 * time.Second  // for a handler that must stop: with stop_after_s, less than ttl_s
+	exitOld  = 56               // this database and this runner do not fit
+	exitDeaf = 70               // a handler did not stop, or the database does not answer
 )
 
-var (
-	errDead   = errors.New("this worker was declared dead")
-	errSilent = errors.New("the database has not answered for too long")
-)
+type opened struct {
+	Worker     int64
+	StopAfterS float64 `json:"stop_after_s"`
+}
 
-// Worker claims jobs and calls their handlers.
-type Worker struct {
-	URL           string // "": PGHOST and its kin
-	Handlers      map[string]Handler
-	Concurrency   int           // handlers that run at once
-	Prefetch      int           // jobs that wait here besides
-	Queues, Flags []string      // the queues to take jobs of, nil: all; the flags of jobs to leave alone
-	Pooler        bool          // there is a transaction pooler between
-	Patience      time.Duration // for handlers that run when the worker is told to end
-	Maintain      time.Duration // how often to call maintain(); 0: another process does
+type worker struct {
+	handlers           map[string]Handler
+	tasks              []string
+	schema             string
+	concurrency        int
+	pool               *pgxpool.Pool   // for what handlers call
+	wake               chan struct{}   // there may be something to claim or to report
+	over               context.Context // of both loops
+	end                func()
+	migrated, maintain atomic.Bool // what the next turn has to call
+	beatIn             atomic.Int64
 
-	tasks          []string
-	config         *pgxpool.Config
-	pool           *pgxpool.Pool // for what handlers call
-	signals        chan os.Signal
-	stopping, over context.Context // told to end; no time is left to report
-	wake           chan struct{}   // there may be something to claim, to report or to forget
-
-	mu     sync.Mutex
-	opened opened
-	jobs   []*Job    // in the order of their claims
-	beaten time.Time // when the last beat that was answered was sent
-	code   int
-
-	turning // of the goroutine that calls work
+	mu       sync.Mutex    // of all below
+	opened   *opened       // nil: the next turn opens a worker
+	former   int64         // the worker that was opened last
+	jobs     []*Job        // claimed and not reported, in the order of their claims
+	running  int           // handlers, also those of lost jobs
+	alone    bool          // the handler that runs may end its process
+	beaten   time.Time     // when the last beat that was answered was sent
+	again    time.Time     // when to claim again
+	doubt    time.Time     // when to ask again what became of a lost answer; zero: there is none
+	gap      time.Duration // and how long after that once more
+	oneByOne bool          // several reports were refused together
+	stopping bool
+	code     int
 }
 
 // Run works until SIGTERM or SIGINT, and returns the exit code. A second signal stops what runs.
-func (w *Worker) Run() int {
-	config, err := configured(w.URL)
-	if err != nil {
-		log.Print(err)
-		return 2
+func Run(handlers map[string]Handler) int {
+	concurrency, wrong := strconv.Atoi(cmp.Or(os.Getenv("PYWORKER_RUN_CONCURRENCY"), "10"))
+	config, err := pgxpool.ParseConfig(os.Getenv("DATABASE_URL"))
+	if err = cmp.Or(err, wrong); err != nil {
+		log.Fatal(err)
 	}
-	config.MaxConns = int32(2 * w.Concurrency) // a transaction, and another call during it
-	w.config, w.tasks = config, slices.Sorted(maps.Keys(w.Handlers))
-	w.pool, _ = pgxpool.NewWithConfig(context.Background(), config.Copy())
-	w.wake, w.signals = make(chan struct{}, 1), make(chan os.Signal, 2)
-	signal.Notify(w.signals, syscall.SIGTERM, syscall.SIGINT)
-	var stop, end context.CancelFunc
-	w.stopping, stop = context.WithCancel(context.Background())
-	w.over, end = context.WithCancel(context.Background())
-	go w.end(stop, end)
-	for w.session() {
+	alive := net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3}
+	config.ConnConfig.DialFunc = (&net.Dialer{KeepAliveConfig: alive}).DialContext
+	config.ConnConfig.ConnectTimeout = 5 * time.Second
+	config.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+	config.MaxConns = int32(2 * concurrency) // a transaction, and another call during it
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		log.Fatal(err)
+	}
+	w := &worker{
+		handlers: handlers, tasks: slices.Sorted(maps.Keys(handlers)), concurrency: concurrency,
+		pool: pool, wake: make(chan struct{}, 1),
+		schema: pgx.Identifier{cmp.Or(os.Getenv("PYWORKER_SCHEMA"), "pyworker")}.Sanitize(),
+	}
+	w.beatIn.Store(int64(time.Second / 5))
+	w.over, w.end = context.WithCancel(context.Background())
+	go w.watch()
+	beating := make(chan *pgx.Conn)
+	go func() { beating <- w.keep("4000", "LISTEN "+w.schema, w.beats) }()
+	w.keep("0", "", w.turn)
+	if conn := <-beating; conn != nil {
+		ask[any](context.Background(), w, conn, "SELECT pyworker.close_worker($1)", w.former)
 	}
 	return w.code
 }
 
-func (w *Worker) end(stop, over func()) {
-	<-w.signals
-	stop()
-	w.change((*Job).handBack)
-	log.Print("stopping: the handlers that run may end")
-	select {
-	case <-w.signals:
-	case <-time.After(w.Patience):
-	}
-	w.change(func(j *Job) {
-		if j.busy() {
-			j.stop(errStopped)
-		}
-	})
-	time.Sleep(2 * grace)
-	over()
-}
-
-// endWith ends the process with this code: as a signal does, or as two do.
-func (w *Worker) endWith(code, signals int) {
-	w.mu.Lock()
-	w.code = cmp.Or(w.code, code) // the first reason
-	w.mu.Unlock()
-	for range signals {
-		w.signals <- syscall.SIGTERM
-	}
-}
-
-// session is one registered worker, until it ends or others may have its jobs.
-func (w *Worker) session() (another bool) {
-	turns := w.link("0", nil)
-	defer turns.Close()
-	w.turning = turning{former: w.opened.Worker}
-	for turns.do(w.stopping, w.open) != nil {
-		if w.code > 0 || w.stopping.Err() != nil {
-			return false
-		}
-	}
-	beats := w.link("4000", w.hear)
-	ctx, end := context.WithCancelCause(w.over)
-	go w.guard(ctx, end)
-	var beating sync.WaitGroup
-	beating.Go(func() { w.beats(ctx, end, beats) })
-	w.turns(ctx, end, turns)
-	end(nil)
-	if why := context.Cause(ctx); why == errDead || why == errSilent {
-		log.Print(why)
-		w.change((*Job).lose)
-		if w.code == exitDeaf {
-			os.Exit(exitDeaf)
-		}
-		for w.has() {
-			<-w.wake
-		}
-		go beats.Close() // after its late answers
-		return w.stopping.Err() == nil
-	}
-	if w.has() {
-		w.code = exitDeaf // no time was left to report
-	}
-	beating.Wait()
-	beats.do(w.over, func(ctx context.Context, conn *pgx.Conn) error {
-		return w.closeWorker(ctx, conn, w.opened.Worker)
-	})
-	return false
-}
-
-// guard ends the session when beats remain unanswered.
-func (w *Worker) guard(ctx context.Context, end context.CancelCauseFunc) {
-	for ctx.Err() == nil {
-		time.Sleep(200 * time.Millisecond)
-		w.mu.Lock()
-		if w.silent() {
-			end(errSilent)
+// watch waits for signals, and for a database that does not answer.
+func (w *worker) watch() {
+	signals, patience := make(chan os.Signal, 2), patience
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	for {
+		select {
+		case <-signals:
+			w.mu.Lock()
+			w.stop(patience, 0)
+			patience = 0
+		case <-time.After(200 * time.Millisecond):
+			w.mu.Lock()
+			if w.silent() {
+				w.dead(errors.New("the database does not answer"))
+			}
 		}
 		w.mu.Unlock()
 	}
@@ -158,61 +117,64 @@ func (w *Worker) guard(ctx context.Context, end context.CancelCauseFunc) {
 
 // silent: for so long no beat was answered that others may take the jobs. The wall clock goes on
 // while the machine sleeps, and the monotonic one is never set back.
-func (w *Worker) silent() bool {
+func (w *worker) silent() bool {
 	since := max(time.Since(w.beaten), time.Now().Round(0).Sub(w.beaten.Round(0)))
-	return since >= seconds(w.opened.StopAfterS)
+	return w.opened != nil && since >= seconds(w.opened.StopAfterS)
 }
 
-// change does this to all jobs, forgets those that are done, and begins what may begin.
-func (w *Worker) change(do func(*Job)) {
+func (w *worker) isSilent() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	return w.silent()
+}
+
+// begin forgets jobs, and starts the handlers of those that wait. The caller holds the lock, as of all below.
+func (w *worker) begin() {
+	w.jobs = slices.DeleteFunc(w.jobs, func(j *Job) bool { return j.gone })
 	for _, j := range w.jobs {
-		do(j)
-	}
-	w.jobs = slices.DeleteFunc(w.jobs, func(j *Job) bool { return j.state == done })
-	busy, alone := w.load()
-	for _, j := range w.jobs {
-		if j.state != waiting {
+		if j.begun || j.ended {
 			continue
-		}
-		if busy >= w.Concurrency || alone || j.Crashes > 0 && busy > 0 || w.silent() {
+		} else if w.stopping {
+			j.end(nil, errReleased)
+			continue
+		} else if w.running >= w.concurrency || w.alone || j.Crashes > 0 && w.running > 0 || w.silent() {
 			break
 		}
-		j.state, busy, alone = running, busy+1, j.Crashes > 0
+		w.running, w.alone, j.begun = w.running+1, j.Crashes > 0, true
 		go j.run()
 	}
-	w.poke()
-}
-
-// load: how many handlers run, and whether one of them has to run alone.
-func (w *Worker) load() (busy int, alone bool) {
-	for _, j := range w.jobs {
-		if j.busy() {
-			busy, alone = busy+1, alone || j.Crashes > 0
-		}
+	if w.stopping && len(w.jobs) == 0 {
+		w.end()
 	}
-	return busy, alone
-}
-
-func (w *Worker) has() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.jobs) > 0
-}
-
-func (w *Worker) poke() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
 	}
 }
 
-// deaf: this handler does not stop. Only the end of the process stops it, before its next run if it can.
-func (w *Worker) deaf(j *Job, why error) {
-	log.Printf("job %d, %s, does not stop: %v", j.ID, j.Task, why)
-	if errors.Is(why, errLost) {
-		os.Exit(exitDeaf)
+// dead: other workers have the jobs, or may have them soon.
+func (w *worker) dead(why error) {
+	log.Print(why)
+	w.opened = nil
+	for _, j := range w.jobs {
+		j.lose()
 	}
-	go w.endWith(exitDeaf, 2)
+	w.begin()
 }
+
+// stop ends the worker. The handlers that run have so much time.
+func (w *worker) stop(patience time.Duration, code int) {
+	log.Printf("stopping: the handlers that run have %v", patience)
+	w.stopping, w.code = true, cmp.Or(w.code, code)
+	w.begin()
+	time.AfterFunc(patience, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, j := range w.jobs {
+			j.stop(errReleased)
+		}
+		time.AfterFunc(10*time.Second, func() { os.Exit(exitDeaf) })
+	})
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
