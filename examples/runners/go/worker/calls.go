@@ -235,7 +235,7 @@ func (w *worker) beats(conn *pgx.Conn) error {
 			return err
 		}
 	case <-time.After(6 * time.Second):
-		return errors.New("a beat was not answered")
+		return errors.New("no answer to a beat within 6 s")
 	}
 	ctx, cancel := context.WithTimeout(w.over, time.Duration(w.beatIn.Load()))
 	defer cancel()
