@@ -61,7 +61,7 @@ def drain(site: Site, jobs: int, history: str) -> None:
     site.fill(jobs)
     site.conn.execute("analyze")
     db = Database(site.conn)
-    worker = db.register_worker({})
+    worker = db.open_worker({})["worker"]
     for _ in range(jobs // BATCH):
         rows = measured("work, claims", site.conn, lambda: db.work(worker, [], [], BATCH, ["noop"]))
         done = [(row[1], row[2], None) for row in rows[:-1]]

@@ -221,12 +221,12 @@ class Queue:
         So a jump of the clock cannot expire it.
         """
         with self._database() as db:
-            worker_id = db.register_worker({"name": "pyworker.testing"})
+            worker_id = db.open_worker({"name": "pyworker.testing"})["worker"]
             try:
                 with closing(_Worker(db, self._config, worker_id)) as worker:
                     yield worker
             finally:
-                db.unregister_worker(worker_id)
+                db.close_worker(worker_id)
 
     def introduce(self) -> None:
         """Write the options and schedules (@cron) of tasks to the database.

@@ -97,9 +97,6 @@ class Worker(Base):
     def close_worker(self, worker_id: int) -> None:
         self._value("close_worker(%s)", worker_id)
 
-    def register_worker(self, info: Mapping[str, Any]) -> int:
-        return self._value("register_worker(%s::jsonb)", json.dumps(info))
-
     def update_worker(self, worker_id: int, info: Mapping[str, Any]) -> None:
         self._value("update_worker(%s, %s::jsonb)", worker_id, json.dumps(info))
 
@@ -176,9 +173,6 @@ class Worker(Base):
     def report_crash(self, worker_id: int, jobs: Sequence[tuple[int, int]], error: str) -> None:
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))
         self._value("report_crash(%s, %s::bigint[], %s::bigint[], %s)", worker_id, ids, runs, error)
-
-    def unregister_worker(self, worker_id: int) -> None:
-        self._value("unregister_worker(%s)", worker_id)
 
     def maintain(self) -> dict[str, int] | None:
         return self._value("maintain()")

@@ -312,9 +312,10 @@ class Child:
             self._sleep(LINGER, wake_at=IF_URGENT)
 
     def _may_linger(self) -> bool:
-        """No job waits for this report, and none for the claim that goes with it."""
+        """No job waits for this report or for the claim that goes with it, and no crash is near."""
         waits = self.pace.nothing_available and self.handlers.load < self.config.concurrency
-        return waits and not (self.handlers.urgent or self.stopping or self.config.once)
+        calm = not (self.handlers.urgent or self.handlers.isolated)
+        return waits and calm and not (self.stopping or self.config.once)
 
     def _sleep(self, timeout: float | None, wake_at: int) -> None:
         assert self.db is not None  # noqa: S101

@@ -66,7 +66,7 @@ class Handlers:
         self._looking = False
         # Filled by handlers, emptied by the turn. deque.append is atomic.
         self.outcomes: deque[Outcome] = deque()
-        self.urgent = False  # other jobs wait for the end of one of these, in its queue or sequence
+        self.urgent = False  # an outcome is to be reported at once: see _ended
         self.wake_at = NEVER  # an outcome wakes the turn if at most so many jobs are ready
         self._wake = wake
         self._pid = os.getpid()
@@ -316,7 +316,8 @@ class Handlers:
             self.isolated = False
             if self.running.pop((job.id, job.run), None) is None:
                 return []  # it was handed back in the meantime
-            self.urgent = self.urgent or bool(job.queue_name or job.sequence_key)
+            # Others wait for its end in its queue or sequence, or a crash now would make it `lost`.
+            self.urgent |= bool(job.queue_name or job.sequence_key) or job.delivery == "at_most_once"
             self.outcomes.append(outcome)
             begun = self._start()
         if len(self.ready) <= self.wake_at or (self.urgent and self.wake_at == IF_URGENT):

@@ -331,9 +331,9 @@ class Parent:
         self.respawn_at.clear()
         self.kill_at = time.monotonic() + self.config.shutdown_timeout
         patience = self.config.shutdown_timeout
-        self._say("stopping (%s): running jobs have %g seconds, the rest is handed back", why, patience)
         for child in self.children.values():
             child.tell("stop")
+        self._say("stopping (%s): running jobs have %g seconds, the rest is handed back", why, patience)
 
     def _escalate(self) -> None:
         """Order the children to hand everything back; the next time, kill the remaining ones.
