@@ -228,7 +228,8 @@ class Child:
             self.reconcile_at = time.monotonic() + (self.reconcile_in or math.inf)
             self.reconcile_in = self.reconcile_in * 2 if self.reconcile_in < RECONCILE * 64 else 0.0
         held = self.handlers.known()
-        if held or lost_answer:
+        # A beat extends the worker's lease, which a parent that stands still must not keep.
+        if lost_answer or (held and not self.slots.expired()):
             self.handlers.cancel(set(db.runs_to_stop(self.worker_id, held, lost_answer)))
 
     def _on_notification(self, word: str) -> None:

@@ -101,7 +101,7 @@ def test_a_claim_that_arrives_after_its_worker_has_turned_elsewhere_strands_no_j
 ) -> None:
     """It was on its way when the connection was lost, and the worker compared notes with the
     database before it got there."""
-    held, go_on = threading.Event(), threading.Event()
+    held, go_on, arrived = threading.Event(), threading.Event(), threading.Event()
     kept: list[Message] = []
 
     def fault(message: Message) -> bool:
@@ -117,6 +117,7 @@ def test_a_claim_that_arrives_after_its_worker_has_turned_elsewhere_strands_no_j
             message.link.cut(message.link.client)
             go_on.wait()
             message.link.server.sendall(b"".join(each.raw for each in kept))
+            arrived.wait()  # the end of the connection must not overtake it
         return False
 
     worker = queue.start("--dsn", network.dsn, "--concurrency", "1").until_ready()
@@ -128,6 +129,7 @@ def test_a_claim_that_arrives_after_its_worker_has_turned_elsewhere_strands_no_j
     second = queue.add("note")
     go_on.set()
     queue.until_state("running", second)
+    arrived.set()
     queue.open_gate(1)
     queue.until_state("completed", first, second)
     assert len(queue.seen(second)) == 1
