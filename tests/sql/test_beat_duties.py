@@ -132,7 +132,7 @@ def test_maintain_is_due_again_the_sooner_the_more_it_found(
         api.rows("select from pyworker.permanently_fail_jobs(array(select id from pyworker.jobs))")
         clock.advance(seconds=2)
     assert api.maintain()["pruned"] == found
-    assert low <= api.value(IN_SECONDS) <= high
+    assert low <= api.value(IN_SECONDS) < high + 0.001  # it is kept in whole milliseconds, rounded
 
 
 def test_a_maintenance_that_takes_long_is_not_called_for_again_at_once(
