@@ -59,6 +59,11 @@ create type _job_request as (
     delivery text
 );
 
+create type _left as (
+    ready boolean,
+    due_in_s double precision
+);
+
 create type _look as (
     ready boolean,
     promotes boolean,

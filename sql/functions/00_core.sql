@@ -164,16 +164,27 @@ begin
 end;
 $$;
 
--- Merges the worker's rows in claims from run `since` to before `run` into one row with the jobs
--- that it still holds, but leaves rows that an open transaction has written or locked. The session
--- remembers `run`, and merges again after 50 times as long as this took, at least 0.25 s.
-create or replace function _tidy_claims(worker_id bigint, since bigint, run bigint) returns void
+-- True if this session has tidied the claims of this worker a moment ago. The setting has the
+-- worker, the run of its claim at that time, and the run until which that is recent.
+create or replace function _claims_are_tidy(worker_id bigint, run bigint) returns boolean
+    language sql stable
+    return case when starts_with(current_setting('pyworker.claims_tidied', true), '{' || worker_id || ',')
+                then run between (current_setting('pyworker.claims_tidied')::bigint[])[2]
+                             and (current_setting('pyworker.claims_tidied')::bigint[])[3]
+                else false end;
+
+-- Merges the worker's rows in claims from before `run` into one row with the jobs that it still
+-- holds, but leaves rows that an open transaction has written or locked. It begins at the run of the
+-- time before. The next time is after 50 times as long as this took, at least 0.25 s.
+create or replace function _tidy_claims(worker_id bigint, run bigint) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
     set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_began constant timestamptz := clock_timestamp();
+    v_tidied constant bigint[] := nullif(current_setting('pyworker.claims_tidied', true), '')::bigint[];
+    v_since constant bigint := case when v_tidied[1] = worker_id then v_tidied[2] else 0 end;
     v_pause bigint;
 begin
     -- Under REPEATABLE READ, a row that another session has merged since would raise 40001.
@@ -182,7 +193,7 @@ begin
             delete from claims c
             where c.ctid = any (array(
                 select t.ctid from claims t
-                where t.worker_id = _tidy_claims.worker_id and t.run >= coalesce(since, 0)
+                where t.worker_id = _tidy_claims.worker_id and t.run >= v_since
                   and t.run < _tidy_claims.run
                 for update skip locked))
             returning c.job_ids, c.seen),

@@ -28,27 +28,27 @@ create or replace function _worker_is_listening() returns boolean
             date_part('epoch', clock_timestamp()) * 1000,
             pg_sequence_last_value('not_listening_until'::regclass)), false);
 
--- Notifies the workers, if one is waiting and they are not polling.
+-- Notifies the workers, if one is waiting and they are not polling. While a turn settles its reports
+-- (pyworker.turn), the notification waits: the turn sends it when it has claimed, if it has not taken
+-- the jobs itself.
 create or replace function _notify_workers() returns void
-    language plpgsql set search_path from current
-as $$
-begin
-    if _worker_is_listening() and not _worker_is_polling() then
-        perform _send_notification();
-    end if;
-end;
-$$;
-
--- `set pyworker.notify = off` is for callers that PREPARE TRANSACTION: it fails after a NOTIFY. While
--- a turn settles its reports (pyworker.turn), the notification waits: the turn sends it when it has
--- claimed, if it has not taken the jobs itself.
-create or replace function _send_notification() returns void
     language plpgsql set search_path from current
 as $$
 begin
     if current_setting('pyworker.turn', true) <> '' then
         perform set_config('pyworker.turn', 'notify', true);
-    elsif current_setting('pyworker.notify', true) is distinct from 'off' then
+    elsif _worker_is_listening() and not _worker_is_polling() then
+        perform _send_notification();
+    end if;
+end;
+$$;
+
+-- `set pyworker.notify = off` is for callers that PREPARE TRANSACTION: it fails after a NOTIFY.
+create or replace function _send_notification() returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    if current_setting('pyworker.notify', true) is distinct from 'off' then
         perform pg_notify(current_schema(), '');
     end if;
 end;
@@ -158,26 +158,9 @@ $$;
 
 create or replace function seconds_until_due() returns double precision
     language plpgsql security definer set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
-declare
-    v_xmin bigint := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
-    v_due_from timestamptz := case when current_setting('pyworker.walk_due', true) <> ''
-        then _walked_due() else '-infinity' end;
-    v_requests_from bigint := case when current_setting('pyworker.walk_requests', true) <> ''
-        then _walked_requests() else 0 end;
 begin
-    return least(
-        (select greatest(extract(epoch from j.due_at - clock()), 0)
-         from live_jobs j where j.due_at > v_due_from order by j.due_at, j.id limit 1),
-        case when _worker_is_polling() then 0.01 end,
-        case when pg_sequence_last_value('silent_before'::regclass) > v_xmin
-                  and _unnotified_adds_are_open() then
-            _growing((select to_timestamp(s.last_value / 1000.0) from silent_at s)) end,
-        -- A promotion left this request: another session has the queue, sequence or job locked.
-        (select _growing(w.at) from promotion_requests w
-         where w.id > v_requests_from and w.after is null order by w.id limit 1),
-        _seconds_until_full_walk());
+    return (_what_is_left(false)).due_in_s;
 end;
 $$;
 comment on function seconds_until_due() is
@@ -187,6 +170,39 @@ comment on function seconds_until_due() is
     'that may have added jobs without a notification, or that has locked a queue, a sequence or a '
     'job whose turn it is; up to 2 while the session skips the beginning of an index that it has '
     'read. Null if none applies: then claim again within 2.5 seconds.';
+
+-- What is left after a claim that got fewer jobs than its worker asked for. `due_in_s`: see
+-- seconds_until_due. `ready`, only if `asks_ready`: true if a job may be ready that the claim did not
+-- take: it belongs to other workers, or another session has it locked. This looks at the first 100
+-- only.
+create or replace function _what_is_left(asks_ready boolean, out what _left)
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+declare
+    v_walks constant boolean := _walks_are_kept();
+    v_due_from constant timestamptz := case when v_walks then _walked_due() else '-infinity' end;
+    v_requests_from constant bigint := case when v_walks then _walked_requests() else 0 end;
+begin
+    select least(
+            (select greatest(extract(epoch from j.due_at - clock()), 0)
+             from live_jobs j where j.due_at > v_due_from order by j.due_at, j.id limit 1),
+            case when _worker_is_polling() then 0.01 end,
+            case when pg_sequence_last_value('silent_before'::regclass)
+                          > pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+                      and _unnotified_adds_are_open() then
+                _growing((select to_timestamp(s.last_value / 1000.0) from silent_at s)) end,
+            -- A promotion left this request: another session has the queue, sequence or job locked.
+            (select _growing(w.at) from promotion_requests w
+             where w.id > v_requests_from and w.after is null order by w.id limit 1),
+            case when v_walks then _seconds_until_full_walk() end),
+        v_walks or (
+            select bool_or(r.state = 'available') or count(*) = 100
+            from (select j.state from live_jobs j where asks_ready and j.ready_at is not null
+                  order by j.priority, j.ready_at, j.id limit 100) r)
+    into what.due_in_s, what.ready;
+end;
+$$;
 
 -- Seconds until the next poll for an open transaction: as long as it has been open since then,
 -- between 0.02 and 0.25. So workers poll often for a short transaction, and seldom for a long one.

@@ -88,15 +88,12 @@ begin
 end;
 $$;
 
--- True if the session remembers a walk that has not expired. If all have expired, it forgets them.
-create or replace function _walks_are_kept() returns boolean
+-- If all walks have expired, forgets them; else returns true.
+create or replace function _forget_expired_walks() returns boolean
     language plpgsql set search_path from current
 as $$
 begin
-    if concat(current_setting('pyworker.walk_claim', true), current_setting('pyworker.walk_due', true),
-              current_setting('pyworker.walk_requests', true)) = '' then
-        return false;
-    elsif _seconds_until_full_walk() is not null then
+    if _seconds_until_full_walk() is not null then
         return true;
     end if;
     perform set_config('pyworker.walk_' || n.name, '', false)
@@ -104,6 +101,14 @@ begin
     return false;
 end;
 $$;
+
+-- True if the session remembers a walk that has not expired.
+create or replace function _walks_are_kept() returns boolean
+    language sql volatile
+    return case when concat(current_setting('pyworker.walk_claim', true),
+                            current_setting('pyworker.walk_due', true),
+                            current_setting('pyworker.walk_requests', true)) = '' then false
+                else _forget_expired_walks() end;
 
 -- Seconds until the session walks from the head again, so that an idle worker claims at that time.
 -- Null if it remembers no place.
@@ -113,10 +118,6 @@ as $$
 declare
     v_until timestamptz;
 begin
-    if concat(current_setting('pyworker.walk_claim', true), current_setting('pyworker.walk_due', true),
-              current_setting('pyworker.walk_requests', true)) = '' then
-        return null;
-    end if;
     select min((nullif(current_setting('pyworker.walk_' || n.name, true), '')::_walk).until) into v_until
     from unnest(array['claim', 'due', 'requests']) n(name)
     where (nullif(current_setting('pyworker.walk_' || n.name, true), '')::_walk).until > clock_timestamp();

@@ -84,6 +84,8 @@ begin
         select distinct 'queue:' || q.name from unnest(queue_names) q(name);
         perform _notify_workers();
         return;
+    elsif cardinality(queue_names) > 1 then
+        queue_names := array(select distinct q.name from unnest(queue_names) q(name));
     end if;
     -- A queue with more than 100 slots is left to the next promotion, which counts its running jobs
     -- once for all ends until then. So is a batch of more than 200 queues: PostgreSQL has room for

@@ -215,8 +215,8 @@ as $$
 declare
     v_claimed constant integer := coalesce(cardinality(found.admitted), 0);
 begin
-    if v_claimed > 0 then
-        perform _tidy_claims_at_times(worker_id, found.run);
+    if v_claimed > 0 and not _claims_are_tidy(worker_id, found.run) then
+        perform _tidy_claims(worker_id, found.run);
     end if;
     if found.full_queues <> '{}' then
         begin
@@ -333,21 +333,6 @@ begin
         from unnest(spans) s
         where (s.to_priority, s.to_ready_at, s.to_id) > (priorities[v_last], ready_ats[v_last], ids[v_last])
         order by s.priority, s.ready_at, s.id);
-end;
-$$;
-
--- Tidies the claims of this worker, unless this session did so a moment ago.
-create or replace function _tidy_claims_at_times(worker_id bigint, run bigint) returns void
-    language plpgsql set search_path from current
-as $$
-declare
-    -- The worker, the run of its last claim at that time, and the run until which that is recent.
-    v_tidied constant bigint[] := nullif(current_setting('pyworker.claims_tidied', true), '')::bigint[];
-begin
-    if v_tidied[1] = worker_id and run between v_tidied[2] and v_tidied[3] then
-        return;
-    end if;
-    perform _tidy_claims(worker_id, case when v_tidied[1] = worker_id then v_tidied[2] end, run);
 end;
 $$;
 

@@ -3,15 +3,10 @@
 
 -- Makes the commit of this transaction wait for the disk, so that a crash cannot undo it. Leaves a
 -- setting that waits for more (remote_apply) as it is.
-create or replace function _commit_durably() returns void
-    language plpgsql set search_path from current
-as $$
-begin
-    if current_setting('synchronous_commit') not in ('on', 'remote_apply') then
-        perform set_config('synchronous_commit', 'on', true);
-    end if;
-end;
-$$;
+create or replace function _commit_durably() returns text
+    language sql volatile
+    return case when current_setting('synchronous_commit') not in ('on', 'remote_apply')
+                then set_config('synchronous_commit', 'on', true) end;
 
 create or replace function start_job(job_id bigint, run bigint) returns boolean
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off

@@ -22,6 +22,12 @@ begin
     if v_ended.keys is not null then
         perform _release_unique_keys(v_ended.keys);
     end if;
+    if v_ended.halted is not null then
+        insert into sequence_halts
+        select h.key, h.job_id, 'cancelled', clock()
+        from unnest(v_ended.halted, v_ended.halting) h(key, job_id)
+        on conflict do nothing;
+    end if;
     if v_ended.sequences is not null then
         perform _promote_next(v_ended.sequences);
     end if;
@@ -34,28 +40,27 @@ begin
     end if;
     if v_left <> '{}' then
         insert into promotion_requests (lane)
-        select 'queue:' || l.queue_name from unnest(v_left) l(queue_name);
+        select distinct 'queue:' || l.queue_name from unnest(v_left) l(queue_name);
         perform _notify_workers();
     end if;
     return coalesce(v_ended.ids, '{}');
 end;
 $$;
 
--- Moves the jobs and halts their sequences, in one statement. It locks rows in the order of their
--- ids, and matches them by id and run, never by position, since an add may have moved a row
--- meanwhile. `queues`: those of running jobs; `left_queues`: those of jobs that a claim could take.
+-- Moves the jobs, in one statement. It locks rows in the order of their ids, and matches them by id
+-- and run, never by position, since an add may have moved a row meanwhile. `queues`: those of running
+-- jobs; `left_queues`: those of jobs that a claim could take; `halted`: the sequences that the jobs
+-- `halting` halt.
 create or replace function _move_to_history(
     job_ids bigint[], runs bigint[], final_state text, results jsonb[], close_reason text, error text,
     out ids bigint[], out dropped bigint[], out keys bytea[], out sequences text[], out queues text[],
-    out left_queues text[])
+    out left_queues text[], out halted text[], out halting bigint[])
     language plpgsql set search_path from current
 as $$
 declare
     v_now timestamptz := clock();
     -- A producer replaces the jobs. (A handler that cancels with this reason gives an error, too.)
     v_replaced boolean := coalesce(close_reason = 'replaced' and error is null, false);
-    v_retention interval := (select case final_state when 'completed' then s.completed_retention
-                                    else s.cancelled_retention end from settings s);
 begin
     with item as materialized (
         select i.id, i.run, i.result from unnest(job_ids, runs, results) i(id, run, result) order by i.id),
@@ -65,8 +70,12 @@ begin
         delete from live_jobs j using item i
         where j.id between i.id and i.id and (runs is null or (j.run = i.run and j.state = 'running'))
         returning j.*, i.result as new_result,
+                  -- A job that gives way to another one (superseded or replaced) does not halt.
+                  final_state = 'cancelled' and j.sequence_key is not null and not j.continue_on_cancelled
+                  and j.superseded is null and not v_replaced as halts,
                   coalesce((select t.retention from tasks t where t.identifier = j.task_identifier),
-                           v_retention) as retention),
+                           (select case final_state when 'completed' then s.completed_retention
+                                   else s.cancelled_retention end from settings s)) as retention),
     kept as (
         insert into finished_jobs (
             id, worker_id, run, attempts, state, claimed_at, updated_at, started_at, cancel_requested_at,
@@ -80,14 +89,7 @@ begin
                e.unique_key, e.unique_recheck, e.sequence_key, e.continue_on_cancelled,
                e.continue_on_discarded, coalesce(error, e.last_error), close_reason, v_now,
                v_now + e.retention, e.new_result, e.payload
-        from ended e where e.retention > interval '0'),
-    halted as (
-        -- A job that gives way to another one (superseded or replaced) does not halt its sequence.
-        insert into sequence_halts
-        select e.sequence_key, e.id, 'cancelled', v_now from ended e
-        where final_state = 'cancelled' and e.sequence_key is not null and not e.continue_on_cancelled
-          and e.superseded is null and not v_replaced
-        on conflict do nothing)
+        from ended e where e.retention > interval '0')
     select array_agg(e.id),
            -- Only these jobs can have rows in errors: an error is also the job's last_error, until
            -- an add with its key clears that and raises the revision.
@@ -96,11 +98,12 @@ begin
            -- Not the key of a job that is being replaced: its successor has it.
            array_agg(e.unique_key) filter (
                where e.retention = interval '0' and e.unique_key is not null and not v_replaced),
-           array_agg(distinct e.sequence_key) filter (where e.sequence_head),
-           array_agg(distinct e.queue_name) filter (where e.queue_name is not null and e.state = 'running'),
-           array_agg(distinct e.queue_name) filter (
-               where e.queue_name is not null and e.state = 'available' and e.ready_at is not null)
-    into ids, dropped, keys, sequences, queues, left_queues
+           array_agg(e.sequence_key) filter (where e.sequence_head),
+           array_agg(e.queue_name) filter (where e.queue_name is not null and e.state = 'running'),
+           array_agg(e.queue_name) filter (
+               where e.queue_name is not null and e.state = 'available' and e.ready_at is not null),
+           array_agg(e.sequence_key) filter (where e.halts), array_agg(e.id) filter (where e.halts)
+    into ids, dropped, keys, sequences, queues, left_queues, halted, halting
     from ended e;
 end;
 $$;

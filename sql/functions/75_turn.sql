@@ -52,8 +52,9 @@ as $$
 #variable_conflict use_column
 declare
     v_refused _report;
-    v_turn text := ''; -- see _send_notification
+    v_turn text; -- see _notify_workers
     v_claimed integer := 0;
+    v_left _left;
 begin
     if _has_reports(worker_id, done_ids, done_runs, done_results, reports, max_jobs) then
         perform _commit_durably();
@@ -77,15 +78,18 @@ begin
         from claim_jobs(work.worker_id, max_jobs, task_identifiers, queue_names, forbidden_flags) j;
         get diagnostics v_claimed = row_count;
     end if;
-    if v_turn = 'notify' and (v_claimed = max_jobs or _ready_jobs_are_left()) then
-        perform _send_notification();
+    if v_claimed < max_jobs then
+        v_left := _what_is_left(v_turn = 'notify');
+    end if;
+    if v_turn = 'notify' and (v_claimed = max_jobs or v_left.ready) then
+        perform _notify_workers();
     end if;
     kind := 'turn';
     id := null;
     run := null;
     why := null;
     again_in_s := case when max_jobs = 0 then 2.5 when v_claimed = max_jobs then 0
-                       else least(seconds_until_due(), 2.5) end;
+                       else least(v_left.due_in_s, 2.5) end;
     return next;
 end;
 $$;
@@ -103,8 +107,7 @@ comment on function work(
     'a turn without reports does not wait for the disk, as claim_jobs. Errors: PW004 if the '
     'worker is unknown, closed or was declared dead, and nothing of the call counts; PW001.';
 
--- True if a turn has reports. Errors of a turn as a whole: PW001, PW004. (claim_jobs looks at the
--- worker, too: its error undoes the reports.)
+-- True if a turn has reports. Errors of a turn as a whole: PW001, PW004.
 create or replace function _has_reports(
     worker_id bigint, done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb,
     max_jobs integer)
@@ -125,9 +128,10 @@ begin
     elsif jsonb_typeof(reports) <> 'array' then
         raise exception 'work: reports must be a JSON array of objects, got %', jsonb_typeof(reports)
             using errcode = 'PW001';
-    elsif max_jobs = 0 and not exists (
-            select from workers w where w.id = _has_reports.worker_id and _is_registered(w)) then
-        perform _refuse_worker(worker_id);
+    elsif max_jobs = 0 then -- else the claim looks at the worker
+        if not exists (select from workers w where w.id = _has_reports.worker_id and _is_registered(w)) then
+            perform _refuse_worker(worker_id);
+        end if;
     end if;
     return v_done > 0 or coalesce(reports <> '[]', false);
 end;
@@ -183,14 +187,16 @@ create or replace function _settle_reports(
     language plpgsql set search_path from current
 as $$
 declare
+    v_mixed boolean := reports <> '[]' or array_position(done_runs, null) > 0;
     v_done bigint[];
 begin
-    if reports <> '[]' or array_position(done_runs, null) > 0
-       or cardinality(done_ids) > 1
-          and cardinality(done_ids) > (select count(distinct d.id) from unnest(done_ids) d(id)) then
+    if v_mixed is not true and cardinality(done_ids) > 1 then -- may name two runs of one job
+        v_mixed := cardinality(done_ids) > (select count(distinct d.id) from unnest(done_ids) d(id));
+    end if;
+    if v_mixed then
         return _settle_mixture(done_ids, done_runs, done_results, reports);
     end if;
-    -- The common turn: completed jobs, each named once.
+    -- The common turn: completed jobs only.
     v_done := finish_jobs(done_ids, done_runs, done_results);
     if cardinality(v_done) = cardinality(done_ids) then
         return '{}'::_report[];
@@ -246,20 +252,6 @@ begin
         left join unnest(v_counts) c on c.position = r.position
         where c.position is null or c.verb = 'snooze' and c.id <> all (v_snoozed)
         order by r.position);
-end;
-$$;
-
--- True if a job may be ready that the last claim did not take: it belongs to other workers, or
--- another session has it locked. Looks at the first 100 only.
-create or replace function _ready_jobs_are_left() returns boolean
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
-as $$
-begin
-    return current_setting('pyworker.walk_claim', true) <> '' or (
-        select coalesce(bool_or(r.state = 'available') or count(*) = 100, false)
-        from (select j.state from live_jobs j where j.ready_at is not null
-              order by j.priority, j.ready_at, j.id limit 100) r);
 end;
 $$;
 

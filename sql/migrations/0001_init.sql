@@ -185,6 +185,12 @@ create type _look as (
     oldest_request bigint    -- the promotion request that the last one left
 );
 
+-- What is left after a claim.
+create type _left as (
+    ready boolean,               -- jobs that it did not take
+    due_in_s double precision    -- the worker must claim again then
+);
+
 -- A claim's walk along the ready jobs (private).
 create type _claim_walk as (
     kept _walk,              -- what the session remembers

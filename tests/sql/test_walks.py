@@ -82,6 +82,29 @@ def test_nor_does_one_that_comes_back_short(noted: Any, api: Any, worker: int) -
     noted.rollback()
 
 
+def test_nor_does_it_look_again_at_what_has_ended_under_an_old_snapshot(
+    api: Any, actor: Callable[[], Any], worker: int
+) -> None:
+    read = "select pyworker._entries_read('pyworker.live_jobs_ready')"
+    old, a = actor(), actor()
+    old.begin("repeatable read")
+    old.rows("select 1 from pyworker.jobs")
+    jobs = add(api, MANY + 3)
+    api.finish(*ids(api.claim_jobs(worker, MANY)))
+
+    def walked(job: int) -> int:
+        a.begin()
+        before = a.value(read)
+        assert ids(a.claim_jobs(worker, 1)) == [job]
+        count = a.value(read) - before
+        a.commit()
+        prolong(a)
+        return count
+
+    assert walked(jobs[MANY]) > MANY
+    assert max(walked(job) for job in jobs[MANY + 1 :]) < 200
+
+
 def test_a_more_urgent_job_never_waits_for_a_walk_from_the_head(noted: Any, api: Any, worker: int) -> None:
     """Nor does one of a priority that stands between two that the session knows."""
     urgent = add(api, 1, priority=-3) + add(api, 1, priority=-1)
