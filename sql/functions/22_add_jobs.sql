@@ -312,7 +312,7 @@ $$;
 -- Adds all specs that are not in `jobs`, in one statement and in their order.
 create or replace function _insert_jobs(requests _job_request[], jobs job[], ids bigint[], now timestamptz)
     returns setof job
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_places_are_kept boolean := _places_are_kept();

@@ -4,7 +4,8 @@
 
 create or replace function promote_jobs() returns integer
     language plpgsql security definer set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_began timestamptz := clock_timestamp();

@@ -73,6 +73,7 @@ comment on function cancel_job(bigint, boolean) is
 
 create or replace function delete_job(job_id bigint) returns job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_row live_jobs := _lock_job('delete_job', job_id);

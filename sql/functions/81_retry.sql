@@ -307,6 +307,7 @@ create or replace function reschedule_jobs(
     job_ids bigint[], run_at timestamptz default null, priority integer default null,
     attempts integer default null, max_attempts integer default null) returns setof job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_now timestamptz := clock();

@@ -1,0 +1,88 @@
+"""A session plans the statements of a function once. On a new database PostgreSQL believes for long that
+a plan with the values in it is cheaper: each call would plan again, which costs more than the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.api import ids
+
+TURN = "select * from pyworker.work(%s, %s::bigint[], %s::bigint[], null, null, 10, array['t'])"
+
+
+def turn(api: Any, worker: int, **more: Any) -> Callable[[], Any]:
+    """A turn that reports the job of the turn before and claims one."""
+    held: list[list[int] | None] = [None, None]
+
+    def call() -> None:
+        api.add_job("t", **more)
+        jobs = [row for row in api.rows(TURN, [worker, *held]) if row.kind == "job"]
+        held[:] = [[row.id for row in jobs], [row.run for row in jobs]]
+
+    return call
+
+
+def claimed(api: Any, worker: int) -> Any:
+    job = api.add_job("t")
+    (claim,) = api.claim_jobs(worker, 1)
+    assert claim.id == job.id
+    return claim
+
+
+def due(api: Any, clock: Any) -> None:
+    api.add_job("later", run_at=api.at("1 second"))
+    clock.advance(seconds=2)
+    assert api.promote_jobs() == 1
+
+
+VERBS: dict[str, Callable[[Any, int, Any], Callable[[], Any]]] = {
+    "add_job": lambda api, worker, clock: lambda: api.add_job("t"),
+    "add_job with a key": lambda api, worker, clock: lambda: api.add_job("t", job_key="k"),
+    "add_job, unique": lambda api, worker, clock: lambda: api.add_job("t", unique_policy={"keys": ["args"], "on_conflict": "ignore"}),
+    "add_jobs": lambda api, worker, clock: lambda: api.add_jobs([{"identifier": "t"}]),
+    "promote_jobs": lambda api, worker, clock: lambda: due(api, clock),
+    "a turn": lambda api, worker, clock: turn(api, worker),
+    "a turn with a serial queue": lambda api, worker, clock: turn(api, worker, queue_name="q"),
+    "a turn with a sequence": lambda api, worker, clock: turn(api, worker, sequence_policy={"key": "s"}),
+    "a turn with nothing to do": lambda api, worker, clock: lambda: api.rows(TURN, [worker, None, None]),
+    "beat": lambda api, worker, clock: lambda: api.beat(worker),
+    "fail_jobs": lambda api, worker, clock: lambda: api.fail(claimed(api, worker), delay="1 day"),
+    "delete_job": lambda api, worker, clock: lambda: api.delete_job(api.add_job("t").id),
+    "cancel_job": lambda api, worker, clock: lambda: api.cancel_job(api.add_job("t").id),
+    "reschedule_jobs": lambda api, worker, clock: lambda: api.reschedule_jobs(
+        ids([api.add_job("t")]), priority=3
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def plans(api: Any) -> Iterator[list[str]]:
+    """What PostgreSQL plans for this session, as it happens."""
+    made: list[str] = []
+    api.rows("set client_min_messages = log; set log_planner_stats = on")
+    api.conn.add_notice_handler(
+        lambda notice: made.append("plan") if notice.message_primary == "PLANNER STATISTICS" else None
+    )
+    yield made
+    api.rows("reset client_min_messages; reset log_planner_stats")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_session_does_not_plan_a_functions_statements_again(
+    api: Any, worker: int, clock: Any, plans: list[str], verb: str
+) -> None:
+    call = VERBS[verb](api, worker, clock)
+    for _ in range(15):
+        call()
+    before = len(plans)
+    api.conn.execute("select 1", prepare=False)
+    assert len(plans) == before + 1, "the server says when it plans"
+    counts = []
+    for _ in range(3):
+        before = len(plans)
+        call()
+        counts.append(len(plans) - before)
+    assert counts == [0, 0, 0]
