@@ -41,7 +41,9 @@ def due(api: Any, clock: Any) -> None:
 VERBS: dict[str, Callable[[Any, int, Any], Callable[[], Any]]] = {
     "add_job": lambda api, worker, clock: lambda: api.add_job("t"),
     "add_job with a key": lambda api, worker, clock: lambda: api.add_job("t", job_key="k"),
-    "add_job, unique": lambda api, worker, clock: lambda: api.add_job("t", unique_policy={"keys": ["args"], "on_conflict": "ignore"}),
+    "add_job, unique": lambda api, worker, clock: lambda: api.add_job(
+        "t", unique_policy={"keys": ["args"], "on_conflict": "ignore"}
+    ),
     "add_jobs": lambda api, worker, clock: lambda: api.add_jobs([{"identifier": "t"}]),
     "promote_jobs": lambda api, worker, clock: lambda: due(api, clock),
     "a turn": lambda api, worker, clock: turn(api, worker),
