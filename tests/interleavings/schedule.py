@@ -46,7 +46,8 @@ class Actor:
 
     session: Session
     level: str
-    script: list[str]  # the last one is commit or rollback
+    script: list[str]
+    end: int  # the position of its commit or rollback
     done: bool = False
     next: int = 0  # in the script
     count: int = 0
@@ -62,15 +63,15 @@ class Actor:
         if at is not None:
             step = steps.steps[at]
             touches = step.touches
-            if self.level != "read committed":
+            if self.level != "read committed" and self.next <= self.end:
                 # Its snapshot is that of the first call; what was committed since can only be in the way.
                 touches = frozenset(t for t in touches if t[0] != "read")
             if not self.began and writes(touches):
                 touches |= {("begin", "transactions")}
             return f"{step.function}:{step.line}", step.text, touches, None
         statement = self.script[self.next]
-        if self.next == len(self.script) - 1:
-            return statement, statement, frozenset(), self.wrote
+        if self.next == self.end:
+            return statement, statement, frozenset(), self.wrote if statement == "commit" else frozenset()
         first = self.level != "read committed" and self.next == 0
         return "call", statement, frozenset({("snapshot", "*")} if first else ()), None
 
@@ -90,8 +91,8 @@ class Actor:
         """Its session has stopped: between two statements it may have come to the end."""
         if not self.session.active and self.next > len(self.answers):
             self.answers.append(self.session.answer)
-            if self.session.answer.sqlstate and self.next < len(self.script):
-                self.next = len(self.script) - 1  # the transaction has failed
+            if self.session.answer.sqlstate and self.next < self.end:
+                self.next = self.end  # the transaction has failed
             self.done = self.next == len(self.script)
 
 

@@ -66,7 +66,7 @@ class Session:
 
     def __init__(self, dsn: str, n: int, controller: Controller) -> None:
         self.n, self.controller = n, controller
-        options = f"-c pyworker_steps.session={n} -c client_min_messages=notice"
+        options = f"-c pyworker_steps.session={n} -c client_min_messages=notice -c deadlock_timeout=400ms"
         self.pgconn = pq.PGconn.connect(make_conninfo(dsn, options=options).encode())
         if self.pgconn.status != pq.ConnStatus.OK:
             raise psycopg.OperationalError(self.pgconn.error_message.decode())

@@ -1,0 +1,158 @@
+"""Is what a schedule has come to right?
+
+It is, if the state is that of one serial order of the verbs that were committed, once all that can
+run has run; if no call raised what is not documented; if the invariants hold; and if the worker that
+listens was notified of what it can claim, or will come again by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.interleavings.schedule import Run
+from tests.interleavings.stage import Stage
+
+# A call may raise these at a level; they mean "not done, try again".
+AGAIN = {"rc": {"55P03"}, "rr": {"40001", "55P03"}, "ssi": {"40001", "55P03"}}
+
+# Rows without their times and ids: a job is known by who added it.
+JOB = """
+    to_jsonb(j) - '{id,ready_at,due_at,run,run_at,created_at,updated_at,claimed_at,started_at,cancel_requested_at,
+                     finished_at,expires_at,unique_key,payload,parked,has_slot}'::text[]
+    || jsonb_build_object(
+        'job', coalesce(j.meta ->> 'by', j.id::text), 'payload', j.payload::text, 'run', least(j.run, 2),
+        'started', j.started_at is not null, 'cancel', j.cancel_requested_at is not null,
+        'unique', j.unique_key is not null, 'later', j.due_at > pyworker.clock() + interval '10 minutes')
+"""
+STATE = f"""
+    select jsonb_build_object(
+        'jobs', (select jsonb_agg(x.r order by x.r) from (
+            select {JOB} as r from pyworker.live_jobs j
+            union all select {JOB} from pyworker.finished_jobs j) x),
+        'errors', (select jsonb_agg(x.r order by x.r) from (
+            select jsonb_build_array(coalesce(j.meta ->> 'by', e.job_id::text), e.error, least(e.run, 2)) r
+            from pyworker.errors e
+            left join (select id, meta from pyworker.live_jobs union all select id, meta from pyworker.finished_jobs) j
+                on j.id = e.job_id) x),
+        'halts', (select jsonb_agg(x.r order by x.r) from (
+            select jsonb_build_array(h.sequence_key, coalesce(j.meta ->> 'by', h.job_id::text)) r
+            from pyworker.sequence_halts h
+            left join (select id, meta from pyworker.live_jobs union all select id, meta from pyworker.finished_jobs) j
+                on j.id = h.job_id) x),
+        'queues', (select jsonb_agg(x.r order by x.r) from (
+            select to_jsonb(q) - '{{updated_at,paused_at,created_at}}'::text[] r from pyworker.queues q) x),
+        'unique', (select count(*) from pyworker.unique_keys),
+        'schedules', (select jsonb_agg(s.next_at > pyworker.clock()) from pyworker.schedule_entries s))::text
+"""
+# The same with what is not yet settled, to know a state again.
+RAW = f"""
+    select jsonb_build_object(
+        'state', ({STATE.replace(",parked,has_slot", "")}),
+        'waits', (select jsonb_agg(x.r order by x.r) from (
+            select jsonb_build_array(coalesce(j.meta ->> 'by', j.id::text), j.ready_at is null, j.due_at is null,
+                rank() over (order by j.id), rank() over (order by j.ready_at)) r from pyworker.live_jobs j) x),
+        'requests', (select jsonb_agg(x.r order by x.r) from (
+            select distinct jsonb_build_array(w.lane, w.after is null, w.changed) r
+            from pyworker.promotion_requests w) x),
+        'workers', (select jsonb_agg(to_jsonb(w) - '{{expires_at,started_at,info,last_claim_at}}'::text[]
+                                     order by w.id) from pyworker.workers w),
+        'claims', (select jsonb_agg(x.r order by x.r) from (
+            select jsonb_build_array(c.worker_id, c.job_ids) r from pyworker.claims c) x))::text
+"""
+CLAIM = "select id from pyworker.claim_jobs(2, 50)"
+FINISH = """
+    select pyworker.finish_jobs(array_agg(j.id order by j.id), array_agg(j.run order by j.id))
+    from pyworker.live_jobs j where j.state = 'running' and j.worker_id = 2 having count(*) > 0
+"""
+
+
+class Fault(AssertionError):
+    """A schedule came to what no serial order comes to, or a call raised what it must not."""
+
+
+def settle(conn: Any, start: str) -> str:
+    """Lets run what can run, as live workers would; returns the states before and after."""
+    if start == "dead":
+        conn.execute("select pyworker.sweep_workers()")
+    conn.execute("select pyworker.promote_jobs()")
+    while conn.execute(CLAIM).fetchall():
+        pass
+    first = conn.execute(STATE).fetchone()[0]
+    for _ in range(20):
+        finished = conn.execute(FINISH).fetchall()
+        conn.execute("select pyworker.promote_jobs()")
+        if not conn.execute(CLAIM).fetchall() and not finished:
+            break
+    violations = conn.execute("select * from pyworker._invariants()").fetchall()
+    if violations:
+        raise Fault(f"invariants after settling: {violations}")
+    return json.dumps([first, conn.execute(STATE).fetchone()[0]])
+
+
+class Oracle:
+    """Judges the schedules of one pair of verbs from one state."""
+
+    def __init__(self, stage: Stage, verbs: tuple[str, str], start: str) -> None:
+        self.stage, self.verbs, self.start = stage, verbs, start
+        self.settled: dict[str, str] = {}
+        self.serial: dict[tuple[int, ...], tuple[list[Any], str]] = {}
+
+    def outcome(self) -> str:
+        """The settled state; the work is done once for each state that schedules come to."""
+        conn = self.stage.conn
+        raw = conn.execute(RAW).fetchone()[0]
+        if raw not in self.settled:
+            violations = conn.execute("select * from pyworker._invariants()").fetchall()
+            if violations:
+                raise Fault(f"invariants: {violations}")
+            self.settled[raw] = settle(conn, self.start)
+        return self.settled[raw]
+
+    def serially(self, order: tuple[int, ...]) -> tuple[list[Any], str]:
+        """What these verbs answer one after the other, each committed, and the state then."""
+        if order not in self.serial:
+            self.stage.restore(self.start)
+            said: list[Any] = [None, None]
+            for n in order:
+                actor = self.stage.actor(n, self.verbs[n], "rc", "commit")
+                answer = actor.session.run(actor.script[0])
+                said[n] = answer.sqlstate or answer.rows
+            self.serial[order] = said, self.outcome()
+        return self.serial[order]
+
+    def judge(self, run: Run, level: str, hows: tuple[str, str]) -> None:
+        said: list[Any] = [None, None]
+        lasting = []
+        for n, answers in enumerate(run.answers):
+            states = [answer.sqlstate for answer in answers if answer.sqlstate]
+            for state in states:
+                if state not in AGAIN[level] and not state.startswith("PW"):
+                    raise Fault(f"{'AB'[n]} raised {state}: {answers[0].message or answers[1].message}")
+            if hows[n] == "commit" and not (states and not states[0].startswith("PW")):
+                said[n] = states[0] if states else answers[0].rows
+                lasting.append(n)
+        found = said, self.outcome()
+        orders = {tuple(lasting), tuple(reversed(lasting))}
+        allowed = [self.serially(order) for order in sorted(orders)]
+        if found not in allowed:
+            raise Fault(
+                "\n".join(["no serial order comes to this:", difference(found, allowed)])
+            )
+
+
+def difference(found: tuple[list[Any], str], allowed: list[tuple[list[Any], str]]) -> str:
+    lines = [f"said {found[0]}, serially {[said for said, _ in allowed]}"]
+    for _, state in allowed:
+        for ours, theirs in zip(json.loads(found[1]), json.loads(state), strict=True):
+            a, b = json.loads(ours), json.loads(theirs)
+            for part in a:
+                if a[part] == b[part]:
+                    continue
+                if not isinstance(a[part], list) or not isinstance(b[part], list):
+                    lines.append(f"  {part}: {a[part]}, serially {b[part]}")
+                    continue
+                lines += [f"  {part} found:    {x}" for x in a[part] if x not in b[part]]
+                lines += [f"  {part} serially: {x}" for x in b[part] if x not in a[part]]
+        lines.append("  or")
+    return "\n".join(lines[:-1])

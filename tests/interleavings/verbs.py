@@ -1,0 +1,135 @@
+"""What sessions do, one line each, and the states from which they begin.
+
+All verbs touch the same jobs: 1 has the key k, heads the sequence s and the queue q; 2 has a unique
+key and is delivered at most once; 3 waits in the sequence, 4 in the queue; 5 is due, 6 is plain.
+`%by` marks the jobs that a session adds. A verb returns what can be compared: no times, no new ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WAITING, RUNNING, DEAD, ENDED = STARTS = ("waiting", "running", "dead", "ended")
+ALL, RUNS, STILL = STARTS, (RUNNING, DEAD), (WAITING, ENDED)
+LEVELS = {"rc": "read committed", "rr": "repeatable read", "ssi": "serializable"}
+
+BEGIN = """
+    select pyworker.register_worker() from generate_series(1, 3);
+    select from pyworker.add_job('t', '[0]', queue_name => 'q', job_key => 'k', sequence_policy => '{"key": "s"}');
+    select from pyworker.add_job('t', '{"n": 1}', delivery => 'at_most_once', unique_policy => '{"keys": ["args"]}');
+    select from pyworker.add_job('t', sequence_policy => '{"key": "s"}');
+    select from pyworker.add_job('t', queue_name => 'q');
+    select from pyworker.add_job('t', '[5]', job_key => 'later', run_at => pyworker.clock() + interval '1 hour');
+    select from pyworker.add_job('t', '{"n": 6}');
+    select from pyworker.add_schedule('tick', '* * * * *', 't', meta => '{"by": "tick"}');
+    select pyworker.promote_jobs();
+    update pyworker.live_jobs set run_at = run_at - interval '2 hours', due_at = run_at - interval '2 hours'
+    where id = 5;
+    update pyworker.schedule_entries set next_at = date_trunc('minute', pyworker.clock());
+"""
+CLAIMED = (
+    BEGIN
+    + """
+    update pyworker.live_jobs set due_at = due_at + interval '2 hours' where id = 5;
+    select from pyworker.claim_jobs(1, 2);
+    update pyworker.live_jobs set run = 1 where state = 'running';
+    update pyworker.claims set run = 1;
+    update pyworker.live_jobs set due_at = due_at - interval '2 hours' where id = 5;
+"""
+)
+MAKE = {
+    WAITING: BEGIN,
+    RUNNING: CLAIMED,
+    DEAD: CLAIMED + "update pyworker.workers set expires_at = pyworker.clock() - interval '1 s' where id = 1;",
+    ENDED: CLAIMED
+    + """
+    select pyworker.fail_jobs('[{"id": 1, "run": 1, "error": "e", "discard": true}]'),
+        pyworker.finish_job(2, 1);
+""",
+}
+
+
+@dataclass(frozen=True)
+class Verb:
+    name: str
+    sql: str
+    starts: tuple[str, ...] = ALL
+    after: str = ""  # a statement after the commit
+
+
+def add(options: str) -> str:
+    return f"select deduplicated from pyworker.add_job('t', {options}, meta => '{{\"by\": \"%by\"}}')"
+
+
+def unique(conflict: str) -> str:
+    states = '["available", "running", "scheduled", "retryable", "pending", "completed"]'
+    return f"""unique_policy => '{{"keys": ["args"], "states": {states}, "on_conflict": "{conflict}"}}'"""
+
+
+def fail(more: str) -> str:
+    items = ", ".join(f'{{"id": {id}, "run": 1, "error": "%by", {more}}}' for id in (2, 1))
+    return f"select pyworker.fail_jobs('[{items}]')"
+
+
+S = """sequence_policy => '{"key": "s"}'"""
+BULK = """[{"identifier": "t", "payload": [3], "job_key": "k", "queue_name": "q", "sequence_policy": {"key": "s"},
+    "meta": {"by": "%by"}}, {"identifier": "t", "payload": {"n": 1}, "unique_policy": {"keys": ["args"]},
+    "meta": {"by": "%by"}}, {"identifier": "t", "sequence_policy": {"key": "s"}, "meta": {"by": "%by"}},
+    {"identifier": "t", "payload": [4], "job_key": "j", "meta": {"by": "%by"}},
+    {"identifier": "t", "queue_name": "q", "meta": {"by": "%by"}}]"""
+
+VERBS = {
+    verb.name: verb
+    for verb in [
+        Verb("add", add("'{}'")),
+        Verb("add-queued", add("'{}', queue_name => 'q'")),
+        Verb("add-sequenced", add("'{}', queue_name => 'q', " + S)),
+        Verb("add-late", add("'{}', run_at => now() - interval '1 hour'")),
+        Verb("add-keyed", add("'[1]', job_key => 'k'")),
+        Verb("add-keyed-all", add("'[1]', job_key => 'k', queue_name => 'q', " + S)),
+        Verb("add-preserve", add("'[1]', job_key => 'k', job_key_mode => 'preserve_run_at', queue_name => 'q'")),
+        Verb("add-dedupe", add("'[1]', job_key => 'k', job_key_mode => 'unsafe_dedupe'")),
+        Verb("add-other-key", add("'[2]', job_key => 'j'")),
+        Verb("add-unique", add("""'{"n": 1}', """ + unique("ignore"))),
+        Verb("add-unique-reject", add("""'{"n": 1}', """ + unique("reject"))),
+        Verb("add-unique-replace", add("""'{"n": 1}', """ + unique("replace"))),
+        Verb("add-many", f"select deduplicated from pyworker.add_jobs('{BULK}'::jsonb)"),
+        Verb("remove", "select id, state from pyworker.remove_job('k')"),
+        Verb("claim", "select true from (select count(*) from pyworker.claim_jobs(2, 10)) c"),
+        Verb("claim-one", "select true from (select count(*) from pyworker.claim_jobs(2)) c"),
+        Verb("claim-queue", "select true from (select count(*) from pyworker.claim_jobs(2, 10, '{t}', '{q}')) c"),
+        Verb("work", "select true from (select count(*) from pyworker.work(2, null, null, null, null, 10)) c"),
+        Verb("idle", "select true from (select count(*) from pyworker.claim_jobs(3, 10)) c",
+             after="select pyworker.seconds_until_due()"),
+        Verb("start", "select pyworker.start_job(2, 1)", RUNS),
+        Verb("finish", "select pyworker.finish_jobs('{2,1}', '{1,1}')", RUNS),
+        Verb("finish-one", "select pyworker.finish_job(1, 1)", RUNS),
+        Verb("fail", fail('"delay": "1 hour"'), RUNS),
+        Verb("fail-now", fail('"delay": "0"'), RUNS),
+        Verb("discard", fail('"discard": true'), RUNS),
+        Verb("snooze", "select pyworker.snooze_job(1, 1, '1 hour')", RUNS),
+        Verb("release", "select pyworker.release_jobs('{2,1}', '{1,1}')", RUNS),
+        Verb("turn", """select count(*) filter (where kind = 'refused') from pyworker.work(1, '{2}', '{1}', null,
+             '[{"id": 1, "run": 1, "do": "fail", "error": "%by", "delay_s": 3600}]', 0)""", (RUNNING,)),
+        Verb("close", "select pyworker.close_worker(1)", RUNS),
+        Verb("cancel", "select id from pyworker.cancel_job(1)"),
+        Verb("force-cancel", "select id from pyworker.cancel_job(1, true)"),
+        Verb("cancel-waiter", "select id from pyworker.cancel_job(3)"),
+        Verb("retry", "select id from pyworker.retry_job(1)"),
+        Verb("retry-many", "select id from pyworker.retry_jobs('{1,2,3,4,5}')"),
+        Verb("delete", "select id from pyworker.delete_job(1)"),
+        Verb("delete-waiter", "select id from pyworker.delete_job(3)"),
+        Verb("reschedule", "select id from pyworker.reschedule_jobs('{3,1,2}', priority => 5)"),
+        Verb("complete", "select id from pyworker.complete_jobs('{3,1,2}')"),
+        Verb("promote", "select true from (select pyworker.promote_jobs()) p"),
+        Verb("sweep", "select true from (select pyworker.sweep_workers()) s", (DEAD,)),
+        Verb("beat", "select true from (select count(*) from pyworker.beat(1)) b", RUNS),
+        Verb("maintain", "select true from (select pyworker.maintain()) m"),
+        Verb("tick", "select true from (select pyworker.run_schedules()) r", STILL),
+        Verb("pause", "select pyworker.pause_queue('q')"),
+        Verb("resume", "select pyworker.resume_queue('q')"),
+        Verb("set-queue", "select pyworker.set_queue('q', 2)"),
+        Verb("resume-sequence", "select pyworker.resume_sequence('s')", (ENDED,)),
+    ]
+}  # fmt: skip
+CLAIMS = {"claim", "claim-one", "claim-queue", "work", "idle"}
