@@ -74,6 +74,8 @@ def branches(run: Run, switches: Switches, unique: set[str], known: list[list[En
     begin, interrupted = 0, None
     if switches:
         session, count = switches[-1]
+        if (session, count) not in place:
+            return  # the session took another way, and ended before
         begin, interrupted = place[session, count - 1] + 1, trace[place[session, count]]
     for p in range(begin + 1, len(trace)):
         entry = trace[p]

@@ -8,10 +8,12 @@ listens was notified of what it can claim, or will come again by itself.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from tests.interleavings.schedule import Run
 from tests.interleavings.stage import Stage
+from tests.interleavings.verbs import IDLE
 
 # A call may raise these at a level; they mean "not done, try again".
 AGAIN = {"rc": {"55P03"}, "rr": {"40001", "55P03"}, "ssi": {"40001", "55P03"}}
@@ -41,7 +43,7 @@ STATE = f"""
             left join (select id, meta from pyworker.live_jobs union all select id, meta from pyworker.finished_jobs) j
                 on j.id = h.job_id) x),
         'queues', (select jsonb_agg(x.r order by x.r) from (
-            select to_jsonb(q) - '{{updated_at,paused_at,created_at}}'::text[] r from pyworker.queues q) x),
+            select to_jsonb(q) - '{{updated_at,changed}}'::text[] r from pyworker.queues q) x),
         'unique', (select count(*) from pyworker.unique_keys),
         'schedules', (select jsonb_agg(s.next_at > pyworker.clock()) from pyworker.schedule_entries s))::text
 """
@@ -65,29 +67,49 @@ FINISH = """
     select pyworker.finish_jobs(array_agg(j.id order by j.id), array_agg(j.run order by j.id))
     from pyworker.live_jobs j where j.state = 'running' and j.worker_id = 2 having count(*) > 0
 """
+# What halts a sequence or pauses a queue must not have stranded what waits behind it.
+RESUME = "select pyworker.resume_queue('q'), pyworker.resume_sequence('s')"
+SOON = 0.5  # seconds
 
 
 class Fault(AssertionError):
     """A schedule came to what no serial order comes to, or a call raised what it must not."""
 
 
-def settle(conn: Any, start: str) -> str:
-    """Lets run what can run, as live workers would; returns the states before and after."""
-    if start == "dead":
-        conn.execute("select pyworker.sweep_workers()")
-    conn.execute("select pyworker.promote_jobs()")
-    while conn.execute(CLAIM).fetchall():
-        pass
-    first = conn.execute(STATE).fetchone()[0]
+@dataclass(frozen=True)
+class Outcome:
+    claimable: tuple[int, ...]  # the jobs that a worker could claim at once
+    states: str  # when all that can run runs, when it has ended, and after resuming
+
+
+def drain(conn: Any) -> str:
+    """Claims and finishes until nothing moves; returns the state."""
     for _ in range(20):
         finished = conn.execute(FINISH).fetchall()
         conn.execute("select pyworker.promote_jobs()")
         if not conn.execute(CLAIM).fetchall() and not finished:
             break
-    violations = conn.execute("select * from pyworker._invariants()").fetchall()
-    if violations:
-        raise Fault(f"invariants after settling: {violations}")
-    return json.dumps([first, conn.execute(STATE).fetchone()[0]])
+    check_invariants(conn)
+    return conn.execute(STATE).fetchone()[0]
+
+
+def settle(conn: Any, start: str) -> Outcome:
+    """Lets run what can run, as live workers would."""
+    claimable: list[int] = []
+    while rows := conn.execute(CLAIM).fetchall():
+        claimable += [id for (id,) in rows]
+    if start == "dead":
+        conn.execute("select pyworker.sweep_workers()")
+        while conn.execute(CLAIM).fetchall():
+            pass
+    states = [conn.execute(STATE).fetchone()[0], drain(conn)]
+    conn.execute(RESUME)
+    return Outcome(tuple(sorted(claimable)), json.dumps([*states, drain(conn)]))
+
+
+def check_invariants(conn: Any) -> None:
+    if violations := conn.execute("select * from pyworker._invariants()").fetchall():
+        raise Fault(f"invariants: {violations}")
 
 
 class Oracle:
@@ -95,17 +117,15 @@ class Oracle:
 
     def __init__(self, stage: Stage, verbs: tuple[str, str], start: str) -> None:
         self.stage, self.verbs, self.start = stage, verbs, start
-        self.settled: dict[str, str] = {}
+        self.settled: dict[str, Outcome] = {}
         self.serial: dict[tuple[int, ...], tuple[list[Any], str]] = {}
 
-    def outcome(self) -> str:
+    def outcome(self) -> Outcome:
         """The settled state; the work is done once for each state that schedules come to."""
         conn = self.stage.conn
         raw = conn.execute(RAW).fetchone()[0]
         if raw not in self.settled:
-            violations = conn.execute("select * from pyworker._invariants()").fetchall()
-            if violations:
-                raise Fault(f"invariants: {violations}")
+            check_invariants(conn)
             self.settled[raw] = settle(conn, self.start)
         return self.settled[raw]
 
@@ -118,7 +138,7 @@ class Oracle:
                 actor = self.stage.actor(n, self.verbs[n], "rc", "commit")
                 answer = actor.session.run(actor.script[0])
                 said[n] = answer.sqlstate or answer.rows
-            self.serial[order] = said, self.outcome()
+            self.serial[order] = said, self.outcome().states
         return self.serial[order]
 
     def judge(self, run: Run, level: str, hows: tuple[str, str]) -> None:
@@ -132,13 +152,24 @@ class Oracle:
             if hows[n] == "commit" and not (states and not states[0].startswith("PW")):
                 said[n] = states[0] if states else answers[0].rows
                 lasting.append(n)
-        found = said, self.outcome()
+        outcome = self.outcome()
+        found = said, outcome.states
         orders = {tuple(lasting), tuple(reversed(lasting))}
         allowed = [self.serially(order) for order in sorted(orders)]
         if found not in allowed:
-            raise Fault(
-                "\n".join(["no serial order comes to this:", difference(found, allowed)])
-            )
+            raise Fault("\n".join(["no serial order comes to this:", difference(found, allowed)]))
+        self.judge_notifications(run, outcome.claimable)
+
+    def judge_notifications(self, run: Run, claimable: tuple[int, ...]) -> None:
+        """Worker 3 listens. It must not sleep while it could claim."""
+        if not claimable or self.start not in IDLE:
+            return
+        if "idle" in self.verbs and not (answers := run.answers[self.verbs.index("idle")])[0].sqlstate:
+            told = answers[-1].rows[0][0]
+        else:
+            told = run.told
+        if not run.notified and (told is None or float(told) > SOON):
+            raise Fault(f"worker 3 can claim {claimable}, was not notified, and was told {told}")
 
 
 def difference(found: tuple[list[Any], str], allowed: list[tuple[list[Any], str]]) -> str:

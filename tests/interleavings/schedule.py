@@ -8,6 +8,7 @@ A. Where a session waits for a lock, ends, or has just been let go, the other on
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.interleavings.footprint import Footprint, writes
@@ -37,7 +38,8 @@ class Entry:
 class Run:
     trace: list[Entry]
     answers: list[list[Answer]]  # of each session, one for each statement
-    deadlocked: bool = False
+    notified: bool = False  # worker 3, since it looked last
+    told: float | None = None  # when to look again, if it has looked
 
 
 @dataclass
@@ -96,8 +98,10 @@ class Actor:
             self.done = self.next == len(self.script)
 
 
-def play(actors: list[Actor], steps: Rewritten, first: int, switches: Switches) -> Run:
-    """Runs one schedule from its beginning to the end of both transactions."""
+def play(
+    actors: list[Actor], steps: Rewritten, first: int, switches: Switches, ended: Callable[[Run], None]
+) -> Run:
+    """Runs one schedule from its beginning to the end of both transactions; calls `ended` at each end."""
     for actor in actors:
         actor.begin()
     run = Run([], [actor.answers for actor in actors])
@@ -106,7 +110,6 @@ def play(actors: list[Actor], steps: Rewritten, first: int, switches: Switches) 
         me, other = actors[current], actors[1 - current]
         if me.done or me.session.blocked:
             if other.done or other.session.blocked:
-                run.deadlocked = True
                 await_either(actors)
                 continue
             current, forced = 1 - current, True
@@ -129,6 +132,8 @@ def play(actors: list[Actor], steps: Rewritten, first: int, switches: Switches) 
             other.session.settle([me.session])
             other.settled()
         entry.changes = me.session.changes
+        if ends is not None:
+            ended(run)
     return run
 
 

@@ -78,10 +78,30 @@ class Stage:
         self.conn.execute("reset all")
         self.notified()
 
-    def notified(self) -> int:
-        """How many notifications worker 3 has received since the last call."""
+    def notified(self) -> set[int]:
+        """The sessions that have notified worker 3 since the last call."""
         self.listener.execute("select 1")
-        return len(list(self.listener.notifies(timeout=0)))
+        return {notify.pid for notify in self.listener.notifies(timeout=0)}
+
+    def look(self, run: Run, idle: int | None) -> None:
+        """What worker 3 does when a transaction has ended: if it is notified, it claims again.
+
+        It takes nothing, so that the state stays what the two sessions have made of it: only what
+        it is told counts, when to look again. If it is itself one of the two (`idle`), it looks when its
+        schedule says; what notified it before that does not count.
+        """
+        by = self.notified()
+        if idle is not None:
+            if all(entry.session != idle for entry in run.trace):
+                return
+            run.notified = run.notified or bool(by)
+        elif by:
+            self.listener.execute("begin")
+            self.listener.execute("select from pyworker.claim_jobs(3, 10)")
+            self.listener.execute("rollback")
+            row = self.listener.execute("select pyworker.seconds_until_due()").fetchone()
+            run.told = row and row[0]
+            run.notified = False
 
     def actor(self, n: int, verb: str, level: str, how: str) -> Actor:
         v = VERBS[verb]
@@ -94,7 +114,15 @@ class Stage:
     ) -> Run:
         self.restore(start)
         actors = [self.actor(n, verbs[n], level, hows[n]) for n in (0, 1)]
-        return play(actors, self.steps, first, switches)
+        idle = verbs.index("idle") if "idle" in verbs else None
+
+        def ended(run: Run) -> None:
+            if any(not actor.done for actor in actors) or idle is not None:
+                self.look(run, idle)
+
+        run = play(actors, self.steps, first, switches, ended)
+        run.notified = run.notified or bool(self.notified())
+        return run
 
     def close(self) -> None:
         for session in self.sessions:

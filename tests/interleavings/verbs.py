@@ -23,30 +23,25 @@ BEGIN = """
     select from pyworker.add_job('t', '{"n": 6}');
     select from pyworker.add_schedule('tick', '* * * * *', 't', meta => '{"by": "tick"}');
     select pyworker.promote_jobs();
-    update pyworker.live_jobs set run_at = run_at - interval '2 hours', due_at = run_at - interval '2 hours'
-    where id = 5;
     update pyworker.schedule_entries set next_at = date_trunc('minute', pyworker.clock());
 """
-CLAIMED = (
-    BEGIN
-    + """
-    update pyworker.live_jobs set due_at = due_at + interval '2 hours' where id = 5;
+DUE = """
+    update pyworker.live_jobs set run_at = run_at - interval '2 hours', due_at = run_at - interval '2 hours'
+    where id = 5;
+"""
+CLAIMED = """
     select from pyworker.claim_jobs(1, 2);
+    select from pyworker.claim_jobs(2, 1);
     update pyworker.live_jobs set run = 1 where state = 'running';
     update pyworker.claims set run = 1;
-    update pyworker.live_jobs set due_at = due_at - interval '2 hours' where id = 5;
 """
-)
-MAKE = {
-    WAITING: BEGIN,
-    RUNNING: CLAIMED,
-    DEAD: CLAIMED + "update pyworker.workers set expires_at = pyworker.clock() - interval '1 s' where id = 1;",
-    ENDED: CLAIMED
-    + """
+ENDS = """
     select pyworker.fail_jobs('[{"id": 1, "run": 1, "error": "e", "discard": true}]'),
-        pyworker.finish_job(2, 1);
-""",
-}
+        pyworker.finish_job(2, 1), pyworker.finish_job(6, 1);
+"""
+# Where the jobs 1, 2 and 6 run, no job can be claimed: a worker that listens is idle.
+MAKE = {WAITING: BEGIN + DUE, RUNNING: BEGIN + CLAIMED, DEAD: BEGIN + CLAIMED, ENDED: BEGIN + CLAIMED + ENDS + DUE}
+IDLE = RUNS
 
 
 @dataclass(frozen=True)
