@@ -162,7 +162,7 @@ class Oracle:
 
     def judge_notifications(self, run: Run, claimable: tuple[int, ...]) -> None:
         """Worker 3 listens. It must not sleep while it could claim."""
-        if not claimable or self.start not in IDLE:
+        if set(claimable) <= run.taken or self.start not in IDLE:
             return
         if "idle" in self.verbs and not (answers := run.answers[self.verbs.index("idle")])[0].sqlstate:
             told = answers[-1].rows[0][0]

@@ -40,6 +40,7 @@ class Run:
     answers: list[list[Answer]]  # of each session, one for each statement
     notified: bool = False  # worker 3, since it looked last
     told: float | None = None  # when to look again, if it has looked
+    taken: set[int] = field(default_factory=set)  # what it would have claimed then
 
 
 @dataclass

@@ -97,10 +97,10 @@ class Stage:
             run.notified = run.notified or bool(by)
         elif by:
             self.listener.execute("begin")
-            self.listener.execute("select from pyworker.claim_jobs(3, 10)")
+            taken = self.listener.execute("select id from pyworker.claim_jobs(3, 10)").fetchall()
             self.listener.execute("rollback")
             row = self.listener.execute("select pyworker.seconds_until_due()").fetchone()
-            run.told = row and row[0]
+            run.taken, run.told = {id for (id,) in taken}, row and row[0]
             run.notified = False
 
     def actor(self, n: int, verb: str, level: str, how: str) -> Actor:
