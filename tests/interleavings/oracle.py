@@ -8,6 +8,7 @@ listens was notified of what it can claim, or will come again by itself.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,7 @@ RAW = f"""
         'claims', (select jsonb_agg(x.r order by x.r) from (
             select jsonb_build_array(c.worker_id, c.job_ids) r from pyworker.claims c) x))::text
 """
-CLAIM = "select id from pyworker.claim_jobs(2, 50)"
+CLAIM = "select coalesce(meta ->> 'by', id::text) from pyworker.claim_jobs(2, 50)"
 FINISH = """
     select pyworker.finish_jobs(array_agg(j.id order by j.id), array_agg(j.run order by j.id))
     from pyworker.live_jobs j where j.state = 'running' and j.worker_id = 2 having count(*) > 0
@@ -78,7 +79,7 @@ class Fault(AssertionError):
 
 @dataclass(frozen=True)
 class Outcome:
-    claimable: tuple[int, ...]  # the jobs that a worker could claim at once
+    claimable: Counter[str]  # the jobs that a worker could claim at once
     states: str  # when all that can run runs, when it has ended, and after resuming
 
 
@@ -95,16 +96,16 @@ def drain(conn: Any) -> str:
 
 def settle(conn: Any, start: str) -> Outcome:
     """Lets run what can run, as live workers would."""
-    claimable: list[int] = []
+    claimable: Counter[str] = Counter()
     while rows := conn.execute(CLAIM).fetchall():
-        claimable += [id for (id,) in rows]
+        claimable.update(job for (job,) in rows)
     if start == "dead":
         conn.execute("select pyworker.sweep_workers()")
         while conn.execute(CLAIM).fetchall():
             pass
     states = [conn.execute(STATE).fetchone()[0], drain(conn)]
     conn.execute(RESUME)
-    return Outcome(tuple(sorted(claimable)), json.dumps([*states, drain(conn)]))
+    return Outcome(claimable, json.dumps([*states, drain(conn)]))
 
 
 def check_invariants(conn: Any) -> None:
@@ -160,16 +161,16 @@ class Oracle:
             raise Fault("\n".join(["no serial order comes to this:", difference(found, allowed)]))
         self.judge_notifications(run, outcome.claimable)
 
-    def judge_notifications(self, run: Run, claimable: tuple[int, ...]) -> None:
+    def judge_notifications(self, run: Run, claimable: Counter[str]) -> None:
         """Worker 3 listens. It must not sleep while it could claim."""
-        if set(claimable) <= run.taken or self.start not in IDLE:
+        if claimable <= run.taken or self.start not in IDLE:
             return
         if "idle" in self.verbs and not (answers := run.answers[self.verbs.index("idle")])[0].sqlstate:
             told = answers[-1].rows[0][0]
         else:
             told = run.told
         if not run.notified and (told is None or float(told) > SOON):
-            raise Fault(f"worker 3 can claim {claimable}, was not notified, and was told {told}")
+            raise Fault(f"worker 3 can claim {sorted(claimable.elements())}, was not notified, and was told {told}")
 
 
 def difference(found: tuple[list[Any], str], allowed: list[tuple[list[Any], str]]) -> str:

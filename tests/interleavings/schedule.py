@@ -8,6 +8,7 @@ A. Where a session waits for a lock, ends, or has just been let go, the other on
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -40,7 +41,7 @@ class Run:
     answers: list[list[Answer]]  # of each session, one for each statement
     notified: bool = False  # worker 3, since it looked last
     told: float | None = None  # when to look again, if it has looked
-    taken: set[int] = field(default_factory=set)  # what it would have claimed then
+    taken: Counter[str] = field(default_factory=Counter)  # what it would have claimed then
 
 
 @dataclass

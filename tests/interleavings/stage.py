@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import psycopg
@@ -35,6 +36,9 @@ RESTORE = """
     end
     $$
 """
+
+# A job is known by who added it: its id depends on the schedule.
+LOOK = "select coalesce(meta ->> 'by', id::text) from pyworker.claim_jobs(3, 10)"
 
 
 class Stage:
@@ -97,10 +101,10 @@ class Stage:
             run.notified = run.notified or bool(by)
         elif by:
             self.listener.execute("begin")
-            taken = self.listener.execute("select id from pyworker.claim_jobs(3, 10)").fetchall()
+            taken = self.listener.execute(LOOK).fetchall()
             self.listener.execute("rollback")
             row = self.listener.execute("select pyworker.seconds_until_due()").fetchone()
-            run.taken, run.told = {id for (id,) in taken}, row and row[0]
+            run.taken, run.told = Counter(job for (job,) in taken), row and row[0]
             run.notified = False
 
     def actor(self, n: int, verb: str, level: str, how: str) -> Actor:
