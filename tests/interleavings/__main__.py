@@ -2,6 +2,7 @@
 
     python -m tests.interleavings                        all pairs, from every state, at READ COMMITTED
     python -m tests.interleavings finish claim+cancel    the pairs of one verb, one pair
+    python -m tests.interleavings mutants [NAME …]       which mutants the exploration notices
     python -m tests.interleavings finish+cancel/running/rc/commit-commit/A.A7.B3     replays, with its story
 """
 
@@ -12,39 +13,39 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import combinations_with_replacement
 from pathlib import Path
 
 import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from pyworker._db.migrations import migrate
 from pyworker._dev.postgres import temporary_server
-from tests.interleavings.explore import SWITCHES, Case, explore, parse
+from tests.interleavings import mutants
+from tests.interleavings.cases import cases
+from tests.interleavings.explore import explore, parse
 from tests.interleavings.oracle import Fault, Oracle
 from tests.interleavings.stage import Stage
 from tests.interleavings.story import story
-from tests.interleavings.verbs import LEVELS, STARTS, VERBS
+from tests.interleavings.verbs import LEVELS, STARTS
+
+
+@contextmanager
+def installed() -> Iterator[str]:
+    """The URL of a server with pyworker in the template of its database."""
+    with temporary_server(in_memory=True, settings={"autovacuum": "off"}) as server:
+        with psycopg.connect(server.url(), autocommit=True) as conn:
+            template = f"{conn.info.dbname}_template"
+            conn.execute(sql.SQL("create database {}").format(sql.Identifier(template)))
+        with psycopg.connect(make_conninfo(server.url(), dbname=template), autocommit=True) as conn:
+            migrate(conn, movable_clock=True)
+        yield server.url()
 
 
 @contextmanager
 def stage() -> Iterator[Stage]:
-    with temporary_server(in_memory=True, settings={"autovacuum": "off"}) as server:
-        with psycopg.connect(server.url(), autocommit=True) as conn:
-            migrate(conn, movable_clock=True)
-        it = Stage(server.url())
+    with installed() as url, mutants.mutated(url, None) as it:
         yield it
-        it.close()
-
-
-def cases(names: list[str], starts: list[str], levels: list[str], hows: list[str]) -> list[Case]:
-    """Each pair of verbs once, from each state in which both mean something."""
-    found = []
-    for a, b in combinations_with_replacement(VERBS, 2):
-        wanted = not names or any(name in (a, b, f"{a}+{b}", f"{b}+{a}") for name in names)
-        for start in starts if wanted else []:
-            if start in VERBS[a].starts and start in VERBS[b].starts:
-                found += [Case((a, b), start, level, tuple(how.split("-"))) for level in levels for how in hows]  # type: ignore[arg-type]
-    return found
 
 
 def replay(it: Stage, id: str) -> int:
@@ -66,22 +67,23 @@ def main() -> int:
     parser.add_argument("--starts", default=",".join(STARTS))
     parser.add_argument("--levels", default="rc", help=f"of {','.join(LEVELS)}")
     parser.add_argument("--ends", default="commit-commit", help="of commit-commit,rollback-commit,commit-rollback")
-    parser.add_argument("--switches", type=int, default=SWITCHES)
     parser.add_argument("--faults", type=Path, help="a file for the faults, with their stories")
     options = parser.parse_args()
+    if options.names[:1] == ["mutants"]:
+        with installed() as url:
+            return mutants.run(url, options.names[1:]) > 0
     with stage() as it:
         if any("/" in name for name in options.names):
             return max(replay(it, name) for name in options.names)
         began, schedules, unreduced, faulty = time.monotonic(), 0, 0, 0
         for case in cases(
-            options.names, options.starts.split(","), options.levels.split(","), options.ends.split(",")
+            options.names, options.levels.split(","), options.ends.split(","), tuple(options.starts.split(","))
         ):
-            found = explore(it, case, options.switches)
+            found = explore(it, case)
             schedules, unreduced = schedules + found.schedules, unreduced + found.unreduced
             faulty += len(found.faults)
-            name = case.id(0, ()).rpartition("/")[0]
             print(
-                f"{name:60} {found.schedules:6} of {found.unreduced:6} {found.seconds:7.2f} s {len(found.faults) or ''}",
+                f"{case.name:60} {found.schedules:6} of {found.unreduced:6} {found.seconds:7.2f} s {len(found.faults) or ''}",
                 flush=True,
             )
             if options.faults and found.faults:

@@ -20,28 +20,36 @@ SWITCHES = 2
 
 @dataclass(frozen=True)
 class Case:
-    """A pair of verbs, the state they begin from, their level, and how each transaction ends."""
+    """Verbs that meet, the state they begin from, their level, and how each transaction ends."""
 
-    verbs: tuple[str, str]
+    verbs: tuple[str, ...]
     start: str
-    level: str = "rc"
-    hows: tuple[str, str] = ("commit", "commit")
+    level: str
+    hows: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{'+'.join(self.verbs)}/{self.start}/{self.level}/{'-'.join(self.hows)}"
 
     def id(self, first: int, switches: Switches) -> str:
-        order = ".".join([f"{'AB'[first]}", *(f"{'AB'[n]}{count}" for n, count in switches)])
-        return f"{'+'.join(self.verbs)}/{self.start}/{self.level}/{'-'.join(self.hows)}/{order}"
+        """Of two sessions it goes without saying which one takes over."""
+        to = len(self.verbs) > 2
+        order = [f"{'ABC'[n]}{count}{'ABC'[other] if to else ''}" for n, count, other in switches]
+        return f"{self.name}/{'.'.join(['ABC'[first], *order])}"
 
 
 def parse(id: str) -> tuple[Case, int, Switches]:
     verbs, start, level, hows, order = id.split("/")
     first, *switches = order.split(".")
-    a, b = verbs.split("+")
-    c, d = hows.split("-")
-    return (
-        Case((a, b), start, level, (c, d)),
-        "AB".index(first),
-        tuple(("AB".index(switch[0]), int(switch[1:])) for switch in switches),
-    )
+    case = Case(tuple(verbs.split("+")), start, level, tuple(hows.split("-")))
+
+    def switch(text: str) -> tuple[int, int, int]:
+        n = "ABC".index(text[0])
+        if len(case.verbs) > 2:
+            return n, int(text[1:-1]), "ABC".index(text[-1])
+        return n, int(text[1:]), 1 - n
+
+    return case, "ABC".index(first), tuple(switch(text) for text in switches)
 
 
 @dataclass
@@ -67,43 +75,65 @@ def together(a: Entry, b: Entry, unique: set[str]) -> bool:
     return meet(a.touches, b.touches, unique)
 
 
-def branches(run: Run, switches: Switches, unique: set[str], known: list[list[Entry]]) -> Iterator[Switches]:
-    """The schedules that leave this run by one more switch, after its last one."""
+def branches(
+    run: Run, switches: Switches, used: int, unique: set[str], known: list[list[Entry]]
+) -> Iterator[tuple[Switches, int]]:
+    """The schedules that leave this run by one more switch, after its last one; and how many of their
+    switches no session needed."""
     trace = run.trace
     place = {(entry.session, entry.count): p for p, entry in enumerate(trace)}
     begin, interrupted = 0, None
     if switches:
-        session, count = switches[-1]
-        if (session, count) not in place:
+        session, count, _ = switches[-1]
+        if (session, count - 1) not in place:
             return  # the session took another way, and ended before
-        begin, interrupted = place[session, count - 1] + 1, trace[place[session, count]]
+        begin = place[session, count - 1] + 1
+        if not trace[begin - 1].blocked and (session, count) in place:
+            interrupted = trace[place[session, count]]
     for p in range(begin + 1, len(trace)):
-        entry = trace[p]
-        if not entry.other_can or trace[p - 1].session != entry.session:
+        entry, before = trace[p], trace[p - 1]
+        if before.session != entry.session:  # it was its turn: another one's, if there is a third
+            yield from (
+                ((*switches, (before.session, before.count + 1, other)), used)
+                for other in entry.able - {before.session}
+            )
             continue
         # Else the interrupted step could as well have come first.
-        if interrupted and not any(together(interrupted, e, unique) for e in trace[begin:p]):
+        if used == SWITCHES or interrupted and not any(
+            together(interrupted, e, unique) for e in trace[begin:p] if e.session != interrupted.session
+        ):
             continue
-        seen = max((e.count for e in trace[:p] if e.session != entry.session), default=-1)
-        later = [e for e in trace[p + 1 :] if e.session != entry.session]
-        later += [e for e in known[1 - entry.session] if e.count > seen]
-        if any(together(entry, e, unique) for e in later):
-            yield (*switches, (entry.session, entry.count))
+        for other in entry.able:
+            seen = max((e.count for e in trace[:p] if e.session == other), default=-1)
+            later = [e for e in trace[p + 1 :] if e.session == other]
+            later += [e for e in known[other] if e.count > seen]
+            if any(together(entry, e, unique) for e in later):
+                yield (*switches, (entry.session, entry.count, other)), used + 1
 
 
-def explore(stage: Stage, case: Case, bound: int = SWITCHES, stop: bool = False) -> Found:
+def unreduced(lengths: list[int]) -> int:
+    """How many schedules with at most two such switches there are of sessions of so many steps, if every
+    step were a place for a switch."""
+    if len(lengths) > 2:
+        return 0
+    a, b = lengths[0] - 1, lengths[1] - 1
+    return 2 + a + b + 2 * a * b
+
+
+def explore(stage: Stage, case: Case, stop: bool = False) -> Found:
     """All schedules of the case; with `stop`, until the first fault."""
     began = time.monotonic()
     oracle, found = Oracle(stage, case.verbs, case.start), Found(case)
     unique = stage.steps.catalog.unique
-    known: list[list[Entry]] = [[], []]
-    waiting: list[tuple[int, Switches]] = [(0, ()), (1, ())]
-    runs: list[tuple[int, Switches, Run]] = []
+    n = len(case.verbs)
+    known: list[list[Entry]] = [[] for _ in case.verbs]
+    waiting: list[tuple[int, Switches, int]] = [(first, (), 0) for first in range(n)]
     while waiting:
-        for first, switches in waiting:
+        runs = []
+        for first, switches, used in waiting:
             run = stage.play(case.verbs, case.start, case.level, case.hows, first, switches)
             found.schedules += 1
-            runs.append((first, switches, run))
+            runs.append((first, switches, used, run))
             try:
                 oracle.judge(run, case.level, case.hows)
             except Fault as fault:
@@ -111,17 +141,14 @@ def explore(stage: Stage, case: Case, bound: int = SWITCHES, stop: bool = False)
                 if stop:
                     return found
         if not found.unreduced:
-            for _, _, run in runs:
+            for *_, run in runs:
                 for entry in run.trace:
                     known[entry.session].append(entry)
-            a, b = (sum(e.session == n for e in runs[0][2].trace) - 1 for n in (0, 1))
-            found.unreduced = 2 + a + b + 2 * a * b
+            found.unreduced = unreduced([sum(e.session == m for e in runs[0][-1].trace) for m in range(n)])
         waiting = [
-            (first, more)
-            for first, switches, run in runs
-            if len(switches) < bound
-            for more in branches(run, switches, unique, known)
+            (first, *more)
+            for first, switches, used, run in runs
+            for more in branches(run, switches, used, unique, known)
         ]
-        runs = []
     found.seconds = time.monotonic() - began
     return found

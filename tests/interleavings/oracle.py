@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 from tests.interleavings.schedule import Run
@@ -70,6 +71,7 @@ FINISH = """
 """
 # What halts a sequence or pauses a queue must not have stranded what waits behind it.
 RESUME = "select pyworker.resume_queue('q'), pyworker.resume_sequence('s')"
+STAGES = ("when all runs", "when all has ended", "when resumed")
 SOON = 0.5  # seconds
 
 
@@ -116,7 +118,7 @@ def check_invariants(conn: Any) -> None:
 class Oracle:
     """Judges the schedules of one pair of verbs from one state."""
 
-    def __init__(self, stage: Stage, verbs: tuple[str, str], start: str) -> None:
+    def __init__(self, stage: Stage, verbs: tuple[str, ...], start: str) -> None:
         self.stage, self.verbs, self.start = stage, verbs, start
         self.settled: dict[str, Outcome] = {}
         self.serial: dict[tuple[int, ...], tuple[list[Any], str]] = {}
@@ -134,7 +136,7 @@ class Oracle:
         """What these verbs answer one after the other, each committed, and the state then."""
         if order not in self.serial:
             self.stage.restore(self.start)
-            said: list[Any] = [None, None]
+            said: list[Any] = [None] * len(self.verbs)
             for n in order:
                 actor = self.stage.actor(n, self.verbs[n], "rc", "commit")
                 answer = actor.session.run(actor.script[0])
@@ -142,21 +144,20 @@ class Oracle:
             self.serial[order] = said, self.outcome().states
         return self.serial[order]
 
-    def judge(self, run: Run, level: str, hows: tuple[str, str]) -> None:
-        said: list[Any] = [None, None]
+    def judge(self, run: Run, level: str, hows: tuple[str, ...]) -> None:
+        said: list[Any] = [None] * len(self.verbs)
         lasting = []
         for n, answers in enumerate(run.answers):
             states = [answer.sqlstate for answer in answers if answer.sqlstate]
             for state in states:
                 if state not in AGAIN[level] and not state.startswith("PW"):
-                    raise Fault(f"{'AB'[n]} raised {state}: {answers[0].message or answers[1].message}")
+                    raise Fault(f"{'ABC'[n]} raised {state}: {answers[0].message or answers[1].message}")
             if hows[n] == "commit" and not (states and not states[0].startswith("PW")):
                 said[n] = states[0] if states else answers[0].rows
                 lasting.append(n)
         outcome = self.outcome()
         found = said, outcome.states
-        orders = {tuple(lasting), tuple(reversed(lasting))}
-        allowed = [self.serially(order) for order in sorted(orders)]
+        allowed = [self.serially(order) for order in permutations(lasting)]
         if found not in allowed:
             raise Fault("\n".join(["no serial order comes to this:", difference(found, allowed)]))
         self.judge_notifications(run, outcome.claimable)
@@ -174,17 +175,33 @@ class Oracle:
 
 
 def difference(found: tuple[list[Any], str], allowed: list[tuple[list[Any], str]]) -> str:
-    lines = [f"said {found[0]}, serially {[said for said, _ in allowed]}"]
+    """In what the state differs from the nearest serial one, column by column."""
+    told = [f"said {found[0]}, serially {' or '.join(str(said) for said, _ in allowed)}"]
+    nearest: list[str] | None = None
     for _, state in allowed:
-        for ours, theirs in zip(json.loads(found[1]), json.loads(state), strict=True):
+        lines = []
+        for when, ours, theirs in zip(STAGES, json.loads(found[1]), json.loads(state), strict=True):
             a, b = json.loads(ours), json.loads(theirs)
-            for part in a:
-                if a[part] == b[part]:
-                    continue
-                if not isinstance(a[part], list) or not isinstance(b[part], list):
-                    lines.append(f"  {part}: {a[part]}, serially {b[part]}")
-                    continue
-                lines += [f"  {part} found:    {x}" for x in a[part] if x not in b[part]]
-                lines += [f"  {part} serially: {x}" for x in b[part] if x not in a[part]]
-        lines.append("  or")
-    return "\n".join(lines[:-1])
+            lines += [f"{when}: {line}" for part in a for line in unlike(part, a[part], b[part])]
+        if nearest is None or len(lines) < len(nearest):
+            nearest = lines
+    return "\n".join(told + (nearest or []))
+
+
+def unlike(part: str, ours: Any, theirs: Any) -> list[str]:
+    if ours == theirs:
+        return []
+    if not isinstance(ours, list) or not isinstance(theirs, list):
+        return [f"{part} {ours}, serially {theirs}"]
+    lines = []
+    left = [row for row in theirs if row not in ours]
+    for row in (row for row in ours if row not in theirs):
+        named = isinstance(row, dict) and "job" in row
+        twin = next((x for x in left if named and x["job"] == row["job"]), None)
+        if twin:
+            left.remove(twin)
+            changed = {n: f"{row[n]}, serially {twin[n]}" for n in row if row[n] != twin[n]}
+            lines.append(f"{part} {row['job']}: {changed}")
+        else:
+            lines.append(f"{part} only here: {row}")
+    return lines + [f"{part} only serially: {row}" for row in left]

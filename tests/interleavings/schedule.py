@@ -1,8 +1,8 @@
-"""One schedule: an order of the statements of two sessions, and its run.
+"""One schedule: an order of the statements of two or three sessions, and its run.
 
-A schedule names the session that begins, and at most a few places at which the other one takes over
-although the first could go on: `A7.B3` means that A makes 7 steps, then B until it has made 3, then
-A. Where a session waits for a lock, ends, or has just been let go, the other one takes over by itself.
+A schedule names the session that begins, and a few places at which another one takes over:
+`A.A7.B3` means that A makes 7 steps, then B until it has made 3, then A. Where a session has ended or
+waits for a lock, the next one takes over by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.interleavings.footprint import Footprint, writes
 from tests.interleavings.rewrite import Rewritten
 from tests.interleavings.sessions import STUCK, Answer, Session, Stuck
 
-Switches = tuple[tuple[int, int], ...]  # (session, its steps until then)
+Switches = tuple[tuple[int, int, int], ...]  # (session, its steps until then, the session that takes over)
 
 
 @dataclass
@@ -29,8 +29,7 @@ class Entry:
     text: str
     touches: Footprint
     ends: frozenset[str] | None  # of the end of a transaction: the tables that it wrote
-    other_can: bool  # the other session could have moved instead
-    forced: bool  # the session before it was blocked or had ended
+    able: frozenset[int]  # the other sessions that could have moved instead
     changes: list[object] = field(default_factory=list)
     blocked: bool = False
 
@@ -58,6 +57,10 @@ class Actor:
     wrote: frozenset[str] = frozenset()
     began: bool = False
     answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def able(self) -> bool:
+        return not self.done and not self.session.blocked
 
     def begin(self) -> None:
         self.session.run(f"begin isolation level {self.level}")
@@ -107,45 +110,51 @@ def play(
     for actor in actors:
         actor.begin()
     run = Run([], [actor.answers for actor in actors])
-    current, left, forced = first, list(switches), False
+    current, left = first, list(switches)
     while not all(actor.done for actor in actors):
-        me, other = actors[current], actors[1 - current]
-        if me.done or me.session.blocked:
-            if other.done or other.session.blocked:
-                await_either(actors)
-                continue
-            current, forced = 1 - current, True
-            continue
-        can = not other.done and not other.session.blocked
-        if left and can and left[0] == (current, me.count):
-            left.pop(0)
-            current = 1 - current
-            continue
-        name, text, touches, ends = me.upcoming(steps)
-        entry = Entry(current, me.count, name, text, touches, ends, can, forced)
-        run.trace.append(entry)
-        forced = False
-        me.session.changes = []
-        me.advance(steps)
-        me.session.settle([other.session])
-        entry.blocked = me.session.blocked
-        me.settled()
-        if other.session.blocked:
-            other.session.settle([me.session])
-            other.settled()
-        entry.changes = me.session.changes
-        if ends is not None:
-            ended(run)
+        me = actors[current]
+        able = [
+            n % len(actors)
+            for n in range(current + 1, current + len(actors))
+            if actors[n % len(actors)].able
+        ]
+        if left and left[0][:2] == (current, me.count) and left[0][2] in able:
+            current = left.pop(0)[2]
+        elif me.able:
+            make_step(run, actors, current, steps, frozenset(able))
+            if run.trace[-1].ends is not None:
+                ended(run)
+        elif able:
+            current = able[0]
+        else:
+            await_any(actors)
     return run
 
 
-def await_either(actors: list[Actor]) -> None:
-    """Both wait for each other: the server ends one wait, by a timeout or as a deadlock."""
+def make_step(run: Run, actors: list[Actor], n: int, steps: Rewritten, able: frozenset[int]) -> None:
+    me = actors[n]
+    others = [actor.session for actor in actors if actor is not me]
+    name, text, touches, ends = me.upcoming(steps)
+    entry = Entry(n, me.count, name, text, touches, ends, able)
+    run.trace.append(entry)
+    me.session.changes = []
+    me.advance(steps)
+    me.session.settle(others)
+    entry.blocked, entry.changes = me.session.blocked, me.session.changes
+    me.settled()
+    for actor in actors:
+        if actor is not me and actor.session.blocked:
+            actor.session.settle([x.session for x in actors if x is not actor])
+            actor.settled()
+
+
+def await_any(actors: list[Actor]) -> None:
+    """All wait for each other: the server ends one wait, by a timeout or as a deadlock."""
     deadline = time.monotonic() + STUCK
-    while all(actor.done or actor.session.blocked for actor in actors):
-        for n, actor in enumerate(actors):
+    while not any(actor.able for actor in actors) and not all(actor.done for actor in actors):
+        for actor in actors:
             if not actor.done:
-                actor.session.settle([actors[1 - n].session])
+                actor.session.settle([x.session for x in actors if x is not actor])
                 actor.settled()
         if time.monotonic() > deadline:
-            raise Stuck("both sessions wait, and no wait ends")
+            raise Stuck("all sessions wait, and no wait ends")

@@ -49,7 +49,7 @@ class Stage:
         for start, make in MAKE.items():
             self.make(start, make)
         self.controller = Controller(dsn)
-        self.sessions = [Session(dsn, n, self.controller) for n in (0, 1)]
+        self.sessions = [Session(dsn, n, self.controller) for n in (0, 1, 2)]
         self.listener = psycopg.connect(dsn, autocommit=True)
         self.listener.execute("listen pyworker")
         self.restored = 0
@@ -109,15 +109,21 @@ class Stage:
 
     def actor(self, n: int, verb: str, level: str, how: str) -> Actor:
         v = VERBS[verb]
-        script = [v.sql.replace("%by", "AB"[n]), how, *([v.after] if v.after else [])]
+        script = [v.sql.replace("%by", "ABC"[n]), how, *([v.after] if v.after else [])]
         self.sessions[n].run("reset all")
         return Actor(self.sessions[n], LEVELS[level], script, 1)
 
     def play(
-        self, verbs: tuple[str, str], start: str, level: str, hows: tuple[str, str], first: int, switches: Switches
+        self,
+        verbs: tuple[str, ...],
+        start: str,
+        level: str,
+        hows: tuple[str, ...],
+        first: int,
+        switches: Switches,
     ) -> Run:
         self.restore(start)
-        actors = [self.actor(n, verbs[n], level, hows[n]) for n in (0, 1)]
+        actors = [self.actor(n, verbs[n], level, hows[n]) for n in range(len(verbs))]
         idle = verbs.index("idle") if "idle" in verbs else None
 
         def ended(run: Run) -> None:

@@ -23,12 +23,12 @@ def changed(change: Any) -> str:
 
 
 def lines_of(entry: Entry) -> list[str]:
-    indent = "  " if entry.session == 0 else "      "
-    place = f"{indent}{'AB'[entry.session]}{entry.count:<3} {entry.name:<26} "
+    indent = "  " + "    " * entry.session
+    place = f"{indent}{'ABC'[entry.session]}{entry.count:<3} {entry.name:<26} "
     lines = [(place + entry.text)[:WIDTH]]
     lines += [f"{indent}     → {changed(change)}" for change in entry.changes]
     if entry.blocked:
-        lines.append(f"{indent}     … waits for {'BA'[entry.session]}")
+        lines.append(f"{indent}     … waits")
     return lines
 
 
@@ -41,5 +41,5 @@ def said(answer: Answer) -> str:
 def story(run: Run) -> str:
     lines = [line for entry in run.trace for line in lines_of(entry)]
     for n, answers in enumerate(run.answers):
-        lines.append(f"{'AB'[n]} answered {'; '.join(said(answer) for answer in answers)}")
+        lines.append(f"{'ABC'[n]} answered {'; '.join(said(answer) for answer in answers)}")
     return "\n".join(lines)

@@ -21,9 +21,9 @@ BEGIN = """
     select from pyworker.add_job('t', queue_name => 'q');
     select from pyworker.add_job('t', '[5]', job_key => 'later', run_at => pyworker.clock() + interval '1 hour');
     select from pyworker.add_job('t', '{"n": 6}');
-    select from pyworker.add_schedule('tick', '* * * * *', 't', meta => '{"by": "tick"}');
+    select from pyworker.add_schedule('tick', '0 0 1 1 *', 't', backfill => '2 years', meta => '{"by": "tick"}');
     select pyworker.promote_jobs();
-    update pyworker.schedule_entries set next_at = date_trunc('minute', pyworker.clock());
+    update pyworker.schedule_entries set next_at = date_trunc('year', pyworker.clock());
 """
 DUE = """
     update pyworker.live_jobs set run_at = run_at - interval '2 hours', due_at = run_at - interval '2 hours'
