@@ -1,7 +1,7 @@
 """Which mutants of the SQL (tests/mutants) does the exploration notice by itself?
 
 A mutant that changes what one session does alone changes the serial orders as well, so only the
-invariants could notice it. Those named here take away a lock, a second look or a notification.
+invariants could notice it. The others take away a lock, a second look or a notification.
 """
 
 from __future__ import annotations
@@ -23,40 +23,8 @@ from tests.interleavings.verbs import VERBS
 from tests.mutants import MUTANTS, Mutant, functions
 
 SECONDS = 60.0  # for one mutant
-CONCURRENT = [
-    "a keyed add locks nothing",
-    "a keyed add changes a running job at once",
-    "remove_job does not look again",
-    "claim_jobs locks nothing",
-    "a unique add takes a new key for a held one",
-    "a unique add does not hold the key",
-    "a unique add does not look again",
-    "a key is released under a live job",
-    "an old snapshot judges which keys are free",
-    "a bulk add takes the rows in another order than a completion",
-    "a bulk add takes new keys in any order",
-    "a bulk add waits for a row that came in between",
-    "promote_jobs without the lane",
-    "an old snapshot judges a lane",
-    "a busy lane leaves no request of an end",
-    "a busy lane leaves no request of a claim",
-    "a claim without the lane",
-    "an end without the lane",
-    "an end goes by the limits of an old snapshot",
-    "a claim with an old snapshot trusts slots",
-    "_promote_idle_sequences does not ask who has the head locked",
-    "_promote_next forgets what was in somebody's hand",
-    "an old snapshot says whose turn it is",
-    "a serial queue forgets what another session has locked",
-    "_fill_queues forgets what another session has locked",
-    "a deferred request is taken at once",
-    "the second look waits for no younger transaction",
-    "a queue's change is looked at once",
-    "claim_jobs does not look again once it has asked",
-    "no worker looks for adds that saw none wait",
-    "no worker looks for a request that was left",
-    "the claim's own transaction is the newest",
-]
+# Mutants of which each test is one of races.
+CONCURRENT = [mutant for mutant in MUTANTS if all(test.startswith("races/") for test in mutant.tests)]
 
 
 @contextmanager
@@ -142,9 +110,10 @@ def run(url: str, names: list[str]) -> int:
     with mutated(url, None) as it:
         ran = ran_by(it)
     survived = 0
-    listed = {mutant.name: mutant for mutant in MUTANTS}
-    for name in [n for n in CONCURRENT if not names or any(n.startswith(name) for name in names)]:
-        id, why, seconds = judged(url, listed[name], ran)
+    for mutant in MUTANTS if names else CONCURRENT:
+        if names and not any(mutant.name.startswith(name) for name in names):
+            continue
+        id, why, seconds = judged(url, mutant, ran)
         survived += id is None
-        print(f"{'killed' if id else 'SURVIVED':8}  {name}  {seconds:.0f} s  {id or ''}  {why[:160]}", flush=True)
+        print(f"{'killed' if id else 'SURVIVED':8}  {mutant.name}  {seconds:.0f} s  {id or ''}  {why[:160]}", flush=True)
     return survived

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.interleavings.schedule import Run
 from tests.interleavings.stage import Stage
-from tests.interleavings.verbs import IDLE
+from tests.interleavings.verbs import IDLE, VERBS
 
 # A call may raise these at a level; they mean "not done, try again".
 AGAIN = {"rc": {"55P03"}, "rr": {"40001", "55P03"}, "ssi": {"40001", "55P03"}}
@@ -145,6 +145,9 @@ class Oracle:
         return self.serial[order]
 
     def judge(self, run: Run, level: str, hows: tuple[str, ...]) -> None:
+        for entry in run.trace:
+            if entry.blocked and not VERBS[self.verbs[entry.session]].waits:
+                raise Fault(f"{'ABC'[entry.session]} waits at {entry.name}")
         said: list[Any] = [None] * len(self.verbs)
         lasting = []
         for n, answers in enumerate(run.answers):

@@ -50,14 +50,15 @@ class Verb:
     sql: str
     starts: tuple[str, ...] = ALL
     after: str = ""  # a statement after the commit
+    waits: bool = True  # for a lock of another session
 
 
 def add(options: str) -> str:
     return f"select deduplicated from pyworker.add_job('t', {options}, meta => '{{\"by\": \"%by\"}}')"
 
 
-def unique(conflict: str) -> str:
-    states = '["available", "running", "scheduled", "retryable", "pending", "completed"]'
+def unique(conflict: str, more: str = ', "completed"') -> str:
+    states = f'["available", "running", "scheduled", "retryable", "pending"{more}]'
     return f"""unique_policy => '{{"keys": ["args"], "states": {states}, "on_conflict": "{conflict}"}}'"""
 
 
@@ -86,16 +87,17 @@ VERBS = {
         Verb("add-dedupe", add("'[1]', job_key => 'k', job_key_mode => 'unsafe_dedupe'")),
         Verb("add-other-key", add("'[2]', job_key => 'j'")),
         Verb("add-unique", add("""'{"n": 1}', """ + unique("ignore"))),
+        Verb("add-unique-live", add("""'{"n": 1}', """ + unique("ignore", ""))),
         Verb("add-unique-reject", add("""'{"n": 1}', """ + unique("reject"))),
         Verb("add-unique-replace", add("""'{"n": 1}', """ + unique("replace"))),
         Verb("add-many", f"select deduplicated from pyworker.add_jobs('{BULK}'::jsonb)"),
         Verb("remove", "select id, state from pyworker.remove_job('k')"),
-        Verb("claim", "select true from (select count(*) from pyworker.claim_jobs(2, 10)) c"),
-        Verb("claim-one", "select true from (select count(*) from pyworker.claim_jobs(2)) c"),
-        Verb("claim-queue", "select true from (select count(*) from pyworker.claim_jobs(2, 10, '{t}', '{q}')) c"),
-        Verb("work", "select true from (select count(*) from pyworker.work(2, null, null, null, null, 10)) c"),
+        Verb("claim", "select true from (select count(*) from pyworker.claim_jobs(2, 10)) c", waits=False),
+        Verb("claim-one", "select true from (select count(*) from pyworker.claim_jobs(2)) c", waits=False),
+        Verb("claim-queue", "select true from (select count(*) from pyworker.claim_jobs(2, 10, '{t}', '{q}')) c", waits=False),
+        Verb("work", "select true from (select count(*) from pyworker.work(2, null, null, null, null, 10)) c", waits=False),
         Verb("idle", "select true from (select count(*) from pyworker.claim_jobs(3, 10)) c",
-             after="select pyworker.seconds_until_due()"),
+             after="select pyworker.seconds_until_due()", waits=False),
         Verb("start", "select pyworker.start_job(2, 1)", RUNS),
         Verb("finish", "select pyworker.finish_jobs('{2,1}', '{1,1}')", RUNS),
         Verb("finish-one", "select pyworker.finish_job(1, 1)", RUNS),
@@ -116,8 +118,8 @@ VERBS = {
         Verb("delete-waiter", "select id from pyworker.delete_job(3)"),
         Verb("reschedule", "select id from pyworker.reschedule_jobs('{3,1,2}', priority => 5)"),
         Verb("complete", "select id from pyworker.complete_jobs('{3,1,2}')"),
-        Verb("promote", "select true from (select pyworker.promote_jobs()) p"),
-        Verb("sweep", "select true from (select pyworker.sweep_workers()) s", (DEAD,)),
+        Verb("promote", "select true from (select pyworker.promote_jobs()) p", waits=False),
+        Verb("sweep", "select true from (select pyworker.sweep_workers()) s", (DEAD,), waits=False),
         Verb("beat", "select true from (select count(*) from pyworker.beat(1)) b", RUNS),
         Verb("maintain", "select true from (select pyworker.maintain()) m"),
         Verb("tick", "select true from (select pyworker.run_schedules()) r", STILL),
@@ -127,4 +129,3 @@ VERBS = {
         Verb("resume-sequence", "select pyworker.resume_sequence('s')", (ENDED,)),
     ]
 }  # fmt: skip
-CLAIMS = {"claim", "claim-one", "claim-queue", "work", "idle"}
