@@ -26,6 +26,7 @@ JOB = """
                      finished_at,expires_at,unique_key,payload,parked,has_slot}'::text[]
     || jsonb_build_object(
         'job', coalesce(j.meta ->> 'by', j.id::text), 'payload', j.payload::text, 'run', least(j.run, 2),
+        'worker_id', least(j.worker_id, 2), -- 2 and 3 are alike
         'started', j.started_at is not null, 'cancel', j.cancel_requested_at is not null,
         'unique', j.unique_key is not null, 'later', j.due_at > pyworker.clock() + interval '10 minutes')
 """
@@ -67,7 +68,7 @@ RAW = f"""
 CLAIM = "select coalesce(meta ->> 'by', id::text) from pyworker.claim_jobs(2, 50)"
 FINISH = """
     select pyworker.finish_jobs(array_agg(j.id order by j.id), array_agg(j.run order by j.id))
-    from pyworker.live_jobs j where j.state = 'running' and j.worker_id = 2 having count(*) > 0
+    from pyworker.live_jobs j where j.state = 'running' and j.worker_id in (2, 3) having count(*) > 0
 """
 # What halts a sequence or pauses a queue must not have stranded what waits behind it.
 RESUME = "select pyworker.resume_queue('q'), pyworker.resume_sequence('s')"
