@@ -1,9 +1,9 @@
 """Explores pairs of verbs, or replays one schedule.
 
-    python -m tests.interleavings                        all pairs, from every state, at READ COMMITTED
-    python -m tests.interleavings finish claim+cancel    the pairs of one verb, one pair
-    python -m tests.interleavings mutants [NAME …]       which mutants the exploration notices
-    python -m tests.interleavings finish+cancel/running/rc/commit-commit/A.A7.B3     replays, with its story
+python -m tests.interleavings                        all pairs, from every state, at READ COMMITTED
+python -m tests.interleavings finish claim+cancel    the pairs of one verb, one pair
+python -m tests.interleavings mutants [NAME …]       which mutants the exploration notices
+python -m tests.interleavings finish+cancel/running/rc/commit-commit/A.A7.B3     replays, with its story
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--starts", default=",".join(STARTS))
     parser.add_argument("--levels", default="rc", help=f"of {','.join(LEVELS)}")
-    parser.add_argument("--ends", default="commit-commit", help="of commit-commit,rollback-commit,commit-rollback")
+    parser.add_argument(
+        "--ends", default="commit-commit", help="of commit-commit,rollback-commit,commit-rollback"
+    )
     parser.add_argument("--faults", type=Path, help="a file for the faults, with their stories")
     options = parser.parse_args()
     if options.names[:1] == ["mutants"]:
@@ -77,7 +79,10 @@ def main() -> int:
             return max(replay(it, name) for name in options.names)
         began, schedules, unreduced, faulty = time.monotonic(), 0, 0, 0
         for case in cases(
-            options.names, options.levels.split(","), options.ends.split(","), tuple(options.starts.split(","))
+            options.names,
+            options.levels.split(","),
+            options.ends.split(","),
+            tuple(options.starts.split(",")),
         ):
             found = explore(it, case)
             schedules, unreduced = schedules + found.schedules, unreduced + found.unreduced

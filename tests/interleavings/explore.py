@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from random import Random
 
 from tests.interleavings.footprint import meet, shown_by
 from tests.interleavings.oracle import Fault, Oracle
@@ -16,6 +17,7 @@ from tests.interleavings.schedule import Entry, Run, Switches
 from tests.interleavings.stage import Stage
 
 SWITCHES = 2
+SAMPLE = 10  # schedules with one switch, and with two, where not all are tried
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,12 @@ def branches(
             )
             continue
         # Else the interrupted step could as well have come first.
-        if used == SWITCHES or interrupted and not any(
-            together(interrupted, e, unique) for e in trace[begin:p] if e.session != interrupted.session
+        if (
+            used == SWITCHES
+            or interrupted
+            and not any(
+                together(interrupted, e, unique) for e in trace[begin:p] if e.session != interrupted.session
+            )
         ):
             continue
         for other in entry.able:
@@ -120,8 +126,8 @@ def unreduced(lengths: list[int]) -> int:
     return 2 + a + b + 2 * a * b
 
 
-def explore(stage: Stage, case: Case, stop: bool = False) -> Found:
-    """All schedules of the case; with `stop`, until the first fault."""
+def explore(stage: Stage, case: Case, stop: bool = False, chosen: Random | None = None) -> Found:
+    """All schedules of the case; with `stop`, until the first fault; with `chosen`, some at random."""
     began = time.monotonic()
     oracle, found = Oracle(stage, case.verbs, case.start), Found(case)
     unique = stage.steps.catalog.unique
@@ -150,5 +156,7 @@ def explore(stage: Stage, case: Case, stop: bool = False) -> Found:
             for first, switches, used, run in runs
             for more in branches(run, switches, used, unique, known)
         ]
+        if chosen and len(waiting) > SAMPLE:
+            waiting = chosen.sample(waiting, SAMPLE)
     found.seconds = time.monotonic() - began
     return found

@@ -143,11 +143,7 @@ class Catalog:
         if name not in self.inlined:
             self.inlined[name] = frozenset()  # for a function that calls itself
             self.inlined[name] = frozenset().union(
-                *(
-                    self.of(f.body or f.definition)
-                    for f in self.functions
-                    if f.name == name and not f.steps
-                )
+                *(self.of(f.body or f.definition) for f in self.functions if f.name == name and not f.steps)
             )
         return self.inlined[name]
 
@@ -180,5 +176,7 @@ def meet(a: Footprint, b: Footprint, unique: set[str]) -> bool:
 def shown_by(footprint: Footprint, ended: frozenset[str]) -> bool:
     """Can it matter whether a statement runs before or after the end of a transaction that wrote `ended`?"""
     return any(
-        what in ended or what == "transactions" for how, what in footprint if how in ("read", "add", "lock", "get")
+        what in ended or what == "transactions"
+        for how, what in footprint
+        if how in ("read", "add", "lock", "get")
     )

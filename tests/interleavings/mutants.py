@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
+from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from tests.interleavings.cases import cases
 from tests.interleavings.explore import Case, explore
@@ -23,28 +25,35 @@ from tests.interleavings.verbs import VERBS
 from tests.mutants import MUTANTS, Mutant, functions
 
 SECONDS = 60.0  # for one mutant
+NEXT = re.compile(r"(?m)^(?:create |comment on|drop |do )")
 # Mutants of which each test is one of races.
 CONCURRENT = [mutant for mutant in MUTANTS if all(test.startswith("races/") for test in mutant.tests)]
 
 
+def apply(conn: Any, mutant: Mutant) -> None:
+    """Makes the mutant's function in this database."""
+    ((path, start, end),) = mutant.places()
+    text = path.read_text("utf-8")
+    text = text[:start] + mutant.put + text[end:]
+    begin = max(p for _, p, _ in functions()[mutant.function] if p <= start)
+    following = NEXT.search(text, begin + 10)
+    conn.execute("set search_path = pyworker, pg_temp")
+    conn.execute(text[begin : following.start() if following else len(text)])
+    conn.execute("reset search_path")
+
+
 @contextmanager
 def mutated(url: str, mutant: Mutant | None) -> Iterator[Stage]:
-    """A copy of the database with this mutant in it."""
-    name = "pyworker_interleavings_mutant"
+    """A stage on a copy of the database, with this mutant in it."""
+    name = "pyworker_interleavings"
     with psycopg.connect(url, autocommit=True) as conn:
         copy, of = sql.Identifier(name), sql.Identifier(conn.info.dbname + "_template")
         conn.execute(sql.SQL("drop database if exists {} with (force)").format(copy))
         conn.execute(sql.SQL("create database {} template {}").format(copy, of))
-    there = psycopg.conninfo.make_conninfo(url, dbname=name)
+    there = make_conninfo(url, dbname=name)
     if mutant:
-        ((path, start, end),) = mutant.places()
-        text = path.read_text("utf-8")
-        text = text[:start] + mutant.put + text[end:]
-        begin = max(p for _, p, _ in functions()[mutant.function] if p <= start)
-        following = re.compile(r"(?m)^(?:create |comment on|drop |do )").search(text, begin + 10)
         with psycopg.connect(there, autocommit=True) as conn:
-            conn.execute("set search_path = pyworker, pg_temp")
-            conn.execute(text[begin : following.start() if following else len(text)])  # type: ignore[arg-type]
+            apply(conn, mutant)
     it = Stage(there)
     try:
         yield it
@@ -74,7 +83,9 @@ def callers(it: Stage, name: str) -> set[str]:
         found.add(one)
         if one not in stepped:
             waiting |= {
-                f.name for f in it.steps.catalog.functions if re.search(rf"\b{one}\(", f.body) and f.name != one
+                f.name
+                for f in it.steps.catalog.functions
+                if re.search(rf"\b{one}\(", f.body) and f.name != one
             }
     return found & stepped
 
@@ -115,5 +126,8 @@ def run(url: str, names: list[str]) -> int:
             continue
         id, why, seconds = judged(url, mutant, ran)
         survived += id is None
-        print(f"{'killed' if id else 'SURVIVED':8}  {mutant.name}  {seconds:.0f} s  {id or ''}  {why[:160]}", flush=True)
+        print(
+            f"{'killed' if id else 'SURVIVED':8}  {mutant.name}  {seconds:.0f} s  {id or ''}  {why[:160]}",
+            flush=True,
+        )
     return survived

@@ -69,6 +69,10 @@ SETUP = f"""
     $$;
 """
 
+# What depends on how long a statement takes would make schedules differ from run to run: a look-up
+# counts as slow after an hour.
+TIMED = {"interval '0.5 ms'": "interval '1 hour'"}
+
 
 @dataclass(frozen=True)
 class Step:
@@ -123,6 +127,8 @@ def rewrite(conn: Any, schema: str = "pyworker") -> Rewritten:
         if function.steps:
             body = stepped(function, catalog, result)
             if body is not None:
+                for timed, fixed in TIMED.items():
+                    body = body.replace(timed, fixed)
                 head, _, tail = function.definition.partition(function.body)
                 conn.execute(head + body + tail)
     for step in result.steps.values():

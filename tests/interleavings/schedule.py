@@ -114,9 +114,7 @@ def play(
     while not all(actor.done for actor in actors):
         me = actors[current]
         able = [
-            n % len(actors)
-            for n in range(current + 1, current + len(actors))
-            if actors[n % len(actors)].able
+            n % len(actors) for n in range(current + 1, current + len(actors)) if actors[n % len(actors)].able
         ]
         if left and left[0][:2] == (current, me.count) and left[0][2] in able:
             current = left.pop(0)[2]

@@ -77,7 +77,9 @@ class Stage:
         )
         registers = ", ".join(f"setval('pyworker.{name}', 0)" for name in REGISTERS)
         self.conn.execute(
-            RESTORE.format(start=start, deletes=deletes, inserts=inserts, registers=registers, columns=columns)
+            RESTORE.format(
+                start=start, deletes=deletes, inserts=inserts, registers=registers, columns=columns
+            )
         )
 
     def restore(self, start: str) -> None:
@@ -131,6 +133,8 @@ class Stage:
         self.restore(start)
         actors = [self.actor(n, verbs[n], level, hows[n]) for n in range(len(verbs))]
         idle = verbs.index("idle") if "idle" in verbs else None
+        if idle is not None:  # it begins to listen in its schedule; nobody does before
+            self.conn.execute("select setval('pyworker.listening_until', 0)")
 
         def ended(run: Run) -> None:
             if any(not actor.done for actor in actors) or idle is not None:

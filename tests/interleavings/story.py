@@ -14,7 +14,9 @@ def changed(change: Any) -> str:
     """One row that a statement changed: the columns that are different now."""
     operation, table, old, new = change
     row = new or old
-    key = " ".join(f"{name}={row[name]}" for name in ("id", "lane", "worker_id", "sequence_key") if row.get(name))
+    key = " ".join(
+        f"{name}={row[name]}" for name in ("id", "lane", "worker_id", "sequence_key") if row.get(name)
+    )
     if operation != "UPDATE":
         more = {name: row[name] for name in ("state", "job_key") if row.get(name)}
     else:

@@ -40,7 +40,12 @@ ENDS = """
         pyworker.finish_job(2, 1), pyworker.finish_job(6, 1);
 """
 # Where the jobs 1, 2 and 6 run, no job can be claimed: a worker that listens is idle.
-MAKE = {WAITING: BEGIN + DUE, RUNNING: BEGIN + CLAIMED, DEAD: BEGIN + CLAIMED, ENDED: BEGIN + CLAIMED + ENDS + DUE}
+MAKE = {
+    WAITING: BEGIN + DUE,
+    RUNNING: BEGIN + CLAIMED,
+    DEAD: BEGIN + CLAIMED,
+    ENDED: BEGIN + CLAIMED + ENDS + DUE,
+}
 IDLE = RUNS
 
 
