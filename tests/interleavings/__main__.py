@@ -87,10 +87,8 @@ def main() -> int:
             found = explore(it, case)
             schedules, unreduced = schedules + found.schedules, unreduced + found.unreduced
             faulty += len(found.faults)
-            print(
-                f"{case.name:60} {found.schedules:6} of {found.unreduced:6} {found.seconds:7.2f} s {len(found.faults) or ''}",
-                flush=True,
-            )
+            counts = f"{found.schedules:6} of {found.unreduced:6} {found.seconds:7.2f} s"
+            print(f"{case.name:60} {counts} {len(found.faults) or ''}", flush=True)
             if options.faults and found.faults:
                 with options.faults.open("a") as file:
                     for id, fault in found.faults.items():

@@ -101,13 +101,10 @@ def branches(
             )
             continue
         # Else the interrupted step could as well have come first.
-        if (
-            used == SWITCHES
-            or interrupted
-            and not any(
-                together(interrupted, e, unique) for e in trace[begin:p] if e.session != interrupted.session
-            )
-        ):
+        between = [e for e in trace[begin:p] if interrupted and e.session != interrupted.session]
+        if interrupted and not any(together(interrupted, e, unique) for e in between):
+            continue
+        if used == SWITCHES:
             continue
         for other in entry.able:
             seen = max((e.count for e in trace[:p] if e.session == other), default=-1)

@@ -22,14 +22,15 @@ AGAIN = {"rc": {"55P03"}, "rr": {"40001", "55P03"}, "ssi": {"40001", "55P03"}}
 
 # Rows without their times and ids: a job is known by who added it.
 JOB = """
-    to_jsonb(j) - '{id,ready_at,due_at,run,run_at,created_at,updated_at,claimed_at,started_at,cancel_requested_at,
-                     finished_at,expires_at,unique_key,payload,parked,has_slot}'::text[]
+    to_jsonb(j) - '{id,ready_at,due_at,run,run_at,created_at,updated_at,claimed_at,started_at,
+                     cancel_requested_at,finished_at,expires_at,unique_key,payload,parked,has_slot}'::text[]
     || jsonb_build_object(
         'job', coalesce(j.meta ->> 'by', j.id::text), 'payload', j.payload::text, 'run', least(j.run, 2),
         'worker_id', least(j.worker_id, 2), -- 2 and 3 are alike
         'started', j.started_at is not null, 'cancel', j.cancel_requested_at is not null,
         'unique', j.unique_key is not null, 'later', j.due_at > pyworker.clock() + interval '10 minutes')
 """
+ALL = "select id, meta from pyworker.live_jobs union all select id, meta from pyworker.finished_jobs"
 STATE = f"""
     select jsonb_build_object(
         'jobs', (select jsonb_agg(x.r order by x.r) from (
@@ -38,13 +39,11 @@ STATE = f"""
         'errors', (select jsonb_agg(x.r order by x.r) from (
             select jsonb_build_array(coalesce(j.meta ->> 'by', e.job_id::text), e.error, least(e.run, 2)) r
             from pyworker.errors e
-            left join (select id, meta from pyworker.live_jobs union all select id, meta from pyworker.finished_jobs) j
-                on j.id = e.job_id) x),
+            left join ({ALL}) j on j.id = e.job_id) x),
         'halts', (select jsonb_agg(x.r order by x.r) from (
             select jsonb_build_array(h.sequence_key, coalesce(j.meta ->> 'by', h.job_id::text)) r
             from pyworker.sequence_halts h
-            left join (select id, meta from pyworker.live_jobs union all select id, meta from pyworker.finished_jobs) j
-                on j.id = h.job_id) x),
+            left join ({ALL}) j on j.id = h.job_id) x),
         'queues', (select jsonb_agg(x.r order by x.r) from (
             select to_jsonb(q) - '{{updated_at,changed}}'::text[] r from pyworker.queues q) x),
         'unique', (select count(*) from pyworker.unique_keys),
@@ -55,8 +54,10 @@ RAW = f"""
     select jsonb_build_object(
         'state', ({STATE.replace(",parked,has_slot", "")}),
         'waits', (select jsonb_agg(x.r order by x.r) from (
-            select jsonb_build_array(coalesce(j.meta ->> 'by', j.id::text), j.ready_at is null, j.due_at is null,
-                rank() over (order by j.id), rank() over (order by j.ready_at)) r from pyworker.live_jobs j) x),
+            select jsonb_build_array(
+                coalesce(j.meta ->> 'by', j.id::text), j.ready_at is null, j.due_at is null,
+                rank() over (order by j.id), rank() over (order by j.ready_at)) r
+            from pyworker.live_jobs j) x),
         'requests', (select jsonb_agg(x.r order by x.r) from (
             select distinct jsonb_build_array(w.lane, w.after is null, w.changed) r
             from pyworker.promotion_requests w) x),

@@ -7,7 +7,6 @@ STABLE function runs by its caller's snapshot, so its statements are no steps of
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,6 @@ KEYS = 74_000
 SETUP = f"""
     drop schema if exists pyworker_steps cascade;
     create schema pyworker_steps;
-    create table pyworker_steps.steps (id integer primary key, function text, line integer, text text, touches text);
     create unlogged sequence pyworker_steps.turn_0 minvalue 0 start 0;
     create unlogged sequence pyworker_steps.turn_1 minvalue 0 start 0;
     create unlogged sequence pyworker_steps.turn_2 minvalue 0 start 0;
@@ -131,9 +129,4 @@ def rewrite(conn: Any, schema: str = "pyworker") -> Rewritten:
                     body = body.replace(timed, fixed)
                 head, _, tail = function.definition.partition(function.body)
                 conn.execute(head + body + tail)
-    for step in result.steps.values():
-        conn.execute(
-            "insert into pyworker_steps.steps values (%s, %s, %s, %s, %s)",
-            [step.id, step.function, step.line, step.text, json.dumps(sorted(step.touches))],
-        )
     return result

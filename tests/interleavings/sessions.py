@@ -46,8 +46,8 @@ class Controller:
 
     def hold(self, n: int) -> None:
         self.conn.execute(
-            "select pg_advisory_lock(%s, 0), setval(format('pyworker_steps.turn_%%s', %s::int)::regclass, 0, false)",
-            [KEYS + n, n],
+            "select pg_advisory_lock(%s, 0), setval(%s::regclass, 0, false)",
+            [KEYS + n, f"pyworker_steps.turn_{n}"],
         )
 
     def move(self, n: int, turn: int) -> None:
