@@ -121,11 +121,12 @@ class Session:
 
     def settle(self, others: list[Session]) -> None:
         """Returns when it stands before a step, has ended its statement, or waits for another session."""
+        quiet = 0.0 if self.blocked else QUIET  # one that has waited most likely still waits
         self.blocked = False
         deadline = time.monotonic() + STUCK
         self.read()
         while self.moving:
-            if select.select([self.pgconn.socket], [], [], QUIET)[0]:
+            if select.select([self.pgconn.socket], [], [], quiet)[0]:
                 self.read()
             elif set(self.controller.blockers(self.pid)) & {other.pid for other in others}:
                 self.read()
@@ -133,6 +134,7 @@ class Session:
                 return
             elif time.monotonic() > deadline:
                 raise Stuck(f"session {self.n} says nothing")
+            quiet = QUIET
 
     def run(self, statement: str) -> Answer:
         """A statement that has no steps."""

@@ -86,7 +86,7 @@ BULK = """[
     {"identifier": "t", "payload": [3], "job_key": "k", "queue_name": "q", "sequence_policy": {"key": "s"},
      "meta": {"by": "%by"}},
     {"identifier": "t", "payload": {"n": 1}, "meta": {"by": "%by"},
-     "unique_policy": {"keys": ["args"], "on_conflict": "ignore"}},
+     "unique_policy": {"keys": ["args"], "on_conflict": "replace"}},
     {"identifier": "t", "sequence_policy": {"key": "s"}, "meta": {"by": "%by"}},
     {"identifier": "t", "payload": [4], "job_key": "j", "meta": {"by": "%by"}},
     {"identifier": "t", "queue_name": "q", "meta": {"by": "%by"}}]"""
