@@ -1,6 +1,6 @@
 # The README's commands by short names. They work without make, too.
 .DEFAULT_GOAL := help
-.PHONY: help demo quick t test lint schema docs torture nightly release mutants fresh bench
+.PHONY: help demo quick t test lint schema docs torture interleavings nightly release mutants fresh bench
 
 install = python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q -e
 
@@ -38,6 +38,9 @@ docs: ## build the documentation into site/
 
 torture: ## run the long tests: crashes, races, load
 	$(install) '.[test]' && .venv/bin/pytest -n auto -m torture
+
+interleavings: ## run every order of the statements of each two calls at once, with at most two switches
+	$(install) '.[test]' && .venv/bin/python -m tests.interleavings
 
 nightly: ## run everything for hours: the README's last section has the figures
 	$(install) '.[test]'
