@@ -30,7 +30,7 @@ def cases(names: list[str], levels: list[str], ends: list[str], starts: Iterable
     found = []
     wanted = [tuple(name.split("+")) for name in names]
     for pair in combinations_with_replacement(VERBS, 2):
-        if not names or any(set(verbs) <= set(pair) and len(verbs) <= 2 for verbs in wanted):
+        if not names or any(verbs in (pair[:1], pair[1:], pair, pair[::-1]) for verbs in wanted):
             found += of(pair, levels, ends, starts)
     for verbs in wanted:
         if len(verbs) > 2:

@@ -1,7 +1,7 @@
 """What sessions do, one line each, and the states from which they begin.
 
 All verbs touch the same jobs: 1 has the key k, heads the sequence s and the queue q; 2 has a unique
-key and is delivered at most once; 3 waits in the sequence, 4 in the queue; 5 is due, 6 is plain.
+key and is delivered at most once; 3 waits in the sequence, 4 in the queue; 5 is due, 6 has the key m.
 `%by` marks the jobs that a session adds. A verb returns what can be compared: no times, no new ids.
 """
 
@@ -23,7 +23,7 @@ BEGIN = """
     select from pyworker.add_job('t', queue_name => 'q');
     select from pyworker.add_job('t', '[5]', job_key => 'later',
         run_at => pyworker.clock() + interval '1 hour');
-    select from pyworker.add_job('t', '{"n": 6}');
+    select from pyworker.add_job('t', '[6]', job_key => 'm');
     select from pyworker.add_schedule('tick', '0 0 1 1 *', 't', backfill => '2 years',
         meta => '{"by": "tick"}');
     select pyworker.promote_jobs();
@@ -72,7 +72,7 @@ def unique(conflict: str, more: str = ', "completed"') -> str:
 
 
 def fail(more: str) -> str:
-    items = ", ".join(f'{{"id": {id}, "run": 1, "error": "%by", {more}}}' for id in (2, 1))
+    items = ", ".join(f'{{"id": {id}, "run": 1, "error": "%by", {more}}}' for id in (6, 2, 1))
     return f"select pyworker.fail_jobs('[{items}]')"
 
 
@@ -89,7 +89,21 @@ BULK = """[
      "unique_policy": {"keys": ["args"], "on_conflict": "replace"}},
     {"identifier": "t", "sequence_policy": {"key": "s"}, "meta": {"by": "%by"}},
     {"identifier": "t", "payload": [4], "job_key": "j", "meta": {"by": "%by"}},
+    {"identifier": "t", "payload": [4], "job_key": "i", "meta": {"by": "%by"}},
+    {"identifier": "t", "payload": [4], "job_key": "m", "meta": {"by": "%by"}},
+    {"identifier": "t", "payload": {"n": 2}, "meta": {"by": "%by"},
+     "unique_policy": {"keys": ["args"], "on_conflict": "replace"}},
     {"identifier": "t", "queue_name": "q", "meta": {"by": "%by"}}]"""
+# The same keys the other way round.
+TURNED = """[
+    {"identifier": "t", "payload": {"n": 2}, "meta": {"by": "%by"},
+     "unique_policy": {"keys": ["args"], "on_conflict": "replace"}},
+    {"identifier": "t", "payload": {"n": 1}, "meta": {"by": "%by"},
+     "unique_policy": {"keys": ["args"], "on_conflict": "replace"}},
+    {"identifier": "t", "payload": [4], "job_key": "m", "meta": {"by": "%by"}},
+    {"identifier": "t", "payload": [4], "job_key": "i", "meta": {"by": "%by"}},
+    {"identifier": "t", "payload": [4], "job_key": "j", "meta": {"by": "%by"}},
+    {"identifier": "t", "payload": [3], "job_key": "k", "meta": {"by": "%by"}}]"""
 TURN = """select count(*) filter (where kind = 'refused') from pyworker.work(1, '{2}', '{1}', null,
     '[{"id": 1, "run": 1, "do": "fail", "error": "%by", "delay_s": 3600}]', 0)"""
 
@@ -110,6 +124,7 @@ VERBS = {
         Verb("add-unique-reject", add("""'{"n": 1}', """ + unique("reject"))),
         Verb("add-unique-replace", add("""'{"n": 1}', """ + unique("replace"))),
         Verb("add-many", f"select deduplicated from pyworker.add_jobs('{BULK}'::jsonb)"),
+        Verb("add-many-turned", f"select deduplicated from pyworker.add_jobs('{TURNED}'::jsonb)"),
         Verb("remove", "select id, state from pyworker.remove_job('k')"),
         Verb("claim", taken("claim_jobs(2, 10)"), waits=False),
         Verb("claim-one", taken("claim_jobs(2)"), waits=False),
@@ -118,24 +133,24 @@ VERBS = {
         Verb("idle", taken("claim_jobs(3, 10)"),
              after="select pyworker.seconds_until_due()", waits=False),
         Verb("start", "select pyworker.start_job(2, 1)", RUNS),
-        Verb("finish", "select pyworker.finish_jobs('{2,1}', '{1,1}')", RUNS),
+        Verb("finish", "select pyworker.finish_jobs('{6,2,1}', '{1,1,1}')", RUNS),
         Verb("finish-one", "select pyworker.finish_job(1, 1)", RUNS),
         Verb("fail", fail('"delay": "1 hour"'), RUNS),
         Verb("fail-now", fail('"delay": "0"'), RUNS),
         Verb("discard", fail('"discard": true'), RUNS),
         Verb("snooze", "select pyworker.snooze_job(1, 1, '1 hour')", RUNS),
-        Verb("release", "select pyworker.release_jobs('{2,1}', '{1,1}')", RUNS),
+        Verb("release", "select pyworker.release_jobs('{6,2,1}', '{1,1,1}')", RUNS),
         Verb("turn", TURN, (RUNNING,)),
         Verb("close", "select pyworker.close_worker(1)", RUNS),
         Verb("cancel", "select id from pyworker.cancel_job(1)"),
         Verb("force-cancel", "select id from pyworker.cancel_job(1, true)"),
         Verb("cancel-waiter", "select id from pyworker.cancel_job(3)"),
         Verb("retry", "select id from pyworker.retry_job(1)"),
-        Verb("retry-many", "select id from pyworker.retry_jobs('{1,2,3,4,5}')"),
+        Verb("retry-many", "select id from pyworker.retry_jobs('{6,1,2,3,4,5}')"),
         Verb("delete", "select id from pyworker.delete_job(1)"),
         Verb("delete-waiter", "select id from pyworker.delete_job(3)"),
-        Verb("reschedule", "select id from pyworker.reschedule_jobs('{3,1,2}', priority => 5)"),
-        Verb("complete", "select id from pyworker.complete_jobs('{3,1,2}')"),
+        Verb("reschedule", "select id from pyworker.reschedule_jobs('{3,6,1,2}', priority => 5)"),
+        Verb("complete", "select id from pyworker.complete_jobs('{3,6,1,2}')"),
         Verb("promote", taken("promote_jobs()"), waits=False),
         Verb("sweep", taken("sweep_workers()"), (DEAD,), waits=False),
         Verb("beat", taken("beat(1)"), RUNS),
