@@ -8,6 +8,7 @@ key and is delivered at most once; 3 waits in the sequence, 4 in the queue; 5 is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 WAITING, RUNNING, DEAD, ENDED = STARTS = ("waiting", "running", "dead", "ended")
 ALL, RUNS, STILL = STARTS, (RUNNING, DEAD), (WAITING, ENDED)
@@ -60,6 +61,7 @@ class Verb:
     starts: tuple[str, ...] = ALL
     after: str = ""  # a statement after the commit
     waits: bool = True  # for a lock of another session
+    parts: tuple[str, ...] = ()  # a call for many jobs, job by job: each is judged by itself
 
 
 def add(options: str) -> str:
@@ -79,6 +81,14 @@ def fail(more: str) -> str:
 def taken(call: str) -> str:
     """What a claim takes depends on what others have locked: settling makes up for it."""
     return f"select true from (select count(*) from pyworker.{call}) c"
+
+
+def bulk(call: str, *ids: int) -> dict[str, Any]:
+    """A call for many jobs: another session may come between two of them."""
+    return {
+        "sql": f"select id from pyworker.{call}".replace("%ids", ",".join(map(str, ids))),
+        "parts": tuple(f"select id from pyworker.{call}".replace("%ids", str(id)) for id in sorted(ids)),
+    }
 
 
 S = """sequence_policy => '{"key": "s"}'"""
@@ -146,11 +156,11 @@ VERBS = {
         Verb("force-cancel", "select id from pyworker.cancel_job(1, true)"),
         Verb("cancel-waiter", "select id from pyworker.cancel_job(3)"),
         Verb("retry", "select id from pyworker.retry_job(1)"),
-        Verb("retry-many", "select id from pyworker.retry_jobs('{6,1,2,3,4,5}')"),
+        Verb("retry-many", **bulk("retry_jobs('{%ids}')", 6, 1, 2, 3, 4, 5)),
         Verb("delete", "select id from pyworker.delete_job(1)"),
         Verb("delete-waiter", "select id from pyworker.delete_job(3)"),
-        Verb("reschedule", "select id from pyworker.reschedule_jobs('{3,6,1,2}', priority => 5)"),
-        Verb("complete", "select id from pyworker.complete_jobs('{3,6,1,2}')"),
+        Verb("reschedule", **bulk("reschedule_jobs('{%ids}', priority => 5)", 3, 6, 1, 2)),
+        Verb("complete", **bulk("complete_jobs('{%ids}')", 3, 6, 1, 2)),
         Verb("promote", taken("promote_jobs()"), waits=False),
         Verb("sweep", taken("sweep_workers()"), (DEAD,), waits=False),
         Verb("beat", taken("beat(1)"), RUNS),
