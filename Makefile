@@ -47,6 +47,8 @@ nightly: ## run everything for hours: the README's last section has the figures
 	PYWORKER_WALKS=50 PYWORKER_CRON_CASES=100000 PYWORKER_EXAMPLES=1000 PYWORKER_MODEL_EXAMPLES=1000 PYWORKER_MODEL_STEPS=60 .venv/bin/pytest -n auto
 	test ! -x $(older)/postgres || PYWORKER_PG_BIN=$(older) .venv/bin/pytest -n auto tests/sql tests/modules tests/races tests/model tests/stress
 	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -m torture tests/stress/test_torture.py
+	.venv/bin/python -m tests.interleavings
+	.venv/bin/python -m tests.interleavings --triples 500 --sample --seed $$(date +%j)
 	PYWORKER_KILLS=2000 PYWORKER_CRASHES=200 PYWORKER_CUTS=5000 PYWORKER_FUZZ=1000000 PYWORKER_TORTURE_SECONDS=300 \
 		.venv/bin/pytest -n auto -m torture --ignore tests/stress/test_torture.py
 

@@ -94,10 +94,11 @@ def chosen(it: Stage, mutant: Mutant, ran: dict[tuple[str, str], set[str]]) -> l
     """The cases in which it can matter, the likeliest first."""
     names = callers(it, mutant.function)
     levels = ["rr", "rc"] if "old snapshot" in mutant.name else ["rc", "rr"]
+    reached = any(functions & names for functions in ran.values())
     ranked = []
     for case in cases([], levels, ["commit-commit", "rollback-commit", "commit-rollback"]):
         touched = [bool(ran[verb, case.start] & names) for verb in case.verbs]
-        if any(touched):
+        if any(touched) or not reached:  # else it is reached only by two sessions at once
             ranked.append((levels.index(case.level), case.hows != ("commit", "commit"), -sum(touched), case))
     ranked.sort(key=lambda item: item[:3])
     return [item[-1] for item in ranked]

@@ -200,7 +200,9 @@ class Oracle:
         if not self.skips and not self.is_serial(found, lasting):
             allowed = [self.serially(order) for order in orders([[(n, None)] for n in lasting])]
             raise Fault("\n".join(["no serial order comes to this:", difference(found, allowed)]))
-        self.judge_notifications(run, outcome.claimable)
+        if "idle" not in self.verbs or self.verbs.index("idle") in lasting:
+            # A worker whose claim was rolled back claims again.
+            self.judge_notifications(run, outcome.claimable)
 
     def judge_notifications(self, run: Run, claimable: Counter[str]) -> None:
         """Worker 3 listens. It must not sleep while it could claim."""
