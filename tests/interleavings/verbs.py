@@ -23,7 +23,7 @@ BEGIN = """
     select from pyworker.add_job('t', sequence_policy => '{"key": "s"}');
     select from pyworker.add_job('t', queue_name => 'q');
     select from pyworker.add_job('t', '[5]', job_key => 'later',
-        run_at => pyworker.clock() + interval '1 hour');
+        run_at => pyworker.clock() + interval '2 days');
     select from pyworker.add_job('t', '[6]', job_key => 'm');
     select from pyworker.add_schedule('tick', '0 0 1 1 *', 't', backfill => '2 years',
         meta => '{"by": "tick"}');
@@ -31,7 +31,8 @@ BEGIN = """
     update pyworker.schedule_entries set next_at = date_trunc('year', pyworker.clock());
 """
 DUE = """
-    update pyworker.live_jobs set run_at = run_at - interval '2 hours', due_at = run_at - interval '2 hours'
+    update pyworker.live_jobs set run_at = run_at - interval '2 days 1 hour',
+        due_at = run_at - interval '2 days 1 hour'
     where id = 5;
 """
 CLAIMED = """
