@@ -1,6 +1,6 @@
 # The README's commands by short names. They work without make, too.
 .DEFAULT_GOAL := help
-.PHONY: help demo quick t test lint schema docs torture nightly release mutants fresh bench
+.PHONY: help demo quick t test lint schema docs torture interleavings nightly release mutants fresh bench
 
 install = python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q -e
 
@@ -39,11 +39,16 @@ docs: ## build the documentation into site/
 torture: ## run the long tests: crashes, races, load
 	$(install) '.[test]' && .venv/bin/pytest -n auto -m torture
 
+interleavings: ## run every order of the statements of each two calls at once, with at most two switches
+	$(install) '.[test]' && .venv/bin/python -m tests.interleavings
+
 nightly: ## run everything for hours: the README's last section has the figures
 	$(install) '.[test]'
 	PYWORKER_WALKS=50 PYWORKER_CRON_CASES=100000 PYWORKER_EXAMPLES=1000 PYWORKER_MODEL_EXAMPLES=1000 PYWORKER_MODEL_STEPS=60 .venv/bin/pytest -n auto
 	test ! -x $(older)/postgres || PYWORKER_PG_BIN=$(older) .venv/bin/pytest -n auto tests/sql tests/modules tests/races tests/model tests/stress
 	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -m torture tests/stress/test_torture.py
+	.venv/bin/python -m tests.interleavings
+	.venv/bin/python -m tests.interleavings --triples 500 --sample --seed $$(date +%j)
 	PYWORKER_KILLS=2000 PYWORKER_CRASHES=200 PYWORKER_CUTS=5000 PYWORKER_FUZZ=1000000 PYWORKER_TORTURE_SECONDS=300 \
 		.venv/bin/pytest -n auto -m torture --ignore tests/stress/test_torture.py
 

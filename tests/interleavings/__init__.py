@@ -1,0 +1,1 @@
+"""Explores every interleaving of two sessions inside PL/pgSQL functions: docs/inside/interleavings.md."""

@@ -1,0 +1,261 @@
+"""Is what a schedule has come to right?
+
+It is, if the state is that of one serial order of the verbs that were committed, once all that can
+run has run; if no call raised what is not documented; if the invariants hold; and if the worker that
+listens was notified of what it can claim, or will come again by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.interleavings.schedule import Run
+from tests.interleavings.stage import Stage
+from tests.interleavings.verbs import IDLE, VERBS
+
+# A call may raise these at a level; they mean "not done, try again".
+AGAIN = {"rc": {"55P03"}, "rr": {"40001", "55P03"}, "ssi": {"40001", "55P03"}}
+
+# Rows without their times and ids: a job is known by who added it.
+JOB = """
+    to_jsonb(j) - '{id,ready_at,due_at,run,run_at,created_at,updated_at,claimed_at,started_at,
+                     cancel_requested_at,finished_at,expires_at,unique_key,payload,parked,has_slot}'::text[]
+    || jsonb_build_object(
+        'job', coalesce(j.meta ->> 'by', j.id::text), 'payload', j.payload::text, 'run', least(j.run, 2),
+        'worker_id', least(j.worker_id, 2), -- 2 and 3 are alike
+        'started', j.started_at is not null, 'cancel', j.cancel_requested_at is not null,
+        'unique', j.unique_key is not null, 'later', j.due_at > pyworker.clock() + interval '10 minutes')
+"""
+ALL = "select id, meta from pyworker.live_jobs union all select id, meta from pyworker.finished_jobs"
+STATE = f"""
+    select jsonb_build_object(
+        'jobs', (select jsonb_agg(x.r order by x.r) from (
+            select {JOB} as r from pyworker.live_jobs j
+            union all select {JOB} from pyworker.finished_jobs j) x),
+        'errors', (select jsonb_agg(x.r order by x.r) from (
+            select jsonb_build_array(coalesce(j.meta ->> 'by', e.job_id::text), e.error, least(e.run, 2)) r
+            from pyworker.errors e
+            left join ({ALL}) j on j.id = e.job_id) x),
+        'halts', (select jsonb_agg(x.r order by x.r) from (
+            select jsonb_build_array(h.sequence_key, coalesce(j.meta ->> 'by', h.job_id::text)) r
+            from pyworker.sequence_halts h
+            left join ({ALL}) j on j.id = h.job_id) x),
+        'queues', (select jsonb_agg(x.r order by x.r) from (
+            select to_jsonb(q) - '{{updated_at,changed}}'::text[] r from pyworker.queues q) x),
+        'unique', (select count(*) from pyworker.unique_keys),
+        'schedules', (select jsonb_agg(s.next_at > pyworker.clock()) from pyworker.schedule_entries s))::text
+"""
+# The same with what is not yet settled, to know a state again.
+RAW = f"""
+    select jsonb_build_object(
+        'state', ({STATE.replace(",parked,has_slot", "")}),
+        'waits', (select jsonb_agg(x.r order by x.r) from (
+            select jsonb_build_array(
+                coalesce(j.meta ->> 'by', j.id::text), j.ready_at is null, j.due_at is null,
+                rank() over (order by j.id), rank() over (order by j.ready_at)) r
+            from pyworker.live_jobs j) x),
+        'requests', (select jsonb_agg(x.r order by x.r) from (
+            select distinct jsonb_build_array(w.lane, w.after is null, w.changed) r
+            from pyworker.promotion_requests w) x),
+        'workers', (select jsonb_agg(to_jsonb(w) - '{{expires_at,started_at,info,last_claim_at}}'::text[]
+                                     order by w.id) from pyworker.workers w),
+        'claims', (select jsonb_agg(x.r order by x.r) from (
+            select jsonb_build_array(c.worker_id, c.job_ids) r from pyworker.claims c) x))::text
+"""
+CLAIM = "select coalesce(meta ->> 'by', id::text) from pyworker.claim_jobs(2, 50)"
+FINISH = """
+    select pyworker.finish_jobs(array_agg(j.id order by j.id), array_agg(j.run order by j.id))
+    from pyworker.live_jobs j where j.state = 'running' and j.worker_id in (2, 3) having count(*) > 0
+"""
+# What halts a sequence or pauses a queue must not have stranded what waits behind it.
+RESUME = "select pyworker.resume_queue('q'), pyworker.resume_sequence('s')"
+STAGES = ("when all runs", "when all has ended", "when resumed")
+SOON = 0.5  # seconds
+
+# Exceptions, whose states are compared with no serial order: a claim passes over a job that the other
+# call has locked already, and takes one that it has not.
+SKIPS = [(claim, "complete") for claim in ("claim", "claim-one", "claim-queue", "work", "idle")]
+
+
+class Fault(AssertionError):
+    """A schedule came to what no serial order comes to, or a call raised what it must not."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    claimable: Counter[str]  # the jobs that a worker could claim at once
+    states: str  # when all that can run runs, when it has ended, and after resuming
+
+
+def drain(conn: Any) -> str:
+    """Claims and finishes until nothing moves; returns the state."""
+    for _ in range(20):
+        finished = conn.execute(FINISH).fetchall()
+        conn.execute("select pyworker.promote_jobs()")
+        if not conn.execute(CLAIM).fetchall() and not finished:
+            break
+    check_invariants(conn)
+    return conn.execute(STATE).fetchone()[0]
+
+
+def settle(conn: Any, verbs: tuple[str, ...]) -> Outcome:
+    """Lets run what can run, as live workers do: they claim, sweep, and run schedules."""
+    claimable: Counter[str] = Counter()
+    while rows := conn.execute(CLAIM).fetchall():
+        claimable.update(job for (job,) in rows)
+    conn.execute("select pyworker.sweep_workers(), pyworker.run_schedules()")
+    if "maintain" in verbs:
+        conn.execute("select pyworker.maintain()")
+    while conn.execute(CLAIM).fetchall():
+        pass
+    states = [conn.execute(STATE).fetchone()[0], drain(conn)]
+    conn.execute(RESUME)
+    return Outcome(claimable, json.dumps([*states, drain(conn)]))
+
+
+def check_invariants(conn: Any) -> None:
+    if violations := conn.execute("select * from pyworker._invariants()").fetchall():
+        raise Fault(f"invariants: {violations}")
+
+
+Unit = tuple[int, int | None]  # a session, and a part of its call or all of it
+
+
+def orders(lists: list[list[Unit]]) -> Iterator[tuple[Unit, ...]]:
+    """All ways to merge these lists."""
+    if not any(lists):
+        yield ()
+    for n, units in enumerate(lists):
+        if units:
+            for order in orders([*lists[:n], units[1:], *lists[n + 1 :]]):
+                yield (units[0], *order)
+
+
+class Oracle:
+    """Judges the schedules of one pair of verbs from one state."""
+
+    def __init__(self, stage: Stage, verbs: tuple[str, ...], start: str) -> None:
+        self.stage, self.verbs, self.start = stage, verbs, start
+        self.skips = any(set(pair) <= set(verbs) for pair in SKIPS)
+        self.settled: dict[str, Outcome] = {}
+        self.divided: list[tuple[list[Any], str]] = []  # outcomes of orders in which calls are divided
+        self.serial: dict[tuple[Unit, ...], tuple[list[Any], str]] = {}
+
+    def outcome(self) -> Outcome:
+        """The settled state; the work is done once for each state that schedules come to."""
+        conn = self.stage.conn
+        raw = conn.execute(RAW).fetchone()[0]
+        if raw not in self.settled:
+            check_invariants(conn)
+            self.settled[raw] = settle(conn, self.verbs)
+        return self.settled[raw]
+
+    def serially(self, order: tuple[Unit, ...]) -> tuple[list[Any], str]:
+        """What these calls answer one after the other, each committed, and the state then."""
+        if order not in self.serial:
+            self.stage.restore(self.start)
+            said: list[Any] = [None] * len(self.verbs)
+            for n, part in order:
+                actor = self.stage.actor(n, self.verbs[n], "rc", "commit")
+                sql = actor.script[0] if part is None else VERBS[self.verbs[n]].parts[part]
+                answer = actor.session.run(sql)
+                said[n] = answer.sqlstate or (said[n] or []) + answer.rows
+            self.serial[order] = said, self.outcome().states
+        return self.serial[order]
+
+    def is_serial(self, found: tuple[list[Any], str], lasting: list[int]) -> bool:
+        """Is it what a serial order comes to? A call for many jobs may count as one for each of them."""
+        if any(found == self.serially(order) for order in orders([[(n, None)] for n in lasting])):
+            return True
+        parts = {n: len(VERBS[self.verbs[n]].parts) for n in lasting}
+        if not any(parts.values()) or found in self.divided:
+            return found in self.divided
+        units: list[list[Unit]] = [[(n, part) for part in range(parts[n])] or [(n, None)] for n in lasting]
+        for order in orders(units):
+            if found == self.serially(order):
+                self.divided.append(found)
+                return True
+        return False
+
+    def judge(self, run: Run, level: str, hows: tuple[str, ...]) -> None:
+        for entry in run.trace:
+            if entry.blocked and not VERBS[self.verbs[entry.session]].waits:
+                raise Fault(f"{'ABC'[entry.session]} waits at {entry.name}")
+        said: list[Any] = [None] * len(self.verbs)
+        lasting = []
+        for n, answers in enumerate(run.answers):
+            states = [answer.sqlstate for answer in answers if answer.sqlstate]
+            for state in states:
+                if state not in AGAIN[level] and not state.startswith("PW"):
+                    raise Fault(f"{'ABC'[n]} raised {state}: {answers[0].message or answers[1].message}")
+            if hows[n] == "commit" and not (states and not states[0].startswith("PW")):
+                said[n] = states[0] if states else answers[0].rows
+                lasting.append(n)
+        outcome = self.outcome()
+        found = said, outcome.states
+        if not self.skips and not self.is_serial(found, lasting):
+            allowed = [self.serially(order) for order in orders([[(n, None)] for n in lasting])]
+            raise Fault("\n".join(["no serial order comes to this:", difference(found, allowed)]))
+        if "idle" not in self.verbs or self.verbs.index("idle") in lasting:
+            # A worker whose claim was rolled back claims again.
+            self.judge_notifications(run, outcome.claimable)
+
+    def judge_notifications(self, run: Run, claimable: Counter[str]) -> None:
+        """Worker 3 listens. It must not sleep while it could claim."""
+        if claimable <= run.taken or self.start not in IDLE:
+            return
+        if "idle" in self.verbs and not (answers := run.answers[self.verbs.index("idle")])[0].sqlstate:
+            told = answers[-1].rows[0][0]
+        else:
+            told = run.told
+        if not run.notified and (told is None or float(told) > SOON) and not self.came_late(run):
+            raise Fault(
+                f"worker 3 can claim {sorted(claimable.elements())}, was not notified, and was told {told}"
+            )
+
+    def came_late(self, run: Run) -> bool:
+        """An exception: a transaction that was open when worker 3 looked last, and had ended when that
+        asked how long it may sleep. The worker finds its jobs with its next poll, within 2.5 seconds."""
+        if "idle" not in self.verbs:
+            return False
+        idle = self.verbs.index("idle")
+        mine = [p for p, e in enumerate(run.trace) if e.session == idle]
+        looked = max(p for p in mine if run.trace[p].name.startswith("_find_jobs:") or p == mine[0])
+        return any(e.ends and e.session != idle for e in run.trace[looked : mine[-1]])
+
+
+def difference(found: tuple[list[Any], str], allowed: list[tuple[list[Any], str]]) -> str:
+    """In what the state differs from the nearest serial one, column by column."""
+    told = [f"said {found[0]}, serially {' or '.join(str(said) for said, _ in allowed)}"]
+    nearest: list[str] | None = None
+    for _, state in allowed:
+        lines = []
+        for when, ours, theirs in zip(STAGES, json.loads(found[1]), json.loads(state), strict=True):
+            a, b = json.loads(ours), json.loads(theirs)
+            lines += [f"{when}: {line}" for part in a for line in unlike(part, a[part], b[part])]
+        if nearest is None or len(lines) < len(nearest):
+            nearest = lines
+    return "\n".join(told + (nearest or []))
+
+
+def unlike(part: str, ours: Any, theirs: Any) -> list[str]:
+    if ours == theirs:
+        return []
+    if not isinstance(ours, list) or not isinstance(theirs, list):
+        return [f"{part} {ours}, serially {theirs}"]
+    lines = []
+    left = [row for row in theirs if row not in ours]
+    for row in (row for row in ours if row not in theirs):
+        named = isinstance(row, dict) and "job" in row
+        twin = next((x for x in left if named and x["job"] == row["job"]), None)
+        if twin:
+            left.remove(twin)
+            changed = {n: f"{row[n]}, serially {twin[n]}" for n in row if row[n] != twin[n]}
+            lines.append(f"{part} {row['job']}: {changed}")
+        else:
+            lines.append(f"{part} only here: {row}")
+    return lines + [f"{part} only serially: {row}" for row in left]

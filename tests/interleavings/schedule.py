@@ -1,0 +1,158 @@
+"""One schedule: an order of the statements of two or three sessions, and its run.
+
+A schedule names the session that begins, and a few places at which another one takes over:
+`A.A7.B3` means that A makes 7 steps, then B until it has made 3, then A. Where a session has ended or
+waits for a lock, the next one takes over by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.interleavings.footprint import Footprint, writes
+from tests.interleavings.rewrite import Rewritten
+from tests.interleavings.sessions import STUCK, Answer, Session, Stuck
+
+Switches = tuple[tuple[int, int, int], ...]  # (session, its steps until then, the session that takes over)
+
+
+@dataclass
+class Entry:
+    """One step as it was made."""
+
+    session: int
+    count: int  # how many steps the session had made before
+    name: str  # function:line, or call, commit, rollback
+    text: str
+    touches: Footprint
+    ends: frozenset[str] | None  # of the end of a transaction: the tables that it wrote
+    able: frozenset[int]  # the other sessions that could have moved instead
+    changes: list[object] = field(default_factory=list)
+    blocked: bool = False
+
+
+@dataclass
+class Run:
+    trace: list[Entry]
+    answers: list[list[Answer]]  # of each session, one for each statement
+    notified: bool = False  # worker 3, since it looked last
+    told: float | None = None  # when to look again, if it has looked
+    taken: Counter[str] = field(default_factory=Counter)  # what it would have claimed then
+
+
+@dataclass
+class Actor:
+    """A session and what it is to do in one transaction."""
+
+    session: Session
+    level: str
+    script: list[str]
+    end: int  # the position of its commit or rollback
+    done: bool = False
+    next: int = 0  # in the script
+    count: int = 0
+    wrote: frozenset[str] = frozenset()
+    began: bool = False
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def able(self) -> bool:
+        return not self.done and not self.session.blocked
+
+    def begin(self) -> None:
+        self.session.run(f"begin isolation level {self.level}")
+
+    def upcoming(self, steps: Rewritten) -> tuple[str, str, Footprint, frozenset[str] | None]:
+        at = self.session.at
+        if at is not None:
+            step = steps.steps[at]
+            touches = step.touches
+            if self.level != "read committed" and self.next <= self.end:
+                # Its snapshot is that of the first call; what was committed since can only be in the way.
+                touches = frozenset(t for t in touches if t[0] != "read")
+            if not self.began and writes(touches):
+                touches |= {("begin", "transactions")}
+            return f"{step.function}:{step.line}", step.text, touches, None
+        statement = self.script[self.next]
+        if self.next == self.end:
+            return statement, statement, frozenset(), self.wrote if statement == "commit" else frozenset()
+        first = self.level != "read committed" and self.next == 0
+        return "call", statement, frozenset({("snapshot", "*")} if first else ()), None
+
+    def advance(self, steps: Rewritten) -> None:
+        self.count += 1
+        session = self.session
+        if session.at is not None:
+            written = writes(steps.steps[session.at].touches)
+            self.wrote |= written
+            self.began = self.began or bool(written)
+            session.move()
+        else:
+            statement, self.next = self.script[self.next], self.next + 1
+            session.send(statement)
+
+    def settled(self) -> None:
+        """Its session has stopped: between two statements it may have come to the end."""
+        if not self.session.active and self.next > len(self.answers):
+            self.answers.append(self.session.answer)
+            if self.session.answer.sqlstate and self.next < self.end:
+                self.next = self.end  # the transaction has failed
+            self.done = self.next == len(self.script)
+
+
+def play(
+    actors: list[Actor], steps: Rewritten, first: int, switches: Switches, ended: Callable[[Run], None]
+) -> Run:
+    """Runs one schedule from its beginning to the end of both transactions; calls `ended` at each end."""
+    for actor in actors:
+        actor.begin()
+    run = Run([], [actor.answers for actor in actors])
+    current, left = first, list(switches)
+    while not all(actor.done for actor in actors):
+        me = actors[current]
+        able = [
+            n % len(actors) for n in range(current + 1, current + len(actors)) if actors[n % len(actors)].able
+        ]
+        if left and left[0][:2] == (current, me.count) and left[0][2] in able:
+            current = left.pop(0)[2]
+        elif me.able:
+            make_step(run, actors, current, steps, frozenset(able))
+            if run.trace[-1].ends is not None:
+                ended(run)
+        elif able:
+            current = able[0]
+        else:
+            await_any(actors)
+    return run
+
+
+def make_step(run: Run, actors: list[Actor], n: int, steps: Rewritten, able: frozenset[int]) -> None:
+    me = actors[n]
+    others = [actor.session for actor in actors if actor is not me]
+    name, text, touches, ends = me.upcoming(steps)
+    entry = Entry(n, me.count, name, text, touches, ends, able)
+    run.trace.append(entry)
+    me.session.changes = []
+    me.advance(steps)
+    me.session.settle(others)
+    entry.blocked, entry.changes = me.session.blocked, me.session.changes
+    me.settled()
+    for actor in actors:
+        if actor is not me and actor.session.blocked:
+            actor.session.settle([x.session for x in actors if x is not actor])
+            actor.settled()
+
+
+def await_any(actors: list[Actor]) -> None:
+    """All wait for each other: the server ends one wait, by a timeout or as a deadlock."""
+    deadline = time.monotonic() + STUCK
+    while not any(actor.able for actor in actors) and not all(actor.done for actor in actors):
+        for actor in actors:
+            if not actor.done:
+                actor.session.settle([x.session for x in actors if x is not actor])
+                actor.settled()
+        if time.monotonic() > deadline:
+            raise Stuck("all sessions wait, and no wait ends")

@@ -1,0 +1,150 @@
+"""Sessions that a controller moves one statement at a time.
+
+A step (rewrite.py) sends a notice and waits for an advisory lock that the controller holds. To move
+the session on, the controller takes the session's other lock and releases this one. So a session
+never runs unless the controller has let it, and the controller reads where it stands from the
+socket, without asking. Only a session that says nothing for a while is asked for: does it wait for
+a lock of another session?
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+
+from tests.interleavings.rewrite import KEYS
+
+QUIET = 0.002  # seconds after which a session may be waiting for a lock
+STUCK = 20.0
+
+
+@dataclass
+class Answer:
+    """What a statement gave: its rows as text, or the SQLSTATE and message of its error."""
+
+    rows: list[tuple[str | None, ...]] = field(default_factory=list)
+    sqlstate: str | None = None
+    message: str = ""
+
+
+class Stuck(Exception):
+    """A session neither moves nor waits for another one: a fault of the explorer."""
+
+
+class Controller:
+    """A connection that holds the locks of all sessions and asks the server about them."""
+
+    def __init__(self, dsn: str) -> None:
+        self.conn = psycopg.connect(dsn, autocommit=True, prepare_threshold=0)
+
+    def hold(self, n: int) -> None:
+        self.conn.execute(
+            "select pg_advisory_lock(%s, 0), setval(%s::regclass, 0, false)",
+            [KEYS + n, f"pyworker_steps.turn_{n}"],
+        )
+
+    def move(self, n: int, turn: int) -> None:
+        self.conn.execute(
+            "select pg_advisory_lock(%s, %s), pg_advisory_unlock(%s, %s)",
+            [KEYS + n, 1 - turn, KEYS + n, turn],
+        )
+
+    def blockers(self, pid: int) -> list[int]:
+        row = self.conn.execute("select pg_blocking_pids(%s)", [pid]).fetchone()
+        return row[0] if row else []
+
+
+class Session:
+    """One stepped connection. `at` is the step before which it stands; None: between two statements."""
+
+    def __init__(self, dsn: str, n: int, controller: Controller) -> None:
+        self.n, self.controller = n, controller
+        options = f"-c pyworker_steps.session={n} -c client_min_messages=notice -c deadlock_timeout=400ms"
+        self.pgconn = pq.PGconn.connect(make_conninfo(dsn, options=options).encode())
+        if self.pgconn.status != pq.ConnStatus.OK:
+            raise psycopg.OperationalError(self.pgconn.error_message.decode())
+        self.pgconn.nonblocking = 1
+        self.pgconn.notice_handler = self._noticed
+        self.pid = self.pgconn.backend_pid
+        self.turn = 0
+        self.at: int | None = None
+        self.active = self.blocked = False
+        self.answer = Answer()
+        self.changes: list[Any] = []
+        controller.hold(n)
+
+    def _noticed(self, result: Any) -> None:
+        said = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
+        kind, _, rest = said.partition(" ")
+        if kind == "step":
+            self.at = int(rest)
+        elif kind == "changed":
+            self.changes.append(json.loads(rest))
+
+    def send(self, statement: str) -> None:
+        """Begins a statement; it runs until its first step, its end, or a lock of another session."""
+        self.answer, self.active, self.at = Answer(), True, None
+        self.pgconn.send_query(statement.encode())
+        self.pgconn.flush()
+
+    def move(self) -> None:
+        """Lets it run from the step before which it stands to the next one."""
+        self.at = None
+        self.controller.move(self.n, self.turn)
+        self.turn = 1 - self.turn
+
+    def read(self) -> None:
+        self.pgconn.consume_input()
+        while self.active and not self.pgconn.is_busy():
+            result = self.pgconn.get_result()
+            if result is None:
+                self.active = False
+            elif result.status == pq.ExecStatus.FATAL_ERROR:
+                state = result.error_field(pq.DiagnosticField.SQLSTATE) or b"?"
+                message = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
+                self.answer.sqlstate, self.answer.message = state.decode(), message.decode()
+            elif result.status == pq.ExecStatus.TUPLES_OK:
+                for row in range(result.ntuples):
+                    values = (result.get_value(row, column) for column in range(result.nfields))
+                    self.answer.rows.append(tuple(v.decode() if v is not None else None for v in values))
+
+    @property
+    def moving(self) -> bool:
+        return self.active and self.at is None
+
+    def settle(self, others: list[Session]) -> None:
+        """Returns when it stands before a step, has ended its statement, or waits for another session."""
+        quiet = 0.0 if self.blocked else QUIET  # one that has waited most likely still waits
+        self.blocked = False
+        deadline = time.monotonic() + STUCK
+        self.read()
+        while self.moving:
+            if select.select([self.pgconn.socket], [], [], quiet)[0]:
+                self.read()
+            elif set(self.controller.blockers(self.pid)) & {other.pid for other in others}:
+                self.read()
+                self.blocked = self.moving
+                return
+            elif time.monotonic() > deadline:
+                raise Stuck(f"session {self.n} says nothing")
+            quiet = QUIET
+
+    def run(self, statement: str) -> Answer:
+        """A statement that has no steps."""
+        self.send(statement)
+        while self.active:
+            select.select([self.pgconn.socket], [], [], 1)
+            self.read()
+            if self.at is not None:
+                self.move()
+        return self.answer
+
+    def close(self) -> None:
+        self.pgconn.finish()

@@ -1,0 +1,150 @@
+"""A database with stepped functions, the sessions on it, and the states from which schedules begin."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import psycopg
+
+from tests.interleavings import rewrite
+from tests.interleavings.schedule import Actor, Run, Switches, play
+from tests.interleavings.sessions import Controller, Session
+from tests.interleavings.verbs import LEVELS, MAKE, VERBS
+
+TABLES = [
+    "live_jobs", "finished_jobs", "unique_keys", "errors", "promotion_requests", "workers", "claims",
+    "sequence_halts", "queues", "late_arrivals", "schedule_entries", "audit_log",
+]  # fmt: skip
+REGISTERS = [
+    "listening_until", "not_listening_until", "polling_until", "silent_before", "silent_at", "walks_until",
+    "swept_at", "maintain_at", "due_told_at",
+]  # fmt: skip
+# Worker 3 listens. In every state worker 2 and 3 are live, and worker 1 unless it is dead.
+RESTORE = """
+    create or replace function pyworker_steps.restore_{start}() returns void language plpgsql as $$
+    begin
+        {deletes}
+        {inserts}
+        update pyworker.workers
+        set expires_at = pyworker.clock()
+                         + case when id = 1 and '{start}' = 'dead' then interval '-1 s' else '20 s' end;
+        perform setval('pyworker.job_ids', 10), setval('pyworker.promotion_requests_id_seq', 1000),
+            {registers},
+            setval('pyworker.listening_until', (extract(epoch from clock_timestamp()) * 1000)::bigint + 5000),
+            setval('pyworker.swept_at', (extract(epoch from clock_timestamp()) * 1000)::bigint);
+    end
+    $$
+"""
+
+# A job is known by who added it: its id depends on the schedule.
+LOOK = "select coalesce(meta ->> 'by', id::text) from pyworker.claim_jobs(3, 10)"
+# An exception: a claim passes over a job that another session has locked, and if that one leaves the
+# job as it was, the worker finds it with its next poll, within 2.5 seconds.
+SKIPPED = """
+    select coalesce(meta ->> 'by', id::text) from pyworker.live_jobs
+    where ready_at is not null and state = 'available'
+"""
+
+
+class Stage:
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.conn = psycopg.connect(dsn, autocommit=True)
+        self.steps = rewrite.rewrite(self.conn)
+        for start, make in MAKE.items():
+            self.make(start, make)
+        self.controller = Controller(dsn)
+        self.sessions = [Session(dsn, n, self.controller) for n in (0, 1, 2)]
+        self.listener = psycopg.connect(dsn, autocommit=True)
+        self.listener.execute("listen pyworker")
+        self.restored = 0
+
+    def make(self, start: str, sql: str) -> None:
+        """Makes a state by pyworker's own functions, and keeps a copy of its rows."""
+        names = ", ".join(f"pyworker.{table}" for table in TABLES)
+        self.conn.execute(f"truncate {names} restart identity; alter sequence pyworker.job_ids restart")
+        self.conn.execute("select pyworker.maintain()")
+        self.conn.execute(f"create schema keep_{start}")
+        self.conn.execute(sql)
+        columns = {}
+        for table in TABLES:
+            self.conn.execute(f"create table keep_{start}.{table} as table pyworker.{table}")
+        deletes = "\n".join(f"delete from pyworker.{table};" for table in TABLES)
+        inserts = "\n".join(
+            f"insert into pyworker.{table} overriding system value table keep_{start}.{table};"
+            for table in TABLES
+        )
+        registers = ", ".join(f"setval('pyworker.{name}', 0)" for name in REGISTERS)
+        self.conn.execute(
+            RESTORE.format(
+                start=start, deletes=deletes, inserts=inserts, registers=registers, columns=columns
+            )
+        )
+
+    def restore(self, start: str) -> None:
+        if self.restored % 100 == 0:
+            self.conn.execute("vacuum analyze " + ", ".join(f"pyworker.{t}" for t in TABLES[:-2]))
+        self.restored += 1
+        self.conn.execute(f"select pyworker_steps.restore_{start}()")
+        self.conn.execute("reset all")
+        self.notified()
+
+    def notified(self) -> set[int]:
+        """The sessions that have notified worker 3 since the last call."""
+        self.listener.execute("select 1")
+        return {notify.pid for notify in self.listener.notifies(timeout=0)}
+
+    def look(self, run: Run, idle: int | None) -> None:
+        """What worker 3 does when a transaction has ended: if it is notified, it claims again.
+
+        It takes nothing, so that the state stays what the two sessions have made of it: only what
+        it is told counts, when to look again. If it is itself one of the two (`idle`), it looks when its
+        schedule says; what notified it before that does not count.
+        """
+        by = self.notified()
+        if idle is not None:
+            if all(entry.session != idle for entry in run.trace):
+                return
+            run.notified = run.notified or bool(by)
+        elif by:
+            self.listener.execute("begin")
+            taken = self.listener.execute(LOOK).fetchall() + self.listener.execute(SKIPPED).fetchall()
+            self.listener.execute("rollback")
+            row = self.listener.execute("select pyworker.seconds_until_due()").fetchone()
+            run.taken, run.told = Counter(job for (job,) in taken), row and row[0]
+            run.notified = False
+
+    def actor(self, n: int, verb: str, level: str, how: str) -> Actor:
+        v = VERBS[verb]
+        script = [v.sql.replace("%by", "ABC"[n]), how, *([v.after] if v.after else [])]
+        self.sessions[n].run("reset all")
+        return Actor(self.sessions[n], LEVELS[level], script, 1)
+
+    def play(
+        self,
+        verbs: tuple[str, ...],
+        start: str,
+        level: str,
+        hows: tuple[str, ...],
+        first: int,
+        switches: Switches,
+    ) -> Run:
+        self.restore(start)
+        actors = [self.actor(n, verbs[n], level, hows[n]) for n in range(len(verbs))]
+        idle = verbs.index("idle") if "idle" in verbs else None
+        if idle is not None:  # it begins to listen in its schedule; nobody does before
+            self.conn.execute("select setval('pyworker.listening_until', 0)")
+
+        def ended(run: Run) -> None:
+            if any(not actor.done for actor in actors) or idle is not None:
+                self.look(run, idle)
+
+        run = play(actors, self.steps, first, switches, ended)
+        run.notified = run.notified or bool(self.notified())
+        return run
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.close()
+        for conn in (self.conn, self.listener, self.controller.conn):
+            conn.close()

@@ -1,0 +1,140 @@
+"""Two sessions, stepped inside pyworker's functions: docs/inside/interleavings.md."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.interleavings import mutants, plpgsql
+from tests.interleavings.cases import cases
+from tests.interleavings.explore import Case, explore, parse
+from tests.interleavings.stage import Stage
+from tests.interleavings.story import story
+from tests.interleavings.verbs import LEVELS
+from tests.mutants import MUTANTS
+from tests.support.databases import copy_of
+
+SEED = int(os.environ.get("PYWORKER_SEED", "1"))
+PARTS, CASES = 8, 10  # so many tests, each of so many pairs
+ENDS = ["commit-commit", "rollback-commit", "commit-rollback"]
+# No step can stand before these; what they read is read by statements beside them, too.
+UNSTEPPED = {"_duties:21", "_has_reports:16", "_start_listening:16", "_stop_listening:11"}
+BODY = """
+<<outer>>
+declare
+    v_a integer := (select case when true then 1 else 2 end); v_b integer;
+begin
+    if v_a = 1 then v_b := 2; perform f(v_b);
+    elsif v_a = 2 then null;
+    else
+        <<inner>>
+        for v_b in select case 1 when 1 then 2 end loop
+            begin
+                update t set x = (select max(y) from u);
+            exception when unique_violation then
+                raise;
+            end;
+            exit inner when v_b > 1;
+        end loop inner;
+    end if;
+    case v_a when 1 then v_b := case when true then 1 end; else return; end case;
+    while v_b > 1 loop v_b := v_b - 1; end loop;
+end
+"""
+
+
+@pytest.fixture(scope="module")
+def stage(pg_template: Any) -> Iterator[Stage]:
+    with copy_of(pg_template, "steps") as dsn:
+        it = Stage(dsn)
+        yield it
+        it.close()
+
+
+def told(it: Stage, faults: dict[str, str]) -> str:
+    """The faults, each with its story and the command that replays it."""
+    lines = []
+    for id, fault in faults.items():
+        case, first, switches = parse(id)
+        run = it.play(case.verbs, case.start, case.level, case.hows, first, switches)
+        lines += [f"python -m tests.interleavings {id}", story(run), fault, ""]
+    return "\n".join(lines)
+
+
+def test_statements_begin_where_postgresql_finds_them() -> None:
+    found = plpgsql.statements(BODY)
+    assert [s.kind for s in found] == [
+        "declare", "declare", "block", "if", "v_b", "perform", "elsif", "for", "block", "update", "raise",
+        "exit", "case", "v_b", "return", "while", "v_b",
+    ]  # fmt: skip
+    assert [BODY[s.start :].split()[0] for s in found if s.kind in ("for", "exit")] == ["<<inner>>", "exit"]
+    assert [s.text for s in found if s.kind == "update"] == ["update t set x = (select max(y) from u)"]
+
+
+def test_a_condition_that_no_step_precedes_is_known(stage: Stage) -> None:
+    """A step stands before each other statement that touches what sessions share; their number was
+    compared with PostgreSQL's own parser when the functions were rewritten."""
+    assert set(stage.steps.unsteppable) == UNSTEPPED
+    assert len(stage.steps.steps) > 300
+
+
+def test_the_same_schedule_gives_the_same_steps(stage: Stage) -> None:
+    case, first, switches = parse("claim+add-keyed-all/waiting/rc/commit-commit/A.A5.B7")
+    runs = [
+        [
+            (e.session, e.name, e.blocked)
+            for e in stage.play(case.verbs, case.start, case.level, case.hows, first, switches).trace
+        ]
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1]
+    turns = [session for session, _, _ in runs[0]]
+    assert turns == [0] * 5 + [1] * 7 + [0] * turns[12:].count(0) + [1] * turns[12:].count(1)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_of_two_sessions_stepped_inside_the_functions_the_outcome_is_that_of_one_after_the_other(
+    stage: Stage, part: int
+) -> None:
+    """Some pairs and some of their schedules; `make interleavings` tries all."""
+    print(f"PYWORKER_SEED={SEED}")
+    random = Random(SEED * PARTS + part)
+    faults: dict[str, str] = {}
+    for case in random.sample(cases([], list(LEVELS), ENDS), CASES):
+        faults |= explore(stage, case, chosen=random).faults
+    assert not faults, told(stage, faults)
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        (
+            "remove_job does not look again",
+            Case(("add-keyed", "remove"), "running", "rc", ("commit", "commit")),
+        ),
+        (
+            "a keyed add locks nothing",
+            Case(("add-keyed", "add-keyed-all"), "waiting", "rc", ("commit", "commit")),
+        ),
+        (
+            "no worker looks for adds that saw none wait",
+            Case(("add", "idle"), "running", "rc", ("commit", "commit")),
+        ),
+    ],
+)
+def test_a_lock_a_second_look_or_a_notification_that_is_missing_is_noticed(
+    pg_template: Any, name: str, case: Case
+) -> None:
+    (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)
+    with copy_of(pg_template, "mutant") as dsn:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            mutants.apply(conn, mutant)
+        it = Stage(dsn)
+        found = explore(it, case, stop=True)
+        it.close()
+    assert found.faults
