@@ -27,14 +27,15 @@ def drain(
     pinned: bool = False,
     beside: str = "",
     statistics: bool = True,
+    quick: bool = False,
 ) -> dict[str, float]:
     """One COMMIT shows all jobs to workers that have run a few, with the statistics that autovacuum would
-    make sooner or later."""
+    make sooner or later. quick: with the settings for latency."""
     if beside:
         site.conn.execute(beside.encode())
         site.conn.execute("vacuum analyze")
         site.raise_floor()
-    site.workers(workers)
+    site.workers(workers, quick)
     with ExitStack() as stack:
         if pinned:
             pin = stack.enter_context(psycopg.connect(site.dsn))
