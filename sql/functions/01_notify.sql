@@ -178,6 +178,7 @@ comment on function seconds_until_due() is
 create or replace function _what_is_left(asks_ready boolean, out what _left)
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_walks constant boolean := _walks_are_kept();
