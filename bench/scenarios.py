@@ -7,14 +7,15 @@ from functools import partial
 
 from contenders import CONTENDERS, FLOOR, FUNCTIONS, OURS, PEERS
 from stage import Site, pgbench
+from steady import steady
 from workloads import (
     QUEUE,
     SEQUENCE,
-    STATEMENTS,
     ask,
     drain,
     fill_lanes,
     fill_mixed,
+    fill_queue,
     fill_with,
     idle,
     latency,
@@ -40,7 +41,7 @@ def add(jobs: int) -> Iterator[Case]:
     if not pgbench():
         return
     for count, connections in ((jobs // 20, 1), (jobs // 5, 32)):
-        for name in STATEMENTS:
+        for name in ("pyworker", "graphile-worker", "table, 100"):
             group = f"SQL, {connections} connections"
             yield group, name, partial(sql_adds, jobs=count, connections=connections)
     for notify in (True, False):
@@ -72,6 +73,10 @@ def latencies(jobs: int) -> Iterator[Case]:
     ):
         for name in ("pyworker", *PEERS):
             yield group, name, partial(latency, jobs=times * count, gap_ms=gap_ms)
+    for rate in (100, 300):
+        for name in ("pyworker", "graphile-worker", "river"):
+            measure = partial(steady, rate=rate, seconds=min(20, jobs / 5000))
+            yield f"steadily {rate} jobs/s, 5 ms each", name, measure
 
 
 def pins(jobs: int) -> Iterator[Case]:
@@ -147,12 +152,26 @@ def unique(jobs: int) -> Iterator[Case]:
         yield "duplicates", name, lambda site: ask(site, count, "add_unique", 10)
 
 
+SERIAL = """
+    select count(*) from graphile_worker.add_jobs(array(
+        select row('noop', json_build_object('n', i), 'q', null, null, null, null, null)
+            ::graphile_worker.job_spec
+        from generate_series(1, %(jobs)s) i))"""
+
+
 def sequences(jobs: int) -> Iterator[Case]:
     many, one = jobs // 2, jobs // 20
     short, long = fill_lanes(SEQUENCE, many // 10), fill_lanes(SEQUENCE, 1)
     yield f"{many:,} plain jobs", "pyworker", partial(drain, jobs=many)
     yield f"{many // 10:,} sequences of 10", "pyworker", partial(drain, jobs=many, fill=short)
     yield f"1 sequence of {one:,}", "pyworker", partial(drain, jobs=one, fill=long)
+    # Graphile Worker's local queue, which is for throughput, runs 24 jobs of such a queue at once. Without it
+    # the worker looks for the next job before the end of the last one has freed the queue, and then polls.
+    for name, count, fill in (
+        ("pyworker", one, fill_lanes(QUEUE, 1)),
+        ("graphile-worker", 20, fill_queue(SERIAL)),
+    ):
+        yield "1 serial queue", name, partial(drain, jobs=count, fill=fill, quick=True)
 
 
 LARGE = "(select string_agg(md5(i::text || part), '') from generate_series(1, 31250) part)"
@@ -214,7 +233,7 @@ SCENARIOS: dict[str, tuple[str, Callable[[int], Iterator[Case]]]] = {
     "F": ("Drain beside future jobs of better priority", futures),
     "G": ("Adding with a job key", keyed),
     "H": ("Unique jobs", unique),
-    "I": ("Sequences", sequences),
+    "I": ("Sequences and serial queues", sequences),
     "J": ("Drain of large payloads", large),
     "K": (
         "Drain of a mixture: successes, failures with retry, and (pyworker) sync handlers and snoozes",

@@ -128,6 +128,11 @@ class Site:
         self.wait_drained()
         self.trail.write_text("")  # handlers hold it open
 
+    def end(self) -> None:
+        for program in self.programs:
+            program.end()
+        self.programs.clear()
+
     def read(self) -> Reading:
         postmaster = self.stage.postmaster
         wal = self.conn.execute("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()[0]
@@ -215,8 +220,7 @@ class Stage:
             try:
                 yield site
             finally:
-                for program in site.programs:
-                    program.end()
+                site.end()
         self._drop("bench_run")
 
     def close(self) -> None:

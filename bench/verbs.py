@@ -1,11 +1,13 @@
-"""What single calls of the SQL functions cost, in batches or beside a backlog, for one or two versions of
-the SQL.
+"""What single calls of the SQL functions cost, one by one, in batches or beside a backlog, for one or two
+versions of the SQL.
 
-    python bench/verbs.py [claim] [fail] [unique] [sweep] [--sql OTHER/sql] [--rounds N] [--backlog N]
+    python bench/verbs.py [turns] [claim] [fail] [unique] [sweep] [--sql OTHER/sql] [--rounds N] [--backlog N]
 
 It starts a PostgreSQL of its own, or uses DATABASE_URL, and installs this checkout's sql/ as one schema
-and that of --sql as another. The two versions take turns. Each figure is the median CPU time of the
-backend, or of elapsed time where the server's processes cannot be read.
+and that of --sql as another. The two versions take turns. Each figure is CPU time of the backend, or
+elapsed time where the server's processes cannot be read: the 20th percentile, and the median.
+
+Client and server run on one CPU. On two, each call would also pay for waking the other one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,20 @@ from pyworker._dev.postgres import find_bindir, temporary_server
 
 HERE = Path(__file__).resolve().parents[1] / "sql"
 Figures = Iterator[tuple[str, float]]
+Claimed = tuple[float, list[int], list[int]]  # microseconds, ids, runs
+TURNS = 25  # of each kind, before the other version's turn
+WORK = "select id, run from work(%s, %s::bigint[], %s::bigint[], null, null, 10, '{t}') where kind = 'job'"
+LANES: dict[str, dict[str, Any]] = {
+    "plain job": {},
+    "serial queue": {"queue_name": "q"},
+    "sequence": {"sequence_policy": {"key": "s"}},
+}
+
+
+def pin(pid: int) -> None:
+    """To one CPU, where that is possible and allowed; programs that it starts are there, too."""
+    with suppress(AttributeError, OSError):
+        os.sched_setaffinity(pid, {max(os.sched_getaffinity(0))})
 
 
 class Version:
@@ -39,8 +55,16 @@ class Version:
         command = [psql if psql.exists() else "psql", *install]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         self.schema = schema
-        self.conn = psycopg.connect(url, autocommit=True, options="-c synchronous_commit=off")
-        self.conn.execute(f"set search_path = {schema}, public")
+        self.conn, self.client = (
+            psycopg.connect(
+                url,
+                autocommit=True,
+                prepare_threshold=0,
+                options=f"-c synchronous_commit=off -c search_path={schema},public",
+            )
+            for _ in range(2)
+        )
+        pin(self.conn.info.backend_pid)
         self.worker = self.value("select register_worker()")
 
     def value(self, sql: str, *args: Any) -> Any:
@@ -59,17 +83,57 @@ class Version:
         except OSError:
             return time.perf_counter()
 
-    def add(self, many: int, task: str = "t") -> None:
+    def add(self, many: int, **more: Any) -> None:
+        """As another session does."""
         for start in range(0, many, 20_000):
-            specs = json.dumps([{"identifier": task}] * min(20_000, many - start))
-            self.value("select count(*) from add_jobs(%s::jsonb)", specs)
+            specs = json.dumps([{"identifier": "t", **more}] * min(20_000, many - start))
+            self.client.execute("select count(*) from add_jobs(%s::jsonb)", [specs])
 
-    def claim(self, many: int, worker: int | None = None) -> tuple[float, list[int], list[int]]:
-        took, rows = self.timed("select id, run from claim_jobs(%s, %s)", worker or self.worker, many)
+    def claim(self, many: int, worker: int | None = None) -> Claimed:
+        return self._claimed("select id, run from claim_jobs(%s, %s)", worker or self.worker, many)
+
+    def work(self, ids: list[int], runs: list[int]) -> Claimed:
+        return self._claimed(WORK, self.worker, ids, runs)
+
+    def _claimed(self, sql: str, *args: Any) -> Claimed:
+        took, rows = self.timed(sql, *args)
         return took, [row[0] for row in rows], [row[1] for row in rows]
+
+    def vacuum(self) -> None:
+        tables = "select relname from pg_class where relkind = 'r' and relnamespace = %s::regnamespace"
+        for (table,) in self.client.execute(tables, [self.schema]).fetchall():
+            self.client.execute(f"vacuum {table}")
 
     def empty(self) -> None:
         self.conn.execute("truncate live_jobs, finished_jobs, errors, unique_keys")
+
+
+def turns(version: Version) -> Figures:
+    """One worker that has room for ten jobs, and finds one or none."""
+    for _ in range(TURNS):
+        yield "work, nothing to do", version.work([], [])[0]
+    for lane, more in LANES.items():
+        version.vacuum()
+        ids: list[int] = []
+        runs: list[int] = []
+        for number in range(TURNS + 1):
+            version.add(1, **more)
+            took, ids, runs = version.work(ids, runs)
+            assert len(ids) == 1
+            if number:
+                yield f"work, reports one and claims one, {lane}", took
+        version.work(ids, runs)
+        for _ in range(TURNS):
+            version.add(1, **more)
+            _, ids, runs = version.work([], [])
+            took, none, _ = version.work(ids, runs)
+            assert (len(ids), len(none)) == (1, 0)
+            yield f"work, reports one and claims none, {lane}", took
+        for _ in range(TURNS):
+            version.add(1, **more)
+            took, ids, runs = version.claim(1)
+            yield f"claim_jobs of one, {lane}", took
+            yield f"finish_jobs of one, {lane}", version.timed("select finish_jobs(%s, %s)", ids, runs)[0]
 
 
 def claim(version: Version) -> Figures:
@@ -134,17 +198,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("scenarios", nargs="*", help="claim, fail, unique, sweep; all if none is named")
+    parser.add_argument(
+        "scenarios", nargs="*", help="turns, claim, fail, unique, sweep; all if none is named"
+    )
     parser.add_argument("--sql", type=Path, help="the sql/ of another checkout, to compare with")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--backlog", type=int, default=200_000, help="available jobs beside a sweep")
     options = parser.parse_args()
     scenarios: dict[str, Callable[[Version], Figures]] = {
+        "turns": turns,
         "claim": claim,
         "fail": fail,
         "unique": unique,
         "sweep": lambda version: sweep(version, options.backlog),
     }
+    pin(0)
     with ExitStack() as stack:
         url = os.environ.get("DATABASE_URL") or stack.enter_context(temporary_server()).url()
         versions = [Version(url, "bench_other", options.sql)] if options.sql else []
@@ -159,10 +227,13 @@ def main() -> None:
                     version.value("select count(register_worker())")
                     version.worker = version.value("select register_worker()")
         schemas = [version.schema for version in versions]
-        print(f"{'microseconds of a backend, median':52}" + "".join(f"{schema:>14}" for schema in schemas))
+        print(
+            f"{'microseconds of a backend: 20th percentile, median':52}", *(f"{name:>17}" for name in schemas)
+        )
         for what, figures in taken.items():
-            medians = [statistics.median(figures[schema]) for schema in schemas]
-            print(f"{what:52}" + "".join(f"{median:14.1f}" for median in medians))
+            values = [sorted(figures[schema]) for schema in schemas]
+            shown = (f"{each[len(each) // 5]:8.1f} {statistics.median(each):8.1f}" for each in values)
+            print(f"{what:52}", *shown)
 
 
 if __name__ == "__main__":

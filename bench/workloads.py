@@ -27,14 +27,15 @@ def drain(
     pinned: bool = False,
     beside: str = "",
     statistics: bool = True,
+    quick: bool = False,
 ) -> dict[str, float]:
     """One COMMIT shows all jobs to workers that have run a few, with the statistics that autovacuum would
-    make sooner or later."""
+    make sooner or later. quick: with the settings for latency."""
     if beside:
         site.conn.execute(beside.encode())
         site.conn.execute("vacuum analyze")
         site.raise_floor()
-    site.workers(workers)
+    site.workers(workers, quick)
     with ExitStack() as stack:
         if pinned:
             pin = stack.enter_context(psycopg.connect(site.dsn))
@@ -74,11 +75,17 @@ def ask(
     return found
 
 
-EXAMPLE = """'{"n": 1, "to": "ada@example.org"}'::json"""
+EXAMPLE = """'{"n": 1, "to": "ada@example.org"}'"""
+# How any SQL client adds a job. River has no function for it: its own client inserts, and notifies.
 STATEMENTS = {
-    "pyworker": f"select pyworker.add_job('noop', {EXAMPLE})",
-    "graphile-worker": f"select graphile_worker.add_job('noop', {EXAMPLE})",
-    "table, 100": f"insert into jobs (task, payload) values ('noop', {EXAMPLE})",
+    "pyworker": "select pyworker.add_job('{task}', {payload}::json)",
+    "graphile-worker": "select graphile_worker.add_job('{task}', {payload}::json)",
+    "table, 100": "insert into jobs (task, payload) values ('{task}', {payload}::json)",
+    "river": """
+        with added as (
+            insert into river_job (kind, args, max_attempts) values ('{task}', {payload}::jsonb, 25)
+            returning id)
+        select pg_notify('public.river_insert', '{{"queue": "default"}}') from added""",
 }
 
 
@@ -89,7 +96,8 @@ def sql_adds(
     if worker:
         site.workers()
     script = site.stage.out / "pgbench.sql"
-    script.write_text(STATEMENTS[site.contender.name] + ";\n")
+    statement = STATEMENTS[site.contender.name].format(task="noop", payload=EXAMPLE)
+    script.write_text(" ".join(statement.split()) + ";\n")
     each = jobs // connections
     how = f"-n -M prepared -c {connections} -j {min(connections, 2)} -t {each} -f".split()
     environment = {**os.environ, "PGOPTIONS": "" if notify else "-c pyworker.notify=off"}
@@ -113,15 +121,15 @@ def latency(site: Site, jobs: int, gap_ms: float) -> dict[str, float]:
     worker.ask("work", site.contender.concurrency, True)
     client.ask("connect", 1)
     client.ask("latency", 20, gap_ms)  # warm
-    _await_lines(site, 20)
+    await_lines(site, 20)
     site.trail.write_text("")
     with site.measured(jobs) as found:
         client.ask("latency", jobs, gap_ms)
-        _await_lines(site, jobs)
+        await_lines(site, jobs)
     return found | percentiles(site.trail)
 
 
-def _await_lines(site: Site, jobs: int) -> None:
+def await_lines(site: Site, jobs: int) -> None:
     deadline = time.monotonic() + 60
     while len(site.trail.read_text().splitlines()) < jobs:
         if time.monotonic() > deadline:
@@ -154,6 +162,15 @@ def fill_lanes(member: str, lanes: int) -> Fill:
     def fill(site: Site, jobs: int) -> None:
         for start in range(0, jobs, 1000):
             site.conn.execute(statement.encode(), [lanes, start + 1, min(start + 1000, jobs)])
+
+    return fill
+
+
+def fill_queue(statement: str) -> Fill:
+    """One statement adds so many jobs to one queue."""
+
+    def fill(site: Site, jobs: int) -> None:
+        site.conn.execute(statement.encode(), {"jobs": jobs})
 
     return fill
 

@@ -3,7 +3,7 @@
 // https://worker.graphile.org/docs/performance
 import { Logger, makeWorkerUtils, run, runMigrations } from "graphile-worker";
 import pg from "pg";
-import { calls, latency, noop, payload, serve, stamp } from "./repl.mjs";
+import { calls, latency, noop, payload, serve, sleep, stamp } from "./repl.mjs";
 
 const connectionString = process.env.DATABASE_URL;
 const logger = new Logger(() => (level, message) => { if (level === "error") console.error(message); });
@@ -34,6 +34,7 @@ serve({
       taskList: {
         noop,
         stamp,
+        steady: async (payload) => { stamp(payload); await sleep(5); },
         fail: (_, helpers) => { if (helpers.job.attempts === 1) throw new Error("on purpose"); },
       },
       preset: {

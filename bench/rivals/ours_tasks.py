@@ -25,6 +25,12 @@ async def stamp(payload):
 
 
 @task
+async def steady(payload):
+    leave_stamp(payload)
+    await asyncio.sleep(0.005)
+
+
+@task
 async def talk(payload):
     reader, writer = await asyncio.open_connection("127.0.0.1", int(os.environ["BENCH_PORT"]))
     writer.write(b"ping\n")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.api import Api
 from tests.support.turns import claimed, word, work
 
 
@@ -83,3 +84,30 @@ def test_after_a_full_turn_there_may_be_more(api: Any, worker: int) -> None:
 
 def test_an_idle_worker_may_wait(api: Any, worker: int) -> None:
     assert max(work(api, worker).again for _ in range(2)) >= 0.5
+
+
+CALL, MOVABLE_CLOCK = "the statement that calls work", 'SQL function "clock"'
+LANES: dict[str, dict[str, Any] | None] = {
+    "nothing to do": None,
+    "plain jobs": {},
+    "a serial queue": {"queue_name": "q"},
+    "a sequence": {"sequence_policy": {"key": "s"}},
+}
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_a_session_plans_the_statements_of_a_turn_once(own: Api, lane: str) -> None:
+    """Planning one of them costs more than all else in a turn of one job. PL/pgSQL keeps a plan for all
+    values if it seems as cheap as those for the first five, which statistics decide: here, of new tables."""
+    options, planned = LANES[lane], list[str]()
+    own.conn.add_notice_handler(lambda notice: planned.append(notice.context or CALL))
+    worker, done = own.register_worker(), []
+    for number in range(20):
+        if options is not None:
+            own.add_job("t", **options)
+        if number == 19:
+            own.rows("set log_planner_stats = on; set client_min_messages = log")
+        done = [(job.id, job.run) for job in work(own, worker, done).jobs]
+        assert len(done) == (options is not None)
+    own.rows("reset log_planner_stats")
+    assert [context for context in planned if not context.startswith((CALL, MOVABLE_CLOCK))] == []

@@ -13,7 +13,9 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -30,11 +32,13 @@ type Unique Noop
 type Stamp struct {
 	T float64 `json:"t"`
 }
+type Steady Stamp
 type Fail Noop
 
 func (Noop) Kind() string   { return "noop" }
 func (Unique) Kind() string { return "unique" }
 func (Stamp) Kind() string  { return "stamp" }
+func (Steady) Kind() string { return "steady" }
 func (Fail) Kind() string   { return "fail" }
 func (Unique) InsertOpts() river.InsertOpts {
 	return river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
@@ -48,7 +52,12 @@ var (
 	loops  = 1
 )
 
-func now() float64 { return float64(time.Now().UnixNano()) / 1e9 }
+// Seconds on a clock that all processes of this machine share: CLOCK_MONOTONIC, which package time hides.
+func now() float64 {
+	var found syscall.Timespec
+	syscall.Syscall(syscall.SYS_CLOCK_GETTIME, 1, uintptr(unsafe.Pointer(&found)), 0)
+	return float64(found.Nano()) / 1e9
+}
 
 func payload(n int) Noop { return Noop{n, "ada@example.org"} }
 
@@ -75,6 +84,11 @@ func work(quick bool) error {
 	}))
 	river.AddWorker(workers, river.WorkFunc(func(_ context.Context, job *river.Job[Stamp]) error {
 		fmt.Fprintf(trail, "%f\n", now()-job.Args.T)
+		return nil
+	}))
+	river.AddWorker(workers, river.WorkFunc(func(_ context.Context, job *river.Job[Steady]) error {
+		fmt.Fprintf(trail, "%f\n", now()-job.Args.T)
+		time.Sleep(5 * time.Millisecond)
 		return nil
 	}))
 	river.AddWorker(workers, river.WorkFunc(func(_ context.Context, job *river.Job[Fail]) error {

@@ -96,6 +96,11 @@ def silent(payload):
     return "not kept: result is not asked for"
 
 
+@task
+async def silent_async(payload):
+    return silent.function(payload)
+
+
 @task(name="batch", backoff=["1 hour"])
 def a_batch(payload: list, job):
     tell(job, payload)

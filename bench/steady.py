@@ -1,0 +1,82 @@
+"""A steady rate: clients add jobs by plain SQL, each at its time, and one worker runs them one by one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psycopg
+from measure import cpu
+from stage import Site, percentiles
+from workloads import STATEMENTS, await_lines
+
+CLIENTS = 8
+WARM = 2.0  # seconds at the same rate, before anything is measured
+SETTLE = 11.0  # seconds after which all backends have counted their commits: an idle one waits for 10
+BACKENDS = """
+    select from pg_stat_activity
+    where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()"""
+
+
+class Clients:
+    def __init__(self, connections: list[psycopg.Connection[Any]], statement: str) -> None:
+        self._connections, self._statement = connections, statement.encode()
+
+    def cpu(self) -> float:
+        """CPU seconds of their backends."""
+        return sum(cpu(conn.info.backend_pid) for conn in self._connections)
+
+    def add(self, jobs: int, rate: int) -> float:
+        """The i-th job is added i / rate seconds after the first, or at once when that is over: a client
+        that was late catches up, so all jobs are added. Returns how many seconds the adds took."""
+        began = time.monotonic()
+
+        def loop(client: int) -> None:
+            for number in range(client, jobs, CLIENTS):
+                time.sleep(max(began + number / rate - time.monotonic(), 0))
+                moment = json.dumps({"t": time.monotonic()})
+                self._connections[client].execute(self._statement, [moment])
+
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            list(pool.map(loop, range(CLIENTS)))
+        return time.monotonic() - began
+
+
+@contextmanager
+def clients_of(site: Site) -> Iterator[Clients]:
+    statement = STATEMENTS[site.contender.name].format(task="steady", payload="%s")
+    with ExitStack() as stack:
+        connect = [psycopg.connect(site.dsn, autocommit=True, prepare_threshold=0) for _ in range(CLIENTS)]
+        yield Clients([stack.enter_context(conn) for conn in connect], statement)
+
+
+def steady(site: Site, rate: int, seconds: float) -> dict[str, float]:
+    """What a job costs, and when its handler starts, where jobs come one by one all the time."""
+    site.start().ask("work", site.contender.concurrency, True)
+    jobs, warm = int(rate * seconds), int(rate * WARM)
+    with clients_of(site) as clients:
+        clients.add(warm, rate)
+        await_lines(site, warm)
+        site.trail.write_text("")
+        time.sleep(SETTLE)
+        commits = _commits(site)
+        with site.measured(jobs) as found:
+            before = clients.cpu()
+            took = clients.add(jobs, rate)
+            await_lines(site, jobs)
+            used = clients.cpu() - before
+    site.end()
+    while site.conn.execute(BACKENDS).rowcount:  # each counts its last commits when it ends
+        time.sleep(0.01)
+    commits = _commits(site) - commits - jobs  # without those of the adds
+    more = {"jobs_s": jobs / took, "adds": used / jobs * 1000, "commits": commits / jobs}
+    return found | more | percentiles(site.trail)
+
+
+def _commits(site: Site) -> int:
+    found = site.conn.execute("select xact_commit from pg_stat_database where datname = current_database()")
+    return int(found.fetchone()[0])

@@ -1,0 +1,59 @@
+"""How many statements a job costs its worker, from the first claim to the last report: counted on the
+wire, where time adds hardly any. Beats and maintenance do not count: the clock asks for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.support.proxy import Message, Proxy
+
+OF_THE_CLOCK = ("beat(", "maintain(")
+EMPTY = b"Q\0\0\0\5\0"  # the pool of connections asks so whether one still works
+
+
+class Statements:
+    """A fault that loses nothing: it counts what the server is told to execute."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+
+    def __call__(self, message: Message) -> bool:
+        executes = message.up and message.kind in b"QE" and message.raw != EMPTY
+        if executes and not any(word in message.about for word in OF_THE_CLOCK):
+            self.asked[message.about] += 1
+        return True
+
+
+# How many jobs, their options, and how many statements each costs at most.
+CASES: dict[str, tuple[int, dict[str, Any], float]] = {
+    # A turn reports at least ten jobs: it prefetches as many as ended in the turn before, and comes when
+    # half of them have begun, or 10 ms after the first has ended. The rest is for a slow machine.
+    "no-op": (3000, {}, 0.1),
+    # A turn for each job: it reports this one, and claims the next. It polls every 2 seconds, too: a fifth
+    # of the jobs, 20 polls, would take 40 seconds.
+    "one sequence": (100, {"sequence_policy": {"key": "s"}}, 1.2),
+    "one serial queue": (100, {"queue_name": "serial"}, 1.2),
+    # BEGIN, start_job and COMMIT. With ten handlers a turn reports about ten jobs; each handler's
+    # connection begins with three statements.
+    "at most once": (600, {"delivery": "at_most_once"}, 3.3),
+}
+
+
+@pytest.mark.parametrize("task", ["silent", "silent_async"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_job_costs_its_worker_few_statements(queue: Any, case: str, task: str) -> None:
+    jobs, options, most = CASES[case]
+    network, statements = Proxy(queue.dsn), Statements()
+    worker = queue.start("--concurrency", "10", "--dsn", network.dsn).until_ready()
+    network.fault = statements
+    specs = Jsonb([{"identifier": task, **options}] * jobs)
+    queue.rows("select count(*) from pyworker.add_jobs(%s)", specs)
+    queue.until("select count(*) = %s from pyworker.finished_jobs", jobs)
+    network.fault = None
+    assert 0 < statements.asked.total() <= most * jobs, statements.asked.most_common()
+    assert worker.stop() == 0
+    network.close()
