@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -203,3 +204,47 @@ def test_a_worker_knows_how_long_nothing_falls_due(api: Any, worker: int, clock:
     assert api.seconds_until_due() == 0
     api.promote_jobs()
     assert 1700 < api.seconds_until_due() <= 1800
+
+
+@pytest.fixture
+def commits(actor: Callable[[], Any]) -> Iterator[Callable[..., str]]:
+    """commits(session, call): what synchronous_commit says while the call's transaction commits."""
+    admin = actor()
+    admin.rows(
+        "create table public.how (setting text); grant all on public.how to public;"
+        "create function public.note_setting() returns trigger language plpgsql as $$ begin"
+        "  insert into public.how values (current_setting('synchronous_commit')); return null; end $$;"
+        "create constraint trigger how after update on pyworker.live_jobs deferrable initially deferred"
+        "  for each row execute function public.note_setting()"
+    )
+
+    def commits(call: Callable[[], Any]) -> str:
+        admin.rows("truncate public.how")
+        call()
+        return admin.value("select string_agg(distinct setting, ' ') from public.how")
+
+    yield commits
+    admin.rows(
+        "drop trigger how on pyworker.live_jobs; drop function public.note_setting; drop table public.how"
+    )
+
+
+def test_a_claim_need_not_wait_for_the_disk_unless_its_jobs_take_turns(
+    api: Any, actor: Any, worker: int, commits: Any
+) -> None:
+    a = actor()
+    for wanted in ("off", "on", "local"):
+        a.rows(f"set synchronous_commit = {wanted}")
+        for named, setting in (
+            ({}, wanted),
+            ({"delivery": "at_most_once"}, wanted),
+            ({"queue_name": "q"}, "on"),
+            ({"sequence_policy": {"key": "s"}}, "on"),
+        ):
+            api.add_job("t", **named)
+            api.promote_jobs()
+            assert (
+                commits(lambda: [api.finish_job(job.id, job.run) for job in a.claim_jobs(worker, 5)])
+                == setting
+            ), named
+        assert a.value("show synchronous_commit") == wanted
