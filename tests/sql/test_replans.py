@@ -65,6 +65,7 @@ VERBS: dict[str, Callable[[Any, int, Any], Callable[[], Any]]] = {
 def planned(api: Any) -> Iterator[list[str]]:
     """Where PostgreSQL plans for this session, as it happens; empty for what the test itself sends."""
     where: list[str] = []
+    api.rows("discard plans")  # the tests before this one left theirs in the session
     api.rows("set client_min_messages = log; set log_planner_stats = on")
     api.conn.add_notice_handler(lambda notice: where.append(notice.context or ""))
     yield where
