@@ -17,7 +17,8 @@
 -- An add may read a register before a claim sets it, not notify, and commit afterwards. So a claim
 -- that starts to listen while adds did not notify, or that ends a polling period, records in
 -- silent_before which transactions there are. While one of them is open, workers poll every 20 to
--- 250 ms.
+-- 250 ms. A worker asks for these transactions first, and then looks once more whether a job is left
+-- (_what_is_left): so a job that it does not see belongs to a transaction that it has seen open.
 
 -- True if a worker is waiting for a notification. This uses the real clock, not clock(), because
 -- workers wait in real time.
@@ -90,12 +91,13 @@ begin
 end;
 $$;
 
--- True while another session of this database has one of those transactions open.
+-- True while another session of this database has one of those transactions open. This session may
+-- have a snapshot from before it ended: then true as well.
 create or replace function _unnotified_adds_are_open() returns boolean
     language plpgsql set search_path from current
 as $$
 begin
-    return exists (
+    return current_setting('transaction_isolation') <> 'read committed' or exists (
         select from pg_locks l
         join pg_stat_activity a on a.pid = l.pid and a.datname = current_database()
         where l.locktype = 'transactionid' and l.granted and l.pid <> pg_backend_pid()
@@ -156,26 +158,32 @@ begin
 end;
 $$;
 
-create or replace function seconds_until_due() returns double precision
+create or replace function seconds_until_due(
+    task_identifiers text[] default null, queue_names text[] default null,
+    forbidden_flags text[] default null)
+    returns double precision
     language plpgsql security definer set search_path from current
 as $$
 begin
-    return (_what_is_left(false)).due_in_s;
+    return (_what_is_left(false, task_identifiers, queue_names, forbidden_flags)).due_in_s;
 end;
 $$;
-comment on function seconds_until_due() is
+comment on function seconds_until_due(text[], text[], text[]) is
     'Seconds after which a worker that got fewer jobs than it asked for should claim again, '
     'notified or not. The least of: the time until the next scheduled or retryable job is due (0 '
     'if one is overdue); 0.01 while many jobs come in; 0.02 to 0.25 while a transaction is open '
     'that may have added jobs without a notification, or that has locked a queue, a sequence or a '
-    'job whose turn it is; up to 2 while the session skips the beginning of an index that it has '
-    'read. Null if none applies: then claim again within 2.5 seconds.';
+    'job whose turn it is; 0.25 if a job is available that the claim did not get, since another '
+    'session had it locked; up to 2 while the session skips the beginning of an index that it has '
+    'read. Null if none applies: then claim again within 2.5 seconds. task_identifiers, queue_names, '
+    'forbidden_flags: as in the claim.';
 
 -- What is left after a claim that got fewer jobs than its worker asked for. `due_in_s`: see
 -- seconds_until_due. `ready`, only if `asks_ready`: true if a job may be ready that the claim did not
 -- take: it belongs to other workers, or another session has it locked. This looks at the first 100
 -- only.
-create or replace function _what_is_left(asks_ready boolean, out what _left)
+create or replace function _what_is_left(
+    asks_ready boolean, task_identifiers text[], queue_names text[], forbidden_flags text[], out what _left)
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
     set jit = off set plan_cache_mode = force_generic_plan
@@ -184,18 +192,28 @@ declare
     v_walks constant boolean := _walks_are_kept();
     v_due_from constant timestamptz := case when v_walks then _walked_due() else '-infinity' end;
     v_requests_from constant bigint := case when v_walks then _walked_requests() else 0 end;
+    -- Before the statement below takes its snapshot: see the head of this file.
+    v_unnotified constant boolean :=
+        case when pg_sequence_last_value('silent_before'::regclass)
+                  > pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+             then _unnotified_adds_are_open() else false end;
 begin
     select least(
             (select greatest(extract(epoch from j.due_at - clock()), 0)
              from live_jobs j where j.due_at > v_due_from order by j.due_at, j.id limit 1),
             case when _worker_is_polling() then 0.01 end,
-            case when pg_sequence_last_value('silent_before'::regclass)
-                          > pg_snapshot_xmin(pg_current_snapshot())::text::bigint
-                      and _unnotified_adds_are_open() then
+            case when v_unnotified then
                 _growing((select to_timestamp(s.last_value / 1000.0) from silent_at s)) end,
             -- A promotion left this request: another session has the queue, sequence or job locked.
             (select _growing(w.at) from promotion_requests w
              where w.id > v_requests_from and w.after is null order by w.id limit 1),
+            -- The claim did not get this job: it was locked, or was committed a moment ago.
+            (select 0.25 from live_jobs j
+             where j.ready_at is not null and j.state = 'available' and not v_walks
+               and (task_identifiers is null or j.task_identifier = any (task_identifiers))
+               and (queue_names is null or coalesce(j.queue_name, 'default') = any (queue_names))
+               and (forbidden_flags is null or j.flags is null or not j.flags ?| forbidden_flags)
+             order by j.priority, j.ready_at, j.id limit 1),
             case when v_walks then _seconds_until_full_walk() end),
         v_walks or (
             select bool_or(r.state = 'available') or count(*) = 100

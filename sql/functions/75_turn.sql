@@ -79,7 +79,7 @@ begin
         get diagnostics v_claimed = row_count;
     end if;
     if v_claimed < max_jobs then
-        v_left := _what_is_left(v_turn = 'notify');
+        v_left := _what_is_left(v_turn = 'notify', task_identifiers, queue_names, forbidden_flags);
     end if;
     if v_turn = 'notify' and (v_claimed = max_jobs or v_left.ready) then
         perform _notify_workers();

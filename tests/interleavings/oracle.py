@@ -212,20 +212,10 @@ class Oracle:
             told = answers[-1].rows[0][0]
         else:
             told = run.told
-        if not run.notified and (told is None or float(told) > SOON) and not self.came_late(run):
+        if not run.notified and (told is None or float(told) > SOON):
             raise Fault(
                 f"worker 3 can claim {sorted(claimable.elements())}, was not notified, and was told {told}"
             )
-
-    def came_late(self, run: Run) -> bool:
-        """An exception: a transaction that was open when worker 3 looked last, and had ended when that
-        asked how long it may sleep. The worker finds its jobs with its next poll, within 2.5 seconds."""
-        if "idle" not in self.verbs:
-            return False
-        idle = self.verbs.index("idle")
-        mine = [p for p, e in enumerate(run.trace) if e.session == idle]
-        looked = max(p for p in mine if run.trace[p].name.startswith("_find_jobs:") or p == mine[0])
-        return any(e.ends and e.session != idle for e in run.trace[looked : mine[-1]])
 
 
 def difference(found: tuple[list[Any], str], allowed: list[tuple[list[Any], str]]) -> str:

@@ -38,12 +38,6 @@ RESTORE = """
 
 # A job is known by who added it: its id depends on the schedule.
 LOOK = "select coalesce(meta ->> 'by', id::text) from pyworker.claim_jobs(3, 10)"
-# An exception: a claim passes over a job that another session has locked, and if that one leaves the
-# job as it was, the worker finds it with its next poll, within 2.5 seconds.
-SKIPPED = """
-    select coalesce(meta ->> 'by', id::text) from pyworker.live_jobs
-    where ready_at is not null and state = 'available'
-"""
 
 
 class Stage:
@@ -108,7 +102,7 @@ class Stage:
             run.notified = run.notified or bool(by)
         elif by:
             self.listener.execute("begin")
-            taken = self.listener.execute(LOOK).fetchall() + self.listener.execute(SKIPPED).fetchall()
+            taken = self.listener.execute(LOOK).fetchall()
             self.listener.execute("rollback")
             row = self.listener.execute("select pyworker.seconds_until_due()").fetchone()
             run.taken, run.told = Counter(job for (job,) in taken), row and row[0]

@@ -23,7 +23,7 @@ SEED = int(os.environ.get("PYWORKER_SEED", "1"))
 PARTS, CASES = 8, 10  # so many tests, each of so many pairs
 ENDS = ["commit-commit", "rollback-commit", "commit-rollback"]
 # No step can stand before these; what they read is read by statements beside them, too.
-UNSTEPPED = {"_duties:21", "_has_reports:16", "_start_listening:16", "_stop_listening:11"}
+UNSTEPPED = {"_duties", "_notify_workers", "_start_listening", "_stop_listening"}
 BODY = """
 <<outer>>
 declare
@@ -79,7 +79,7 @@ def test_statements_begin_where_postgresql_finds_them() -> None:
 def test_a_condition_that_no_step_precedes_is_known(stage: Stage) -> None:
     """A step stands before each other statement that touches what sessions share; their number was
     compared with PostgreSQL's own parser when the functions were rewritten."""
-    assert set(stage.steps.unsteppable) == UNSTEPPED
+    assert {name.partition(":")[0] for name in stage.steps.unsteppable} == UNSTEPPED
     assert len(stage.steps.steps) > 300
 
 

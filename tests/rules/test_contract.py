@@ -82,7 +82,7 @@ FUNCTIONS = {
     "run_schedule": {"name"},
     "run_schedules": {""},
     "schema_version": {""},
-    "seconds_until_due": {""},
+    "seconds_until_due": {"task_identifiers queue_names forbidden_flags"},
     "seconds_until_tick": {""},
     "set_queue": {"queue_name concurrency"},
     "snooze_job": {"job_id run delay"},

@@ -43,9 +43,10 @@ def test_each_call_that_makes_a_job_available_wakes_an_idle_worker(queue: Any) -
 def start_with_gate(fresh_queue: Any) -> Any:
     """A worker whose turn stands at gate 1 when it has claimed fewer jobs than it had room for."""
     fresh_queue.rows(
-        "create or replace function pyworker.seconds_until_due() returns double precision language plpgsql "
-        "as "
-        "$$begin perform pg_advisory_xact_lock_shared(77, 1); return null; end$$"
+        """
+        create or replace function pyworker._what_is_left(asks_ready boolean, task_identifiers text[],
+            queue_names text[], forbidden_flags text[], out what pyworker._left) language plpgsql as
+            $$begin perform pg_advisory_xact_lock_shared(77, 1); end$$"""
     )
     return fresh_queue.start()
 

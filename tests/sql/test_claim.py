@@ -195,7 +195,7 @@ def test_a_worker_knows_how_long_nothing_falls_due(api: Any, worker: int, clock:
     api.add_job("t")
     api.add_job("t", queue_name="q")
     assert api.seconds_until_due() == 0.02  # its turn in the queue is to be looked at
-    api.promote_jobs()
+    assert len(api.claim_jobs(worker, 10)) == 2
     assert api.seconds_until_due() is None
     api.add_job("t", run_at=api.at("2 hours"))
     api.add_job("t", run_at=api.at("1 hour"), queue_name="q")

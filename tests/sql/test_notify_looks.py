@@ -12,14 +12,14 @@ from tests.support.notify import heard as heard
 from tests.support.notify import wait
 
 
-def look(api: Any) -> float:
+def look(api: Any, *filters: Any) -> float:
     """Seconds after which a worker that waits looks again, notified or not."""
     # Rows of other tests may have made a walk dear: not what is asked for here.
     api.rows(
         "select set_config('pyworker.walk_' || name, '', false) "
         "from unnest('{claim,due,requests}'::text[]) name"
     )
-    due = api.seconds_until_due()
+    due = api.seconds_until_due(*filters)
     return 2.0 if due is None else due
 
 
@@ -56,8 +56,62 @@ def test_while_a_transaction_is_open_that_saw_no_worker_wait_a_worker_looks_agai
     api.rows("select pg_sleep(0.3)")  # however long it is open
     assert 0.2 < look(api) <= 0.25
     getattr(a, outcome)()
-    assert look(api) == 2
+    assert look(api) == (0.25 if outcome == "commit" else 2)  # it may commit as the worker begins to wait
     assert [found.id for found in api.claim_jobs(worker)] == ([job.id] if outcome == "commit" else [])
+    assert look(api) == 2
+
+
+def test_a_worker_that_sees_less_than_is_committed_looks_again_soon(
+    api: Any, actor: Any, worker: int
+) -> None:
+    """A silent add is committed, but the worker's snapshot is older."""
+    a, claimer = actor(), actor()
+    a.begin()
+    a.add_job("t")
+    claimer.begin("repeatable read")
+    assert claimer.claim_jobs(worker) == []
+    a.commit()
+    assert 0 < look(claimer) <= 0.25
+    claimer.rollback()
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+def test_a_worker_looks_again_soon_for_a_job_that_a_session_had_locked_and_left_as_it_was(
+    api: Any, actor: Any, worker: int, outcome: str
+) -> None:
+    """A transaction notifies of nothing if it is rolled back or changes nothing."""
+    wait(api, worker)
+    job = api.add_job("t")
+    a = actor()
+    a.begin()
+    if outcome == "commit":
+        a.rows("select from pyworker.live_jobs where id = %s for update", [job.id])
+    else:
+        a.cancel_job(job.id)
+    assert api.claim_jobs(worker) == []
+    assert look(api) == 0.25
+    getattr(a, outcome)()
+    assert look(api) == 0.25
+    assert [found.id for found in api.claim_jobs(worker)] == [job.id]
+    assert look(api) == 2
+
+
+@pytest.mark.parametrize(
+    ("filters", "soon"),
+    [
+        ([["t"], ["q"], ["other"]], True),
+        ([["other"], None, None], False),
+        ([None, ["default"], None], False),
+        ([None, None, ["f"]], False),
+        ([[], None, None], False),
+    ],
+)
+def test_a_job_that_the_worker_does_not_take_keeps_it_not_awake(
+    api: Any, filters: list[Any], soon: bool
+) -> None:
+    api.add_job("t", queue_name="q", flags=["f"])
+    api.promote_jobs()
+    assert look(api, *filters) == (0.25 if soon else 2)
 
 
 def test_a_transaction_that_began_later_or_in_another_database_keeps_no_worker_awake(
