@@ -19,6 +19,15 @@ create type _cron as (
     problem text
 );
 
+create type _duties as (
+    registered boolean,
+    lease_is_short boolean,
+    grace_s double precision,
+    words text,
+    tick_is_due boolean,
+    next_tick_s double precision
+);
+
 create type _failure as (
     id bigint,
     run bigint,

@@ -9,9 +9,9 @@ create or replace function beat(
 as $$
 #variable_conflict use_column
 declare
+    v_duties _duties;
     v_unlocked text;
     v_look_in double precision;
-    v_duties record;
 begin
     if coalesce(cardinality(job_ids), 0) <> coalesce(cardinality(runs), 0) then
         raise exception 'beat: job_ids and runs must be of one length, got % and %',
@@ -19,7 +19,13 @@ begin
     elsif jsonb_typeof(condition) not in ('string', 'null') then
         raise exception 'beat: condition must be a JSON string or null, got %', jsonb_typeof(condition)
             using errcode = 'PW001';
-    elsif not _keep_lease(worker_id) then
+    end if;
+    v_duties := _find_duties(worker_id);
+    -- A runner that counts stop_after_s from its last answered beat stops well before the lease runs out.
+    if v_duties.lease_is_short then
+        v_duties.registered := heartbeat(worker_id);
+    end if;
+    if v_duties.registered is not true then
         kind := 'dead';
         return next;
         return;
@@ -33,11 +39,13 @@ begin
     if lost_answer then
         perform reconcile(worker_id, job_ids, runs);
     end if;
-    v_look_in := _sweep_if_due();
-    v_duties := _duties();
+    v_look_in := _sweep_if_due(worker_id, v_duties.grace_s);
+    if v_duties.tick_is_due then
+        v_duties := _tick(v_duties);
+    end if;
     kind := 'alive';
     why := nullif(concat_ws(' ', v_unlocked, v_duties.words), '');
-    next_in_s := least(v_look_in, v_duties.next_in_s, case when cardinality(job_ids) > 0 then 1 else 2 end);
+    next_in_s := least(v_look_in, v_duties.next_tick_s, case when cardinality(job_ids) > 0 then 1 else 2 end);
     return next;
     if cardinality(job_ids) > 0 then
         return query select * from _runs_to_stop(job_ids, runs);
@@ -74,26 +82,39 @@ begin
 end;
 $$;
 
--- True if the worker is registered. Extends the lease once an eighth of it is over: so a runner that
--- counts stop_after_s from its last answered beat still stops well before the lease runs out.
-create or replace function _keep_lease(worker_id bigint) returns boolean
+-- What a beat finds to do, in one statement: most beats find nothing.
+create or replace function _find_duties(worker_id bigint) returns _duties
     language plpgsql set search_path from current
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
+declare
+    v_duties _duties;
+    v_now constant timestamptz := clock();
 begin
-    return coalesce(
-        (select case when w.expires_at >= clock() + s.worker_ttl * 0.875 then true else heartbeat(w.id) end
-         from workers w, settings s where w.id = _keep_lease.worker_id and _is_registered(w)), false);
+    select _is_registered(w), w.expires_at < v_now + s.worker_ttl * 0.875, -- an eighth of the lease is over
+           (select 2.01 - extract(epoch from v_now - min(o.suspect_since)) from workers o
+            where o.suspect_since is not null and _is_registered(o)),
+           case when (pg_sequence_last_value('maintain_at'::regclass)
+                      - date_part('epoch', clock_timestamp()) * 1000 between 1 and 60000) is not true
+                then 'maintain' end,
+           exists (select from schedule_entries t
+                   where t.next_at <= v_now and coalesce(t.retry_at, v_now) <= v_now),
+           (select extract(epoch from min(t.next_at) - v_now) from schedule_entries t where t.next_at > v_now)
+    into v_duties
+    from workers w, settings s where w.id = _find_duties.worker_id;
+    return v_duties;
 end;
 $$;
 
--- Of many workers one sweeps each second. Returns seconds after which to beat again: while a worker
--- is suspected, a sweep comes each second, and one when its two seconds are over.
-create or replace function _sweep_if_due() returns double precision
+-- Of many workers one sweeps each second. `grace_s`: until a sweep may declare a suspected worker dead;
+-- null if none is suspected. Returns seconds after which to beat again: while a worker is suspected, a
+-- sweep comes each second, and one when its two seconds are over.
+create or replace function _sweep_if_due(worker_id bigint, grace_s double precision) returns double precision
     language plpgsql set search_path from current set lock_timeout = '200ms'
 as $$
 declare
     v_ms constant double precision := extract(epoch from clock_timestamp()) * 1000;
-    v_left double precision := _seconds_of_grace();
+    v_left double precision := grace_s;
 begin
     if v_left <= 0 or (abs(v_ms - pg_sequence_last_value('swept_at'::regclass)) <= 900) is not true then
         begin
@@ -101,50 +122,28 @@ begin
         exception when query_canceled or others then
             raise warning 'the sweep of dead workers failed: %', sqlerrm; -- the beat counts all the same
         end;
-        v_left := _seconds_of_grace();
+        v_left := (_find_duties(worker_id)).grace_s;
     end if;
     return case when v_left between 0 and 1 then v_left when v_left is not null then 1 end;
 end;
 $$;
 
--- Seconds until a sweep may declare a suspected worker dead; null if none is suspected.
-create or replace function _seconds_of_grace() returns double precision
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
-    return (select 2.01 - extract(epoch from clock() - min(w.suspect_since)) from workers w
-            where w.suspect_since is not null and _is_registered(w));
-end;
-$$;
-
--- What is due that any worker may do. Runs due schedules, unless the setting pyworker.schedules says
--- that the runner does so apart: then one runner a second is told to, but none that is busy with it.
-create or replace function _duties(out words text, out next_in_s double precision)
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+-- Runs the schedules that are due, unless the setting pyworker.schedules says that the runner does so
+-- apart: then one runner a second is told to, but none that is busy with it.
+create or replace function _tick(inout duties _duties)
+    language plpgsql set search_path from current
 as $$
 declare
-    v_now constant timestamptz := clock();
     v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
     v_mode constant text := current_setting('pyworker.schedules', true);
-    v_due boolean;
 begin
-    select (select extract(epoch from min(t.next_at) - v_now) from schedule_entries t
-            where t.next_at > v_now),
-           exists (select from schedule_entries t
-                   where t.next_at <= v_now and coalesce(t.retry_at, v_now) <= v_now),
-           case when (pg_sequence_last_value('maintain_at'::regclass) - v_ms between 1 and 60000) is not true
-                then 'maintain' end
-    into next_in_s, v_due, words;
-    if not v_due then
-        return;
-    end if;
-    next_in_s := least(next_in_s, 1);
+    duties.next_tick_s := least(duties.next_tick_s, 1);
     if (v_mode = any ('{apart,busy}'::text[])) is not true then
-        next_in_s := case when run_schedules() > 0 then 0 else next_in_s end;
+        duties.next_tick_s := case when run_schedules() > 0 then 0 else duties.next_tick_s end;
     elsif v_mode = 'apart' and (
             abs(v_ms - pg_sequence_last_value('due_told_at'::regclass)) <= 1000) is not true then
         perform setval('due_told_at', v_ms);
-        words := concat_ws(' ', words, 'schedules');
+        duties.words := concat_ws(' ', duties.words, 'schedules');
     end if;
 end;
 $$;

@@ -191,6 +191,16 @@ create type _left as (
     due_in_s double precision    -- the worker must claim again then
 );
 
+-- What a beat finds to do (private).
+create type _duties as (
+    registered boolean,
+    lease_is_short boolean,
+    grace_s double precision,        -- until a sweep may declare a suspected worker dead, or null
+    words text,                      -- for the runner: maintain, schedules
+    tick_is_due boolean,
+    next_tick_s double precision     -- until the next schedule is due, or null
+);
+
 -- A claim's walk along the ready jobs (private).
 create type _claim_walk as (
     kept _walk,              -- what the session remembers
