@@ -31,7 +31,10 @@ def history() -> dict[str, Event]:
     killed while it runs job 1."""
     no_lane = {"task": "plain", "sequence": None, "queue": None, "pid": 11, "parent": 10}
     no_key = {"what": "add", "outcome": "ok", "key": None}
-    final = {"what": "final", "t": 99.0, "state": "completed", "delivery": "at_least_once", "effects": []}
+    final = {
+        "what": "final", "t": 99.0, "task": "plain", "state": "completed", "delivery": "at_least_once",
+        "effects": [],
+    }  # fmt: skip
     return {
         "limit": {"what": "limit", "t": 0.0, "queue": "narrow", "limit": 2},
         "add 1": {**no_key, "began": 1.0, "t": 1.1, "id": 1, "key": "k"},
@@ -87,7 +90,7 @@ def history() -> dict[str, Event]:
         "begin 9": {"what": "begin", "t": 59.0, "id": 9, "run": 1, **no_lane, "pid": 12},
         "end 9": {"what": "end", "t": 59.1, "id": 9, "run": 1, "pid": 12},
         "late sample": {"what": "sample", "t": 60.0, "views": [["jobs", 1, 1]], "jobs": [job(7, worker=13)]},
-        "final 1": {**final, "id": 1, "run": 2, "effects": [2]},
+        "final 1": {**final, "id": 1, "run": 2, "task": "effect", "effects": [2]},
         "final 2": {**final, "id": 2, "run": 1, "delivery": "at_most_once"},
         "final 3": {**final, "id": 3, "run": 1, "schedule": "daily", "due": "Monday"},
         "final 9": {**final, "id": 9, "run": 1},
@@ -172,6 +175,17 @@ def test_what_a_crash_of_the_server_takes_back_of_a_claim_is_claimed_again_under
     assert [line.split(":")[0] for line in violations(doctored.values())] == ["I7"]
 
 
+def test_a_job_whose_claim_a_crash_took_back_may_be_cancelled_though_it_has_begun() -> None:
+    doctored = history() | {"crash": {"what": "stop", "t": 3.9, "how": "immediate"}}
+    doctored["final 1"].update(state="cancelled", run=1, effects=[])
+    assert violations(doctored.values()) == []
+    doctored["begin 1 again"]["queue"] = "q"
+    assert [line.split(":")[0] for line in violations(doctored.values())] == ["I9"]
+    doctored["begin 1 again"]["queue"] = None
+    doctored["final 1"]["delivery"] = "at_most_once"
+    assert "I9" in [line.split(":")[0] for line in violations(doctored.values())]
+
+
 def test_a_process_that_stood_still_may_begin_late_what_others_have_done_since() -> None:
     recorded = history()
     assert violations([*recorded.values(), {**recorded["begin 1"], "t": 8.0}])[0].startswith(
@@ -206,8 +220,11 @@ def test_a_job_may_have_run_more_than_once_before_its_key_made_another_one_of_it
     recorded["begin 1 again"]["task"] = "plain"
     recorded["add 1 again"] = {**recorded["add 1"], "began": 4.2, "t": 4.3}
     recorded["begin 1 once"] = {**recorded["begin 1"], "t": 4.4, "run": 3, "task": "only_once"}
-    recorded["final 1"].update(run=3, effects=[], delivery="at_most_once")
+    recorded["final 1"].update(run=3, effects=[], delivery="at_most_once", task="only_once")
     assert violations(recorded.values()) == []
+    began = recorded.pop("begin 1 once")  # or it never began as that
+    assert violations(recorded.values()) == []
+    recorded["begin 1 once"] = began
     recorded["begin 1 twice"] = {**recorded["begin 1 once"], "t": 4.5, "run": 4}
     recorded["final 1"].update(run=4)
     assert [line.split(":")[0] for line in violations(recorded.values())] == ["I5"]

@@ -61,10 +61,11 @@ VIEWS = {
     ),
 }
 FINAL = """
-    select j.id, j.state, j.reason, j.run, j.delivery,
+    select j.id, j.task_identifier as task, j.state, j.reason, j.run, j.delivery,
         array(select e.run from public.effects e where e.job_id = j.id order by 1) as effects
-    from (select id, state, reason, run, delivery from pyworker.live_jobs
-          union all select id, state, reason, run, delivery from pyworker.finished_jobs) j"""
+    from (select id, task_identifier, state, reason, run, delivery from pyworker.live_jobs
+          union all
+          select id, task_identifier, state, reason, run, delivery from pyworker.finished_jobs) j"""
 
 
 class Producer:

@@ -21,9 +21,7 @@ from typing import Any
 Event = dict[str, Any]
 LIVE = {"scheduled", "pending", "available", "running", "retryable"}
 TTL = 25.0  # seconds after which nothing may be in the hands of a dead worker
-FENCE = (
-    15.0  # seconds for which a worker goes on with what it holds, though it hears nothing from the database
-)
+FENCE = 15.0  # seconds for which a worker goes on with what it holds, though the database is silent
 
 
 class History:
@@ -36,6 +34,20 @@ class History:
             self.begins[event["id"]].append(event)
         self.retries = Counter(event["id"] for event in self.of("retry") if event["outcome"] != "error")
         self.adds = self.of("add")
+        self._crashes = [event["t"] for event in self.of("stop")]
+
+    def taken_back(self, before: Event, after: Event) -> bool:
+        """True if a crash of the server may have lost the claim of the run that `before` shows. Only a
+        job of a sequence or a queue is claimed durably. Who has claimed it may begin it after the crash."""
+        return not (before["sequence"] or before["queue"]) and any(
+            before["t"] - FENCE < t < after["t"] for t in self._crashes
+        )
+
+    def begins_of_last_task(self, job_id: int) -> list[Event]:
+        """Before an add with its key made it what it is now, the job may have been of another task, and
+        run more than once."""
+        task = self.finals[job_id]["task"]
+        return [begin for begin in self.begins[job_id] if begin["task"] == task]
 
     def of(self, what: str) -> list[Event]:
         return [event for event in self.events if event["what"] == what]
@@ -138,10 +150,7 @@ def i5_at_most_once(h: History) -> Iterator[str]:
     for job_id, final in h.finals.items():
         if final["delivery"] == "at_most_once" and h.begins[job_id]:
             made = decisions[job_id] + decisions[None]
-            begins = h.begins[
-                job_id
-            ]  # before it was made again by its key it may have been of another task, and run more than once
-            for one, other in pairwise(begin for begin in begins if begin["task"] == begins[-1]["task"]):
+            for one, other in pairwise(h.begins_of_last_task(job_id)):
                 if not any(
                     one["t"] <= decision["t"] and decision["began"] <= other["t"] for decision in made
                 ):
@@ -157,32 +166,23 @@ def i6_at_least_once(h: History) -> Iterator[str]:
 
 
 def i7_run_only_grows(h: History) -> Iterator[str]:
-    """But for what a crash of the server takes back: the commit of a claim outside of sequences
-    and queues does not wait for the disk. Who has claimed it may begin it after the crash, as
-    long as he does not hear of it."""
-    crashes = [event["t"] for event in h.of("stop")]
-
-    def taken_back(before: Event, after: Event, job: Event) -> bool:
-        return not (job["sequence"] or job["queue"]) and any(
-            before["t"] - FENCE < t < after["t"] for t in crashes
-        )
-
+    """But for what a crash of the server takes back."""
     for job_id, begins in h.begins.items():
         once = job_id in h.finals and h.finals[job_id]["delivery"] == "at_most_once"
         seen: dict[int, Event] = {}
         for begin in begins:
             # A worker that stood still between claim and begin begins late, if it has nothing to
             # ask: as long as its run is refused then.
-            if any(run > begin["run"] for run in seen) and once and begin["task"] == begins[-1]["task"]:
+            if any(run > begin["run"] for run in seen) and once and begin in h.begins_of_last_task(job_id):
                 yield f"job {job_id} began as run {max(seen)}, and later as run {begin['run']}"
             before = seen.setdefault(begin["run"], begin)
-            if before is not begin and not taken_back(before, begin, before):
+            if before is not begin and not h.taken_back(before, begin):
                 yield f"job {job_id} began twice as run {begin['run']}"
     last: dict[int, tuple[int, Event]] = {}
     for sample in h.samples:
         for job in sample["jobs"]:
             run, at = last.get(job["id"], (0, sample))
-            if job["run"] < run and not taken_back(at, sample, job):
+            if job["run"] < run and not h.taken_back({**job, "t": at["t"]}, sample):
                 yield f"run of job {job['id']} fell to {job['run']}"
             last[job["id"]] = (job["run"], sample)
 
@@ -197,7 +197,8 @@ def i9_the_newest_run_has_the_last_word(h: History) -> Iterator[str]:
         if not h.begins[job_id]:
             continue
         newest = max(h.begins[job_id], key=lambda begin: begin["run"])
-        if newest["run"] > final["run"]:
+        once = final["delivery"] == "at_most_once"
+        if newest["run"] > final["run"] and (once or not h.taken_back(newest, final)):
             yield f"job {job_id} ended as run {final['run']}, and run {newest['run']} had begun"
         if len(final["effects"]) > 1 + h.retries[job_id]:
             yield f"job {job_id} had its effect in the runs {final['effects']}"
