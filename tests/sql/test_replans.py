@@ -62,21 +62,26 @@ VERBS: dict[str, Callable[[Any, int, Any], Callable[[], Any]]] = {
 
 
 @pytest.fixture
-def planned(api: Any) -> Iterator[list[str]]:
+def fresh(actor: Any) -> Any:
+    """A session of its own: the tests before this one leave their plans, and their costs, in theirs."""
+    return actor()
+
+
+@pytest.fixture
+def planned(fresh: Any) -> Iterator[list[str]]:
     """Where PostgreSQL plans for this session, as it happens; empty for what the test itself sends."""
     where: list[str] = []
-    api.rows("discard plans")  # the tests before this one left theirs in the session
-    api.rows("set client_min_messages = log; set log_planner_stats = on")
-    api.conn.add_notice_handler(lambda notice: where.append(notice.context or ""))
+    fresh.rows("set client_min_messages = log; set log_planner_stats = on")
+    fresh.conn.add_notice_handler(lambda notice: where.append(notice.context or ""))
     yield where
-    api.rows("reset client_min_messages; reset log_planner_stats")
+    fresh.rows("reset client_min_messages; reset log_planner_stats")
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_session_does_not_plan_a_functions_statements_again(
-    api: Any, worker: int, clock: Any, planned: list[str], verb: str
+    fresh: Any, worker: int, clock: Any, planned: list[str], verb: str
 ) -> None:
-    call = VERBS[verb](api, worker, clock)
+    call = VERBS[verb](fresh, worker, clock)
     call()
     assert any(planned), "the server says when it plans"
     for _ in range(14):
