@@ -101,13 +101,16 @@ def test_a_session_plans_the_statements_of_a_turn_once(own: Api, lane: str) -> N
     values if it seems as cheap as those for the first five, which statistics decide: here, of new tables."""
     options, planned = LANES[lane], list[str]()
     own.conn.add_notice_handler(lambda notice: planned.append(notice.context or CALL))
-    worker, done = own.register_worker(), []
-    for number in range(20):
+    worker, done, each = own.register_worker(), [], list[set[str]]()
+    for number in range(24):
         if options is not None:
             own.add_job("t", **options)
         if number == 19:
             own.rows("set log_planner_stats = on; set client_min_messages = log")
+        planned.clear()
         done = [(job.id, job.run) for job in work(own, worker, done).jobs]
         assert len(done) == (options is not None)
+        each.append({context for context in planned if not context.startswith((CALL, MOVABLE_CLOCK))})
     own.rows("reset log_planner_stats")
-    assert [context for context in planned if not context.startswith((CALL, MOVABLE_CLOCK))] == []
+    # What only one of them planned, it did for the first time: a slow look-up goes another way.
+    assert set.intersection(*each[19:]) == set()
