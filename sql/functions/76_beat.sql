@@ -94,8 +94,8 @@ begin
     select _is_registered(w), w.expires_at < v_now + s.worker_ttl * 0.875, -- an eighth of the lease is over
            (select 2.01 - extract(epoch from v_now - min(o.suspect_since)) from workers o
             where o.suspect_since is not null and _is_registered(o)),
-           case when (pg_sequence_last_value('maintain_at'::regclass)
-                      - date_part('epoch', clock_timestamp()) * 1000 between 1 and 60001) is not true -- rounded
+           case when (pg_sequence_last_value('maintain_at'::regclass) -- rounded: 60001
+                      - date_part('epoch', clock_timestamp()) * 1000 between 1 and 60001) is not true
                 then 'maintain' end,
            exists (select from schedule_entries t
                    where t.next_at <= v_now and coalesce(t.retry_at, v_now) <= v_now),
