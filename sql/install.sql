@@ -44,6 +44,8 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/15_unique_policy.sql
 \ir functions/16_unique.sql
 \ir functions/17_sequence.sql
+\ir modules/coordination/dependencies.sql
+\ir modules/coordination/edges.sql
 \ir functions/20_add.sql
 \ir functions/21_add_keyed.sql
 \ir functions/22_add_jobs.sql

@@ -92,12 +92,14 @@ create or replace function _is_limited(queue_name text) returns boolean
     language sql stable
     return queue_name is not null and _has_limit(queue_name);
 
--- How a job must wait for its sequence, as `parked` says it: 'sequence', or 'next' if retry_job has
--- put it first. Null if it is the head, or in no sequence.
+-- How a job must wait before it may be available, as `parked` says it: 'unmet' while it has unmet
+-- dependencies; else for its sequence, 'sequence', or 'next' if retry_job has put it first. Null if it
+-- need not wait: it is the head of its sequence, or in none.
 create or replace function _held(
     sequence_key text, sequence_head boolean default false, parked text default null) returns text
     language sql immutable
-    return case when sequence_key is not null and sequence_head is not true
+    return case when parked = 'unmet' then 'unmet'
+                when sequence_key is not null and sequence_head is not true
                 then case parked when 'next' then 'next' else 'sequence' end end;
 
 -- Places a job that may run from run_at on: its state, and the columns that indexes know it by.
@@ -121,11 +123,22 @@ begin atomic
 end;
 
 -- The lane that a promotion request must name to promote a job that is parked like this; null if it
--- is not parked.
+-- is not parked, or waits for other jobs (_add_edges).
 create or replace function _lane_of(parked text, queue_name text, sequence_key text) returns text
     language sql immutable
     return case when parked = 'queue' then 'queue:' || queue_name
-                when parked is not null then 'sequence:' || sequence_key end;
+                when parked <> 'unmet' then 'sequence:' || sequence_key end;
+
+-- True once a job of this database has had dependencies. Jobs without any pay for nothing more.
+create or replace function _edges_are_used() returns boolean
+    language sql volatile
+    return pg_sequence_last_value('edges_used'::regclass) is not null;
+
+-- True if depends_on names a job.
+create or replace function _depends(depends_on jsonb) returns boolean
+    language sql immutable
+    return depends_on is not null and depends_on not in ('null', '[]')
+       and (depends_on -> 'jobs' is null or depends_on -> 'jobs' not in ('null', '[]'));
 
 -- A duration given in JSON: a number of seconds, or PostgreSQL's interval text. Null if it is
 -- neither, negative, or longer than 1000 years.

@@ -46,7 +46,7 @@ create or replace function _job_refusal(
     run_at timestamptz default null, max_attempts integer default null, job_key text default null,
     priority integer default null, flags text[] default null, job_key_mode text default null,
     unique_policy jsonb default null, sequence_policy jsonb default null, meta jsonb default null,
-    delivery text default null) returns text
+    delivery text default null, depends_on jsonb default null) returns text
     language sql stable
     return case
         when identifier is null or identifier = '' or length(identifier) > 128
@@ -75,6 +75,8 @@ create or replace function _job_refusal(
             then format('delivery must be at_least_once or at_most_once, got %L', delivery)
         when sequence_policy is not null and _sequence_policy_refusal(sequence_policy) <> ''
             then 'sequence_policy: ' || _sequence_policy_refusal(sequence_policy)
+        when depends_on is not null and _depends_on_refusal(depends_on) <> ''
+            then 'depends_on: ' || _depends_on_refusal(depends_on)
         -- Only a value that may break a limit is checked in full.
         when octet_length(payload::text) > 1024
              or octet_length(payload::text) - octet_length(translate(payload::text, '[{', '')) > 100
@@ -105,7 +107,8 @@ create or replace function add_job(
     identifier text, payload json default '{}', queue_name text default null, run_at timestamptz default null,
     max_attempts integer default null, job_key text default null, priority integer default null,
     flags text[] default null, job_key_mode text default 'replace', unique_policy jsonb default null,
-    sequence_policy jsonb default null, meta jsonb default null, delivery text default null) returns job
+    sequence_policy jsonb default null, meta jsonb default null, delivery text default null,
+    depends_on jsonb default null) returns job
     language plpgsql security definer set search_path from current
 as $$
 #variable_conflict use_variable
@@ -116,16 +119,16 @@ declare
     v_job job;
 begin
     if num_nonnulls(queue_name, run_at, max_attempts, job_key, priority, flags, unique_policy,
-                    sequence_policy, meta, delivery) > 0
+                    sequence_policy, meta, delivery, depends_on) > 0
        or job_key_mode <> 'replace' or (length(identifier) between 1 and 128) is not true
        or octet_length(payload::text) > 200 then -- JSON that is deeper than 100 levels is longer
         v_problem := _job_refusal(
             identifier, payload, queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode,
-            unique_policy, sequence_policy, meta, delivery);
+            unique_policy, sequence_policy, meta, delivery, depends_on);
         if v_problem is not null then
             raise exception 'add_job: %', v_problem using errcode = 'PW001';
         end if;
-        v_plain := num_nonnulls(job_key, unique_policy, sequence_policy, flags) = 0;
+        v_plain := num_nonnulls(job_key, unique_policy, sequence_policy, flags, depends_on) = 0;
     end if;
     if v_plain then
         insert into live_jobs as j (
@@ -152,7 +155,7 @@ begin
         -- Not plain, or its task has a policy. The INSERT finds that out: other adds save a query.
         return _add_with_keys((
             identifier, payload, queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode,
-            unique_policy, sequence_policy, meta, delivery)::_job_request);
+            unique_policy, sequence_policy, meta, delivery, depends_on, null)::_job_request);
     end if;
     if v_job.reason is not null then -- up to here this field holds `parked`: 'queue'
         v_job.reason := null;
@@ -169,7 +172,7 @@ begin
 end;
 $$;
 comment on function add_job(text, json, text, timestamptz, integer, text, integer, text[], text,
-    jsonb, jsonb, jsonb, text) is
+    jsonb, jsonb, jsonb, text, jsonb) is
     'Adds a job in the caller''s transaction and returns it. Workers see the job when that '
     'transaction commits. The first nine arguments are Graphile Worker''s. identifier: the task, 1 '
     'to 128 characters. payload: JSON, {} by default, at most 1 MiB and 100 levels deep. '
@@ -188,24 +191,27 @@ create or replace function add_job(
     identifier text, payload jsonb, queue_name text default null, run_at timestamptz default null,
     max_attempts integer default null, job_key text default null, priority integer default null,
     flags text[] default null, job_key_mode text default 'replace', unique_policy jsonb default null,
-    sequence_policy jsonb default null, meta jsonb default null, delivery text default null) returns job
+    sequence_policy jsonb default null, meta jsonb default null, delivery text default null,
+    depends_on jsonb default null) returns job
     language sql volatile
     return add_job(identifier, payload::json, queue_name, run_at, max_attempts, job_key, priority, flags,
-                   job_key_mode, unique_policy, sequence_policy, meta, delivery);
+                   job_key_mode, unique_policy, sequence_policy, meta, delivery, depends_on);
 comment on function add_job(text, jsonb, text, timestamptz, integer, text, integer, text[], text,
-    jsonb, jsonb, jsonb, text) is
+    jsonb, jsonb, jsonb, text, jsonb) is
     'add_job for a jsonb payload.';
 
 create or replace function add_job(
     identifier text, payload text, queue_name text default null, run_at timestamptz default null,
     max_attempts integer default null, job_key text default null, priority integer default null,
     flags text[] default null, job_key_mode text default 'replace', unique_policy jsonb default null,
-    sequence_policy jsonb default null, meta jsonb default null, delivery text default null) returns job
+    sequence_policy jsonb default null, meta jsonb default null, delivery text default null,
+    depends_on jsonb default null) returns job
     language sql volatile
     return add_job(identifier, _json_of(payload, 'add_job: payload'), queue_name, run_at, max_attempts,
-                   job_key, priority, flags, job_key_mode, unique_policy, sequence_policy, meta, delivery);
+                   job_key, priority, flags, job_key_mode, unique_policy, sequence_policy, meta, delivery,
+                   depends_on);
 comment on function add_job(text, text, text, timestamptz, integer, text, integer, text[], text,
-    jsonb, jsonb, jsonb, text) is
+    jsonb, jsonb, jsonb, text, jsonb) is
     'add_job for a payload given as text. PostgreSQL resolves a plain literal to this one. Errors: '
     'PW001 if it is not JSON.';
 

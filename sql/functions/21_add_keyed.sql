@@ -3,6 +3,19 @@
 -- Adds one job with a job key, a unique key, a sequence or flags. It takes the policies that the
 -- request does not name from the task. Its settings pin the plans of the functions that it calls.
 create or replace function _add_with_keys(request _job_request) returns job
+    language plpgsql set search_path from current
+as $$
+declare
+    v_job job := _add_by_keys(request);
+begin
+    if _depends(request.depends_on) and not v_job.deduplicated then
+        perform _add_edges(array[request], array[v_job.id], array[v_job.revision], '{false}', '{add_job}');
+    end if;
+    return v_job;
+end;
+$$;
+
+create or replace function _add_by_keys(request _job_request) returns job
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -108,7 +121,9 @@ begin
             request.identifier, request.payload,
             coalesce(nullif(request.sequence_policy, 'null'), task.sequence_policy), v_queue, label);
     end if;
-    if job.sequence_key = v_sequence.key then
+    if _depends(request.depends_on) then
+        v_parked := 'unmet';
+    elsif job.sequence_key = v_sequence.key and job.parked is distinct from 'unmet' then
         v_head := job.sequence_head;
         v_parked := job.parked;
     end if;
@@ -196,7 +211,9 @@ begin
            _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'), _insert_job.unique_key,
            _insert_job.unique_recheck, v_sequence.key, v_sequence.continue_on_cancelled,
            v_sequence.continue_on_discarded
-    from _place(v_run_at, v_now, _held(v_sequence.key), _is_limited(v_queue)) p
+    from _place(v_run_at, v_now,
+                _held(v_sequence.key, false, case when _depends(request.depends_on) then 'unmet' end),
+                _is_limited(v_queue)) p
     on conflict (job_key) where job_key is not null do nothing
     returning j.* into v_row;
     if v_row.id is not null and (v_row.parked is not null or v_row.ready_at < v_now and _places_are_kept()

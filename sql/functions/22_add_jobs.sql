@@ -12,7 +12,7 @@ begin
     return query select * from _add_jobs(array(
         -- The members of a job_spec are the first ones of a request.
         select row(s.*, case when job_key_preserve_run_at then 'preserve_run_at' end,
-                   null, null, null, null)::_job_request
+                   null, null, null, null, null, null)::_job_request
         from unnest(specs) s));
 end;
 $$;
@@ -101,8 +101,28 @@ exception when data_exception or invalid_text_representation or numeric_value_ou
 end;
 $$;
 
--- Adds the jobs of one call: first those with a job key or a unique key, then all others at once.
+-- Adds the jobs of one call, in the order of specs, with the edges between them.
 create or replace function _add_jobs(requests _job_request[]) returns setof job
+    language plpgsql set search_path from current
+as $$
+declare
+    v_jobs job[];
+begin
+    if not exists (select from unnest(requests) r where r.ref is not null or _depends(r.depends_on)) then
+        return query select * from _add_all(requests);
+        return;
+    end if;
+    v_jobs := array(select j from _add_all(requests) j);
+    perform _add_edges(
+        requests, array(select j.id from unnest(v_jobs) j), array(select j.revision from unnest(v_jobs) j),
+        array(select j.deduplicated from unnest(v_jobs) j),
+        array(select format('add_jobs: specs[%s]', n) from generate_series(1, cardinality(v_jobs)) n));
+    return query select * from unnest(v_jobs);
+end;
+$$;
+
+-- Adds the jobs: first those with a job key or a unique key, then all others at once.
+create or replace function _add_all(requests _job_request[]) returns setof job
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -143,7 +163,7 @@ begin
     from unnest(requests) with ordinality r
     cross join lateral (select _job_refusal(
         r.identifier, r.payload, r.queue_name, r.run_at, r.max_attempts, r.job_key, r.priority, r.flags,
-        r.job_key_mode, r.unique_policy, r.sequence_policy, r.meta, r.delivery) as problem) p
+        r.job_key_mode, r.unique_policy, r.sequence_policy, r.meta, r.delivery, r.depends_on) as problem) p
     where p.problem is not null
     order by r.ordinality limit 1;
     if found then
@@ -345,12 +365,14 @@ begin
         from request r
         left join limited l on l.queue_name = r.queue
         cross join lateral (select coalesce(r.run_at, now) as run_at) q
-        cross join lateral _place(q.run_at, now, _held((r.sequence).key), l.queue_name is not null) p
+        cross join lateral _place(
+            q.run_at, now, _held((r.sequence).key, false, case when _depends(r.depends_on) then 'unmet' end),
+            l.queue_name is not null) p
         returning j.id, j.parked, j.ready_at, j.queue_name, j.sequence_key, _job_of(j) as job),
     woken as (
         insert into promotion_requests (lane)
         select distinct _lane_of(a.parked, a.queue_name, a.sequence_key) from added a
-        where a.parked is not null),
+        where a.parked <> 'unmet'),
     late as (
         insert into late_arrivals (job_id)
         select a.id from added a where v_places_are_kept and a.ready_at < now)

@@ -143,6 +143,11 @@ declare
     v_lane text;
     v_promoted integer := 0;
 begin
+    if exists (select from unnest(v_lanes) l(lane) where l.lane ~ '^(child|met|unmet|parent):') then
+        v_promoted := _promote_children(walked);
+        v_lanes := array(
+            select l.lane from unnest(v_lanes) l(lane) where l.lane !~ '^(child|met|unmet|parent):');
+    end if;
     if cardinality(v_lanes) = 100 and cardinality(v_held) < 10 then
         v_held := _try_lanes(v_lanes || _other_lanes(walked));
     end if;
@@ -152,7 +157,7 @@ begin
         where starts_with(l.lane, 'sequence:'));
     if v_keys <> '{}' then
         v_last := pg_sequence_last_value('promotion_requests_id_seq'::regclass);
-        v_promoted := _promote_idle_sequences(v_keys);
+        v_promoted := v_promoted + _promote_idle_sequences(v_keys);
         -- The queues in which the new heads wait for a slot.
         v_lanes := _try_lanes(array(
             select w.lane from promotion_requests w
@@ -251,7 +256,7 @@ begin
             select j.ctid as tid, j.parked, j.id from live_jobs j
             where j.sequence_key = k.key and j.parked <> 'queue'
             order by j.sequence_key, j.parked, j.id limit 1) f
-        where f.parked = 'next' or not exists (
+        where f.parked = 'next' or f.parked = 'sequence' and not exists (
             select from sequence_halts h where h.sequence_key = k.key and h.job_id < f.id)),
     free as materialized (
         select j.ctid as tid, j.queue_name, j.run_at

@@ -22,6 +22,12 @@ begin
     if v_ended.keys is not null then
         perform _release_unique_keys(v_ended.keys);
     end if;
+    if v_ended.ids is not null and _edges_are_used() then
+        perform _tell_children(v_ended.ids, final_state, job_ids, runs, results);
+        if final_state = 'cancelled' then
+            perform _leave_traces(v_ended.ids);
+        end if;
+    end if;
     if v_ended.halted is not null then
         insert into sequence_halts
         select h.key, h.job_id, 'cancelled', clock()

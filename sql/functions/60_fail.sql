@@ -118,6 +118,7 @@ declare
     v_queues text[];
     v_sequences text[];
     v_ready bigint[];
+    v_discarded bigint[];
 begin
     with item as materialized (
         select distinct on (i.id, i.run) i.* from unnest(items) i order by i.id, i.run, i.position),
@@ -157,8 +158,11 @@ begin
         on conflict do nothing)
     select array_agg(distinct f.queue_name) filter (where f.queue_name is not null),
            array_agg(distinct f.sequence_key) filter (where f.why is not null and f.sequence_key is not null),
-           array_agg(f.id) filter (where f.ready_at is not null)
-    into v_queues, v_sequences, v_ready from failed f;
+           array_agg(f.id) filter (where f.ready_at is not null), array_agg(f.id) filter (where f.why is not null)
+    into v_queues, v_sequences, v_ready, v_discarded from failed f;
+    if v_discarded is not null and _edges_are_used() then
+        perform _tell_children(v_discarded, 'discarded');
+    end if;
     if v_sequences is not null then
         perform _promote_next(v_sequences);
     end if;

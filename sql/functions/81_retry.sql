@@ -46,6 +46,7 @@ declare
 begin
     delete from sequence_halts h
     where h.sequence_key = job.sequence_key and h.job_id < job.id
+      and job.parked <> 'unmet'
       and not exists (select from live_jobs j where j.sequence_key = job.sequence_key and j.sequence_head);
     update live_jobs j set run_at = least(j.run_at, now),
         parked = case when found then 'next' else j.parked end, updated_at = now
@@ -65,7 +66,7 @@ begin
     update live_jobs j
     set (state, parked, ready_at, due_at) = (
             select p.* from _place(
-                now, now, _held(job.sequence_key, job.sequence_head), _is_limited(job.queue_name)) p),
+                now, now, _held(job.sequence_key, job.sequence_head, _unmet(job)), _is_limited(job.queue_name)) p),
         has_slot = null, run_at = now, updated_at = now, worker_id = null, claimed_at = null,
         started_at = null, cancel_requested_at = null, superseded = null, crashes = null,
         reason = null, finished_at = null, expires_at = null, result = null,
@@ -151,7 +152,7 @@ begin
     end if;
     if v_row.parked is not null then
         insert into promotion_requests (lane)
-        values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+        values (coalesce(_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key), 'met:' || v_row.id));
     end if;
     perform _notify_workers();
     return _job_of(v_row);
@@ -252,7 +253,8 @@ begin
         return v_new; -- a new priority alone does not run it again: it may be a lost job
     elsif v_new.attempts < v_new.max_attempts then
         select p.* into v_new.state, v_new.parked, v_new.ready_at, v_new.due_at
-        from _place(v_new.run_at, now, _held(job.sequence_key, job.sequence_head, job.parked),
+        from _place(v_new.run_at, now,
+                    _held(job.sequence_key, job.sequence_head, coalesce(_unmet(job), job.parked)),
                     _is_limited(job.queue_name),
                     case when v_new.attempts > 0 then 'retryable' else 'scheduled' end) p;
         v_new.crashes := case when job.state <> 'discarded' then job.crashes end;
@@ -288,9 +290,12 @@ begin
         crashes = changed.crashes, finished_at = changed.finished_at,
         expires_at = changed.expires_at, reason = changed.reason, updated_at = changed.updated_at
     where j.id = job.id;
-    if changed.parked is not null then
+    if changed.parked <> 'unmet' then
         insert into promotion_requests (lane)
         values (_lane_of(changed.parked, changed.queue_name, changed.sequence_key));
+    end if;
+    if changed.state = 'discarded' and job.state <> 'discarded' and _edges_are_used() then
+        perform _tell_children(array[job.id], 'discarded');
     end if;
     if changed.sequence_key is not null and changed.state = 'discarded' then
         perform _halt_sequence(job, 'discarded');

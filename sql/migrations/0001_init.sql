@@ -71,7 +71,9 @@ create type _job_request as (
     unique_policy jsonb,
     sequence_policy jsonb,
     meta jsonb,
-    delivery text
+    delivery text,
+    depends_on jsonb,
+    ref text                -- by it, depends_on of other specs of the same call names this job
 );
 
 -- What a unique_policy means for one job (private).
@@ -299,7 +301,7 @@ create table live_jobs (
     -- what the indexes need of the state
     ready_at timestamptz,                           -- run_at while running, or available and not parked
     due_at timestamptz,                             -- run_at while scheduled or retryable
-    parked text collate "C",                        -- available: 'queue'; pending: 'sequence' or 'next'
+    parked text collate "C",                        -- available: 'queue'; pending: 'sequence', 'next', 'unmet'
     -- what a claim changes
     has_slot boolean,                               -- true while available with a slot of its queue: 32_slots
     worker_id bigint,                               -- not null exactly while running
@@ -409,11 +411,34 @@ create table errors (
 );
 create index errors_job on errors (job_id, run);
 
+-- What jobs wait for: the ends of other jobs (modules/coordination). An edge counts for one revision of
+-- the child. A replace raises the revision, so it need not touch the older edges, which an end may
+-- have locked.
+create table edges (
+    child_id bigint not null,
+    revision integer not null,
+    parent_id bigint not null,
+    ref text,                                   -- what the call that added the child named the parent
+    condition text collate "C" not null,        -- 'success', 'end' or 'failure'
+    cancels boolean not null,                   -- cancel the child if the parent ends in another way
+    met text collate "C",                       -- the state in which the parent met the condition
+    result jsonb,                               -- the parent's result then, for the child
+    primary key (child_id, revision, parent_id)
+);
+create index edges_open on edges (child_id, revision, parent_id) where met is null;
+create index edges_parent on edges (parent_id) where met is null;
+
+-- Parents that count as cancelled, but are in no other table: deleted, or cancelled with retention 0.
+create table vanished_parents (
+    id bigint primary key,
+    at timestamptz not null
+);
+
 -- Requests to look at a queue, a family or a sequence again, after a change that may let a parked
 -- job start. The transaction of the change writes the request, and the next promotion deletes it.
 -- So no promotion is lost, and an add never waits for the end of another job.
 create table promotion_requests (
-    lane text collate "C" not null,             -- 'queue:NAME', 'family:PREFIX' or 'sequence:KEY'
+    lane text collate "C" not null,             -- 'queue:NAME', 'family:PREFIX', 'sequence:KEY', 'child:ID' …
     id bigint generated always as identity primary key, -- the oldest come first: no lane starves
     -- Not null: wait until all transactions up to this one have ended. 0: answer at once, then
     -- again after all transactions that were open at that time.
@@ -513,4 +538,5 @@ create sequence polling_until minvalue 0 start 0;       -- until then waiting wo
 create sequence not_listening_until minvalue 0 start 0; -- a listening_until up to this time is invalid
 create sequence silent_before minvalue 0 start 0;       -- older transactions may have added jobs silently
 create sequence silent_at minvalue 0 start 0;           -- when silent_before was set
+create sequence edges_used minvalue 0 start 0;          -- set once the first dependency was added
 create sequence walks_until minvalue 0 start 0;         -- until then sessions may remember places: 02_walks

@@ -1,0 +1,210 @@
+-- coordination/dependencies: what depends_on means, and how an add writes it down.
+--
+-- A job with dependencies is added `pending`, parked as 'unmet', with an edge for each job that it
+-- waits for (its parents), and a request to look at them (edges.sql). An add locks no parent: so it
+-- never waits for the end of one, and never holds one up.
+
+-- Why a depends_on is invalid; null if it is valid.
+create or replace function _depends_on_refusal(depends_on jsonb) returns text
+    language plpgsql immutable set search_path from current
+as $$
+declare
+    v_jobs constant jsonb :=
+        case when jsonb_typeof(depends_on) = 'object' then depends_on -> 'jobs' else depends_on end;
+begin
+    if jsonb_typeof(depends_on) = 'object' and depends_on - '{jobs,on_unmet}'::text[] <> '{}' then
+        return format('unknown member %s (known: jobs, on_unmet)',
+                      (select k from jsonb_object_keys(depends_on - '{jobs,on_unmet}'::text[]) k limit 1));
+    elsif depends_on -> 'on_unmet' not in ('"hold"', '"cancel"') then
+        return format('on_unmet must be "hold" or "cancel", got %s', left((depends_on -> 'on_unmet')::text, 40));
+    elsif jsonb_typeof(depends_on) = 'object' and jsonb_typeof(v_jobs) is distinct from 'array' then
+        return format('jobs must be an array, got %s', coalesce(jsonb_typeof(v_jobs), 'none'));
+    elsif jsonb_typeof(v_jobs) not in ('array', 'null') then
+        return format('it must be an array of ids, refs and objects, got %s', jsonb_typeof(v_jobs));
+    elsif jsonb_typeof(v_jobs) = 'null' then
+        return null;
+    end if;
+    return (
+        select format('item %s: %s', i.n, p.problem)
+        from jsonb_array_elements(v_jobs) with ordinality i(value, n)
+        cross join lateral (select
+            case when jsonb_typeof(i.value) = 'object' then i.value -> 'id' else i.value end as id,
+            case when jsonb_typeof(i.value) = 'object' then i.value -> 'ref' else i.value end as ref) v
+        cross join lateral (select case
+            when jsonb_typeof(i.value) not in ('number', 'string', 'object')
+                then format('it must be an id, a ref or an object, got %s', jsonb_typeof(i.value))
+            when jsonb_typeof(i.value) = 'object' and i.value - '{id,ref,on}'::text[] <> '{}'
+                then format('unknown member %s (known: id, ref, on)',
+                            (select k from jsonb_object_keys(i.value - '{id,ref,on}'::text[]) k limit 1))
+            when jsonb_typeof(i.value) = 'object' and (i.value ? 'id') = (i.value ? 'ref')
+                then 'it must have either id or ref'
+            when i.value -> 'on' not in ('"success"', '"end"', '"failure"')
+                then format('on must be "success", "end" or "failure", got %s', left((i.value -> 'on')::text, 40))
+            when jsonb_typeof(i.value) = 'number' or i.value ? 'id' and jsonb_typeof(i.value) = 'object'
+                then case when jsonb_typeof(v.id) <> 'number' or _bigint_of(v.id) is null
+                          then format('id must be a job''s id, got %s', left(v.id::text, 40)) end
+            when jsonb_typeof(v.ref) <> 'string' or v.ref = '""'
+                then format('ref must be a string that is not empty, got %s', left(v.ref::text, 40))
+        end as problem) p
+        where p.problem is not null order by i.n limit 1);
+end;
+$$;
+
+-- The jobs that a valid depends_on names. A number is an id, a string always a ref.
+create or replace function _dependencies_of(depends_on jsonb)
+    returns table (id bigint, ref text, condition text, cancels boolean)
+    language sql immutable
+begin atomic
+    select case jsonb_typeof(i.value) when 'number' then i.value #>> '{}'
+                when 'object' then i.value ->> 'id' end::bigint,
+           case jsonb_typeof(i.value) when 'string' then i.value #>> '{}'
+                when 'object' then i.value ->> 'ref' end,
+           case when jsonb_typeof(i.value) = 'object' then coalesce(i.value ->> 'on', 'success')
+                else 'success' end,
+           jsonb_typeof(_dependencies_of.depends_on) = 'object'
+           and coalesce(_dependencies_of.depends_on ->> 'on_unmet', 'hold') = 'cancel'
+    from jsonb_array_elements(case jsonb_typeof(_dependencies_of.depends_on)
+            when 'array' then _dependencies_of.depends_on
+            when 'object' then _dependencies_of.depends_on -> 'jobs' end) i(value);
+end;
+
+-- True if a parent that has ended in this state meets the condition.
+create or replace function _meets(condition text, state text) returns boolean
+    language sql immutable
+    return case when state = 'completed' then condition in ('success', 'end')
+                when state in ('cancelled', 'discarded') then condition in ('failure', 'end')
+                else false end;
+
+-- How a parent stands: the state of a job, live or in history, and its result. No row if there is none.
+create or replace function _parent_of(id bigint) returns table (state text, result jsonb)
+    language sql stable
+begin atomic
+    select j.state, null::jsonb from live_jobs j where j.id = _parent_of.id
+    union all
+    select f.state, f.result from finished_jobs f where f.id = _parent_of.id
+    limit 1;
+end;
+
+-- Writes the edges of the jobs of one call, given by position, and requests for those children whose
+-- parents may have ended already. A duplicate is `unchanged`, and others may depend on it. `labels`: how
+-- messages name the jobs. Errors: PW001, PW004.
+create or replace function _add_edges(
+    requests _job_request[], ids bigint[], revisions integer[], unchanged boolean[], labels text[])
+    returns void
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_nestloop = off set jit = off -- calls may be large
+as $$
+declare
+    v_edges edges[];
+    v_missing record;
+begin
+    perform nextval('edges_used') where not _edges_are_used();
+    perform _refuse_refs(requests, labels);
+    v_edges := array(
+        with wanted as materialized ( -- narrow rows, before they are joined
+            select r.ordinality as n, d.*
+            from unnest(requests) with ordinality r cross join lateral _dependencies_of(r.depends_on) d),
+        named as materialized (
+            select r.ref, i.id from unnest(requests) with ordinality r
+            join unnest(ids) with ordinality i(id, n) on i.n = r.ordinality where r.ref is not null)
+        select row(s.id, s.revision, coalesce(w.id, o.id), w.ref, w.condition, w.cancels, null, null)::edges
+        from wanted w
+        join unnest(ids, revisions, unchanged) with ordinality s(id, revision, unchanged, n)
+            on s.n = w.n and not s.unchanged
+        left join named o on o.ref = w.ref);
+    with parent as materialized (
+        select e.parent_id, p.* from (select distinct u.parent_id from unnest(v_edges) u) e
+        left join lateral _parent_of(e.parent_id) p on true),
+    added as (
+        insert into edges
+        select u.child_id, u.revision, u.parent_id, u.ref, u.condition, u.cancels,
+               case when m.met then p.state end, case when m.met then p.result end
+        from unnest(v_edges) u join parent p on p.parent_id = u.parent_id
+        cross join lateral (select _meets(u.condition, p.state) as met) m
+        where p.state is not null
+        -- Two refs may stand for one job: the duplicate of both.
+        on conflict (child_id, revision, parent_id) do nothing),
+    asked as (
+        -- A parent that this call has added ends after this commit, and then sees its edges.
+        insert into promotion_requests (lane)
+        select distinct 'child:' || u.child_id from unnest(v_edges) u
+        where u.ref is null or u.parent_id in (
+            select s.id from unnest(ids, unchanged) s(id, unchanged) where s.unchanged))
+    select p.parent_id, u.child_id into v_missing
+    from parent p join unnest(v_edges) u on u.parent_id = p.parent_id
+    where p.state is null order by u.child_id, p.parent_id limit 1;
+    if found then
+        raise exception '%: depends_on: there is no job %', labels[array_position(ids, v_missing.child_id)],
+            v_missing.parent_id using errcode = 'PW004';
+    end if;
+    perform _refuse_circles(array(select distinct u.child_id from unnest(v_edges) u where u.revision > 0));
+end;
+$$;
+
+-- Refuses refs of a call that are empty, used twice, unknown, or wait for each other in a circle.
+create or replace function _refuse_refs(requests _job_request[], labels text[]) returns void
+    language plpgsql immutable set search_path from current set enable_nestloop = off -- calls may be large
+as $$
+declare
+    v_bad record;
+    v_children bigint[]; -- positions: each child waits for its parent
+    v_parents bigint[];
+    v_left bigint;
+begin
+    select r.ref, max(r.ordinality) as n into v_bad from unnest(requests) with ordinality r
+    where r.ref is not null group by r.ref having count(*) > 1 or r.ref = '' order by 2 limit 1;
+    if found then
+        raise exception '%: ref must be a string that no other job of the call has, got %',
+            labels[v_bad.n], quote_literal(v_bad.ref) using errcode = 'PW001';
+    end if;
+    with wanted as materialized (
+        select r.ordinality as child, d.ref
+        from unnest(requests) with ordinality r cross join lateral _dependencies_of(r.depends_on) d
+        where d.ref is not null),
+    named as materialized (
+        select r.ref, r.ordinality as parent from unnest(requests) with ordinality r where r.ref is not null)
+    select array_agg(w.child), array_agg(n.parent), min(w.child) filter (where n.parent is null),
+           (array_agg(w.ref order by w.child) filter (where n.parent is null))[1]
+    into v_children, v_parents, v_bad.n, v_bad.ref
+    from wanted w left join named n on n.ref = w.ref;
+    if v_bad.n is not null then
+        raise exception '%: depends_on: no job of the call has the ref %', labels[v_bad.n],
+            quote_literal(v_bad.ref) using errcode = 'PW001';
+    end if;
+    -- A parent that waits for none cannot be part of a circle: drop it, again and again.
+    while v_children is not null and exists ( -- without a ref that points forwards there is no circle
+            select from unnest(v_children, v_parents) e(child, parent) where e.parent >= e.child) loop
+        v_left := cardinality(v_children);
+        select array_agg(e.child), array_agg(e.parent) into v_children, v_parents
+        from unnest(v_children, v_parents) e(child, parent)
+        where e.parent in (select u.child from unnest(v_children) u(child));
+        if cardinality(v_children) = v_left then
+            raise exception '%: depends_on: jobs wait for each other in a circle', labels[v_children[1]]
+                using errcode = 'PW001';
+        end if;
+    end loop;
+end;
+$$;
+
+-- Refuses a change by which a job that was there before would wait for itself, over other jobs.
+create or replace function _refuse_circles(changed bigint[]) returns void
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_id bigint;
+begin
+    foreach v_id in array changed loop
+        if exists (
+            with recursive above as (
+                select e.parent_id as id from live_jobs j
+                join edges e on e.child_id = j.id and e.revision = j.revision and e.met is null
+                where j.id = v_id
+                union
+                select e.parent_id from above a join live_jobs j on j.id = a.id
+                join edges e on e.child_id = j.id and e.revision = j.revision and e.met is null)
+            select from above a where a.id = v_id) then
+            raise exception 'depends_on: job % would wait for itself', v_id using errcode = 'PW001';
+        end if;
+    end loop;
+end;
+$$;
