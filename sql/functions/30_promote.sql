@@ -137,7 +137,7 @@ declare
     v_lanes text[] := array(
         select w.lane from promotion_requests w where w.id > walked and (w.after is null or w.after < v_xmin)
         order by w.id limit 100);
-    v_held text[] := _try_lanes(v_lanes);
+    v_held text[];
     v_keys text[];
     v_last bigint;
     v_lane text;
@@ -148,6 +148,7 @@ begin
         v_lanes := array(
             select l.lane from unnest(v_lanes) l(lane) where l.lane !~ '^(child|met|unmet|parent):');
     end if;
+    v_held := _try_lanes(v_lanes);
     if cardinality(v_lanes) = 100 and cardinality(v_held) < 10 then
         v_held := _try_lanes(v_lanes || _other_lanes(walked));
     end if;

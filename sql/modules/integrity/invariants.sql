@@ -20,7 +20,7 @@ begin
        or (j.state = 'running' or j.state = 'available' and j.parked is null) <> (j.ready_at is not null)
        or (j.state in ('scheduled', 'retryable')) <> (j.due_at is not null)
        or (j.state = 'pending') <> (coalesce(j.parked, 'queue') <> 'queue')
-       or j.parked not in ('queue', 'sequence', 'next')
+       or j.parked not in ('queue', 'sequence', 'next', 'unmet')
        or (j.parked = 'queue' and (j.queue_name is null or j.state <> 'available'))
        -- A job of a sequence is its head unless it is pending or discarded.
        or (j.sequence_head is true) <> (j.sequence_key is not null and j.state <> 'discarded'
@@ -171,6 +171,31 @@ begin
 end;
 $$;
 
+-- 'I14': no job runs, or may run, before its dependencies hold. 'stranded child': a job that waits for
+-- others has a request, or the parent of its last open edge is live, or has ended in another way.
+create or replace function _violations_of_dependencies(max_rows bigint)
+    returns table (invariant text, subject text, found jsonb)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select 'I14', j.id::text, to_jsonb(e.parent_id)
+    from (select o.* from edges o where o.met is null limit max_rows) e
+    join live_jobs j on j.id = e.child_id and j.revision = e.revision
+    where j.parked is distinct from 'unmet' and j.state <> 'discarded'
+    union all
+    select 'stranded child', j.id::text, to_jsonb(o.parent_id)
+    from (select l.* from live_jobs l where l.parked = 'unmet' limit max_rows) j
+    left join lateral (
+        select e.* from edges e where e.child_id = j.id and e.revision = j.revision and e.met is null
+        order by e.parent_id desc limit 1) o on true
+    where (o.parent_id is null or _meets(o.condition, _ended_as(o.parent_id)))
+      and not exists (
+        select from promotion_requests w
+        where w.lane in ('child:' || j.id, 'met:' || j.id, 'parent:' || o.parent_id));
+end;
+$$;
+
 -- 'I8': a schedule is paused or has a next tick, and that is later than its last one.
 create or replace function _violations_of_schedules(max_rows bigint)
     returns table (invariant text, subject text, found jsonb)
@@ -198,6 +223,7 @@ begin
     union all select v.* from _violations_of_workers(max_rows) v
     union all select v.* from _violations_of_queues(max_rows) v
     union all select v.* from _violations_of_sequences(max_rows) v
+    union all select v.* from _violations_of_dependencies(max_rows) v
     union all select v.* from _violations_of_schedules(max_rows) v;
 end;
 $$;

@@ -1,0 +1,336 @@
+"""depends_on: a job waits for the ends of other jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.support.api import ids
+
+ENDS = {
+    "completed": lambda api, job: api.finish(job),
+    "cancelled": lambda api, job: api.cancel_job(job, True),
+    "discarded": lambda api, job: api.fail_jobs(
+        Jsonb([{"id": job, "run": api.get_job(job).run, "error": "e", "discard": True}])
+    ),
+}
+
+
+def child(api: Any, depends_on: Any, **more: Any) -> int:
+    return api.add_job("child", depends_on=Jsonb(depends_on), **more).id
+
+
+def running(api: Any, worker: int, **more: Any) -> int:
+    job = api.add_job("parent", **more).id
+    assert ids(api.claim_jobs(worker, 1, ["parent"])) == [job]
+    return job
+
+
+def state(api: Any, job: int) -> str:
+    api.promote_jobs()
+    api.promote_jobs()
+    return api.get_job(job).state
+
+
+def test_a_job_is_pending_until_the_jobs_that_it_depends_on_are_completed(api: Any, worker: int) -> None:
+    first, second = running(api, worker), running(api, worker)
+    job = child(api, [first, second])
+    assert state(api, job) == "pending"
+    assert api.claim_jobs(worker, 10) == []
+    api.finish(second)
+    assert state(api, job) == "pending"
+    api.finish(first)
+    assert ids(api.claim_jobs(worker, 10)) == [job]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1]])
+def test_the_order_in_which_parents_end_does_not_matter(api: Any, worker: int, order: list[int]) -> None:
+    parents = [running(api, worker) for _ in range(3)]
+    job = child(api, parents)
+    for n in order[:2]:
+        api.finish(parents[n])
+        assert state(api, job) == "pending"
+    api.finish(parents[order[2]])
+    assert state(api, job) == "available"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("condition", ["success", "failure", "end"])
+def test_a_condition_says_which_end_counts(api: Any, worker: int, condition: str, end: str, when: str) -> None:
+    parent = running(api, worker)
+    if when == "before":
+        ENDS[end](api, parent)
+    job = child(api, [{"id": parent, "on": condition}])
+    if when == "after":
+        assert state(api, job) == "pending"
+        ENDS[end](api, parent)
+    met = condition == "end" or condition == ("success" if end == "completed" else "failure")
+    assert state(api, job) == ("available" if met else "pending")
+
+
+def test_a_retry_of_the_parent_mends_a_dependency_that_could_not_hold(api: Any, worker: int) -> None:
+    for end in ("cancelled", "discarded"):
+        parent = running(api, worker)
+        job = child(api, [parent])
+        ENDS[end](api, parent)
+        assert state(api, job) == "pending"
+        api.retry_job(parent)
+        assert ids(api.claim_jobs(worker, 1, ["parent"])) == [parent]
+        api.finish(parent)
+        assert state(api, job) == "available"
+
+
+@pytest.mark.parametrize("end", ["cancelled", "discarded"])
+def test_on_unmet_cancel_cancels_the_child_and_its_children(api: Any, worker: int, end: str) -> None:
+    parent = running(api, worker)
+    job = child(api, {"jobs": [parent], "on_unmet": "cancel"})
+    below = child(api, {"jobs": [job], "on_unmet": "cancel"})
+    on_end = child(api, {"jobs": [{"id": job, "on": "end"}], "on_unmet": "cancel"})
+    ENDS[end](api, parent)
+    for _ in range(3):
+        api.promote_jobs()
+    assert [(api.get_job(x).state, api.get_job(x).reason) for x in (job, below)] == [
+        ("cancelled", "dependency")
+    ] * 2
+    assert state(api, on_end) == "available"
+
+
+def test_on_unmet_cancel_acts_at_a_parent_that_had_ended_before(api: Any, worker: int) -> None:
+    parent = running(api, worker)
+    ENDS["discarded"](api, parent)
+    job = child(api, {"jobs": [parent], "on_unmet": "cancel"})
+    assert state(api, job) == "cancelled"
+
+
+def test_a_deleted_or_removed_parent_counts_as_cancelled(api: Any, worker: int) -> None:
+    kept, gone = api.add_job("parent", job_key="k").id, api.add_job("parent").id
+    jobs = [child(api, [{"id": p, "on": "failure"}]) for p in (kept, gone)]
+    held = child(api, [kept])
+    api.remove_job("k")
+    api.delete_job(gone)
+    assert [state(api, job) for job in jobs] == ["available"] * 2
+    assert state(api, held) == "pending"
+
+
+def test_a_dependency_that_held_stays_held(api: Any, worker: int) -> None:
+    first, second = running(api, worker), running(api, worker)
+    job = child(api, [first, second])
+    api.finish(first)
+    api.delete_job(first)
+    api.finish(second)
+    assert state(api, job) == "available"
+
+
+def test_a_parent_without_history_decides_its_children(api: Any, worker: int) -> None:
+    api.define_task("parent", retention="0")
+    first, second = running(api, worker), running(api, worker)
+    job = child(api, [first])
+    other = child(api, [second])
+    api.finish(first)
+    api.cancel_job(second, True)
+    assert (state(api, job), state(api, other)) == ("available", "pending")
+
+
+def test_refs_name_jobs_of_the_same_call(api: Any, worker: int) -> None:
+    jobs = api.add_jobs([
+        {"identifier": "c", "depends_on": ["b", {"ref": "a", "on": "end"}]},
+        {"identifier": "b", "ref": "b", "depends_on": ["a"]},
+        {"identifier": "a", "ref": "a"},
+    ])  # fmt: skip
+    assert [job.state for job in jobs] == ["pending", "pending", "available"]
+    for job in reversed(jobs):
+        assert ids(api.claim_jobs(worker, 10)) == [job.id]
+        api.finish(job.id)
+
+
+@pytest.mark.parametrize(
+    ("depends_on", "sqlstate", "message"),
+    [
+        (7, "PW001", "it must be an array of ids, refs and objects, got number"),
+        ([True], "PW001", "item 1: it must be an id, a ref or an object, got boolean"),
+        ([1, 2.5], "PW001", "item 2: id must be a job's id, got 2.5"),
+        (["a"], "PW001", "no job of the call has the ref 'a'"),
+        ([""], "PW001", 'ref must be a string that is not empty, got ""'),
+        ([{"id": 1, "ref": "a"}], "PW001", "it must have either id or ref"),
+        ([{}], "PW001", "it must have either id or ref"),
+        ([{"id": "1"}], "PW001", 'id must be a job\'s id, got "1"'),
+        ([{"id": 1, "on": "done"}], "PW001", 'on must be "success", "end" or "failure", got "done"'),
+        ([{"id": 1, "if": 1}], "PW001", "unknown member if"),
+        ({"jobs": 1}, "PW001", "jobs must be an array, got number"),
+        ({"on_unmet": "hold"}, "PW001", "jobs must be an array, got none"),
+        ({"jobs": [], "on_unmet": "run"}, "PW001", 'on_unmet must be "hold" or "cancel", got "run"'),
+        ({"jobs": [], "x": 1}, "PW001", "unknown member x"),
+        ([1000], "PW004", "there is no job 1000"),
+    ],
+)
+def test_a_depends_on_that_means_nothing_is_refused(
+    api: Any, depends_on: Any, sqlstate: str, message: str
+) -> None:
+    for call in (
+        lambda: api.add_job("child", depends_on=Jsonb(depends_on)),
+        lambda: api.add_jobs([{"identifier": "child", "depends_on": depends_on}]),
+    ):
+        with pytest.raises(psycopg.Error) as error:
+            call()
+        assert error.value.sqlstate == sqlstate
+        assert message in str(error.value)
+    assert api.value("select count(*) from pyworker.jobs") == 0
+
+
+@pytest.mark.parametrize("nothing", [None, [], {"jobs": []}])
+def test_an_empty_depends_on_means_none(api: Any, nothing: Any) -> None:
+    assert api.add_job("t", depends_on=Jsonb(nothing)).state == "available"
+    assert api.add_jobs([{"identifier": "t", "depends_on": nothing}])[0].state == "available"
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [{"identifier": "a", "ref": "a", "depends_on": ["a"]}],
+        [
+            {"identifier": "a", "ref": "a", "depends_on": ["c"]},
+            {"identifier": "b", "ref": "b", "depends_on": ["a"]},
+            {"identifier": "c", "ref": "c", "depends_on": ["b"]},
+        ],
+        [{"identifier": "a", "ref": "a"}, {"identifier": "a", "ref": "a"}],
+    ],
+)
+def test_a_ref_that_is_used_twice_or_part_of_a_circle_is_refused(api: Any, specs: Any) -> None:
+    with pytest.raises(psycopg.Error) as error:
+        api.add_jobs(specs)
+    assert error.value.sqlstate == "PW001"
+
+
+def test_a_replace_puts_new_dependencies_in_the_place_of_the_old_ones(api: Any, worker: int) -> None:
+    first, second = running(api, worker), running(api, worker)
+    job = child(api, [first], job_key="k")
+    assert child(api, [second], job_key="k") == job
+    api.finish(first)
+    assert state(api, job) == "pending"
+    api.finish(second)
+    assert state(api, job) == "available"
+    child(api, [running(api, worker)], job_key="k")
+    assert state(api, job) == "pending"
+    api.add_job("child", job_key="k")
+    assert state(api, job) == "available"
+
+
+def test_a_replace_that_would_close_a_circle_is_refused(api: Any) -> None:
+    first = api.add_job("t", job_key="k").id
+    second = child(api, [first])
+    with pytest.raises(psycopg.Error) as error:
+        child(api, [child(api, [second])], job_key="k")
+    assert error.value.sqlstate == "PW001"
+    assert state(api, first) == "available"
+
+
+def test_dependencies_come_before_the_turn_in_a_sequence(api: Any, worker: int) -> None:
+    policy = Jsonb({"key": "s"})
+    parent = running(api, worker)
+    waiting = child(api, [parent], sequence_policy=policy)
+    later = api.add_job("t", sequence_policy=policy).id
+    assert ids(api.claim_jobs(worker, 10)) == [later]  # passes the one that waits
+    api.finish(parent)
+    assert state(api, waiting) == "pending"
+    api.finish(later)
+    assert ids(api.claim_jobs(worker, 10)) == [waiting]
+
+
+def test_dependencies_come_before_the_time_and_the_queue(api: Any, worker: int, clock: Any) -> None:
+    parent = running(api, worker)
+    due = child(api, [parent], run_at=api.at("1 hour"))
+    queued = [child(api, [parent], queue_name="q") for _ in range(2)]
+    clock.advance(minutes=30)
+    api.finish(parent)
+    assert state(api, due) == "scheduled"
+    assert ids(api.claim_jobs(worker, 10)) == queued[:1]
+    api.finish(queued[0])
+    clock.advance(hours=1)
+    assert sorted(ids(api.claim_jobs(worker, 10))) == sorted([due, queued[1]])
+
+
+# Two sessions ------------------------------------------------------------------------------------
+
+LEVELS = ["read committed", "repeatable read", "serializable"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+def test_an_add_that_is_open_while_its_parent_ends_learns_of_it(
+    api: Any, actor: Any, worker: int, end: str, outcome: str, level: str
+) -> None:
+    """It neither waits for the end nor holds it up."""
+    parent = running(api, worker)
+    a = actor()
+    a.begin(level)
+    job = child(a, [{"id": parent, "on": "end"}])
+    ENDS[end](api, parent)
+    assert api.claim_jobs(worker, 10) == []
+    getattr(a, outcome)()
+    assert ids(api.claim_jobs(worker, 10)) == ([job] if outcome == "commit" else [])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+def test_an_end_that_is_open_while_a_child_is_added_tells_it(
+    api: Any, actor: Any, worker: int, end: str, outcome: str, level: str
+) -> None:
+    parent = running(api, worker)
+    a = actor()
+    a.begin(level)
+    ENDS[end](a, parent)
+    job = child(api, [{"id": parent, "on": "end"}])
+    assert state(api, job) == "pending"
+    assert api.seconds_until_due() <= 0.25  # the worker looks again soon
+    getattr(a, outcome)()
+    assert state(api, job) == ("available" if outcome == "commit" else "pending")
+    if outcome != "commit":
+        ENDS[end](api, parent)
+        assert state(api, job) == "available"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_parents_that_end_at_once_the_one_that_commits_last_tells_the_child(
+    api: Any, actor: Any, worker: int, first: int, level: str
+) -> None:
+    parents = [running(api, worker) for _ in range(2)]
+    job = child(api, parents)
+    assert state(api, job) == "pending"
+    sessions = [actor(), actor()]
+    for session, parent in zip(sessions, parents, strict=True):
+        session.begin(level)
+        session.finish(parent)
+    sessions[first].commit()
+    assert state(api, job) == "pending"
+    sessions[1 - first].commit()
+    assert ids(api.claim_jobs(worker, 10)) == [job]
+
+
+def test_an_end_tells_a_worker_that_waits(api: Any, actor: Any, worker: int) -> None:
+    parent = running(api, worker)
+    child(api, [parent])
+    ear = actor()
+    ear.rows("listen pyworker")
+    assert ear.claim_jobs(ear.register_worker(), 10) == []
+    api.finish(parent)
+    assert len(list(ear.conn.notifies(timeout=10, stop_after=1))) == 1
+
+
+def test_a_replace_that_is_open_holds_up_no_end(api: Any, actor: Any, worker: int) -> None:
+    parent = running(api, worker)
+    job = child(api, [parent], job_key="k")
+    for outcome in ("rollback", "commit"):
+        a = actor()
+        a.begin()
+        a.add_job("child", job_key="k")
+        if outcome == "rollback":
+            api.finish(parent)
+        getattr(a, outcome)()
+        assert state(api, job) == "available"
