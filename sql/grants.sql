@@ -11,14 +11,14 @@ create or replace function _granted() returns table (role text, functions text[]
 as $$
 declare
     v_producer constant text[] := '{
-        add_job, add_jobs, remove_job, once, unique_opts, conformance, _json_of, clock,
+        add_job, add_jobs, add_batch, extend_batch, remove_job, once, unique_opts, conformance, _json_of, clock,
         schema_version}'::text[];
     v_worker constant text[] := v_producer || '{
         define_task, register_worker, update_worker, hold_worker_lock, report_crash,
         sweep_workers, open_worker, work, beat, close_worker, start_job, worker_ttl, heartbeat,
         unregister_worker, claim_jobs, seconds_until_due, finish_jobs, finish_job,
         was_finished, fail_jobs, snooze_job, snooze_jobs, release_jobs, force_unlock_workers, reconcile,
-        promote_jobs, maintain, check_version, get_job, run_schedules, seconds_until_tick,
+        promote_jobs, maintain, check_version, get_job, dependency_results, run_schedules, seconds_until_tick,
         parse_crontab, declare_schedules, next_runs, describe_cron, worker_health}'::text[];
     v_admin constant text[] := v_worker || '{
         job_errors, cancel_job, retry_job, retry_jobs, delete_job, complete_jobs,
@@ -31,7 +31,7 @@ declare
         count_jobs, throughput, list_jobs, list_queues, list_sequences, list_tasks,
         list_workers, _settings_of}'::text[];
     v_views constant text[] := '{
-        jobs, history, queue_stats, sequences, live_workers, schedules, audit}'::text[];
+        jobs, history, queue_stats, sequences, dependencies, live_workers, schedules, audit}'::text[];
 begin
     return query
     select current_schema() || k.suffix, k.functions, k.views from (values

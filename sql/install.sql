@@ -67,6 +67,8 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/82_queues.sql
 \ir functions/84_history.sql
 \ir functions/85_maintain.sql
+\ir modules/coordination/batches.sql
+\ir modules/coordination/views.sql
 \ir modules/cron/expressions.sql
 \ir modules/cron/times.sql
 \ir modules/cron/words.sql

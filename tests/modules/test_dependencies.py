@@ -334,3 +334,142 @@ def test_a_replace_that_is_open_holds_up_no_end(api: Any, actor: Any, worker: in
             api.finish(parent)
         getattr(a, outcome)()
         assert state(api, job) == "available"
+
+
+# What people read --------------------------------------------------------------------------------
+
+
+def test_a_child_reads_the_results_of_its_parents(api: Any, worker: int) -> None:
+    api.define_task("gone", retention="0")
+    first, second = running(api, worker), api.add_job("gone").id
+    assert ids(api.claim_jobs(worker, 1, ["gone"])) == [second]
+    job = child(api, [first, {"id": second, "on": "end"}])
+    api.finish_jobs([first], api.runs(first), [Jsonb({"n": 1})])
+    rows = "select * from pyworker.dependency_results(%s)"
+    assert api.rows(rows, [job]) == [(first, None, "completed", {"n": 1}), (second, None, None, None)]
+    api.finish_jobs([second], api.runs(second), [Jsonb([2])])
+    api.delete_job(first)
+    assert api.rows(rows, [job]) == [(first, None, "completed", {"n": 1}), (second, None, "completed", [2])]
+
+
+def test_the_view_dependencies_tells_how_the_parents_stand(api: Any, worker: int) -> None:
+    a, b = api.add_jobs([{"identifier": "a", "ref": "x"}, {"identifier": "b", "depends_on": ["x"]}])
+    view = "select depends_on, ref, condition, state from pyworker.dependencies where job_id = %s"
+    assert api.rows(view, [b.id]) == [(a.id, "x", "success", "available")]
+    api.cancel_job(a.id)
+    assert api.rows(view, [b.id]) == [(a.id, "x", "success", "cancelled")]
+    api.delete_job(a.id)
+    assert api.rows(view, [b.id]) == [(a.id, "x", "success", "cancelled")]
+
+
+def test_explain_job_names_the_parents_that_it_waits_for(api: Any, worker: int) -> None:
+    waiting, cancelled = api.add_job("t").id, api.add_job("t").id
+    job = child(api, [waiting, cancelled])
+    api.cancel_job(cancelled)
+    reasons = api.rows("select reason, detail, remedy from pyworker.explain_job(%s)", [job])
+    assert [row.reason for row in reasons[:2]] == ["dependency unmet", "dependency"]
+    assert reasons[0].detail == f"waits for the success of job {cancelled} (cancelled)"
+    assert f"retry_job({cancelled})" in reasons[0].remedy
+    assert reasons[1].detail == f"waits for the success of job {waiting} (available)"
+
+
+def test_explain_job_of_a_large_fan_in_names_some(api: Any) -> None:
+    parents = ids(api.add_jobs([{"identifier": "t"}] * 200))
+    reasons = api.rows("select reason from pyworker.explain_job(%s)", [child(api, parents)])
+    assert sum(row.reason == "dependency" for row in reasons) == 50
+
+
+# Batches -----------------------------------------------------------------------------------------
+
+
+def batch(api: Any, members: list[Any], *on: str, callback: Any = None) -> list[Any]:
+    sql = "select * from pyworker.add_batch(%s, %s" + ", %s" * len(on) + ")"
+    return api.rows(sql, [Jsonb(members), Jsonb(callback or {"identifier": "callback"}), *on])
+
+
+def test_a_batch_calls_back_when_all_its_jobs_have_ended(api: Any, worker: int) -> None:
+    first, second, callback = batch(api, [{"identifier": "t"}, {"identifier": "t", "ref": "x"}])
+    assert (callback.task_identifier, callback.state) == ("callback", "pending")
+    assert len(api.claim_jobs(worker, 10)) == 2
+    api.finish(first.id)
+    ENDS["discarded"](api, second.id)
+    assert ids(api.claim_jobs(worker, 10)) == [callback.id]
+    results = api.rows("select id, ref, state from pyworker.dependency_results(%s)", [callback.id])
+    assert results == [(first.id, None, "completed"), (second.id, "x", "discarded")]
+
+
+def test_a_batch_without_jobs_calls_back_at_once(api: Any, worker: int) -> None:
+    (callback,) = batch(api, [])
+    assert ids(api.claim_jobs(worker, 10)) == [callback.id]
+
+
+def test_a_batch_may_ask_for_success(api: Any, worker: int) -> None:
+    first, second, callback = batch(api, [{"identifier": "t"}] * 2, "success")
+    assert len(api.claim_jobs(worker, 10)) == 2
+    api.finish(first.id)
+    ENDS["discarded"](api, second.id)
+    assert state(api, callback.id) == "pending"
+
+
+def test_a_running_job_extends_its_batch(api: Any, actor: Any, worker: int) -> None:
+    member, callback = batch(api, [{"identifier": "t"}])
+    assert ids(api.claim_jobs(worker, 10)) == [member.id]
+    a = actor()
+    a.begin()
+    (more,) = a.rows("select * from pyworker.extend_batch(%s, %s)", [callback.id, Jsonb([{"identifier": "t"}])])
+    api.finish(member.id)  # waits for no one
+    assert state(api, callback.id) == "pending"
+    a.commit()
+    assert state(api, callback.id) == "pending"
+    assert ids(api.claim_jobs(worker, 10)) == [more.id]
+    api.finish(more.id)
+    assert ids(api.claim_jobs(worker, 10)) == [callback.id]
+
+
+@pytest.mark.parametrize("outcome", ["rollback", "kill"])
+def test_an_extension_that_is_rolled_back_holds_the_callback_no_longer(
+    api: Any, actor: Any, worker: int, outcome: str
+) -> None:
+    member, callback = batch(api, [{"identifier": "t"}])
+    assert ids(api.claim_jobs(worker, 10)) == [member.id]
+    a = actor()
+    a.begin()
+    a.rows("select * from pyworker.extend_batch(%s, %s)", [callback.id, Jsonb([{"identifier": "t"}])])
+    api.finish(member.id)
+    assert api.claim_jobs(worker, 10) == []
+    getattr(a, outcome)()
+    assert ids(api.claim_jobs(worker, 10)) == [callback.id]
+
+
+@pytest.mark.parametrize(
+    ("args", "sqlstate"),
+    [
+        (["{}", '{"identifier": "c"}', "end"], "PW001"),
+        (["[]", "[]", "end"], "PW001"),
+        (["[]", '{"identifier": "c"}', "always"], "PW001"),
+        (["[]", '{"identifier": "c", "depends_on": [1]}', "end"], "PW001"),
+        (["[7]", '{"identifier": "c"}', "end"], "PW001"),
+        (['[{"identifier": "t", "depends_on": ["c"]}]', '{"identifier": "c", "ref": "c"}', "end"], "PW001"),
+    ],
+)
+def test_a_batch_that_means_nothing_is_refused(api: Any, args: list[str], sqlstate: str) -> None:
+    with pytest.raises(psycopg.Error) as error:
+        api.rows("select * from pyworker.add_batch(%s, %s, %s)", args)
+    assert error.value.sqlstate == sqlstate
+    assert api.value("select count(*) from pyworker.jobs") == 0
+
+
+def test_a_batch_that_has_called_back_cannot_be_extended(api: Any, worker: int) -> None:
+    extend = "select * from pyworker.extend_batch(%s, '[{\"identifier\": \"t\"}]')"
+    (callback,) = batch(api, [])
+    for job, sqlstate in ((callback.id, "PW005"), (1000, "PW004"), (None, "PW004")):
+        with pytest.raises(psycopg.Error) as error:
+            api.rows(extend, [job])
+        assert error.value.sqlstate == sqlstate
+    waiting, callback = batch(api, [{"identifier": "t"}])
+    with pytest.raises(psycopg.Error) as error:
+        api.rows(
+            "select * from pyworker.extend_batch(%s, %s)",
+            [callback.id, Jsonb([{"identifier": "t", "depends_on": [callback.id]}])],
+        )
+    assert error.value.sqlstate == "PW001"

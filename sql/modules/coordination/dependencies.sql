@@ -117,7 +117,8 @@ begin
         left join lateral _parent_of(e.parent_id) p on true),
     added as (
         insert into edges
-        select u.child_id, u.revision, u.parent_id, u.ref, u.condition, u.cancels,
+        select u.child_id, u.revision, u.parent_id,
+               case when not starts_with(u.ref, U&'\0001') then u.ref end, u.condition, u.cancels,
                case when m.met then p.state end, case when m.met then p.result end
         from unnest(v_edges) u join parent p on p.parent_id = u.parent_id
         cross join lateral (select _meets(u.condition, p.state) as met) m

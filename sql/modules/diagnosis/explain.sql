@@ -256,6 +256,40 @@ begin
 end;
 $$;
 
+create or replace function _explain_dependencies(
+    job live_jobs, out reason text, out detail text, out remedy text)
+    returns setof record
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_most constant integer := 50;
+    v_waits boolean := false;
+begin
+    for reason, detail, remedy in
+        select case when e.ended is null then 'dependency' else 'dependency unmet' end,
+               format('waits for the %s of job %s%s (%s)', e.condition, e.parent_id, ', ' || e.ref,
+                      coalesce(e.ended, e.state)),
+               case when e.ended is null
+                        then _as_statement(format('explain_job(%s)', e.parent_id)) || ' tells what that job waits for'
+                    when e.state is null then 'that job was deleted: '
+                         || _as_statement(format('cancel_job(%s)', job.id)) || ' gives this one up'
+                    else _as_statement(format('retry_job(%s)', e.parent_id)) || ' runs that job again' end
+        from (select o.*, _ended_as(o.parent_id) as ended, (get_job(o.parent_id)).state
+              from (select d.parent_id, d.condition, d.ref from edges d
+                    where d.child_id = job.id and d.revision = job.revision and d.met is null
+                    order by d.parent_id limit v_most) o offset 0) e
+        where _meets(e.condition, e.ended) is not true
+        order by e.ended is null, e.parent_id
+    loop
+        v_waits := true;
+        return next;
+    end loop;
+    if not v_waits then
+        return query values ('promotion', 'all jobs that it waited for have ended', _promotion_remedy());
+    end if;
+end;
+$$;
+
 -- Why a live job does not run: all reasons, in the order in which they have to go away.
 create or replace function _explain_live(job live_jobs, out reason text, out detail text, out remedy text)
     returns setof record
@@ -271,6 +305,10 @@ begin
     elsif job.state = 'running' then
         return query select r.* from _explain_running(job, v_now) r;
         return;
+    end if;
+    if job.parked = 'unmet' then
+        return query select r.* from _explain_dependencies(job) r;
+        v_waits := true;
     end if;
     if job.parked in ('sequence', 'next') then
         for reason, detail, remedy in select r.* from _explain_sequence(job) r loop
@@ -311,7 +349,8 @@ end;
 $$;
 comment on function explain_job(bigint) is
     'Why a job is not running: one row per reason, in the order in which they must be resolved, '
-    'each with its remedy. Reasons: not due, waits for its retry, sequence, sequence halted, queue '
+    'each with its remedy. Reasons: dependency (another job has not ended; at most 50 are named), '
+    'dependency unmet (it ended in another way), not due, waits for its retry, sequence, sequence halted, queue '
     'paused, queue full, promotion (no worker has claimed since the job could proceed), no worker, '
     'no worker takes it, waits for a worker; for other jobs: running, cancel requested, completed, '
     'cancelled, discarded. Errors: PW004 if there is no such job.';
