@@ -11,7 +11,8 @@ create or replace function _granted() returns table (role text, functions text[]
 as $$
 declare
     v_producer constant text[] := '{
-        add_job, add_jobs, add_batch, extend_batch, remove_job, once, unique_opts, conformance, _json_of, clock,
+        add_job, add_jobs, add_batch, extend_batch, remove_job, once, unique_opts, conformance, _json_of,
+        clock,
         schema_version}'::text[];
     v_worker constant text[] := v_producer || '{
         define_task, register_worker, update_worker, hold_worker_lock, report_crash,

@@ -44,8 +44,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/15_unique_policy.sql
 \ir functions/16_unique.sql
 \ir functions/17_sequence.sql
-\ir modules/coordination/dependencies.sql
-\ir modules/coordination/edges.sql
+\ir functions/18_dependencies.sql
 \ir functions/20_add.sql
 \ir functions/21_add_keyed.sql
 \ir functions/22_add_jobs.sql
@@ -53,6 +52,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/31_lanes.sql
 \ir functions/32_slots.sql
 \ir functions/33_fill.sql
+\ir functions/34_edges.sql
 \ir functions/40_claim.sql
 \ir functions/45_start.sql
 \ir functions/50_finish.sql

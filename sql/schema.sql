@@ -65,7 +65,9 @@ create type _job_request as (
     unique_policy jsonb,
     sequence_policy jsonb,
     meta jsonb,
-    delivery text
+    delivery text,
+    depends_on jsonb,
+    ref text
 );
 
 create type _left as (
@@ -195,6 +197,8 @@ create sequence audit_log_id_seq as bigint minvalue 1 start 1;
 
 create sequence due_told_at as bigint minvalue 0 start 0;
 
+create sequence edges_used as bigint minvalue 0 start 0;
+
 create sequence job_ids as bigint minvalue 1 start 1;
 
 create sequence late_arrivals_id_seq as bigint minvalue 1 start 1;
@@ -239,6 +243,21 @@ create table claims (
 ) with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000, autovacuum_vacuum_cost_delay=0);
 
 CREATE INDEX claims_worker ON claims USING btree (worker_id, run);
+
+create table edges (
+    child_id bigint not null,
+    revision integer not null,
+    parent_id bigint not null,
+    ref text,
+    condition text collate "C" not null,
+    cancels boolean not null,
+    met text collate "C",
+    result jsonb,
+    constraint edges_pkey PRIMARY KEY (child_id, revision, parent_id)
+);
+
+CREATE INDEX edges_open ON edges USING btree (child_id, revision, parent_id) WHERE (met IS NULL);
+CREATE INDEX edges_parent ON edges USING btree (parent_id) WHERE (met IS NULL);
 
 create table errors (
     job_id bigint not null,
@@ -528,6 +547,12 @@ create table unique_keys (
     constraint unique_keys_pkey PRIMARY KEY (unique_key)
 ) with (fillfactor=70);
 
+create table vanished_parents (
+    id bigint not null,
+    at timestamp with time zone not null,
+    constraint vanished_parents_pkey PRIMARY KEY (id)
+);
+
 create table workers (
     id bigint generated always as identity not null,
     info jsonb not null,
@@ -549,6 +574,13 @@ create table workers (
 --    target text
 --    ok boolean
 --    outcome text
+
+-- view dependencies
+--    job_id bigint
+--    depends_on bigint
+--    ref text
+--    condition text collate "C"
+--    state text collate "C"
 
 -- view history
 --    id bigint

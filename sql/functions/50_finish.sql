@@ -22,11 +22,8 @@ begin
     if v_ended.keys is not null then
         perform _release_unique_keys(v_ended.keys);
     end if;
-    if v_ended.ids is not null and _edges_are_used() then
-        perform _tell_children(v_ended.ids, final_state, job_ids, runs, results);
-        if final_state = 'cancelled' then
-            perform _leave_traces(v_ended.ids);
-        end if;
+    if _edges_are_used() then
+        perform _tell_of_end(v_ended.ids, final_state, job_ids, runs, results);
     end if;
     if v_ended.halted is not null then
         insert into sequence_halts

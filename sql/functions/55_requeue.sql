@@ -115,9 +115,7 @@ begin
             expires_at = v_now + v_retention, last_error = coalesce(error, j.last_error),
             reason = discard_reason, payload = coalesce(_discard.payload, j.payload), sequence_head = null
         where j.id = job.id;
-        if _edges_are_used() then
-            perform _tell_children(array[job.id], 'discarded');
-        end if;
+        perform _tell_of_end(array[job.id], 'discarded');
         perform _free_turn(job);
     end if;
 end;
@@ -152,10 +150,7 @@ begin
     delete from live_jobs j where j.id = job.id;
     delete from errors e where e.job_id = job.id;
     perform _release_unique_keys(array[job.unique_key]);
-    if _edges_are_used() then
-        perform _tell_children(array[job.id], case when unhalt then 'cancelled' else 'discarded' end);
-        perform _leave_traces(array[job.id]);
-    end if;
+    perform _tell_of_end(array[job.id], case when unhalt then 'cancelled' else 'discarded' end);
     if unhalt and job.sequence_key is not null then
         perform _unhalt_sequence(job.sequence_key, job.id);
     end if;

@@ -158,14 +158,10 @@ begin
         on conflict do nothing)
     select array_agg(distinct f.queue_name) filter (where f.queue_name is not null),
            array_agg(distinct f.sequence_key) filter (where f.why is not null and f.sequence_key is not null),
-           array_agg(f.id) filter (where f.ready_at is not null), array_agg(f.id) filter (where f.why is not null)
+           array_agg(f.id) filter (where f.ready_at is not null), array_agg(f.id) filter (where f.why <> '')
     into v_queues, v_sequences, v_ready, v_discarded from failed f;
-    if v_discarded is not null and _edges_are_used() then
-        perform _tell_children(v_discarded, 'discarded');
-    end if;
-    if v_sequences is not null then
-        perform _promote_next(v_sequences);
-    end if;
+    perform _tell_of_end(v_discarded, 'discarded');
+    perform _promote_next(v_sequences) where v_sequences is not null;
     perform _refill_queues(v_queues);
     perform _arrive_late(v_ready);
     perform _notify_workers();

@@ -92,10 +92,7 @@ begin
         return delete_job(job_id); -- it has just come back from history, or was deleted
     end if;
     delete from errors e where e.job_id = delete_job.job_id;
-    if _edges_are_used() then
-        perform _tell_children(array[job_id], 'cancelled');
-        perform _leave_traces(array[job_id]);
-    end if;
+    perform _tell_of_end(array[job_id], 'cancelled');
     perform _release_unique_keys(array[decode(v_job.unique_key, 'hex')]);
     if v_job.sequence_key is not null then
         perform _unhalt_sequence(v_job.sequence_key, job_id);

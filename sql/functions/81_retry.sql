@@ -66,7 +66,8 @@ begin
     update live_jobs j
     set (state, parked, ready_at, due_at) = (
             select p.* from _place(
-                now, now, _held(job.sequence_key, job.sequence_head, _unmet(job)), _is_limited(job.queue_name)) p),
+                now, now, _held(job.sequence_key, job.sequence_head, _unmet(job)),
+                _is_limited(job.queue_name)) p),
         has_slot = null, run_at = now, updated_at = now, worker_id = null, claimed_at = null,
         started_at = null, cancel_requested_at = null, superseded = null, crashes = null,
         reason = null, finished_at = null, expires_at = null, result = null,
@@ -294,8 +295,8 @@ begin
         insert into promotion_requests (lane)
         values (_lane_of(changed.parked, changed.queue_name, changed.sequence_key));
     end if;
-    if changed.state = 'discarded' and job.state <> 'discarded' and _edges_are_used() then
-        perform _tell_children(array[job.id], 'discarded');
+    if changed.state = 'discarded' and job.state <> 'discarded' then
+        perform _tell_of_end(array[job.id], 'discarded');
     end if;
     if changed.sequence_key is not null and changed.state = 'discarded' then
         perform _halt_sequence(job, 'discarded');

@@ -301,7 +301,8 @@ create table live_jobs (
     -- what the indexes need of the state
     ready_at timestamptz,                           -- run_at while running, or available and not parked
     due_at timestamptz,                             -- run_at while scheduled or retryable
-    parked text collate "C",                        -- available: 'queue'; pending: 'sequence', 'next', 'unmet'
+    parked text collate "C",                        -- available: 'queue'; pending: 'sequence', 'next'
+                                                    -- or 'unmet'
     -- what a claim changes
     has_slot boolean,                               -- true while available with a slot of its queue: 32_slots
     worker_id bigint,                               -- not null exactly while running
@@ -411,7 +412,7 @@ create table errors (
 );
 create index errors_job on errors (job_id, run);
 
--- What jobs wait for: the ends of other jobs (modules/coordination). An edge counts for one revision of
+-- What jobs wait for: the ends of other jobs (functions/34_edges.sql). An edge counts for one revision of
 -- the child. A replace raises the revision, so it need not touch the older edges, which an end may
 -- have locked.
 create table edges (
@@ -438,7 +439,8 @@ create table vanished_parents (
 -- job start. The transaction of the change writes the request, and the next promotion deletes it.
 -- So no promotion is lost, and an add never waits for the end of another job.
 create table promotion_requests (
-    lane text collate "C" not null,             -- 'queue:NAME', 'family:PREFIX', 'sequence:KEY', 'child:ID' …
+    -- 'queue:NAME', 'family:PREFIX', 'sequence:KEY'; 'child:ID' and others: 34_edges.
+    lane text collate "C" not null,
     id bigint generated always as identity primary key, -- the oldest come first: no lane starves
     -- Not null: wait until all transactions up to this one have ended. 0: answer at once, then
     -- again after all transactions that were open at that time.

@@ -9,30 +9,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.support.api import ids
-
-ENDS = {
-    "completed": lambda api, job: api.finish(job),
-    "cancelled": lambda api, job: api.cancel_job(job, True),
-    "discarded": lambda api, job: api.fail_jobs(
-        Jsonb([{"id": job, "run": api.get_job(job).run, "error": "e", "discard": True}])
-    ),
-}
-
-
-def child(api: Any, depends_on: Any, **more: Any) -> int:
-    return api.add_job("child", depends_on=Jsonb(depends_on), **more).id
-
-
-def running(api: Any, worker: int, **more: Any) -> int:
-    job = api.add_job("parent", **more).id
-    assert ids(api.claim_jobs(worker, 1, ["parent"])) == [job]
-    return job
-
-
-def state(api: Any, job: int) -> str:
-    api.promote_jobs()
-    api.promote_jobs()
-    return api.get_job(job).state
+from tests.support.dependencies import ENDS, child, running, state
 
 
 def test_a_job_is_pending_until_the_jobs_that_it_depends_on_are_completed(api: Any, worker: int) -> None:
@@ -60,7 +37,9 @@ def test_the_order_in_which_parents_end_does_not_matter(api: Any, worker: int, o
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("condition", ["success", "failure", "end"])
-def test_a_condition_says_which_end_counts(api: Any, worker: int, condition: str, end: str, when: str) -> None:
+def test_a_condition_says_which_end_counts(
+    api: Any, worker: int, condition: str, end: str, when: str
+) -> None:
     parent = running(api, worker)
     if when == "before":
         ENDS[end](api, parent)
@@ -253,89 +232,6 @@ def test_dependencies_come_before_the_time_and_the_queue(api: Any, worker: int, 
     assert sorted(ids(api.claim_jobs(worker, 10))) == sorted([due, queued[1]])
 
 
-# Two sessions ------------------------------------------------------------------------------------
-
-LEVELS = ["read committed", "repeatable read", "serializable"]
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
-def test_an_add_that_is_open_while_its_parent_ends_learns_of_it(
-    api: Any, actor: Any, worker: int, end: str, outcome: str, level: str
-) -> None:
-    """It neither waits for the end nor holds it up."""
-    parent = running(api, worker)
-    a = actor()
-    a.begin(level)
-    job = child(a, [{"id": parent, "on": "end"}])
-    ENDS[end](api, parent)
-    assert api.claim_jobs(worker, 10) == []
-    getattr(a, outcome)()
-    assert ids(api.claim_jobs(worker, 10)) == ([job] if outcome == "commit" else [])
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
-def test_an_end_that_is_open_while_a_child_is_added_tells_it(
-    api: Any, actor: Any, worker: int, end: str, outcome: str, level: str
-) -> None:
-    parent = running(api, worker)
-    a = actor()
-    a.begin(level)
-    ENDS[end](a, parent)
-    job = child(api, [{"id": parent, "on": "end"}])
-    assert state(api, job) == "pending"
-    assert api.seconds_until_due() <= 0.25  # the worker looks again soon
-    getattr(a, outcome)()
-    assert state(api, job) == ("available" if outcome == "commit" else "pending")
-    if outcome != "commit":
-        ENDS[end](api, parent)
-        assert state(api, job) == "available"
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("first", [0, 1])
-def test_of_two_parents_that_end_at_once_the_one_that_commits_last_tells_the_child(
-    api: Any, actor: Any, worker: int, first: int, level: str
-) -> None:
-    parents = [running(api, worker) for _ in range(2)]
-    job = child(api, parents)
-    assert state(api, job) == "pending"
-    sessions = [actor(), actor()]
-    for session, parent in zip(sessions, parents, strict=True):
-        session.begin(level)
-        session.finish(parent)
-    sessions[first].commit()
-    assert state(api, job) == "pending"
-    sessions[1 - first].commit()
-    assert ids(api.claim_jobs(worker, 10)) == [job]
-
-
-def test_an_end_tells_a_worker_that_waits(api: Any, actor: Any, worker: int) -> None:
-    parent = running(api, worker)
-    child(api, [parent])
-    ear = actor()
-    ear.rows("listen pyworker")
-    assert ear.claim_jobs(ear.register_worker(), 10) == []
-    api.finish(parent)
-    assert len(list(ear.conn.notifies(timeout=10, stop_after=1))) == 1
-
-
-def test_a_replace_that_is_open_holds_up_no_end(api: Any, actor: Any, worker: int) -> None:
-    parent = running(api, worker)
-    job = child(api, [parent], job_key="k")
-    for outcome in ("rollback", "commit"):
-        a = actor()
-        a.begin()
-        a.add_job("child", job_key="k")
-        if outcome == "rollback":
-            api.finish(parent)
-        getattr(a, outcome)()
-        assert state(api, job) == "available"
-
-
 # What people read --------------------------------------------------------------------------------
 
 
@@ -377,99 +273,3 @@ def test_explain_job_of_a_large_fan_in_names_some(api: Any) -> None:
     parents = ids(api.add_jobs([{"identifier": "t"}] * 200))
     reasons = api.rows("select reason from pyworker.explain_job(%s)", [child(api, parents)])
     assert sum(row.reason == "dependency" for row in reasons) == 50
-
-
-# Batches -----------------------------------------------------------------------------------------
-
-
-def batch(api: Any, members: list[Any], *on: str, callback: Any = None) -> list[Any]:
-    sql = "select * from pyworker.add_batch(%s, %s" + ", %s" * len(on) + ")"
-    return api.rows(sql, [Jsonb(members), Jsonb(callback or {"identifier": "callback"}), *on])
-
-
-def test_a_batch_calls_back_when_all_its_jobs_have_ended(api: Any, worker: int) -> None:
-    first, second, callback = batch(api, [{"identifier": "t"}, {"identifier": "t", "ref": "x"}])
-    assert (callback.task_identifier, callback.state) == ("callback", "pending")
-    assert len(api.claim_jobs(worker, 10)) == 2
-    api.finish(first.id)
-    ENDS["discarded"](api, second.id)
-    assert ids(api.claim_jobs(worker, 10)) == [callback.id]
-    results = api.rows("select id, ref, state from pyworker.dependency_results(%s)", [callback.id])
-    assert results == [(first.id, None, "completed"), (second.id, "x", "discarded")]
-
-
-def test_a_batch_without_jobs_calls_back_at_once(api: Any, worker: int) -> None:
-    (callback,) = batch(api, [])
-    assert ids(api.claim_jobs(worker, 10)) == [callback.id]
-
-
-def test_a_batch_may_ask_for_success(api: Any, worker: int) -> None:
-    first, second, callback = batch(api, [{"identifier": "t"}] * 2, "success")
-    assert len(api.claim_jobs(worker, 10)) == 2
-    api.finish(first.id)
-    ENDS["discarded"](api, second.id)
-    assert state(api, callback.id) == "pending"
-
-
-def test_a_running_job_extends_its_batch(api: Any, actor: Any, worker: int) -> None:
-    member, callback = batch(api, [{"identifier": "t"}])
-    assert ids(api.claim_jobs(worker, 10)) == [member.id]
-    a = actor()
-    a.begin()
-    (more,) = a.rows("select * from pyworker.extend_batch(%s, %s)", [callback.id, Jsonb([{"identifier": "t"}])])
-    api.finish(member.id)  # waits for no one
-    assert state(api, callback.id) == "pending"
-    a.commit()
-    assert state(api, callback.id) == "pending"
-    assert ids(api.claim_jobs(worker, 10)) == [more.id]
-    api.finish(more.id)
-    assert ids(api.claim_jobs(worker, 10)) == [callback.id]
-
-
-@pytest.mark.parametrize("outcome", ["rollback", "kill"])
-def test_an_extension_that_is_rolled_back_holds_the_callback_no_longer(
-    api: Any, actor: Any, worker: int, outcome: str
-) -> None:
-    member, callback = batch(api, [{"identifier": "t"}])
-    assert ids(api.claim_jobs(worker, 10)) == [member.id]
-    a = actor()
-    a.begin()
-    a.rows("select * from pyworker.extend_batch(%s, %s)", [callback.id, Jsonb([{"identifier": "t"}])])
-    api.finish(member.id)
-    assert api.claim_jobs(worker, 10) == []
-    getattr(a, outcome)()
-    assert ids(api.claim_jobs(worker, 10)) == [callback.id]
-
-
-@pytest.mark.parametrize(
-    ("args", "sqlstate"),
-    [
-        (["{}", '{"identifier": "c"}', "end"], "PW001"),
-        (["[]", "[]", "end"], "PW001"),
-        (["[]", '{"identifier": "c"}', "always"], "PW001"),
-        (["[]", '{"identifier": "c", "depends_on": [1]}', "end"], "PW001"),
-        (["[7]", '{"identifier": "c"}', "end"], "PW001"),
-        (['[{"identifier": "t", "depends_on": ["c"]}]', '{"identifier": "c", "ref": "c"}', "end"], "PW001"),
-    ],
-)
-def test_a_batch_that_means_nothing_is_refused(api: Any, args: list[str], sqlstate: str) -> None:
-    with pytest.raises(psycopg.Error) as error:
-        api.rows("select * from pyworker.add_batch(%s, %s, %s)", args)
-    assert error.value.sqlstate == sqlstate
-    assert api.value("select count(*) from pyworker.jobs") == 0
-
-
-def test_a_batch_that_has_called_back_cannot_be_extended(api: Any, worker: int) -> None:
-    extend = "select * from pyworker.extend_batch(%s, '[{\"identifier\": \"t\"}]')"
-    (callback,) = batch(api, [])
-    for job, sqlstate in ((callback.id, "PW005"), (1000, "PW004"), (None, "PW004")):
-        with pytest.raises(psycopg.Error) as error:
-            api.rows(extend, [job])
-        assert error.value.sqlstate == sqlstate
-    waiting, callback = batch(api, [{"identifier": "t"}])
-    with pytest.raises(psycopg.Error) as error:
-        api.rows(
-            "select * from pyworker.extend_batch(%s, %s)",
-            [callback.id, Jsonb([{"identifier": "t", "depends_on": [callback.id]}])],
-        )
-    assert error.value.sqlstate == "PW001"

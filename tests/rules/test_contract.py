@@ -5,7 +5,7 @@ import pytest
 
 ADD = (
     "identifier payload queue_name run_at max_attempts job_key priority flags job_key_mode unique_policy "
-    "sequence_policy meta delivery"
+    "sequence_policy meta delivery depends_on"
 )
 DEFINE = (
     "identifier max_attempts priority queue_name unique_policy sequence_policy delivery timeout backoff "
@@ -17,6 +17,7 @@ SCHEDULE = (
     "sequence_policy meta delivery query query_role query_limit"
 )
 FUNCTIONS = {
+    "add_batch": {"jobs callback on"},
     "add_job": {ADD},
     "add_jobs": {"specs job_key_preserve_run_at", "specs"},
     "add_schedule": {SCHEDULE},
@@ -34,7 +35,9 @@ FUNCTIONS = {
     "declare_schedules": {"origins schedules dry_run"},
     "count_jobs": {""},
     "define_task": {DEFINE},
+    "dependency_results": {"job_id"},
     "describe_cron": {"cron"},
+    "extend_batch": {"callback_id jobs"},
     "update_worker": {"worker_id info"},
     "explain_job": {"job_id"},
     "delete_job": {"job_id"},

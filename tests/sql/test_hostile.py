@@ -11,6 +11,8 @@ import pytest
 PRODUCER = {
     "add_job",
     "add_jobs",
+    "add_batch",
+    "extend_batch",
     "remove_job",
     "unique_opts",
     "conformance",
@@ -24,7 +26,8 @@ WORKER = PRODUCER | {
     "finish_jobs",
     "finish_job", "fail_jobs", "snooze_job", "release_jobs", "force_unlock_workers", "reconcile",
     "promote_jobs", "maintain",
-    "check_version", "get_job", "update_worker", "hold_worker_lock", "report_crash", "sweep_workers",
+    "check_version", "get_job", "dependency_results", "update_worker", "hold_worker_lock", "report_crash",
+    "sweep_workers",
     "worker_ttl", "start_job",
     "run_schedules", "seconds_until_tick", "declare_schedules",
     "parse_crontab", "next_runs",
@@ -48,7 +51,7 @@ ADMIN = WORKER | LOOKS | {
     "_add_schedule", "_lend_query_schema", "_query_function",
 }  # fmt: skip
 READER = LOOKS | {"clock", "schema_version", "next_runs", "describe_cron"}
-VIEWS = {"jobs", "history", "queue_stats", "sequences", "live_workers", "schedules", "audit"}
+VIEWS = {"jobs", "history", "queue_stats", "sequences", "dependencies", "live_workers", "schedules", "audit"}
 
 # The whole matrix: what is not named here the owner alone may do. "public" stands for a role with
 # no grant at all.
@@ -117,6 +120,7 @@ def test_no_reader_sees_a_payload_or_a_result(own: Any) -> None:
     )
     own.fail(failed, payload=[SECRET])
     own.add_schedule("s", "* * * * *", "t", {"password": SECRET})
+    own.rows("select pyworker.add_job('t', depends_on => jsonb_build_array(%s::bigint))", [done.id])
     own.rows("select pyworker.perform_action('run_schedule', array['s'], 'somebody')")
     own.rows("set role pyworker_reader")
     for view in sorted(VIEWS):

@@ -24,7 +24,8 @@ begin
     v_specs := (
         select coalesce(jsonb_agg(
             case when jsonb_typeof(j.value) = 'object' and coalesce(j.value -> 'ref', 'null') = 'null'
-                 then j.value || jsonb_build_object('ref', _unnamed_ref(j.n)) else j.value end order by j.n), '[]')
+                 then j.value || jsonb_build_object('ref', _unnamed_ref(j.n)) else j.value end
+            order by j.n), '[]')
         from jsonb_array_elements(jobs) with ordinality j(value, n));
     return query select * from add_jobs(v_specs || jsonb_build_array(callback || jsonb_build_object(
         'depends_on', (
@@ -35,8 +36,8 @@ $$;
 comment on function add_batch(jsonb, jsonb, text) is
     'Adds jobs, and a callback that runs when all of them have ended. Returns the jobs in their order, '
     'and last the callback. jobs, callback: as in add_jobs. "on": end (default: however they ended), '
-    'success (all were completed) or failure (none was). The callback reads their results by '
-    'dependency_results (job.inputs in Python). A batch without jobs calls back at once. '
+    'success (all were completed) or failure (all were cancelled or discarded). The callback reads '
+    'their results by dependency_results (job.inputs in Python). A batch without jobs calls back at once. '
     'extend_batch adds more. Errors: PW001 names the position, the member and its value.';
 
 -- The ref of the nth member that has none. `add_jobs` refuses no ref but the empty one, so it begins
@@ -66,7 +67,8 @@ begin
         end if;
         raise exception 'extend_batch: job % waits for no other job any more: it is %', callback_id,
             (get_job(callback_id)).state
-            using errcode = 'PW005', hint = 'Extend a batch before its last job ends, or from one of its jobs.';
+            using errcode = 'PW005',
+                  hint = 'Extend a batch before its last job ends, or from one of its jobs.';
     end if;
     v_jobs := array(select j from add_jobs(jobs) j);
     select e.* into v_like from edges e

@@ -270,7 +270,8 @@ begin
                format('waits for the %s of job %s%s (%s)', e.condition, e.parent_id, ', ' || e.ref,
                       coalesce(e.ended, e.state)),
                case when e.ended is null
-                        then _as_statement(format('explain_job(%s)', e.parent_id)) || ' tells what that job waits for'
+                    then _as_statement(format('explain_job(%s)', e.parent_id))
+                         || ' tells what that job waits for'
                     when e.state is null then 'that job was deleted: '
                          || _as_statement(format('cancel_job(%s)', job.id)) || ' gives this one up'
                     else _as_statement(format('retry_job(%s)', e.parent_id)) || ' runs that job again' end
@@ -350,7 +351,8 @@ $$;
 comment on function explain_job(bigint) is
     'Why a job is not running: one row per reason, in the order in which they must be resolved, '
     'each with its remedy. Reasons: dependency (another job has not ended; at most 50 are named), '
-    'dependency unmet (it ended in another way), not due, waits for its retry, sequence, sequence halted, queue '
+    'dependency unmet (it ended in another way), not due, waits for its retry, sequence, '
+    'sequence halted, queue '
     'paused, queue full, promotion (no worker has claimed since the job could proceed), no worker, '
     'no worker takes it, waits for a worker; for other jobs: running, cancel requested, completed, '
     'cancelled, discarded. Errors: PW004 if there is no such job.';

@@ -1,7 +1,7 @@
--- coordination/dependencies: what depends_on means, and how an add writes it down.
+-- 18_dependencies: what depends_on means, and how an add writes it down.
 --
 -- A job with dependencies is added `pending`, parked as 'unmet', with an edge for each job that it
--- waits for (its parents), and a request to look at them (edges.sql). An add locks no parent: so it
+-- waits for (its parents), and a request to look at them (34_edges). An add locks no parent: so it
 -- never waits for the end of one, and never holds one up.
 
 -- Why a depends_on is invalid; null if it is valid.
@@ -16,7 +16,8 @@ begin
         return format('unknown member %s (known: jobs, on_unmet)',
                       (select k from jsonb_object_keys(depends_on - '{jobs,on_unmet}'::text[]) k limit 1));
     elsif depends_on -> 'on_unmet' not in ('"hold"', '"cancel"') then
-        return format('on_unmet must be "hold" or "cancel", got %s', left((depends_on -> 'on_unmet')::text, 40));
+        return format('on_unmet must be "hold" or "cancel", got %s',
+                      left((depends_on -> 'on_unmet')::text, 40));
     elsif jsonb_typeof(depends_on) = 'object' and jsonb_typeof(v_jobs) is distinct from 'array' then
         return format('jobs must be an array, got %s', coalesce(jsonb_typeof(v_jobs), 'none'));
     elsif jsonb_typeof(v_jobs) not in ('array', 'null') then
@@ -39,7 +40,8 @@ begin
             when jsonb_typeof(i.value) = 'object' and (i.value ? 'id') = (i.value ? 'ref')
                 then 'it must have either id or ref'
             when i.value -> 'on' not in ('"success"', '"end"', '"failure"')
-                then format('on must be "success", "end" or "failure", got %s', left((i.value -> 'on')::text, 40))
+                then format('on must be "success", "end" or "failure", got %s',
+                            left((i.value -> 'on')::text, 40))
             when jsonb_typeof(i.value) = 'number' or i.value ? 'id' and jsonb_typeof(i.value) = 'object'
                 then case when jsonb_typeof(v.id) <> 'number' or _bigint_of(v.id) is null
                           then format('id must be a job''s id, got %s', left(v.id::text, 40)) end

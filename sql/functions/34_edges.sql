@@ -1,8 +1,8 @@
--- coordination/edges: how a child learns that its parents have ended.
+-- 34_edges: how a child learns that its parents have ended.
 --
--- Whoever ends a parent marks its edges as met, in a second statement, which sees the edges that were
--- committed until then. An add whose parents were there before it leaves a request, which looks at each
--- of them: so of the add and the end, the one that commits last tells the child.
+-- The session that ends a parent marks its edges as met, in a second statement, which sees the edges
+-- that were committed until then. An add whose parents were there before it leaves a request, which
+-- looks at each of them: so of the add and the end, the one that commits last tells the child.
 --
 -- A child may have many parents. Of its open edges the one with the highest parent id is its last. An
 -- end leaves a request only for a child of which no later edge is open. The promotion of that request
@@ -72,7 +72,29 @@ begin
 end;
 $$;
 
--- Handles the oldest requests of children and parents; returns how many jobs became available to claims.
+-- The same, at no cost in a database without dependencies. Deleted jobs count as cancelled, and so do
+-- those that history does not keep.
+create or replace function _tell_of_end(
+    parent_ids bigint[], state text, reports bigint[] default null, runs bigint[] default null,
+    results jsonb[] default null)
+    returns void
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    if parent_ids is not null and _edges_are_used() then
+        perform _tell_children(parent_ids, state, reports, runs, results);
+        if state <> 'completed' then
+            insert into vanished_parents
+            select p.id, clock() from unnest(parent_ids) p(id)
+            where not exists (select from finished_jobs f where f.id = p.id)
+              and not exists (select from live_jobs j where j.id = p.id)
+            on conflict do nothing;
+        end if;
+    end if;
+end;
+$$;
+
+-- Handles the oldest requests of children and parents; returns how many jobs became available.
 create or replace function _promote_children(walked bigint) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -104,12 +126,17 @@ create or replace function _ids_of(kind text, lanes text[]) returns bigint[]
 -- The state in which a job has ended; null if it has not. A job without a trace was completed, and its
 -- task keeps no history: a job that is deleted, or cancelled without history, leaves a trace.
 create or replace function _ended_as(job_id bigint) returns text
-    language sql stable
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
     return nullif(coalesce(
-        (select case j.state when 'discarded' then j.state else '' end from live_jobs j where j.id = job_id),
+        (select case when j.state = 'discarded' then j.state else '' end
+         from live_jobs j where j.id = job_id),
         (select f.state from finished_jobs f where f.id = job_id),
         (select 'cancelled' from vanished_parents v where v.id = job_id),
         'completed'), '');
+end;
+$$;
 
 -- Tells the children of those of these jobs that have ended.
 create or replace function _tell_of_ended(job_ids bigint[]) returns void
@@ -142,8 +169,8 @@ begin
     join live_jobs j on j.id = c.id and j.parked = 'unmet'
     join edges e on e.child_id = j.id and e.revision = j.revision and e.met is null
     left join lateral (
-        select i.id, i.state, i.xmax::text <> '0' as touched from live_jobs i where i.id = e.parent_id offset 0) p
-        on true;
+        select i.id, i.state, i.xmax::text <> '0' as touched
+        from live_jobs i where i.id = e.parent_id offset 0) p on true;
     v_locked := _locked_of(v_touched);
     if v_locked <> '{}' then
         insert into promotion_requests (lane)
@@ -160,7 +187,8 @@ $$;
 -- once, since an end must not wait for a claiming transaction.
 create or replace function _locked_of(job_ids bigint[]) returns bigint[]
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_bitmapscan = off
+    set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_free bigint[];
@@ -232,7 +260,8 @@ begin
               where l.child_id = j.id and l.revision = j.revision and l.met is null
               order by l.child_id desc, l.revision desc, l.parent_id desc limit 1) e
         left join lateral (
-            select i.xmax::text <> '0' as touched from live_jobs i where i.id = e.parent_id) p on true) o on true;
+            select i.xmax::text <> '0' as touched
+            from live_jobs i where i.id = e.parent_id) p on true) o on true;
     v_locked := _locked_of(v_touched);
     with free as materialized (
         select j.ctid as tid, j.id, j.queue_name, j.run_at, j.sequence_key from live_jobs j
@@ -251,7 +280,8 @@ begin
         union
         select 'met:' || u.id from unnest(v_free) u(id) where u.id not in (select f.id from free f)
         union
-        select 'met:' || w.id from unnest(v_waiting, v_touched) w(id, parent_id) where w.parent_id = any (v_locked))
+        select 'met:' || w.id from unnest(v_waiting, v_touched) w(id, parent_id)
+        where w.parent_id = any (v_locked))
     select array_agg(p.id) filter (where p.ready_at is not null) into v_ready from placed p;
     perform _arrive_late(v_ready);
     return coalesce(cardinality(v_ready), 0);
@@ -266,17 +296,5 @@ begin
     return case when _edges_are_used() and exists (
         select from edges e where e.child_id = job.id and e.revision = job.revision and e.met is null)
         then 'unmet' end;
-end;
-$$;
-
--- Notes that these jobs count as cancelled, unless history has them.
-create or replace function _leave_traces(job_ids bigint[]) returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
-    insert into vanished_parents
-    select i.id, clock() from unnest(job_ids) i(id)
-    where not exists (select from finished_jobs f where f.id = i.id)
-    on conflict do nothing;
 end;
 $$;

@@ -1,0 +1,90 @@
+"""A job is added, or ends, while another session ends the job that it depends on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.api import ids
+from tests.support.dependencies import ENDS, child, running, state
+
+LEVELS = ["read committed", "repeatable read", "serializable"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+def test_an_add_that_is_open_while_its_parent_ends_learns_of_it(
+    api: Any, actor: Any, worker: int, end: str, outcome: str, level: str
+) -> None:
+    """It neither waits for the end nor holds it up."""
+    parent = running(api, worker)
+    a = actor()
+    a.begin(level)
+    job = child(a, [{"id": parent, "on": "end"}])
+    ENDS[end](api, parent)
+    assert api.claim_jobs(worker, 10) == []
+    getattr(a, outcome)()
+    assert ids(api.claim_jobs(worker, 10)) == ([job] if outcome == "commit" else [])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+def test_an_end_that_is_open_while_a_child_is_added_tells_it(
+    api: Any, actor: Any, worker: int, end: str, outcome: str, level: str
+) -> None:
+    parent = running(api, worker)
+    a = actor()
+    a.begin(level)
+    ENDS[end](a, parent)
+    job = child(api, [{"id": parent, "on": "end"}])
+    assert state(api, job) == "pending"
+    assert api.seconds_until_due() <= 0.25  # the worker looks again soon
+    getattr(a, outcome)()
+    assert state(api, job) == ("available" if outcome == "commit" else "pending")
+    if outcome != "commit":
+        ENDS[end](api, parent)
+        assert state(api, job) == "available"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_parents_that_end_at_once_the_one_that_commits_last_tells_the_child(
+    api: Any, actor: Any, worker: int, first: int, level: str
+) -> None:
+    parents = [running(api, worker) for _ in range(2)]
+    job = child(api, parents)
+    assert state(api, job) == "pending"
+    sessions = [actor(), actor()]
+    for session, parent in zip(sessions, parents, strict=True):
+        session.begin(level)
+        session.finish(parent)
+    sessions[first].commit()
+    assert state(api, job) == "pending"
+    sessions[1 - first].commit()
+    assert ids(api.claim_jobs(worker, 10)) == [job]
+
+
+def test_an_end_tells_a_worker_that_waits(api: Any, actor: Any, worker: int) -> None:
+    parent = running(api, worker)
+    child(api, [parent])
+    ear = actor()
+    ear.rows("listen pyworker")
+    assert ear.claim_jobs(ear.register_worker(), 10) == []
+    api.finish(parent)
+    assert len(list(ear.conn.notifies(timeout=10, stop_after=1))) == 1
+
+
+def test_a_replace_that_is_open_holds_up_no_end(api: Any, actor: Any, worker: int) -> None:
+    parent = running(api, worker)
+    job = child(api, [parent], job_key="k")
+    for outcome in ("rollback", "commit"):
+        a = actor()
+        a.begin()
+        a.add_job("child", job_key="k")
+        if outcome == "rollback":
+            api.finish(parent)
+        getattr(a, outcome)()
+        assert state(api, job) == "available"

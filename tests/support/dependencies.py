@@ -1,0 +1,33 @@
+"""Jobs that wait for jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from tests.support.api import ids
+
+ENDS = {
+    "completed": lambda api, job: api.finish(job),
+    "cancelled": lambda api, job: api.cancel_job(job, True),
+    "discarded": lambda api, job: api.fail_jobs(
+        Jsonb([{"id": job, "run": api.get_job(job).run, "error": "e", "discard": True}])
+    ),
+}
+
+
+def child(api: Any, depends_on: Any, **more: Any) -> int:
+    return api.add_job("child", depends_on=Jsonb(depends_on), **more).id
+
+
+def running(api: Any, worker: int, **more: Any) -> int:
+    job = api.add_job("parent", **more).id
+    assert ids(api.claim_jobs(worker, 1, ["parent"])) == [job]
+    return job
+
+
+def state(api: Any, job: int) -> str:
+    api.promote_jobs()
+    api.promote_jobs()
+    return api.get_job(job).state
