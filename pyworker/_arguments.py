@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, Required, TypedDict
 
@@ -42,17 +42,21 @@ class AddOptions(_JobOptions, total=False):
     """The options of add_job. None means "not given".
 
     run_at: a datetime with a time zone, a timedelta from now, or a text that PostgreSQL reads, such
-    as "tomorrow".
+    as "tomorrow". depends_on: the jobs that this one waits for: ids, refs of the same add_jobs call,
+    or {"id": 17, "on": "end"}; or {"jobs": […], "on_unmet": "cancel"}.
     """
 
     run_at: datetime | timedelta | str | None
+    depends_on: Sequence[int | str | Mapping[str, Any]] | Mapping[str, Any] | None
 
 
 class JobSpec(AddOptions, total=False):
-    """One job of add_jobs: add_job's arguments as a dict. identifier: the task, or its name."""
+    """One job of add_jobs: add_job's arguments as a dict. identifier: the task, or its name. ref: by
+    it, depends_on of another job of the call names this one."""
 
     identifier: Required[str | TaskLike]
     payload: Any
+    ref: str | None
 
 
 class TaskOptions(_Defaults, total=False):

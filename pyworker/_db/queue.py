@@ -34,9 +34,10 @@ ADD_ARGUMENTS = {
     "sequence_policy": "jsonb",
     "meta": "jsonb",
     "delivery": "text",
+    "depends_on": "jsonb",
 }
 # The options of @cron.
-SCHEDULE_OPTIONS = (ADD_ARGUMENTS.keys() - {"identifier", "run_at"}) | {"name", "timezone", "backfill"}
+SCHEDULE_OPTIONS = (ADD_ARGUMENTS.keys() - {"identifier", "run_at", "depends_on"}) | {"name", "timezone", "backfill"}
 # Times from now go by the queue's clock, which tests may move.
 SOON = "{schema}.clock() + make_interval(secs => {value}::double precision)"
 SPECS = """(select coalesce(jsonb_agg(case when s.spec ? 'run_in'
@@ -84,7 +85,7 @@ def add_jobs_call(schema: str, specs: Iterable[Mapping[str, Any]]) -> Statement:
     for position, spec in enumerate(specs, 1):
         where = f"add_jobs: specs[{position}]"
         members: list[str] = []
-        for name, value in _known(where, spec).items():
+        for name, value in _known(where, spec, "ref").items():
             if value is None and name != "identifier":
                 continue
             sent: Any = checked(where, name, value)
@@ -137,11 +138,10 @@ def _verb_statement(schema: str, verb: str) -> str:
     )
 
 
-def _known(function: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    if unknown := options.keys() - ADD_ARGUMENTS.keys():
-        raise TypeError(
-            f"{function} has no argument {sorted(unknown)[0]!r} (known: {', '.join(ADD_ARGUMENTS)})"
-        )
+def _known(function: str, options: Mapping[str, Any], *more: str) -> Mapping[str, Any]:
+    if unknown := options.keys() - ADD_ARGUMENTS.keys() - {*more}:
+        known = ", ".join([*ADD_ARGUMENTS, *more])
+        raise TypeError(f"{function} has no argument {sorted(unknown)[0]!r} (known: {known})")
     return options
 
 
