@@ -553,6 +553,8 @@ create table vanished_parents (
     constraint vanished_parents_pkey PRIMARY KEY (id)
 );
 
+CREATE INDEX vanished_parents_at ON vanished_parents USING btree (at);
+
 create table workers (
     id bigint generated always as identity not null,
     info jsonb not null,

@@ -37,7 +37,9 @@ ADD_ARGUMENTS = {
     "depends_on": "jsonb",
 }
 # The options of @cron.
-SCHEDULE_OPTIONS = (ADD_ARGUMENTS.keys() - {"identifier", "run_at", "depends_on"}) | {"name", "timezone", "backfill"}
+SCHEDULE_OPTIONS = (ADD_ARGUMENTS.keys() - {"identifier", "run_at", "depends_on"}) | {
+    "name", "timezone", "backfill",
+}  # fmt: skip
 # Times from now go by the queue's clock, which tests may move.
 SOON = "{schema}.clock() + make_interval(secs => {value}::double precision)"
 SPECS = """(select coalesce(jsonb_agg(case when s.spec ? 'run_in'

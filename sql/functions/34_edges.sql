@@ -72,25 +72,65 @@ begin
 end;
 $$;
 
--- The same, at no cost in a database without dependencies. Deleted jobs count as cancelled, and so do
--- those that history does not keep.
+-- The same, at no cost in a database without dependencies. Of a job that no table has any more, this
+-- deletes the edges to its parents, and notes that it counts as cancelled unless it was completed.
 create or replace function _tell_of_end(
     parent_ids bigint[], state text, reports bigint[] default null, runs bigint[] default null,
     results jsonb[] default null)
     returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
+declare
+    v_gone bigint[];
 begin
-    if parent_ids is not null and _edges_are_used() then
-        perform _tell_children(parent_ids, state, reports, runs, results);
-        if state <> 'completed' then
-            insert into vanished_parents
-            select p.id, clock() from unnest(parent_ids) p(id)
-            where not exists (select from finished_jobs f where f.id = p.id)
-              and not exists (select from live_jobs j where j.id = p.id)
-            on conflict do nothing;
-        end if;
+    if parent_ids is null or not _edges_are_used() then
+        return;
     end if;
+    perform _tell_children(parent_ids, state, reports, runs, results);
+    v_gone := array(
+        select p.id from unnest(parent_ids) p(id)
+        where not exists (select from finished_jobs f where f.id = p.id)
+          and not exists (select from live_jobs j where j.id = p.id));
+    if v_gone <> '{}' then
+        perform _forget_edges(v_gone, case when state <> 'completed' then v_gone end);
+    end if;
+end;
+$$;
+
+-- Deletes the edges to the parents of jobs that are deleted or pruned, and notes which of them were not
+-- completed. A session that ends a parent may have some edges locked: those stay, and do no harm.
+create or replace function _forget_edges(job_ids bigint[], failed bigint[]) returns void
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off
+as $$
+begin
+    delete from edges e where e.ctid = any (array(
+        select d.ctid from edges d where d.child_id = any (job_ids) for update skip locked));
+    insert into vanished_parents select i.id, clock() from unnest(failed) i(id) on conflict do nothing;
+end;
+$$;
+
+-- True if another job waits for this one, so that history must keep it.
+create or replace function _is_awaited(job_id bigint) returns boolean
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    return _edges_are_used() and exists (
+        select from edges e join live_jobs j on j.id = e.child_id and j.revision = e.revision
+        where e.parent_id = _is_awaited.job_id and e.met is null and j.parked = 'unmet');
+end;
+$$;
+
+-- Forgets jobs that have vanished a week ago: no add that named them is open any more.
+create or replace function _prune_vanished(max_rows integer) returns void
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    delete from vanished_parents v where v.id = any (array(
+        select d.id from vanished_parents d
+        where d.at < clock() - interval '7 days'
+          and not exists (select from edges e where e.parent_id = d.id and e.met is null)
+        order by d.at limit max_rows for update skip locked));
 end;
 $$;
 

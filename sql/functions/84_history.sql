@@ -87,8 +87,8 @@ $$;
 
 -- Deletes expired jobs of one table, live_jobs or a partition of history, with their errors and
 -- halts, and releases their unique keys; returns how many. The caller has locked them. A job at
--- which a sequence halts is kept for another day while jobs wait behind it. So each such job is
--- checked once a day, however many there are.
+-- which a sequence halts is kept for another day while jobs wait behind it, and so is one that another
+-- job waits for. So each such job is checked once a day, however many there are.
 create or replace function _prune_jobs(name text, job_ids bigint[]) returns bigint
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -97,11 +97,13 @@ declare
     v_gone bigint[];
     v_sequences text[];
     v_keys bytea[];
+    v_failed bigint[];
 begin
     execute format($q$
         select array_agg(d.id) from %I d
         where d.id = any ($1)
-          and d.sequence_key is not null and _blocks_sequence(d.sequence_key, d.id)$q$, name)
+          and (d.sequence_key is not null and _blocks_sequence(d.sequence_key, d.id)
+               or _is_awaited(d.id))$q$, name)
     into v_kept using job_ids;
     if v_kept is not null then
         -- By the parent of a partition: the job moves to another one.
@@ -112,10 +114,14 @@ begin
     execute format($q$
         with gone as (
             delete from %I d where d.id = any ($1) and d.id <> all (coalesce($2, '{}'))
-            returning d.id, d.sequence_key, d.unique_key)
+            returning d.id, d.sequence_key, d.unique_key, d.state)
         select array_agg(g.id), array_agg(g.sequence_key),
-               array_agg(g.unique_key) filter (where g.unique_key is not null) from gone g$q$, name)
-    into v_gone, v_sequences, v_keys using job_ids, v_kept;
+               array_agg(g.unique_key) filter (where g.unique_key is not null),
+               array_agg(g.id) filter (where g.state <> 'completed') from gone g$q$, name)
+    into v_gone, v_sequences, v_keys, v_failed using job_ids, v_kept;
+    if v_gone is not null and _edges_are_used() then
+        perform _forget_edges(v_gone, v_failed);
+    end if;
     with unhalted as (
         delete from sequence_halts h using unnest(v_gone, v_sequences) g(id, sequence_key)
         where h.sequence_key = g.sequence_key and h.job_id = g.id
@@ -207,17 +213,26 @@ declare
     v_max_keys constant bigint := max_rows::bigint * 20;
     v_halting bigint[];
     v_keyed bigint[];
+    v_awaited bigint[];
 begin
     execute format($q$
         select array(select p.id from sequence_halts h
                      join %1$I p on p.id = h.job_id and p.sequence_key = h.sequence_key
                      limit $1 for update of p),
                array(select k.id from %1$I k where k.unique_key is not null
-                     limit $2 for update skip locked)$q$, day)
-    into v_halting, v_keyed using max_rows, v_max_keys;
-    pruned := _prune_jobs(day, v_halting || v_keyed);
-    if cardinality(v_halting) < max_rows and cardinality(v_keyed) < v_max_keys then
+                     limit $2 for update skip locked),
+               array(select p.id from edges e join %1$I p on p.id = e.parent_id and _is_awaited(p.id)
+                     where e.met is null limit $1 for update of p)$q$, day)
+    into v_halting, v_keyed, v_awaited using max_rows, v_max_keys;
+    pruned := _prune_jobs(day, v_halting || v_keyed || v_awaited);
+    if greatest(cardinality(v_halting), cardinality(v_awaited)) < max_rows
+       and cardinality(v_keyed) < v_max_keys then
         execute format('delete from errors e using %I f where e.job_id = f.id', day);
+        if _edges_are_used() then
+            execute format($q$
+                select _forget_edges(array_agg(f.id), array_agg(f.id) filter (where f.state <> 'completed'))
+                from %I f$q$, day);
+        end if;
         execute format('select count(*) from %I', day) into rest;
     end if;
 end;

@@ -17,6 +17,7 @@ begin
     pruned := _prune_discarded(max_rows) + _prune_finished(max_rows, _ended_days());
     perform _prune_once_keys(max_rows);
     perform _prune_audit_log(max_rows);
+    perform _prune_vanished(max_rows);
     perform _prune_halts(max_rows);
     foreach v_day in array _ended_days() loop
         begin

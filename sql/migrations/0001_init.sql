@@ -434,6 +434,7 @@ create table vanished_parents (
     id bigint primary key,
     at timestamptz not null
 );
+create index vanished_parents_at on vanished_parents (at);
 
 -- Requests to look at a queue, a family or a sequence again, after a change that may let a parked
 -- job start. The transaction of the change writes the request, and the next promotion deletes it.
