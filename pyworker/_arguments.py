@@ -51,8 +51,10 @@ class AddOptions(_JobOptions, total=False):
 
 
 class JobSpec(AddOptions, total=False):
-    """One job of add_jobs: add_job's arguments as a dict. identifier: the task, or its name. ref: by
-    it, depends_on of another job of the call names this one."""
+    """One job of add_jobs: add_job's arguments as a dict.
+
+    identifier: the task, or its name. ref: by it, depends_on of another job of the call names this one.
+    """
 
     identifier: Required[str | TaskLike]
     payload: Any
