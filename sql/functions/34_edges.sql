@@ -234,7 +234,7 @@ declare
     v_free bigint[];
 begin
     if job_ids is null then
-        return '{}';
+        return array[]::bigint[];
     end if;
     begin
         v_free := array(
