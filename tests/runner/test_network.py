@@ -52,7 +52,7 @@ def test_a_transaction_whose_commit_was_done_but_not_answered_has_completed_its_
     queue.start("--dsn", network.dsn).until_ready()
     job_id = queue.add(task)
     queue.until_state("completed", job_id)
-    assert network.fault.struck.is_set()
+    assert network.fault.struck.wait(10)
     assert (len(queue.seen(job_id)), queue.job(job_id).attempts) == (1, 1)
     assert queue.rows("select * from pyworker.job_errors(%s)", job_id) == []
 
@@ -65,7 +65,7 @@ def test_a_transaction_whose_commit_never_arrived_is_rolled_back_and_its_job_tri
     queue.start("--dsn", network.dsn).until_ready()
     job_id = queue.add(task)
     queue.until_state("retryable", job_id)
-    assert network.fault.struck.is_set()
+    assert network.fault.struck.wait(10)
     assert queue.seen(job_id) == []
     queue.rows("select pyworker.retry_job(%s)", job_id)
     queue.until_state("completed", job_id)
@@ -91,7 +91,7 @@ def test_jobs_of_a_claim_whose_answer_was_lost_come_back_and_run_once(
     jobs = [queue.add(task) for task in ("note", "deliver", "deliver_async", "note", "deliver", "note")]
     queue.start("--dsn", network.dsn)
     queue.until_state("completed", *jobs)
-    assert fault.struck.is_set()
+    assert fault.struck.wait(10)
     assert Counter(row.job_id for row in queue.seen()) == dict.fromkeys(jobs, 1)
     assert [queue.job(job_id).attempts for job_id in jobs] == [1] * 6
 
@@ -148,7 +148,7 @@ def test_a_job_whose_end_was_reported_into_the_void_is_not_run_again(
     queue.start("--dsn", network.dsn, "--concurrency", "2").until_ready()
     jobs = [queue.add(task) for task in ("note", "deliver", "note")]
     queue.until_state("completed", *jobs)
-    assert lost.struck.is_set()
+    assert lost.struck.wait(10)
     assert Counter(row.job_id for row in queue.seen()) == dict.fromkeys(jobs, 1)
 
 
@@ -161,7 +161,7 @@ def test_a_start_that_could_not_be_confirmed_is_no_start(
     queue.start("--dsn", network.dsn).until_ready()
     job_id = queue.add(task)
     queue.until_state("completed", job_id)
-    assert fault.struck.is_set()
+    assert fault.struck.wait(10)
     assert [row.run for row in queue.seen(job_id)] == [queue.job(job_id).run]  # the last one
 
 

@@ -126,10 +126,8 @@ def fuzz(conn: psycopg.Connection[Any], api: Any, calls: int, seed: int) -> Coun
             if at < len(names) - defaults or rng.random() < 0.3
         ]
         values = [value(rng, kind, ids) for _, kind in given]
-        call = (
-            f"select * from "
-            f"pyworker.{name}({', '.join(f'{argument} => %s::{kind}' for argument, kind in given)})"
-        )
+        arguments = ", ".join(f'"{argument}" => %s::{kind}' for argument, kind in given)
+        call = f"select * from pyworker.{name}({arguments})"
         conn.execute("savepoint one")
         try:
             conn.execute(call, values)
