@@ -195,9 +195,9 @@ create type schedule as (
 
 create sequence audit_log_id_seq as bigint minvalue 1 start 1;
 
-create sequence due_told_at as bigint minvalue 0 start 0;
+create sequence coordination_used as bigint minvalue 0 start 0;
 
-create sequence edges_used as bigint minvalue 0 start 0;
+create sequence due_told_at as bigint minvalue 0 start 0;
 
 create sequence job_ids as bigint minvalue 1 start 1;
 
@@ -212,6 +212,8 @@ create sequence not_listening_until as bigint minvalue 0 start 0;
 create sequence polling_until as bigint minvalue 0 start 0;
 
 create sequence promotion_requests_id_seq as bigint minvalue 1 start 1;
+
+create sequence signals_id_seq as bigint minvalue 1 start 1;
 
 create sequence silent_at as bigint minvalue 0 start 0;
 
@@ -449,6 +451,7 @@ create table promotion_requests (
     after xid8,
     changed boolean default false not null,
     at timestamp with time zone default clock_timestamp() not null,
+    job_id bigint,
     constraint promotion_requests_pkey PRIMARY KEY (id)
 ) with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000, autovacuum_vacuum_cost_delay=0);
 
@@ -523,6 +526,29 @@ create table settings (
     clock_offset interval,
     constraint settings_only_row CHECK (only_row),
     constraint settings_pkey PRIMARY KEY (only_row)
+);
+
+create table signals (
+    id bigint generated always as identity not null,
+    job_id bigint not null,
+    name text collate "C" not null,
+    payload jsonb not null,
+    at timestamp with time zone not null,
+    constraint signals_pkey PRIMARY KEY (id)
+);
+
+CREATE INDEX signals_job ON signals USING btree (job_id, name, id);
+
+create table steps (
+    job_id bigint not null,
+    revision integer not null,
+    name text collate "C" not null,
+    run bigint not null,
+    at timestamp with time zone,
+    is_wait boolean not null,
+    until timestamp with time zone,
+    result jsonb,
+    constraint steps_pkey PRIMARY KEY (job_id, revision, name)
 );
 
 create table tasks (

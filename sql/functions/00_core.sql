@@ -123,16 +123,17 @@ begin atomic
 end;
 
 -- The lane that a promotion request must name to promote a job that is parked like this; null if it
--- is not parked, or waits for other jobs (_add_edges).
+-- is not parked, or waits for other jobs or a signal.
 create or replace function _lane_of(parked text, queue_name text, sequence_key text) returns text
     language sql immutable
     return case when parked = 'queue' then 'queue:' || queue_name
-                when parked <> 'unmet' then 'sequence:' || sequence_key end;
+                when parked in ('sequence', 'next') then 'sequence:' || sequence_key end;
 
--- True once a job of this database has had dependencies. Jobs without any pay for nothing more.
-create or replace function _edges_are_used() returns boolean
+-- True once a job of this database has had dependencies, steps or signals. Until then no job pays for
+-- them.
+create or replace function _coordination_is_used() returns boolean
     language sql volatile
-    return pg_sequence_last_value('edges_used'::regclass) is not null;
+    return pg_sequence_last_value('coordination_used'::regclass) is not null;
 
 -- True if depends_on names a job.
 create or replace function _depends(depends_on jsonb) returns boolean

@@ -100,7 +100,7 @@ declare
     v_edges edges[];
     v_missing record;
 begin
-    perform nextval('edges_used') where not _edges_are_used();
+    perform nextval('coordination_used') where not _coordination_is_used();
     perform _refuse_refs(requests, labels);
     v_edges := array(
         with wanted as materialized ( -- narrow rows, before they are joined
@@ -129,8 +129,8 @@ begin
         on conflict (child_id, revision, parent_id) do nothing),
     asked as (
         -- A parent that this call has added ends after this commit, and then sees its edges.
-        insert into promotion_requests (lane)
-        select distinct 'child:' || u.child_id from unnest(v_edges) u
+        insert into promotion_requests (lane, job_id)
+        select distinct 'child', u.child_id from unnest(v_edges) u
         where u.ref is null or u.parent_id in (
             select s.id from unnest(ids, unchanged) s(id, unchanged) where s.unchanged))
     select p.parent_id, u.child_id into v_missing

@@ -48,8 +48,8 @@ comment on function promote_jobs() is
     'Returns how many became available to claims. claim_jobs and maintain call it themselves; '
     'calling it more often does no harm.';
 
--- Promotes up to 1,000 due jobs, scheduled or retryable; returns how many became available to
--- claims.
+-- Promotes up to 1,000 due jobs: scheduled and retryable ones, and those that have waited long enough for
+-- a signal. Returns how many became available to claims.
 create or replace function _promote_due(began timestamptz) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
@@ -88,7 +88,7 @@ begin
         from unnest(v_due) d(tid)
         left join lateral (select i.queue_name from live_jobs i where i.ctid = d.tid) q on true
         left join unnest(v_limited) l(name) on l.name = q.queue_name
-        where j.ctid = d.tid and (j.unique_recheck is null or j.state = 'scheduled')
+        where j.ctid = d.tid and (j.unique_recheck is null or j.state <> 'retryable')
         returning j.id, j.ready_at, j.queue_name),
     woken as (
         insert into promotion_requests (lane)
@@ -134,20 +134,19 @@ create or replace function _promote_requested(walked bigint) returns integer
 as $$
 declare
     v_xmin xid8 := pg_snapshot_xmin(pg_current_snapshot());
-    v_lanes text[] := array(
-        select w.lane from promotion_requests w where w.id > walked and (w.after is null or w.after < v_xmin)
-        order by w.id limit 100);
+    v_lanes text[];
     v_held text[];
     v_keys text[];
     v_last bigint;
     v_lane text;
     v_promoted integer := 0;
 begin
-    if exists (select from unnest(v_lanes) l(lane) where l.lane ~ '^(child|met|unmet|parent):') then
-        v_promoted := _promote_children(walked);
-        v_lanes := array(
-            select l.lane from unnest(v_lanes) l(lane) where l.lane !~ '^(child|met|unmet|parent):');
+    if _coordination_is_used() then
+        v_promoted := _promote_waiting(walked);
     end if;
+    v_lanes := array(
+        select w.lane from promotion_requests w where w.id > walked and (w.after is null or w.after < v_xmin)
+        order by w.id limit 100);
     v_held := _try_lanes(v_lanes);
     if cardinality(v_lanes) = 100 and cardinality(v_held) < 10 then
         v_held := _try_lanes(v_lanes || _other_lanes(walked));

@@ -15,13 +15,15 @@ begin
 end;
 $$;
 
--- Tries to lock these lanes; returns those that this session now holds, each once.
+-- Tries to lock these lanes, except those that need no lock; returns those that this session now holds,
+-- each once.
 create or replace function _try_lanes(lanes text[]) returns text[]
     language plpgsql set search_path from current
 as $$
 begin
     return array(
-        select l.lane from (select distinct u.lane from unnest(lanes) u(lane) offset 0) l
+        select l.lane from (
+            select distinct u.lane from unnest(lanes) u(lane) where u.lane <> all (_job_lanes()) offset 0) l
         where _try_lane(l.lane));
 end;
 $$;
@@ -111,9 +113,9 @@ begin
     with moved as (
         delete from promotion_requests w where w.ctid = any (array(
             select k.ctid from promotion_requests k where k.id = any (v_left) for update skip locked))
-        returning w.lane, w.after, w.changed, w.at)
-    insert into promotion_requests (lane, after, changed, at)
-    select m.lane, m.after, m.changed, m.at from moved m;
+        returning w.lane, w.after, w.changed, w.at, w.job_id)
+    insert into promotion_requests (lane, after, changed, at, job_id)
+    select m.lane, m.after, m.changed, m.at, m.job_id from moved m;
     if not exists (select from promotion_requests w where w.id = any (v_left)) then
         perform _keep_walk('requests', row('promotion_requests'::regclass::oid::bigint, null, array[row(
             0, '-infinity', v_last, null, null, null)::_span], null, null), began);

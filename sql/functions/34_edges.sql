@@ -14,11 +14,15 @@
 --
 -- So of a large fan-in, nearly every end costs one update and one look-up, and no end waits for another.
 --
--- The lanes of these requests need no lock (31_lanes): the child's row is locked instead.
---   child:ID     look at each parent
---   met:ID       look at the last open edge
---   unmet:ID     a parent has ended in another way: cancel the child if it says so
---   parent:ID    the parent has ended in a session that could not tell
+-- The lanes of these requests have a job_id and need no lock (31_lanes): the child's row is locked instead.
+--   child        look at each parent
+--   met          look at the last open edge
+--   unmet        a parent has ended in another way: cancel the child if it says so
+--   parent       the parent has ended in a session that could not tell
+--   signal       a signal was sent, or the job has begun to wait for one (36_steps)
+create or replace function _job_lanes() returns text[]
+    language sql immutable
+    return array['child', 'met', 'parent', 'signal', 'unmet'];
 
 -- Tells the children of jobs that the caller has ended, in this state, in an earlier statement.
 -- `reports`, `runs` and `results`: what their workers reported, if they have.
@@ -33,7 +37,7 @@ as $$
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         -- A snapshot that may be too old to show every edge: a later promotion tells.
-        insert into promotion_requests (lane) select 'parent:' || p.id from unnest(parent_ids) p(id);
+        insert into promotion_requests (lane, job_id) select 'parent', p.id from unnest(parent_ids) p(id);
         perform _notify_workers();
         return;
     end if;
@@ -56,16 +60,16 @@ begin
         from edge e join free f on f.tid = e.tid
         where o.ctid = e.tid and e.meets
         returning o.child_id, o.revision, o.parent_id)
-    insert into promotion_requests (lane)
-    select 'met:' || m.child_id
+    insert into promotion_requests (lane, job_id)
+    select 'met', m.child_id
     from (select t.child_id, t.revision, max(t.parent_id) as last from met t group by 1, 2) m
     where not exists (
         select from edges o
         where o.child_id = m.child_id and o.revision = m.revision and o.met is null and o.parent_id > m.last)
     union
-    select 'unmet:' || e.child_id from edge e where e.cancels and not e.meets
+    select 'unmet', e.child_id from edge e where e.cancels and not e.meets
     union
-    select 'parent:' || e.parent_id from edge e where e.tid <> all (array(select f.tid from free f));
+    select 'parent', e.parent_id from edge e where e.tid <> all (array(select f.tid from free f));
     if found then
         perform _notify_workers();
     end if;
@@ -83,7 +87,7 @@ as $$
 declare
     v_gone bigint[];
 begin
-    if parent_ids is null or not _edges_are_used() then
+    if parent_ids is null or not _coordination_is_used() then
         return;
     end if;
     perform _tell_children(parent_ids, state, reports, runs, results);
@@ -92,20 +96,23 @@ begin
         where not exists (select from finished_jobs f where f.id = p.id)
           and not exists (select from live_jobs j where j.id = p.id));
     if v_gone <> '{}' then
-        perform _forget_edges(v_gone, case when state <> 'completed' then v_gone end);
+        perform _forget_jobs(v_gone, case when state <> 'completed' then v_gone end);
     end if;
 end;
 $$;
 
--- Deletes the edges to the parents of jobs that are deleted or pruned, and notes which of them were not
--- completed. A session that ends a parent may have some edges locked: those stay, and do no harm.
-create or replace function _forget_edges(job_ids bigint[], failed bigint[]) returns void
+-- Deletes what deleted or pruned jobs leave here: the edges to their parents, their steps and signals.
+-- Notes which of them were not completed. A session that ends a parent may have some edges locked: those
+-- stay, and do no harm.
+create or replace function _forget_jobs(job_ids bigint[], failed bigint[]) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 begin
     delete from edges e where e.ctid = any (array(
         select d.ctid from edges d where d.child_id = any (job_ids) for update skip locked));
+    delete from steps s where s.job_id = any (job_ids);
+    delete from signals s where s.job_id = any (job_ids);
     insert into vanished_parents select i.id, clock() from unnest(failed) i(id) on conflict do nothing;
 end;
 $$;
@@ -115,13 +122,14 @@ create or replace function _is_awaited(job_id bigint) returns boolean
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
-    return _edges_are_used() and exists (
+    return _coordination_is_used() and exists (
         select from edges e join live_jobs j on j.id = e.child_id and j.revision = e.revision
         where e.parent_id = _is_awaited.job_id and e.met is null and j.parked = 'unmet');
 end;
 $$;
 
--- Forgets jobs that have vanished a week ago: no add that named them is open any more.
+-- Forgets jobs that have vanished a week ago: no add that named them is open any more. And signals that
+-- were sent while their job was being deleted.
 create or replace function _prune_vanished(max_rows integer) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -131,37 +139,46 @@ begin
         where d.at < clock() - interval '7 days'
           and not exists (select from edges e where e.parent_id = d.id and e.met is null)
         order by d.at limit max_rows for update skip locked));
+    delete from signals s where s.id = any (array(
+        select o.id from (select l.id, l.job_id from signals l order by l.id limit max_rows) o
+        where (get_job(o.job_id)).id is null));
 end;
 $$;
 
--- Handles the oldest requests of children and parents; returns how many jobs became available.
-create or replace function _promote_children(walked bigint) returns integer
+-- Handles the oldest requests that name a job; returns how many jobs became available to claims.
+create or replace function _promote_waiting(walked bigint) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
     set enable_sort = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_asked text[];
+    v_children bigint[];
+    v_met bigint[];
+    v_parents bigint[];
+    v_signalled bigint[];
+    v_unmet bigint[];
 begin
     with asked as (
         delete from promotion_requests w where w.ctid = any (array(
-            select r.ctid from promotion_requests r
-            where r.id > walked and r.lane ~ '^(child|met|unmet|parent):'
-            order by r.id limit 1000 for update skip locked))
-        returning w.lane)
-    select array_agg(distinct a.lane) into v_asked from asked a;
-    perform _tell_of_ended(_ids_of('parent:', v_asked));
-    perform _look_at_parents(_ids_of('child:', v_asked));
-    perform _cancel_unmet(_ids_of('unmet:', v_asked));
-    return _place_children(_ids_of('child:', v_asked) || _ids_of('met:', v_asked));
+            select r.tid from unnest(_job_lanes()) l(lane)
+            cross join lateral (
+                select o.ctid as tid from promotion_requests o
+                where o.lane = l.lane and o.id > walked
+                order by o.lane, o.id limit 1000 for update skip locked) r))
+        returning w.lane, w.job_id)
+    select array_agg(distinct a.job_id) filter (where a.lane = 'child'),
+           array_agg(distinct a.job_id) filter (where a.lane in ('child', 'met')),
+           array_agg(distinct a.job_id) filter (where a.lane = 'parent'),
+           array_agg(distinct a.job_id) filter (where a.lane = 'signal'),
+           array_agg(distinct a.job_id) filter (where a.lane = 'unmet')
+    into v_children, v_met, v_parents, v_signalled, v_unmet from asked a;
+    perform _tell_of_ended(v_parents) where v_parents is not null;
+    perform _look_at_parents(v_children) where v_children is not null;
+    perform _cancel_unmet(v_unmet) where v_unmet is not null;
+    return case when v_met is null then 0 else _place_children(v_met) end
+         + case when v_signalled is null then 0 else _resume_waits(v_signalled) end;
 end;
 $$;
-
--- The ids in the lanes of this kind.
-create or replace function _ids_of(kind text, lanes text[]) returns bigint[]
-    language sql immutable
-    return array(select substr(l.lane, length(kind) + 1)::bigint from unnest(lanes) l(lane)
-                 where starts_with(l.lane, kind));
 
 -- The state in which a job has ended; null if it has not. A job without a trace was completed, and its
 -- task keeps no history: a job that is deleted, or cancelled without history, leaves a trace.
@@ -213,8 +230,8 @@ begin
         from live_jobs i where i.id = e.parent_id offset 0) p on true;
     v_locked := _locked_of(v_touched);
     if v_locked <> '{}' then
-        insert into promotion_requests (lane)
-        select distinct 'child:' || e.child_id from edges e
+        insert into promotion_requests (lane, job_id)
+        select distinct 'child', e.child_id from edges e
         where e.parent_id = any (v_locked) and e.met is null and e.child_id = any (child_ids);
     end if;
     if v_ended is not null then
@@ -264,8 +281,8 @@ declare
         select j.id from live_jobs j where j.id = any (v_waiting) and j.parked = 'unmet'
         order by j.id + 0 for update skip locked);
 begin
-    insert into promotion_requests (lane)
-    select 'unmet:' || w.id from unnest(v_waiting) w(id) where w.id <> all (v_held);
+    insert into promotion_requests (lane, job_id)
+    select 'unmet', w.id from unnest(v_waiting) w(id) where w.id <> all (v_held);
     if v_held <> '{}' then
         perform _finalize_jobs(v_held, null, 'cancelled', null, 'dependency', 'a job that it depends on');
     end if;
@@ -286,9 +303,6 @@ declare
     v_locked bigint[];
     v_ready bigint[];
 begin
-    if child_ids = '{}' then
-        return 0;
-    end if;
     select array_agg(j.id) filter (where o.parent_id is null),
            array_agg(o.parent_id) filter (where o.touched), array_agg(j.id) filter (where o.touched)
     into v_free, v_touched, v_waiting
@@ -315,12 +329,12 @@ begin
         where j.ctid = f.tid
         returning j.id, j.ready_at, _lane_of(j.parked, j.queue_name, j.sequence_key) as lane),
     asked as (
-        insert into promotion_requests (lane)
-        select p.lane from placed p where p.lane is not null
-        union
-        select 'met:' || u.id from unnest(v_free) u(id) where u.id not in (select f.id from free f)
-        union
-        select 'met:' || w.id from unnest(v_waiting, v_touched) w(id, parent_id)
+        insert into promotion_requests (lane, job_id)
+        select distinct p.lane, null::bigint from placed p where p.lane is not null
+        union all
+        select 'met', u.id from unnest(v_free) u(id) where u.id not in (select f.id from free f)
+        union all
+        select distinct 'met', w.id from unnest(v_waiting, v_touched) w(id, parent_id)
         where w.parent_id = any (v_locked))
     select array_agg(p.id) filter (where p.ready_at is not null) into v_ready from placed p;
     perform _arrive_late(v_ready);
@@ -333,7 +347,7 @@ create or replace function _unmet(job live_jobs) returns text
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
-    return case when _edges_are_used() and exists (
+    return case when _coordination_is_used() and exists (
         select from edges e where e.child_id = job.id and e.revision = job.revision and e.met is null)
         then 'unmet' end;
 end;

@@ -136,7 +136,7 @@ begin
             perform _refuse_held_key('unique key', job_id, v_holder);
         end if;
     end if;
-    if v_row.state = 'pending' then
+    if v_row.parked in ('sequence', 'next', 'unmet') then
         v_row := _retry_pending(v_row, v_now);
     else
         if v_row.id is null then
@@ -152,8 +152,9 @@ begin
         perform _arrive_late(array[v_row.id]);
     end if;
     if v_row.parked is not null then
-        insert into promotion_requests (lane)
-        values (coalesce(_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key), 'met:' || v_row.id));
+        insert into promotion_requests (lane, job_id)
+        values (coalesce(_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key), 'met'),
+                case when v_row.parked = 'unmet' then v_row.id end);
     end if;
     perform _notify_workers();
     return _job_of(v_row);
@@ -161,10 +162,10 @@ end;
 $$;
 comment on function retry_job(bigint) is
     'Makes a job run now: a discarded or finished job again, a scheduled or retryable job ahead '
-    'of its time. last_error is kept; max_attempts is raised by one if the attempts are used up '
-    '(River: JobRetry). In a sequence a retried job takes its turn by its id. If it had halted '
-    'the sequence, the sequence resumes; if it waits behind a halt, the sequence continues with '
-    'it and skips what halted it. Errors: PW004; PW005 while it runs; PW003 if another job holds '
+    'of its time. A job that waits for a signal runs, and asks for it again. last_error is kept; '
+    'max_attempts is raised by one if the attempts are used up (River: JobRetry). In a sequence a '
+    'retried job takes its turn by its id. If it had halted the sequence, the sequence resumes; if it '
+    'waits behind a halt, the sequence continues with it and skips what halted it. Errors: PW004; PW005 while it runs; PW003 if another job holds '
     'its job_key or unique key.';
 
 -- Takes all locks of retry_job for many jobs, before the first of them is retried: unique keys in
@@ -252,6 +253,9 @@ begin
     v_new.updated_at := now;
     if job.state = 'discarded' and num_nonnulls(run_at, attempts, max_attempts) = 0 then
         return v_new; -- a new priority alone does not run it again: it may be a lost job
+    elsif job.parked = 'signal' and v_new.attempts < v_new.max_attempts then
+        v_new.run_at := job.run_at; -- it has begun: the wait decides when it goes on
+        return v_new;
     elsif v_new.attempts < v_new.max_attempts then
         select p.* into v_new.state, v_new.parked, v_new.ready_at, v_new.due_at
         from _place(v_new.run_at, now,
@@ -291,7 +295,7 @@ begin
         crashes = changed.crashes, finished_at = changed.finished_at,
         expires_at = changed.expires_at, reason = changed.reason, updated_at = changed.updated_at
     where j.id = job.id;
-    if changed.parked <> 'unmet' then
+    if changed.parked not in ('unmet', 'signal') then
         insert into promotion_requests (lane)
         values (_lane_of(changed.parked, changed.queue_name, changed.sequence_key));
     end if;

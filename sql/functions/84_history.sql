@@ -119,8 +119,8 @@ begin
                array_agg(g.unique_key) filter (where g.unique_key is not null),
                array_agg(g.id) filter (where g.state <> 'completed') from gone g$q$, name)
     into v_gone, v_sequences, v_keys, v_failed using job_ids, v_kept;
-    if v_gone is not null and _edges_are_used() then
-        perform _forget_edges(v_gone, v_failed);
+    if v_gone is not null and _coordination_is_used() then
+        perform _forget_jobs(v_gone, v_failed);
     end if;
     with unhalted as (
         delete from sequence_halts h using unnest(v_gone, v_sequences) g(id, sequence_key)
@@ -228,9 +228,9 @@ begin
     if greatest(cardinality(v_halting), cardinality(v_awaited)) < max_rows
        and cardinality(v_keyed) < v_max_keys then
         execute format('delete from errors e using %I f where e.job_id = f.id', day);
-        if _edges_are_used() then
+        if _coordination_is_used() then
             execute format($q$
-                select _forget_edges(array_agg(f.id), array_agg(f.id) filter (where f.state <> 'completed'))
+                select _forget_jobs(array_agg(f.id), array_agg(f.id) filter (where f.state <> 'completed'))
                 from %I f$q$, day);
         end if;
         execute format('select count(*) from %I', day) into rest;

@@ -300,9 +300,10 @@ create table live_jobs (
     id bigint primary key default nextval('job_ids'),
     -- what the indexes need of the state
     ready_at timestamptz,                           -- run_at while running, or available and not parked
-    due_at timestamptz,                             -- run_at while scheduled or retryable
-    parked text collate "C",                        -- available: 'queue'; pending: 'sequence', 'next'
-                                                    -- or 'unmet'
+    due_at timestamptz,                             -- run_at while scheduled or retryable; the end of a
+                                                    -- wait for a signal
+    parked text collate "C",                        -- available: 'queue'; pending: 'sequence', 'next',
+                                                    -- 'unmet' or 'signal'
     -- what a claim changes
     has_slot boolean,                               -- true while available with a slot of its queue: 32_slots
     worker_id bigint,                               -- not null exactly while running
@@ -436,18 +437,43 @@ create table vanished_parents (
 );
 create index vanished_parents_at on vanished_parents (at);
 
--- Requests to look at a queue, a family or a sequence again, after a change that may let a parked
+-- What a job has done and must not do again, and the signals that it waits for or has got
+-- (functions/36_steps.sql). Like an edge, a step counts for one revision of the job.
+create table steps (
+    job_id bigint not null,
+    revision integer not null,
+    name text collate "C" not null,
+    run bigint not null,                        -- that saved it, or that waits
+    at timestamptz,                             -- null: the job waits for a signal of this name
+    is_wait boolean not null,
+    until timestamptz,                          -- of a wait: it ends then, without a signal
+    result jsonb,
+    primary key (job_id, revision, name)
+);
+
+-- Signals that were sent. Of each name, the first counts.
+create table signals (
+    id bigint generated always as identity primary key,
+    job_id bigint not null,
+    name text collate "C" not null,
+    payload jsonb not null,
+    at timestamptz not null
+);
+create index signals_job on signals (job_id, name, id);
+
+-- Requests to look at a queue, a family, a sequence or a job again, after a change that may let a parked
 -- job start. The transaction of the change writes the request, and the next promotion deletes it.
 -- So no promotion is lost, and an add never waits for the end of another job.
 create table promotion_requests (
-    -- 'queue:NAME', 'family:PREFIX', 'sequence:KEY'; 'child:ID' and others: 34_edges.
+    -- 'queue:NAME', 'family:PREFIX', 'sequence:KEY'; with a job_id the lanes of _job_lanes.
     lane text collate "C" not null,
     id bigint generated always as identity primary key, -- the oldest come first: no lane starves
     -- Not null: wait until all transactions up to this one have ended. 0: answer at once, then
     -- again after all transactions that were open at that time.
     after xid8,
     changed boolean not null default false,     -- settings were changed: no slot given before counts
-    at timestamptz not null default clock_timestamp()
+    at timestamptz not null default clock_timestamp(),
+    job_id bigint
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0);
 create index promotion_requests_lane on promotion_requests (lane, id);
@@ -541,5 +567,5 @@ create sequence polling_until minvalue 0 start 0;       -- until then waiting wo
 create sequence not_listening_until minvalue 0 start 0; -- a listening_until up to this time is invalid
 create sequence silent_before minvalue 0 start 0;       -- older transactions may have added jobs silently
 create sequence silent_at minvalue 0 start 0;           -- when silent_before was set
-create sequence edges_used minvalue 0 start 0;          -- set once the first dependency was added
+create sequence coordination_used minvalue 0 start 0;   -- set once a dependency, step or signal was stored
 create sequence walks_until minvalue 0 start 0;         -- until then sessions may remember places: 02_walks

@@ -20,6 +20,7 @@ PRODUCER = {
     "clock",
     "schema_version",
     "once",
+    "send_signal",
 }
 WORKER = PRODUCER | {
     "define_task", "register_worker", "heartbeat", "unregister_worker", "claim_jobs", "seconds_until_due",
@@ -33,6 +34,7 @@ WORKER = PRODUCER | {
     "parse_crontab", "next_runs",
     "describe_cron", "was_finished", "worker_health",
     "open_worker", "work", "beat", "close_worker", "snooze_jobs",
+    "save_step", "get_steps", "wait_for_signal",
 }  # fmt: skip
 LOOKS = {
     "worker_health", "metrics", "overview", "count_jobs", "throughput", "list_jobs", "list_queues",

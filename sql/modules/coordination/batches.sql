@@ -81,7 +81,7 @@ begin
     join jsonb_array_elements(jobs) with ordinality s(value, n) on s.n = j.ordinality
     on conflict (child_id, revision, parent_id) do nothing;
     if exists (select from unnest(v_jobs) j where j.deduplicated) then
-        insert into promotion_requests (lane) values ('child:' || callback_id);
+        insert into promotion_requests (lane, job_id) values ('child', callback_id);
     end if;
     perform _refuse_circles(array[callback_id]);
     return query select j.* from unnest(v_jobs) j;

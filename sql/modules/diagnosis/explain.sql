@@ -291,6 +291,30 @@ begin
 end;
 $$;
 
+create or replace function _explain_wait(
+    job live_jobs, now timestamptz, out reason text, out detail text, out remedy text) returns setof record
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_wait steps;
+begin
+    select s.* into v_wait from steps s
+    where s.job_id = job.id and s.revision = job.revision and s.run = job.run and s.at is null;
+    if v_wait.until <= now
+       or exists (select from signals s where s.job_id = job.id and s.name = v_wait.name) then
+        return query values (
+            'promotion', format('its wait for the signal %L has ended', v_wait.name), _promotion_remedy());
+        return;
+    end if;
+    return query values (
+        'signal',
+        format('waits for the signal %L%s', v_wait.name,
+               coalesce(' until ' || v_wait.until, ', without end')),
+        _as_statement(format('send_signal(%s, %L)', job.id, v_wait.name)) || ' sends it; '
+        || _as_statement(format('cancel_job(%s)', job.id)) || ' gives it up');
+end;
+$$;
+
 -- Why a live job does not run: all reasons, in the order in which they have to go away.
 create or replace function _explain_live(job live_jobs, out reason text, out detail text, out remedy text)
     returns setof record
@@ -310,6 +334,10 @@ begin
     if job.parked = 'unmet' then
         return query select r.* from _explain_dependencies(job) r;
         v_waits := true;
+    end if;
+    if job.parked = 'signal' then
+        return query select r.* from _explain_wait(job, v_now) r;
+        return;
     end if;
     if job.parked in ('sequence', 'next') then
         for reason, detail, remedy in select r.* from _explain_sequence(job) r loop

@@ -18,19 +18,19 @@ begin
     from (select l.* from live_jobs l limit max_rows) j
     where j.state not in ('scheduled', 'pending', 'available', 'running', 'retryable', 'discarded')
        or (j.state = 'running' or j.state = 'available' and j.parked is null) <> (j.ready_at is not null)
-       or (j.state in ('scheduled', 'retryable')) <> (j.due_at is not null)
+       or (j.state in ('scheduled', 'retryable')) <> (j.due_at is not null and j.parked is null)
        or (j.state = 'pending') <> (coalesce(j.parked, 'queue') <> 'queue')
-       or j.parked not in ('queue', 'sequence', 'next', 'unmet')
+       or j.parked not in ('queue', 'sequence', 'next', 'unmet', 'signal')
        or (j.parked = 'queue' and (j.queue_name is null or j.state <> 'available'))
        -- A job of a sequence is its head unless it is pending or discarded.
        or (j.sequence_head is true) <> (j.sequence_key is not null and j.state <> 'discarded'
-                                        and coalesce(j.parked, 'queue') = 'queue')
+                                        and coalesce(j.parked, 'queue') in ('queue', 'signal'))
        or (j.state = 'running') <> (j.worker_id is not null)
        or j.has_slot and (j.state <> 'available' or j.ready_at is null or j.queue_name is null)
        or (j.state = 'discarded') <> (j.expires_at is not null)
        or (j.state = 'discarded') <> (j.finished_at is not null)
        or (j.state = 'running') <> (j.claimed_at is not null)
-       or coalesce(j.ready_at, j.due_at, j.run_at) <> j.run_at
+       or coalesce(j.ready_at, case when j.parked is null then j.due_at end, j.run_at) <> j.run_at
        or (j.superseded is not null and (j.state <> 'running' or j.job_key is not null))
        or j.attempts < 0
     union all
@@ -192,7 +192,25 @@ begin
     where (o.parent_id is null or _meets(o.condition, _ended_as(o.parent_id)))
       and not exists (
         select from promotion_requests w
-        where w.lane in ('child:' || j.id, 'met:' || j.id, 'parent:' || o.parent_id));
+        where w.lane in ('child', 'met') and w.job_id = j.id or w.lane = 'parent' and w.job_id = o.parent_id);
+end;
+$$;
+
+-- 'stranded wait': a job that waits for a signal has one open wait, and no signal of its name, unless a
+-- request to look at the job stands. The job wakes when its wait ends.
+create or replace function _violations_of_waits(max_rows bigint)
+    returns table (invariant text, subject text, found jsonb)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select 'stranded wait', j.id::text, to_jsonb(w)
+    from (select l.* from live_jobs l where l.parked = 'signal' limit max_rows) j
+    left join steps w on w.job_id = j.id and w.revision = j.revision and w.run = j.run and w.at is null
+    where w.name is null or w.until is distinct from j.due_at
+       or exists (select from signals s where s.job_id = j.id and s.name = w.name)
+          and not exists (
+              select from promotion_requests r where r.lane = 'signal' and r.job_id = j.id);
 end;
 $$;
 
@@ -224,6 +242,7 @@ begin
     union all select v.* from _violations_of_queues(max_rows) v
     union all select v.* from _violations_of_sequences(max_rows) v
     union all select v.* from _violations_of_dependencies(max_rows) v
+    union all select v.* from _violations_of_waits(max_rows) v
     union all select v.* from _violations_of_schedules(max_rows) v;
 end;
 $$;
@@ -272,6 +291,15 @@ begin
          'select ~.promote_jobs()'),
         ('halt', 'sequences are halted by jobs that have not ended: job ',
          'delete from ~.sequence_halts where job_id = any (%L)'),
+        ('I14', 'jobs may run although jobs that they depend on have not ended as they must: job ',
+         'delete from ~.edges e using ~.live_jobs j where j.id = any (%L) and e.child_id = j.id '
+         'and e.revision = j.revision and e.met is null'),
+        ('stranded child', 'jobs that depend on others wait and nothing will call them: job ',
+         E'insert into ~.promotion_requests (lane, job_id) select ''child'', unnest(%L::bigint[]);\n'
+         'select ~.promote_jobs()'),
+        ('stranded wait', 'jobs whose signal was sent wait and nothing will call them: job ',
+         E'insert into ~.promotion_requests (lane, job_id) select ''signal'', unnest(%L::bigint[]);\n'
+         'select ~.promote_jobs()'),
         ('I8', 'schedules do not know their next tick: ',
          'select t.name from (select t.name from ~.schedule_entries t where t.name = any (%L)) t '
          'cross join lateral ~.pause_schedule(t.name) cross join lateral ~.resume_schedule(t.name)');

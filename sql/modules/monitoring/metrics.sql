@@ -16,7 +16,8 @@ begin
          where j.ready_at is not null
          order by j.priority, j.ready_at, j.id limit max_rows)
         union all
-        (select j.state, j.queue_name, null from live_jobs j where j.due_at is not null
+        (select j.state, j.queue_name, null from live_jobs j
+         where j.due_at is not null and j.parked is null
          order by j.due_at, j.id limit max_rows)
         union all
         (select j.state, j.queue_name, null from live_jobs j where j.parked = 'queue'

@@ -90,7 +90,8 @@ begin
              where r.state = any (states))
             union all
             (select l.id from live_jobs l
-             where l.due_at is not null and states && '{scheduled,retryable}' limit max_jobs)
+             where l.due_at is not null and l.parked is null
+               and states && '{scheduled,retryable}' limit max_jobs)
             union all
             (select l.id from live_jobs l where l.expires_at is not null and 'discarded' = any (states)
              limit max_jobs)

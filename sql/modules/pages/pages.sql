@@ -28,7 +28,8 @@ begin
         (select 1 as kind, l.state from live_jobs l where l.ready_at is not null
          order by l.priority, l.ready_at, l.id limit v_most)
         union all
-        (select 2, l.state from live_jobs l where l.due_at is not null order by l.due_at, l.id limit v_most)
+        (select 2, l.state from live_jobs l where l.due_at is not null and l.parked is null
+         order by l.due_at, l.id limit v_most)
         union all
         (select 3, l.state from live_jobs l where l.expires_at is not null limit v_most)
         union all

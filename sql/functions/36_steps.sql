@@ -1,0 +1,245 @@
+-- 36_steps: steps that a job need not do again, and waits for signals.
+--
+-- A handler begins again after a crash, a failure or a snooze. What it has saved as a step it need not
+-- do again: save_step stores the result for later runs, which read it by get_steps. Only the run that
+-- holds the job may save, and no new run begins while a step is being saved: both lock the job's row.
+--
+-- wait_for_signal answers if the signal was sent. Else it ends the run: the job is `pending`, parked as
+-- 'signal', and belongs to no worker. A later run asks again, and gets the answer.
+--
+-- A send does not lock the job, and a wait does not lock the signal. Each leaves a request (lane 'signal'
+-- in 34_edges), and a promotion after its commit looks at both. So the one that commits last is seen.
+
+-- The running job, locked, if this run holds it. Errors: PW002.
+create or replace function _hold_run(caller text, job_id bigint, run bigint) returns live_jobs
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_job live_jobs;
+begin
+    select j.* into v_job from live_jobs j
+    where j.id = job_id and j.run = _hold_run.run and j.state = 'running' for update;
+    if not found then
+        raise exception '%: job % is not held by run % any more', caller, coalesce(job_id::text, 'NULL'),
+            coalesce(run::text, 'NULL')
+            using errcode = 'PW002', hint = 'The claim was lost: roll back, and drop the result.';
+    end if;
+    return v_job;
+end;
+$$;
+
+-- Refuses names that are no names of steps or signals, and JSON that is too large or too deep.
+create or replace function _refuse_named(caller text, name text, argument text, value jsonb) returns void
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_problem text := case
+        when name is null or name = '' or length(name) > 512
+            then format('name must be 1 to 512 characters long, got %L', left(name, 530))
+        when value is not null then _json_refusal(argument, value::text) end;
+begin
+    if v_problem is not null then
+        raise exception '%: %', caller, v_problem using errcode = 'PW001';
+    end if;
+end;
+$$;
+
+create or replace function save_step(job_id bigint, run bigint, name text, result jsonb default null)
+    returns void
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_job live_jobs;
+begin
+    perform _refuse_named('save_step', name, 'result', result);
+    v_job := _hold_run('save_step', job_id, run);
+    perform nextval('coordination_used') where not _coordination_is_used();
+    perform _commit_durably();
+    insert into steps (job_id, revision, name, run, at, is_wait, result)
+    values (v_job.id, v_job.revision, save_step.name, v_job.run, clock(), false, coalesce(result, 'null'))
+    on conflict do nothing;
+    if not found then
+        raise exception 'save_step: job % has a step named % already', job_id, quote_literal(name)
+            using errcode = 'PW003', hint = 'Each step of a job needs a name of its own.';
+    end if;
+end;
+$$;
+comment on function save_step(bigint, bigint, text, jsonb) is
+    'Saves the result of a step of a running job, so that later runs need not repeat it. Call it in the '
+    'transaction of the step''s own writes: they are committed together or not at all. Its commit waits '
+    'for the disk. name: 1 to 512 characters, once a job. result: at most max_payload_bytes (configure), '
+    'no deeper than 100 levels. Steps are kept as long as the job; a keyed add that changes the job drops '
+    'them. Errors: PW001; PW002 on a stale run; PW003 if the job has such a step (River Pro: resumable '
+    'jobs; DBOS: steps).';
+
+create or replace function get_steps(job_id bigint)
+    returns table (name text, result jsonb, run bigint, at timestamptz)
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
+as $$
+begin
+    return query
+    select s.name, s.result, s.run, s.at from steps s
+    where s.job_id = get_steps.job_id and s.at is not null and s.revision = coalesce(
+        (select j.revision from live_jobs j where j.id = get_steps.job_id),
+        (select f.revision from finished_jobs f where f.id = get_steps.job_id))
+    order by s.at, s.name;
+end;
+$$;
+comment on function get_steps(bigint) is
+    'The steps of a job that were saved and its waits that were answered, oldest first, live or in '
+    'history. run: that saved it.';
+
+create or replace function wait_for_signal(
+    job_id bigint, run bigint, name text, timeout interval default null) returns jsonb
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_job live_jobs;
+begin
+    perform _refuse_named('wait_for_signal', name, null, null);
+    if timeout not between interval '0' and interval '1000 years' then
+        raise exception 'wait_for_signal: timeout must be from 0 to 1000 years, got %', timeout
+            using errcode = 'PW001';
+    end if;
+    v_job := _hold_run('wait_for_signal', job_id, run);
+    if _must_not_rerun(v_job) then
+        raise exception 'wait_for_signal: job % was started and must not be run twice', job_id
+            using errcode = 'PW005', hint = 'Wait before start_job, or let another job wait: depends_on.';
+    end if;
+    perform nextval('coordination_used') where not _coordination_is_used();
+    return _answer_or_park(v_job, name, clock() + timeout);
+end;
+$$;
+comment on function wait_for_signal(bigint, bigint, text, interval) is
+    'Returns the payload of a signal that was sent to this job (send_signal), JSON null if the timeout '
+    'has passed. Otherwise it returns SQL NULL, and ends this run: the job is pending without a worker, a '
+    'slot or an attempt, and every later word of this run is stale. When the signal arrives or the '
+    'timeout ends, the job runs again from its beginning, and calls this again. Later runs get the same '
+    'answer. timeout: from the first call on; null: no end. Errors: PW001; PW002 on a stale run; PW003 if '
+    'the name is that of a step; PW005 if the job must not be run twice and was started (Temporal, DBOS, '
+    'Absurd: signals and events).';
+
+-- The answer to a wait, saved for later runs; null if there is none yet, and the job waits from now on.
+create or replace function _answer_or_park(job live_jobs, name text, until timestamptz) returns jsonb
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_wait steps;
+    v_answer jsonb;
+begin
+    select s.* into v_wait from steps s
+    where s.job_id = job.id and s.revision = job.revision and s.name = _answer_or_park.name;
+    if not v_wait.is_wait then
+        raise exception 'wait_for_signal: % is a step of job %', quote_literal(name), job.id
+            using errcode = 'PW003', hint = 'Steps and signals of a job need different names.';
+    elsif v_wait.at is not null then
+        return v_wait.result;
+    elsif v_wait.name is not null then
+        until := v_wait.until; -- of the first call
+    end if;
+    v_answer := coalesce(
+        (select s.payload from signals s where s.job_id = job.id and s.name = _answer_or_park.name
+         order by s.job_id, s.name, s.id limit 1),
+        case when until <= v_now then 'null'::jsonb end);
+    insert into steps as s (job_id, revision, name, run, at, is_wait, until, result)
+    values (job.id, job.revision, _answer_or_park.name, job.run,
+            case when v_answer is not null then v_now end, true, _answer_or_park.until, v_answer)
+    on conflict on constraint steps_pkey
+        do update set run = excluded.run, at = excluded.at, result = excluded.result;
+    if v_answer is null then
+        perform _park_for_signal(job, until, v_now);
+    end if;
+    return v_answer;
+end;
+$$;
+
+-- Ends the run of a job that waits for a signal. A job that was cancelled or superseded ends instead.
+create or replace function _park_for_signal(job live_jobs, until timestamptz, now timestamptz) returns void
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    if job.superseded is not null or job.cancel_requested_at is not null then
+        perform _finalize_jobs(array[job.id], null, 'cancelled', null, coalesce(job.superseded, 'cancelled'),
+                               job.superseded);
+        return;
+    end if;
+    update live_jobs j
+    set state = 'pending', parked = 'signal', ready_at = null, due_at = until, updated_at = now,
+        attempts = greatest(job.attempts - 1, 0), worker_id = null, claimed_at = null, started_at = null
+    where j.id = job.id;
+    insert into promotion_requests (lane, job_id) values ('signal', job.id);
+    perform _refill_queue(job.queue_name);
+    perform _notify_workers();
+end;
+$$;
+
+create or replace function send_signal(job_id bigint, name text, payload jsonb default null) returns void
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_state text;
+begin
+    perform _refuse_named('send_signal', name, 'payload', payload);
+    v_state := coalesce((select j.state from live_jobs j where j.id = job_id),
+                        (select f.state from finished_jobs f where f.id = job_id));
+    if v_state is null then
+        raise exception 'send_signal: there is no job %', coalesce(job_id::text, 'NULL')
+            using errcode = 'PW004', hint = 'A job whose add is not committed yet is no job.';
+    elsif v_state in ('completed', 'cancelled') then
+        raise exception 'send_signal: job % is %', job_id, v_state using errcode = 'PW005';
+    end if;
+    perform nextval('coordination_used') where not _coordination_is_used();
+    insert into signals (job_id, name, payload, at)
+    select send_signal.job_id, send_signal.name, coalesce(send_signal.payload, 'null'), clock()
+    where not exists (
+        select from signals s where s.job_id = send_signal.job_id and s.name = send_signal.name);
+    if found then
+        insert into promotion_requests (lane, job_id) values ('signal', send_signal.job_id);
+        perform _notify_workers();
+    end if;
+end;
+$$;
+comment on function send_signal(bigint, text, jsonb) is
+    'Sends a signal to a job that waits for it, or will (wait_for_signal). The signal belongs to the job: '
+    'it is kept until the job is deleted. Of several signals of one name the '
+    'first counts, and the others are ignored. It waits for no other session. name: 1 to 512 characters. '
+    'Errors: PW001; PW004 if there is no such job; PW005 if the job is completed or cancelled.';
+
+-- Places those of these jobs whose signal was sent; returns how many became available to claims.
+create or replace function _resume_waits(job_ids bigint[]) returns integer
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set jit = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_now timestamptz := clock();
+    v_answered bigint[];
+    v_ready bigint[];
+begin
+    v_answered := array(
+        select j.id from unnest(job_ids) i(id)
+        join live_jobs j on j.id = i.id and j.parked = 'signal'
+        join steps w on w.job_id = j.id and w.revision = j.revision and w.run = j.run and w.at is null
+        where exists (select from signals s where s.job_id = w.job_id and s.name = w.name));
+    with free as materialized ( -- another session may be cancelling it, or only have it locked
+        select j.ctid as tid, j.id, j.queue_name, j.run_at from live_jobs j
+        where j.id = any (v_answered) and j.parked = 'signal' for update skip locked),
+    placed as (
+        update live_jobs j
+        set state = f.state, parked = f.parked, ready_at = f.ready_at, due_at = f.due_at, updated_at = v_now
+        from (select l.tid, p.* from free l
+              cross join lateral _place(l.run_at, v_now, null, _is_limited(l.queue_name)) p) f
+        where j.ctid = f.tid
+        returning j.id, j.ready_at, _lane_of(j.parked, j.queue_name, j.sequence_key) as lane),
+    asked as (
+        insert into promotion_requests (lane, job_id)
+        select distinct p.lane, null::bigint from placed p where p.lane is not null
+        union all
+        select 'signal', a.id from unnest(v_answered) a(id) where a.id not in (select f.id from free f))
+    select array_agg(p.id) filter (where p.ready_at is not null) into v_ready from placed p;
+    perform _arrive_late(v_ready);
+    return coalesce(cardinality(v_ready), 0);
+end;
+$$;
