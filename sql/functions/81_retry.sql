@@ -165,8 +165,8 @@ comment on function retry_job(bigint) is
     'of its time. A job that waits for a signal runs, and asks for it again. last_error is kept; '
     'max_attempts is raised by one if the attempts are used up (River: JobRetry). In a sequence a '
     'retried job takes its turn by its id. If it had halted the sequence, the sequence resumes; if it '
-    'waits behind a halt, the sequence continues with it and skips what halted it. Errors: PW004; PW005 while it runs; PW003 if another job holds '
-    'its job_key or unique key.';
+    'waits behind a halt, the sequence continues with it and skips what halted it. Errors: PW004; '
+    'PW005 while it runs; PW003 if another job holds its job_key or unique key.';
 
 -- Takes all locks of retry_job for many jobs, before the first of them is retried: unique keys in
 -- their order, then jobs and the halts before them in the order of the jobs' ids.
