@@ -14,10 +14,11 @@ Names that are not listed in __all__ are private and change without notice.
 from importlib.metadata import version as _version
 
 from ._arguments import AddOptions, JobSpec
-from ._client import add_job, add_jobs, cancel_job, delete_job, get_job, remove_job, retry_job
+from ._client import add_job, add_jobs, cancel_job, delete_job, get_job, remove_job, retry_job, send_signal
 from ._db.rows import JobRow
 from ._distribution import DISTRIBUTION as _DISTRIBUTION
 from ._middleware import middleware
+from ._steps import Step, Suspended
 from .errors import (
     ClaimLost,
     Duplicate,
@@ -48,6 +49,8 @@ __all__ = [
     "PyworkerError",
     "SchemaVersionError",
     "Snooze",
+    "Step",
+    "Suspended",
     "Task",
     "TaskError",
     "WrongState",
@@ -60,6 +63,7 @@ __all__ = [
     "middleware",
     "remove_job",
     "retry_job",
+    "send_signal",
     "task",
 ]
 

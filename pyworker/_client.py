@@ -164,6 +164,24 @@ def remove_job(conn: Any, job_key: str, *, schema: str | None = None) -> Any:
     return _verb(conn, schema, "remove_job", _maybe, job_key=job_key)
 
 
+@overload
+def send_signal(
+    conn: AsyncConnection, job_id: int, name: str, payload: Any = None, *, schema: str | None = None
+) -> Coroutine[Any, Any, None]: ...
+@overload
+def send_signal(
+    conn: SyncConnection, job_id: int, name: str, payload: Any = None, *, schema: str | None = None
+) -> None: ...
+def send_signal(conn: Any, job_id: int, name: str, payload: Any = None, *, schema: str | None = None) -> Any:
+    """Send a signal to a job that waits for it, or will (job.wait_for), in the caller's transaction.
+
+    payload: any JSON value; the job gets it as the answer. Of several signals of one name the first
+    counts. Raises InvalidArgument, NotFound, WrongState (the job is completed or cancelled).
+    """
+    call = queue.send_signal_call(schema or default_schema(), job_id, name, payload)
+    return query("send_signal", conn, call, lambda _: None)
+
+
 def _verb(conn: Any, schema: str | None, verb: str, answer: Callable[[Rows], Any], **arguments: Any) -> Any:
     return query(verb, conn, queue.verb_call(schema or default_schema(), verb, **arguments), answer)
 

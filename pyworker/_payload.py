@@ -15,6 +15,7 @@ import functools
 import importlib.util
 import inspect
 import json
+import re
 import typing
 import uuid
 from collections.abc import Callable
@@ -32,6 +33,9 @@ _MARKS = ("__dataclass_fields__", "__struct_fields__", "__pydantic_validator__")
 Library = Literal["pydantic", "msgspec"]
 
 
+_ESCAPES = re.compile(r"\\u(?:d[89ab]..\\ud[c-f]..|(0000|d[89a-f]..))|\\.", re.IGNORECASE)
+
+
 class JsonText(str):
     """JSON that is sent as it is."""
 
@@ -43,6 +47,13 @@ class Codec:
         self.hint = hint
         self.encode = encode
         self.decode = decode
+
+
+def storable(text: str) -> str:
+    """Replace what jsonb cannot store, NUL and half surrogate pairs, by U+FFFD."""
+    if "\\u0000" not in text and "\\ud" not in text and "\\uD" not in text:
+        return text
+    return _ESCAPES.sub(lambda match: "\\ufffd" if match[1] else match[0], text)
 
 
 def to_json(value: Any, what: str = "what is stored") -> str:

@@ -20,6 +20,7 @@ from . import _client
 from ._arguments import AddOptions, TaskLike
 from ._db.rows import JobRow
 from ._logging import JobLogger
+from ._steps import AsyncSteps, Book, Steps
 from .errors import WrongState
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class _JobFields:
     _in_transaction: Any = field(default=None, repr=False)
     _cancelled: bool = field(default=False, repr=False)
     _transaction: str = field(default="", repr=False)  # "open", or "committed", which completed the job
+    _book: Book = field(default_factory=Book, repr=False)
 
     @property
     def _completed(self) -> bool:
@@ -113,7 +115,7 @@ class _JobFields:
     def _begin_transaction(self) -> None:
         if self._transaction == "open":
             raise WrongState(
-                "job.transaction(): not inside another job.transaction() of this job:"
+                "job.transaction(): not inside another job.transaction() or step_transaction() of this job:"
                 " use the connection that is open"
             )
         if self._transaction:
@@ -129,7 +131,7 @@ class _JobFields:
         return JobLogger(logger, {"job_id": self.id, "run": self.run, "task": self.task_identifier})
 
 
-class Job(_JobFields):
+class Job(_JobFields, Steps):
     """The running job, for a handler with a parameter named `job` or annotated `Job`.
 
     Its fields: id, run (the fencing token: it grows with each claim; pass it to systems that must
@@ -202,7 +204,7 @@ class Job(_JobFields):
             return _client.add_job(conn, identifier, payload, schema=self._connections.schema, **options)
 
 
-class AsyncJob(_JobFields):
+class AsyncJob(_JobFields, AsyncSteps):
     """`Job` for async handlers: `async with job.transaction()`, `await job.add_job(…)`."""
 
     __slots__ = ()

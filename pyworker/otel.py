@@ -20,6 +20,7 @@ from typing import Any
 from . import _client
 from ._distribution import pip_install
 from ._middleware import middleware
+from ._steps import Suspended
 from .job import AsyncJob, Job, Outcome
 
 try:
@@ -79,7 +80,7 @@ def _consume(job: Job | AsyncJob) -> Generator[None, Any, None]:
     ) as span:  # fmt: skip
         try:
             yield
-        except Outcome as outcome:
+        except (Outcome, Suspended) as outcome:
             span.set_attribute("pyworker.outcome", type(outcome).__name__.lower())
             raise
         except BaseException as error:

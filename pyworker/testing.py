@@ -47,15 +47,17 @@ from ._runner.config import RunConfig
 from ._runner.connections import Connections
 from ._runner.exchange import Exchange
 from ._runner.outcomes import Outcomes, Report, tell
+from ._steps import Suspended
 from .errors import TaskError
 from .job import Outcome
 from .tasks import Task
 
-ANSWERS = (Outcome,)  # raised by a handler on purpose
+ANSWERS = (Outcome, Suspended)  # raised by a handler on purpose
 FAILURES = (
     Exception,
     asyncio.CancelledError,
     SystemExit,
+    Suspended,
 )  # these fail only the job; Ctrl-C and pytest.fail end the test
 # At most so many jobs in one drain, as a job may add the next one for ever; and so many ticks in
 # one jump of the clock.

@@ -127,6 +127,17 @@ def _refuse_beyond_jsonb(where: str, payload: str) -> None:
         )
 
 
+def send_signal_call(schema: str, job_id: int, name: str, payload: Any) -> Statement:
+    given = {"job_id": job_id, "name": name, "payload": payload}
+    parameters = {argument: checked("send_signal", argument, value) for argument, value in given.items()}
+    if _BEYOND_JSONB.search(parameters["payload"]):
+        raise InvalidArgument("send_signal: payload must not contain NUL or half a surrogate pair")
+    return (
+        f"select {quoted(schema)}.send_signal(%(job_id)s::bigint, %(name)s::text, %(payload)s::jsonb)",
+        parameters,
+    )
+
+
 def verb_call(schema: str, verb: str, **arguments: Any) -> Statement:
     return _verb_statement(schema, verb), {
         name: checked(verb, name, value) for name, value in arguments.items()

@@ -41,6 +41,21 @@ def start_job_statement(schema: str) -> str:
     return f"select {quoted(schema)}.start_job(%s, %s)"
 
 
+def save_step_statement(schema: str) -> str:
+    return f"select {quoted(schema)}.save_step(%s, %s, %s, %s::jsonb)"
+
+
+def steps_statement(schema: str) -> str:
+    """All saved steps as one JSON text: an object of the results by name."""
+    source = f"{quoted(schema)}.get_steps(%s) s"
+    return f"select coalesce(json_object_agg(s.name, s.result), '{{}}')::text from {source}"  # noqa: S608
+
+
+def wait_for_signal_statement(schema: str) -> str:
+    """The answer is JSON text; None if the job waits."""
+    return f"select {quoted(schema)}.wait_for_signal(%s, %s, %s, make_interval(secs => %s))::text"
+
+
 def get_job_statement(schema: str) -> str:
     return f"select {JOB_COLUMNS} from {quoted(schema)}.get_job(%s) j"  # noqa: S608
 
@@ -160,6 +175,15 @@ class Worker(Base):
 
     def once(self, key: str) -> bool:
         return self._value("once(%s)", key)
+
+    def save_step(self, job_id: int, run: int, name: str, result: str) -> None:
+        self._rows(save_step_statement(self.schema), [job_id, run, name, result])
+
+    def steps(self, job_id: int) -> str:
+        return self._rows(steps_statement(self.schema), [job_id])[0][0]
+
+    def wait_for_signal(self, job_id: int, run: int, name: str, timeout: float | None) -> str | None:
+        return self._rows(wait_for_signal_statement(self.schema), [job_id, run, name, timeout])[0][0]
 
     def finish_job(self, job_id: int, run: int) -> str:
         return self._rows(finish_job_statement(self.schema), [job_id, run])[0][1]

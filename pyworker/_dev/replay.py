@@ -21,6 +21,7 @@ from .._runner.claimed import Claimed
 from .._runner.config import RunConfig
 from .._runner.connections import Connections
 from .._runner.outcomes import Ended, Report
+from .._steps import Suspended
 from ..errors import PyworkerError
 from ..job import Outcome
 from .url import resolved
@@ -38,6 +39,9 @@ def run(job_id: int, dsn: str, schema: str, modules: list[str], debug: bool) -> 
         connections.pooled = pooled
         say(f"job {job.id} ({job.task_identifier}, {job.state}) is run here, and rolled back", err=True)
         outcome, error = _attempt(_claimed(job), task, connections)
+    if isinstance(error, Suspended):
+        say(f"it would wait for the signal {error.name!r}, unless that was sent")
+        return
     if not isinstance(outcome, Report) or outcome.do == "release":
         result = None if isinstance(outcome, Report) else outcome[2]
         say(f"it would be completed{f', with the result {result}' if result else ''}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -13,7 +14,14 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from .._db.connect import BE_QUIET, conninfo, keepalives
 from .._db.database import Database
-from .._db.worker import finish_job_statement, once_statement, start_job_statement
+from .._db.worker import (
+    finish_job_statement,
+    once_statement,
+    save_step_statement,
+    start_job_statement,
+    steps_statement,
+    wait_for_signal_statement,
+)
 from ..errors import translated
 from .config import RunConfig
 
@@ -134,6 +142,57 @@ class Connections:
             row = await _row(conn, once_statement(self.schema), key)
         return row[0]
 
+    def steps(self, job_id: int) -> str:
+        """The saved results by name, as JSON text."""
+        with self.connection() as conn:
+            return Database(conn, self.schema).steps(job_id)
+
+    async def steps_async(self, job_id: int) -> str:
+        async with self.async_connection() as conn:
+            row = await _row(conn, steps_statement(self.schema), job_id)
+        return row[0]
+
+    def save_step(self, job_id: int, run: int, name: str, result: str) -> None:
+        if not self.rehearsal:
+            with self.connection() as conn:
+                self.save_step_in(conn, job_id, run, name, result)
+
+    async def save_step_async(self, job_id: int, run: int, name: str, result: str) -> None:
+        if not self.rehearsal:
+            async with self.async_connection() as conn:
+                await self.save_step_in_async(conn, job_id, run, name, result)
+
+    def save_step_in(
+        self, conn: psycopg.Connection[Any], job_id: int, run: int, name: str, result: str
+    ) -> None:
+        """Save a step in the connection's transaction."""
+        if self.rehearsal:
+            raise psycopg.Rollback
+        Database(conn, self.schema).save_step(job_id, run, name, result)
+
+    async def save_step_in_async(
+        self, conn: psycopg.AsyncConnection[Any], job_id: int, run: int, name: str, result: str
+    ) -> None:
+        if self.rehearsal:
+            raise psycopg.Rollback
+        await _row(conn, save_step_statement(self.schema), job_id, run, name, result)
+
+    def wait_for_signal(self, job_id: int, run: int, name: str, timeout: float | None) -> str | None:
+        """The answer as JSON text; None if the job waits from now on."""
+        if self.rehearsal:
+            return _saved_answer(self.steps(job_id), name)
+        with self.connection() as conn:
+            return Database(conn, self.schema).wait_for_signal(job_id, run, name, timeout)
+
+    async def wait_for_signal_async(
+        self, job_id: int, run: int, name: str, timeout: float | None
+    ) -> str | None:
+        if self.rehearsal:
+            return _saved_answer(await self.steps_async(job_id), name)
+        async with self.async_connection() as conn:
+            row = await _row(conn, wait_for_signal_statement(self.schema), job_id, run, name, timeout)
+        return row[0]
+
     def finish_job(self, conn: psycopg.Connection[Any], job_id: int, run: int) -> str:
         """Complete the job in the connection's transaction. Returns its id, for `committed`."""
         if self.rehearsal:
@@ -154,6 +213,11 @@ class Connections:
             if answer is not None:
                 return answer
             time.sleep(0.1)
+
+
+def _saved_answer(steps: str, name: str) -> str | None:
+    saved = json.loads(steps)
+    return json.dumps(saved[name]) if name in saved else None
 
 
 async def _row(conn: psycopg.AsyncConnection[Any], statement: str, *parameters: Any) -> Any:

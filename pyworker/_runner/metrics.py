@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._distribution import pip_install
 from .._middleware import middleware
+from .._steps import Suspended
 from ..errors import PyworkerError
 from ..job import AsyncJob, Job, Outcome
 
@@ -75,7 +76,7 @@ class Measures:
             try:
                 yield
                 outcome = "success"
-            except Outcome as told:
+            except (Outcome, Suspended) as told:
                 outcome = type(told).__name__.lower()
                 raise
             finally:

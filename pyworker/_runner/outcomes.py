@@ -10,7 +10,6 @@ import asyncio
 import inspect
 import json
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,7 +17,8 @@ from typing import Any, NamedTuple
 
 from .. import tasks
 from .._escape import shown
-from .._payload import to_json
+from .._payload import storable, to_json
+from .._steps import suspends
 from .._texts import first_line, limited, name_of, summary_of, text_of, traceback_of
 from ..job import Cancel, Discard, Failed, NotStarted, Snooze
 from .claimed import Claimed
@@ -26,7 +26,6 @@ from .claimed import Claimed
 log = logging.getLogger("pyworker.worker")
 
 Done = tuple[int, int, str | None]  # a completed job: id, run, and its result as JSON text or None
-_ESCAPES = re.compile(r"\\u(?:d[89ab]..\\ud[c-f]..|(0000|d[89a-f]..))|\\.", re.IGNORECASE)
 
 
 class Report(NamedTuple):
@@ -81,12 +80,14 @@ def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
         raise value
     if inspect.isawaitable(value):  # and nothing has run yet
         raise TypeError(f"{task!r} returned {type(value).__name__} to be awaited; make it an async function")
-    return (job.id, job.run, _storable(to_json(value)) if task.result else None), value
+    return (job.id, job.run, storable(to_json(value)) if task.result else None), value
 
 
 def failure_of(job: Claimed, error: BaseException) -> Ended:
     """The outcome of a handler that raised. Never raises, so each started job has an outcome."""
     try:
+        if suspends(error):
+            return release(job), error  # its run has ended already
         report = _report(job, error)
     except BaseException as problem:
         report = _failed(job, f"{name_of(error)}: the exception cannot be shown ({name_of(problem)})")
@@ -160,13 +161,6 @@ def tell(job: Claimed, report: Report, error: BaseException, tracebacks: bool) -
         record.exc_text = text
     if log.isEnabledFor(logging.WARNING):
         log.handle(record)
-
-
-def _storable(text: str) -> str:
-    """Replace what jsonb cannot store, NUL and half surrogate pairs, by U+FFFD."""
-    if "\\u0000" not in text and "\\ud" not in text and "\\uD" not in text:
-        return text
-    return _ESCAPES.sub(lambda match: "\\ufffd" if match[1] else match[0], text)
 
 
 def _reason(error: Any) -> str:

@@ -1,0 +1,260 @@
+"""A job's steps and waits: what one run has done, a later run need not do again.
+
+The rules are in sql/functions/36_steps.sql. This module reads the saved steps once a run, calls what is
+not saved, and keeps a name from being used twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import psycopg
+
+from ._payload import storable, to_json
+from .errors import Duplicate, InvalidArgument, WrongState
+
+if TYPE_CHECKING:
+    from ._runner.connections import Connections
+
+C = TypeVar("C", bound="psycopg.Connection[Any] | psycopg.AsyncConnection[Any]")
+
+
+class Suspended(BaseException):
+    """Raised by job.wait_for: the signal has not come, and this run of the job has ended.
+
+    It is no Exception, so that a handler's `except Exception` lets it pass. `name`: of the signal.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"waits for the signal {name!r}")
+
+
+def suspends(error: BaseException) -> bool:
+    """True if a handler raised Suspended, or one of its asyncio tasks did."""
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return any(suspends(one) for one in group.exceptions)
+    return isinstance(error, Suspended)
+
+
+class Step(Generic[C]):
+    """A step within job.step_transaction().
+
+    done: an earlier run has done it; skip it. result: what that run saved; if the step is not done, set it
+    to what is to be saved. connection: in the step's transaction.
+    """
+
+    __slots__ = ("_connection", "name", "result")
+
+    def __init__(self, name: str, result: Any, connection: C | None = None) -> None:
+        self.name = name
+        self.result: Any = result
+        self._connection = connection
+
+    @property
+    def done(self) -> bool:
+        return self._connection is None
+
+    @property
+    def connection(self) -> C:
+        if self._connection is None:
+            raise WrongState(f"step {self.name!r} is done: do nothing for it again (if not step.done: …)")
+        return self._connection
+
+
+@dataclass(slots=True)
+class Book:
+    """What this run knows of the job's steps."""
+
+    names: set[str] = field(default_factory=set[str])  # used in this run
+    saved: dict[str, Any] | None = None  # read on first use
+
+
+class _Steps:
+    """What Job and AsyncJob share. The fields are theirs."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        id: int
+        run: int
+        _connections: Connections
+        _in_transaction: Any
+        _transaction: str
+        _book: Book
+
+    @contextmanager
+    def _named(self, caller: str, name: str) -> Iterator[None]:
+        """Take a name for a step or a wait. After an exception, it may be taken again."""
+        # Refused before the step is done, not when it is saved.
+        if not isinstance(name, str) or not 1 <= len(name) <= 512:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgument(
+                f"{caller}: name must be a string of 1 to 512 characters, got {name!r:.530}"
+            )
+        if self._transaction == "open":
+            raise WrongState(
+                f"{caller}: not inside job.transaction() or job.step_transaction(),"
+                " which may be rolled back when this is not"
+            )
+        if self._transaction:
+            raise WrongState(f"{caller}: not after job.transaction(), which has completed the job")
+        if name in self._book.names:
+            raise Duplicate(
+                f"{caller}: {name!r} was used before in this run; each step and each wait of a job needs a"
+                " name of its own"
+            )
+        self._book.names.add(name)
+        try:
+            yield
+        except BaseException:
+            self._book.names.discard(name)
+            self._book.saved = None
+            raise
+
+    @contextmanager
+    def _within(self, conn: Any) -> Iterator[None]:
+        """Let job.add_job use the step's transaction."""
+        self._in_transaction, self._transaction = conn, "open"
+        try:
+            yield
+        finally:
+            self._in_transaction, self._transaction = None, ""
+
+    @staticmethod
+    def _json(caller: str, name: str, result: Any) -> str:
+        return storable(to_json(result, f"{caller}: the result of step {name!r}"))
+
+    @staticmethod
+    def _seconds(timeout: timedelta | float | None) -> float | None:
+        if timeout is None:
+            return None
+        if isinstance(timeout, timedelta):
+            return timeout.total_seconds()
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgument(f"job.wait_for(): timeout must be a timedelta or seconds, got {timeout!r}")
+        return float(timeout)
+
+
+class Steps(_Steps):
+    """The methods of Job."""
+
+    __slots__ = ()
+
+    def step(self, name: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function once in this job's life, and return its result: `job.step("pay", pay, order)`.
+
+        The result is saved before step() returns. If the job runs again (after a failure, a crash, a snooze),
+        step() returns the saved result without a call. If the process dies between the call and its save, the
+        next run calls again: a step is at least once. For effects in this database use step_transaction.
+
+        name: 1 to 512 characters, once a run. The result must be JSON; a dataclass or model becomes plain
+        JSON values, in each run. Raises InvalidArgument, Duplicate, WrongState, ClaimLost.
+        (SQL: save_step, get_steps)
+        """
+        with self._named("job.step()", name):
+            saved = self._saved()
+            if name in saved:
+                return saved[name]
+            result = self._json("job.step()", name, call(*args, **kwargs))
+            self._connections.save_step(self.id, self.run, name, result)
+            return json.loads(result)
+
+    @contextmanager
+    def step_transaction(self, name: str) -> Iterator[Step[psycopg.Connection[Any]]]:
+        """A step whose writes to this database happen once: they are committed with the step.
+
+            with job.step_transaction("reserve") as step:
+                if not step.done:
+                    step.connection.execute("insert into reservations …")
+                    step.result = "R17"
+
+        If the claim was lost, the commit is replaced by ClaimLost, and everything rolls back. The name may be
+        used again after an exception. Raises what step() raises.
+        """
+        with self._named("job.step_transaction()", name):
+            saved = self._saved()
+            if name in saved:
+                yield Step(name, saved[name])
+                return
+            with self._connections.connection() as conn, conn.transaction():
+                step = Step(name, None, conn)
+                with self._within(conn):
+                    yield step
+                result = self._json("job.step_transaction()", name, step.result)
+                self._connections.save_step_in(conn, self.id, self.run, name, result)
+
+    def wait_for(self, name: str, timeout: timedelta | float | None = None) -> Any:
+        """The payload of a signal that was sent to this job (send_signal); None if the timeout has passed.
+
+        If there is no answer yet, this raises Suspended, which ends the run: the job is pending, without a
+        process, a slot or an attempt. When the signal comes or the timeout ends, the handler begins again
+        from its start, and gets the answer here. So put what must not be repeated into steps.
+
+        timeout: a timedelta or seconds, from the first call on; None: no end. Raises InvalidArgument,
+        Duplicate, WrongState (also for delivery at_most_once), ClaimLost. (SQL: wait_for_signal)
+        """
+        with self._named("job.wait_for()", name):
+            answer = self._connections.wait_for_signal(self.id, self.run, name, self._seconds(timeout))
+            if answer is None:
+                raise Suspended(name)
+            return json.loads(answer)
+
+    def _saved(self) -> dict[str, Any]:
+        if self._book.saved is None:
+            self._book.saved = json.loads(self._connections.steps(self.id))
+        return cast("dict[str, Any]", self._book.saved)
+
+
+class AsyncSteps(_Steps):
+    """The methods of AsyncJob."""
+
+    __slots__ = ()
+
+    async def step(self, name: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Like Job.step; `call` may be an async function: `await job.step("pay", pay, order)`."""
+        with self._named("job.step()", name):
+            saved = await self._saved()
+            if name in saved:
+                return saved[name]
+            value = call(*args, **kwargs)
+            if inspect.isawaitable(value):
+                value = await value
+            result = self._json("job.step()", name, value)
+            await self._connections.save_step_async(self.id, self.run, name, result)
+            return json.loads(result)
+
+    @asynccontextmanager
+    async def step_transaction(self, name: str) -> AsyncIterator[Step[psycopg.AsyncConnection[Any]]]:
+        """Like Job.step_transaction, with an asynchronous connection."""
+        with self._named("job.step_transaction()", name):
+            saved = await self._saved()
+            if name in saved:
+                yield Step(name, saved[name])
+                return
+            async with self._connections.async_connection() as conn, conn.transaction():
+                step = Step(name, None, conn)
+                with self._within(conn):
+                    yield step
+                result = self._json("job.step_transaction()", name, step.result)
+                await self._connections.save_step_in_async(conn, self.id, self.run, name, result)
+
+    async def wait_for(self, name: str, timeout: timedelta | float | None = None) -> Any:
+        """Like Job.wait_for."""
+        with self._named("job.wait_for()", name):
+            seconds = self._seconds(timeout)
+            answer = await self._connections.wait_for_signal_async(self.id, self.run, name, seconds)
+            if answer is None:
+                raise Suspended(name)
+            return json.loads(answer)
+
+    async def _saved(self) -> dict[str, Any]:
+        if self._book.saved is None:
+            self._book.saved = json.loads(await self._connections.steps_async(self.id))
+        return cast("dict[str, Any]", self._book.saved)
