@@ -14,9 +14,23 @@ Names that are not listed in __all__ are private and change without notice.
 from importlib.metadata import version as _version
 
 from ._arguments import AddOptions, JobSpec
-from ._client import add_job, add_jobs, cancel_job, delete_job, get_job, remove_job, retry_job, send_signal
+from ._client import (
+    Batch,
+    add_batch,
+    add_job,
+    add_jobs,
+    cancel_job,
+    delete_job,
+    extend_batch,
+    get_job,
+    remove_job,
+    retry_job,
+    send_signal,
+)
 from ._db.rows import JobRow
 from ._distribution import DISTRIBUTION as _DISTRIBUTION
+from ._flow import AsyncFlow, Flow, FlowJob, flow
+from ._inputs import Input, Inputs
 from ._middleware import middleware
 from ._steps import Step, Suspended
 from .errors import (
@@ -34,12 +48,18 @@ from .tasks import Task, cron, task
 
 __all__ = [
     "AddOptions",
+    "AsyncFlow",
     "AsyncJob",
+    "Batch",
     "Cancel",
     "ClaimLost",
     "Discard",
     "Duplicate",
     "Failed",
+    "Flow",
+    "FlowJob",
+    "Input",
+    "Inputs",
     "InvalidArgument",
     "Job",
     "JobRow",
@@ -54,11 +74,14 @@ __all__ = [
     "Task",
     "TaskError",
     "WrongState",
+    "add_batch",
     "add_job",
     "add_jobs",
     "cancel_job",
     "cron",
     "delete_job",
+    "extend_batch",
+    "flow",
     "get_job",
     "middleware",
     "remove_job",

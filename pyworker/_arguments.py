@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, Required, TypedDict
 
 JobKeyMode = Literal["replace", "preserve_run_at", "unsafe_dedupe"]
 Delivery = Literal["at_least_once", "at_most_once"]
+On = Literal["success", "end", "failure"]
 Flags = list[str] | tuple[str, ...] | set[str] | frozenset[str]
 
 
@@ -48,6 +49,12 @@ class AddOptions(_JobOptions, total=False):
 
     run_at: datetime | timedelta | str | None
     depends_on: Sequence[int | str | Mapping[str, Any]] | Mapping[str, Any] | None
+
+
+class FlowOptions(_JobOptions, total=False):
+    """The options of a flow's add: those of add_job, with `after` in place of depends_on."""
+
+    run_at: datetime | timedelta | str | None
 
 
 class JobSpec(AddOptions, total=False):

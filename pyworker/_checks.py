@@ -97,7 +97,7 @@ def _json(name: str) -> Callable[[Any], str]:
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "identifier": _text, "ref": _text, "queue_name": _text, "job_key": _text, "job_key_mode": _text,
-    "delivery": _text, "name": _text,
+    "delivery": _text, "name": _text, "on": _text,
     "max_attempts": _integer(2**31), "priority": _integer(2**31), "job_id": _integer(2**63),
     "force": _boolean, "run_at": _run_at, "flags": _flags,
     **{name: _json(name) for name in ("payload", "unique_policy", "sequence_policy", "meta", "depends_on")},

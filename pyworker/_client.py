@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Unpack, cast, overload
+from typing import Any, NamedTuple, Unpack, cast, overload
 
-from ._arguments import AddOptions, JobSpec, TaskLike
+from ._arguments import AddOptions, JobSpec, On, TaskLike
 from ._db import queue
 from ._db.drivers import AsyncConnection, Rows, SyncConnection, query
 from ._db.rows import JobRow, job_row
+
+
+class Batch(NamedTuple):
+    """The jobs of a batch, and its callback."""
+
+    jobs: list[JobRow]
+    callback: JobRow
+
 
 # Called before each add with the task's name and the options, which they may change.
 producers: list[Callable[[str, dict[str, Any]], None]] = []
@@ -89,12 +97,75 @@ def add_jobs(conn: Any, specs: Iterable[JobSpec], *, schema: str | None = None) 
     specs: dicts with add_job's arguments: {"identifier": "send_email", "payload": {…}, "priority":
     1}. identifier: a task's name, or the task itself. If one spec is refused, no job is added.
     """
+    return query("add_jobs", conn, queue.add_jobs_call(schema or default_schema(), _sent(specs)), _all)
+
+
+@overload
+def add_batch(
+    conn: AsyncConnection,
+    jobs: Iterable[JobSpec],
+    callback: JobSpec | TaskLike | str,
+    on: On = "end",
+    *,
+    schema: str | None = None,
+) -> Coroutine[Any, Any, Batch]: ...
+@overload
+def add_batch(
+    conn: SyncConnection,
+    jobs: Iterable[JobSpec],
+    callback: JobSpec | TaskLike | str,
+    on: On = "end",
+    *,
+    schema: str | None = None,
+) -> Batch: ...
+def add_batch(
+    conn: Any,
+    jobs: Iterable[JobSpec],
+    callback: JobSpec | TaskLike | str,
+    on: On = "end",
+    *,
+    schema: str | None = None,
+) -> Any:
+    """Add jobs, and a callback that runs when all of them have ended, in one statement.
+
+    jobs: as in add_jobs. callback: such a dict, or a task or its name. on: "end" (however they ended),
+    "success" (all were completed) or "failure" (none was). The callback reads what they returned by
+    job.inputs. A batch without jobs calls back at once. Raises InvalidArgument.
+    """
+    last = cast("JobSpec", dict(callback) if isinstance(callback, Mapping) else {"identifier": callback})
+    call = queue.add_batch_call(schema or default_schema(), _sent(jobs), _sent([last])[0], on)
+    return query("add_batch", conn, call, _batch)
+
+
+@overload
+def extend_batch(
+    conn: AsyncConnection, callback_id: int, jobs: Iterable[JobSpec], *, schema: str | None = None
+) -> Coroutine[Any, Any, list[JobRow]]: ...
+@overload
+def extend_batch(
+    conn: SyncConnection, callback_id: int, jobs: Iterable[JobSpec], *, schema: str | None = None
+) -> list[JobRow]: ...
+def extend_batch(conn: Any, callback_id: int, jobs: Iterable[JobSpec], *, schema: str | None = None) -> Any:
+    """Add jobs to a batch whose callback has not begun to run; one of its jobs may do so, too.
+
+    The callback waits for them as for the others. Raises NotFound; WrongState if the callback has begun.
+    """
+    call = queue.extend_batch_call(schema or default_schema(), callback_id, _sent(jobs))
+    return query("extend_batch", conn, call, _all)
+
+
+def _sent(specs: Iterable[JobSpec]) -> list[Mapping[str, Any]]:
     sent: list[Mapping[str, Any]] = []
     for spec in specs:
         given: dict[str, Any] = dict(spec)
         name, payload, options = job_of(given.pop("identifier", None), given.pop("payload", None), given)
         sent.append({"identifier": name, "payload": payload, **options})
-    return query("add_jobs", conn, queue.add_jobs_call(schema or default_schema(), sent), _all)
+    return sent
+
+
+def _batch(rows: Rows) -> Batch:
+    *jobs, callback = _all(rows)
+    return Batch(jobs, callback)
 
 
 @overload

@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 COMMANDS = (
     migrate.migrate, run.run, dev.demo,
-    jobs.add, jobs.jobs, jobs.retry, jobs.cancel, jobs.delete, jobs.remove, jobs.explain,
+    jobs.add, jobs.jobs, jobs.retry, jobs.signal, jobs.cancel, jobs.delete, jobs.remove, jobs.explain,
     doctor.doctor, top.top, health.health, health.metrics, queues.queues, queues.sequences,
     schedules.schedules, tasks.tasks, topics.sql, dev.replay, dev.dev, serve.ui,
 )  # fmt: skip

@@ -19,6 +19,7 @@ import psycopg
 from . import _client
 from ._arguments import AddOptions, TaskLike
 from ._db.rows import JobRow
+from ._inputs import Inputs, inputs_of
 from ._logging import JobLogger
 from ._steps import AsyncSteps, Book, Steps
 from .errors import WrongState
@@ -149,6 +150,13 @@ class Job(_JobFields, Steps):
         process is killed. (In async handlers asyncio.CancelledError is raised.)"""
         return self._cancelled
 
+    @property
+    def inputs(self) -> Inputs:
+        """What the jobs have returned that this one has waited for: `job.inputs["fetch"]`, by ref or id.
+
+        Each use asks the database. (SQL: dependency_results)"""
+        return inputs_of(self._connections.inputs(self.id))
+
     def once(self, key: str) -> bool:
         """True the first time in this job's life, over all its attempts; False ever after.
 
@@ -233,6 +241,11 @@ class AsyncJob(_JobFields, AsyncSteps):
                 ended = "committed" if xact else ""
         finally:
             self._in_transaction, self._transaction = None, ended
+
+    @property
+    async def inputs(self) -> Inputs:
+        """Like Job.inputs: `(await job.inputs)["fetch"]`."""
+        return inputs_of(await self._connections.inputs_async(self.id))
 
     async def once(self, key: str) -> bool:
         """Like Job.once."""

@@ -1,4 +1,4 @@
-"""The commands for jobs: add, jobs, retry, cancel, delete, remove, explain."""
+"""The commands for jobs: add, jobs, retry, signal, cancel, delete, remove, explain."""
 
 from __future__ import annotations
 
@@ -44,6 +44,13 @@ JOB_ID = click.IntRange(1, 2**63 - 1)
     "--sequence-policy",
     help="A sequence_policy, a JSON object: run jobs with the same key one at a time, in order.",
 )
+@click.option(
+    "--depends-on",
+    "parents",
+    multiple=True,
+    type=JOB_ID,
+    help="Run only after the job with this id was completed. Can be repeated.",
+)
 @as_json
 def add(
     task: str,
@@ -55,10 +62,12 @@ def add(
     meta: str | None,
     unique_policy: str | None,
     sequence_policy: str | None,
+    parents: tuple[int, ...],
     **options: Any,
 ) -> None:
     """Add a job of TASK with PAYLOAD, a JSON text ("-" reads it from standard input)."""
     value = _parsed("PAYLOAD", sys.stdin.read() if payload == "-" else payload)
+    options["depends_on"] = list(parents) or None
     options |= {"flags": flags or None, "meta": None if meta is None else _parsed("--meta", meta)}
     options["unique_policy"] = None if unique_policy is None else _parsed("--unique-policy", unique_policy)
     options["sequence_policy"] = (
@@ -95,21 +104,27 @@ def _refuse(constant: str) -> None:
 @click.option("--task", "tasks", multiple=True)
 @click.option("--queue", "queues", multiple=True)
 @click.option("--key")
+@click.option("--waiting-for", "parent", type=JOB_ID, help="Jobs that wait for the job with this id.")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1))
 @as_json
 def jobs(
     job_id: int | None, dsn: str, schema: str, states: Sequence[str], tasks: Sequence[str],
-    queues: Sequence[str], key: str | None, limit: int, machine: bool,
+    queues: Sequence[str], key: str | None, parent: int | None, limit: int, machine: bool,
 ) -> None:  # fmt: skip
-    """List jobs, newest first, or show one job with the errors of its attempts.
+    """List jobs, newest first, or show one job with its steps and the errors of its attempts.
 
     Finished jobs are included.
     """
+    if parent is not None and (job_id or states or tasks or queues or key):
+        raise click.UsageError("--waiting-for cannot be combined with an ID or other filters")
     with database(dsn, schema) as db:
         if job_id is not None:
             _show_job(db, job_id, machine)
             return
-        rows = db.list_jobs(states=states, tasks=tasks, queues=queues, key=key, limit=limit)
+        if parent is not None:
+            rows = db.jobs_waiting_for(parent, limit)
+        else:
+            rows = db.list_jobs(states=states, tasks=tasks, queues=queues, key=key, limit=limit)
     if machine:
         print_json(rows)
         return
@@ -124,17 +139,20 @@ def jobs(
     ]  # fmt: skip
     print_table(
         shown,
-        "no jobs" + (" match" if states or tasks or queues or key else " yet: pyworker add TASK adds one"),
+        "no jobs"
+        + (" match" if states or tasks or queues or key or parent else " yet: pyworker add TASK adds one"),
     )
 
 
 def _show_job(db: Database, job_id: int, machine: bool) -> None:
-    job, attempts = db.each(partial(db.get_job, job_id), partial(db.job_errors, job_id))
+    job, attempts, steps = db.each(
+        partial(db.get_job, job_id), partial(db.job_errors, job_id), partial(db.get_steps, job_id)
+    )
     if job is None:
         raise CliError(f"there is no job {job_id} (finished jobs are kept for their retention)")
     errors = [dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in attempts]
     if machine:
-        print_json({**dataclasses.asdict(job), "errors": errors})
+        print_json({**dataclasses.asdict(job), "errors": errors, "steps": steps})
         return
     console = Screen(soft_wrap=True, highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -143,6 +161,9 @@ def _show_job(db: Database, job_id: int, machine: bool) -> None:
             is_json = name in ("payload", "meta", "flags", "result")
             text = text_of(json.dumps(value, ensure_ascii=False) if is_json else value)
             table.add_row(name, text, style=STYLES.get(job.state) if name == "state" else None)
+    for step in steps:
+        result = text_of(json.dumps(step["result"], ensure_ascii=False))
+        table.add_row(f"step {shown(step['name'])}", f"{result}, {time_of(step['at'])}")
     console.print(table)
     for error in errors:
         console.print(f"\nattempt failed {time_of(error['at'])} on worker {error['worker']}:", style="yellow")
@@ -157,6 +178,26 @@ def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> Non
     """Run discarded and finished jobs again, and waiting jobs now."""
     with database(dsn, schema) as db:
         report(db.each(*(partial(db.retry_job, job_id) for job_id in job_ids)), machine)
+
+
+@click.command()
+@click.argument("job_id", type=JOB_ID)
+@click.argument("name")
+@click.argument("payload", default="null")
+@writes
+@as_json
+def signal(job_id: int, name: str, payload: str, dsn: str, schema: str, machine: bool) -> None:
+    """Send the signal NAME to a job that waits for it (job.wait_for), or will.
+
+    PAYLOAD is a JSON text, which the job gets as the answer ("-" reads it from standard input).
+    """
+    value = _parsed("PAYLOAD", sys.stdin.read() if payload == "-" else payload)
+    with database(dsn, schema) as db:
+        job = db.send_signal(job_id, name, value)
+    if machine:
+        print_json(dataclasses.asdict(job))
+    else:
+        say(f"job {job.id} ({job.task_identifier}, {job.state}) has the signal {name!r}")
 
 
 @click.command()

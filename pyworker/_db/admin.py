@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from .base import Base
-from .queue import add_job_call
+from .queue import add_job_call, send_signal_call
 from .rows import JOB_COLUMNS, JobRow, job_row
 
 
@@ -49,6 +49,15 @@ class Admin(Base):
         jobs = f"{self._s}.jobs j where j.state in ('available', 'pending', 'running')"
         any_worker = f"exists (select from {self._s}.live_workers w where {of_a_worker})"
         return self._rows(f"select count(*) from {jobs} and {any_worker}", [host, pid])[0][0]  # noqa: S608
+
+    def get_steps(self, job_id: int) -> list[dict[str, Any]]:
+        return self._dicts("name, result, run, at", "get_steps(%s)", job_id)
+
+    def send_signal(self, job_id: int, name: str, payload: Any) -> JobRow:
+        """Returns the job as it is afterwards."""
+        text, parameters = send_signal_call(self.schema, job_id, name, payload)
+        self._rows(text, parameters)
+        return cast("JobRow", self.get_job(job_id))
 
     def explain_job(self, job_id: int) -> list[dict[str, Any]]:
         return self._dicts("reason, detail, remedy", "explain_job(%s) order by position", job_id)

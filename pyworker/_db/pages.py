@@ -63,6 +63,13 @@ class Pages(Base):
                 return found
             after = more or rows[-1]["id"]
 
+    def jobs_waiting_for(self, job_id: int, limit: int) -> list[dict[str, Any]]:
+        """The newest jobs that wait for the end of this one."""
+        columns = "id, task_identifier, state, queue_name, key, attempts, max_attempts, run_at, last_error"
+        waiting = f"select d.job_id from {self._s}.dependencies d where d.depends_on = %s"  # noqa: S608
+        source = f"jobs v where v.state = 'pending' and v.id in ({waiting}) order by v.id desc limit %s"
+        return self._dicts(columns, source, job_id, limit)
+
     def list_workers(self) -> list[dict[str, Any]]:
         columns = "id, info, started_at, beat_at, expires_at, silent, running, jobs"
         return self._dicts(columns, "list_workers() order by id")

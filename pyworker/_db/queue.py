@@ -44,7 +44,7 @@ SCHEDULE_OPTIONS = (ADD_ARGUMENTS.keys() - {"identifier", "run_at", "depends_on"
 SOON = "{schema}.clock() + make_interval(secs => {value}::double precision)"
 SPECS = """(select coalesce(jsonb_agg(case when s.spec ? 'run_in'
     then s.spec - 'run_in' || jsonb_build_object('run_at', {soon}) else s.spec end order by s.nr), '[]')
-    from jsonb_array_elements(%(specs)s::jsonb) with ordinality s(spec, nr))"""
+    from jsonb_array_elements(%({name})s::jsonb) with ordinality s(spec, nr))"""
 
 # The other job functions with their arguments.
 _VERBS = {
@@ -81,11 +81,41 @@ def add_job_call(
 
 
 def add_jobs_call(schema: str, specs: Iterable[Mapping[str, Any]]) -> Statement:
-    """Joins JSON texts, so that each payload is encoded only once."""
+    given, text = _jobs(schema, "add_jobs", "specs", specs)
+    return rows_of(schema, f"add_jobs({given})"), {"specs": text}
+
+
+def add_batch_call(
+    schema: str, specs: Iterable[Mapping[str, Any]], callback: Mapping[str, Any], on: str
+) -> Statement:
+    jobs, text = _jobs(schema, "add_batch", "jobs", specs)
+    last, last_text = _jobs(schema, "add_batch", "callback", [callback])
+    parameters = {"jobs": text, "callback": last_text, "on": checked("add_batch", "on", on)}
+    return rows_of(schema, f"add_batch({jobs}, {last} -> 0, %(on)s::text)"), parameters
+
+
+def extend_batch_call(schema: str, callback_id: int, specs: Iterable[Mapping[str, Any]]) -> Statement:
+    given, text = _jobs(schema, "extend_batch", "jobs", specs)
+    parameters = {"callback_id": checked("extend_batch", "job_id", callback_id), "jobs": text}
+    return rows_of(schema, f"extend_batch(%(callback_id)s::bigint, {given})"), parameters
+
+
+def dependency_results_statement(schema: str) -> str:
+    """One JSON text: how the jobs that this one depends on have ended, by id."""
+    columns = "json_build_object('id', r.id, 'ref', r.ref, 'state', r.state, 'result', r.result)"
+    source = f"{quoted(schema)}.dependency_results(%s) r"
+    return f"select coalesce(json_agg({columns} order by r.id), '[]')::text from {source}"  # noqa: S608
+
+
+def _jobs(schema: str, function: str, argument: str, specs: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
+    """The expression of an array of jobs, and its parameter.
+
+    Joins JSON texts, so that each payload is encoded only once.
+    """
     texts: list[str] = []
     soon = False
     for position, spec in enumerate(specs, 1):
-        where = f"add_jobs: specs[{position}]"
+        where = f"{function}: {argument}" + ("" if argument == "callback" else f"[{position}]")
         members: list[str] = []
         for name, value in _known(where, spec, "ref").items():
             if value is None and name != "identifier":
@@ -98,11 +128,11 @@ def add_jobs_call(schema: str, specs: Iterable[Mapping[str, Any]]) -> Statement:
             is_json = ADD_ARGUMENTS.get(name, "").startswith("json")
             members.append(f'"{name}": {sent if is_json else json.dumps(sent)}')
         texts.append("{" + ", ".join(members) + "}")
-    given = "%(specs)s::jsonb"
+    given = f"%({argument})s::jsonb"
     if soon:
         moment = SOON.format(schema=quoted(schema), value="(s.spec ->> 'run_in')")
-        given = SPECS.format(soon=moment)
-    return rows_of(schema, f"add_jobs({given})"), {"specs": "[" + ", ".join(texts) + "]"}
+        given = SPECS.format(soon=moment, name=argument)
+    return given, "[" + ", ".join(texts) + "]"
 
 
 # NUL, or half a surrogate pair, in JSON text; after an even number of backslashes these are

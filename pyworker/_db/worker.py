@@ -10,6 +10,7 @@ from .._payload import to_json
 from .._texts import printable
 from ..errors import translated
 from .base import Base
+from .queue import dependency_results_statement
 from .rows import JOB_COLUMNS
 from .text import as_identifier, named_call, quoted
 
@@ -181,6 +182,9 @@ class Worker(Base):
 
     def steps(self, job_id: int) -> str:
         return self._rows(steps_statement(self.schema), [job_id])[0][0]
+
+    def inputs(self, job_id: int) -> str:
+        return self._rows(dependency_results_statement(self.schema), [job_id])[0][0]
 
     def wait_for_signal(self, job_id: int, run: int, name: str, timeout: float | None) -> str | None:
         return self._rows(wait_for_signal_statement(self.schema), [job_id, run, name, timeout])[0][0]

@@ -14,6 +14,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from .._db.connect import BE_QUIET, conninfo, keepalives
 from .._db.database import Database
+from .._db.queue import dependency_results_statement
 from .._db.worker import (
     finish_job_statement,
     once_statement,
@@ -150,6 +151,16 @@ class Connections:
     async def steps_async(self, job_id: int) -> str:
         async with self.async_connection() as conn:
             row = await _row(conn, steps_statement(self.schema), job_id)
+        return row[0]
+
+    def inputs(self, job_id: int) -> str:
+        """How the jobs have ended that this one has waited for, as JSON text."""
+        with self.connection() as conn:
+            return Database(conn, self.schema).inputs(job_id)
+
+    async def inputs_async(self, job_id: int) -> str:
+        async with self.async_connection() as conn:
+            row = await _row(conn, dependency_results_statement(self.schema), job_id)
         return row[0]
 
     def save_step(self, job_id: int, run: int, name: str, result: str) -> None:

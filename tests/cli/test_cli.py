@@ -142,6 +142,27 @@ def test_cancel_ends_waiting_jobs_and_asks_running_ones_to_stop(call: Any, zoo: 
     assert call("cancel", "3", "--force") == "job 3 cancelled\n"
 
 
+def test_signal_sends_a_signal_and_jobs_shows_the_steps(call: Any, db: Any, zoo: dict[str, int]) -> None:
+    assert call("signal", "4", "go", '{"by": "ann"}') == "job 4 (waits, available) has the signal 'go'\n"
+    db.execute(
+        "with mine as materialized (select * from pyworker.claim_jobs(pyworker.register_worker(), 9)) "
+        "select pyworker.wait_for_signal(4, run, 'go'), pyworker.save_step(4, run, '[red]') "
+        "from mine where id = 4"
+    )
+    printed = call("jobs", "4")
+    assert re.search(r'step go +{"by": "ann"}, ', printed)
+    assert re.search(r"step \[red\] +null, ", printed)
+    assert [step["name"] for step in call("jobs", "4", "--json")["steps"]] == ["go", "[red]"]
+
+
+def test_a_job_may_depend_on_others_and_they_name_it(call: Any, zoo: dict[str, int]) -> None:
+    assert call("add", "after", "--depends-on", "4", "--depends-on", "3") == "job 5 pending\n"
+    assert [job["id"] for job in call("jobs", "--waiting-for", "4", "--json")] == [5]
+    assert call("jobs", "--waiting-for", "3").splitlines()[1].split()[:3] == ["5", "after", "pending"]
+    assert call("jobs", "--waiting-for", "1") == "no jobs match\n"
+    assert "waits for the success of job 3" in call("explain", "5")
+
+
 def test_delete_takes_ids_and_remove_takes_keys(call: Any, db: Any, zoo: dict[str, int]) -> None:
     db.execute("select pyworker.add_job('x', job_key => 'later', run_at => '2100-01-01')")
     assert call("delete", "1", "2") == "job 1 deleted (was retryable)\njob 2 deleted (was cancelled)\n"

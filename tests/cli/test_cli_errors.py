@@ -36,6 +36,7 @@ EXAMPLES = {
     "remove": ["--key", "k"],
     "run": ["handlers"],
     "explain": ["1"],
+    "signal": ["1", "go"],
     "replay": ["1"],
 }
 
