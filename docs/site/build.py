@@ -42,7 +42,15 @@ GUESTS = {
 # is found under "More".
 MENU = {
     "Start": ["start", "howto", "The README <readme>"],
-    "Concepts": ["concepts", "delivery", "sequences-and-queues", "unique-jobs", "schedules", "middleware"],
+    "Concepts": [
+        "concepts",
+        "delivery",
+        "sequences-and-queues",
+        "unique-jobs",
+        "schedules",
+        "workflows",
+        "middleware",
+    ],
     "In your stack": ["integrations", "django", "testing", "development"],
     "Operations": ["operations", "deployment", "monitoring", "dashboard", "top", "performance", "benchmarks"],
     "Reference": [

@@ -163,7 +163,7 @@ def _show_job(db: Database, job_id: int, machine: bool) -> None:
             table.add_row(name, text, style=STYLES.get(job.state) if name == "state" else None)
     for step in steps:
         result = text_of(json.dumps(step["result"], ensure_ascii=False))
-        table.add_row(f"step {shown(step['name'])}", f"{result}, {time_of(step['at'])}")
+        table.add_row(text_of(f"step {step['name']}"), f"{result}, {time_of(step['at'])}")
     console.print(table)
     for error in errors:
         console.print(f"\nattempt failed {time_of(error['at'])} on worker {error['worker']}:", style="yellow")
