@@ -82,6 +82,14 @@ def _run_at(value: Any) -> str | float:
     raise _Wrong(f"must be a datetime with a time zone, a timedelta from now, or a string, got {value!r}")
 
 
+def _duration(value: Any) -> str:
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds()} seconds"
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _Wrong(f"must be a timedelta, seconds, or a string, got {value!r}")
+    return value if isinstance(value, str) else f"{value} seconds"
+
+
 def _flags(value: Any) -> list[str]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise _Wrong(f"must be a list of strings, got {value!r}")
@@ -99,6 +107,6 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "identifier": _text, "ref": _text, "queue_name": _text, "job_key": _text, "job_key_mode": _text,
     "delivery": _text, "name": _text, "on": _text,
     "max_attempts": _integer(2**31), "priority": _integer(2**31), "job_id": _integer(2**63),
-    "force": _boolean, "run_at": _run_at, "flags": _flags,
+    "force": _boolean, "run_at": _run_at, "expires_at": _run_at, "max_wait": _duration, "flags": _flags,
     **{name: _json(name) for name in ("payload", "unique_policy", "sequence_policy", "meta", "depends_on")},
 }  # fmt: skip

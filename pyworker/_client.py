@@ -75,7 +75,8 @@ def add_job(
     task's options apply where the call gives none. payload: any JSON value, or a dataclass,
     pydantic model or msgspec struct. options: add_job's SQL arguments (queue_name, run_at,
     max_attempts, job_key, priority, flags, job_key_mode, unique_policy, sequence_policy, meta,
-    delivery, depends_on); run_at is a datetime with a time zone, or a timedelta from now. schema: where
+    delivery, depends_on, expires_at, max_wait); run_at and expires_at are datetimes with a time zone, or
+    timedeltas from now; max_wait is a timedelta, or seconds. schema: where
     pyworker is installed, by default $PYWORKER_SCHEMA or "pyworker". Returns the job. Raises
     InvalidArgument and other PyworkerErrors.
     """

@@ -48,6 +48,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/20_add.sql
 \ir functions/21_add_keyed.sql
 \ir functions/22_add_jobs.sql
+\ir functions/23_deadlines.sql
 \ir functions/30_promote.sql
 \ir functions/31_lanes.sql
 \ir functions/32_slots.sql

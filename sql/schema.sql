@@ -67,6 +67,8 @@ create type _job_request as (
     meta jsonb,
     delivery text,
     depends_on jsonb,
+    expires_at timestamp with time zone,
+    max_wait interval,
     ref text
 );
 
@@ -112,6 +114,12 @@ create type _uniqueness as (
     period interval,
     on_conflict text,
     recheck boolean
+);
+
+create type _wait as (
+    until timestamp with time zone,
+    since timestamp with time zone,
+    run bigint
 );
 
 create type _walk as (
@@ -309,6 +317,10 @@ create table finished_jobs (
     finished_at timestamp with time zone,
     expires_at timestamp with time zone,
     result jsonb,
+    start_by timestamp with time zone,
+    wait_until timestamp with time zone,
+    waits_since timestamp with time zone,
+    waits_run bigint,
     payload json not null
 ) partition by RANGE (expires_at);
 
@@ -353,6 +365,10 @@ create table finished_jobs_default (
     finished_at timestamp with time zone,
     expires_at timestamp with time zone,
     result jsonb,
+    start_by timestamp with time zone,
+    wait_until timestamp with time zone,
+    waits_since timestamp with time zone,
+    waits_run bigint,
     payload json not null
 );
 
@@ -414,6 +430,10 @@ create table live_jobs (
     finished_at timestamp with time zone,
     expires_at timestamp with time zone,
     result jsonb,
+    start_by timestamp with time zone,
+    wait_until timestamp with time zone,
+    waits_since timestamp with time zone,
+    waits_run bigint,
     payload json not null,
     constraint live_jobs_pkey PRIMARY KEY (id)
 ) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000, autovacuum_vacuum_cost_delay=0, vacuum_truncate=off);
@@ -426,6 +446,7 @@ CREATE INDEX live_jobs_queue_taken ON live_jobs USING btree (queue_name, priorit
 CREATE INDEX live_jobs_ready ON live_jobs USING btree (priority, ready_at, id) WHERE (ready_at IS NOT NULL);
 CREATE UNIQUE INDEX live_jobs_sequence_head ON live_jobs USING btree (sequence_key) WHERE sequence_head;
 CREATE INDEX live_jobs_sequence_parked ON live_jobs USING btree (sequence_key, parked, id) WHERE (parked <> 'queue'::text);
+CREATE INDEX live_jobs_start_by ON live_jobs USING btree (start_by) WHERE (start_by IS NOT NULL);
 CREATE INDEX live_jobs_unique_key ON live_jobs USING btree (unique_key) WHERE (unique_key IS NOT NULL);
 
 create table migrations (

@@ -31,6 +31,8 @@ JOB_ID = click.IntRange(1, 2**63 - 1)
 @click.option(
     "--run-at", help="Run not before this time, in PostgreSQL's syntax: '2026-12-24 18:00', 'tomorrow'."
 )
+@click.option("--expires-at", help="Cancel it if it has not begun by this time.")
+@click.option("--max-wait", help="With --key: run within this time of its first add: '30 seconds'.")
 @click.option("--max-attempts", type=int)
 @click.option("--key", "job_key", help="Replace the waiting job with this key.")
 @click.option(

@@ -35,15 +35,20 @@ ADD_ARGUMENTS = {
     "meta": "jsonb",
     "delivery": "text",
     "depends_on": "jsonb",
+    "expires_at": "timestamptz",
+    "max_wait": "interval",
 }
 # The options of @cron.
-SCHEDULE_OPTIONS = (ADD_ARGUMENTS.keys() - {"identifier", "run_at", "depends_on"}) | {
+OF_ONE_JOB = {"identifier", "run_at", "depends_on", "expires_at", "max_wait"}
+SCHEDULE_OPTIONS = (ADD_ARGUMENTS.keys() - OF_ONE_JOB) | {
     "name", "timezone", "backfill",
 }  # fmt: skip
 # Times from now go by the queue's clock, which tests may move.
+TIMES = ("run_at", "expires_at")
 SOON = "{schema}.clock() + make_interval(secs => {value}::double precision)"
-SPECS = """(select coalesce(jsonb_agg(case when s.spec ? 'run_in'
-    then s.spec - 'run_in' || jsonb_build_object('run_at', {soon}) else s.spec end order by s.nr), '[]')
+SPECS = """(select coalesce(jsonb_agg(s.spec || jsonb_strip_nulls(jsonb_build_object(
+    'run_at', {run_at}, 'expires_at', {expires_at})) - '{{run_at in,expires_at in}}'::text[] order by s.nr),
+    '[]')
     from jsonb_array_elements(%({name})s::jsonb) with ordinality s(spec, nr))"""
 
 # The other job functions with their arguments.
@@ -57,10 +62,10 @@ _VERBS = {
 
 
 @functools.lru_cache
-def _add_job_statement(schema: str, names: tuple[str, ...], soon: bool, columns: str) -> str:
+def _add_job_statement(schema: str, names: tuple[str, ...], soon: tuple[str, ...], columns: str) -> str:
     values = {name: f"%({name})s::{ADD_ARGUMENTS[name]}" for name in names}
-    if soon:
-        values["run_at"] = SOON.format(schema=quoted(schema), value="%(run_at)s")
+    for name in soon:
+        values[name] = SOON.format(schema=quoted(schema), value=f"%({name})s")
     given = ", ".join(f"{name} => {value}" for name, value in values.items())
     return rows_of(schema, f"add_job({given})", columns)
 
@@ -76,7 +81,7 @@ def add_job_call(
     for name, value in _known("add_job", options).items():
         if value is not None:
             parameters[name] = checked("add_job", name, value)
-    soon = isinstance(parameters.get("run_at"), float)
+    soon = tuple(name for name in TIMES if isinstance(parameters.get(name), float))
     return _add_job_statement(schema, tuple(parameters), soon, columns), parameters
 
 
@@ -121,8 +126,8 @@ def _jobs(schema: str, function: str, argument: str, specs: Iterable[Mapping[str
             if value is None and name != "identifier":
                 continue
             sent: Any = checked(where, name, value)
-            if name == "run_at" and isinstance(sent, float):
-                name, soon = "run_in", True
+            if name in TIMES and isinstance(sent, float):
+                name, soon = f"{name} in", True
             if name == "payload":
                 _refuse_beyond_jsonb(where, str(sent))
             is_json = ADD_ARGUMENTS.get(name, "").startswith("json")
@@ -130,8 +135,10 @@ def _jobs(schema: str, function: str, argument: str, specs: Iterable[Mapping[str
         texts.append("{" + ", ".join(members) + "}")
     given = f"%({argument})s::jsonb"
     if soon:
-        moment = SOON.format(schema=quoted(schema), value="(s.spec ->> 'run_in')")
-        given = SPECS.format(soon=moment, name=argument)
+        moments = {
+            name: SOON.format(schema=quoted(schema), value=f"(s.spec ->> '{name} in')") for name in TIMES
+        }
+        given = SPECS.format(name=argument, **moments)
     return given, "[" + ", ".join(texts) + "]"
 
 

@@ -108,7 +108,8 @@ create or replace function add_job(
     max_attempts integer default null, job_key text default null, priority integer default null,
     flags text[] default null, job_key_mode text default 'replace', unique_policy jsonb default null,
     sequence_policy jsonb default null, meta jsonb default null, delivery text default null,
-    depends_on jsonb default null) returns job
+    depends_on jsonb default null, expires_at timestamptz default null, max_wait interval default null)
+    returns job
     language plpgsql security definer set search_path from current
 as $$
 #variable_conflict use_variable
@@ -119,7 +120,7 @@ declare
     v_job job;
 begin
     if num_nonnulls(queue_name, run_at, max_attempts, job_key, priority, flags, unique_policy,
-                    sequence_policy, meta, delivery, depends_on) > 0
+                    sequence_policy, meta, delivery, depends_on, expires_at, max_wait) > 0
        or job_key_mode <> 'replace' or (length(identifier) between 1 and 128) is not true
        or octet_length(payload::text) > 200 then -- JSON that is deeper than 100 levels is longer
         v_problem := _job_refusal(
@@ -128,7 +129,8 @@ begin
         if v_problem is not null then
             raise exception 'add_job: %', v_problem using errcode = 'PW001';
         end if;
-        v_plain := num_nonnulls(job_key, unique_policy, sequence_policy, flags, depends_on) = 0;
+        v_plain := num_nonnulls(job_key, unique_policy, sequence_policy, flags, depends_on, expires_at,
+                                max_wait) = 0;
     end if;
     if v_plain then
         insert into live_jobs as j (
@@ -155,7 +157,8 @@ begin
         -- Not plain, or its task has a policy. The INSERT finds that out: other adds save a query.
         return _add_with_keys((
             identifier, payload, queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode,
-            unique_policy, sequence_policy, meta, delivery, depends_on, null)::_job_request);
+            unique_policy, sequence_policy, meta, delivery, depends_on, expires_at, max_wait, null
+        )::_job_request);
     end if;
     if v_job.reason is not null then -- up to here this field holds `parked`: 'queue'
         v_job.reason := null;
@@ -172,7 +175,7 @@ begin
 end;
 $$;
 comment on function add_job(text, json, text, timestamptz, integer, text, integer, text[], text,
-    jsonb, jsonb, jsonb, text, jsonb) is
+    jsonb, jsonb, jsonb, text, jsonb, timestamptz, interval) is
     'Adds a job in the caller''s transaction and returns it. Workers see the job when that '
     'transaction commits. The first nine arguments are Graphile Worker''s. identifier: the task, 1 '
     'to 128 characters. payload: JSON, {} by default, at most 1 MiB and 100 levels deep. '
@@ -182,7 +185,10 @@ comment on function add_job(text, json, text, timestamptz, integer, text, intege
     'job_key: a later add_job with the same key replaces this job. job_key_mode: how it does so, '
     '''replace'' (default), ''preserve_run_at'' or ''unsafe_dedupe''; payloads that are both JSON '
     'arrays are merged. priority: a smaller number runs first, 0 by default. flags: labels that a '
-    'worker may refuse (forbidden_flags). meta: a JSON object for the caller''s own use. Arguments '
+    'worker may refuse (forbidden_flags). meta: a JSON object for the caller''s own use. depends_on: '
+    'the jobs that must end before, ids or {"id", "on"}. expires_at: a job that has not begun by then is '
+    'cancelled, with the reason ''expired''. max_wait, with job_key: however often the job is replaced, '
+    'its run_at stays within max_wait of the time at which it was first added. Arguments '
     'that are not given come from define_task. Errors: PW001 names the argument and its value. '
     'Under REPEATABLE READ and SERIALIZABLE a keyed add that meets a newer row raises 40001; it '
     'never returns null and never loses the job.';
@@ -192,12 +198,14 @@ create or replace function add_job(
     max_attempts integer default null, job_key text default null, priority integer default null,
     flags text[] default null, job_key_mode text default 'replace', unique_policy jsonb default null,
     sequence_policy jsonb default null, meta jsonb default null, delivery text default null,
-    depends_on jsonb default null) returns job
+    depends_on jsonb default null, expires_at timestamptz default null, max_wait interval default null)
+    returns job
     language sql volatile
     return add_job(identifier, payload::json, queue_name, run_at, max_attempts, job_key, priority, flags,
-                   job_key_mode, unique_policy, sequence_policy, meta, delivery, depends_on);
+                   job_key_mode, unique_policy, sequence_policy, meta, delivery, depends_on, expires_at,
+                   max_wait);
 comment on function add_job(text, jsonb, text, timestamptz, integer, text, integer, text[], text,
-    jsonb, jsonb, jsonb, text, jsonb) is
+    jsonb, jsonb, jsonb, text, jsonb, timestamptz, interval) is
     'add_job for a jsonb payload.';
 
 create or replace function add_job(
@@ -205,13 +213,14 @@ create or replace function add_job(
     max_attempts integer default null, job_key text default null, priority integer default null,
     flags text[] default null, job_key_mode text default 'replace', unique_policy jsonb default null,
     sequence_policy jsonb default null, meta jsonb default null, delivery text default null,
-    depends_on jsonb default null) returns job
+    depends_on jsonb default null, expires_at timestamptz default null, max_wait interval default null)
+    returns job
     language sql volatile
     return add_job(identifier, _json_of(payload, 'add_job: payload'), queue_name, run_at, max_attempts,
                    job_key, priority, flags, job_key_mode, unique_policy, sequence_policy, meta, delivery,
-                   depends_on);
+                   depends_on, expires_at, max_wait);
 comment on function add_job(text, text, text, timestamptz, integer, text, integer, text[], text,
-    jsonb, jsonb, jsonb, text, jsonb) is
+    jsonb, jsonb, jsonb, text, jsonb, timestamptz, interval) is
     'add_job for a payload given as text. PostgreSQL resolves a plain literal to this one. Errors: '
     'PW001 if it is not JSON.';
 

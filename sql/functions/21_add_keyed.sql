@@ -6,8 +6,17 @@ create or replace function _add_with_keys(request _job_request) returns job
     language plpgsql set search_path from current
 as $$
 declare
-    v_job job := _add_by_keys(request);
+    v_problem text;
+    v_job job;
 begin
+    if num_nonnulls(request.expires_at, request.max_wait) > 0 then
+        v_problem := _deadline_refusal(request.expires_at, request.job_key, request.max_wait);
+        if v_problem is not null then
+            raise exception 'add_job: %', v_problem using errcode = 'PW001';
+        end if;
+        perform nextval('coordination_used') where not _coordination_is_used();
+    end if;
+    v_job := _add_by_keys(request);
     if _depends(request.depends_on) and not v_job.deduplicated then
         perform _add_edges(array[request], array[v_job.id], array[v_job.revision], '{false}', '{add_job}');
     end if;
@@ -32,7 +41,7 @@ begin
                 coalesce(request.queue_name, (v_found.task).queue_name), clock(), 'add_job'), 'add_job');
     elsif not v_found.taken then
         v_row := _insert_job(request, v_found.task, null, 'add_job');
-    elsif coalesce(request.job_key_mode, 'replace') = 'replace'
+    elsif coalesce(request.job_key_mode, 'replace') = 'replace' and request.max_wait is null
           and coalesce(request.queue_name, (v_found.task).queue_name, 'default') = 'default'
           and coalesce(request.sequence_policy, (v_found.task).sequence_policy) is null then
         v_row := _change_keyed(request, v_found.task, null, 'add_job');
@@ -98,7 +107,7 @@ $$;
 
 -- Gives a job that is not running all values of a new request for its key. `job` is that job, which
 -- the caller has locked. If `job` is null, the caller has not read it: then the job is changed only
--- if it is in no queue and in no sequence. Returns a row of nulls if no job was changed.
+-- if it is in no queue, in no sequence and without max_wait. Returns a row of nulls if no job was changed.
 create or replace function _change_keyed(request _job_request, task tasks, job live_jobs, label text)
     returns live_jobs
     language plpgsql set search_path from current
@@ -110,12 +119,16 @@ declare
     v_sequence _sequencing;
     v_head boolean; -- it stays the head of its sequence
     v_parked text; -- and how it waits for it
+    v_wait _wait;
     v_row live_jobs;
 begin
     -- preserve_run_at does not apply to a job that has failed before.
     if request.job_key_mode = 'preserve_run_at' and job.attempts = 0 and job.state <> 'discarded' then
         v_run_at := job.run_at;
     end if;
+    v_wait := case when num_nonnulls(request.max_wait, job.wait_until) > 0
+                   then _wait_of(job, request.max_wait, v_now) end;
+    v_run_at := least(v_run_at, v_wait.until);
     if coalesce(request.sequence_policy, task.sequence_policy) is not null then
         v_sequence := _sequence_of(
             request.identifier, request.payload,
@@ -142,10 +155,11 @@ begin
         priority = coalesce(request.priority, task.priority, 0), flags = _flags_of(request.flags),
         meta = request.meta, delivery = coalesce(request.delivery, task.delivery, 'at_least_once'),
         revision = j.revision + 1, last_error = null, reason = null, finished_at = null,
-        expires_at = null, started_at = null, crashes = null
+        expires_at = null, started_at = null, crashes = null, start_by = request.expires_at,
+        wait_until = v_wait.until, waits_since = v_wait.since, waits_run = v_wait.run
     where j.job_key = request.job_key
       and (j.id = job.id or job.id is null and j.state <> 'running' and j.queue_name is null
-                            and j.sequence_key is null)
+                            and j.sequence_key is null and j.wait_until is null)
     returning j.* into v_row;
     if v_row.id is not null and (v_row.parked is not null or v_row.ready_at < v_now and _places_are_kept()
                                  or _worker_is_listening()) then
@@ -190,7 +204,7 @@ create or replace function _insert_job(
 as $$
 declare
     v_now timestamptz := clock();
-    v_run_at timestamptz := coalesce(request.run_at, v_now);
+    v_run_at timestamptz := least(coalesce(request.run_at, v_now), v_now + request.max_wait);
     v_queue text := nullif(coalesce(request.queue_name, task.queue_name), 'default');
     v_sequence _sequencing;
     v_row live_jobs;
@@ -203,14 +217,14 @@ begin
     insert into live_jobs as j (
         id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at,
         task_identifier, queue_name, job_key, delivery, flags, meta, payload, unique_key, unique_recheck,
-        sequence_key, continue_on_cancelled, continue_on_discarded)
+        sequence_key, continue_on_cancelled, continue_on_discarded, start_by, wait_until)
     select coalesce(new_id, nextval('job_ids')), p.state, p.ready_at, p.due_at, p.parked, v_now,
            coalesce(request.priority, task.priority, 0),
            coalesce(request.max_attempts, task.max_attempts, 25), v_run_at, v_now, request.identifier,
            v_queue, request.job_key, coalesce(request.delivery, task.delivery, 'at_least_once'),
            _flags_of(request.flags), request.meta, coalesce(request.payload, '{}'), _insert_job.unique_key,
            _insert_job.unique_recheck, v_sequence.key, v_sequence.continue_on_cancelled,
-           v_sequence.continue_on_discarded
+           v_sequence.continue_on_discarded, request.expires_at, v_now + request.max_wait
     from _place(v_run_at, v_now,
                 _held(v_sequence.key, false, case when _depends(request.depends_on) then 'unmet' end),
                 _is_limited(v_queue)) p

@@ -12,7 +12,7 @@ begin
     return query select * from _add_jobs(array(
         -- The members of a job_spec are the first ones of a request.
         select row(s.*, case when job_key_preserve_run_at then 'preserve_run_at' end,
-                   null, null, null, null, null, null)::_job_request
+                   null, null, null, null, null, null, null, null)::_job_request
         from unnest(specs) s));
 end;
 $$;
@@ -133,6 +133,9 @@ declare
     v_position integer := 1;
 begin
     perform _refuse_invalid(requests);
+    perform nextval('coordination_used')
+    where not _coordination_is_used()
+      and exists (select from unnest(requests) r where num_nonnulls(r.expires_at, r.max_wait) > 0);
     if exists (
         select from unnest(requests) r left join tasks t on t.identifier = r.identifier
         where r.job_key is not null or coalesce(r.unique_policy, t.unique_policy) is not null) then
@@ -161,9 +164,11 @@ declare
 begin
     select r.ordinality, p.problem into v_bad
     from unnest(requests) with ordinality r
-    cross join lateral (select _job_refusal(
+    cross join lateral (select coalesce(_job_refusal(
         r.identifier, r.payload, r.queue_name, r.run_at, r.max_attempts, r.job_key, r.priority, r.flags,
-        r.job_key_mode, r.unique_policy, r.sequence_policy, r.meta, r.delivery, r.depends_on) as problem) p
+        r.job_key_mode, r.unique_policy, r.sequence_policy, r.meta, r.delivery, r.depends_on),
+        case when num_nonnulls(r.expires_at, r.max_wait) > 0
+             then _deadline_refusal(r.expires_at, r.job_key, r.max_wait) end) as problem) p
     where p.problem is not null
     order by r.ordinality limit 1;
     if found then
@@ -356,12 +361,13 @@ begin
         insert into live_jobs as j (
             id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at,
             task_identifier, queue_name, delivery, flags, meta, payload, sequence_key,
-            continue_on_cancelled, continue_on_discarded)
+            continue_on_cancelled, continue_on_discarded, start_by)
         select r.id, p.state, p.ready_at, p.due_at, p.parked, now, coalesce(r.priority, r.task_priority, 0),
                coalesce(r.max_attempts, r.task_max_attempts, 25), q.run_at, now, r.identifier, r.queue,
                coalesce(r.delivery, r.task_delivery, 'at_least_once'),
                case when r.flags is not null then _flags_of(r.flags) end, r.meta, coalesce(r.payload, '{}'),
-               (r.sequence).key, (r.sequence).continue_on_cancelled, (r.sequence).continue_on_discarded
+               (r.sequence).key, (r.sequence).continue_on_cancelled, (r.sequence).continue_on_discarded,
+               r.expires_at
         from request r
         left join limited l on l.queue_name = r.queue
         cross join lateral (select coalesce(r.run_at, now) as run_at) q

@@ -27,6 +27,7 @@ begin
            (select true from promotion_requests w where w.id > v_from order by w.id limit 1)
     into v_due, v_requested; -- not `exists`: it would drop the order by, and with it the index
     -- Also if the look-up was slow: _promote_due then remembers how far it has walked (02_walks).
+    perform _expire_jobs();
     if v_due or clock_timestamp() > v_began + interval '0.5 ms' then
         v_promoted := _promote_due(v_began);
     end if;

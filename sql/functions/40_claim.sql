@@ -43,7 +43,7 @@ begin
                     with noted as (
                         insert into claims values (claim_jobs.worker_id, v_found.run, v_found.ids, v_seen))
                     update live_jobs j
-                    set state = 'running', has_slot = null, worker_id = claim_jobs.worker_id,
+                    set state = 'running', has_slot = null, start_by = null, worker_id = claim_jobs.worker_id,
                         run = _next_run(j.run, v_found.run), claimed_at = v_now,
                         attempts = least(j.attempts + 1, 32767) -- else a job at 32767 fails all claims
                     from unnest(v_found.admitted) r(ctid) where j.ctid = r.ctid
@@ -169,6 +169,7 @@ as $$
 declare
     -- At any other isolation level the snapshot may be too old.
     v_current constant boolean := current_setting('transaction_isolation') = 'read committed';
+    v_now constant timestamptz := clock();
     v_queues text[]; -- for each job: the queue that it asks for a slot, or null
     v_queued boolean;
 begin
@@ -194,6 +195,7 @@ begin
               and (queue_names is null or coalesce(j.queue_name, 'default') = any (queue_names))
               and (forbidden_flags is null or j.flags is null or not j.flags ?| forbidden_flags)
               and (closed is null or j.queue_name is null or j.queue_name <> all (closed))
+              and (j.start_by is null or j.start_by > v_now)
             order by j.priority, j.ready_at, j.id
             limit wanted for update skip locked) r
         limit wanted) r;

@@ -111,6 +111,7 @@ begin
     else
         update live_jobs j
         set state = 'discarded', ready_at = null, due_at = null, parked = null, has_slot = null,
+            start_by = null,
             updated_at = v_now, worker_id = null, claimed_at = null, finished_at = v_now,
             expires_at = v_now + v_retention, last_error = coalesce(error, j.last_error),
             reason = discard_reason, payload = coalesce(_discard.payload, j.payload), sequence_head = null

@@ -106,9 +106,9 @@ begin
 end;
 $$;
 
--- Of many workers one sweeps each second. `grace_s`: until a sweep may declare a suspected worker dead;
--- null if none is suspected. Returns seconds after which to beat again: while a worker is suspected, a
--- sweep comes each second, and one when its two seconds are over.
+-- Of many workers one sweeps each second, and cancels the jobs that have expired. `grace_s`: until a
+-- sweep may declare a suspected worker dead; null if none is suspected. Returns seconds after which to
+-- beat again: while a worker is suspected, a sweep comes each second, and one when its two seconds are over.
 create or replace function _sweep_if_due(worker_id bigint, grace_s double precision) returns double precision
     language plpgsql set search_path from current set lock_timeout = '200ms'
 as $$
@@ -119,6 +119,7 @@ begin
     if v_left <= 0 or (abs(v_ms - pg_sequence_last_value('swept_at'::regclass)) <= 900) is not true then
         begin
             perform sweep_workers();
+            perform _expire_jobs();
         exception when query_canceled or others then
             raise warning 'the sweep of dead workers failed: %', sqlerrm; -- the beat counts all the same
         end;

@@ -48,7 +48,7 @@ begin
     where h.sequence_key = job.sequence_key and h.job_id < job.id
       and job.parked <> 'unmet'
       and not exists (select from live_jobs j where j.sequence_key = job.sequence_key and j.sequence_head);
-    update live_jobs j set run_at = least(j.run_at, now),
+    update live_jobs j set run_at = least(j.run_at, now), start_by = null,
         parked = case when found then 'next' else j.parked end, updated_at = now
     where j.id = job.id
     returning j.* into v_row;
@@ -70,7 +70,7 @@ begin
                 _is_limited(job.queue_name)) p),
         has_slot = null, run_at = now, updated_at = now, worker_id = null, claimed_at = null,
         started_at = null, cancel_requested_at = null, superseded = null, crashes = null,
-        reason = null, finished_at = null, expires_at = null, result = null,
+        reason = null, finished_at = null, expires_at = null, start_by = null, result = null,
         max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767)
                             else j.max_attempts end
     where j.id = job.id
@@ -273,6 +273,7 @@ begin
         v_new.ready_at := null;
         v_new.due_at := null;
         v_new.sequence_head := null;
+        v_new.start_by := null;
         v_new.finished_at := now;
         v_new.expires_at := now + (select s.discarded_retention from settings s);
         v_new.reason := 'out of attempts';
@@ -293,7 +294,8 @@ begin
         due_at = changed.due_at, parked = changed.parked, has_slot = changed.has_slot,
         sequence_head = changed.sequence_head, started_at = changed.started_at,
         crashes = changed.crashes, finished_at = changed.finished_at,
-        expires_at = changed.expires_at, reason = changed.reason, updated_at = changed.updated_at
+        expires_at = changed.expires_at, start_by = changed.start_by, reason = changed.reason,
+        updated_at = changed.updated_at
     where j.id = job.id;
     if changed.parked not in ('unmet', 'signal') then
         insert into promotion_requests (lane)

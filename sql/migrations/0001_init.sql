@@ -73,6 +73,8 @@ create type _job_request as (
     meta jsonb,
     delivery text,
     depends_on jsonb,
+    expires_at timestamptz,
+    max_wait interval,
     ref text                -- by it, depends_on of other specs of the same call names this job
 );
 
@@ -168,6 +170,9 @@ create type _span as (
     to_ready_at timestamptz,
     to_id bigint
 );
+
+-- How long a job may be put off (private); see functions/23_deadlines.sql.
+create type _wait as (until timestamptz, since timestamptz, run bigint);
 
 -- How far a session has walked an index (private); see functions/02_walks.sql. A walk of due jobs
 -- or of promotion requests has one place.
@@ -343,6 +348,11 @@ create table live_jobs (
     finished_at timestamptz,
     expires_at timestamptz,                         -- when it may be pruned; here only while discarded
     result jsonb,
+    -- limits of the waiting: functions/23_deadlines.sql
+    start_by timestamptz,                           -- add_job's expires_at, until its first claim
+    wait_until timestamptz,                         -- by then a replace must not put it off (max_wait)
+    waits_since timestamptz,                        -- since then it has waited; null: since created_at
+    waits_run bigint,                               -- its run at that time
     payload json not null                           -- last: WAL logs only what changed before it
 ) with (
     -- A claim updates whole pages of rows at once, so half of each page stays free for the new
@@ -374,6 +384,7 @@ create index live_jobs_queue_taken on live_jobs (queue_name, priority, run_at, i
 create index live_jobs_sequence_parked on live_jobs (sequence_key, parked, id) where parked <> 'queue';
 create unique index live_jobs_sequence_head on live_jobs (sequence_key) where sequence_head;
 create index live_jobs_unique_key on live_jobs (unique_key) where unique_key is not null;
+create index live_jobs_start_by on live_jobs (start_by) where start_by is not null;
 create index live_jobs_expires on live_jobs (expires_at) where expires_at is not null;
 
 -- The same columns as live_jobs, partitioned by the day on which a row may be pruned, not the day
@@ -567,5 +578,5 @@ create sequence polling_until minvalue 0 start 0;       -- until then waiting wo
 create sequence not_listening_until minvalue 0 start 0; -- a listening_until up to this time is invalid
 create sequence silent_before minvalue 0 start 0;       -- older transactions may have added jobs silently
 create sequence silent_at minvalue 0 start 0;           -- when silent_before was set
-create sequence coordination_used minvalue 0 start 0;   -- set once a dependency, step or signal was stored
+create sequence coordination_used minvalue 0 start 0;   -- set once a dependency, step, signal … was stored
 create sequence walks_until minvalue 0 start 0;         -- until then sessions may remember places: 02_walks

@@ -5,7 +5,7 @@ import pytest
 
 ADD = (
     "identifier payload queue_name run_at max_attempts job_key priority flags job_key_mode unique_policy "
-    "sequence_policy meta delivery depends_on"
+    "sequence_policy meta delivery depends_on expires_at max_wait"
 )
 DEFINE = (
     "identifier max_attempts priority queue_name unique_policy sequence_policy delivery timeout backoff "

@@ -315,6 +315,19 @@ begin
 end;
 $$;
 
+create or replace function _explain_expiry(
+    job live_jobs, out reason text, out detail text, out remedy text) returns setof record
+    language plpgsql stable set search_path from current
+as $$
+begin
+    if job.start_by is not null then
+        return query values (
+            'expiry', format('it is cancelled unless it has begun by %s', job.start_by),
+            _as_statement(format('retry_job(%s)', job.id)) || ' clears that');
+    end if;
+end;
+$$;
+
 -- Why a live job does not run: all reasons, in the order in which they have to go away.
 create or replace function _explain_live(job live_jobs, out reason text, out detail text, out remedy text)
     returns setof record
@@ -337,7 +350,7 @@ begin
     end if;
     if job.parked = 'signal' then
         return query select r.* from _explain_wait(job, v_now) r;
-        return;
+        return; -- it has begun, so it does not expire
     end if;
     if job.parked in ('sequence', 'next') then
         for reason, detail, remedy in select r.* from _explain_sequence(job) r loop
@@ -350,6 +363,7 @@ begin
         return query select r.* from _explain_queue(job, v_waits) r;
     end if;
     return query select r.* from _explain_workers(job) r;
+    return query select r.* from _explain_expiry(job) r;
 end;
 $$;
 

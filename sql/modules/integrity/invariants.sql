@@ -30,6 +30,7 @@ begin
        or (j.state = 'discarded') <> (j.expires_at is not null)
        or (j.state = 'discarded') <> (j.finished_at is not null)
        or (j.state = 'running') <> (j.claimed_at is not null)
+       or j.start_by is not null and j.state in ('running', 'discarded')
        or coalesce(j.ready_at, case when j.parked is null then j.due_at end, j.run_at) <> j.run_at
        or (j.superseded is not null and (j.state <> 'running' or j.job_key is not null))
        or j.attempts < 0
@@ -355,6 +356,7 @@ begin
             superseded = case when v_kept = 'running' then j.superseded end,
             attempts = greatest(j.attempts, 0), run = greatest(j.run, j.attempts),
             finished_at = case when v_kept = 'discarded' then coalesce(j.finished_at, v_now) end,
+            start_by = case when v_kept is null then j.start_by end,
             expires_at = case when v_kept = 'discarded'
                               then coalesce(j.expires_at, v_now + s.discarded_retention) end,
             reason = case when v_kept = 'discarded'
