@@ -33,10 +33,12 @@ from ._flow import AsyncFlow, Flow, FlowJob, flow
 from ._inputs import Input, Inputs
 from ._middleware import middleware
 from ._steps import Step, Suspended
+from ._wait import wait_for_job
 from .errors import (
     ClaimLost,
     Duplicate,
     InvalidArgument,
+    JobTimeout,
     NotFound,
     PyworkerError,
     SchemaVersionError,
@@ -64,6 +66,7 @@ __all__ = [
     "Job",
     "JobRow",
     "JobSpec",
+    "JobTimeout",
     "NotFound",
     "NotStarted",
     "PyworkerError",
@@ -88,6 +91,7 @@ __all__ = [
     "retry_job",
     "send_signal",
     "task",
+    "wait_for_job",
 ]
 
 __version__ = _version(_DISTRIBUTION)

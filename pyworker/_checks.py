@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from math import isnan
 from typing import Any, cast
 
 from ._payload import to_json
@@ -26,6 +27,14 @@ def checked(function: str, name: str, value: Any) -> Any:
         raise InvalidArgument(f"{function}: {error}") from None
     except TypeError as error:
         raise TypeError(f"{function}: {error}") from None
+
+
+def seconds_of(function: str, timeout: timedelta | float) -> float:
+    if isinstance(timeout, timedelta):
+        return timeout.total_seconds()
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or isnan(timeout):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArgument(f"{function}: timeout must be a timedelta or seconds, got {timeout!r}")
+    return float(timeout)
 
 
 class _Wrong(Exception):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import psycopg
 
+from ._checks import seconds_of
 from ._payload import storable, to_json
 from .errors import Duplicate, InvalidArgument, WrongState
 
@@ -131,16 +132,6 @@ class _Steps:
     def _json(caller: str, name: str, result: Any) -> str:
         return storable(to_json(result, f"{caller}: the result of step {name!r}"))
 
-    @staticmethod
-    def _seconds(timeout: timedelta | float | None) -> float | None:
-        if timeout is None:
-            return None
-        if isinstance(timeout, timedelta):
-            return timeout.total_seconds()
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidArgument(f"job.wait_for(): timeout must be a timedelta or seconds, got {timeout!r}")
-        return float(timeout)
-
 
 class Steps(_Steps):
     """The methods of Job."""
@@ -201,7 +192,8 @@ class Steps(_Steps):
         Duplicate, WrongState (also for delivery at_most_once), ClaimLost. (SQL: wait_for_signal)
         """
         with self._named("job.wait_for()", name):
-            answer = self._connections.wait_for_signal(self.id, self.run, name, self._seconds(timeout))
+            seconds = None if timeout is None else seconds_of("job.wait_for()", timeout)
+            answer = self._connections.wait_for_signal(self.id, self.run, name, seconds)
             if answer is None:
                 raise Suspended(name)
             return json.loads(answer)
@@ -248,7 +240,7 @@ class AsyncSteps(_Steps):
     async def wait_for(self, name: str, timeout: timedelta | float | None = None) -> Any:
         """Like Job.wait_for."""
         with self._named("job.wait_for()", name):
-            seconds = self._seconds(timeout)
+            seconds = None if timeout is None else seconds_of("job.wait_for()", timeout)
             answer = await self._connections.wait_for_signal_async(self.id, self.run, name, seconds)
             if answer is None:
                 raise Suspended(name)

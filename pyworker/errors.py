@@ -7,6 +7,7 @@
     ├── NotFound             PW004  there is no such job or worker
     ├── WrongState           PW005  not possible in the job's present state
     ├── SchemaVersionError   PW006  database and package do not fit together
+    ├── JobTimeout                  wait_for_job: the job has not ended in time; also a TimeoutError
     └── TaskError                   a task cannot be used: bad signature, two of one name, nothing to import
 
 The SQL functions raise SQLSTATEs. `translated` turns them into these classes, for every driver.
@@ -73,6 +74,14 @@ class SchemaVersionError(PyworkerError):
     """
 
     sqlstate = "PW006"
+
+
+class JobTimeout(PyworkerError, TimeoutError):
+    """wait_for_job: the job has not ended within the timeout. `job`: as it was last seen."""
+
+    def __init__(self, job: Any, timeout: float) -> None:
+        self.job = job
+        super().__init__(f"job {job.id} has not ended within {timeout:g} s: it is {job.state}")
 
 
 class TaskError(PyworkerError):

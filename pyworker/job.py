@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from ._db.rows import JobRow
 from ._inputs import Inputs, inputs_of
 from ._logging import JobLogger
 from ._steps import AsyncSteps, Book, Steps
-from .errors import WrongState
+from .errors import InvalidArgument, WrongState
 
 if TYPE_CHECKING:
     from ._runner.connections import Connections
@@ -107,6 +108,7 @@ class _JobFields:
     _cancelled: bool = field(default=False, repr=False)
     _transaction: str = field(default="", repr=False)  # "open", or "committed", which completed the job
     _book: Book = field(default_factory=Book, repr=False)
+    _silent_until: float = field(default=0.0, repr=False)  # until then progress writes nothing
 
     @property
     def _completed(self) -> bool:
@@ -124,6 +126,15 @@ class _JobFields:
                 "job.transaction(): not after another job.transaction() of this job, which has completed it"
             )
         self._transaction = "open"
+
+    def _tells(self, progress: float) -> bool:
+        if isinstance(progress, bool) or not isinstance(progress, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgument(f"job.progress(): progress must be a number from 0 to 1, got {progress!r}")
+        now = time.monotonic()
+        if now < self._silent_until and 0 <= progress < 1:
+            return False
+        self._silent_until = now + 1
+        return True
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -156,6 +167,15 @@ class Job(_JobFields, Steps):
 
         Each use asks the database. (SQL: dependency_results)"""
         return inputs_of(self._connections.inputs(self.id))
+
+    def progress(self, progress: float, message: str | None = None) -> None:
+        """Tell people how far this run has come: `job.progress(0.4, "page 4 of 10")`.
+
+        progress: from 0 to 1. It writes at most once a second: a call within a second of the last write does
+        nothing, unless progress is 1. get_job, `pyworker jobs ID` and the dashboard show it. Raises
+        InvalidArgument, ClaimLost. (SQL: set_progress)"""
+        if self._tells(progress):
+            self._connections.set_progress(self.id, self.run, progress, message)
 
     def once(self, key: str) -> bool:
         """True the first time in this job's life, over all its attempts; False ever after.
@@ -246,6 +266,11 @@ class AsyncJob(_JobFields, AsyncSteps):
     async def inputs(self) -> Inputs:
         """Like Job.inputs: `(await job.inputs)["fetch"]`."""
         return inputs_of(await self._connections.inputs_async(self.id))
+
+    async def progress(self, progress: float, message: str | None = None) -> None:
+        """Like Job.progress."""
+        if self._tells(progress):
+            await self._connections.set_progress_async(self.id, self.run, progress, message)
 
     async def once(self, key: str) -> bool:
         """Like Job.once."""

@@ -58,6 +58,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/40_claim.sql
 \ir functions/45_start.sql
 \ir functions/50_finish.sql
+\ir functions/52_waiters.sql
 \ir functions/55_requeue.sql
 \ir functions/60_fail.sql
 \ir functions/70_workers.sql
@@ -71,6 +72,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/85_maintain.sql
 \ir modules/coordination/batches.sql
 \ir modules/coordination/views.sql
+\ir modules/coordination/graph.sql
 \ir modules/cron/expressions.sql
 \ir modules/cron/times.sql
 \ir modules/cron/words.sql

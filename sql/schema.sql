@@ -157,7 +157,9 @@ create type job as (
     run bigint,
     reason text,
     finished_at timestamp with time zone,
-    result jsonb
+    result jsonb,
+    progress double precision,
+    progress_message text
 );
 
 create type job_spec as (
@@ -229,6 +231,8 @@ create sequence silent_before as bigint minvalue 0 start 0;
 
 create sequence swept_at as bigint minvalue 0 start 0;
 
+create sequence waited_until as bigint minvalue 0 start 0;
+
 create sequence walks_until as bigint minvalue 0 start 0;
 
 create table audit_log (
@@ -267,7 +271,7 @@ create table edges (
 );
 
 CREATE INDEX edges_open ON edges USING btree (child_id, revision, parent_id) WHERE (met IS NULL);
-CREATE INDEX edges_parent ON edges USING btree (parent_id) WHERE (met IS NULL);
+CREATE INDEX edges_parent ON edges USING btree (parent_id);
 
 create table errors (
     job_id bigint not null,
@@ -466,6 +470,15 @@ create table once_keys (
 
 CREATE INDEX once_keys_at ON once_keys USING btree (at);
 
+create table progress (
+    job_id bigint not null,
+    run bigint not null,
+    progress double precision not null,
+    message text,
+    at timestamp with time zone not null,
+    constraint progress_pkey PRIMARY KEY (job_id)
+) with (fillfactor=50);
+
 create table promotion_requests (
     lane text collate "C" not null,
     id bigint generated always as identity not null,
@@ -601,6 +614,13 @@ create table vanished_parents (
 );
 
 CREATE INDEX vanished_parents_at ON vanished_parents USING btree (at);
+
+create table waiters (
+    job_id bigint not null,
+    until timestamp with time zone not null
+);
+
+CREATE INDEX waiters_job ON waiters USING btree (job_id);
 
 create table workers (
     id bigint generated always as identity not null,

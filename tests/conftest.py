@@ -72,14 +72,15 @@ def _shared(pg_template: Any) -> Iterator[tuple[str, str]]:
             dsn,
             "set search_path = pyworker, pg_temp;"
             "truncate live_jobs, finished_jobs, unique_keys, errors, promotion_requests, workers, claims, "
-            "edges, vanished_parents, steps, signals, "
+            "edges, vanished_parents, steps, signals, progress, waiters, "
             "tasks, queues,"
             " sequence_halts, once_keys, schedule_entries, audit_log restart identity;"
             "alter sequence job_ids restart; alter sequence listening_until restart; "
             "alter sequence polling_until restart;"
             "alter sequence not_listening_until restart;"
             "alter sequence silent_before restart; alter sequence silent_at restart; "
-            "alter sequence walks_until restart; alter sequence coordination_used restart;"
+            "alter sequence walks_until restart; alter sequence coordination_used restart; "
+            "alter sequence waited_until restart;"
             "alter sequence swept_at restart; alter sequence maintain_at restart;"
             "alter sequence due_told_at restart;"
             "delete from settings; insert into settings (movable_clock) values (true); reset search_path",

@@ -53,6 +53,13 @@ class Admin(Base):
     def get_steps(self, job_id: int) -> list[dict[str, Any]]:
         return self._dicts("name, result, run, at", "get_steps(%s)", job_id)
 
+    def job_signals(self, job_id: int) -> list[dict[str, Any]]:
+        return self._dicts("name, payload, at", "job_signals(%s)", job_id)
+
+    def job_graph(self, job_id: int) -> list[dict[str, Any]]:
+        columns = "side, id, task_identifier, state, ref, condition, blocks"
+        return self._dicts(columns, "job_graph(%s)", job_id)
+
     def send_signal(self, job_id: int, name: str, payload: Any) -> JobRow:
         """Returns the job as it is afterwards."""
         text, parameters = send_signal_call(self.schema, job_id, name, payload)

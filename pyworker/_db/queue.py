@@ -15,7 +15,7 @@ from typing import Any
 from .._checks import checked
 from ..errors import InvalidArgument
 from .rows import JOB_COLUMNS
-from .text import quoted, rows_of
+from .text import as_identifier, quoted, rows_of
 
 Statement = tuple[str, dict[str, Any]]
 
@@ -46,9 +46,8 @@ SCHEDULE_OPTIONS = (ADD_ARGUMENTS.keys() - OF_ONE_JOB) | {
 # Times from now go by the queue's clock, which tests may move.
 TIMES = ("run_at", "expires_at")
 SOON = "{schema}.clock() + make_interval(secs => {value}::double precision)"
-SPECS = """(select coalesce(jsonb_agg(s.spec || jsonb_strip_nulls(jsonb_build_object(
-    'run_at', {run_at}, 'expires_at', {expires_at})) - '{{run_at in,expires_at in}}'::text[] order by s.nr),
-    '[]')
+SPECS = """(select coalesce(jsonb_agg(s.spec - '{{run_at in,expires_at in}}'::text[] || jsonb_strip_nulls(
+    jsonb_build_object('run_at', {run_at}, 'expires_at', {expires_at})) order by s.nr), '[]')
     from jsonb_array_elements(%({name})s::jsonb) with ordinality s(spec, nr))"""
 
 # The other job functions with their arguments.
@@ -173,6 +172,16 @@ def send_signal_call(schema: str, job_id: int, name: str, payload: Any) -> State
         f"select {quoted(schema)}.send_signal(%(job_id)s::bigint, %(name)s::text, %(payload)s::jsonb)",
         parameters,
     )
+
+
+def await_job_call(schema: str, job_id: int) -> Statement:
+    parameters = {"job_id": checked("wait_for_job", "job_id", job_id)}
+    return rows_of(schema, "await_job(%(job_id)s::bigint)"), parameters
+
+
+def listen_to_ends(schema: str) -> tuple[str, str]:
+    channel = as_identifier(f"{schema}_ended")
+    return f"listen {channel}", f"unlisten {channel}"
 
 
 def verb_call(schema: str, verb: str, **arguments: Any) -> Statement:

@@ -44,6 +44,8 @@ class JobRow:
     reason: str | None
     finished_at: datetime | None
     result: Any
+    progress: float | None = None
+    progress_message: str | None = None
 
 
 _JSON_FIELDS = ("payload", "meta", "flags", "result")

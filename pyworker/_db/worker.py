@@ -57,6 +57,12 @@ def wait_for_signal_statement(schema: str) -> str:
     return f"select {quoted(schema)}.wait_for_signal(%s, %s, %s, make_interval(secs => %s))::text"
 
 
+def set_progress_statement(schema: str) -> str:
+    # No report of progress waits for the disk or a standby.
+    setting = "set_config('synchronous_commit', 'off', true)"
+    return f"select {quoted(schema)}.set_progress(%s, %s, %s, %s), {setting}"
+
+
 def get_job_statement(schema: str) -> str:
     return f"select {JOB_COLUMNS} from {quoted(schema)}.get_job(%s) j"  # noqa: S608
 
@@ -179,6 +185,9 @@ class Worker(Base):
 
     def save_step(self, job_id: int, run: int, name: str, result: str) -> None:
         self._rows(save_step_statement(self.schema), [job_id, run, name, result])
+
+    def set_progress(self, job_id: int, run: int, progress: float, message: str | None) -> None:
+        self._rows(set_progress_statement(self.schema), [job_id, run, progress, message])
 
     def steps(self, job_id: int) -> str:
         return self._rows(steps_statement(self.schema), [job_id])[0][0]

@@ -19,6 +19,7 @@ from .._db.worker import (
     finish_job_statement,
     once_statement,
     save_step_statement,
+    set_progress_statement,
     start_job_statement,
     steps_statement,
     wait_for_signal_statement,
@@ -142,6 +143,16 @@ class Connections:
         async with self.async_connection() as conn:
             row = await _row(conn, once_statement(self.schema), key)
         return row[0]
+
+    def set_progress(self, job_id: int, run: int, progress: float, message: str | None) -> None:
+        if not self.rehearsal:
+            with self.connection() as conn:
+                Database(conn, self.schema).set_progress(job_id, run, progress, message)
+
+    async def set_progress_async(self, job_id: int, run: int, progress: float, message: str | None) -> None:
+        if not self.rehearsal:
+            async with self.async_connection() as conn:
+                await _row(conn, set_progress_statement(self.schema), job_id, run, progress, message)
 
     def steps(self, job_id: int) -> str:
         """The saved results by name, as JSON text."""

@@ -30,7 +30,7 @@ from .. import _output
 from .._db import connect
 from .._db.database import Database
 from ..errors import NotFound, PyworkerError
-from . import _guard, _show
+from . import _graph, _guard, _show
 from ._request import STATEMENT_TIMEOUT, Problem, actor_of, link, number_of, problem_of, time_of
 
 HERE = Path(__file__).parent
@@ -185,6 +185,8 @@ class Dashboard:
             errors = [
                 dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in db.job_errors(job_id)
             ]
+            graph = db.job_graph(job_id)
+            steps, signals = db.get_steps(job_id), db.job_signals(job_id)
             try:
                 reasons = db.explain_job(job_id)
             except NotFound:
@@ -201,7 +203,8 @@ class Dashboard:
             request, "job.html", now=now, job=job, errors=errors[::-1], reasons=reasons,
             life=sorted(life, key=lambda event: event[1]),
             ran=_show.seconds_between(job.locked_at, job.finished_at or (now if job.locked_at else None)),
-            show_payloads=self.show_payloads,
+            graph=_graph.drawn(job, graph, f"{request.scope.get('root_path', '').rstrip('/')}/jobs/"),
+            steps=steps, signals=signals, show_payloads=self.show_payloads,
         )  # fmt: skip
 
     def queues(self, request: Request) -> Response:

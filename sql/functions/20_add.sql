@@ -151,7 +151,8 @@ begin
         returning j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts,
                   j.max_attempts, j.last_error, j.created_at, j.updated_at, j.job_key, j.revision, j.flags,
                   j.claimed_at, null::text, j.state, j.delivery, null::text, j.sequence_key,
-                  _worker_is_listening(), null::bigint, j.run, j.parked, j.finished_at, j.result into v_job;
+                  _worker_is_listening(), null::bigint, j.run, j.parked, j.finished_at, j.result,
+                  null::float8, null::text into v_job;
     end if;
     if not found then
         -- Not plain, or its task has a policy. The INSERT finds that out: other adds save a query.

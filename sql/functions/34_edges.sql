@@ -76,8 +76,9 @@ begin
 end;
 $$;
 
--- The same, at no cost in a database without dependencies. Of a job that no table has any more, this
--- deletes the edges to its parents, and notes that it counts as cancelled unless it was completed.
+-- The same, at no cost in a database without dependencies; and tells callers that wait for these ends.
+-- Of a job that no table has any more, this deletes the edges to its parents, and notes that it counts
+-- as cancelled unless it was completed.
 create or replace function _tell_of_end(
     parent_ids bigint[], state text, reports bigint[] default null, runs bigint[] default null,
     results jsonb[] default null)
@@ -87,7 +88,12 @@ as $$
 declare
     v_gone bigint[];
 begin
-    if parent_ids is null or not _coordination_is_used() then
+    if parent_ids is null then
+        return;
+    elsif _jobs_are_awaited() then
+        perform _notify_waiters(parent_ids);
+    end if;
+    if not _coordination_is_used() then
         return;
     end if;
     perform _tell_children(parent_ids, state, reports, runs, results);
@@ -101,7 +107,8 @@ begin
 end;
 $$;
 
--- Deletes what deleted or pruned jobs leave here: the edges to their parents, their steps and signals.
+-- Deletes what deleted or pruned jobs leave here: the edges to their parents, their steps, signals
+-- and progress.
 -- Notes which of them were not completed. A session that ends a parent may have some edges locked: those
 -- stay, and do no harm.
 create or replace function _forget_jobs(job_ids bigint[], failed bigint[]) returns void
@@ -113,6 +120,7 @@ begin
         select d.ctid from edges d where d.child_id = any (job_ids) for update skip locked));
     delete from steps s where s.job_id = any (job_ids);
     delete from signals s where s.job_id = any (job_ids);
+    delete from progress p where p.job_id = any (job_ids);
     insert into vanished_parents select i.id, clock() from unnest(failed) i(id) on conflict do nothing;
 end;
 $$;

@@ -1,5 +1,5 @@
--- 45_start: what a worker calls between the claim and the first effect of a handler: start_job and
--- once, for effects that must not happen twice.
+-- 45_start: what a worker calls while a handler runs: start_job and once, for effects that must not
+-- happen twice; set_progress.
 
 -- Makes the commit of this transaction wait for the disk, so that a crash cannot undo it. Leaves a
 -- setting that waits for more (remote_apply) as it is.
@@ -49,3 +49,36 @@ comment on function once(text) is
     'then do what must not be done twice. A second caller waits for the first one''s transaction, '
     'and gets true if that one rolled back. Under REPEATABLE READ and SERIALIZABLE it may raise '
     '40001. Errors: PW001. (McKinley: at least once up to this call, at most once after it.)';
+
+create or replace function set_progress(
+    job_id bigint, run bigint, progress double precision, message text default null)
+    returns void
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    if (set_progress.progress between 0 and 1) is not true then
+        raise exception 'set_progress: progress must be from 0 to 1, got %',
+            coalesce(set_progress.progress::text, 'NULL') using errcode = 'PW001';
+    elsif length(message) > 1000 then
+        raise exception 'set_progress: message must be at most 1000 characters long, got %', length(message)
+            using errcode = 'PW001';
+    end if;
+    -- Without a lock: a run that ends at this moment leaves a row that belongs to its run all the same.
+    if not exists (select from live_jobs j
+                   where j.id = set_progress.job_id and j.run = set_progress.run and j.state = 'running') then
+        raise exception 'set_progress: job % is not held by run % any more', coalesce(job_id::text, 'NULL'),
+            coalesce(run::text, 'NULL')
+            using errcode = 'PW002', hint = 'The claim was lost: stop.';
+    end if;
+    perform nextval('coordination_used') where not _coordination_is_used();
+    insert into progress as p (job_id, run, progress, message, at)
+    values (set_progress.job_id, set_progress.run, set_progress.progress, set_progress.message, clock())
+    on conflict on constraint progress_pkey do update
+    set run = excluded.run, progress = excluded.progress, message = excluded.message, at = excluded.at
+    where p.run <= excluded.run;
+end;
+$$;
+comment on function set_progress(bigint, bigint, double precision, text) is
+    'Tells how far a running job has come: progress from 0 to 1, and a message of at most 1000 characters '
+    'for people. get_job returns them until the next run begins to tell, also in history. Errors: PW001; '
+    'PW002 on a stale run.';

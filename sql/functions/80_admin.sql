@@ -12,11 +12,16 @@ begin
     if not found then
         select g.* into v_job from finished_jobs f, _job_of(f) g where f.id = get_job.id;
     end if;
+    if _coordination_is_used() then
+        select p.progress, p.message into v_job.progress, v_job.progress_message
+        from progress p where p.job_id = get_job.id and p.run = v_job.run;
+    end if;
     return v_job;
 end;
 $$;
 comment on function get_job(bigint) is
-    'The job with this id, live or in history; a row of nulls if there is none.';
+    'The job with this id, live or in history; a row of nulls if there is none. progress and '
+    'progress_message: what its last run has told by set_progress, null before.';
 
 -- Locks a live job for a function that takes one id. Raises PW004 if there is no such job; returns
 -- null if the job is in history.

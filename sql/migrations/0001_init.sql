@@ -42,7 +42,9 @@ create type job as (
     run bigint,
     reason text,
     finished_at timestamptz,
-    result jsonb
+    result jsonb,
+    progress double precision,
+    progress_message text
 );
 
 -- The specs of add_jobs, as in Graphile Worker: eight fields with the same names in the same order.
@@ -439,7 +441,7 @@ create table edges (
     primary key (child_id, revision, parent_id)
 );
 create index edges_open on edges (child_id, revision, parent_id) where met is null;
-create index edges_parent on edges (parent_id) where met is null;
+create index edges_parent on edges (parent_id);
 
 -- Parents that count as cancelled, but are in no other table: deleted, or cancelled with retention 0.
 create table vanished_parents (
@@ -471,6 +473,23 @@ create table signals (
     at timestamptz not null
 );
 create index signals_job on signals (job_id, name, id);
+
+-- How far a run has come, as its handler tells (functions/45_start.sql). A table of its own: an update of
+-- a job would copy its payload each time.
+create table progress (
+    job_id bigint primary key,
+    run bigint not null,
+    progress double precision not null,
+    message text,
+    at timestamptz not null
+) with (fillfactor = 50);
+
+-- Who waits for the end of which job: wait_for_job (functions/52_waiters.sql). Only a hint.
+create unlogged table waiters (
+    job_id bigint not null,
+    until timestamptz not null
+);
+create index waiters_job on waiters (job_id);
 
 -- Requests to look at a queue, a family, a sequence or a job again, after a change that may let a parked
 -- job start. The transaction of the change writes the request, and the next promotion deletes it.
@@ -579,4 +598,5 @@ create sequence not_listening_until minvalue 0 start 0; -- a listening_until up 
 create sequence silent_before minvalue 0 start 0;       -- older transactions may have added jobs silently
 create sequence silent_at minvalue 0 start 0;           -- when silent_before was set
 create sequence coordination_used minvalue 0 start 0;   -- set once a dependency, step, signal … was stored
+create sequence waited_until minvalue 0 start 0;        -- until then a caller waits for the end of a job
 create sequence walks_until minvalue 0 start 0;         -- until then sessions may remember places: 02_walks

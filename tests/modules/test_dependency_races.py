@@ -88,3 +88,32 @@ def test_a_replace_that_is_open_holds_up_no_end(api: Any, actor: Any, worker: in
             api.finish(parent)
         getattr(a, outcome)()
         assert state(api, job) == "available"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("end", ENDS)
+def test_an_end_whose_snapshot_is_older_than_a_child_tells_it(
+    api: Any, actor: Any, worker: int, end: str, level: str
+) -> None:
+    parent = running(api, worker)
+    child(api, [parent])  # dependencies are in use, as the snapshot must see
+    a = actor()
+    a.begin(level)
+    a.rows("select 1 from pyworker.jobs")
+    job = child(api, [{"id": parent, "on": "end"}])
+    assert state(api, job) == "pending"  # its request is handled: the parent has not ended
+    ENDS[end](a, parent)
+    a.commit()
+    assert state(api, job) == "available"
+
+
+def test_an_end_does_not_wait_for_a_session_that_deletes_a_child(api: Any, actor: Any, worker: int) -> None:
+    parent = running(api, worker)
+    job, other = child(api, [parent]), child(api, [parent])
+    a = actor()
+    a.begin()
+    a.delete_job(job)
+    api.finish(parent)
+    assert state(api, other) == "available"
+    a.rollback()
+    assert state(api, job) == "available"

@@ -215,6 +215,28 @@ def test_a_timedelta_is_from_now_by_the_queues_clock(fresh: Any, fresh_dsn: str)
     assert (job.state, other.state) == ("scheduled", "available")
 
 
+def test_deadlines_are_times_and_durations(conn: Any) -> None:
+    soon, late = timedelta(hours=1), timedelta(hours=2)
+    pyworker.add_job(conn, "t", job_key="k", run_at=late, expires_at=late, max_wait=soon)
+    pyworker.add_jobs(
+        conn,
+        [
+            {"identifier": "t", "job_key": "l", "run_at": late, "expires_at": late, "max_wait": 3600},
+            {"identifier": "t", "job_key": "m", "run_at": late, "expires_at": LATER, "max_wait": "1 hour"},
+        ],
+    )
+    rows = conn.execute(
+        "select round(extract(epoch from run_at - created_at)), "
+        "round(extract(epoch from start_by - created_at)) from pyworker.live_jobs order by id"
+    ).fetchall()
+    assert rows[:2] == [(3600, 7200)] * 2
+    assert rows[2][0] == 3600
+    with pytest.raises(pyworker.InvalidArgument, match="max_wait must be a timedelta, seconds, or a string"):
+        pyworker.add_job(conn, "t", job_key="k", max_wait=[1])  # type: ignore[arg-type]
+    with pytest.raises(pyworker.InvalidArgument, match="expires_at must have a time zone"):
+        pyworker.add_job(conn, "t", expires_at=datetime(2100, 1, 1))
+
+
 def test_kinds_of_text_and_numbers_are_taken_as_what_they_are(conn: Any) -> None:
     class Name(enum.StrEnum):
         MAIL = "mail"

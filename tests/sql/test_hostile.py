@@ -21,6 +21,7 @@ PRODUCER = {
     "schema_version",
     "once",
     "send_signal",
+    "await_job",
 }
 WORKER = PRODUCER | {
     "define_task", "register_worker", "heartbeat", "unregister_worker", "claim_jobs", "seconds_until_due",
@@ -34,7 +35,7 @@ WORKER = PRODUCER | {
     "parse_crontab", "next_runs",
     "describe_cron", "was_finished", "worker_health",
     "open_worker", "work", "beat", "close_worker", "snooze_jobs",
-    "save_step", "get_steps", "wait_for_signal",
+    "save_step", "get_steps", "wait_for_signal", "set_progress",
 }  # fmt: skip
 LOOKS = {
     "worker_health", "metrics", "overview", "count_jobs", "throughput", "list_jobs", "list_queues",
@@ -47,7 +48,7 @@ ADMIN = WORKER | LOOKS | {
     "job_errors", "cancel_job", "retry_job", "retry_jobs", "delete_job", "complete_jobs",
     "permanently_fail_jobs",
     "reschedule_jobs", "prune", "configure", "set_queue", "pause_queue", "resume_queue", "resume_sequence",
-    "explain_job",
+    "explain_job", "job_graph", "job_signals",
     "doctor", "add_schedule", "remove_schedule", "pause_schedule", "resume_schedule", "run_schedule",
     # what add_schedule calls with the caller's rights; see the head of schedules/queries
     "_add_schedule", "_lend_query_schema", "_query_function",

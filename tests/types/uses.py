@@ -237,3 +237,15 @@ async def by_asyncpg(conn: Pooled) -> None:
     assert_type(await send.add(conn, Mail("x")), JobRow)
     assert_type(await pyworker.get_job(conn, 1), JobRow | None)
     send.add(conn, Mail("x"))  # wrong
+
+
+def waits_and_flows(conn: psycopg.Connection[Any], connection: psycopg.AsyncConnection[Any]) -> None:
+    assert_type(pyworker.wait_for_job(conn, 1, timedelta(seconds=1)), JobRow)
+    pyworker.wait_for_job(conn, "1")  # wrong
+    pyworker.wait_for_job(conn, 1, "soon")  # wrong
+    with pyworker.flow(conn) as flow:
+        first = flow.add(send, Mail("x"))
+        flow.add(nothing, after=first, on="end")
+        flow.add(nothing, after=[first, first])
+        flow.add(nothing, after="first")  # wrong
+        flow.add(nothing, on="always")  # wrong

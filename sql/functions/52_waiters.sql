@@ -1,0 +1,53 @@
+-- 52_waiters: how a caller waits for the end of a job (wait_for_job in Python).
+--
+-- It LISTENs on the channel named like the schema with '_ended' behind it, says so by await_job, looks at
+-- the job, and looks again when it is notified with the job's id, or after a second. While a caller waits,
+-- an end looks its job up in `waiters`; at other times it reads a register, which costs nearly nothing.
+
+create or replace function await_job(job_id bigint, seconds double precision default 10) returns job
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_now constant timestamptz := clock_timestamp();
+    v_until timestamptz;
+    v_job job;
+begin
+    if (seconds between 0 and 3600) is not true then
+        raise exception 'await_job: seconds must be from 0 to 3600, got %', coalesce(seconds::text, 'NULL')
+            using errcode = 'PW001';
+    end if;
+    v_job := get_job(job_id);
+    if v_job.id is null then
+        raise exception 'await_job: there is no job %', coalesce(job_id::text, 'NULL')
+            using errcode = 'PW004', hint = 'Jobs whose task keeps no history are gone when they end.';
+    elsif v_job.state not in ('completed', 'cancelled', 'discarded') then
+        v_until := v_now + make_interval(secs => seconds);
+        delete from waiters w where w.ctid = any (array(
+            select o.ctid from waiters o where o.until < v_now limit 100 for update skip locked));
+        insert into waiters values (await_job.job_id, v_until);
+        perform setval('waited_until', greatest(
+            pg_sequence_last_value('waited_until'::regclass), (extract(epoch from v_until) * 1000)::bigint));
+    end if;
+    return v_job;
+end;
+$$;
+comment on function await_job(bigint, double precision) is
+    'Returns the job, and if it has not ended, has its end NOTIFY the channel named like the schema with '
+    '''_ended'' behind it, with the job''s id, for so many seconds (0 to 3600). LISTEN there before, and '
+    'commit: then look again when notified, and after a second or so in any case. Errors: PW001; PW004.';
+
+-- Tells those who wait that these jobs have ended.
+create or replace function _notify_waiters(job_ids bigint[]) returns void
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    perform pg_notify(current_schema() || '_ended', w.job_id::text)
+    from (select distinct i.job_id from waiters i where i.job_id = any (job_ids)) w;
+end;
+$$;
+
+-- True while a caller waits for the end of a job.
+create or replace function _jobs_are_awaited() returns boolean
+    language sql volatile
+    return coalesce(pg_sequence_last_value('waited_until'::regclass)
+                    > extract(epoch from clock_timestamp()) * 1000, false);

@@ -1,0 +1,61 @@
+-- coordination/graph: the neighbours of a job among those that wait for each other, and its signals, for
+-- the page of a job.
+
+create or replace function job_graph(job_id bigint)
+    returns table (side text, id bigint, task_identifier text, state text, ref text, condition text,
+                   blocks boolean)
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
+as $$
+declare
+    v_revision constant integer := coalesce(
+        (select j.revision from live_jobs j where j.id = job_graph.job_id),
+        (select f.revision from finished_jobs f where f.id = job_graph.job_id));
+begin
+    -- Each limit bounds what a large fan-in costs.
+    return query
+    with near as (
+        (select 'before' as side, e.parent_id as id, e.ref, e.condition, e.met
+         from edges e where e.child_id = job_graph.job_id and e.revision = v_revision and e.met is null
+         order by e.parent_id limit 1000)
+        union all
+        (select 'before', e.parent_id, e.ref, e.condition, e.met
+         from edges e where e.child_id = job_graph.job_id and e.revision = v_revision and e.met is not null
+         order by e.parent_id limit 1000)
+        union all
+        (select 'after', e.child_id, e.ref, e.condition, e.met
+         from edges e where e.parent_id = job_graph.job_id
+         and e.revision = coalesce((select j.revision from live_jobs j where j.id = e.child_id),
+                                   (select f.revision from finished_jobs f where f.id = e.child_id))
+         order by e.child_id limit 1000))
+    select n.side, n.id, k.task_identifier,
+           coalesce(k.state, case n.side when 'before' then coalesce(n.met, _ended_as(n.id)) end),
+           n.ref, n.condition, n.met is null
+    from near n
+    left join lateral (
+        select l.task_identifier, l.state from live_jobs l where l.id = n.id
+        union all
+        select h.task_identifier, h.state from finished_jobs h where h.id = n.id
+        limit 1) k on true
+    order by n.side desc, n.met is not null, n.id;
+end;
+$$;
+comment on function job_graph(bigint) is
+    'The jobs that this one depends on (side: before) and those that depend on it (after), at most 1,000 of '
+    'each kind; those whose condition is not met yet (blocks) first. task_identifier is null if a job is '
+    'gone. See the view dependencies.';
+
+create or replace function job_signals(job_id bigint)
+    returns table (name text, payload jsonb, at timestamptz)
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set jit = off
+as $$
+begin
+    return query
+    select s.name, s.payload, s.at from signals s where s.job_id = job_signals.job_id
+    order by s.id limit 1000;
+end;
+$$;
+comment on function job_signals(bigint) is
+    'The signals that were sent to a job (send_signal), the first 1,000, oldest first. Of several of one '
+    'name the first counts.';
