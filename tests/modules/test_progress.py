@@ -110,6 +110,7 @@ def test_the_end_of_a_job_that_a_caller_awaits_notifies(api: Any, actor: Any, wo
     job, other = claimed(api, worker), claimed(api, worker)
     assert api.await_job(job.id).state == "running"
     api.finish(other.id)
+    assert heard(listening, api) == []
     ENDS[end](api, job)
     assert set(heard(listening, api)) == {str(job.id)}
 

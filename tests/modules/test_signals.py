@@ -114,6 +114,14 @@ def test_a_waiting_job_frees_its_slot_and_takes_another_when_it_goes_on(api: Any
     assert claims(api, worker) == [first.id]
 
 
+def test_the_slot_of_a_waiting_job_is_given_to_a_job_that_waited_for_one(api: Any, worker: int) -> None:
+    first = claimed(api, worker, queue_name="q")
+    second = api.add_job("t", queue_name="q")
+    assert claims(api, worker) == []
+    assert api.wait_for_signal(first.id, first.run, "go") is None
+    assert claims(api, worker) == [second.id]
+
+
 def test_a_waiting_job_holds_its_sequence(api: Any, worker: int) -> None:
     first = waiting(api, worker, sequence_policy=Jsonb({"key": "s"}))
     second = api.add_job("t", sequence_policy=Jsonb({"key": "s"}))
