@@ -93,4 +93,4 @@ def _label(x: float, y: float, first: str, second: str) -> Markup:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= 30 else text[:29] + "…"
+    return text if len(text) <= 27 else text[:26] + "…"

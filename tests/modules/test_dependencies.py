@@ -269,7 +269,15 @@ def test_explain_job_names_the_parents_that_it_waits_for(api: Any, worker: int) 
     assert reasons[1].detail == f"waits for the success of job {waiting} (available)"
 
 
-def test_explain_job_of_a_large_fan_in_names_some(api: Any) -> None:
+def test_explain_job_of_a_large_fan_in_names_some_and_first_those_that_have_failed(
+    api: Any, worker: int
+) -> None:
     parents = ids(api.add_jobs([{"identifier": "t"}] * 200))
-    reasons = api.rows("select reason from pyworker.explain_job(%s)", [child(api, parents)])
-    assert sum(row.reason == "dependency" for row in reasons) == 50
+    job = child(api, parents)
+    api.cancel_job(parents[-1], True)
+    reasons = api.rows("select * from pyworker.explain_job(%s) order by position", [job])
+    details = [row.detail for row in reasons if row.reason.startswith("dependency")]
+    assert len(details) == 11
+    assert details[0] == f"waits for the success of job {parents[-1]} (cancelled)"
+    assert details[1] == f"waits for the success of job {parents[0]} (available)"
+    assert details[10] == "waits for 190 other jobs"

@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 
 import pytest
-from psycopg.types.json import Jsonb
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from pyworker.ui import create_app
+from tests.support.pages import Reader, read
 
 PAGES = ["/", "/jobs", "/queues", "/sequences", "/schedules", "/workers", "/audit"]
-
-
-class Reader(HTMLParser):
-    """The elements of a page, and its text."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.elements, self.text = [], ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        self.text += data
-
-
-def read(response, status=200):
-    assert response.status_code == status, response.text
-    return Reader(response.text)
 
 
 def ids(response):
@@ -89,44 +67,6 @@ def test_a_job_page_tells_its_life_its_errors_and_why_it_is_not_running(client, 
         "1 of 25",
     ):
         assert words in text
-
-
-def test_a_job_page_draws_the_jobs_before_and_after_and_marks_what_blocks(client, queue, worker):
-    first = queue.add_job("fetch")
-    second = queue.add_job("fetch")
-    child = queue.add_job("report", depends_on=Jsonb([{"id": first.id}, {"id": second.id, "on": "end"}]))
-    last = queue.add_job("send", depends_on=Jsonb([child.id]))
-    claimed = queue.run(worker, "fetch")
-    queue.rows("select pyworker.finish_job(%s, %s)", [claimed.id, claimed.run])
-    page = Reader(read(client().get(f"/jobs/{child.id}")).text)
-    paths = [attributes["class"] for tag, attributes in page.elements if tag == "path"]
-    assert sorted(paths) == ["blocks", "blocks", "met"]  # the second, the last, the first
-    for words in (f"{first.id} fetch", "completed", "available", f"{last.id} send", "success", "end"):
-        assert words in page.text
-    links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
-    assert {f"/jobs/{job.id}" for job in (first, second, last)} <= set(links)
-    assert "Jobs before and after" not in read(client().get(f"/jobs/{queue.add_job('t').id}")).text
-
-
-def test_a_large_fan_in_is_summarised(client, queue, worker):
-    jobs = queue.rows("select id from pyworker.add_jobs(%s)", [Jsonb([{"identifier": "t"}] * 1100)])
-    child = queue.add_job("all", depends_on=Jsonb([job.id for job in jobs]))
-    text = " ".join(Reader(read(client().get(f"/jobs/{child.id}")).text).text.split())
-    assert "at least 994 more" in text
-    assert "994 available" in text
-
-
-def test_a_job_page_shows_progress_steps_and_signals(client, queue, worker):
-    queue.add_job("import")
-    job = queue.run(worker, "import")
-    queue.rows("select pyworker.save_step(%s, %s, 'fetch', '\"secret\"')", [job.id, job.run])
-    queue.rows("select pyworker.send_signal(%s, 'approved', '\"secret\"')", [job.id])
-    queue.rows("select pyworker.set_progress(%s, %s, 0.4, 'page 4 of 10')", [job.id, job.run])
-    text = " ".join(Reader(read(client().get(f"/jobs/{job.id}")).text).text.split())
-    for words in ("40 %: page 4 of 10", "Steps and answered waitsfetch", "Signalsapproved"):
-        assert words in text
-    assert "secret" not in text
-    assert "secret" in client(show_payloads=True).get(f"/jobs/{job.id}").text
 
 
 @pytest.mark.parametrize("path", ["/jobs/1", "/jobs/99999999999999999999", "/nothing", "/jobs/x"])

@@ -37,13 +37,14 @@ begin
         union all
         select h.task_identifier, h.state from finished_jobs h where h.id = n.id
         limit 1) k on true
-    order by n.side desc, n.met is not null, n.id;
+    order by n.side desc, n.met is not null, k.state is null or k.state not in ('cancelled', 'discarded'),
+             n.id;
 end;
 $$;
 comment on function job_graph(bigint) is
     'The jobs that this one depends on (side: before) and those that depend on it (after), at most 1,000 of '
-    'each kind; those whose condition is not met yet (blocks) first. task_identifier is null if a job is '
-    'gone. See the view dependencies.';
+    'each kind. First come those whose condition is not met yet (blocks), and of these the failed ones. '
+    'task_identifier is null if a job is gone. See the view dependencies.';
 
 create or replace function job_signals(job_id bigint)
     returns table (name text, payload jsonb, at timestamptz)

@@ -262,8 +262,8 @@ create or replace function _explain_dependencies(
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_most constant integer := 50;
-    v_waits boolean := false;
+    v_named constant integer := 10;
+    v_found integer := 0;
 begin
     for reason, detail, remedy in
         select case when e.ended is null then 'dependency' else 'dependency unmet' end,
@@ -278,14 +278,20 @@ begin
         from (select o.*, _ended_as(o.parent_id) as ended, (get_job(o.parent_id)).state
               from (select d.parent_id, d.condition, d.ref from edges d
                     where d.child_id = job.id and d.revision = job.revision and d.met is null
-                    order by d.parent_id limit v_most) o offset 0) e
+                    order by d.parent_id limit 1000) o offset 0) e
         where _meets(e.condition, e.ended) is not true
         order by e.ended is null, e.parent_id
     loop
-        v_waits := true;
-        return next;
+        v_found := v_found + 1;
+        if v_found <= v_named then
+            return next;
+        end if;
     end loop;
-    if not v_waits then
+    if v_found > v_named then
+        return query select
+            'dependency', format('waits for %s other jobs', v_found - v_named),
+            format('select * from %I.dependencies where job_id = %s names them', current_schema(), job.id);
+    elsif v_found = 0 then
         return query values ('promotion', 'all jobs that it waited for have ended', _promotion_remedy());
     end if;
 end;
