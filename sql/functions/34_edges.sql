@@ -76,9 +76,9 @@ begin
 end;
 $$;
 
--- The same, at no cost in a database without dependencies; and tells callers that wait for these ends.
--- Of a job that no table has any more, this deletes the edges to its parents, and notes that it counts
--- as cancelled unless it was completed.
+-- The same, at no cost for a completed job in a database without dependencies; and tells callers that
+-- wait for these ends. Of a job that no table has any more, this deletes the edges to its parents, and
+-- notes that it counts as cancelled unless it was completed.
 create or replace function _tell_of_end(
     parent_ids bigint[], state text, reports bigint[] default null, runs bigint[] default null,
     results jsonb[] default null)
@@ -90,13 +90,16 @@ declare
 begin
     if parent_ids is null then
         return;
-    elsif _jobs_are_awaited() then
+    end if;
+    if _jobs_are_awaited() then
         perform _notify_waiters(parent_ids);
     end if;
-    if not _coordination_is_used() then
-        return;
+    if _coordination_is_used() then
+        perform _tell_children(parent_ids, state, reports, runs, results);
     end if;
-    perform _tell_children(parent_ids, state, reports, runs, results);
+    if state <> 'cancelled' and not _coordination_is_used() then
+        return; -- it left no trace that the first add with depends_on could miss
+    end if;
     v_gone := array(
         select p.id from unnest(parent_ids) p(id)
         where not exists (select from finished_jobs f where f.id = p.id)
@@ -107,21 +110,24 @@ begin
 end;
 $$;
 
--- Deletes what deleted or pruned jobs leave here: the edges to their parents, their steps, signals
--- and progress.
--- Notes which of them were not completed. A session that ends a parent may have some edges locked: those
--- stay, and do no harm.
+-- Notes which of these deleted or pruned jobs were not completed, and deletes their edges to parents,
+-- their steps, signals and progress. The notes are written in every database: while this transaction is
+-- open, another one may add the first job with depends_on. A session that ends a parent may have some
+-- edges locked: those stay, and do no harm.
 create or replace function _forget_jobs(job_ids bigint[], failed bigint[]) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 begin
+    insert into vanished_parents select i.id, clock() from unnest(failed) i(id) on conflict do nothing;
+    if not _coordination_is_used() then
+        return;
+    end if;
     delete from edges e where e.ctid = any (array(
         select d.ctid from edges d where d.child_id = any (job_ids) for update skip locked));
     delete from steps s where s.job_id = any (job_ids);
     delete from signals s where s.job_id = any (job_ids);
     delete from progress p where p.job_id = any (job_ids);
-    insert into vanished_parents select i.id, clock() from unnest(failed) i(id) on conflict do nothing;
 end;
 $$;
 
@@ -136,20 +142,21 @@ begin
 end;
 $$;
 
--- Forgets jobs that have vanished a week ago: no add that named them is open any more. And signals that
--- were sent while their job was being deleted.
+-- Deletes the notes of jobs that vanished a day ago: no add that named them is open any more. And signals
+-- that were sent while their job was being deleted.
 create or replace function _prune_vanished(max_rows integer) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     delete from vanished_parents v where v.id = any (array(
         select d.id from vanished_parents d
-        where d.at < clock() - interval '7 days'
+        where d.at < clock() - interval '1 day'
           and not exists (select from edges e where e.parent_id = d.id and e.met is null)
         order by d.at limit max_rows for update skip locked));
     delete from signals s where s.id = any (array(
         select o.id from (select l.id, l.job_id from signals l order by l.id limit max_rows) o
-        where (get_job(o.job_id)).id is null));
+        where not exists (select from live_jobs j where j.id = o.job_id)
+          and not exists (select from finished_jobs f where f.id = o.job_id)));
 end;
 $$;
 
