@@ -112,6 +112,7 @@ begin
         return query select * from _add_all(requests);
         return;
     end if;
+    perform nextval('coordination_used') where not _coordination_is_used(); -- also what this call replaces
     v_jobs := array(select j from _add_all(requests) j);
     perform _add_edges(
         requests, array(select j.id from unnest(v_jobs) j), array(select j.revision from unnest(v_jobs) j),
