@@ -87,9 +87,8 @@ begin atomic
     limit 1;
 end;
 
--- Writes the edges of the jobs of one call, given by position, and requests for those children whose
--- parents may have ended already. A duplicate is `unchanged`, and others may depend on it. `labels`: how
--- messages name the jobs. Errors: PW001, PW004.
+-- Adds the edges of the jobs of one call, given by position. A duplicate is `unchanged`, and others may
+-- depend on it. `labels`: how messages name the jobs. Errors: PW001, PW004.
 create or replace function _add_edges(
     requests _job_request[], ids bigint[], revisions integer[], unchanged boolean[], labels text[])
     returns void
@@ -98,7 +97,7 @@ create or replace function _add_edges(
 as $$
 declare
     v_edges edges[];
-    v_missing record;
+    v_missing edges;
 begin
     perform nextval('coordination_used') where not _coordination_is_used();
     perform _refuse_refs(requests, labels);
@@ -109,38 +108,57 @@ begin
         named as materialized (
             select r.ref, i.id from unnest(requests) with ordinality r
             join unnest(ids) with ordinality i(id, n) on i.n = r.ordinality where r.ref is not null)
-        select row(s.id, s.revision, coalesce(w.id, o.id), w.ref, w.condition, w.cancels, null, null)::edges
+        select row(s.id, s.revision, coalesce(w.id, o.id),
+                   case when not starts_with(w.ref, U&'\0001') then w.ref end, -- see add_batch
+                   w.condition, w.cancels, null, null)::edges
         from wanted w
         join unnest(ids, revisions, unchanged) with ordinality s(id, revision, unchanged, n)
             on s.n = w.n and not s.unchanged
         left join named o on o.ref = w.ref);
-    with parent as materialized (
-        select e.parent_id, p.* from (select distinct u.parent_id from unnest(v_edges) u) e
-        left join lateral _parent_of(e.parent_id) p on true),
-    added as (
-        insert into edges
-        select u.child_id, u.revision, u.parent_id,
-               case when not starts_with(u.ref, U&'\0001') then u.ref end, u.condition, u.cancels,
-               case when m.met then p.state end, case when m.met then p.result end
-        from unnest(v_edges) u join parent p on p.parent_id = u.parent_id
-        cross join lateral (select _meets(u.condition, p.state) as met) m
-        where p.state is not null
-        -- Two refs may stand for one job: the duplicate of both.
-        on conflict (child_id, revision, parent_id) do nothing),
-    asked as (
-        -- A parent that this call has added ends after this commit, and then sees its edges.
-        insert into promotion_requests (lane, job_id)
-        select distinct 'child', u.child_id from unnest(v_edges) u
-        where u.ref is null or u.parent_id in (
-            select s.id from unnest(ids, unchanged) s(id, unchanged) where s.unchanged))
-    select p.parent_id, u.child_id into v_missing
-    from parent p join unnest(v_edges) u on u.parent_id = p.parent_id
-    where p.state is null order by u.child_id, p.parent_id limit 1;
-    if found then
-        raise exception '%: depends_on: there is no job %', labels[array_position(ids, v_missing.child_id)],
-            v_missing.parent_id using errcode = 'PW004';
+    v_missing := _write_edges(
+        v_edges, array(select s.id from unnest(ids, unchanged) s(id, unchanged) where not s.unchanged));
+    if v_missing.child_id is not null then
+        raise exception '%: depends_on: there is no job %',
+            labels[array_position(ids, v_missing.child_id)], v_missing.parent_id using errcode = 'PW004';
     end if;
     perform _refuse_circles(array(select distinct u.child_id from unnest(v_edges) u where u.revision > 0));
+end;
+$$;
+
+-- Writes edges, and requests for those children whose parents may have ended already. `added`: the jobs
+-- that this call has added or changed. They end after its commit, and then see their edges; unless
+-- a later job of the call has replaced them: then they count as cancelled, also without history.
+-- Returns an edge whose parent is no job, or null.
+create or replace function _write_edges(new_edges edges[], added bigint[]) returns edges
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_nestloop = off set jit = off -- calls may be large
+as $$
+declare
+    v_missing edges;
+begin
+    with parent as materialized (
+        select e.parent_id, a.id is not null as is_added,
+               case when p.state is null and a.id is not null then 'cancelled' else p.state end as state,
+               p.result
+        from (select distinct u.parent_id from unnest(new_edges) u) e
+        left join (select distinct i.id from unnest(added) i(id)) a on a.id = e.parent_id
+        left join lateral _parent_of(e.parent_id) p on true),
+    written as (
+        insert into edges
+        select u.child_id, u.revision, u.parent_id, u.ref, u.condition, u.cancels,
+               case when m.met then p.state end, case when m.met then p.result end
+        from unnest(new_edges) u join parent p on p.parent_id = u.parent_id
+        cross join lateral (select _meets(u.condition, p.state) as met) m
+        where p.state is not null
+        on conflict do nothing), -- named twice
+    asked as (
+        insert into promotion_requests (lane, job_id)
+        select distinct 'child', u.child_id
+        from unnest(new_edges) u join parent p on p.parent_id = u.parent_id
+        where not p.is_added or p.state in ('completed', 'cancelled', 'discarded'))
+    select u.* into v_missing from parent p join unnest(new_edges) u on u.parent_id = p.parent_id
+    where p.state is null order by u.child_id, p.parent_id limit 1;
+    return v_missing;
 end;
 $$;
 

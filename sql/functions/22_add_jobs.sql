@@ -112,6 +112,7 @@ begin
         return query select * from _add_all(requests);
         return;
     end if;
+    perform nextval('coordination_used') where not _coordination_is_used(); -- also what this call replaces
     v_jobs := array(select j from _add_all(requests) j);
     perform _add_edges(
         requests, array(select j.id from unnest(v_jobs) j), array(select j.revision from unnest(v_jobs) j),
@@ -283,7 +284,10 @@ begin
         from (select r.ordinality, r.job_key, r.job_key_mode, uniques[r.ordinality] as uniqueness,
                      case when r.job_key is null and (uniques[r.ordinality]).key is null then 1
                           else row_number() over (
-                              partition by r.job_key, (uniques[r.ordinality]).key
+                              partition by r.job_key, (uniques[r.ordinality]).key,
+                                  (r.job_key_mode = 'unsafe_dedupe' and exists ( -- the job that runs
+                                      select from live_jobs j
+                                      where j.job_key = r.job_key and j.state = 'running')) is true
                               order by r.ordinality) end as nth
               from unnest(requests) with ordinality r) i
         order by i.ordinality);

@@ -125,7 +125,9 @@ begin
         order by h.job_id for update;
     end if;
     v_row := _lock_job('retry_job', job_id);
-    if v_row.state = 'available' or v_row.parked = 'queue' then
+    if v_row.state = 'available' then
+        update live_jobs j set start_by = null, updated_at = v_now
+        where j.id = v_row.id and j.start_by is not null;
         return _job_of(v_row);
     elsif v_row.state = 'running' then
         raise exception 'retry_job: job % is running', job_id
@@ -153,7 +155,7 @@ begin
     end if;
     if v_row.parked is not null then
         insert into promotion_requests (lane, job_id)
-        values (coalesce(_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key), 'met'),
+        values (coalesce(_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key), 'child'),
                 case when v_row.parked = 'unmet' then v_row.id end);
     end if;
     perform _notify_workers();
@@ -297,9 +299,10 @@ begin
         expires_at = changed.expires_at, start_by = changed.start_by, reason = changed.reason,
         updated_at = changed.updated_at
     where j.id = job.id;
-    if changed.parked not in ('unmet', 'signal') then
-        insert into promotion_requests (lane)
-        values (_lane_of(changed.parked, changed.queue_name, changed.sequence_key));
+    if changed.parked <> 'signal' then
+        insert into promotion_requests (lane, job_id)
+        values (coalesce(_lane_of(changed.parked, changed.queue_name, changed.sequence_key), 'child'),
+                case when changed.parked = 'unmet' then changed.id end);
     end if;
     if changed.state = 'discarded' and job.state <> 'discarded' then
         perform _tell_of_end(array[job.id], 'discarded');

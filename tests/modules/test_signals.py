@@ -126,6 +126,9 @@ def test_a_waiting_job_holds_its_sequence(api: Any, worker: int) -> None:
     first = waiting(api, worker, sequence_policy=Jsonb({"key": "s"}))
     second = api.add_job("t", sequence_policy=Jsonb({"key": "s"}))
     assert claims(api, worker) == []
+    shown = "select sequence_key, running, waiting, halted_by from pyworker."
+    for source in ("sequences", "list_sequences()"):
+        assert api.rows(shown + source) == [("s", first.id, 1, None)]
     assert any(
         str(first.id) in r.detail for r in api.rows("select * from pyworker.explain_job(%s)", [second.id])
     )
