@@ -270,7 +270,6 @@ create table edges (
     constraint edges_pkey PRIMARY KEY (child_id, revision, parent_id)
 );
 
-CREATE INDEX edges_open ON edges USING btree (child_id, revision, parent_id) WHERE (met IS NULL);
 CREATE INDEX edges_parent ON edges USING btree (parent_id);
 
 create table errors (
@@ -621,6 +620,16 @@ create table waiters (
 );
 
 CREATE INDEX waiters_job ON waiters USING btree (job_id);
+
+create table watches (
+    child_id bigint not null,
+    revision integer not null,
+    from_id bigint,
+    parent_id bigint not null
+) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000);
+
+CREATE INDEX watches_child ON watches USING btree (child_id);
+CREATE INDEX watches_parent ON watches USING btree (parent_id);
 
 create table workers (
     id bigint generated always as identity not null,

@@ -1,8 +1,8 @@
 -- 18_dependencies: what depends_on means, and how an add writes it down.
 --
 -- A job with dependencies is added `pending`, parked as 'unmet', with an edge for each job that it
--- waits for (its parents), and a request to look at them (34_edges). An add locks no parent: so it
--- never waits for the end of one, and never holds one up.
+-- waits for (its parents), a watch, and a request to look at parents that were there before (34_edges). An
+-- add locks no parent: so it never waits for the end of one, and never holds one up.
 
 -- Why a depends_on is invalid; null if it is valid.
 create or replace function _depends_on_refusal(depends_on jsonb) returns text
@@ -87,65 +87,97 @@ begin atomic
     limit 1;
 end;
 
--- Writes the edges of the jobs of one call, given by position, and requests for those children whose
--- parents may have ended already. A duplicate is `unchanged`, and others may depend on it. `labels`: how
--- messages name the jobs. Errors: PW001, PW004.
+-- Writes the edges of the jobs of one call, given by position, and what each child watches (34_edges). A
+-- duplicate is `unchanged`, and others may depend on it. `batch_on`: the last job depends on all others, too.
+-- `label`: how messages name the nth job. Errors: PW001, PW004.
 create or replace function _add_edges(
-    requests _job_request[], ids bigint[], revisions integer[], unchanged boolean[], labels text[])
+    requests _job_request[], ids bigint[], revisions integer[], unchanged boolean[], label text,
+    batch_on text default null)
     returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_nestloop = off set jit = off -- calls may be large
 as $$
 declare
-    v_edges edges[];
     v_missing record;
 begin
     perform nextval('coordination_used') where not _coordination_is_used();
-    perform _refuse_refs(requests, labels);
-    v_edges := array(
-        with wanted as materialized ( -- narrow rows, before they are joined
-            select r.ordinality as n, d.*
-            from unnest(requests) with ordinality r cross join lateral _dependencies_of(r.depends_on) d),
-        named as materialized (
-            select r.ref, i.id from unnest(requests) with ordinality r
-            join unnest(ids) with ordinality i(id, n) on i.n = r.ordinality where r.ref is not null)
-        select row(s.id, s.revision, coalesce(w.id, o.id), w.ref, w.condition, w.cancels, null, null)::edges
-        from wanted w
-        join unnest(ids, revisions, unchanged) with ordinality s(id, revision, unchanged, n)
-            on s.n = w.n and not s.unchanged
-        left join named o on o.ref = w.ref);
-    with parent as materialized (
-        select e.parent_id, p.* from (select distinct u.parent_id from unnest(v_edges) u) e
+    perform _refuse_refs(requests, label, batch_on is not null);
+    with wanted as materialized ( -- narrow rows, before they are joined
+        select r.ordinality as n, d.id, null::bigint as parent, d.ref, d.condition, d.cancels
+        from unnest(requests) with ordinality r cross join lateral _dependencies_of(r.depends_on) d
+        where not unchanged[r.ordinality] and (batch_on is null or r.ordinality < cardinality(ids))
+        union all
+        select cardinality(ids), null, r.ordinality, r.ref, batch_on, false
+        from unnest(requests) with ordinality r
+        where batch_on is not null and r.ordinality < cardinality(ids) and not unchanged[cardinality(ids)]),
+    named as materialized (
+        select r.ref, r.ordinality as n from unnest(requests) with ordinality r where r.ref is not null),
+    edge as materialized ( -- old: the parent was there before this call, so it may have ended
+        select ids[w.n] as child_id, revisions[w.n] as revision, coalesce(w.id, ids[p.n]) as parent_id, w.ref,
+               w.condition, w.cancels, coalesce(unchanged[p.n], true) as old, w.n
+        from wanted w left join named o on o.ref = w.ref and w.parent is null
+        cross join lateral (select coalesce(w.parent, o.n) as n) p),
+    parent as materialized (
+        select e.parent_id, p.* from (select distinct o.parent_id from edge o where o.old) e
         left join lateral _parent_of(e.parent_id) p on true),
+    known as materialized (
+        select e.*, case when _meets(e.condition, p.state) then p.state end as met, p.result,
+               e.old and p.state is null as missing
+        from edge e left join parent p on p.parent_id = e.parent_id),
     added as (
         insert into edges
-        select u.child_id, u.revision, u.parent_id,
-               case when not starts_with(u.ref, U&'\0001') then u.ref end, u.condition, u.cancels,
-               case when m.met then p.state end, case when m.met then p.result end
-        from unnest(v_edges) u join parent p on p.parent_id = u.parent_id
-        cross join lateral (select _meets(u.condition, p.state) as met) m
-        where p.state is not null
+        select k.child_id, k.revision, k.parent_id, k.ref, k.condition, k.cancels, k.met,
+               case when k.met is not null then k.result end
+        from known k where not k.missing order by k.child_id, k.parent_id
         -- Two refs may stand for one job: the duplicate of both.
         on conflict (child_id, revision, parent_id) do nothing),
+    watched as (
+        insert into watches (child_id, revision, from_id, parent_id)
+        select k.child_id, k.revision, min(k.parent_id), _first_watch(min(k.parent_id), max(k.parent_id))
+        from known k where k.met is null and not k.missing group by 1, 2
+        union all -- a completed parent does not look for edges that it breaks
+        select k.child_id, k.revision, null, k.parent_id
+        from known k where k.met is null and not k.missing and k.cancels and k.condition = 'failure'),
     asked as (
-        -- A parent that this call has added ends after this commit, and then sees its edges.
         insert into promotion_requests (lane, job_id)
-        select distinct 'child', u.child_id from unnest(v_edges) u
-        where u.ref is null or u.parent_id in (
-            select s.id from unnest(ids, unchanged) s(id, unchanged) where s.unchanged))
-    select p.parent_id, u.child_id into v_missing
-    from parent p join unnest(v_edges) u on u.parent_id = p.parent_id
-    where p.state is null order by u.child_id, p.parent_id limit 1;
+        select 'child', k.child_id from known k where k.old
+        union
+        select 'unmet', k.child_id from known k where k.old and k.cancels)
+    select k.parent_id, k.n into v_missing from known k where k.missing order by k.n, k.parent_id limit 1;
     if found then
-        raise exception '%: depends_on: there is no job %', labels[array_position(ids, v_missing.child_id)],
-            v_missing.parent_id using errcode = 'PW004';
+        raise exception '%: depends_on: there is no job %', format(label, v_missing.n), v_missing.parent_id
+            using errcode = 'PW004';
     end if;
-    perform _refuse_circles(array(select distinct u.child_id from unnest(v_edges) u where u.revision > 0));
+    perform _refuse_circles(array(
+        select distinct i.id from unnest(ids, revisions, unchanged) i(id, revision, unchanged)
+        where i.revision > 0 and not i.unchanged));
 end;
 $$;
 
+-- The same for the callback of a batch whose jobs are all new, and name no others.
+create or replace function _add_batch_edges(child_id bigint, revision integer, parent_ids bigint[], condition text)
+    returns void
+    language plpgsql set search_path from current set enable_hashagg = off set jit = off
+as $$
+begin
+    perform nextval('coordination_used') where not _coordination_is_used();
+    insert into edges (child_id, revision, parent_id, condition, cancels)
+    select distinct _add_batch_edges.child_id, _add_batch_edges.revision, p.id, _add_batch_edges.condition, false
+    from unnest(parent_ids) p(id);
+    insert into watches (child_id, revision, from_id, parent_id)
+    select _add_batch_edges.child_id, _add_batch_edges.revision, min(p.id), _first_watch(min(p.id), max(p.id))
+    from unnest(parent_ids) p(id) having min(p.id) is not null;
+end;
+$$;
+
+-- Which parent a new child watches. Parents tend to end in the order of their ids. So of few it is the last.
+-- Of many it is the first: then the child chooses another one soon (35_children).
+create or replace function _first_watch(first_id bigint, last_id bigint) returns bigint
+    language sql immutable
+    return case when last_id - first_id > 1000 then first_id else last_id end;
+
 -- Refuses refs of a call that are empty, used twice, unknown, or wait for each other in a circle.
-create or replace function _refuse_refs(requests _job_request[], labels text[]) returns void
+create or replace function _refuse_refs(requests _job_request[], label text, is_batch boolean) returns void
     language plpgsql immutable set search_path from current set enable_nestloop = off -- calls may be large
 as $$
 declare
@@ -158,7 +190,7 @@ begin
     where r.ref is not null group by r.ref having count(*) > 1 or r.ref = '' order by 2 limit 1;
     if found then
         raise exception '%: ref must be a string that no other job of the call has, got %',
-            labels[v_bad.n], quote_literal(v_bad.ref) using errcode = 'PW001';
+            format(label, v_bad.n), quote_literal(v_bad.ref) using errcode = 'PW001';
     end if;
     with wanted as materialized (
         select r.ordinality as child, d.ref
@@ -171,8 +203,12 @@ begin
     into v_children, v_parents, v_bad.n, v_bad.ref
     from wanted w left join named n on n.ref = w.ref;
     if v_bad.n is not null then
-        raise exception '%: depends_on: no job of the call has the ref %', labels[v_bad.n],
+        raise exception '%: depends_on: no job of the call has the ref %', format(label, v_bad.n),
             quote_literal(v_bad.ref) using errcode = 'PW001';
+    end if;
+    if is_batch then
+        v_children := v_children || array_fill(cardinality(requests)::bigint, array[cardinality(requests) - 1]);
+        v_parents := v_parents || array(select n from generate_series(1, cardinality(requests) - 1) n);
     end if;
     -- A parent that waits for none cannot be part of a circle: drop it, again and again.
     while v_children is not null and exists ( -- without a ref that points forwards there is no circle
@@ -182,8 +218,8 @@ begin
         from unnest(v_children, v_parents) e(child, parent)
         where e.parent in (select u.child from unnest(v_children) u(child));
         if cardinality(v_children) = v_left then
-            raise exception '%: depends_on: jobs wait for each other in a circle', labels[v_children[1]]
-                using errcode = 'PW001';
+            raise exception '%: depends_on: jobs wait for each other in a circle',
+                format(label, v_children[1]) using errcode = 'PW001';
         end if;
     end loop;
 end;

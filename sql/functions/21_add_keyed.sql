@@ -18,7 +18,7 @@ begin
     end if;
     v_job := _add_by_keys(request);
     if _depends(request.depends_on) and not v_job.deduplicated then
-        perform _add_edges(array[request], array[v_job.id], array[v_job.revision], '{false}', '{add_job}');
+        perform _add_edges(array[request], array[v_job.id], array[v_job.revision], '{false}', 'add_job');
     end if;
     return v_job;
 end;

@@ -25,6 +25,38 @@ comment on function add_jobs(job_spec[], boolean) is
 create or replace function add_jobs(specs jsonb) returns setof job
     language plpgsql security definer set search_path from current
 as $$
+begin
+    return query select * from _add_jobs(_requests_of(specs));
+end;
+$$;
+comment on function add_jobs(jsonb) is
+    'Adds many jobs from a JSON array of objects, whose members are named like the arguments of '
+    'add_job. Everything else is as in add_jobs for job_spec[]. Errors: PW001 names the position, '
+    'the member and its value.';
+
+create or replace function add_jobs(specs text) returns setof job
+    language plpgsql security definer set search_path from current
+as $$
+declare
+    v_specs jsonb;
+begin
+    begin
+        v_specs := _json_of(specs, 'add_jobs: specs')::jsonb;
+    -- jsonb cannot hold all JSON: no NUL, no half of a surrogate pair, no number beyond numeric.
+    exception when data_exception then
+        raise exception 'add_jobs: specs must be JSON that jsonb can hold: % (add_job takes any payload)',
+            sqlerrm using errcode = 'PW001';
+    end;
+    return query select * from add_jobs(v_specs);
+end;
+$$;
+comment on function add_jobs(text) is
+    'add_jobs for a JSON array given as text. PostgreSQL resolves a plain literal to this one.';
+
+-- What these specs ask for. Errors: PW001 names the position and the member.
+create or replace function _requests_of(specs jsonb) returns _job_request[]
+    language plpgsql set search_path from current
+as $$
 declare
     v_known constant text[] := _members_of_a_spec();
     v_requests _job_request[];
@@ -57,33 +89,9 @@ begin
         from jsonb_array_elements(specs) with ordinality s, jsonb_each(s.value) m;
         raise;
     end;
-    return query select * from _add_jobs(v_requests);
+    return v_requests;
 end;
 $$;
-comment on function add_jobs(jsonb) is
-    'Adds many jobs from a JSON array of objects, whose members are named like the arguments of '
-    'add_job. Everything else is as in add_jobs for job_spec[]. Errors: PW001 names the position, '
-    'the member and its value.';
-
-create or replace function add_jobs(specs text) returns setof job
-    language plpgsql security definer set search_path from current
-as $$
-declare
-    v_specs jsonb;
-begin
-    begin
-        v_specs := _json_of(specs, 'add_jobs: specs')::jsonb;
-    -- jsonb cannot hold all JSON: no NUL, no half of a surrogate pair, no number beyond numeric.
-    exception when data_exception then
-        raise exception 'add_jobs: specs must be JSON that jsonb can hold: % (add_job takes any payload)',
-            sqlerrm using errcode = 'PW001';
-    end;
-    return query select * from add_jobs(v_specs);
-end;
-$$;
-comment on function add_jobs(text) is
-    'add_jobs for a JSON array given as text. PostgreSQL resolves a plain literal to this one.';
-
 -- What add_jobs takes, in the order of add_job's arguments. Immutable, so that PostgreSQL calls it
 -- when it prepares add_jobs, not at each call.
 create or replace function _members_of_a_spec() returns text[]
@@ -101,22 +109,33 @@ exception when data_exception or invalid_text_representation or numeric_value_ou
 end;
 $$;
 
--- Adds the jobs of one call, in the order of specs, with the edges between them.
-create or replace function _add_jobs(requests _job_request[]) returns setof job
+-- Adds the jobs of one call, in the order of specs, with the edges between them. `batch_on`: the last job
+-- also depends on all others (add_batch).
+create or replace function _add_jobs(requests _job_request[], batch_on text default null) returns setof job
     language plpgsql set search_path from current
 as $$
 declare
+    v_last constant integer := cardinality(requests);
+    v_named constant boolean := exists (
+        select from unnest(requests) r where r.ref is not null or _depends(r.depends_on));
     v_jobs job[];
+    v_ids bigint[];
+    v_revisions integer[];
+    v_unchanged boolean[];
 begin
-    if not exists (select from unnest(requests) r where r.ref is not null or _depends(r.depends_on)) then
+    if not v_named and (batch_on is null or v_last = 1) then
         return query select * from _add_all(requests);
         return;
+    elsif batch_on is not null and v_last > 1 then
+        requests[v_last].depends_on := '[0]'; -- so that it is added as a job that waits
     end if;
-    v_jobs := array(select j from _add_all(requests) j);
-    perform _add_edges(
-        requests, array(select j.id from unnest(v_jobs) j), array(select j.revision from unnest(v_jobs) j),
-        array(select j.deduplicated from unnest(v_jobs) j),
-        array(select format('add_jobs: specs[%s]', n) from generate_series(1, cardinality(v_jobs)) n));
+    select array_agg(j), array_agg(j.id), array_agg(j.revision), array_agg(j.deduplicated)
+    into v_jobs, v_ids, v_revisions, v_unchanged from _add_all(requests) j;
+    if v_named or true = any (v_unchanged) or v_revisions[v_last] > 0 then
+        perform _add_edges(requests, v_ids, v_revisions, v_unchanged, 'add_jobs: specs[%s]', batch_on);
+    else
+        perform _add_batch_edges(v_ids[v_last], v_revisions[v_last], v_ids[:v_last - 1], batch_on);
+    end if;
     return query select * from unnest(v_jobs);
 end;
 $$;

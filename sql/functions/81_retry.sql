@@ -75,6 +75,7 @@ begin
                             else j.max_attempts end
     where j.id = job.id
     returning j.* into v_row;
+    insert into promotion_requests (lane, job_id) select 'child', v_row.id where v_row.parked = 'unmet';
     return v_row;
 end;
 $$;
@@ -90,6 +91,9 @@ declare
     v_holder live_jobs;
 begin
     delete from finished_jobs f where f.id = _take_back.job_id returning f.* into v_past;
+    if _coordination_is_used() then
+        perform _settle_edges(array[v_past.id], v_past.state, array[v_past.result]);
+    end if;
     while v_past.id is not null and v_row.id is null loop
         insert into live_jobs as j select v_past.*
         on conflict (job_key) where job_key is not null do nothing
@@ -297,7 +301,9 @@ begin
         expires_at = changed.expires_at, start_by = changed.start_by, reason = changed.reason,
         updated_at = changed.updated_at
     where j.id = job.id;
-    if changed.parked not in ('unmet', 'signal') then
+    if changed.parked = 'unmet' then
+        insert into promotion_requests (lane, job_id) values ('child', job.id);
+    elsif changed.parked <> 'signal' then
         insert into promotion_requests (lane)
         values (_lane_of(changed.parked, changed.queue_name, changed.sequence_key));
     end if;

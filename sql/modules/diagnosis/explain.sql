@@ -276,10 +276,13 @@ begin
                          || _as_statement(format('cancel_job(%s)', job.id)) || ' gives this one up'
                     else _as_statement(format('retry_job(%s)', e.parent_id)) || ' runs that job again' end
         from (select o.*, _ended_as(o.parent_id) as ended, (get_job(o.parent_id)).state
-              from (select d.parent_id, d.condition, d.ref from edges d
-                    where d.child_id = job.id and d.revision = job.revision and d.met is null
+              from (select d.parent_id, d.condition, d.ref
+                    from _open_edges(job.id, job.revision, coalesce(
+                        (select min(w.from_id) from watches w
+                         where w.child_id = job.id and w.revision = job.revision), 0)) u
+                    join edges d on d.child_id = job.id and d.revision = job.revision
+                                and d.parent_id = u.parent_id
                     order by d.parent_id limit 1000) o offset 0) e
-        where _meets(e.condition, e.ended) is not true
         order by e.ended is null, e.parent_id
     loop
         v_found := v_found + 1;
