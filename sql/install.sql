@@ -45,6 +45,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/16_unique.sql
 \ir functions/17_sequence.sql
 \ir functions/18_dependencies.sql
+\ir functions/19_specs.sql
 \ir functions/20_add.sql
 \ir functions/21_add_keyed.sql
 \ir functions/22_add_jobs.sql

@@ -87,6 +87,20 @@ begin atomic
     limit 1;
 end;
 
+-- The edges of the jobs of one call: the nth job waits for the parent-th one, or for one with this id or ref.
+create or replace function _wanted_edges(requests _job_request[], batch_on text)
+    returns table (n bigint, parent bigint, id bigint, ref text, condition text, cancels boolean)
+    language sql immutable
+begin atomic
+    select r.ordinality, null::bigint, d.id, d.ref, d.condition, d.cancels
+    from unnest(requests) with ordinality r cross join lateral _dependencies_of(r.depends_on) d
+    where batch_on is null or r.ordinality < cardinality(requests)
+    union all
+    select cardinality(requests), r.ordinality, null, r.ref, batch_on, false
+    from unnest(requests) with ordinality r
+    where batch_on is not null and r.ordinality < cardinality(requests);
+end;
+
 -- Writes the edges of the jobs of one call, given by position, and what each child watches (34_edges). A
 -- duplicate is `unchanged`, and others may depend on it. `batch_on`: the last job depends on all others, too.
 -- `label`: how messages name the nth job. Errors: PW001, PW004.
@@ -103,13 +117,7 @@ begin
     perform nextval('coordination_used') where not _coordination_is_used();
     perform _refuse_refs(requests, label, batch_on is not null);
     with wanted as materialized ( -- narrow rows, before they are joined
-        select r.ordinality as n, d.id, null::bigint as parent, d.ref, d.condition, d.cancels
-        from unnest(requests) with ordinality r cross join lateral _dependencies_of(r.depends_on) d
-        where not unchanged[r.ordinality] and (batch_on is null or r.ordinality < cardinality(ids))
-        union all
-        select cardinality(ids), null, r.ordinality, r.ref, batch_on, false
-        from unnest(requests) with ordinality r
-        where batch_on is not null and r.ordinality < cardinality(ids) and not unchanged[cardinality(ids)]),
+        select w.* from _wanted_edges(requests, batch_on) w where not unchanged[w.n]),
     named as materialized (
         select r.ref, r.ordinality as n from unnest(requests) with ordinality r where r.ref is not null),
     edge as materialized ( -- old: the parent was there before this call, so it may have ended
@@ -155,17 +163,19 @@ end;
 $$;
 
 -- The same for the callback of a batch whose jobs are all new, and name no others.
-create or replace function _add_batch_edges(child_id bigint, revision integer, parent_ids bigint[], condition text)
-    returns void
+create or replace function _add_batch_edges(
+    child_id bigint, revision integer, parent_ids bigint[], condition text) returns void
     language plpgsql set search_path from current set enable_hashagg = off set jit = off
 as $$
 begin
     perform nextval('coordination_used') where not _coordination_is_used();
     insert into edges (child_id, revision, parent_id, condition, cancels)
-    select distinct _add_batch_edges.child_id, _add_batch_edges.revision, p.id, _add_batch_edges.condition, false
+    select distinct _add_batch_edges.child_id, _add_batch_edges.revision, p.id, _add_batch_edges.condition,
+                    false
     from unnest(parent_ids) p(id);
     insert into watches (child_id, revision, from_id, parent_id)
-    select _add_batch_edges.child_id, _add_batch_edges.revision, min(p.id), _first_watch(min(p.id), max(p.id))
+    select _add_batch_edges.child_id, _add_batch_edges.revision, min(p.id),
+           _first_watch(min(p.id), max(p.id))
     from unnest(parent_ids) p(id) having min(p.id) is not null;
 end;
 $$;
@@ -207,7 +217,8 @@ begin
             quote_literal(v_bad.ref) using errcode = 'PW001';
     end if;
     if is_batch then
-        v_children := v_children || array_fill(cardinality(requests)::bigint, array[cardinality(requests) - 1]);
+        v_children := v_children
+            || array_fill(cardinality(requests)::bigint, array[cardinality(requests) - 1]);
         v_parents := v_parents || array(select n from generate_series(1, cardinality(requests) - 1) n);
     end if;
     -- A parent that waits for none cannot be part of a circle: drop it, again and again.

@@ -46,6 +46,12 @@ begin atomic
                    (select 'cancelled' from vanished_parents v where v.id = e.parent_id), 'completed')) end;
 end;
 
+-- From which parent's id on an open edge may be found. Null if the child waits for none.
+create or replace function _open_from(child_id bigint, revision integer) returns bigint
+    language sql stable
+    return (select min(w.from_id) from watches w
+            where w.child_id = _open_from.child_id and w.revision = _open_from.revision);
+
 -- Tells the children of jobs that have ended in this state in an earlier statement.
 create or replace function _tell_children(parent_ids bigint[], state text) returns void
     language plpgsql set search_path from current
@@ -115,7 +121,8 @@ $$;
 create or replace function _settle_edges(parent_ids bigint[], state text, results jsonb[] default null)
     returns void
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_bitmapscan = off
+    set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
     with edge as materialized (
@@ -132,8 +139,7 @@ begin
 end;
 $$;
 
--- Deletes what deleted or pruned jobs leave here: the edges to their parents, their watches, steps, signals
--- and progress.
+-- Deletes what deleted or pruned jobs leave here: edges to their parents, watches, steps, signals, progress.
 -- Notes which of them were not completed. A session that settles edges may have some locked: those stay,
 -- and do no harm.
 create or replace function _forget_jobs(job_ids bigint[], failed bigint[]) returns void

@@ -435,7 +435,7 @@ create table edges (
     ref text,                                   -- what the call that added the child named the parent
     condition text collate "C" not null,        -- 'success', 'end' or 'failure'
     cancels boolean not null,                   -- cancel the child if the parent ends in another way
-    met text collate "C",                       -- the state in which the parent met the condition, if written down
+    met text collate "C",                       -- the state in which the parent met the condition: 34_edges
     result jsonb,                               -- the parent's result then, for the child
     primary key (child_id, revision, parent_id)
 );
@@ -445,7 +445,7 @@ create index edges_parent on edges (parent_id);
 create table watches (
     child_id bigint not null,
     revision integer not null,
-    from_id bigint,                             -- all edges to parents with lower ids are met; null: see 34_edges
+    from_id bigint,                             -- the edges to parents with lower ids are met: 34_edges
     parent_id bigint not null
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index watches_parent on watches (parent_id);

@@ -11,9 +11,7 @@ declare
     v_revision constant integer := coalesce(
         (select j.revision from live_jobs j where j.id = job_graph.job_id),
         (select f.revision from finished_jobs f where f.id = job_graph.job_id));
-    v_from constant bigint := ( -- null: it waits for none
-        select min(w.from_id) from watches w
-        where w.child_id = job_graph.job_id and w.revision = v_revision);
+    v_from constant bigint := _open_from(job_graph.job_id, v_revision);
 begin
     -- Each limit bounds what a large fan-in costs.
     return query

@@ -25,7 +25,8 @@ create or replace function dependency_results(job_id bigint)
 as $$
 begin
     return query
-    select e.parent_id, e.ref, coalesce(e.met, p.state), case when e.met is null then p.result else e.result end
+    select e.parent_id, e.ref, coalesce(e.met, p.state),
+           case when e.met is null then p.result else e.result end
     from edges e
     left join lateral (
         select nullif(coalesce(

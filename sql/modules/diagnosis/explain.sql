@@ -59,8 +59,8 @@ begin
 end;
 $$;
 
-create or replace function _explain_sequence(job live_jobs, out reason text, out detail text, out remedy text)
-    returns setof record
+create or replace function _explain_sequence(
+    job live_jobs, out reason text, out detail text, out remedy text) returns setof record
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -241,8 +241,8 @@ end;
 $$;
 
 -- No row if the job is not available and a worker would claim it.
-create or replace function _explain_workers(job live_jobs, out reason text, out detail text, out remedy text)
-    returns setof record
+create or replace function _explain_workers(
+    job live_jobs, out reason text, out detail text, out remedy text) returns setof record
     language plpgsql stable set search_path from current
 as $$
 declare
@@ -257,38 +257,30 @@ end;
 $$;
 
 create or replace function _explain_dependencies(
-    job live_jobs, out reason text, out detail text, out remedy text)
-    returns setof record
+    job live_jobs, out reason text, out detail text, out remedy text) returns setof record
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_named constant integer := 10;
     v_found integer := 0;
 begin
-    for reason, detail, remedy in
-        select case when e.ended is null then 'dependency' else 'dependency unmet' end,
+    for reason, detail, remedy, v_found in
+        select case when e.ended then 'dependency unmet' else 'dependency' end,
                format('waits for the %s of job %s%s (%s)', e.condition, e.parent_id, ', ' || e.ref,
-                      coalesce(e.ended, e.state)),
-               case when e.ended is null
-                    then _as_statement(format('explain_job(%s)', e.parent_id))
-                         || ' tells what that job waits for'
+                      coalesce(e.state, 'cancelled')),
+               case when not e.ended then _as_statement(format('explain_job(%s)', e.parent_id))
+                                          || ' tells what that job waits for'
                     when e.state is null then 'that job was deleted: '
                          || _as_statement(format('cancel_job(%s)', job.id)) || ' gives this one up'
-                    else _as_statement(format('retry_job(%s)', e.parent_id)) || ' runs that job again' end
-        from (select o.*, _ended_as(o.parent_id) as ended, (get_job(o.parent_id)).state
-              from (select d.parent_id, d.condition, d.ref
-                    from _open_edges(job.id, job.revision, coalesce(
-                        (select min(w.from_id) from watches w
-                         where w.child_id = job.id and w.revision = job.revision), 0)) u
-                    join edges d on d.child_id = job.id and d.revision = job.revision
-                                and d.parent_id = u.parent_id
-                    order by d.parent_id limit 1000) o offset 0) e
-        order by e.ended is null, e.parent_id
+                    else _as_statement(format('retry_job(%s)', e.parent_id)) || ' runs that job again' end,
+               count(*) over ()
+        from (select d.*, o.ended, (get_job(o.parent_id)).state
+              from _open_edges(job.id, job.revision, coalesce(_open_from(job.id, job.revision), 0)) o
+              join edges d on (d.child_id, d.revision, d.parent_id) = (job.id, job.revision, o.parent_id)
+              order by o.parent_id limit 1000) e
+        order by not e.ended, e.parent_id limit v_named
     loop
-        v_found := v_found + 1;
-        if v_found <= v_named then
-            return next;
-        end if;
+        return next;
     end loop;
     if v_found > v_named then
         return query select
@@ -338,8 +330,8 @@ end;
 $$;
 
 -- Why a live job does not run: all reasons, in the order in which they have to go away.
-create or replace function _explain_live(job live_jobs, out reason text, out detail text, out remedy text)
-    returns setof record
+create or replace function _explain_live(
+    job live_jobs, out reason text, out detail text, out remedy text) returns setof record
     language plpgsql stable set search_path from current
 as $$
 declare

@@ -194,8 +194,7 @@ begin
     where not exists (
         select from _open_edges(j.id, j.revision, w.parent_id) o
         where o.parent_id = w.parent_id and not exists (
-            select from _open_edges(j.id, j.revision, 0) p where p.parent_id < (
-                select min(x.from_id) from watches x where x.child_id = j.id and x.revision = j.revision)))
+            select from _open_edges(j.id, j.revision, 0) p where p.parent_id < _open_from(j.id, j.revision)))
       and not exists (
         select from promotion_requests r
         where r.lane = 'child' and r.job_id = j.id or r.lane = 'parent' and r.job_id = w.parent_id);
