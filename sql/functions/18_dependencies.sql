@@ -162,21 +162,19 @@ begin
 end;
 $$;
 
--- The same for the callback of a batch whose jobs are all new, and name no others.
-create or replace function _add_batch_edges(
-    child_id bigint, revision integer, parent_ids bigint[], condition text) returns void
-    language plpgsql set search_path from current set enable_hashagg = off set jit = off
+-- The same for the callback of a batch whose jobs are all new, with rising ids, and name no others.
+create or replace function _add_batch_edges(child_id bigint, parent_ids bigint[], condition text)
+    returns void
+    language plpgsql set search_path from current set jit = off
 as $$
 begin
     perform nextval('coordination_used') where not _coordination_is_used();
     insert into edges (child_id, revision, parent_id, condition, cancels)
-    select distinct _add_batch_edges.child_id, _add_batch_edges.revision, p.id, _add_batch_edges.condition,
-                    false
+    select _add_batch_edges.child_id, 0, p.id, _add_batch_edges.condition, false
     from unnest(parent_ids) p(id);
     insert into watches (child_id, revision, from_id, parent_id)
-    select _add_batch_edges.child_id, _add_batch_edges.revision, min(p.id),
-           _first_watch(min(p.id), max(p.id))
-    from unnest(parent_ids) p(id) having min(p.id) is not null;
+    values (_add_batch_edges.child_id, 0, parent_ids[1],
+            _first_watch(parent_ids[1], parent_ids[cardinality(parent_ids)]));
 end;
 $$;
 

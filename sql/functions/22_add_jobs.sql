@@ -53,45 +53,50 @@ $$;
 comment on function add_jobs(text) is
     'add_jobs for a JSON array given as text. PostgreSQL resolves a plain literal to this one.';
 
--- Adds the jobs of one call, in the order of specs, with the edges between them. `batch_on`: the last job
--- also depends on all others (add_batch).
+-- Adds the jobs of one call, in the order of specs, with the edges between them. `batch_on`: the last one
+-- depends on all others (add_batch, which has marked it so that it is added as a job that waits).
 create or replace function _add_jobs(requests _job_request[], batch_on text default null) returns setof job
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_last constant integer := cardinality(requests);
-    v_named constant boolean := exists (
-        select from unnest(requests) r where r.ref is not null or _depends(r.depends_on));
+    v_named boolean; -- some name others
+    v_keyed boolean; -- some have a job key or a unique key
     v_jobs job[];
     v_ids bigint[];
     v_revisions integer[];
     v_unchanged boolean[];
 begin
-    if not v_named and (batch_on is null or v_last = 1) then
-        return query select * from _add_all(requests);
-        return;
-    elsif batch_on is not null and v_last > 1 then
-        requests[v_last].depends_on := '[0]'; -- so that it is added as a job that waits
-    end if;
-    select array_agg(j), array_agg(j.id), array_agg(j.revision), array_agg(j.deduplicated)
-    into v_jobs, v_ids, v_revisions, v_unchanged from _add_all(requests) j;
-    if v_named or true = any (v_unchanged) or v_revisions[v_last] > 0 then
+    select coalesce(bool_or(r.ref is not null or _depends(r.depends_on)
+                                                 and (batch_on is null or r.ordinality < v_last)), false),
+           coalesce(bool_or(r.job_key is not null or coalesce(r.unique_policy, t.unique_policy) is not null),
+                    false)
+    into v_named, v_keyed
+    from unnest(requests) with ordinality r left join tasks t on t.identifier = r.identifier;
+    if not v_named and batch_on is null then
+        return query select * from _add_all(requests, v_keyed);
+    elsif v_named or v_keyed then
+        select array_agg(j), array_agg(j.id), array_agg(j.revision), array_agg(j.deduplicated)
+        into v_jobs, v_ids, v_revisions, v_unchanged from _add_all(requests, v_keyed) j;
         perform _add_edges(requests, v_ids, v_revisions, v_unchanged, 'add_jobs: specs[%s]', batch_on);
+        return query select * from unnest(v_jobs);
     else
-        perform _add_batch_edges(v_ids[v_last], v_revisions[v_last], v_ids[:v_last - 1], batch_on);
+        v_ids := array(select nextval('job_ids') from generate_series(1, v_last));
+        return query select * from _add_all(requests, false, v_ids);
+        perform _add_batch_edges(v_ids[v_last], v_ids[:v_last - 1], batch_on);
     end if;
-    return query select * from unnest(v_jobs);
 end;
 $$;
 
--- Adds the jobs: first those with a job key or a unique key, then all others at once.
-create or replace function _add_all(requests _job_request[]) returns setof job
+-- Adds the jobs: first those with a job key or a unique key, then all others at once. `ids`: those of new
+-- jobs, if none is `keyed`.
+create or replace function _add_all(requests _job_request[], keyed boolean, ids bigint[] default null)
+    returns setof job
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
     v_jobs job[]; -- those with a key, by position
-    v_ids bigint[];
     v_job job;
     v_position integer := 1;
 begin
@@ -99,13 +104,14 @@ begin
     perform nextval('coordination_used')
     where not _coordination_is_used()
       and exists (select from unnest(requests) r where num_nonnulls(r.expires_at, r.max_wait) > 0);
-    if exists (
-        select from unnest(requests) r left join tasks t on t.identifier = r.identifier
-        where r.job_key is not null or coalesce(r.unique_policy, t.unique_policy) is not null) then
-        select a.jobs, a.ids into v_jobs, v_ids from _add_each_with_keys(requests, v_now) a;
+    if not keyed then
+        return query select * from _insert_jobs(requests, null, ids, v_now);
+        perform _notify_workers();
+        return;
     end if;
+    select a.jobs, a.ids into v_jobs, ids from _add_each_with_keys(requests, v_now) a;
     -- The others come in the order of specs. A join by position would be quadratic.
-    for v_job in select * from _insert_jobs(requests, v_jobs, v_ids, v_now) loop
+    for v_job in select * from _insert_jobs(requests, v_jobs, ids, v_now) loop
         while (v_jobs[v_position]).id is not null loop
             return next v_jobs[v_position];
             v_position := v_position + 1;

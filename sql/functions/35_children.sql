@@ -171,8 +171,9 @@ begin
             where x.child_id = c.id and x.revision = c.revision and x.from_id is not null
               and o.parent_id = x.parent_id limit 1) k on f.parent_id is not null),
     next as materialized (
-        select f.*, coalesce(f.kept_id, case when f.first_id < f.parent_id then f.first_id
-                                             else _next_watch(f.id, f.revision, f.first_id) end) as next_id
+        select f.*, case when f.kept_id is not null or f.first_id is null then f.kept_id
+                         when f.first_id < f.parent_id then f.first_id
+                         else _next_watch(f.id, f.revision, f.first_id) end as next_id
         from found f),
     dropped as (
         delete from watches x where x.ctid = any (array(

@@ -18,7 +18,12 @@ begin
         raise exception 'add_batch: callback must not have depends_on: it depends on all jobs of the batch'
             using errcode = 'PW001';
     end if;
-    return query select * from _add_jobs(_requests_of(jobs || jsonb_build_array(callback)), "on");
+    if jobs = '[]' then
+        return query select * from add_jobs(jsonb_build_array(callback));
+    else
+        callback := callback || '{"depends_on": [0]}'; -- a mark
+        return query select * from _add_jobs(_requests_of(jobs || jsonb_build_array(callback)), "on");
+    end if;
 end;
 $$;
 comment on function add_batch(jsonb, jsonb, text) is

@@ -262,7 +262,7 @@ create or replace function _explain_dependencies(
 as $$
 declare
     v_named constant integer := 10;
-    v_found integer := 0;
+    v_found integer; -- null: no edge is open
 begin
     for reason, detail, remedy, v_found in
         select case when e.ended then 'dependency unmet' else 'dependency' end,
@@ -283,10 +283,9 @@ begin
         return next;
     end loop;
     if v_found > v_named then
-        return query select
-            'dependency', format('waits for %s other jobs', v_found - v_named),
+        return query select 'dependency', format('waits for %s other jobs', v_found - v_named),
             format('select * from %I.dependencies where job_id = %s names them', current_schema(), job.id);
-    elsif v_found = 0 then
+    elsif v_found is null then
         return query values ('promotion', 'all jobs that it waited for have ended', _promotion_remedy());
     end if;
 end;
