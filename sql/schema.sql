@@ -485,6 +485,7 @@ create table promotion_requests (
     changed boolean default false not null,
     at timestamp with time zone default clock_timestamp() not null,
     job_id bigint,
+    not_by xid8,
     constraint promotion_requests_pkey PRIMARY KEY (id)
 ) with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000, autovacuum_vacuum_cost_delay=0);
 

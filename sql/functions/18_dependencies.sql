@@ -147,10 +147,10 @@ begin
         select k.child_id, k.revision, null, k.parent_id
         from known k where k.met is null and not k.missing and k.cancels and k.condition = 'failure'),
     asked as (
-        insert into promotion_requests (lane, job_id)
-        select 'child', k.child_id from known k where k.old
-        union
-        select 'unmet', k.child_id from known k where k.old and k.cancels)
+        insert into promotion_requests (lane, job_id, not_by)
+        select l.lane, k.child_id, pg_current_xact_id() from known k
+        cross join lateral (values ('child'), ('unmet')) l(lane)
+        where k.old and (l.lane = 'child' or k.cancels) group by 1, 2)
     select k.parent_id, k.n into v_missing from known k where k.missing order by k.n, k.parent_id limit 1;
     if found then
         raise exception '%: depends_on: there is no job %', format(label, v_missing.n), v_missing.parent_id

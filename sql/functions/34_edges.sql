@@ -18,6 +18,8 @@
 -- from history or is deleted, and when a job ends cancelled or discarded, which is rare.
 --
 -- The lanes of these requests have a job_id and need no lock (31_lanes): the child's row is locked instead.
+-- The transaction that has written what a request is about does not answer it itself (`not_by`): an end
+-- that does not see the writing yet would be missed.
 --   child        look whether an edge is open
 --   unmet        a parent may have ended in another way: cancel the child if it says so
 --   parent       the parent has ended in a session that could not tell

@@ -8,6 +8,7 @@ create or replace function _promote_waiting(walked bigint) returns integer
     set enable_sort = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
+    v_own constant xid8 := pg_current_xact_id_if_assigned();
     v_children bigint[];
     v_parents bigint[];
     v_signalled bigint[];
@@ -19,6 +20,7 @@ begin
             cross join lateral (
                 select o.ctid as tid from promotion_requests o
                 where o.lane = l.lane and o.id > walked
+                  and (o.not_by is null or o.not_by is distinct from v_own)
                 order by o.lane, o.id limit 1000 for update skip locked) r))
         returning w.lane, w.job_id)
     select array_agg(distinct a.job_id) filter (where a.lane = 'child'),
@@ -82,10 +84,10 @@ begin
         select j.id from live_jobs j where j.id = any (v_unmet) and j.parked = 'unmet'
         order by j.id + 0 for update skip locked);
     v_locked := _locked_of(v_touched);
-    insert into promotion_requests (lane, job_id)
-    select 'unmet', w.id from unnest(v_unmet) w(id) where w.id <> all (v_held)
+    insert into promotion_requests (lane, job_id, not_by)
+    select 'unmet', w.id, pg_current_xact_id() from unnest(v_unmet) w(id) where w.id <> all (v_held)
     union
-    select 'unmet', w.id from unnest(v_waiting, v_touched) w(id, parent_id)
+    select 'unmet', w.id, pg_current_xact_id() from unnest(v_waiting, v_touched) w(id, parent_id)
     where w.parent_id = any (v_locked) and w.id <> all (v_held);
     if v_held <> '{}' then
         perform _finalize_jobs(v_held, null, 'cancelled', null, 'dependency', 'a job that it depends on');
@@ -111,8 +113,8 @@ begin
         select j.id from live_jobs j where j.id = any (child_ids) and j.parked = 'unmet'
         order by j.id + 0 for update skip locked);
     if cardinality(v_held) < cardinality(child_ids) then
-        insert into promotion_requests (lane, job_id)
-        select 'child', j.id from live_jobs j
+        insert into promotion_requests (lane, job_id, not_by)
+        select 'child', j.id, pg_current_xact_id() from live_jobs j
         where j.id = any (child_ids) and j.parked = 'unmet' and j.id <> all (v_held);
     end if;
     v_free := _move_watches(v_held);
@@ -185,14 +187,15 @@ begin
         select n.id, n.revision, n.first_id, n.next_id from next n
         where n.first_id is not null and (n.kept_id is null or n.many > 1 or n.first_id > n.from_id)),
     asked as (
-        insert into promotion_requests (lane, job_id)
-        select 'child', n.id from next n where n.kept_id is null and n.first_id is not null)
+        insert into promotion_requests (lane, job_id, not_by)
+        select 'child', n.id, pg_current_xact_id() from next n
+        where n.kept_id is null and n.first_id is not null)
     select array_agg(n.id) filter (where n.first_id is null),
            array_agg(n.kept_id) filter (where n.touched), array_agg(n.id) filter (where n.touched)
     into v_free, v_touched, v_waiting from next n;
     v_locked := _locked_of(v_touched);
-    insert into promotion_requests (lane, job_id)
-    select distinct 'child', w.id from unnest(v_waiting, v_touched) w(id, parent_id)
+    insert into promotion_requests (lane, job_id, not_by)
+    select distinct 'child', w.id, pg_current_xact_id() from unnest(v_waiting, v_touched) w(id, parent_id)
     where w.parent_id = any (v_locked);
     return v_free;
 end;

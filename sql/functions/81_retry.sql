@@ -75,7 +75,6 @@ begin
                             else j.max_attempts end
     where j.id = job.id
     returning j.* into v_row;
-    insert into promotion_requests (lane, job_id) select 'child', v_row.id where v_row.parked = 'unmet';
     return v_row;
 end;
 $$;
@@ -155,11 +154,11 @@ begin
         end if;
         perform _arrive_late(array[v_row.id]);
     end if;
-    if v_row.parked is not null then
-        insert into promotion_requests (lane, job_id)
-        values (coalesce(_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key), 'met'),
-                case when v_row.parked = 'unmet' then v_row.id end);
-    end if;
+    insert into promotion_requests (lane, job_id, not_by)
+    select 'child', v_row.id, pg_current_xact_id() where v_row.parked = 'unmet'
+    union all
+    select l.lane, null, null from _lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key) l(lane)
+    where l.lane is not null;
     perform _notify_workers();
     return _job_of(v_row);
 end;
@@ -302,7 +301,7 @@ begin
         updated_at = changed.updated_at
     where j.id = job.id;
     if changed.parked = 'unmet' then
-        insert into promotion_requests (lane, job_id) values ('child', job.id);
+        insert into promotion_requests (lane, job_id, not_by) values ('child', job.id, pg_current_xact_id());
     elsif changed.parked <> 'signal' then
         insert into promotion_requests (lane)
         values (_lane_of(changed.parked, changed.queue_name, changed.sequence_key));

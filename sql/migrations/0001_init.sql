@@ -511,7 +511,8 @@ create table promotion_requests (
     after xid8,
     changed boolean not null default false,     -- settings were changed: no slot given before counts
     at timestamptz not null default clock_timestamp(),
-    job_id bigint
+    job_id bigint,
+    not_by xid8                                 -- the transaction that has left it must commit first
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0);
 create index promotion_requests_lane on promotion_requests (lane, id);

@@ -288,6 +288,23 @@ def test_a_wait_and_a_send_that_are_open_at_once_meet_and_the_last_commit_is_see
     assert api.wait_for_signal(job.id, again(api, worker, job).run, "go") == 1
 
 
+@pytest.mark.parametrize("last", ["wait", "send"])
+def test_a_transaction_that_waits_and_promotes_misses_no_signal(
+    api: Any, actor: Any, worker: int, last: str
+) -> None:
+    job = claimed(api, worker)
+    a, b = actor(), actor()
+    for each in (a, b):
+        each.begin()
+    assert a.wait_for_signal(job.id, job.run, "go") is None
+    b.send_signal(job.id, "go", Jsonb(1))
+    for each in (a, b):
+        each.promote_jobs()
+    for each in (b, a) if last == "wait" else (a, b):
+        each.commit()
+    assert api.wait_for_signal(job.id, again(api, worker, job).run, "go") == 1
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("outcome", ["rollback", "kill"])
 @pytest.mark.parametrize("verb", ["wait", "send"])

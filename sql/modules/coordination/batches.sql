@@ -71,7 +71,8 @@ begin
     select callback_id, v_callback.revision, min(j.id), _first_watch(min(j.id), max(j.id))
     from unnest(v_jobs) j having min(j.id) is not null;
     if exists (select from unnest(v_jobs) j where j.deduplicated) then
-        insert into promotion_requests (lane, job_id) values ('child', callback_id);
+        insert into promotion_requests (lane, job_id, not_by)
+        values ('child', callback_id, pg_current_xact_id());
     end if;
     perform _refuse_circles(array[callback_id]);
     return query select j.* from unnest(v_jobs) j;
