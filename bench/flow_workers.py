@@ -14,10 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from flow_costs import CALLBACK, WITH_EDGES, Base, specs
+from flow_costs import CALLBACK, WITH_EDGES, WITHOUT, Base, specs
 from stage import PATIENCE, Site, Stage, say
 
 RIVALS = Path(__file__).parent / "rivals"
+# A claim by itself does not wait for the disk, as in `pyworker run`.
+CLAIM = """
+    select array_agg(id), array_agg(run)
+    from set_config('synchronous_commit', 'off', true) s cross join lateral claim_jobs(%s, %s, '{t}')
+    where s is not null"""
 LEFT = {
     "pyworker": "select 1 from pyworker.live_jobs where state <> 'discarded' limit 1",
     "pg-boss": """
@@ -84,8 +89,7 @@ class Ends:
             self.failed.append(f"a session that ends jobs: {error}")
 
     def _turn(self, conn: psycopg.Connection[Any], worker: int) -> float | None:
-        claimed = "select array_agg(id), array_agg(run) from claim_jobs(%s, %s, '{t}')"
-        row = conn.execute(claimed, [worker, self.batch]).fetchone()
+        row = conn.execute(CLAIM, [worker, self.batch]).fetchone()
         if not row or row[0] is None:
             return None
         conn.execute("begin")
@@ -96,26 +100,37 @@ class Ends:
 
 
 def fan_in(stage: Stage, db: Base, members: int, rounds: int, sessions: int = 8) -> dict[str, Any]:
-    """How many lock waits over 10 ms there were, and the milliseconds from each last end to its callback."""
+    """How many lock waits over 10 ms there were, also of as many jobs without edges, and the milliseconds from
+    each last end to its callback."""
     database = db.conn.info.dbname
     for setting in ("log_lock_waits = on", "deadlock_timeout = '10ms'"):
         stage.conn.execute(f"alter database {database} set {setting}")  # type: ignore[arg-type]
-    skip = len(stage.log.read_bytes()) if stage.log else 0
     waits: list[float] = []
+    locks: dict[str, int] = {"edges": 0, "none": 0}
     trail = stage.out / "trail.txt"
     moment = CALLBACK.replace("callback", "moment")
-    for _ in range(rounds):
+    for turn in range(rounds):
         db.empty()
         db.vacuum()
         with worker(db, trail, "--task", "moment"):
-            db.conn.execute(WITH_EDGES, [specs(members), moment])  # type: ignore[arg-type]
-            ends = Ends(db, sessions, 100)
-            ends.run()
-            (started,) = lines_of(trail, 1)
-            waits.append((started - ends.last) * 1000)
-        say(f"a fan-in of {members:,}: the callback came {waits[-1]:.1f} ms after the last end")
-    found = stage.log.read_bytes()[skip:].count(b"still waiting for") if stage.log else None
-    return {"lock waits": found, "ms": sorted(waits)}
+            for kind in ("none", "edges") if turn % 2 else ("edges", "none"):
+                before = lock_waits(stage)
+                if kind == "none":
+                    db.conn.execute(WITHOUT, [specs(members)])  # type: ignore[arg-type]
+                else:
+                    db.conn.execute(WITH_EDGES, [specs(members), moment])  # type: ignore[arg-type]
+                ends = Ends(db, sessions, 100)
+                ends.run()
+                if kind == "edges":
+                    waits.append((lines_of(trail, 1)[0] - ends.last) * 1000)
+                locks[kind] += lock_waits(stage) - before
+        say(f"a fan-in of {members:,}: {waits[-1]:.1f} ms from the last end to the callback; {locks}")
+    return {"locks": locks if stage.log else None, "ms": sorted(waits)}
+
+
+def lock_waits(stage: Stage) -> int:
+    """That the server has logged until now."""
+    return stage.log.read_bytes().count(b"still waiting for") if stage.log else 0
 
 
 def by_workers(site: Site, flows: int, members: int, rounds: int) -> dict[str, Any]:

@@ -47,9 +47,9 @@ def of_fan_in(one: Stage, options: argparse.Namespace) -> Iterator[Row]:
     with base(one, "flows_fan_in") as db:
         found = fan_in(one, db, options.members, options.rounds)
     title = f"fan-in of {options.members:,}, 8 sessions"
-    yield f"{title}: lock waits over 10 ms", "not read" if found["lock waits"] is None else str(
-        found["lock waits"]
-    ), "0"
+    if locks := found["locks"]:
+        yield f"{title}: lock waits over 10 ms", str(locks["edges"]), "0"
+        yield "as many jobs without edges", str(locks["none"]), ""
     ms = found["ms"]
     yield f"{title}: last end to callback", f"median {statistics.median(ms):.1f}, largest {ms[-1]:.1f} ms", (
         "≤ 50 ms"

@@ -29,7 +29,7 @@ create or replace function _job_lanes() returns text[]
     return array['child', 'parent', 'signal', 'unmet'];
 
 -- The open edges of a child, from this parent's id on: the parent has not ended, or not as it must.
--- `touched`: a session may have the parent's row locked.
+-- `touched`: an open transaction may have the parent's row locked.
 create or replace function _open_edges(child_id bigint, revision integer, from_id bigint)
     returns table (parent_id bigint, touched boolean, ended boolean)
     language sql stable
@@ -37,8 +37,9 @@ begin atomic
     select e.parent_id, p.touched, p.state is null or p.state = 'discarded'
     from edges e
     left join lateral (
-        select i.state, i.xmax::text <> '0' as touched from live_jobs i where i.id = e.parent_id offset 0) p
-        on true
+        select i.state, i.xmax <> '0' and age(i.xmax) <= age(pg_snapshot_xmin(pg_current_snapshot())::xid)
+                        as touched
+        from live_jobs i where i.id = e.parent_id offset 0) p on true
     where e.child_id = _open_edges.child_id and e.revision = _open_edges.revision
       and e.parent_id >= _open_edges.from_id and e.met is null
       and case when p.state <> 'discarded' then true

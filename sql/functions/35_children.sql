@@ -150,6 +150,7 @@ create or replace function _move_watches(child_ids bigint[]) returns bigint[]
 as $$
 declare
     v_free bigint[];
+    v_moved boolean;
     v_touched bigint[]; -- parents, and the children that watch them
     v_waiting bigint[];
     v_locked bigint[];
@@ -175,24 +176,24 @@ begin
     next as materialized (
         select f.*, case when f.kept_id is not null or f.first_id is null then f.kept_id
                          when f.first_id < f.parent_id then f.first_id
-                         else _next_watch(f.id, f.revision, f.first_id) end as next_id
+                         else _next_watch(f.id, f.revision, f.first_id) end as next_id,
+               f.kept_id is null or f.many > 1 or f.first_id > f.from_id as moves
         from found f),
     dropped as (
         delete from watches x where x.ctid = any (array(
             select o.ctid from next n join watches o on o.child_id = n.id and (
-                n.first_id is null or o.revision = n.revision and o.from_id is not null
-                and (n.kept_id is null or n.many > 1 or n.first_id > n.from_id))))),
+                n.first_id is null or n.moves and o.revision = n.revision and o.from_id is not null)))),
     moved as (
         insert into watches (child_id, revision, from_id, parent_id)
-        select n.id, n.revision, n.first_id, n.next_id from next n
-        where n.first_id is not null and (n.kept_id is null or n.many > 1 or n.first_id > n.from_id)),
+        select n.id, n.revision, n.first_id, n.next_id from next n where n.moves and n.first_id is not null),
     asked as (
         insert into promotion_requests (lane, job_id, not_by)
         select 'child', n.id, pg_current_xact_id() from next n
         where n.kept_id is null and n.first_id is not null)
-    select array_agg(n.id) filter (where n.first_id is null),
+    select array_agg(n.id) filter (where n.first_id is null), bool_or(n.kept_id is null and n.first_id > 0),
            array_agg(n.kept_id) filter (where n.touched), array_agg(n.id) filter (where n.touched)
-    into v_free, v_touched, v_waiting from next n;
+    into v_free, v_moved, v_touched, v_waiting from next n;
+    perform _notify_workers() where v_moved;
     v_locked := _locked_of(v_touched);
     insert into promotion_requests (lane, job_id, not_by)
     select distinct 'child', w.id, pg_current_xact_id() from unnest(v_waiting, v_touched) w(id, parent_id)
