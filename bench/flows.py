@@ -27,7 +27,6 @@ from flow_workers import by_handlers, by_workers, fan_in
 from stage import Stage, stage
 
 Row = tuple[str, str, str]  # what, the figure, the target
-FIFTH = 0.2
 
 
 def spread(values: list[float], unit: str) -> str:

@@ -47,9 +47,10 @@ serve({
       await boss.send("callback");
     }),
   async work_flows() {
-    // Parents that have ended are looked for every second, the shortest interval that it allows.
+    // The shortest intervals that it allows: between two looks at parents that have ended, which notify no
+    // worker, and between two looks for jobs.
     await connect(10, { useListenNotify: true, flowIntervalSeconds: 1 });
-    const often = { pollingIntervalSeconds: 0.5, priority: false, orderByCreatedOn: false };
+    const often = { pollingIntervalSeconds: 0.5, notifyPollingIntervalSeconds: 0.5 };
     let last = 0;
     await boss.work("member", { ...often, batchSize: 500, localConcurrency: 2, burstWhenBatchFull: true },
       async () => { last = now(); });
