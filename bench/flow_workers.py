@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from flow_costs import CALLBACK, WITH_EDGES, WITHOUT, Base, specs
+from flow_costs import CALLBACK, FINISHED, WITH_EDGES, WITHOUT, Base, specs
 from stage import PATIENCE, Site, Stage, say
 
 RIVALS = Path(__file__).parent / "rivals"
@@ -67,7 +67,7 @@ class Ends:
 
     def __init__(self, db: Base, sessions: int, batch: int) -> None:
         self.db, self.batch = db, batch
-        self.last = 0.0  # just before the latest commit of ends
+        self.last = 0.0  # when the latest end was committed
         self.failed: list[str] = []
         self._threads = [threading.Thread(target=self._end) for _ in range(sessions)]
 
@@ -92,11 +92,8 @@ class Ends:
         row = conn.execute(CLAIM, [worker, self.batch]).fetchone()
         if not row or row[0] is None:
             return None
-        conn.execute("begin")
-        conn.execute("select count(*) from finish_jobs(%s, %s)", row)
-        before = time.monotonic()
-        conn.execute("commit")
-        return before
+        conn.execute(FINISHED, row)
+        return time.monotonic()
 
 
 def fan_in(stage: Stage, db: Base, members: int, rounds: int, sessions: int = 8) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import contenders
-from flow_costs import HERE, WITH_EDGES, WITHOUT, Base, base, edges, plain, specs, steps
+from flow_costs import WITH_EDGES, WITHOUT, Base, base, edges, plain, specs, steps
 from flow_workers import by_handlers, by_workers, fan_in
 from stage import Stage, stage
 
@@ -70,10 +70,8 @@ def of_plain(one: Stage, options: argparse.Namespace) -> Iterator[Row]:
         kinds: dict[str, Base] = {}
         if options.before:
             kinds["50e0378"] = stack.enter_context(base(one, "flows_before", options.before.resolve()))
-        kinds |= {
-            name: stack.enter_context(base(one, f"flows_{name.split()[0]}", HERE))
-            for name in ("never used", "no edge open", "100,000 edges open")
-        }
+        for number, name in enumerate(("never used", "no edge open", "100,000 edges open")):
+            kinds[name] = stack.enter_context(base(one, f"flows_plain_{number}"))
         kinds["no edge open"].conn.execute(WITH_EDGES, [specs(1), '{"identifier": "t"}'])  # type: ignore[arg-type]
         kinds["no edge open"].drain(10)
         others_edges(kinds["100,000 edges open"])

@@ -10,6 +10,7 @@ as $$
 declare
     v_own constant xid8 := pg_current_xact_id_if_assigned();
     v_children bigint[];
+    v_since timestamptz;
     v_parents bigint[];
     v_signalled bigint[];
     v_unmet bigint[];
@@ -22,15 +23,16 @@ begin
                 where o.lane = l.lane and o.id > walked
                   and (o.not_by is null or o.not_by is distinct from v_own)
                 order by o.lane, o.id limit 1000 for update skip locked) r))
-        returning w.lane, w.job_id)
+        returning w.lane, w.job_id, w.at)
     select array_agg(distinct a.job_id) filter (where a.lane = 'child'),
+           min(a.at) filter (where a.lane = 'child'),
            array_agg(distinct a.job_id) filter (where a.lane = 'parent'),
            array_agg(distinct a.job_id) filter (where a.lane = 'signal'),
            array_agg(distinct a.job_id) filter (where a.lane = 'unmet')
-    into v_children, v_parents, v_signalled, v_unmet from asked a;
+    into v_children, v_since, v_parents, v_signalled, v_unmet from asked a;
     perform _tell_of_ended(v_parents) where v_parents is not null;
     perform _cancel_unmet(v_unmet) where v_unmet is not null;
-    return case when v_children is null then 0 else _place_children(v_children) end
+    return case when v_children is null then 0 else _place_children(v_children, v_since) end
          + case when v_signalled is null then 0 else _resume_waits(v_signalled) end;
 end;
 $$;
@@ -96,8 +98,9 @@ end;
 $$;
 
 -- Places those of these children whose dependencies all hold, and sees to it that the others watch one that
--- does not; returns how many became available.
-create or replace function _place_children(child_ids bigint[]) returns integer
+-- does not; returns how many became available. `since`: when this was asked for. What another session has
+-- locked is soon free, unless a producer has it: so workers are notified to ask again for a moment only.
+create or replace function _place_children(child_ids bigint[], since timestamptz) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
     set jit = off set plan_cache_mode = force_generic_plan
@@ -105,6 +108,7 @@ as $$
 declare
     v_now timestamptz := clock();
     v_held bigint[];
+    v_again boolean := false;
     v_free bigint[];
     v_ready bigint[];
 begin
@@ -113,11 +117,13 @@ begin
         select j.id from live_jobs j where j.id = any (child_ids) and j.parked = 'unmet'
         order by j.id + 0 for update skip locked);
     if cardinality(v_held) < cardinality(child_ids) then
-        insert into promotion_requests (lane, job_id, not_by)
-        select 'child', j.id, pg_current_xact_id() from live_jobs j
+        insert into promotion_requests (lane, job_id, at, not_by)
+        select 'child', j.id, since, pg_current_xact_id() from live_jobs j
         where j.id = any (child_ids) and j.parked = 'unmet' and j.id <> all (v_held);
+        v_again := found;
     end if;
-    v_free := _move_watches(v_held);
+    select m.free, m.again or v_again into v_free, v_again from _move_watches(v_held, since) m;
+    perform _notify_workers() where v_again and since > clock_timestamp() - interval '100 ms';
     with placed as (
         update live_jobs j
         set state = f.state, parked = f.parked, ready_at = f.ready_at, due_at = f.due_at, updated_at = v_now
@@ -137,20 +143,20 @@ end;
 $$;
 
 -- Looks for an open edge of each of these children, which the caller has locked, and returns those that have
--- none. A child whose watch is no open edge any more watches another one:
+-- none (`free`); `again`: this has left requests. A child whose watch is no open edge any more watches
+-- another one:
 --
 --   the first open edge, if it has a lower id than the watch: it is late
 --   else the first one after the middle of those that are left, as parents tend to end in the order of their
 --   ids: so a child of many parents moves its watch a few times, and looks at each edge once
 --   else, of few that are left, the last one
-create or replace function _move_watches(child_ids bigint[]) returns bigint[]
+create or replace function _move_watches(
+    child_ids bigint[], since timestamptz, out free bigint[], out again boolean)
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
     set enable_sort = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
-    v_free bigint[];
-    v_moved boolean;
     v_touched bigint[]; -- parents, and the children that watch them
     v_waiting bigint[];
     v_locked bigint[];
@@ -190,15 +196,15 @@ begin
         insert into promotion_requests (lane, job_id, not_by)
         select 'child', n.id, pg_current_xact_id() from next n
         where n.kept_id is null and n.first_id is not null)
-    select array_agg(n.id) filter (where n.first_id is null), bool_or(n.kept_id is null and n.first_id > 0),
+    select array_agg(n.id) filter (where n.first_id is null),
+           coalesce(bool_or(n.kept_id is null and n.next_id is not null), false),
            array_agg(n.kept_id) filter (where n.touched), array_agg(n.id) filter (where n.touched)
-    into v_free, v_moved, v_touched, v_waiting from next n;
-    perform _notify_workers() where v_moved;
+    into free, again, v_touched, v_waiting from next n;
     v_locked := _locked_of(v_touched);
-    insert into promotion_requests (lane, job_id, not_by)
-    select distinct 'child', w.id, pg_current_xact_id() from unnest(v_waiting, v_touched) w(id, parent_id)
-    where w.parent_id = any (v_locked);
-    return v_free;
+    insert into promotion_requests (lane, job_id, at, not_by)
+    select distinct 'child', w.id, since, pg_current_xact_id()
+    from unnest(v_waiting, v_touched) w(id, parent_id) where w.parent_id = any (v_locked);
+    again := again or found;
 end;
 $$;
 
