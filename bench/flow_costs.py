@@ -18,7 +18,7 @@ from pyworker._db import migrations
 HERE = Path(__file__).resolve().parent.parent / "sql"
 Run = tuple[list[int], list[int]]  # ids, and their runs
 FINISHED = "select count(*) from finish_jobs(%s::bigint[], %s::bigint[])"
-TABLES = "live_jobs, finished_jobs, edges, watches, steps, promotion_requests, late_arrivals, claims"
+TABLES = "live_jobs finished_jobs edges watches steps promotion_requests late_arrivals claims".split()
 
 
 class Base:
@@ -34,6 +34,7 @@ class Base:
         self.conn = self.connect()
         # No commit waits for the disk: that costs no CPU, but time.
         self.conn.execute("set synchronous_commit = off")
+        self.tables = [table for table in TABLES if self.value("select to_regclass(%s)", table)]
         self.worker = self.value("select register_worker()")
 
     def connect(self) -> psycopg.Connection[Any]:
@@ -77,11 +78,11 @@ class Base:
             done += len(run[0])
 
     def vacuum(self) -> None:
-        for table in TABLES.split(", "):
+        for table in self.tables:
             self.conn.execute(f"vacuum analyze {table}")  # type: ignore[arg-type]
 
     def empty(self) -> None:
-        self.conn.execute(f"truncate {TABLES}")  # type: ignore[arg-type]
+        self.conn.execute(f"truncate {', '.join(self.tables)}")  # type: ignore[arg-type]
 
     def close(self) -> None:
         self.conn.close()

@@ -97,8 +97,8 @@ class Ends:
 
 
 def fan_in(stage: Stage, db: Base, members: int, rounds: int, sessions: int = 8) -> dict[str, Any]:
-    """How many lock waits over 10 ms there were, also of as many jobs without edges, and the milliseconds from
-    each last end to its callback."""
+    """How many lock waits over 10 ms there were, also of as many jobs without edges, and the milliseconds
+    from each last end to its callback."""
     database = db.conn.info.dbname
     for setting in ("log_lock_waits = on", "deadlock_timeout = '10ms'"):
         stage.conn.execute(f"alter database {database} set {setting}")  # type: ignore[arg-type]

@@ -17,12 +17,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import contenders
-from flow_costs import WITH_EDGES, WITHOUT, Base, base, edges, plain, specs, steps
+from flow_costs import WITH_EDGES, Base, base, edges, plain, specs, steps
 from flow_workers import by_handlers, by_workers, fan_in
 from stage import Stage, stage
 
@@ -32,6 +31,10 @@ Row = tuple[str, str, str]  # what, the figure, the target
 def spread(values: list[float], unit: str) -> str:
     ordered = sorted(values)
     return f"{statistics.median(ordered):,.2f} {unit} ({ordered[0]:,.2f} to {ordered[-1]:,.2f})"
+
+
+def longest(ms: list[float]) -> str:
+    return f"median {statistics.median(ms):.1f}, largest {max(ms):.1f} ms"
 
 
 def of_edges(one: Stage, options: argparse.Namespace) -> Iterator[Row]:
@@ -49,10 +52,7 @@ def of_fan_in(one: Stage, options: argparse.Namespace) -> Iterator[Row]:
     if locks := found["locks"]:
         yield f"{title}: lock waits over 10 ms", str(locks["edges"]), "0"
         yield "as many jobs without edges", str(locks["none"]), ""
-    ms = found["ms"]
-    yield f"{title}: last end to callback", f"median {statistics.median(ms):.1f}, largest {ms[-1]:.1f} ms", (
-        "≤ 50 ms"
-    )
+    yield f"{title}: last end to callback", longest(found["ms"]), "≤ 50 ms"
 
 
 def others_edges(db: Base) -> None:
@@ -86,10 +86,8 @@ def of_plain(one: Stage, options: argparse.Namespace) -> Iterator[Row]:
         for what, costs in taken.items():
             yield f"{what}, {control}", spread(costs[control], "µs"), ""
             for name in list(kinds)[1:]:
-                ratios = [
-                    cost / before for cost, before in zip(costs[name], costs[control], strict=True)
-                ]
-                yield f"{what}, {name}", spread(ratios, "×"), "1 ×" if name == "never used" else ""
+                ratios = [cost / before for cost, before in zip(costs[name], costs[control], strict=True)]
+                yield f"{what}, {name}", spread(ratios, "x"), "1 x" if name == "never used" else ""
 
 
 def of_steps(one: Stage, options: argparse.Namespace) -> Iterator[Row]:
@@ -123,10 +121,7 @@ def of_rivals(one: Stage, options: argparse.Namespace) -> Iterator[Row]:
         yield f"{name}: of the server", spread(found["server"], "µs"), ""
         yield f"{name}: a job with its edge, in all", spread(found["with"], "µs"), ""
         yield f"{name}: a job without, in all", spread(found["without"], "µs"), ""
-        ms = found["ms"]
-        yield f"{name}: last member to callback", (
-            f"median {statistics.median(ms):.1f}, largest {ms[-1]:.1f} ms"
-        ), ""
+        yield f"{name}: last member to callback", longest(found["ms"]), ""
 
 
 PARTS: dict[str, Callable[[Stage, argparse.Namespace], Iterator[Row]]] = {

@@ -110,6 +110,8 @@ declare
     v_held bigint[];
     v_again boolean := false;
     v_free bigint[];
+    v_waiting bigint[];
+    v_first bigint[]; -- their first open edges
     v_ready bigint[];
 begin
     -- An extension of a batch has its callback locked.
@@ -122,7 +124,23 @@ begin
         where j.id = any (child_ids) and j.parked = 'unmet' and j.id <> all (v_held);
         v_again := found;
     end if;
-    select m.free, m.again or v_again into v_free, v_again from _move_watches(v_held, since) m;
+    with child as materialized (
+        select j.id, f.parent_id from unnest(v_held) h(id)
+        join live_jobs j on j.id between h.id and h.id
+        left join lateral (
+            select o.parent_id
+            from _open_edges(j.id, j.revision, coalesce(_open_from(j.id, j.revision), 0)) o
+            order by o.parent_id limit 1) f on true),
+    dropped as (
+        delete from watches x where x.ctid = any (array(
+            select w.ctid from child c join watches w on w.child_id = c.id where c.parent_id is null)))
+    select array_agg(c.id) filter (where c.parent_id is null),
+           array_agg(c.id) filter (where c.parent_id is not null),
+           array_agg(c.parent_id) filter (where c.parent_id is not null)
+    into v_free, v_waiting, v_first from child c;
+    if v_waiting is not null then
+        v_again := _watch_edges(v_waiting, v_first, since) or v_again;
+    end if;
     perform _notify_workers() where v_again and since > clock_timestamp() - interval '100 ms';
     with placed as (
         update live_jobs j
@@ -142,69 +160,60 @@ begin
 end;
 $$;
 
--- Looks for an open edge of each of these children, which the caller has locked, and returns those that have
--- none (`free`); `again`: this has left requests. A child whose watch is no open edge any more watches
--- another one:
+-- Sees to it that these children, whose first open edges are given, watch an open edge. True if this has left
+-- requests. A child whose watch is no open edge any more watches another one:
 --
 --   the first open edge, if it has a lower id than the watch: it is late
 --   else the first one after the middle of those that are left, as parents tend to end in the order of their
 --   ids: so a child of many parents moves its watch a few times, and looks at each edge once
 --   else, of few that are left, the last one
-create or replace function _move_watches(
-    child_ids bigint[], since timestamptz, out free bigint[], out again boolean)
+create or replace function _watch_edges(child_ids bigint[], first_ids bigint[], since timestamptz)
+    returns boolean
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
     set enable_sort = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
+    v_moved boolean;
     v_touched bigint[]; -- parents, and the children that watch them
     v_waiting bigint[];
     v_locked bigint[];
 begin
     with child as materialized (
-        select j.id, j.revision, w.* from unnest(child_ids) c(id)
+        select j.id, j.revision, c.first_id, w.*, k.parent_id as kept_id, k.touched
+        from unnest(child_ids, first_ids) c(id, first_id)
         join live_jobs j on j.id between c.id and c.id
         cross join lateral (
-            select coalesce(min(x.from_id), 0) as from_id, max(x.parent_id) as parent_id, count(*) as many
-            from watches x
-            where x.child_id = j.id and x.revision = j.revision and x.from_id is not null) w),
-    found as materialized (
-        select c.*, f.parent_id as first_id, k.parent_id as kept_id, k.touched
-        from child c
-        left join lateral (
-            select o.parent_id from _open_edges(c.id, c.revision, c.from_id) o
-            order by o.parent_id limit 1) f on true
+            select min(x.from_id) as from_id, max(x.parent_id) as parent_id, count(*) as many from watches x
+            where x.child_id = j.id and x.revision = j.revision and x.from_id is not null) w
         left join lateral (
             select o.parent_id, o.touched from watches x
-            cross join lateral _open_edges(c.id, c.revision, x.parent_id) o
-            where x.child_id = c.id and x.revision = c.revision and x.from_id is not null
-              and o.parent_id = x.parent_id limit 1) k on f.parent_id is not null),
+            cross join lateral _open_edges(j.id, j.revision, x.parent_id) o
+            where x.child_id = j.id and x.revision = j.revision and x.from_id is not null
+              and o.parent_id = x.parent_id limit 1) k on true),
     next as materialized (
-        select f.*, case when f.kept_id is not null or f.first_id is null then f.kept_id
-                         when f.first_id < f.parent_id then f.first_id
-                         else _next_watch(f.id, f.revision, f.first_id) end as next_id,
-               f.kept_id is null or f.many > 1 or f.first_id > f.from_id as moves
-        from found f),
+        select c.*, case when c.kept_id is not null then c.kept_id
+                         when c.first_id < c.parent_id then c.first_id
+                         else _next_watch(c.id, c.revision, c.first_id) end as next_id
+        from child c where c.kept_id is null or c.touched or c.many > 1 or c.first_id > c.from_id),
     dropped as (
         delete from watches x where x.ctid = any (array(
-            select o.ctid from next n join watches o on o.child_id = n.id and (
-                n.first_id is null or n.moves and o.revision = n.revision and o.from_id is not null)))),
+            select o.ctid from next n
+            join watches o on o.child_id = n.id and o.revision = n.revision and o.from_id is not null))),
     moved as (
         insert into watches (child_id, revision, from_id, parent_id)
-        select n.id, n.revision, n.first_id, n.next_id from next n where n.moves and n.first_id is not null),
+        select n.id, n.revision, n.first_id, n.next_id from next n),
     asked as (
         insert into promotion_requests (lane, job_id, not_by)
-        select 'child', n.id, pg_current_xact_id() from next n
-        where n.kept_id is null and n.first_id is not null)
-    select array_agg(n.id) filter (where n.first_id is null),
-           coalesce(bool_or(n.kept_id is null and n.next_id is not null), false),
+        select 'child', n.id, pg_current_xact_id() from next n where n.kept_id is null)
+    select coalesce(bool_or(n.kept_id is null), false),
            array_agg(n.kept_id) filter (where n.touched), array_agg(n.id) filter (where n.touched)
-    into free, again, v_touched, v_waiting from next n;
+    into v_moved, v_touched, v_waiting from next n;
     v_locked := _locked_of(v_touched);
     insert into promotion_requests (lane, job_id, at, not_by)
     select distinct 'child', w.id, since, pg_current_xact_id()
     from unnest(v_waiting, v_touched) w(id, parent_id) where w.parent_id = any (v_locked);
-    again := again or found;
+    return v_moved or found;
 end;
 $$;
 

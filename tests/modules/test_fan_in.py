@@ -29,7 +29,7 @@ def test_the_callback_of_a_large_batch_runs_after_its_last_job_in_whichever_orde
     api: Any, worker: int, order: str, way: str
 ) -> None:
     if way == "a batch":
-        call = "select * from pyworker.add_batch(%s, '{\"identifier\": \"callback\"}')"
+        call = 'select * from pyworker.add_batch(%s, \'{"identifier": "callback"}\')'
         jobs = api.rows(call, [Jsonb([{"identifier": "t"}] * MANY)])
     else:
         specs = [{"identifier": "t", "ref": f"{n}"} for n in range(MANY)]

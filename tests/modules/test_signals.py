@@ -294,12 +294,11 @@ def test_a_transaction_that_waits_and_promotes_misses_no_signal(
 ) -> None:
     job = claimed(api, worker)
     a, b = actor(), actor()
-    for each in (a, b):
-        each.begin()
+    a.begin()
+    b.begin()
     assert a.wait_for_signal(job.id, job.run, "go") is None
     b.send_signal(job.id, "go", Jsonb(1))
-    for each in (a, b):
-        each.promote_jobs()
+    assert [a.promote_jobs(), b.promote_jobs()] == [0, 0]
     for each in (b, a) if last == "wait" else (a, b):
         each.commit()
     assert api.wait_for_signal(job.id, again(api, worker, job).run, "go") == 1

@@ -64,7 +64,8 @@ def test_a_saved_step_costs_one_commit(queue: Any, task: str) -> None:
     """One more transaction, which writes nothing, reads what earlier runs of the job have saved."""
     jobs, handlers = 60, 3
     network, statements = Proxy(queue.dsn), Statements()
-    worker = queue.start("--concurrency", f"{handlers}", "--dsn", network.dsn, modules="stepped").until_ready()
+    options = "--concurrency", f"{handlers}", "--dsn", network.dsn
+    worker = queue.start(*options, modules="stepped").until_ready()
     network.fault = statements
     queue.rows("select count(*) from pyworker.add_jobs(%s)", Jsonb([{"identifier": task}] * jobs))
     queue.until("select count(*) = %s from pyworker.finished_jobs", jobs)

@@ -1,5 +1,5 @@
-"""Graphs of jobs of several steps, and the signals that they wait for, for tests that kill what runs them; and
-the judge of what became of them."""
+"""Graphs of jobs of several steps, and the signals that they wait for, for tests that kill what runs them;
+and the judge of what became of them."""
 
 from __future__ import annotations
 
