@@ -19,7 +19,7 @@ begin
     v_job := _add_by_keys(request);
     if _depends(request.depends_on) then
         perform _add_edges(array[request], array[v_job.id], array[v_job.revision],
-                           array[v_job.deduplicated], '{add_job}');
+                           array[v_job.deduplicated], 'add_job');
     end if;
     return v_job;
 end;

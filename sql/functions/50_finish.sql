@@ -23,7 +23,7 @@ begin
         perform _release_unique_keys(v_ended.keys);
     end if;
     if final_state = 'cancelled' or _coordination_is_used() or _jobs_are_awaited() then
-        perform _tell_of_end(v_ended.ids, final_state, job_ids, runs, results);
+        perform _tell_of_end(v_ended.ids, final_state, v_ended.gone, v_ended.gone_results);
     end if;
     if v_ended.halted is not null then
         insert into sequence_halts
@@ -53,11 +53,12 @@ $$;
 -- Moves the jobs, in one statement. It locks rows in the order of their ids, and matches them by id
 -- and run, never by position, since an add may have moved a row meanwhile. `queues`: those of running
 -- jobs; `left_queues`: those of jobs that a claim could take; `halted`: the sequences that the jobs
--- `halting` halt.
+-- `halting` halt; `gone`: those that history does not keep.
 create or replace function _move_to_history(
     job_ids bigint[], runs bigint[], final_state text, results jsonb[], close_reason text, error text,
     out ids bigint[], out dropped bigint[], out keys bytea[], out sequences text[], out queues text[],
-    out left_queues text[], out halted text[], out halting bigint[])
+    out left_queues text[], out halted text[], out halting bigint[], out gone bigint[],
+    out gone_results jsonb[])
     language plpgsql set search_path from current
 as $$
 declare
@@ -105,8 +106,10 @@ begin
            array_agg(e.queue_name) filter (where e.queue_name is not null and e.state = 'running'),
            array_agg(e.queue_name) filter (
                where e.queue_name is not null and e.state = 'available' and e.ready_at is not null),
-           array_agg(e.sequence_key) filter (where e.halts), array_agg(e.id) filter (where e.halts)
-    into ids, dropped, keys, sequences, queues, left_queues, halted, halting
+           array_agg(e.sequence_key) filter (where e.halts), array_agg(e.id) filter (where e.halts),
+           array_agg(e.id) filter (where e.retention = interval '0'),
+           array_agg(e.new_result) filter (where e.retention = interval '0')
+    into ids, dropped, keys, sequences, queues, left_queues, halted, halting, gone, gone_results
     from ended e;
 end;
 $$;

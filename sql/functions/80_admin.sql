@@ -97,7 +97,10 @@ begin
         return delete_job(job_id); -- it has just come back from history, or was deleted
     end if;
     delete from errors e where e.job_id = delete_job.job_id;
-    perform _tell_of_end(array[job_id], 'cancelled');
+    if _coordination_is_used() then
+        perform _settle_edges(array[job_id], v_job.state, array[v_job.result]);
+    end if;
+    perform _tell_of_end(array[job_id], 'cancelled', array[job_id]);
     perform _release_unique_keys(array[decode(v_job.unique_key, 'hex')]);
     if v_job.sequence_key is not null then
         perform _unhalt_sequence(v_job.sequence_key, job_id);

@@ -90,6 +90,9 @@ declare
     v_holder live_jobs;
 begin
     delete from finished_jobs f where f.id = _take_back.job_id returning f.* into v_past;
+    if _coordination_is_used() then
+        perform _settle_edges(array[v_past.id], v_past.state, array[v_past.result]);
+    end if;
     while v_past.id is not null and v_row.id is null loop
         insert into live_jobs as j select v_past.*
         on conflict (job_key) where job_key is not null do nothing
@@ -153,10 +156,11 @@ begin
         end if;
         perform _arrive_late(array[v_row.id]);
     end if;
-    if v_row.parked is not null then
-        insert into promotion_requests (lane, job_id)
-        values (coalesce(_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key), 'child'),
-                case when v_row.parked = 'unmet' then v_row.id end);
+    if v_row.parked = 'unmet' then
+        perform _ask_again(v_row.id);
+    elsif v_row.parked is not null then
+        insert into promotion_requests (lane)
+        values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
     perform _notify_workers();
     return _job_of(v_row);
@@ -299,10 +303,11 @@ begin
         expires_at = changed.expires_at, start_by = changed.start_by, reason = changed.reason,
         updated_at = changed.updated_at
     where j.id = job.id;
-    if changed.parked <> 'signal' then
-        insert into promotion_requests (lane, job_id)
-        values (coalesce(_lane_of(changed.parked, changed.queue_name, changed.sequence_key), 'child'),
-                case when changed.parked = 'unmet' then changed.id end);
+    if changed.parked = 'unmet' then
+        perform _ask_again(job.id);
+    elsif changed.parked <> 'signal' then
+        insert into promotion_requests (lane)
+        values (_lane_of(changed.parked, changed.queue_name, changed.sequence_key));
     end if;
     if changed.state = 'discarded' and job.state <> 'discarded' then
         perform _tell_of_end(array[job.id], 'discarded');

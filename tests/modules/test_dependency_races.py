@@ -138,3 +138,74 @@ def test_an_end_does_not_wait_for_a_session_that_deletes_a_child(api: Any, actor
     assert state(api, other) == "available"
     a.rollback()
     assert state(api, job) == "available"
+
+
+@pytest.mark.parametrize("end", ["cancelled", "discarded"])
+def test_a_failure_does_not_wait_for_a_session_that_deletes_a_child(
+    api: Any, actor: Any, worker: int, end: str
+) -> None:
+    parent = running(api, worker)
+    job, other = (child(api, [{"id": parent, "on": "end"}]) for _ in range(2))
+    a = actor()
+    a.begin()
+    a.delete_job(job)
+    ENDS[end](api, parent)
+    assert state(api, other) == "available"
+    a.rollback()
+    assert state(api, job) == "available"
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+@pytest.mark.parametrize("promotions", [1, 2])
+def test_a_parent_that_ends_while_a_child_begins_to_watch_it_is_not_missed(
+    api: Any, actor: Any, worker: int, end: str, outcome: str, promotions: int
+) -> None:
+    """Also if one transaction promotes twice, as a claim does: its own watches are no watches yet."""
+    first, last = running(api, worker), running(api, worker)
+    job = child(api, [{"id": parent, "on": "end"} for parent in (first, last)])
+    assert state(api, job) == "pending"
+    api.finish(last)
+    a = actor()
+    a.begin()
+    for _ in range(promotions):
+        a.promote_jobs()  # from now on the child watches the first one
+    ENDS[end](api, first)
+    getattr(a, outcome)()
+    assert state(api, job) == "available"
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_child_that_begins_to_watch_a_parent_whose_end_is_open_learns_of_it(
+    api: Any, actor: Any, worker: int, end: str
+) -> None:
+    first, last = running(api, worker), running(api, worker)
+    job = child(api, [{"id": parent, "on": "end"} for parent in (first, last)])
+    api.finish(last)
+    a = actor()
+    a.begin()
+    ENDS[end](a, first)
+    assert state(api, job) == "pending"
+    a.commit()
+    assert state(api, job) == "available"
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("way", ["add", "replace", "retry"])
+def test_a_transaction_that_adds_a_child_and_promotes_it_misses_no_end(
+    api: Any, actor: Any, worker: int, end: str, way: str
+) -> None:
+    parent = running(api, worker)
+    depends_on = [{"id": parent, "on": "end"}]
+    before = api.add_job("child", job_key="k").id if way == "replace" else child(api, depends_on)
+    api.cancel_job(before) if way == "retry" else None
+    a = actor()
+    a.begin()
+    if way == "retry":
+        a.retry_job(before)
+    job = before if way == "retry" else child(a, depends_on, job_key="k")
+    assert state(a, job) == "pending"
+    ENDS[end](api, parent)
+    assert state(api, before) in ("pending", "available", "cancelled")
+    a.commit()
+    assert state(api, job) == "available"

@@ -291,6 +291,22 @@ def test_a_wait_and_a_send_that_are_open_at_once_meet_and_the_last_commit_is_see
     assert api.wait_for_signal(job.id, again(api, worker, job).run, "go") == 1
 
 
+@pytest.mark.parametrize("last", ["wait", "send"])
+def test_a_transaction_that_waits_and_promotes_misses_no_signal(
+    api: Any, actor: Any, worker: int, last: str
+) -> None:
+    job = claimed(api, worker)
+    a, b = actor(), actor()
+    a.begin()
+    b.begin()
+    assert a.wait_for_signal(job.id, job.run, "go") is None
+    b.send_signal(job.id, "go", Jsonb(1))
+    assert [a.promote_jobs(), b.promote_jobs()] == [0, 0]
+    for each in (b, a) if last == "wait" else (a, b):
+        each.commit()
+    assert api.wait_for_signal(job.id, again(api, worker, job).run, "go") == 1
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("outcome", ["rollback", "kill"])
 @pytest.mark.parametrize("verb", ["wait", "send"])
@@ -376,12 +392,3 @@ def test_a_signal_whose_job_vanished_as_it_was_sent_is_pruned(api: Any, actor: A
     assert len(api.rows("select from pyworker.signals")) == 1
     api.prune()
     assert api.rows("select from pyworker.signals") == []
-
-
-def test_many_jobs_wait_and_go_on_at_once(api: Any, worker: int) -> None:
-    jobs = [api.add_job("t").id for _ in range(50)]
-    mine = {job.id: job.run for job in api.claim_jobs(worker, 50)}
-    for job, run in mine.items():
-        assert api.wait_for_signal(job, run, "go") is None
-    api.rows("select pyworker.send_signal(id, 'go') from pyworker.jobs")
-    assert sorted(ids(api.claim_jobs(worker, 50))) == jobs

@@ -4,8 +4,6 @@
 create or replace function add_batch(jobs jsonb, callback jsonb, "on" text default 'end') returns setof job
     language plpgsql security definer set search_path from current
 as $$
-declare
-    v_specs jsonb;
 begin
     if jsonb_typeof(jobs) is distinct from 'array' then
         raise exception 'add_batch: jobs must be a JSON array of objects, got %',
@@ -20,17 +18,12 @@ begin
         raise exception 'add_batch: callback must not have depends_on: it depends on all jobs of the batch'
             using errcode = 'PW001';
     end if;
-    -- A member without a ref gets one that no caller can give, and no edge keeps (_add_edges).
-    v_specs := (
-        select coalesce(jsonb_agg(
-            case when jsonb_typeof(j.value) = 'object' and coalesce(j.value -> 'ref', 'null') = 'null'
-                 then j.value || jsonb_build_object('ref', _unnamed_ref(j.n)) else j.value end
-            order by j.n), '[]')
-        from jsonb_array_elements(jobs) with ordinality j(value, n));
-    return query select * from add_jobs(v_specs || jsonb_build_array(callback || jsonb_build_object(
-        'depends_on', (
-            select coalesce(jsonb_agg(jsonb_build_object('ref', j.value -> 'ref', 'on', "on")), '[]')
-            from jsonb_array_elements(v_specs) j(value) where jsonb_typeof(j.value) = 'object'))));
+    if jobs = '[]' then
+        return query select * from add_jobs(jsonb_build_array(callback));
+    else
+        callback := callback || '{"depends_on": [0]}'; -- a mark
+        return query select * from _add_jobs(_requests_of(jobs || jsonb_build_array(callback)), "on");
+    end if;
 end;
 $$;
 comment on function add_batch(jsonb, jsonb, text) is
@@ -39,12 +32,6 @@ comment on function add_batch(jsonb, jsonb, text) is
     'success (all were completed) or failure (all were cancelled or discarded). The callback reads '
     'their results by dependency_results (job.inputs in Python). A batch without jobs calls back at once. '
     'extend_batch adds more. Errors: PW001 names the position, the member and its value.';
-
--- The ref of the nth member that has none. `add_jobs` refuses no ref but the empty one, so it begins
--- with a character that JSON text can only write as an escape.
-create or replace function _unnamed_ref(n bigint) returns text
-    language sql immutable
-    return U&'\0001' || n;
 
 create or replace function extend_batch(callback_id bigint, jobs jsonb) returns setof job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off

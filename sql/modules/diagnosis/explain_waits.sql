@@ -1,43 +1,38 @@
 -- diagnosis/explain_waits: what explain_job says of a job that waits for other jobs or for a signal.
 
 create or replace function _explain_dependencies(
-    job live_jobs, out reason text, out detail text, out remedy text)
-    returns setof record
+    job live_jobs, out reason text, out detail text, out remedy text) returns setof record
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_named constant integer := 10;
     v_most constant integer := 1000; -- looked at, of a large fan-in
-    v_found integer := 0;
+    v_found integer; -- null: no edge is open
 begin
-    for reason, detail, remedy in
-        select case when e.ended is null then 'dependency' else 'dependency unmet' end,
+    for reason, detail, remedy, v_found in
+        select case when e.ended then 'dependency unmet' else 'dependency' end,
                format('waits for the %s of job %s%s (%s)', e.condition, e.parent_id, ', ' || e.ref,
-                      coalesce(e.ended, e.state)),
-               case when e.ended is null
-                    then _as_statement(format('explain_job(%s)', e.parent_id))
-                         || ' tells what that job waits for'
+                      coalesce(e.state, 'cancelled')),
+               case when not e.ended then _as_statement(format('explain_job(%s)', e.parent_id))
+                                          || ' tells what that job waits for'
                     when e.state is null then 'that job was deleted: '
                          || _as_statement(format('cancel_job(%s)', job.id)) || ' gives this one up'
-                    else _as_statement(format('retry_job(%s)', e.parent_id)) || ' runs that job again' end
-        from (select o.*, _ended_as(o.parent_id) as ended, (get_job(o.parent_id)).state
-              from (select d.parent_id, d.condition, d.ref from edges d
-                    where d.child_id = job.id and d.revision = job.revision and d.met is null
-                    order by d.parent_id limit v_most) o offset 0) e
-        where _meets(e.condition, e.ended) is not true
-        order by e.ended is null, e.parent_id
+                    else _as_statement(format('retry_job(%s)', e.parent_id)) || ' runs that job again' end,
+               count(*) over ()
+        from (select d.*, o.ended, (get_job(o.parent_id)).state
+              from _open_edges(job.id, job.revision, coalesce(_open_from(job.id, job.revision), 0)) o
+              join edges d on (d.child_id, d.revision, d.parent_id) = (job.id, job.revision, o.parent_id)
+              order by o.parent_id limit v_most) e
+        order by not e.ended, e.parent_id limit v_named
     loop
-        v_found := v_found + 1;
-        if v_found <= v_named then
-            return next;
-        end if;
+        return next;
     end loop;
     if v_found > v_named then
         return query select
             'dependency', format('waits for %s%s other jobs', case when v_found = v_most then 'at least ' end,
                                  v_found - v_named),
             format('select * from %I.dependencies where job_id = %s names them', current_schema(), job.id);
-    elsif v_found = 0 then
+    elsif v_found is null then
         return query values ('promotion', 'all jobs that it waited for have ended', _promotion_remedy());
     end if;
 end;

@@ -180,20 +180,24 @@ create or replace function _violations_of_dependencies(max_rows bigint)
 as $$
 begin
     return query
-    select 'I14', j.id::text, to_jsonb(e.parent_id)
-    from (select o.* from edges o where o.met is null limit max_rows) e
-    join live_jobs j on j.id = e.child_id and j.revision = e.revision
+    select 'I14', j.id::text, to_jsonb(o.parent_id)
+    from (select distinct e.child_id, e.revision
+          from (select l.child_id, l.revision from edges l where l.met is null limit max_rows) e) c
+    join live_jobs j on j.id = c.child_id and j.revision = c.revision
+    cross join lateral _open_edges(j.id, j.revision, 0) o
     where j.parked is distinct from 'unmet' and j.state <> 'discarded'
     union all
-    select 'stranded child', j.id::text, to_jsonb(o.parent_id)
+    -- It watches no edge, or one that is met, or one after another that is open, but passed over.
+    select 'stranded child', j.id::text, to_jsonb(w.parent_id)
     from (select l.* from live_jobs l where l.parked = 'unmet' limit max_rows) j
-    left join lateral (
-        select e.* from edges e where e.child_id = j.id and e.revision = j.revision and e.met is null
-        order by e.parent_id desc limit 1) o on true
-    where (o.parent_id is null or _meets(o.condition, _ended_as(o.parent_id)))
+    left join watches w on w.child_id = j.id and w.revision = j.revision and w.from_id is not null
+    where not exists (
+        select from _open_edges(j.id, j.revision, w.parent_id) o
+        where o.parent_id = w.parent_id and not exists (
+            select from _open_edges(j.id, j.revision, 0) p where p.parent_id < _open_from(j.id, j.revision)))
       and not exists (
-        select from promotion_requests w
-        where w.lane in ('child', 'met') and w.job_id = j.id or w.lane = 'parent' and w.job_id = o.parent_id);
+        select from promotion_requests r
+        where r.lane = 'child' and r.job_id = j.id or r.lane = 'parent' and r.job_id = w.parent_id);
 end;
 $$;
 
@@ -293,10 +297,12 @@ begin
         ('halt', 'sequences are halted by jobs that have not ended: job ',
          'delete from ~.sequence_halts where job_id = any (%L)'),
         ('I14', 'jobs may run although jobs that they depend on have not ended as they must: job ',
-         'delete from ~.edges e using ~.live_jobs j where j.id = any (%L) and e.child_id = j.id '
-         'and e.revision = j.revision and e.met is null'),
+         'delete from ~.edges e using ~.live_jobs j cross join lateral ~._open_edges(j.id, j.revision, 0) o '
+         'where j.id = any (%L) and e.child_id = j.id and e.revision = j.revision '
+         'and e.parent_id = o.parent_id'),
         ('stranded child', 'jobs that depend on others wait and nothing will call them: job ',
-         E'insert into ~.promotion_requests (lane, job_id) select ''child'', unnest(%L::bigint[]);\n'
+         E'with d as (delete from ~.watches where child_id = any (%L))\n'
+         'insert into ~.promotion_requests (lane, job_id) select ''child'', unnest(%1$L::bigint[]);\n'
          'select ~.promote_jobs()'),
         ('stranded wait', 'jobs whose signal was sent wait and nothing will call them: job ',
          E'insert into ~.promotion_requests (lane, job_id) select ''signal'', unnest(%L::bigint[]);\n'
