@@ -72,7 +72,7 @@ def of_plain(one: Stage, options: argparse.Namespace) -> Iterator[Row]:
             kinds["50e0378"] = stack.enter_context(base(one, "flows_before", options.before.resolve()))
         for number, name in enumerate(("never used", "no edge open", "100,000 edges open")):
             kinds[name] = stack.enter_context(base(one, f"flows_plain_{number}"))
-        kinds["no edge open"].conn.execute(WITH_EDGES, [specs(1), '{"identifier": "t"}'])  # type: ignore[arg-type]
+        kinds["no edge open"].add_for("edges", 10)
         kinds["no edge open"].drain(10)
         others_edges(kinds["100,000 edges open"])
         taken: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

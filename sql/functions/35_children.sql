@@ -194,7 +194,8 @@ begin
     next as materialized (
         select c.*, case when c.kept_id is not null then c.kept_id
                          when c.first_id < c.parent_id then c.first_id
-                         else _next_watch(c.id, c.revision, c.first_id) end as next_id
+                         -- The first one may have ended since: the request below finds out.
+                         else coalesce(_next_watch(c.id, c.revision, c.first_id), c.first_id) end as next_id
         from child c where c.kept_id is null or c.touched or c.many > 1 or c.first_id > c.from_id),
     dropped as (
         delete from watches x where x.ctid = any (array(
