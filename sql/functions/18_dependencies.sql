@@ -92,11 +92,12 @@ create or replace function _wanted_edges(requests _job_request[], batch_on text)
     returns table (n bigint, parent bigint, id bigint, ref text, condition text, cancels boolean)
     language sql immutable
 begin atomic
-    select r.ordinality, null::bigint, d.id, d.ref, d.condition, d.cancels
+    select r.ordinality as n, null::bigint as parent, d.id, d.ref, d.condition, d.cancels
     from unnest(requests) with ordinality r cross join lateral _dependencies_of(r.depends_on) d
     where batch_on is null or r.ordinality < cardinality(requests)
     union all
-    select cardinality(requests), r.ordinality, null, r.ref, batch_on, false
+    select cardinality(requests) as n, r.ordinality as parent, null::bigint as id, r.ref,
+           batch_on as condition, false as cancels
     from unnest(requests) with ordinality r
     where batch_on is not null and r.ordinality < cardinality(requests);
 end;

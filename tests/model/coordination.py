@@ -20,16 +20,18 @@ class Coordination(State):
         for r, (_, there, _) in zip(requests, added, strict=True):
             if not there and any(isinstance(p, int) and not self.get(p) for p, _ in r["depends_on"]):
                 raise Refused("PW004")
+        changed = []
         for r, (job, there, revision) in zip(requests, added, strict=True):
             if there or job.revision != revision:  # a later request of the call has replaced it
                 continue
+            changed += [job] if revision and r["depends_on"] else []
             for parent, condition in r["depends_on"]:
                 by_ref = isinstance(parent, str)
                 shown = parent if by_ref and not parent.startswith(NAMELESS) else None
                 parent = named[parent] if by_ref else self.get(parent)
                 self.depend(job, parent, shown, condition, r["on_unmet"])
-            if revision and r["depends_on"]:
-                self.refuse_circle(job)
+        for job in changed:
+            self.refuse_circle(job)
 
     def refs(self, requests: list[dict[str, Any]], jobs: list[Job]) -> dict[str | None, Job]:
         names = [r["ref"] for r in requests if r["ref"]]

@@ -297,9 +297,13 @@ begin
         ('halt', 'sequences are halted by jobs that have not ended: job ',
          'delete from ~.sequence_halts where job_id = any (%L)'),
         ('I14', 'jobs may run although jobs that they depend on have not ended as they must: job ',
-         'delete from ~.edges e using ~.live_jobs j cross join lateral ~._open_edges(j.id, j.revision, 0) o '
-         'where j.id = any (%L) and e.child_id = j.id and e.revision = j.revision '
-         'and e.parent_id = o.parent_id'),
+         E'delete from ~.edges e using ~.live_jobs j cross join lateral ~._open_edges(j.id, j.revision, 0) o '
+         'where j.id = any (%1$L) and j.state = ''running'' and e.child_id = j.id '
+         'and e.revision = j.revision and e.parent_id = o.parent_id;\n'
+         'insert into ~.watches select j.id, j.revision, min(o.parent_id), min(o.parent_id) '
+         'from ~.live_jobs j cross join lateral ~._open_edges(j.id, j.revision, 0) o '
+         'where j.id = any (%1$L) group by 1, 2;\n'
+         'select ~._repair_jobs(%1$L)'),
         ('stranded child', 'jobs that depend on others wait and nothing will call them: job ',
          E'with d as (delete from ~.watches where child_id = any (%L))\n'
          'insert into ~.promotion_requests (lane, job_id) select ''child'', unnest(%1$L::bigint[]);\n'
@@ -334,20 +338,20 @@ as $$
 declare
     v_now timestamptz := clock();
     v_job live_jobs;
-    v_held boolean;
+    v_parked text; -- how it waits for other jobs
     v_kept text; -- the state that it keeps
 begin
     for v_job in
         select j.* from live_jobs j where j.id = any (job_ids)
         order by j.state = 'running', j.id desc for update
     loop
-        v_held := v_job.sequence_key is not null and (v_job.sequence_head is not true or exists (
+        v_parked := coalesce(_unmet(v_job), _held(v_job.sequence_key, v_job.sequence_head and not exists (
             select from live_jobs j
-            where j.sequence_key = v_job.sequence_key and j.sequence_head and j.id <> v_job.id));
+            where j.sequence_key = v_job.sequence_key and j.sequence_head and j.id <> v_job.id)));
         if v_job.state = 'running'
            and exists (select from workers w where w.id = v_job.worker_id and _is_registered(w)) then
             v_kept := 'running';
-            v_held := false;
+            v_parked := null;
         else
             v_kept := case when v_job.state = 'discarded' or _must_not_rerun(v_job) then 'discarded' end;
         end if;
@@ -355,7 +359,7 @@ begin
         set state = coalesce(v_kept, p.state), parked = p.parked, due_at = p.due_at,
             ready_at = case when v_kept = 'running' then j.run_at else p.ready_at end, has_slot = null,
             sequence_head = case when j.sequence_key is not null and v_kept is distinct from 'discarded'
-                                      and not v_held then true end,
+                                      and v_parked is null then true end,
             worker_id = case when v_kept = 'running' then j.worker_id end,
             claimed_at = case when v_kept = 'running' then coalesce(j.claimed_at, v_now) end,
             job_key = case when v_kept = 'running' and j.superseded is not null then null else j.job_key end,
@@ -369,8 +373,7 @@ begin
                           then coalesce(j.reason, case when _must_not_rerun(j) then 'lost' end) end,
             updated_at = v_now
         from settings s
-        left join _place(v_job.run_at, v_now, case when v_held then 'sequence' end,
-                         _is_limited(v_job.queue_name),
+        left join _place(v_job.run_at, v_now, v_parked, _is_limited(v_job.queue_name),
                          case when v_job.state = 'retryable' then 'retryable' else 'scheduled' end) p
             on v_kept is null
         where j.id = v_job.id;
@@ -379,6 +382,7 @@ begin
         where v_job.queue_name is not null;
         insert into promotion_requests (lane) select 'sequence:' || v_job.sequence_key
         where v_job.sequence_key is not null;
+        insert into promotion_requests (lane, job_id) select 'child', v_job.id where v_parked = 'unmet';
     end loop;
     perform _notify_workers();
 end;
