@@ -300,9 +300,8 @@ begin
          E'delete from ~.edges e using ~.live_jobs j cross join lateral ~._open_edges(j.id, j.revision, 0) o '
          'where j.id = any (%1$L) and j.state = ''running'' and e.child_id = j.id '
          'and e.revision = j.revision and e.parent_id = o.parent_id;\n'
-         'insert into ~.watches select j.id, j.revision, min(o.parent_id), min(o.parent_id) '
-         'from ~.live_jobs j cross join lateral ~._open_edges(j.id, j.revision, 0) o '
-         'where j.id = any (%1$L) group by 1, 2;\n'
+         'insert into ~.watches select j.id, j.revision, min(o.parent_id), min(o.parent_id) from ~.live_jobs '
+         E'j, ~._open_edges(j.id, j.revision, 0) o where j.id = any (%1$L) group by 1, 2;\n'
          'select ~._repair_jobs(%1$L)'),
         ('stranded child', 'jobs that depend on others wait and nothing will call them: job ',
          E'with d as (delete from ~.watches where child_id = any (%L))\n'
