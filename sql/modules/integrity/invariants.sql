@@ -297,11 +297,10 @@ begin
         ('halt', 'sequences are halted by jobs that have not ended: job ',
          'delete from ~.sequence_halts where job_id = any (%L)'),
         ('I14', 'jobs may run although jobs that they depend on have not ended as they must: job ',
-         E'delete from ~.edges e using ~.live_jobs j cross join lateral ~._open_edges(j.id, j.revision, 0) o '
-         'where j.id = any (%1$L) and j.state = ''running'' and e.child_id = j.id '
-         'and e.revision = j.revision and e.parent_id = o.parent_id;\n'
-         'insert into ~.watches select j.id, j.revision, min(o.parent_id), min(o.parent_id) from ~.live_jobs '
-         E'j, ~._open_edges(j.id, j.revision, 0) o where j.id = any (%1$L) group by 1, 2;\n'
+         E'delete from ~.edges e using ~.live_jobs j, ~._open_edges(j.id, j.revision, 0) o where j.state = '
+         '''running'' and j.id = any (%1$L) and e.child_id = j.id and e.parent_id = o.parent_id;\n'
+         'insert into ~.watches select j.id, j.revision, min(o.parent_id), min(o.parent_id) '
+         'from ~.live_jobs j, ~._open_edges(j.id, j.revision, 0) o where j.id = any (%1$L) group by 1, 2;\n'
          'select ~._repair_jobs(%1$L)'),
         ('stranded child', 'jobs that depend on others wait and nothing will call them: job ',
          E'with d as (delete from ~.watches where child_id = any (%L))\n'
