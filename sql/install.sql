@@ -84,6 +84,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/schedules/crontab.sql
 \ir modules/integrity/invariants.sql
 \ir modules/integrity/drift.sql
+\ir modules/diagnosis/explain_waits.sql
 \ir modules/diagnosis/explain.sql
 \ir modules/diagnosis/server.sql
 \ir modules/diagnosis/doctor.sql

@@ -116,12 +116,6 @@ create type _uniqueness as (
     recheck boolean
 );
 
-create type _wait as (
-    until timestamp with time zone,
-    since timestamp with time zone,
-    run bigint
-);
-
 create type _walk as (
     owner bigint,
     until timestamp with time zone,
@@ -267,7 +261,7 @@ create table edges (
     cancels boolean not null,
     met text collate "C",
     result jsonb,
-    constraint edges_pkey PRIMARY KEY (child_id, revision, parent_id)
+    constraint edges_child_id_revision_parent_id_condition_ref_key UNIQUE NULLS NOT DISTINCT (child_id, revision, parent_id, condition, ref)
 );
 
 CREATE INDEX edges_parent ON edges USING btree (parent_id);

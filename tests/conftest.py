@@ -142,5 +142,11 @@ def worker(db: psycopg.Connection[Any]) -> int:
     return db.execute("select pyworker.register_worker()").fetchone()[0]  # type: ignore[index]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: half more processes than cores, since many tests wait for workers and locks."""
+    return (3 * (os.cpu_count() or 1) + 1) // 2
+
+
 def pytest_report_header() -> str:
     return f"pyworker: euid {os.geteuid()}"

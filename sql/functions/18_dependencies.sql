@@ -101,9 +101,9 @@ begin atomic
     where batch_on is not null and r.ordinality < cardinality(requests);
 end;
 
--- Writes the edges of the jobs of one call, given by position, and what each child watches (34_edges). A
--- duplicate is `unchanged`, and others may depend on it. `batch_on`: the last job depends on all others, too.
--- `label`: how messages name the nth job. Errors: PW001, PW004.
+-- Adds the edges of the jobs of one call, given by position. A duplicate is `unchanged`, and others may
+-- depend on it. `batch_on`: the last job depends on all others, too. `label`: how messages name the nth job.
+-- Errors: PW001, PW004.
 create or replace function _add_edges(
     requests _job_request[], ids bigint[], revisions integer[], unchanged boolean[], label text,
     batch_on text default null)
@@ -112,53 +112,75 @@ create or replace function _add_edges(
     set enable_seqscan = off set enable_nestloop = off set jit = off -- calls may be large
 as $$
 declare
-    v_missing record;
+    v_edges edges[];
+    v_missing edges;
 begin
     perform nextval('coordination_used') where not _coordination_is_used();
     perform _refuse_refs(requests, label, batch_on is not null);
-    with wanted as materialized ( -- narrow rows, before they are joined
-        select w.* from _wanted_edges(requests, batch_on) w where not unchanged[w.n]),
-    named as materialized (
-        select r.ref, r.ordinality as n from unnest(requests) with ordinality r where r.ref is not null),
-    edge as materialized ( -- old: the parent was there before this call, so it may have ended
-        select ids[w.n] as child_id, revisions[w.n] as revision, coalesce(w.id, ids[p.n]) as parent_id, w.ref,
-               w.condition, w.cancels, coalesce(unchanged[p.n], true) as old, w.n
-        from wanted w left join named o on o.ref = w.ref and w.parent is null
-        cross join lateral (select coalesce(w.parent, o.n) as n) p),
-    parent as materialized (
-        select e.parent_id, p.* from (select distinct o.parent_id from edge o where o.old) e
-        left join lateral _parent_of(e.parent_id) p on true),
-    known as materialized (
-        select e.*, case when _meets(e.condition, p.state) then p.state end as met, p.result,
-               e.old and p.state is null as missing
-        from edge e left join parent p on p.parent_id = e.parent_id),
-    added as (
-        insert into edges
-        select k.child_id, k.revision, k.parent_id, k.ref, k.condition, k.cancels, k.met,
-               case when k.met is not null then k.result end
-        from known k where not k.missing order by k.child_id, k.parent_id
-        -- Two refs may stand for one job: the duplicate of both.
-        on conflict (child_id, revision, parent_id) do nothing),
-    watched as (
-        insert into watches (child_id, revision, from_id, parent_id)
-        select k.child_id, k.revision, min(k.parent_id), _first_watch(min(k.parent_id), max(k.parent_id))
-        from known k where k.met is null and not k.missing group by 1, 2
-        union all -- a completed parent does not look for edges that it breaks
-        select k.child_id, k.revision, null, k.parent_id
-        from known k where k.met is null and not k.missing and k.cancels and k.condition = 'failure'),
-    asked as (
-        insert into promotion_requests (lane, job_id, not_by)
-        select l.lane, k.child_id, pg_current_xact_id() from known k
-        cross join lateral (values ('child'), ('unmet')) l(lane)
-        where k.old and (l.lane = 'child' or k.cancels) group by 1, 2)
-    select k.parent_id, k.n into v_missing from known k where k.missing order by k.n, k.parent_id limit 1;
-    if found then
-        raise exception '%: depends_on: there is no job %', format(label, v_missing.n), v_missing.parent_id
+    v_edges := array(
+        with wanted as materialized ( -- narrow rows, before they are joined
+            select w.* from _wanted_edges(requests, batch_on) w where not unchanged[w.n]),
+        named as materialized (
+            select r.ref, r.ordinality as n from unnest(requests) with ordinality r where r.ref is not null)
+        select row(ids[w.n], revisions[w.n], coalesce(w.id, ids[coalesce(w.parent, o.n)]), w.ref,
+                   w.condition, w.cancels, null, null)::edges
+        from wanted w left join named o on o.ref = w.ref and w.parent is null);
+    v_missing := _write_edges(
+        v_edges, array(select s.id from unnest(ids, unchanged) s(id, unchanged) where not s.unchanged));
+    if v_missing.child_id is not null then
+        raise exception '%: depends_on: there is no job %',
+            format(label, array_position(ids, v_missing.child_id)), v_missing.parent_id
             using errcode = 'PW004';
     end if;
-    perform _refuse_circles(array(
-        select distinct i.id from unnest(ids, revisions, unchanged) i(id, revision, unchanged)
-        where i.revision > 0 and not i.unchanged));
+    perform _refuse_circles(array(select distinct u.child_id from unnest(v_edges) u where u.revision > 0));
+end;
+$$;
+
+-- Writes edges, what their children watch (34_edges), and requests for those children whose parents may have
+-- ended already. `added`: the jobs that this call has added or changed. They end after its commit, and then
+-- see what watches them; unless a later job of the call has replaced them: then they count as cancelled, also
+-- without history. Returns an edge whose parent is no job, or null.
+create or replace function _write_edges(new_edges edges[], added bigint[]) returns edges
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_nestloop = off set jit = off -- calls may be large
+as $$
+declare
+    v_missing edges;
+begin
+    with parent as materialized (
+        select e.parent_id, a.id is not null as is_added,
+               case when p.state is null and a.id is not null then 'cancelled' else p.state end as state,
+               p.result
+        from (select distinct u.parent_id from unnest(new_edges) u) e
+        left join (select distinct i.id from unnest(added) i(id)) a on a.id = e.parent_id
+        left join lateral _parent_of(e.parent_id) p on true),
+    edge as materialized (
+        select u.child_id, u.revision, u.parent_id, u.ref, u.condition, u.cancels, p.result,
+               case when _meets(u.condition, p.state) then p.state end as met,
+               not p.is_added or p.state in ('completed', 'cancelled', 'discarded') as may_have_ended
+        from unnest(new_edges) u join parent p on p.parent_id = u.parent_id
+        where p.state is not null),
+    written as (
+        insert into edges
+        select e.child_id, e.revision, e.parent_id, e.ref, e.condition, e.cancels, e.met,
+               case when e.met is not null then e.result end
+        from edge e order by e.child_id, e.parent_id
+        on conflict do nothing), -- named twice
+    watched as (
+        insert into watches (child_id, revision, from_id, parent_id)
+        select e.child_id, e.revision, min(e.parent_id), _first_watch(min(e.parent_id), max(e.parent_id))
+        from edge e where e.met is null group by 1, 2
+        union all -- a completed parent does not look for the edges that it breaks
+        select e.child_id, e.revision, null, e.parent_id
+        from edge e where e.met is null and e.cancels and e.condition = 'failure'),
+    asked as (
+        insert into promotion_requests (lane, job_id, not_by)
+        select l.lane, e.child_id, pg_current_xact_id()
+        from edge e cross join lateral (values ('child'), ('unmet')) l(lane)
+        where e.may_have_ended and (l.lane = 'child' or e.cancels) group by 1, 2)
+    select u.* into v_missing from parent p join unnest(new_edges) u on u.parent_id = p.parent_id
+    where p.state is null order by u.child_id, p.parent_id limit 1;
+    return v_missing;
 end;
 $$;
 

@@ -17,8 +17,9 @@ begin
         perform nextval('coordination_used') where not _coordination_is_used();
     end if;
     v_job := _add_by_keys(request);
-    if _depends(request.depends_on) and not v_job.deduplicated then
-        perform _add_edges(array[request], array[v_job.id], array[v_job.revision], '{false}', 'add_job');
+    if _depends(request.depends_on) then
+        perform _add_edges(array[request], array[v_job.id], array[v_job.revision],
+                           array[v_job.deduplicated], 'add_job');
     end if;
     return v_job;
 end;
@@ -119,16 +120,15 @@ declare
     v_sequence _sequencing;
     v_head boolean; -- it stays the head of its sequence
     v_parked text; -- and how it waits for it
-    v_wait _wait;
+    v_until timestamptz; -- max_wait
     v_row live_jobs;
 begin
     -- preserve_run_at does not apply to a job that has failed before.
     if request.job_key_mode = 'preserve_run_at' and job.attempts = 0 and job.state <> 'discarded' then
         v_run_at := job.run_at;
     end if;
-    v_wait := case when num_nonnulls(request.max_wait, job.wait_until) > 0
-                   then _wait_of(job, request.max_wait, v_now) end;
-    v_run_at := least(v_run_at, v_wait.until);
+    v_until := _wait_until(job, request.max_wait, v_now);
+    v_run_at := least(v_run_at, v_until);
     if coalesce(request.sequence_policy, task.sequence_policy) is not null then
         v_sequence := _sequence_of(
             request.identifier, request.payload,
@@ -154,9 +154,10 @@ begin
         max_attempts = coalesce(request.max_attempts, task.max_attempts, 25), attempts = 0,
         priority = coalesce(request.priority, task.priority, 0), flags = _flags_of(request.flags),
         meta = request.meta, delivery = coalesce(request.delivery, task.delivery, 'at_least_once'),
-        revision = j.revision + 1, last_error = null, reason = null, finished_at = null,
-        expires_at = null, started_at = null, crashes = null, start_by = request.expires_at,
-        wait_until = v_wait.until, waits_since = v_wait.since, waits_run = v_wait.run
+        revision = j.revision + 1, last_error = null, reason = null, finished_at = null, expires_at = null,
+        started_at = null, crashes = null, start_by = request.expires_at, wait_until = v_until,
+        waits_run = nullif(j.run, 0),
+        waits_since = case when _waits_again(j) then v_now else j.waits_since end
     where j.job_key = request.job_key
       and (j.id = job.id or job.id is null and j.state <> 'running' and j.queue_name is null
                             and j.sequence_key is null and j.wait_until is null)

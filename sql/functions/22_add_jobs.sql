@@ -76,6 +76,8 @@ begin
     if not v_named and batch_on is null then
         return query select * from _add_all(requests, v_keyed);
     elsif v_named or v_keyed then
+        -- Also what this call replaces tells its children.
+        perform nextval('coordination_used') where not _coordination_is_used();
         select array_agg(j), array_agg(j.id), array_agg(j.revision), array_agg(j.deduplicated)
         into v_jobs, v_ids, v_revisions, v_unchanged from _add_all(requests, v_keyed) j;
         perform _add_edges(requests, v_ids, v_revisions, v_unchanged, 'add_jobs: specs[%s]', batch_on);
@@ -252,7 +254,10 @@ begin
         from (select r.ordinality, r.job_key, r.job_key_mode, uniques[r.ordinality] as uniqueness,
                      case when r.job_key is null and (uniques[r.ordinality]).key is null then 1
                           else row_number() over (
-                              partition by r.job_key, (uniques[r.ordinality]).key
+                              partition by r.job_key, (uniques[r.ordinality]).key,
+                                  (r.job_key_mode = 'unsafe_dedupe' and exists ( -- the job that runs
+                                      select from live_jobs j
+                                      where j.job_key = r.job_key and j.state = 'running')) is true
                               order by r.ordinality) end as nth
               from unnest(requests) with ordinality r) i
         order by i.ordinality);

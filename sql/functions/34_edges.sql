@@ -31,10 +31,11 @@ create or replace function _job_lanes() returns text[]
 -- The open edges of a child, from this parent's id on: the parent has not ended, or not as it must.
 -- `touched`: an open transaction may have the parent's row locked.
 create or replace function _open_edges(child_id bigint, revision integer, from_id bigint)
-    returns table (parent_id bigint, touched boolean, ended boolean)
+    returns table (
+        parent_id bigint, condition text, ref text, cancels boolean, touched boolean, ended boolean)
     language sql stable
 begin atomic
-    select e.parent_id, p.touched, p.state is null or p.state = 'discarded'
+    select e.parent_id, e.condition, e.ref, e.cancels, p.touched, p.state is null or p.state = 'discarded'
     from edges e
     left join lateral (
         select i.state, i.xmax <> '0' and age(i.xmax) <= age(pg_snapshot_xmin(pg_current_snapshot())::xid)
@@ -93,9 +94,9 @@ begin
 end;
 $$;
 
--- The same, at no cost in a database without dependencies; and tells callers that wait for these ends.
--- `gone`: those of the jobs that no table has any more. They count as cancelled unless they were completed;
--- this keeps their results for their children, and deletes what they leave here.
+-- The same, at no cost for a completed job in a database without dependencies; and tells callers that wait
+-- for these ends. `gone`: those of the jobs that no table has any more. They count as cancelled unless they
+-- were completed; this keeps their results for their children, and deletes what they leave here.
 create or replace function _tell_of_end(
     parent_ids bigint[], state text, gone bigint[] default null, results jsonb[] default null) returns void
     language plpgsql set search_path from current
@@ -103,13 +104,16 @@ as $$
 begin
     if parent_ids is null then
         return;
-    elsif _jobs_are_awaited() then
+    end if;
+    if _jobs_are_awaited() then
         perform _notify_waiters(parent_ids);
     end if;
-    if not _coordination_is_used() then
-        return;
+    if _coordination_is_used() then
+        perform _tell_children(parent_ids, state);
     end if;
-    perform _tell_children(parent_ids, state);
+    if state <> 'cancelled' and not _coordination_is_used() then
+        return; -- it left no trace that the first add with depends_on could miss
+    end if;
     if gone is not null then
         if state = 'completed' then
             perform _settle_edges(gone, state, results);
@@ -142,21 +146,25 @@ begin
 end;
 $$;
 
--- Deletes what deleted or pruned jobs leave here: edges to their parents, watches, steps, signals, progress.
--- Notes which of them were not completed. A session that settles edges may have some locked: those stay,
--- and do no harm.
+-- Notes which of these deleted or pruned jobs were not completed, and deletes their edges to parents, their
+-- watches, steps, signals and progress. The notes are written in every database: while this transaction is
+-- open, another one may add the first job with depends_on. A session that settles edges may have some
+-- locked: those stay, and do no harm.
 create or replace function _forget_jobs(job_ids bigint[], failed bigint[]) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 begin
+    insert into vanished_parents select i.id, clock() from unnest(failed) i(id) on conflict do nothing;
+    if not _coordination_is_used() then
+        return;
+    end if;
     delete from edges e where e.ctid = any (array(
         select d.ctid from edges d where d.child_id = any (job_ids) for update skip locked));
     delete from watches w where w.child_id = any (job_ids);
     delete from steps s where s.job_id = any (job_ids);
     delete from signals s where s.job_id = any (job_ids);
     delete from progress p where p.job_id = any (job_ids);
-    insert into vanished_parents select i.id, clock() from unnest(failed) i(id) on conflict do nothing;
 end;
 $$;
 
@@ -184,20 +192,21 @@ begin
 end;
 $$;
 
--- Forgets jobs that have vanished a week ago: no add that named them is open any more. And signals that
--- were sent while their job was being deleted.
+-- Deletes the notes of jobs that vanished a day ago: no add that named them is open any more. And signals
+-- that were sent while their job was being deleted.
 create or replace function _prune_vanished(max_rows integer) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     delete from vanished_parents v where v.id = any (array(
         select d.id from vanished_parents d
-        where d.at < clock() - interval '7 days'
+        where d.at < clock() - interval '1 day'
           and not exists (select from edges e where e.parent_id = d.id and e.met is null)
         order by d.at limit max_rows for update skip locked));
     delete from signals s where s.id = any (array(
         select o.id from (select l.id, l.job_id from signals l order by l.id limit max_rows) o
-        where (get_job(o.job_id)).id is null));
+        where not exists (select from live_jobs j where j.id = o.job_id)
+          and not exists (select from finished_jobs f where f.id = o.job_id)));
 end;
 $$;
 
@@ -225,6 +234,16 @@ begin
     perform _tell_children(array_agg(e.id), e.state)
     from (select p.id, _ended_as(p.id) as state from unnest(job_ids) p(id) offset 0) e
     where e.state is not null group by e.state;
+end;
+$$;
+
+-- Asks for a look at this child, which waits from now on although its parents may have ended.
+create or replace function _ask_for_child(child_id bigint) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    insert into promotion_requests (lane, job_id, not_by)
+    select l.lane, child_id, pg_current_xact_id() from (values ('child'), ('unmet')) l(lane);
 end;
 $$;
 

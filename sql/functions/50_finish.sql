@@ -22,7 +22,7 @@ begin
     if v_ended.keys is not null then
         perform _release_unique_keys(v_ended.keys);
     end if;
-    if _coordination_is_used() or _jobs_are_awaited() then
+    if final_state = 'cancelled' or _coordination_is_used() or _jobs_are_awaited() then
         perform _tell_of_end(v_ended.ids, final_state, v_ended.gone, v_ended.gone_results);
     end if;
     if v_ended.halted is not null then

@@ -128,7 +128,9 @@ begin
         order by h.job_id for update;
     end if;
     v_row := _lock_job('retry_job', job_id);
-    if v_row.state = 'available' or v_row.parked = 'queue' then
+    if v_row.state = 'available' then
+        update live_jobs j set start_by = null, updated_at = v_now
+        where j.id = v_row.id and j.start_by is not null;
         return _job_of(v_row);
     elsif v_row.state = 'running' then
         raise exception 'retry_job: job % is running', job_id
@@ -154,11 +156,12 @@ begin
         end if;
         perform _arrive_late(array[v_row.id]);
     end if;
-    insert into promotion_requests (lane, job_id, not_by)
-    select 'child', v_row.id, pg_current_xact_id() where v_row.parked = 'unmet'
-    union all
-    select l.lane, null, null from _lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key) l(lane)
-    where l.lane is not null;
+    if v_row.parked = 'unmet' then
+        perform _ask_for_child(v_row.id);
+    elsif v_row.parked <> 'signal' then
+        insert into promotion_requests (lane)
+        values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
+    end if;
     perform _notify_workers();
     return _job_of(v_row);
 end;
@@ -301,7 +304,7 @@ begin
         updated_at = changed.updated_at
     where j.id = job.id;
     if changed.parked = 'unmet' then
-        insert into promotion_requests (lane, job_id, not_by) values ('child', job.id, pg_current_xact_id());
+        perform _ask_for_child(job.id);
     elsif changed.parked <> 'signal' then
         insert into promotion_requests (lane)
         values (_lane_of(changed.parked, changed.queue_name, changed.sequence_key));

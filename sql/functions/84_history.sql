@@ -119,7 +119,7 @@ begin
                array_agg(g.unique_key) filter (where g.unique_key is not null),
                array_agg(g.id) filter (where g.state <> 'completed') from gone g$q$, name)
     into v_gone, v_sequences, v_keys, v_failed using job_ids, v_kept;
-    if v_gone is not null and _coordination_is_used() then
+    if v_gone is not null then
         perform _forget_jobs(v_gone, v_failed);
     end if;
     with unhalted as (
@@ -230,11 +230,11 @@ begin
     if greatest(cardinality(v_halting), cardinality(v_awaited)) < max_rows
        and cardinality(v_keyed) < v_max_keys then
         execute format('delete from errors e using %I f where e.job_id = f.id', day);
-        if _coordination_is_used() then
-            execute format($q$
-                select _forget_jobs(array_agg(f.id), array_agg(f.id) filter (where f.state <> 'completed'))
-                from %I f$q$, day);
-        end if;
+        execute format($q$ -- in parts: the ids of a whole day need not fit into memory
+            select _forget_jobs(array_agg(f.id), array_agg(f.id) filter (where f.state <> 'completed'))
+            from (select d.id, d.state, row_number() over () / 10000 as part from %I d
+                  where d.state <> 'completed' or _coordination_is_used()) f
+            group by f.part$q$, day);
         execute format('select count(*) from %I', day) into rest;
     end if;
 end;

@@ -173,9 +173,6 @@ create type _span as (
     to_id bigint
 );
 
--- How long a job may be put off (private); see functions/23_deadlines.sql.
-create type _wait as (until timestamptz, since timestamptz, run bigint);
-
 -- How far a session has walked an index (private); see functions/02_walks.sql. A walk of due jobs
 -- or of promotion requests has one place.
 create type _walk as (
@@ -437,7 +434,8 @@ create table edges (
     cancels boolean not null,                   -- cancel the child if the parent ends in another way
     met text collate "C",                       -- the state in which the parent met the condition: 34_edges
     result jsonb,                               -- the parent's result then, for the child
-    primary key (child_id, revision, parent_id)
+    -- A job may name another one twice: with two conditions, or by two refs of which one is a duplicate.
+    unique nulls not distinct (child_id, revision, parent_id, condition, ref)
 );
 create index edges_parent on edges (parent_id);
 

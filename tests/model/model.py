@@ -12,9 +12,20 @@ from tests.model.runs import Runs
 class Model(Adds, Runs, People):
     def maintain(self) -> int:
         self.prune()
-        rescued = self.sweep()
-        self.promote()
-        return rescued
+        return self.sweep()
+
+    def follow(self, heads: dict[str, int], waited: list[int]) -> None:
+        """Which of two jobs that join a sequence by one promotion becomes its head is no promise; but none
+        passes a job that waited before."""
+        for sequence, job_id in heads.items():
+            ours, job = self.head(sequence), self.get(job_id)
+            if job and job is not ours:
+                assert not [j for j in self.waiting(sequence) if j.id in waited and j.id < job.id]
+                if ours:
+                    ours.place = "waiting"
+                    self.wait(ours)
+                job.place = "head"
+                self.wait(job)
 
     # What the views show
 

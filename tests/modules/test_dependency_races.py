@@ -49,6 +49,27 @@ def test_an_end_that_is_open_while_a_child_is_added_tells_it(
         assert state(api, job) == "available"
 
 
+@pytest.mark.parametrize("end", ["delete", "cancel without history"])
+def test_a_job_that_vanishes_while_the_first_dependency_of_all_is_added_counts_as_cancelled(
+    api: Any, actor: Any, worker: int, end: str
+) -> None:
+    """Until then no end looks for children."""
+    if end == "cancel without history":
+        api.define_task("parent", retention="0")
+    parent = running(api, worker)
+    api.conn.execute("select setval('pyworker.coordination_used', 0, false)")  # as in a new database
+    a = actor()
+    a.begin()
+    if end == "delete":
+        a.cancel_job(parent, True)
+        a.delete_job(parent)
+    else:
+        a.cancel_job(parent, True)
+    jobs = [child(api, [{"id": parent, "on": on}]) for on in ("success", "failure")]
+    a.commit()
+    assert [state(api, job) for job in jobs] == ["pending", "available"]
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("first", [0, 1])
 def test_of_two_parents_that_end_at_once_the_one_that_commits_last_tells_the_child(

@@ -58,22 +58,20 @@ begin
                   hint = 'Extend a batch before its last job ends, or from one of its jobs.';
     end if;
     v_jobs := array(select j from add_jobs(jobs) j);
+    if not exists (select from live_jobs j where j.id = callback_id and j.revision = v_callback.revision) then
+        raise exception 'extend_batch: jobs must not replace job %, which is to wait for them', callback_id
+            using errcode = 'PW001';
+    end if;
     select e.* into v_like from edges e
     where e.child_id = callback_id and e.revision = v_callback.revision
     order by e.parent_id desc limit 1;
-    insert into edges
-    select callback_id, v_callback.revision, j.id, s.value ->> 'ref', v_like.condition, v_like.cancels,
-           case when _meets(v_like.condition, j.state) then j.state end, null
-    from unnest(v_jobs) with ordinality j
-    join jsonb_array_elements(jobs) with ordinality s(value, n) on s.n = j.ordinality
-    on conflict (child_id, revision, parent_id) do nothing;
-    insert into watches (child_id, revision, from_id, parent_id)
-    select callback_id, v_callback.revision, min(j.id), _first_watch(min(j.id), max(j.id))
-    from unnest(v_jobs) j having min(j.id) is not null;
-    if exists (select from unnest(v_jobs) j where j.deduplicated) then
-        insert into promotion_requests (lane, job_id, not_by)
-        values ('child', callback_id, pg_current_xact_id());
-    end if;
+    perform _write_edges(
+        array(
+            select row(callback_id, v_callback.revision, j.id, s.value ->> 'ref', v_like.condition,
+                       v_like.cancels, null, null)::edges
+            from unnest(v_jobs) with ordinality j
+            join jsonb_array_elements(jobs) with ordinality s(value, n) on s.n = j.ordinality),
+        array(select j.id from unnest(v_jobs) j where not j.deduplicated));
     perform _refuse_circles(array[callback_id]);
     return query select j.* from unnest(v_jobs) j;
 end;
@@ -82,4 +80,4 @@ comment on function extend_batch(bigint, jsonb) is
     'Adds jobs to a batch, whose callback then waits for them as well; returns them. A job of the batch '
     'may call it while it runs. The callback waits until this transaction has committed, even if the '
     'other jobs end before. Errors: PW004 if there is no such job; PW005 if the callback waits for no '
-    'other job any more; PW001 as add_jobs, or if a job would depend on the callback.';
+    'other job any more; PW001 as add_jobs, or if a job would depend on the callback or replace it.';

@@ -40,7 +40,7 @@ begin
     where e.child_id = dependency_results.job_id and e.revision = coalesce(
         (select j.revision from live_jobs j where j.id = dependency_results.job_id),
         (select f.revision from finished_jobs f where f.id = dependency_results.job_id))
-    order by e.parent_id;
+    order by e.parent_id, e.ref, e.condition;
 end;
 $$;
 comment on function dependency_results(bigint) is
