@@ -137,10 +137,10 @@ begin
 end;
 $$;
 
--- Writes edges, and what each child watches (34_edges). `added`: the jobs that this call has added or
--- changed. They end after its commit, and then see the watches; unless a later job of the call has replaced
--- them: then they count as cancelled, also without history. For other parents this leaves requests. Returns
--- an edge whose parent is no job, or null.
+-- Writes edges, what their children watch (34_edges), and requests for those children whose parents may have
+-- ended already. `added`: the jobs that this call has added or changed. They end after its commit, and then
+-- see what watches them; unless a later job of the call has replaced them: then they count as cancelled, also
+-- without history. Returns an edge whose parent is no job, or null.
 create or replace function _write_edges(new_edges edges[], added bigint[]) returns edges
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_nestloop = off set jit = off -- calls may be large
@@ -157,8 +157,9 @@ begin
     edge as materialized (
         select u.child_id, u.revision, u.parent_id, u.ref, u.condition, u.cancels, p.result,
                case when _meets(u.condition, p.state) then p.state end as met,
-               p.old or p.state in ('completed', 'cancelled', 'discarded') as may_have_ended
-        from unnest(new_edges) u join parent p on p.parent_id = u.parent_id where p.state is not null),
+               not p.is_added or p.state in ('completed', 'cancelled', 'discarded') as may_have_ended
+        from unnest(new_edges) u join parent p on p.parent_id = u.parent_id
+        where p.state is not null),
     written as (
         insert into edges
         select e.child_id, e.revision, e.parent_id, e.ref, e.condition, e.cancels, e.met,
@@ -169,13 +170,13 @@ begin
         insert into watches (child_id, revision, from_id, parent_id)
         select e.child_id, e.revision, min(e.parent_id), _first_watch(min(e.parent_id), max(e.parent_id))
         from edge e where e.met is null group by 1, 2
-        union all -- a completed parent does not look for edges that it breaks
+        union all -- a completed parent does not look for the edges that it breaks
         select e.child_id, e.revision, null, e.parent_id
         from edge e where e.met is null and e.cancels and e.condition = 'failure'),
     asked as (
         insert into promotion_requests (lane, job_id, not_by)
-        select l.lane, e.child_id, pg_current_xact_id() from edge e
-        cross join lateral (values ('child'), ('unmet')) l(lane)
+        select l.lane, e.child_id, pg_current_xact_id()
+        from edge e cross join lateral (values ('child'), ('unmet')) l(lane)
         where e.may_have_ended and (l.lane = 'child' or e.cancels) group by 1, 2)
     select u.* into v_missing from parent p join unnest(new_edges) u on u.parent_id = p.parent_id
     where p.state is null order by u.child_id, p.parent_id limit 1;

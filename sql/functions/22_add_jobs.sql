@@ -76,8 +76,8 @@ begin
     if not v_named and batch_on is null then
         return query select * from _add_all(requests, v_keyed);
     elsif v_named or v_keyed then
-        perform nextval('coordination_used')
-        where not _coordination_is_used(); -- an end of a job that this call replaces must be noticed, too
+        -- Also what this call replaces tells its children.
+        perform nextval('coordination_used') where not _coordination_is_used();
         select array_agg(j), array_agg(j.id), array_agg(j.revision), array_agg(j.deduplicated)
         into v_jobs, v_ids, v_revisions, v_unchanged from _add_all(requests, v_keyed) j;
         perform _add_edges(requests, v_ids, v_revisions, v_unchanged, 'add_jobs: specs[%s]', batch_on);

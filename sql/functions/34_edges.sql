@@ -31,10 +31,11 @@ create or replace function _job_lanes() returns text[]
 -- The open edges of a child, from this parent's id on: the parent has not ended, or not as it must.
 -- `touched`: an open transaction may have the parent's row locked.
 create or replace function _open_edges(child_id bigint, revision integer, from_id bigint)
-    returns table (parent_id bigint, touched boolean, ended boolean)
+    returns table (
+        parent_id bigint, condition text, ref text, cancels boolean, touched boolean, ended boolean)
     language sql stable
 begin atomic
-    select e.parent_id, p.touched, p.state is null or p.state = 'discarded'
+    select e.parent_id, e.condition, e.ref, e.cancels, p.touched, p.state is null or p.state = 'discarded'
     from edges e
     left join lateral (
         select i.state, i.xmax <> '0' and age(i.xmax) <= age(pg_snapshot_xmin(pg_current_snapshot())::xid)
@@ -94,9 +95,9 @@ begin
 end;
 $$;
 
--- The same, at no cost in a database without dependencies; and tells callers that wait for these ends.
--- `gone`: those of the jobs that no table has any more. They count as cancelled unless they were completed;
--- this notes it, keeps their results for their children, and deletes what they leave here.
+-- The same, at no cost for a completed job in a database without dependencies; and tells callers that wait
+-- for these ends. `gone`: those of the jobs that no table has any more. They count as cancelled unless they
+-- were completed; this keeps their results for their children, and deletes what they leave here.
 create or replace function _tell_of_end(
     parent_ids bigint[], state text, gone bigint[] default null, results jsonb[] default null) returns void
     language plpgsql set search_path from current
@@ -110,7 +111,9 @@ begin
     end if;
     if _coordination_is_used() then
         perform _tell_children(parent_ids, state);
-        perform _settle_edges(gone, state, results) where gone is not null and state = 'completed';
+    end if;
+    if state <> 'cancelled' and not _coordination_is_used() then
+        return; -- it left no trace that the first add with depends_on could miss
     end if;
     if gone is not null then
         perform _forget_jobs(gone, case when state <> 'completed' then gone end);
@@ -141,9 +144,9 @@ begin
 end;
 $$;
 
--- Notes which of these deleted or pruned jobs were not completed, and deletes their edges to parents,
--- watches, steps, signals and progress. The notes are written in every database: while this transaction
--- is open, another one may add the first job with depends_on. A session that settles edges may have some
+-- Notes which of these deleted or pruned jobs were not completed, and deletes their edges to parents, their
+-- watches, steps, signals and progress. The notes are written in every database: while this transaction is
+-- open, another one may add the first job with depends_on. A session that settles edges may have some
 -- locked: those stay, and do no harm.
 create or replace function _forget_jobs(job_ids bigint[], failed bigint[]) returns void
     language plpgsql set search_path from current
@@ -232,13 +235,13 @@ begin
 end;
 $$;
 
--- Asks for another look at the edges of a child, after this transaction.
-create or replace function _ask_again(child_id bigint) returns void
+-- Asks for a look at this child, which waits from now on although its parents may have ended.
+create or replace function _ask_for_child(child_id bigint) returns void
     language plpgsql set search_path from current
 as $$
 begin
     insert into promotion_requests (lane, job_id, not_by)
-    select l.lane, _ask_again.child_id, pg_current_xact_id() from (values ('child'), ('unmet')) l(lane);
+    select l.lane, child_id, pg_current_xact_id() from (values ('child'), ('unmet')) l(lane);
 end;
 $$;
 

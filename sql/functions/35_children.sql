@@ -79,9 +79,7 @@ begin
            array_agg(j.id) filter (where o.touched)
     into v_unmet, v_touched, v_waiting
     from unnest(child_ids) c(id) join live_jobs j on j.id = c.id and j.parked = 'unmet'
-    cross join lateral _open_edges(j.id, j.revision, 0) o
-    where exists (select from edges e where e.child_id = j.id and e.revision = j.revision
-                  and e.parent_id = o.parent_id and e.cancels);
+    cross join lateral _open_edges(j.id, j.revision, 0) o where o.cancels;
     v_held := array(
         select j.id from live_jobs j where j.id = any (v_unmet) and j.parked = 'unmet'
         order by j.id + 0 for update skip locked);

@@ -157,8 +157,8 @@ begin
         perform _arrive_late(array[v_row.id]);
     end if;
     if v_row.parked = 'unmet' then
-        perform _ask_again(v_row.id);
-    elsif v_row.parked is not null then
+        perform _ask_for_child(v_row.id);
+    elsif v_row.parked <> 'signal' then
         insert into promotion_requests (lane)
         values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
@@ -304,7 +304,7 @@ begin
         updated_at = changed.updated_at
     where j.id = job.id;
     if changed.parked = 'unmet' then
-        perform _ask_again(job.id);
+        perform _ask_for_child(job.id);
     elsif changed.parked <> 'signal' then
         insert into promotion_requests (lane)
         values (_lane_of(changed.parked, changed.queue_name, changed.sequence_key));

@@ -292,15 +292,11 @@ def test_a_wait_and_a_send_that_are_open_at_once_meet_and_the_last_commit_is_see
 
 
 @pytest.mark.parametrize("last", ["wait", "send"])
-def test_a_transaction_that_waits_and_promotes_misses_no_signal(
-    api: Any, actor: Any, worker: int, last: str
-) -> None:
+def test_an_own_promotion_misses_no_signal(api: Any, actor: Any, worker: int, last: str) -> None:
     job = claimed(api, worker)
     a, b = actor(), actor()
-    a.begin()
-    b.begin()
-    assert a.wait_for_signal(job.id, job.run, "go") is None
-    b.send_signal(job.id, "go", Jsonb(1))
+    assert [a.begin(), a.wait_for_signal(job.id, job.run, "go")] == [None, None]
+    assert [b.begin(), b.send_signal(job.id, "go", Jsonb(1))] == [None, ""]
     assert [a.promote_jobs(), b.promote_jobs()] == [0, 0]
     for each in (b, a) if last == "wait" else (a, b):
         each.commit()

@@ -16,20 +16,18 @@ begin
     -- Each limit bounds what a large fan-in costs.
     return query
     with near as (
-        (select 'before' as side, e.parent_id as id, e.ref, e.condition, true as blocks
-         from _open_edges(job_graph.job_id, v_revision, v_from) o
-         join edges e on e.child_id = job_graph.job_id and e.revision = v_revision
-                     and e.parent_id = o.parent_id
-         order by e.parent_id limit 1000)
+        (select 'before' as side, o.parent_id as id, o.ref, o.condition, true as blocks
+         from _open_edges(job_graph.job_id, v_revision, v_from) o order by o.parent_id limit 1000)
         union all
         (select 'before', e.parent_id, e.ref, e.condition, false
          from edges e where e.child_id = job_graph.job_id and e.revision = v_revision and not exists (
              select from _open_edges(e.child_id, e.revision, greatest(e.parent_id, v_from)) o
-             where o.parent_id = e.parent_id)
+             where o.parent_id = e.parent_id and o.condition = e.condition)
          order by e.parent_id limit 1000)
         union all
         (select 'after', e.child_id, e.ref, e.condition, exists (
-             select from _open_edges(e.child_id, e.revision, e.parent_id) o where o.parent_id = e.parent_id)
+             select from _open_edges(e.child_id, e.revision, e.parent_id) o
+             where o.parent_id = e.parent_id and o.condition = e.condition)
          from edges e where e.parent_id = job_graph.job_id
          and e.revision = coalesce((select j.revision from live_jobs j where j.id = e.child_id),
                                    (select f.revision from finished_jobs f where f.id = e.child_id))

@@ -59,8 +59,8 @@ begin
 end;
 $$;
 
-create or replace function _explain_sequence(
-    job live_jobs, out reason text, out detail text, out remedy text) returns setof record
+create or replace function _explain_sequence(job live_jobs, out reason text, out detail text, out remedy text)
+    returns setof record
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
@@ -241,8 +241,8 @@ end;
 $$;
 
 -- No row if the job is not available and a worker would claim it.
-create or replace function _explain_workers(
-    job live_jobs, out reason text, out detail text, out remedy text) returns setof record
+create or replace function _explain_workers(job live_jobs, out reason text, out detail text, out remedy text)
+    returns setof record
     language plpgsql stable set search_path from current
 as $$
 declare
@@ -270,8 +270,8 @@ end;
 $$;
 
 -- Why a live job does not run: all reasons, in the order in which they have to go away.
-create or replace function _explain_live(
-    job live_jobs, out reason text, out detail text, out remedy text) returns setof record
+create or replace function _explain_live(job live_jobs, out reason text, out detail text, out remedy text)
+    returns setof record
     language plpgsql stable set search_path from current
 as $$
 declare

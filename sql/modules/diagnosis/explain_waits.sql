@@ -13,15 +13,15 @@ begin
         select case when e.ended then 'dependency unmet' else 'dependency' end,
                format('waits for the %s of job %s%s (%s)', e.condition, e.parent_id, ', ' || e.ref,
                       coalesce(e.state, 'cancelled')),
-               case when not e.ended then _as_statement(format('explain_job(%s)', e.parent_id))
-                                          || ' tells what that job waits for'
+               case when not e.ended
+                    then _as_statement(format('explain_job(%s)', e.parent_id))
+                         || ' tells what that job waits for'
                     when e.state is null then 'that job was deleted: '
                          || _as_statement(format('cancel_job(%s)', job.id)) || ' gives this one up'
                     else _as_statement(format('retry_job(%s)', e.parent_id)) || ' runs that job again' end,
                count(*) over ()
-        from (select d.*, o.ended, (get_job(o.parent_id)).state
+        from (select o.*, (get_job(o.parent_id)).state
               from _open_edges(job.id, job.revision, coalesce(_open_from(job.id, job.revision), 0)) o
-              join edges d on (d.child_id, d.revision, d.parent_id) = (job.id, job.revision, o.parent_id)
               order by o.parent_id limit v_most) e
         order by not e.ended, e.parent_id limit v_named
     loop
