@@ -149,7 +149,7 @@ declare
     v_missing edges;
 begin
     with parent as materialized (
-        select e.parent_id, p.result, a.id is null as old,
+        select e.parent_id, p.result, a.id is not null as is_added,
                case when p.state is null and a.id is not null then 'cancelled' else p.state end as state
         from (select distinct u.parent_id from unnest(new_edges) u) e
         left join (select distinct i.id from unnest(added) i(id)) a on a.id = e.parent_id

@@ -95,8 +95,8 @@ begin
 end;
 $$;
 
--- The same, at no cost for a completed job in a database without dependencies; and tells callers that wait
--- for these ends. `gone`: those of the jobs that no table has any more. They count as cancelled unless they
+-- The same, at no cost for a job that history keeps in a database without dependencies; and tells callers
+-- that wait for these ends. `gone`: those of the jobs that no table has any more. They count as cancelled unless they
 -- were completed; this keeps their results for their children, and deletes what they leave here.
 create or replace function _tell_of_end(
     parent_ids bigint[], state text, gone bigint[] default null, results jsonb[] default null) returns void
@@ -111,9 +111,7 @@ begin
     end if;
     if _coordination_is_used() then
         perform _tell_children(parent_ids, state);
-    end if;
-    if state <> 'cancelled' and not _coordination_is_used() then
-        return; -- it left no trace that the first add with depends_on could miss
+        perform _settle_edges(gone, state, results) where gone is not null and state = 'completed';
     end if;
     if gone is not null then
         perform _forget_jobs(gone, case when state <> 'completed' then gone end);
