@@ -56,7 +56,8 @@ comment on function add_jobs(text) is
 -- Adds the jobs of one call, in the order of specs, with the edges between them. `batch_on`: the last one
 -- depends on all others (add_batch, which has marked it so that it is added as a job that waits).
 create or replace function _add_jobs(requests _job_request[], batch_on text default null) returns setof job
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql set search_path from current
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_last constant integer := cardinality(requests);
@@ -255,9 +256,9 @@ begin
                      case when r.job_key is null and (uniques[r.ordinality]).key is null then 1
                           else row_number() over (
                               partition by r.job_key, (uniques[r.ordinality]).key,
-                                  (r.job_key_mode = 'unsafe_dedupe' and exists ( -- the job that runs
-                                      select from live_jobs j
-                                      where j.job_key = r.job_key and j.state = 'running')) is true
+                                  (r.job_key_mode = 'unsafe_dedupe' and ( -- not `exists`: it may scan all
+                                      select true from live_jobs j -- the job that runs
+                                      where j.job_key = r.job_key and j.state = 'running' limit 1)) is true
                               order by r.ordinality) end as nth
               from unnest(requests) with ordinality r) i
         order by i.ordinality);

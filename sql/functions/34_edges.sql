@@ -243,14 +243,12 @@ begin
 end;
 $$;
 
--- 'unmet' if this job waits for others: then it has a watch.
+-- 'unmet' if an edge of this job is open. Then it has a watch.
 create or replace function _unmet(job live_jobs) returns text
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     return case when _coordination_is_used() and exists (
-        select from watches w
-        where w.child_id = job.id and w.revision = job.revision and w.from_id is not null)
-        then 'unmet' end;
+        select from _open_edges(job.id, job.revision, _open_from(job.id, job.revision))) then 'unmet' end;
 end;
 $$;

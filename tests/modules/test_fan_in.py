@@ -112,10 +112,24 @@ def test_a_child_that_was_cancelled_and_is_retried_waits_for_what_is_left(
     for parent in parents[:meanwhile]:
         api.finish(parent)
         assert state(api, job) == "cancelled"
-    assert api.retry_job(job).state == "pending"
+    assert api.retry_job(job).state == ("pending" if meanwhile == 1 else "available")
     assert state(api, job) == ("pending" if meanwhile == 1 else "available")
     for parent in parents[meanwhile:]:
         api.finish(parent)
+    assert state(api, job) == "available"
+
+
+def test_a_child_that_is_retried_while_its_last_parent_ends_learns_of_it(
+    api: Any, actor: Any, worker: int
+) -> None:
+    parent = running(api, worker)
+    job = child(api, [parent])
+    api.cancel_job(job)
+    a = actor()
+    a.begin()
+    a.finish(parent)
+    assert api.retry_job(job).state == "pending"
+    a.commit()
     assert state(api, job) == "available"
 
 
