@@ -96,8 +96,8 @@ end;
 $$;
 
 -- The same, at no cost for a job that history keeps in a database without dependencies; and tells callers
--- that wait for these ends. `gone`: those of the jobs that no table has any more. They count as cancelled unless they
--- were completed; this keeps their results for their children, and deletes what they leave here.
+-- that wait for these ends. `gone`: those of the jobs that no table has any more. They count as cancelled,
+-- unless they were completed; this keeps their results for their children, and deletes what they leave here.
 create or replace function _tell_of_end(
     parent_ids bigint[], state text, gone bigint[] default null, results jsonb[] default null) returns void
     language plpgsql set search_path from current
