@@ -88,6 +88,9 @@ begin
             set job_key = null, attempts = j.max_attempts, superseded = 'superseded', updated_at = clock()
             where j.id = v_old.id;
         elsif v_old.id is not null then
+            if v_old.state = 'discarded' then
+                perform _keep_end(v_old.id, v_old.state, null);
+            end if;
             v_row := _change_keyed(request, task, v_old, label);
             if v_old.state = 'discarded' and v_old.sequence_key is not null then
                 perform _unhalt_sequence(v_old.sequence_key, v_old.id);
@@ -159,8 +162,8 @@ begin
         waits_run = nullif(j.run, 0),
         waits_since = case when _waits_again(j) then v_now else j.waits_since end
     where j.job_key = request.job_key
-      and (j.id = job.id or job.id is null and j.state <> 'running' and j.queue_name is null
-                            and j.sequence_key is null and j.wait_until is null)
+      and (j.id = job.id or job.id is null and j.state not in ('running', 'discarded')
+                            and j.queue_name is null and j.sequence_key is null and j.wait_until is null)
     returning j.* into v_row;
     if v_row.id is not null and (v_row.parked is not null or v_row.ready_at < v_now and _places_are_kept()
                                  or _worker_is_listening()) then

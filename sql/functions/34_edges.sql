@@ -142,6 +142,17 @@ begin
 end;
 $$;
 
+-- Writes down for its children how a job has ended that is about to be deleted or to run again.
+create or replace function _keep_end(job_id bigint, state text, result jsonb) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    if _coordination_is_used() then
+        perform _settle_edges(array[job_id], state, array[result]);
+    end if;
+end;
+$$;
+
 -- Notes which of these deleted or pruned jobs were not completed, and deletes their edges to parents, their
 -- watches, steps, signals and progress. The notes are written in every database: while this transaction is
 -- open, another one may add the first job with depends_on. A session that settles edges may have some

@@ -63,6 +63,9 @@ as $$
 declare
     v_row live_jobs;
 begin
+    if job.state = 'discarded' then
+        perform _keep_end(job.id, job.state, null);
+    end if;
     update live_jobs j
     set (state, parked, ready_at, due_at) = (
             select p.* from _place(
@@ -90,9 +93,7 @@ declare
     v_holder live_jobs;
 begin
     delete from finished_jobs f where f.id = _take_back.job_id returning f.* into v_past;
-    if _coordination_is_used() then
-        perform _settle_edges(array[v_past.id], v_past.state, array[v_past.result]);
-    end if;
+    perform _keep_end(v_past.id, v_past.state, v_past.result);
     while v_past.id is not null and v_row.id is null loop
         insert into live_jobs as j select v_past.*
         on conflict (job_key) where job_key is not null do nothing
@@ -294,6 +295,9 @@ create or replace function _reschedule(job live_jobs, changed live_jobs) returns
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
+    if job.state = 'discarded' and changed.state <> 'discarded' then
+        perform _keep_end(job.id, job.state, null);
+    end if;
     update live_jobs j
     set run_at = changed.run_at, priority = changed.priority, attempts = changed.attempts,
         max_attempts = changed.max_attempts, state = changed.state, ready_at = changed.ready_at,

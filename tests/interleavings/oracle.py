@@ -47,7 +47,12 @@ STATE = f"""
             left join ({ALL}) j on j.id = h.job_id) x),
         'edges', (select jsonb_agg(x.r order by x.r) from (
             select jsonb_build_array(coalesce(j.meta ->> 'by', j.id::text),
-                coalesce(p.meta ->> 'by', e.parent_id::text), e.ref, e.condition, e.cancels, e.met) r
+                coalesce(p.meta ->> 'by', e.parent_id::text), e.ref, e.condition, e.cancels,
+                -- Only some ends are written down: 34_edges.
+                case when not exists (
+                    select from pyworker._open_edges(e.child_id, e.revision, e.parent_id) o
+                    where o.parent_id = e.parent_id and o.condition = e.condition)
+                    then coalesce(e.met, pyworker._ended_as(e.parent_id)) end) r
             from pyworker.edges e join ({ALL}) j on j.id = e.child_id and j.revision = e.revision
             left join ({ALL}) p on p.id = e.parent_id) x),
         'steps', (select jsonb_agg(x.r order by x.r) from (

@@ -209,3 +209,27 @@ def test_a_transaction_that_adds_a_child_and_promotes_it_misses_no_end(
     assert state(api, before) in ("pending", "available", "cancelled")
     a.commit()
     assert state(api, job) == "available"
+
+
+@pytest.mark.parametrize("way", ["retry_job", "reschedule_jobs", "add_job"])
+def test_a_dependency_that_an_open_end_has_met_stays_met(
+    api: Any, actor: Any, worker: int, way: str
+) -> None:
+    """Although the end could not write that down: it did not see the child."""
+    parent = running(api, worker, job_key="k")
+    a = actor()
+    a.begin()
+    job = child(a, [{"id": parent, "on": "end"}])
+    ENDS["discarded"](api, parent)
+    a.commit()
+    assert state(api, job) == "available"
+    match way:
+        case "retry_job":
+            api.retry_job(parent)
+        case "reschedule_jobs":
+            api.reschedule_jobs([parent], attempts=0)
+        case "add_job":
+            assert api.add_job("parent", job_key="k").id == parent
+    assert api.get_job(parent).state == "available"
+    (known,) = api.rows("select state from pyworker.dependency_results(%s)", [job])
+    assert known.state == "discarded"
