@@ -212,9 +212,7 @@ def test_a_transaction_that_adds_a_child_and_promotes_it_misses_no_end(
 
 
 @pytest.mark.parametrize("way", ["retry_job", "reschedule_jobs", "add_job"])
-def test_a_dependency_that_an_open_end_has_met_stays_met(
-    api: Any, actor: Any, worker: int, way: str
-) -> None:
+def test_a_dependency_that_an_open_end_has_met_stays_met(api: Any, actor: Any, worker: int, way: str) -> None:
     """Although the end could not write that down: it did not see the child."""
     parent = running(api, worker, job_key="k")
     a = actor()

@@ -8,7 +8,6 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.support import DEADLINE
-from tests.support.api import ids
 from tests.support.waits import again, claimed, claims, steps, waiting
 
 LEVELS = ["read committed", "repeatable read", "serializable"]
