@@ -107,6 +107,13 @@ class Coordination(State):
     def add_many(self, specs: list[dict[str, Any]], new_ids: list[int]) -> list[tuple[Job, bool]]:
         raise NotImplementedError
 
+    def awaited_jobs(self) -> list[Job]:
+        """Live jobs, by id."""
+        return [job for job in self.live() if self.awaited(job)]
+
+    def awaited(self, job: Job) -> bool:
+        return any(job in j.open() for j in self.jobs if j.held == "unmet")
+
     # Steps and signals
 
     def hold(self, job_id: int, run: int) -> Job:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
-from tests.model.state import HOUR, Job, Refused, State
+from tests.model.coordination import Coordination
+from tests.model.state import HOUR, Job, Refused
 from tests.support.states import ENDED, HISTORY, LIVE
 
 
-class People(State):
+class People(Coordination):
     def cancel(self, job_id: int, force: bool) -> str:
         job = self.known(job_id)
         if job.state == "running" and not force:
@@ -152,9 +153,6 @@ class People(State):
         return (sequence, job_id) in self.halts and any(
             j.held or j.place in ("waiting", "next") for j in behind
         )
-
-    def awaited(self, job: Job) -> bool:
-        return any(job in j.open() for j in self.jobs if j.held == "unmet")
 
     def prune(self) -> None:
         for job in [j for j in self.jobs if j.state in ENDED and j.expires and j.expires <= self.now]:

@@ -61,7 +61,7 @@ several = st.lists(numbers, min_size=1, max_size=4)
 conditions = st.sampled_from(["success", "success", "end", "failure"])
 waits_for = st.fixed_dictionaries(
     {"after": st.lists(st.tuples(numbers, conditions), min_size=1, max_size=3)},
-    optional={"on_unmet": st.sampled_from(["cancel", "hold"])},
+    optional={"on_unmet": st.sampled_from(["cancel", "cancel", "hold"])},
 )
 # Hours; none of their sums is a whole number, nor the same as one of another kind.
 deadlines = st.fixed_dictionaries(

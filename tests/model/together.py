@@ -16,20 +16,27 @@ from tests.model.calls import Calls
 from tests.model.model import Model
 from tests.model.state import HALF
 from tests.model.strategies import conditions, numbers, specs
+from tests.support.api import ids
 
-# What the public functions show of the jobs that are there.
-SHOWN = {
-    "results": "select j.id as job, r.* from {jobs} cross join lateral pyworker.dependency_results(j.id) r",
-    "steps": "select j.id, s.name, s.result, s.run from {jobs} cross join lateral pyworker.get_steps(j.id) s",
-    "signals": "select j.id, s.name, s.payload from {jobs} cross join lateral pyworker.job_signals(j.id) s",
-}
-JOBS = "(select id from pyworker.jobs union all select id from pyworker.history) j"
-DEPENDENCIES = "select job_id, depends_on, ref, condition, state from pyworker.dependencies"
+# What the public view and functions show of the jobs that are there, in one query.
+SHOWN = """
+    with j as materialized (select id from pyworker.jobs union all select id from pyworker.history)
+    select 'dependencies' as what, jsonb_build_array(job_id, depends_on, ref, condition, state) as row
+    from pyworker.dependencies
+    union all
+    select 'results', jsonb_build_array(j.id, r.id, r.ref, r.state, r.result)
+    from j cross join lateral pyworker.dependency_results(j.id) r
+    union all
+    select 'steps', jsonb_build_array(j.id, s.name, s.result, s.run)
+    from j cross join lateral pyworker.get_steps(j.id) s
+    union all
+    select 'signals', jsonb_build_array(j.id, s.name, s.payload)
+    from j cross join lateral pyworker.job_signals(j.id) s
+"""
 BATCH = "select * from pyworker.add_batch(%s, %s, %s)"
 EXTEND = "select * from pyworker.extend_batch(%s, %s)"
 WAIT = "select pyworker.wait_for_signal(%s, %s, %s, %s)::text"
 
-with_a_running_job = precondition(lambda self: self.model.live("running"))
 with_a_job = precondition(lambda self: self.model.jobs)
 
 
@@ -42,37 +49,39 @@ class Together(Calls, RuleBasedStateMachine):
         callback = self.timed({k: v for k, v in callback.items() if k not in ("after", "on_unmet")})
         ids = list(range(10**9, 10**9 + len(many) + 1))
         sent = [Jsonb([self.arguments(spec) for spec in many]), Jsonb(self.arguments(callback)), on]
+        placed = self.model.placed()
         self.added(
             *self.both(lambda m: m.add_batch(many, callback, on, ids), lambda: self.api.rows(BATCH, sent))
         )
-        self.settle()
+        self.settle(placed=placed)
 
-    @with_a_job
+    @precondition(lambda self: any(job.held == "unmet" for job in self.model.jobs))
     @rule(number=numbers, many=st.lists(specs, max_size=3), forwards=st.booleans())
     def extend_batch(self, number: int, many: list[dict[str, Any]], forwards: bool) -> None:
         waiting = [job.id for job in self.model.live("pending") if job.held == "unmet"]
-        callback = waiting[number % len(waiting)] if waiting and number % 7 else self.any_job(number)
+        callback = waiting[number % len(waiting)] if number % 7 else self.any_job(number)
         job = self.model.get(callback)
         if job and len({(e.condition, e.cancels) for e in job.edges}) > 1:
             return  # no batch
         many = self.call(many, forwards)
         ids = list(range(10**9, 10**9 + len(many)))
         sent = [callback, Jsonb([self.arguments(spec) for spec in many])]
+        placed = self.model.placed()
         self.added(
             *self.both(lambda m: m.extend_batch(callback, many, ids), lambda: self.api.rows(EXTEND, sent))
         )
-        self.settle()
+        self.settle(placed=placed)
 
-    def settle(self, ended: int = 0) -> None:
+    def settle(self, ended: int = 0, placed: set[Any] | None = None) -> None:
         """Promote what may go on, and what follows from it. One promotion does that, unless it cancels
-        jobs that others wait for, or has `ended` some."""
-        waited = [job.id for job in self.model.jobs if job.place]
+        jobs that others wait for, or has `ended` some. `placed`: in sequences, before the last call."""
+        before = self.model.placed() if placed is None else placed
         cancelled, _ = self.both(Model.promote, self.api.promote_jobs)
         for _ in range(2 * (cancelled + ended)):
             self.api.promote_jobs()
-        if cancelled:
+        if cancelled or placed is not None:
             rows = self.api.rows("select sequence_key, running from pyworker.sequences where running > 0")
-            self.model.follow({row[0]: row[1] for row in rows}, waited)
+            self.model.follow({row[0]: row[1] for row in rows}, before)
 
     def prepare_claim(self) -> int:
         """A claim promotes, or does not; an expired job it hands out in no case. Promote first if that
@@ -87,53 +96,75 @@ class Together(Calls, RuleBasedStateMachine):
             return 0
         return late
 
-    def named(self, number: int) -> str:
-        return "x" if self.theme == "signal" or number % 3 else "y"
+    @precondition(lambda self: self.model.awaited_jobs())
+    @rule(
+        number=numbers, how=st.sampled_from(["completed", "completed", "discarded", "cancelled", "deleted"])
+    )
+    def end_what_others_wait_for(self, number: int, how: str) -> None:
+        """By its worker, if it runs."""
+        jobs = self.model.awaited_jobs()
+        job = jobs[number % len(jobs)]
+        run, runs = (job.id, job.run), job.state == "running"
+        failure = {"id": job.id, "run": job.run, "error": "e", "discard": True}
+        if how == "cancelled" or (how == "deleted" and runs):
+            self.same(lambda m: m.cancel(job.id, True), lambda: self.api.cancel_job(job.id, True).state)
+        elif how == "deleted":
+            self.same(lambda m: m.delete(job.id), lambda: self.api.delete_job(job.id) and None)
+        elif runs and how == "completed":
+            self.same(lambda m: m.finish([run]), lambda: self.api.finish_jobs([job.id], [job.run]))
+        elif runs:
+            self.same(lambda m: m.fail([failure]), lambda: self.api.fail_jobs([failure]))
+        elif how == "completed":
+            self.same(lambda m: m.complete([job.id]), lambda: ids(self.api.complete_jobs([job.id])))
+        else:
+            self.same(
+                lambda m: m.fail_for_good([job.id], "e"),
+                lambda: ids(self.api.permanently_fail_jobs([job.id], "e")),
+            )
 
-    def some_run(self, number: int) -> tuple[int, int]:
+    @with_a_job
+    @rule(
+        what=st.sampled_from(["step", "wait", "wait", "signal"]),
+        number=numbers,
+        timeout=st.sampled_from([None, HALF, None, HALF, timedelta(0), -HALF]),
+        value=st.sampled_from([None, 1, {"by": "ann"}]),
+    )
+    def step_or_signal(self, what: str, number: int, timeout: timedelta | None, value: Any) -> None:
+        name = "x" if self.theme == "signal" or number % 3 else "y"
+        if what == "signal":
+            waiting = [job.id for job in self.model.live("pending") if job.held == "signal"]
+            job = waiting[number % len(waiting)] if waiting and number % 3 else self.any_job(number)
+            self.same(
+                lambda m: m.send(job, name, value),
+                lambda: self.api.send_signal(job, name, Jsonb(value)) or None,
+            )
+            return
         if not self.model.live("running"):
             self.claim(number, 9)
-        return self.run(number)
+        run = self.run(number)
+        if what == "step":
+            self.same(
+                lambda m: m.save_step(*run, name, value),
+                lambda: self.api.save_step(*run, name, Jsonb(value)) or None,
+            )
+        else:
+            self.same(lambda m: m.wait_for(*run, name, timeout), lambda: self.answer(*run, name, timeout))
 
-    @with_a_job
-    @rule(number=numbers, result=st.sampled_from([None, {"n": 1}]))
-    def save_step(self, number: int, result: Any) -> None:
-        run, name = self.some_run(number), self.named(number)
-        self.same(
-            lambda m: m.save_step(*run, name, result),
-            lambda: self.api.save_step(*run, name, Jsonb(result)) or None,
-        )
-
-    @with_a_job
-    @rule(number=numbers, timeout=st.sampled_from([None, None, HALF, HALF, timedelta(0), -HALF]))
-    def wait_for_signal(self, number: int, timeout: timedelta | None) -> None:
-        run, name = self.some_run(number), self.named(number)
-
-        def theirs() -> Any:
-            answer = self.api.value(WAIT, [*run, name, timeout])
-            return None if answer is None else [json.loads(answer)]
-
-        self.same(lambda m: m.wait_for(*run, name, timeout), theirs)
-
-    @with_a_job
-    @rule(number=numbers, payload=st.sampled_from([None, 1, {"by": "ann"}]))
-    def send_signal(self, number: int, payload: Any) -> None:
-        waiting = [job.id for job in self.model.live("pending") if job.held == "signal"]
-        job = waiting[number % len(waiting)] if waiting and number % 3 else self.any_job(number)
-        name = self.named(number)
-        self.same(
-            lambda m: m.send(job, name, payload),
-            lambda: self.api.send_signal(job, name, Jsonb(payload)) or None,
-        )
+    def answer(self, *wait: Any) -> Any:
+        """In a list, to tell JSON null from none."""
+        answer = self.api.value(WAIT, wait)
+        return None if answer is None else [json.loads(answer)]
 
     def compare_coordination(self) -> None:
+        rows: dict[str, list[Any]] = {"dependencies": [], "results": [], "steps": [], "signals": []}
+        for what, row in self.api.rows(SHOWN):
+            rows[what].append(tuple(row))
         expected = self.model.dependencies()
-        shown = {tuple(row[:4]): row.state for row in self.api.rows(DEPENDENCIES)}
+        shown = {row[:4]: row[4] for row in rows.pop("dependencies")}
         assert sorted(shown, key=repr) == sorted(expected, key=repr)
         assert {
             key: (state, expected[key]) for key, state in shown.items() if state not in expected[key]
         } == {}
         ours = {"results": self.model.results(), "steps": self.model.done(), "signals": self.model.sent()}
-        for what, mine in ours.items():
-            rows = self.api.rows(SHOWN[what].format(jobs=JOBS))
-            assert sorted(map(tuple, rows), key=repr) == sorted(mine, key=repr)
+        for what, theirs in rows.items():
+            assert sorted(theirs, key=repr) == sorted(ours[what], key=repr)
