@@ -95,6 +95,7 @@ def test_a_child_has_the_results_of_parents_that_are_gone(
     else:
         clock.advance(days=30)
         api.prune()
+        assert api.get_job(parent).id is None
     rows = "select id, state, result from pyworker.dependency_results(%s)"
     assert api.rows(rows, [job]) == [(parent, "completed", {"n": 1}), (other, None, None)]
     api.finish(other)
@@ -127,8 +128,9 @@ def test_a_child_that_is_retried_while_its_last_parent_ends_learns_of_it(
     api.cancel_job(job)
     a = actor()
     a.begin()
-    a.finish(parent)
-    assert api.retry_job(job).state == "pending"
+    assert a.retry_job(job).state == "pending"
+    api.finish(parent)
+    assert state(api, job) == "cancelled"  # a promotion has not seen that it waits
     a.commit()
     assert state(api, job) == "available"
 
