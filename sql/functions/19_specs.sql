@@ -39,6 +39,7 @@ begin
     return v_requests;
 end;
 $$;
+
 -- What add_jobs takes, in the order of add_job's arguments. Immutable, so that PostgreSQL calls it
 -- when it prepares add_jobs, not at each call.
 create or replace function _members_of_a_spec() returns text[]
