@@ -23,7 +23,8 @@ AGAIN = {"rc": {"55P03"}, "rr": {"40001", "55P03"}, "ssi": {"40001", "55P03"}}
 # Rows without their times and ids: a job is known by who added it.
 JOB = """
     to_jsonb(j) - '{id,ready_at,due_at,run,run_at,created_at,updated_at,claimed_at,started_at,
-                     cancel_requested_at,finished_at,expires_at,unique_key,payload,parked,has_slot}'::text[]
+                     cancel_requested_at,finished_at,expires_at,unique_key,payload,parked,has_slot,
+                     wait_until,waits_since,waits_run}'::text[]
     || jsonb_build_object(
         'job', coalesce(j.meta ->> 'by', j.id::text), 'payload', j.payload::text, 'run', least(j.run, 2),
         'worker_id', least(j.worker_id, 2), -- 2 and 3 are alike
