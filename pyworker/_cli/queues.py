@@ -55,12 +55,13 @@ def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_li
 def pause_queue(where: tuple[str, str], queue: str, create: bool) -> None:
     """Start no further job of QUEUE. Running jobs finish, and jobs can be added."""
     with database(*where) as db:
-        if not (create or db.has_queue(queue)):
+        known = create or db.has_queue(queue)
+        db.pause_queue(queue)  # first, as it refuses names that no queue may have
+        if not known:
             raise CliError(
                 f"no queue {queue} has jobs or a limit (pyworker queues lists them);"
                 " to pause it before its first job, say --create"
             )
-        db.pause_queue(queue)
     say(f"queue {queue} is paused")
 
 
