@@ -183,7 +183,7 @@ create or replace function _awaited_of(job_ids bigint[]) returns bigint[]
 as $$
 begin
     if not _coordination_is_used() then
-        return '{}';
+        return array[]::bigint[];
     end if;
     perform _settle_edges(array_agg(p.parent_id), p.state, array_agg(p.result))
     from (select e.parent_id, s.state, s.result
