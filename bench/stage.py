@@ -163,8 +163,9 @@ class Site:
 
 
 class Stage:
-    def __init__(self, url: str, out: Path) -> None:
+    def __init__(self, url: str, out: Path, log: Path | None = None) -> None:
         self.url, self.out = url, out
+        self.log = log  # the server's, if it is a private one
         self.conn = psycopg.connect(url, autocommit=True)
         self.postmaster = postmaster_of(self.conn)
         self.templates: dict[str, str] = {}
@@ -234,8 +235,11 @@ def stage(out: Path) -> Iterator[Stage]:
     """On the server of DATABASE_URL, whose role may create databases, or on a private one."""
     out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        url = os.environ.get("DATABASE_URL") or stack.enter_context(temporary_server(settings=SETTINGS)).url()
-        found = Stage(url, out)
+        url, log = os.environ.get("DATABASE_URL"), None
+        if not url:
+            server = stack.enter_context(temporary_server(settings=SETTINGS))
+            url, log = server.url(), Path(server.host).with_name("log")
+        found = Stage(url, out, log)
         stack.callback(found.close)
         yield found
 

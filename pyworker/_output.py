@@ -20,6 +20,7 @@ from ._db.rows import JobRow
 from ._escape import shown, shown_json
 
 STATES = ["scheduled", "pending", "available", "running", "retryable", "completed", "cancelled", "discarded"]
+ENDED = STATES[-3:]
 STYLES = {
     "completed": "green",
     "running": "cyan",
@@ -79,6 +80,7 @@ def say(text: str, err: bool = False) -> None:
 
 
 def report(jobs: Sequence[JobRow], machine: bool) -> None:
+    """Print what became of jobs."""
     if machine:
         print_json([dataclasses.asdict(job) for job in jobs])
         return
@@ -137,4 +139,6 @@ def text_of(value: Any) -> Text:
 
 
 def time_of(value: datetime) -> str:
-    return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    """A time as PostgreSQL writes it, with its zone: 2026-12-24 18:00:00+01."""
+    local = value.astimezone()
+    return local.strftime("%Y-%m-%d %H:%M:%S") + local.strftime("%z").removesuffix("00")

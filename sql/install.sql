@@ -45,6 +45,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/16_unique.sql
 \ir functions/17_sequence.sql
 \ir functions/18_dependencies.sql
+\ir functions/19_specs.sql
 \ir functions/20_add.sql
 \ir functions/21_add_keyed.sql
 \ir functions/22_add_jobs.sql
@@ -54,6 +55,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/32_slots.sql
 \ir functions/33_fill.sql
 \ir functions/34_edges.sql
+\ir functions/35_children.sql
 \ir functions/36_steps.sql
 \ir functions/40_claim.sql
 \ir functions/45_start.sql
@@ -82,6 +84,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/schedules/crontab.sql
 \ir modules/integrity/invariants.sql
 \ir modules/integrity/drift.sql
+\ir modules/diagnosis/explain_waits.sql
 \ir modules/diagnosis/explain.sql
 \ir modules/diagnosis/server.sql
 \ir modules/diagnosis/doctor.sql

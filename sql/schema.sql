@@ -116,12 +116,6 @@ create type _uniqueness as (
     recheck boolean
 );
 
-create type _wait as (
-    until timestamp with time zone,
-    since timestamp with time zone,
-    run bigint
-);
-
 create type _walk as (
     owner bigint,
     until timestamp with time zone,
@@ -267,10 +261,9 @@ create table edges (
     cancels boolean not null,
     met text collate "C",
     result jsonb,
-    constraint edges_pkey PRIMARY KEY (child_id, revision, parent_id)
+    constraint edges_child_id_revision_parent_id_condition_ref_key UNIQUE NULLS NOT DISTINCT (child_id, revision, parent_id, condition, ref)
 );
 
-CREATE INDEX edges_open ON edges USING btree (child_id, revision, parent_id) WHERE (met IS NULL);
 CREATE INDEX edges_parent ON edges USING btree (parent_id);
 
 create table errors (
@@ -486,6 +479,7 @@ create table promotion_requests (
     changed boolean default false not null,
     at timestamp with time zone default clock_timestamp() not null,
     job_id bigint,
+    not_by xid8,
     constraint promotion_requests_pkey PRIMARY KEY (id)
 ) with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000, autovacuum_vacuum_cost_delay=0);
 
@@ -621,6 +615,16 @@ create table waiters (
 );
 
 CREATE INDEX waiters_job ON waiters USING btree (job_id);
+
+create table watches (
+    child_id bigint not null,
+    revision integer not null,
+    from_id bigint,
+    parent_id bigint not null
+) with (fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=1000);
+
+CREATE INDEX watches_child ON watches USING btree (child_id);
+CREATE INDEX watches_parent ON watches USING btree (parent_id);
 
 create table workers (
     id bigint generated always as identity not null,

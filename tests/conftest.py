@@ -72,7 +72,7 @@ def _shared(pg_template: Any) -> Iterator[tuple[str, str]]:
             dsn,
             "set search_path = pyworker, pg_temp;"
             "truncate live_jobs, finished_jobs, unique_keys, errors, promotion_requests, workers, claims, "
-            "edges, vanished_parents, steps, signals, progress, waiters, "
+            "edges, watches, vanished_parents, steps, signals, progress, waiters, "
             "tasks, queues,"
             " sequence_halts, once_keys, schedule_entries, audit_log restart identity;"
             "alter sequence job_ids restart; alter sequence listening_until restart; "
@@ -140,6 +140,12 @@ def session(
 def worker(db: psycopg.Connection[Any]) -> int:
     """A registered worker's id."""
     return db.execute("select pyworker.register_worker()").fetchone()[0]  # type: ignore[index]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: half more processes than cores, since many tests wait for workers and locks."""
+    return (3 * (os.cpu_count() or 1) + 1) // 2
 
 
 def pytest_report_header() -> str:

@@ -85,6 +85,24 @@ def latency(n: int, gap_ms: float) -> None:
         pyworker.add_job(connections[0], "stamp", moment)
 
 
+def flows(n: int, members: int) -> None:
+    """Each: so many jobs, and one that waits for all of them."""
+    for _ in range(n):
+        jobs = [{"identifier": "member", "payload": payload(i)} for i in range(members)]
+        pyworker.add_batch(connections[0], jobs, {"identifier": "callback"})
+
+
+def loose(n: int, members: int) -> None:
+    """As many jobs that wait for none."""
+    for _ in range(n):
+        jobs = [{"identifier": "member", "payload": payload(i)} for i in range(members)]
+        pyworker.add_jobs(connections[0], [*jobs, {"identifier": "callback"}])
+
+
+def work_flows() -> None:
+    work(10)
+
+
 def work(concurrency: int, *_quick: Any) -> None:
     path = os.pathsep.join([str(HERE), *sys.path])
     command = [sys.executable, "-m", "pyworker", "run", "ours_tasks", "--log-level", "error"]
@@ -92,6 +110,8 @@ def work(concurrency: int, *_quick: Any) -> None:
     workers.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}))
 
 
-VERBS = (setup, connect, add, call, add_keyed, add_unique, bulk, latency, work)
+VERBS = (
+    setup, connect, add, call, add_keyed, add_unique, bulk, latency, flows, loose, work_flows, work
+)  # fmt: skip
 if __name__ == "__main__":
     serve({verb.__name__: verb for verb in VERBS})

@@ -3,10 +3,11 @@
 import asyncio
 import os
 
+from repl import leave, now
 from repl import noop as count
 from repl import stamp as leave_stamp
 
-from pyworker import Job, Snooze, task
+from pyworker import AsyncJob, Job, Snooze, task
 
 
 @task
@@ -37,6 +38,36 @@ async def talk(payload):
     await reader.readline()
     writer.close()
     count()
+
+
+last = 0.0  # when the latest member ran
+
+
+@task
+async def member(payload):
+    global last
+    last = now()
+
+
+@task
+async def callback(payload):
+    leave(now() - last)
+
+
+@task
+async def moment(payload):
+    leave(now())
+
+
+@task
+async def without_steps(payload):
+    pass
+
+
+@task
+async def with_steps(payload, job: AsyncJob):
+    for number in range(5):
+        await job.step(f"step {number}", dict, receipt="R17")
 
 
 @task(backoff=["1 ms"])

@@ -1,7 +1,7 @@
 // pg-boss. For throughput large batches, and the next one at once while they are full; for latency
 // LISTEN/NOTIFY, as its types document it.
 import { PgBoss } from "pg-boss";
-import { calls, latency, noop, payload, serve, stamp } from "./repl.mjs";
+import { calls, latency, leave, noop, now, payload, serve, stamp } from "./repl.mjs";
 
 let boss;
 let loops = 1;
@@ -20,6 +20,8 @@ serve({
     await boss.createQueue("unique", { policy: "short" });
     await boss.createQueue("fail", { retryLimit: 3, retryDelay: 0 });
     await boss.createQueue("stamp", { notify: true });
+    await boss.createQueue("member", { notify: true });
+    await boss.createQueue("callback", { notify: true });
     await boss.stop();
   },
   connect: (connections) => connect(connections, { supervise: false, schedule: false }),
@@ -32,6 +34,28 @@ serve({
       return boss.insert("noop", Array.from({ length }, (_, i) => ({ data: payload(i) })));
     }),
   latency: (n, gap) => latency(n, gap, (moment) => boss.send("stamp", moment)),
+  // Each flow: so many jobs, and one that waits for all of them. `loose`: as many jobs that wait for none.
+  flows: (n, members) =>
+    calls(n, 1, () =>
+      boss.flow([
+        ...Array.from({ length: members }, (_, i) => ({ ref: `${i}`, name: "member", data: payload(i) })),
+        { ref: "callback", name: "callback", dependsOn: Array.from({ length: members }, (_, i) => `${i}`) },
+      ])),
+  loose: (n, members) =>
+    calls(n, 1, async () => {
+      await boss.insert("member", Array.from({ length: members }, (_, i) => ({ data: payload(i) })));
+      await boss.send("callback");
+    }),
+  async work_flows() {
+    // The shortest intervals that it allows: between two looks at parents that have ended, which notify no
+    // worker, and between two looks for jobs.
+    await connect(10, { useListenNotify: true, flowIntervalSeconds: 1 });
+    const often = { pollingIntervalSeconds: 0.5, notifyPollingIntervalSeconds: 0.5 };
+    let last = 0;
+    await boss.work("member", { ...often, batchSize: 500, localConcurrency: 2, burstWhenBatchFull: true },
+      async () => { last = now(); });
+    await boss.work("callback", { ...often, batchSize: 1 }, async () => leave(now() - last));
+  },
   async work(concurrency, quick) {
     await connect(10, { useListenNotify: true });
     const options = quick

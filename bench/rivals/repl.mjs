@@ -26,7 +26,8 @@ let count = 0;
 export const noop = () => {
   if (++count % 1000 === 0) appendFileSync(process.env.BENCH_TRAIL, `${now()} 1000\n`);
 };
-export const stamp = (payload) => appendFileSync(process.env.BENCH_TRAIL, `${now() - payload.t}\n`);
+export const leave = (value) => appendFileSync(process.env.BENCH_TRAIL, `${value}\n`);
+export const stamp = (payload) => leave(now() - payload.t);
 
 // n calls by so many loops at once.
 export async function calls(n, loops, call) {

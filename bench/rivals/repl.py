@@ -31,8 +31,12 @@ def noop() -> None:
         os.write(TRAIL, b"%f 1000\n" % now())
 
 
+def leave(value: float) -> None:
+    os.write(TRAIL, b"%f\n" % value)
+
+
 def stamp(payload: dict[str, Any]) -> None:
-    os.write(TRAIL, b"%f\n" % (now() - payload["t"]))
+    leave(now() - payload["t"])
 
 
 def payload(n: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rich.table import Table
 from .._db.database import Database
 from .._db.rows import JobRow
 from .._escape import shown
-from .._output import STATES, STYLES, Screen, print_json, print_table, report, say, text_of, time_of
+from .._output import ENDED, STATES, STYLES, Screen, print_json, print_table, report, say, text_of, time_of
 from .._payload import JsonText
 from .options import CliError, as_json, database, reads, writes
 
@@ -210,9 +210,22 @@ def signal(job_id: int, name: str, payload: str, dsn: str, schema: str, machine:
 )
 @as_json
 def cancel(job_ids: tuple[int, ...], dsn: str, schema: str, force: bool, machine: bool) -> None:
-    """Cancel jobs. A running job is asked to stop, unless --force is given."""
+    """Cancel jobs. A running job is asked to stop, unless --force is given.
+
+    Exit code 1: a job had already ended.
+    """
     with database(dsn, schema) as db:
-        report(db.each(*(partial(db.cancel_job, job_id, force) for job_id in job_ids)), machine)
+        ended = {job_id for job_id, state in db.states(job_ids).items() if state in ENDED}
+        cancelled = db.each(*(partial(db.cancel_job, job_id, force) for job_id in job_ids))
+    if machine:
+        report(cancelled, machine)
+    for job in cancelled if not machine else ():
+        if job.id in ended:
+            say(f"job {job.id} was already {job.state}: nothing to cancel", err=True)
+        else:
+            report([job], machine)
+    if ended:
+        raise SystemExit(1)
 
 
 @click.command()

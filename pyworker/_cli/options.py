@@ -7,7 +7,7 @@ import functools
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -83,8 +83,20 @@ def _say_what_is_taken_back(changes: list[tuple[str, int, int, int]]) -> None:
     click.echo(f"dry run, rolled back: {'; '.join(words) or 'nothing would change'}", err=True)
 
 
+class WhereOption(click.Option):
+    """An option of each command that may also stand before the command: `pyworker --dsn X jobs`."""
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, Any]:
+        value, source = super().consume_value(ctx, opts)
+        given = ctx.find_root().params.get(str(self.name))
+        if given is None or source is click.core.ParameterSource.COMMANDLINE:
+            return value, source
+        return given, click.core.ParameterSource.DEFAULT_MAP
+
+
 schema_option = click.option(
     "--schema",
+    cls=WhereOption,
     default="pyworker",
     envvar="PYWORKER_SCHEMA",
     show_default=True,
@@ -113,9 +125,10 @@ def common(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @click.option(
         "--dsn",
+        cls=WhereOption,
         default="",
         envvar="DATABASE_URL",
-        help="Database: a postgresql:// URL or libpq's key=value. Default: the PG* variables.",
+        help="Database: a postgresql:// URL, libpq's key=value, `demo` or `dev`. Default: the PG* variables.",
     )
     @schema_option
     @functools.wraps(command)

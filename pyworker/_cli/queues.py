@@ -45,13 +45,26 @@ def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_li
         raise click.UsageError("name a number, or --no-limit")
     with database(*where) as db:
         db.set_queue(queue, concurrency)
-    say(f"queue {queue}: {'no limit' if no_limit else f'{concurrency} at once'}")
+    say(f"queue {queue}: {'no limit' if no_limit else f'concurrency {concurrency}'}")
 
 
-verb(
-    queues, "pause", Database.pause_queue, "is paused",
-    "Start no further job of QUEUE. Running jobs finish, and jobs can be added.",
-)  # fmt: skip
+@queues.command("pause")
+@click.argument("queue")
+@click.option("--create", is_flag=True, help="Pause it even if it has had no job yet.")
+@part_of_group
+def pause_queue(where: tuple[str, str], queue: str, create: bool) -> None:
+    """Start no further job of QUEUE. Running jobs finish, and jobs can be added."""
+    with database(*where) as db:
+        known = create or db.has_queue(queue)
+        db.pause_queue(queue)  # first, as it refuses names that no queue may have
+        if not known:
+            raise CliError(
+                f"no queue {queue} has jobs or a limit (pyworker queues lists them);"
+                " to pause it before its first job, say --create"
+            )
+    say(f"queue {queue} is paused")
+
+
 verb(queues, "resume", Database.resume_queue, "resumed", "Resume a paused QUEUE.")
 
 

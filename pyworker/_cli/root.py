@@ -108,12 +108,15 @@ def _explained(error: psycopg.Error) -> str:
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name=DISTRIBUTION)
-def main() -> None:
+@click.option("--dsn", help="The same as --dsn of the command.")
+@click.option("--schema", help="The same as --schema of the command.")
+def main(dsn: str | None, schema: str | None) -> None:
     """A job queue that lives in PostgreSQL.
 
     Any SQL client adds jobs: SELECT pyworker.add_job('send_email', '{"to": "a@b.c"}').
     `pyworker run` runs them.
     """
+    del dsn, schema  # the options of the command find them: WhereOption
     with contextlib.suppress(AttributeError):  # standard output may have been replaced by another stream
         cast("io.TextIOWrapper[Any]", sys.stdout).reconfigure(errors="backslashreplace")
 

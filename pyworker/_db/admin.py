@@ -21,6 +21,16 @@ class Admin(Base):
     def get_job(self, job_id: int) -> JobRow | None:
         return next(iter(self._jobs("get_job(%s)", job_id)), None)
 
+    def states(self, job_ids: Sequence[int]) -> dict[int, str | None]:
+        """The states of these jobs, for a message; None for a job that is not there."""
+        source = f"unnest(%s::bigint[]) i(id) cross join lateral {self._s}.get_job(i.id) j"
+        return dict(self._rows(f"select i.id, j.state from {source}", [list(job_ids)]))  # type: ignore[arg-type]  # noqa: S608
+
+    def has_queue(self, queue_name: str) -> bool:
+        """True if the queue has jobs, a limit of its own, or is paused."""
+        known = f"select from {self._s}.queue_stats q where q.queue_name = %s"
+        return bool(self._rows(f"select exists ({known})", [queue_name])[0][0])
+
     def job_errors(self, job_id: int) -> list[tuple[Any, ...]]:
         return self._rows(f"select run, at, worker, error from {self._s}.job_errors(%s)", [job_id])  # noqa: S608
 

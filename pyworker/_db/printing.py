@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -44,6 +44,14 @@ class Printing(Database):
         if len(calls) > 1:
             click.echo("commit;")
         raise Shown(0)
+
+    def states(self, job_ids: Sequence[int]) -> dict[int, str | None]:
+        """Nothing: it is only for a message about what the command has changed."""
+        return {}
+
+    def has_queue(self, queue_name: str) -> bool:
+        """True: only a change asks."""
+        return True
 
     def parse_crontab(self, content: str) -> list[tuple[Any, ...]]:
         return self._real().parse_crontab(content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,11 +21,9 @@ from .._db.connect import connect
 from .._distribution import pip_install
 from ..errors import PyworkerError
 from . import postgres
-from .url import resolved
+from .url import dev_server, resolved
 
 STOP_TIMEOUT = 20.0  # seconds for a program to end
-# Unlike the demo's, these data must survive a crash of the machine.
-DURABLE = {"fsync": "on", "full_page_writes": "on"}
 
 
 def say(name: str, line: str, colour: str = "blue") -> None:
@@ -89,7 +88,7 @@ def run(modules: list[str], dsn: str, schema: str, watched: list[str], data: Pat
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with _database(dsn, data) as url:
-            say("database", url)
+            say("database", f"export DATABASE_URL={shlex.quote(url)}")
             with connect(url) as conn:
                 for migration in migrations.migrate(conn, schema):
                     say("dev", f"applied {migration.name}")
@@ -156,16 +155,8 @@ def _database(dsn: str, data: Path | None) -> Generator[str]:
         with resolved(dsn) as url:
             yield url
         return
-    with postgres.kept_server("dev", place=data or _home(), settings=DURABLE) as server:
+    with dev_server(data) as server:
         yield server.url()
-
-
-def _home() -> Path:
-    if os.geteuid() == 0:  # the server's account cannot reach root's home directory
-        return Path("/var/lib/pyworker")
-    import platformdirs
-
-    return platformdirs.user_data_path("pyworker")
 
 
 def _interrupt(_number: int, _frame: object) -> NoReturn:

@@ -30,6 +30,7 @@ class Control:
         """`opened` is called after each new connection: the locks must be taken on it."""
         self.db: Database | None = None
         self.pooled = False
+        self.database = ""  # its name, once it was reached
         self.refused = ""  # the last action that the database refused
         self.backoff = Backoff(log, RETRY)
         self._config = config
@@ -47,6 +48,7 @@ class Control:
             self._abandoned.close()
             self._abandoned = None
         self.db = db
+        self.database = db.conn.info.dbname
         self._opened()
         return db
 

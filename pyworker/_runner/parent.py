@@ -138,11 +138,22 @@ class Parent:
         """Log the start once a child has loaded its tasks: until then it may end in an error."""
         if not self.started and child.slots.stamps()[1]:
             self.started = True
-            processes = self.config.processes
-            log.info(
-                "pyworker %s started: %s process%s of %s handlers, schema %s", self._version(),
-                processes, "es" if processes > 1 else "", self.config.concurrency, self.config.schema,
-            )  # fmt: skip
+            log.info("pyworker %s started: %s", self._version(), self._about())
+
+    def _about(self) -> str:
+        """What this worker runs, and where, for its first line."""
+        config = self.config
+        limits = [
+            f"{what} {', '.join(map(shown, names))}"
+            for what, names in (
+                ("queues", config.queues), ("tasks", config.only_tasks), ("not flags", config.forbidden_flags)
+            )
+            if names
+        ]  # fmt: skip
+        where = [f"database {shown(self.control.database)}"] if self.control.database else []
+        processes = f"{config.processes} process{'es' if config.processes > 1 else ''}"
+        many = f"{processes} of {config.concurrency} handlers"
+        return ", ".join([many, *where, f"schema {shown(config.schema)}", *limits])
 
     def _say(self, text: str, *values: Any) -> None:
         """Log the progress of the stop, unless the start failed: the error of that stands alone."""

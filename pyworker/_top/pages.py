@@ -71,7 +71,7 @@ PAGES = {
     "queues": Page(
         "Queues", lambda db: db.list_queues(limit=500), "queue_name",
         {"queue": _of("queue_name"),
-         "at once": lambda row: "no limit" if row["concurrency"] is None else row["concurrency"],
+         "concurrency": lambda row: "no limit" if row["concurrency"] is None else row["concurrency"],
          "paused": lambda row: "paused" if row["paused"] else "",
          "available": _about("available"), "running": _of("running")},
         {"pause": _toggle("queue")}, what="queue",

@@ -1,8 +1,8 @@
 -- 18_dependencies: what depends_on means, and how an add writes it down.
 --
 -- A job with dependencies is added `pending`, parked as 'unmet', with an edge for each job that it
--- waits for (its parents), and a request to look at them (34_edges). An add locks no parent: so it
--- never waits for the end of one, and never holds one up.
+-- waits for (its parents), a watch, and a request to look at parents that were there before (34_edges). An
+-- add locks no parent: so it never waits for the end of one, and never holds one up.
 
 -- Why a depends_on is invalid; null if it is valid.
 create or replace function _depends_on_refusal(depends_on jsonb) returns text
@@ -87,65 +87,127 @@ begin atomic
     limit 1;
 end;
 
--- Writes the edges of the jobs of one call, given by position, and requests for those children whose
--- parents may have ended already. A duplicate is `unchanged`, and others may depend on it. `labels`: how
--- messages name the jobs. Errors: PW001, PW004.
+-- The edges of the jobs of one call: the nth job waits for the parent-th one, or for one with this id or ref.
+create or replace function _wanted_edges(requests _job_request[], batch_on text)
+    returns table (n bigint, parent bigint, id bigint, ref text, condition text, cancels boolean)
+    language sql immutable
+begin atomic
+    select r.ordinality as n, null::bigint as parent, d.id, d.ref, d.condition, d.cancels
+    from unnest(requests) with ordinality r cross join lateral _dependencies_of(r.depends_on) d
+    where batch_on is null or r.ordinality < cardinality(requests)
+    union all
+    select cardinality(requests) as n, r.ordinality as parent, null::bigint as id, r.ref,
+           batch_on as condition, false as cancels
+    from unnest(requests) with ordinality r
+    where batch_on is not null and r.ordinality < cardinality(requests);
+end;
+
+-- Adds the edges of the jobs of one call, given by position. A duplicate is `unchanged`, and others may
+-- depend on it. `batch_on`: the last job depends on all others, too. `label`: how messages name the nth job.
+-- Errors: PW001, PW004.
 create or replace function _add_edges(
-    requests _job_request[], ids bigint[], revisions integer[], unchanged boolean[], labels text[])
+    requests _job_request[], ids bigint[], revisions integer[], unchanged boolean[], label text,
+    batch_on text default null)
     returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_nestloop = off set jit = off -- calls may be large
 as $$
 declare
     v_edges edges[];
-    v_missing record;
+    v_missing edges;
 begin
     perform nextval('coordination_used') where not _coordination_is_used();
-    perform _refuse_refs(requests, labels);
+    perform _refuse_refs(requests, label, batch_on is not null);
     v_edges := array(
         with wanted as materialized ( -- narrow rows, before they are joined
-            select r.ordinality as n, d.*
-            from unnest(requests) with ordinality r cross join lateral _dependencies_of(r.depends_on) d),
+            select w.* from _wanted_edges(requests, batch_on) w where not unchanged[w.n]),
         named as materialized (
-            select r.ref, i.id from unnest(requests) with ordinality r
-            join unnest(ids) with ordinality i(id, n) on i.n = r.ordinality where r.ref is not null)
-        select row(s.id, s.revision, coalesce(w.id, o.id), w.ref, w.condition, w.cancels, null, null)::edges
-        from wanted w
-        join unnest(ids, revisions, unchanged) with ordinality s(id, revision, unchanged, n)
-            on s.n = w.n and not s.unchanged
-        left join named o on o.ref = w.ref);
-    with parent as materialized (
-        select e.parent_id, p.* from (select distinct u.parent_id from unnest(v_edges) u) e
-        left join lateral _parent_of(e.parent_id) p on true),
-    added as (
-        insert into edges
-        select u.child_id, u.revision, u.parent_id,
-               case when not starts_with(u.ref, U&'\0001') then u.ref end, u.condition, u.cancels,
-               case when m.met then p.state end, case when m.met then p.result end
-        from unnest(v_edges) u join parent p on p.parent_id = u.parent_id
-        cross join lateral (select _meets(u.condition, p.state) as met) m
-        where p.state is not null
-        -- Two refs may stand for one job: the duplicate of both.
-        on conflict (child_id, revision, parent_id) do nothing),
-    asked as (
-        -- A parent that this call has added ends after this commit, and then sees its edges.
-        insert into promotion_requests (lane, job_id)
-        select distinct 'child', u.child_id from unnest(v_edges) u
-        where u.ref is null or u.parent_id in (
-            select s.id from unnest(ids, unchanged) s(id, unchanged) where s.unchanged))
-    select p.parent_id, u.child_id into v_missing
-    from parent p join unnest(v_edges) u on u.parent_id = p.parent_id
-    where p.state is null order by u.child_id, p.parent_id limit 1;
-    if found then
-        raise exception '%: depends_on: there is no job %', labels[array_position(ids, v_missing.child_id)],
-            v_missing.parent_id using errcode = 'PW004';
+            select r.ref, r.ordinality as n from unnest(requests) with ordinality r where r.ref is not null)
+        select row(ids[w.n], revisions[w.n], coalesce(w.id, ids[coalesce(w.parent, o.n)]), w.ref,
+                   w.condition, w.cancels, null, null)::edges
+        from wanted w left join named o on o.ref = w.ref and w.parent is null);
+    v_missing := _write_edges(
+        v_edges, array(select i.id from unnest(ids, unchanged) i(id, unchanged) where not i.unchanged));
+    if v_missing.child_id is not null then
+        raise exception '%: depends_on: there is no job %',
+            format(label, array_position(ids, v_missing.child_id)), v_missing.parent_id
+            using errcode = 'PW004';
     end if;
     perform _refuse_circles(array(select distinct u.child_id from unnest(v_edges) u where u.revision > 0));
 end;
 $$;
 
+-- Writes edges, what their children watch (34_edges), and requests for those children whose parents may have
+-- ended already. `added`: the jobs that this call has added or changed. They end after its commit, and then
+-- see what watches them; unless a later job of the call has replaced them: then they count as cancelled, also
+-- without history. Returns an edge whose parent is no job, or null.
+create or replace function _write_edges(new_edges edges[], added bigint[]) returns edges
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_nestloop = off set jit = off -- calls may be large
+as $$
+declare
+    v_missing edges;
+begin
+    with parent as materialized (
+        select e.parent_id, p.result, a.id is not null as is_added,
+               case when p.state is null and a.id is not null then 'cancelled' else p.state end as state
+        from (select distinct u.parent_id from unnest(new_edges) u) e
+        left join (select distinct i.id from unnest(added) i(id)) a on a.id = e.parent_id
+        left join lateral _parent_of(e.parent_id) p on true),
+    edge as materialized (
+        select u.child_id, u.revision, u.parent_id, u.ref, u.condition, u.cancels, p.result,
+               case when _meets(u.condition, p.state) then p.state end as met,
+               not p.is_added or p.state in ('completed', 'cancelled', 'discarded') as may_have_ended
+        from unnest(new_edges) u join parent p on p.parent_id = u.parent_id
+        where p.state is not null),
+    written as (
+        insert into edges
+        select e.child_id, e.revision, e.parent_id, e.ref, e.condition, e.cancels, e.met,
+               case when e.met is not null then e.result end
+        from edge e order by e.child_id, e.parent_id
+        on conflict do nothing), -- named twice
+    watched as (
+        insert into watches (child_id, revision, from_id, parent_id)
+        select e.child_id, e.revision, min(e.parent_id), _first_watch(min(e.parent_id), max(e.parent_id))
+        from edge e where e.met is null group by 1, 2
+        union all -- a completed parent does not look for the edges that it breaks
+        select e.child_id, e.revision, null, e.parent_id
+        from edge e where e.met is null and e.cancels and e.condition = 'failure'),
+    asked as (
+        insert into promotion_requests (lane, job_id, not_by)
+        select l.lane, e.child_id, pg_current_xact_id()
+        from edge e cross join lateral (values ('child'), ('unmet')) l(lane)
+        where e.may_have_ended and (l.lane = 'child' or e.cancels) group by 1, 2)
+    select u.* into v_missing from parent p join unnest(new_edges) u on u.parent_id = p.parent_id
+    where p.state is null order by u.child_id, p.parent_id limit 1;
+    return v_missing;
+end;
+$$;
+
+-- The same for the callback of a batch whose jobs are all new, with rising ids, and name no others.
+create or replace function _add_batch_edges(child_id bigint, parent_ids bigint[], condition text)
+    returns void
+    language plpgsql set search_path from current set jit = off
+as $$
+begin
+    perform nextval('coordination_used') where not _coordination_is_used();
+    insert into edges (child_id, revision, parent_id, condition, cancels)
+    select _add_batch_edges.child_id, 0, p.id, _add_batch_edges.condition, false
+    from unnest(parent_ids) p(id);
+    insert into watches (child_id, revision, from_id, parent_id)
+    values (_add_batch_edges.child_id, 0, parent_ids[1],
+            _first_watch(parent_ids[1], parent_ids[cardinality(parent_ids)]));
+end;
+$$;
+
+-- Which parent a new child watches. Parents tend to end in the order of their ids. So of few it is the last.
+-- Of many it is the first: then the child chooses another one soon (35_children).
+create or replace function _first_watch(first_id bigint, last_id bigint) returns bigint
+    language sql immutable
+    return case when last_id - first_id > 1000 then first_id else last_id end;
+
 -- Refuses refs of a call that are empty, used twice, unknown, or wait for each other in a circle.
-create or replace function _refuse_refs(requests _job_request[], labels text[]) returns void
+create or replace function _refuse_refs(requests _job_request[], label text, is_batch boolean) returns void
     language plpgsql immutable set search_path from current set enable_nestloop = off -- calls may be large
 as $$
 declare
@@ -158,7 +220,7 @@ begin
     where r.ref is not null group by r.ref having count(*) > 1 or r.ref = '' order by 2 limit 1;
     if found then
         raise exception '%: ref must be a string that no other job of the call has, got %',
-            labels[v_bad.n], quote_literal(v_bad.ref) using errcode = 'PW001';
+            format(label, v_bad.n), quote_literal(v_bad.ref) using errcode = 'PW001';
     end if;
     with wanted as materialized (
         select r.ordinality as child, d.ref
@@ -171,8 +233,13 @@ begin
     into v_children, v_parents, v_bad.n, v_bad.ref
     from wanted w left join named n on n.ref = w.ref;
     if v_bad.n is not null then
-        raise exception '%: depends_on: no job of the call has the ref %', labels[v_bad.n],
+        raise exception '%: depends_on: no job of the call has the ref %', format(label, v_bad.n),
             quote_literal(v_bad.ref) using errcode = 'PW001';
+    end if;
+    if is_batch then
+        v_children := v_children
+            || array_fill(cardinality(requests)::bigint, array[cardinality(requests) - 1]);
+        v_parents := v_parents || array(select n from generate_series(1, cardinality(requests) - 1) n);
     end if;
     -- A parent that waits for none cannot be part of a circle: drop it, again and again.
     while v_children is not null and exists ( -- without a ref that points forwards there is no circle
@@ -182,8 +249,8 @@ begin
         from unnest(v_children, v_parents) e(child, parent)
         where e.parent in (select u.child from unnest(v_children) u(child));
         if cardinality(v_children) = v_left then
-            raise exception '%: depends_on: jobs wait for each other in a circle', labels[v_children[1]]
-                using errcode = 'PW001';
+            raise exception '%: depends_on: jobs wait for each other in a circle',
+                format(label, v_children[1]) using errcode = 'PW001';
         end if;
     end loop;
 end;

@@ -17,8 +17,9 @@ begin
         perform nextval('coordination_used') where not _coordination_is_used();
     end if;
     v_job := _add_by_keys(request);
-    if _depends(request.depends_on) and not v_job.deduplicated then
-        perform _add_edges(array[request], array[v_job.id], array[v_job.revision], '{false}', '{add_job}');
+    if _depends(request.depends_on) then
+        perform _add_edges(array[request], array[v_job.id], array[v_job.revision],
+                           array[v_job.deduplicated], 'add_job');
     end if;
     return v_job;
 end;
@@ -87,6 +88,9 @@ begin
             set job_key = null, attempts = j.max_attempts, superseded = 'superseded', updated_at = clock()
             where j.id = v_old.id;
         elsif v_old.id is not null then
+            if v_old.state = 'discarded' then
+                perform _keep_end(v_old.id, v_old.state, null);
+            end if;
             v_row := _change_keyed(request, task, v_old, label);
             if v_old.state = 'discarded' and v_old.sequence_key is not null then
                 perform _unhalt_sequence(v_old.sequence_key, v_old.id);
@@ -119,16 +123,15 @@ declare
     v_sequence _sequencing;
     v_head boolean; -- it stays the head of its sequence
     v_parked text; -- and how it waits for it
-    v_wait _wait;
+    v_until timestamptz; -- max_wait
     v_row live_jobs;
 begin
     -- preserve_run_at does not apply to a job that has failed before.
     if request.job_key_mode = 'preserve_run_at' and job.attempts = 0 and job.state <> 'discarded' then
         v_run_at := job.run_at;
     end if;
-    v_wait := case when num_nonnulls(request.max_wait, job.wait_until) > 0
-                   then _wait_of(job, request.max_wait, v_now) end;
-    v_run_at := least(v_run_at, v_wait.until);
+    v_until := _wait_until(job, request.max_wait, v_now);
+    v_run_at := least(v_run_at, v_until);
     if coalesce(request.sequence_policy, task.sequence_policy) is not null then
         v_sequence := _sequence_of(
             request.identifier, request.payload,
@@ -154,12 +157,13 @@ begin
         max_attempts = coalesce(request.max_attempts, task.max_attempts, 25), attempts = 0,
         priority = coalesce(request.priority, task.priority, 0), flags = _flags_of(request.flags),
         meta = request.meta, delivery = coalesce(request.delivery, task.delivery, 'at_least_once'),
-        revision = j.revision + 1, last_error = null, reason = null, finished_at = null,
-        expires_at = null, started_at = null, crashes = null, start_by = request.expires_at,
-        wait_until = v_wait.until, waits_since = v_wait.since, waits_run = v_wait.run
+        revision = j.revision + 1, last_error = null, reason = null, finished_at = null, expires_at = null,
+        started_at = null, crashes = null, start_by = request.expires_at, wait_until = v_until,
+        waits_run = nullif(j.run, 0),
+        waits_since = case when _waits_again(j) then v_now else j.waits_since end
     where j.job_key = request.job_key
-      and (j.id = job.id or job.id is null and j.state <> 'running' and j.queue_name is null
-                            and j.sequence_key is null and j.wait_until is null)
+      and (j.id = job.id or job.id is null and j.state not in ('running', 'discarded')
+                            and j.queue_name is null and j.sequence_key is null and j.wait_until is null)
     returning j.* into v_row;
     if v_row.id is not null and (v_row.parked is not null or v_row.ready_at < v_now and _places_are_kept()
                                  or _worker_is_listening()) then

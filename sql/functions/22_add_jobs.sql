@@ -25,39 +25,8 @@ comment on function add_jobs(job_spec[], boolean) is
 create or replace function add_jobs(specs jsonb) returns setof job
     language plpgsql security definer set search_path from current
 as $$
-declare
-    v_known constant text[] := _members_of_a_spec();
-    v_requests _job_request[];
-    v_bad record;
 begin
-    if specs is null or jsonb_typeof(specs) <> 'array' then
-        raise exception 'add_jobs: specs must be a JSON array of objects, got %',
-            coalesce(jsonb_typeof(specs), 'NULL')
-            using errcode = 'PW001';
-    end if;
-    select s.ordinality, jsonb_typeof(s.value) as kind, k.key into v_bad
-    from jsonb_array_elements(specs) with ordinality s
-    left join lateral jsonb_object_keys(case jsonb_typeof(s.value) when 'object' then s.value end) k(key)
-        on k.key <> all (v_known)
-    where jsonb_typeof(s.value) <> 'object' or k.key is not null
-    limit 1;
-    if v_bad.kind = 'object' then
-        raise exception 'add_jobs: specs[%] has an unknown member "%" (known: %)', v_bad.ordinality,
-            v_bad.key, array_to_string(v_known, ', ') using errcode = 'PW001';
-    elsif v_bad.kind is not null then
-        raise exception 'add_jobs: specs[%] must be an object, got %', v_bad.ordinality, v_bad.kind
-            using errcode = 'PW001';
-    end if;
-    begin
-        -- In the order of specs.
-        v_requests := array(select r from jsonb_populate_recordset(null::_job_request, specs) r);
-    exception when data_exception or invalid_text_representation or numeric_value_out_of_range then
-        -- A member has the wrong type. Find it, to name it in the message.
-        perform _refuse_ill_typed(s.ordinality, m.key, m.value)
-        from jsonb_array_elements(specs) with ordinality s, jsonb_each(s.value) m;
-        raise;
-    end;
-    return query select * from _add_jobs(v_requests);
+    return query select * from _add_jobs(_requests_of(specs));
 end;
 $$;
 comment on function add_jobs(jsonb) is
@@ -84,51 +53,53 @@ $$;
 comment on function add_jobs(text) is
     'add_jobs for a JSON array given as text. PostgreSQL resolves a plain literal to this one.';
 
--- What add_jobs takes, in the order of add_job's arguments. Immutable, so that PostgreSQL calls it
--- when it prepares add_jobs, not at each call.
-create or replace function _members_of_a_spec() returns text[]
-    language sql immutable
-    return array(select json_object_keys(row_to_json(jsonb_populate_record(null::_job_request, '{}'))));
-
-create or replace function _refuse_ill_typed(position_in_specs bigint, member text, value jsonb) returns void
+-- Adds the jobs of one call, in the order of specs, with the edges between them. `batch_on`: the last one
+-- depends on all others (add_batch, which has marked it so that it is added as a job that waits).
+create or replace function _add_jobs(requests _job_request[], batch_on text default null) returns setof job
     language plpgsql set search_path from current
-as $$
-begin
-    perform jsonb_populate_record(null::_job_request, jsonb_build_object(member, value));
-exception when data_exception or invalid_text_representation or numeric_value_out_of_range then
-    raise exception 'add_jobs: specs[%].% is not valid: %', position_in_specs, member, sqlerrm
-        using errcode = 'PW001';
-end;
-$$;
-
--- Adds the jobs of one call, in the order of specs, with the edges between them.
-create or replace function _add_jobs(requests _job_request[]) returns setof job
-    language plpgsql set search_path from current
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
+    v_last constant integer := cardinality(requests);
+    v_named boolean; -- some name others
+    v_keyed boolean; -- some have a job key or a unique key
     v_jobs job[];
+    v_ids bigint[];
+    v_revisions integer[];
+    v_unchanged boolean[];
 begin
-    if not exists (select from unnest(requests) r where r.ref is not null or _depends(r.depends_on)) then
-        return query select * from _add_all(requests);
-        return;
+    select coalesce(bool_or(r.ref is not null or _depends(r.depends_on)
+                                                 and (batch_on is null or r.ordinality < v_last)), false),
+           coalesce(bool_or(r.job_key is not null or coalesce(r.unique_policy, t.unique_policy) is not null),
+                    false)
+    into v_named, v_keyed
+    from unnest(requests) with ordinality r left join tasks t on t.identifier = r.identifier;
+    if not v_named and batch_on is null then
+        return query select * from _add_all(requests, v_keyed);
+    elsif v_named or v_keyed then
+        -- Also what this call replaces tells its children.
+        perform nextval('coordination_used') where not _coordination_is_used();
+        select array_agg(j), array_agg(j.id), array_agg(j.revision), array_agg(j.deduplicated)
+        into v_jobs, v_ids, v_revisions, v_unchanged from _add_all(requests, v_keyed) j;
+        perform _add_edges(requests, v_ids, v_revisions, v_unchanged, 'add_jobs: specs[%s]', batch_on);
+        return query select * from unnest(v_jobs);
+    else
+        v_ids := array(select nextval('job_ids') from generate_series(1, v_last));
+        return query select * from _add_all(requests, false, v_ids);
+        perform _add_batch_edges(v_ids[v_last], v_ids[:v_last - 1], batch_on);
     end if;
-    v_jobs := array(select j from _add_all(requests) j);
-    perform _add_edges(
-        requests, array(select j.id from unnest(v_jobs) j), array(select j.revision from unnest(v_jobs) j),
-        array(select j.deduplicated from unnest(v_jobs) j),
-        array(select format('add_jobs: specs[%s]', n) from generate_series(1, cardinality(v_jobs)) n));
-    return query select * from unnest(v_jobs);
 end;
 $$;
 
--- Adds the jobs: first those with a job key or a unique key, then all others at once.
-create or replace function _add_all(requests _job_request[]) returns setof job
+-- Adds the jobs: first those with a job key or a unique key, then all others at once. `ids`: those of new
+-- jobs, if none is `keyed`.
+create or replace function _add_all(requests _job_request[], keyed boolean, ids bigint[] default null)
+    returns setof job
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
     v_jobs job[]; -- those with a key, by position
-    v_ids bigint[];
     v_job job;
     v_position integer := 1;
 begin
@@ -136,13 +107,14 @@ begin
     perform nextval('coordination_used')
     where not _coordination_is_used()
       and exists (select from unnest(requests) r where num_nonnulls(r.expires_at, r.max_wait) > 0);
-    if exists (
-        select from unnest(requests) r left join tasks t on t.identifier = r.identifier
-        where r.job_key is not null or coalesce(r.unique_policy, t.unique_policy) is not null) then
-        select a.jobs, a.ids into v_jobs, v_ids from _add_each_with_keys(requests, v_now) a;
+    if not keyed then
+        return query select * from _insert_jobs(requests, null, ids, v_now);
+        perform _notify_workers();
+        return;
     end if;
+    select a.jobs, a.ids into v_jobs, ids from _add_each_with_keys(requests, v_now) a;
     -- The others come in the order of specs. A join by position would be quadratic.
-    for v_job in select * from _insert_jobs(requests, v_jobs, v_ids, v_now) loop
+    for v_job in select * from _insert_jobs(requests, v_jobs, ids, v_now) loop
         while (v_jobs[v_position]).id is not null loop
             return next v_jobs[v_position];
             v_position := v_position + 1;
@@ -283,7 +255,10 @@ begin
         from (select r.ordinality, r.job_key, r.job_key_mode, uniques[r.ordinality] as uniqueness,
                      case when r.job_key is null and (uniques[r.ordinality]).key is null then 1
                           else row_number() over (
-                              partition by r.job_key, (uniques[r.ordinality]).key
+                              partition by r.job_key, (uniques[r.ordinality]).key,
+                                  (r.job_key_mode = 'unsafe_dedupe' and ( -- not `exists`: it may scan all
+                                      select true from live_jobs j -- the job that runs
+                                      where j.job_key = r.job_key and j.state = 'running' limit 1)) is true
                               order by r.ordinality) end as nth
               from unnest(requests) with ordinality r) i
         order by i.ordinality);

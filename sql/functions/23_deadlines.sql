@@ -19,20 +19,19 @@ begin
 end;
 $$;
 
--- How long a waiting job may be put off, after an add with its key: until when; since when it waits, and
--- its run at that time. The earliest `until` that any add gave counts. If the job has run since, or is
--- discarded, it waits from now on.
-create or replace function _wait_of(job live_jobs, max_wait interval, now timestamptz) returns _wait
-    language plpgsql immutable set search_path from current
-as $$
-begin
-    if job.run > coalesce(job.waits_run, 0) or job.state = 'discarded' then
-        return (now + max_wait, now, job.run)::_wait;
-    end if;
-    return (least(job.wait_until, coalesce(job.waits_since, job.created_at) + max_wait),
-            coalesce(job.waits_since, job.created_at), job.run)::_wait;
-end;
-$$;
+-- True if a replace begins a new wait: the job has run since it began to wait, or is discarded.
+create or replace function _waits_again(job live_jobs) returns boolean
+    language sql immutable
+    return (job).run > coalesce((job).waits_run, 0) or (job).state = 'discarded';
+
+-- How long a waiting job may be put off, after an add with its key. The earliest time that any add gave
+-- counts. Null: for any time. PostgreSQL inlines it.
+create or replace function _wait_until(job live_jobs, max_wait interval, now timestamptz)
+    returns timestamptz
+    language sql immutable
+    return case when num_nonnulls(max_wait, (job).wait_until) = 0 then null
+                when _waits_again(job) then now + max_wait
+                else least((job).wait_until, coalesce((job).waits_since, (job).created_at) + max_wait) end;
 
 -- Cancels jobs whose time to begin is over.
 create or replace function _expire_jobs() returns void

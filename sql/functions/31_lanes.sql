@@ -113,9 +113,9 @@ begin
     with moved as (
         delete from promotion_requests w where w.ctid = any (array(
             select k.ctid from promotion_requests k where k.id = any (v_left) for update skip locked))
-        returning w.lane, w.after, w.changed, w.at, w.job_id)
-    insert into promotion_requests (lane, after, changed, at, job_id)
-    select m.lane, m.after, m.changed, m.at, m.job_id from moved m;
+        returning w.lane, w.after, w.changed, w.at, w.job_id, w.not_by)
+    insert into promotion_requests (lane, after, changed, at, job_id, not_by)
+    select m.lane, m.after, m.changed, m.at, m.job_id, m.not_by from moved m;
     if not exists (select from promotion_requests w where w.id = any (v_left)) then
         perform _keep_walk('requests', row('promotion_requests'::regclass::oid::bigint, null, array[row(
             0, '-infinity', v_last, null, null, null)::_span], null, null), began);

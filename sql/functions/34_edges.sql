@@ -1,190 +1,219 @@
 -- 34_edges: how a child learns that its parents have ended.
 --
--- The session that ends a parent marks its edges as met, in a second statement, which sees the edges
--- that were committed until then. An add whose parents were there before it leaves a request, which
--- looks at each of them: so of the add and the end, the one that commits last tells the child.
+-- An end of a parent writes nothing into its edges: that it has ended shows by its place, in history and
+-- not in live_jobs. So a child need not hear of each end. It watches one of its open edges (`watches`). The
+-- end of that parent, and no other, leaves a request, in a second statement, which sees the watches that
+-- were committed until then. The promotion of the request looks at the child (_place_children):
 --
--- A child may have many parents. Of its open edges the one with the highest parent id is its last. An
--- end leaves a request only for a child of which no later edge is open. The promotion of that request
--- looks at the last open edge:
+--   no edge is open          nothing is left to wait for: the child is placed as a new job is
+--   the watch's is open      nothing to do. But if its parent is locked, the session that ends it may not
+--                            have seen the watch: ask again
+--   else                     the child watches another open edge, and asks again, after the commit
 --
---   there is none            nothing is left to wait for: the child is placed as a new job is
---   its parent is locked     the session that ends it may not have seen that it is the last: ask again
---   else                     the end of that parent will leave a request
+-- So of a watch and an end, the one that commits last tells the child, no end waits for another, and of a
+-- large fan-in nearly every end costs one look-up. `from_id` of a watch is how far the look has come: the
+-- edges to parents with lower ids are met. An extension of a batch adds a watch of its own (batches).
 --
--- So of a large fan-in, nearly every end costs one update and one look-up, and no end waits for another.
+-- What an end shows must outlast its job: _settle_edges writes it into the edges before a job comes back
+-- from history or is deleted, and when a job ends cancelled or discarded, which is rare.
 --
 -- The lanes of these requests have a job_id and need no lock (31_lanes): the child's row is locked instead.
---   child        look at each parent
---   met          look at the last open edge
---   unmet        a parent has ended in another way: cancel the child if it says so
+-- The transaction that has written what a request is about does not answer it itself (`not_by`): an end
+-- that does not see the writing yet would be missed.
+--   child        look whether an edge is open
+--   unmet        a parent may have ended in another way: cancel the child if it says so
 --   parent       the parent has ended in a session that could not tell
 --   signal       a signal was sent, or the job has begun to wait for one (36_steps)
 create or replace function _job_lanes() returns text[]
     language sql immutable
-    return array['child', 'met', 'parent', 'signal', 'unmet'];
+    return array['child', 'parent', 'signal', 'unmet'];
 
--- Tells the children of jobs that the caller has ended, in this state, in an earlier statement.
--- `reports`, `runs` and `results`: what their workers reported, if they have.
-create or replace function _tell_children(
-    parent_ids bigint[], state text, reports bigint[] default null, runs bigint[] default null,
-    results jsonb[] default null)
-    returns void
+-- The open edges of a child, from this parent's id on: the parent has not ended, or not as it must.
+-- `touched`: an open transaction may have the parent's row locked.
+create or replace function _open_edges(child_id bigint, revision integer, from_id bigint)
+    returns table (
+        parent_id bigint, condition text, ref text, cancels boolean, touched boolean, ended boolean)
+    language sql stable
+begin atomic
+    select e.parent_id, e.condition, e.ref, e.cancels, p.touched, p.state is null or p.state = 'discarded'
+    from edges e
+    left join lateral (
+        select i.state, i.xmax <> '0' and age(i.xmax) <= age(pg_snapshot_xmin(pg_current_snapshot())::xid)
+                        as touched
+        from live_jobs i where i.id = e.parent_id offset 0) p on true
+    where e.child_id = _open_edges.child_id and e.revision = _open_edges.revision
+      and e.parent_id >= _open_edges.from_id and e.met is null
+      and case when p.state <> 'discarded' then true
+               when p.state is null and e.condition = 'end' then false
+               else not _meets(e.condition, coalesce(
+                   p.state, (select f.state from finished_jobs f where f.id = e.parent_id),
+                   (select 'cancelled' as state from vanished_parents v where v.id = e.parent_id),
+                   'completed')) end;
+end;
+
+-- From which parent's id on an open edge may be found. Null if the child waits for none.
+create or replace function _open_from(child_id bigint, revision integer) returns bigint
+    language sql stable
+    return (select min(w.from_id) from watches w
+            where w.child_id = _open_from.child_id and w.revision = _open_from.revision);
+
+-- Tells the children of jobs that have ended in this state in an earlier statement.
+create or replace function _tell_children(parent_ids bigint[], state text) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
     set jit = off set plan_cache_mode = force_generic_plan
 as $$
+declare
+    v_told boolean;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
-        -- A snapshot that may be too old to show every edge: a later promotion tells.
+        -- A snapshot that may be too old to show every watch: a later promotion tells.
         insert into promotion_requests (lane, job_id) select 'parent', p.id from unnest(parent_ids) p(id);
         perform _notify_workers();
         return;
     end if;
-    with edge as materialized (
-        select e.* from unnest(parent_ids) p(id)
-        cross join lateral (
-            select o.ctid as tid, o.child_id, o.parent_id, o.cancels,
-                   _meets(o.condition, _tell_children.state) as meets
-            from edges o where o.parent_id = p.id and o.met is null offset 0) e),
-    free as materialized ( -- another session may be deleting them
-        select l.ctid as tid from edges l where l.ctid = any (array(select e.tid from edge e))
-        for update skip locked),
-    met as (
-        update edges o
-        set met = _tell_children.state,
-            result = coalesce(
-                (select f.result from finished_jobs f where f.id = o.parent_id),
-                (select r.result from unnest(reports, runs, results) r(id, run, result)
-                 where r.id = o.parent_id order by r.run desc limit 1))
-        from edge e join free f on f.tid = e.tid
-        where o.ctid = e.tid and e.meets
-        returning o.child_id, o.revision, o.parent_id)
     insert into promotion_requests (lane, job_id)
-    select 'met', m.child_id
-    from (select t.child_id, t.revision, max(t.parent_id) as last from met t group by 1, 2) m
-    where not exists (
-        select from edges o
-        where o.child_id = m.child_id and o.revision = m.revision and o.met is null and o.parent_id > m.last)
-    union
-    select 'unmet', e.child_id from edge e where e.cancels and not e.meets
-    union
-    select 'parent', e.parent_id from edge e where e.tid <> all (array(select f.tid from free f));
-    if found then
+    select distinct case when w.from_id is null then 'unmet' else 'child' end, w.child_id
+    from unnest(parent_ids) p(id)
+    cross join lateral (
+        select x.child_id, x.from_id from watches x where x.parent_id = p.id offset 0) w;
+    v_told := found;
+    if state <> 'completed' then
+        perform _settle_edges(parent_ids, state);
+        insert into promotion_requests (lane, job_id)
+        select distinct 'unmet', e.child_id
+        from unnest(parent_ids) p(id)
+        cross join lateral (
+            select o.child_id, o.condition from edges o
+            where o.parent_id = p.id and o.met is null and o.cancels offset 0) e
+        where not _meets(e.condition, _tell_children.state);
+        v_told := v_told or found;
+    end if;
+    if v_told then
         perform _notify_workers();
     end if;
 end;
 $$;
 
--- The same, at no cost in a database without dependencies; and tells callers that wait for these ends.
--- Of a job that no table has any more, this deletes the edges to its parents, and notes that it counts
--- as cancelled unless it was completed.
+-- The same, at no cost for a job that history keeps in a database without dependencies; and tells callers
+-- that wait for these ends. `gone`: those of the jobs that no table has any more. They count as cancelled,
+-- unless they were completed; this keeps their results for their children, and deletes what they leave here.
 create or replace function _tell_of_end(
-    parent_ids bigint[], state text, reports bigint[] default null, runs bigint[] default null,
-    results jsonb[] default null)
-    returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+    parent_ids bigint[], state text, gone bigint[] default null, results jsonb[] default null) returns void
+    language plpgsql set search_path from current
 as $$
-declare
-    v_gone bigint[];
 begin
     if parent_ids is null then
         return;
-    elsif _jobs_are_awaited() then
+    end if;
+    if _jobs_are_awaited() then
         perform _notify_waiters(parent_ids);
     end if;
-    if not _coordination_is_used() then
-        return;
+    if _coordination_is_used() then
+        perform _tell_children(parent_ids, state);
+        perform _settle_edges(gone, state, results) where gone is not null and state = 'completed';
     end if;
-    perform _tell_children(parent_ids, state, reports, runs, results);
-    v_gone := array(
-        select p.id from unnest(parent_ids) p(id)
-        where not exists (select from finished_jobs f where f.id = p.id)
-          and not exists (select from live_jobs j where j.id = p.id));
-    if v_gone <> '{}' then
-        perform _forget_jobs(v_gone, case when state <> 'completed' then v_gone end);
+    if gone is not null then
+        perform _forget_jobs(gone, case when state <> 'completed' then gone end);
     end if;
 end;
 $$;
 
--- Deletes what deleted or pruned jobs leave here: the edges to their parents, their steps, signals
--- and progress.
--- Notes which of them were not completed. A session that ends a parent may have some edges locked: those
--- stay, and do no harm.
+-- Writes into the edges of jobs that have ended in this state that they are met. A session that deletes a
+-- child has its edges locked: those stay as they are.
+create or replace function _settle_edges(parent_ids bigint[], state text, results jsonb[] default null)
+    returns void
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off
+    set jit = off set plan_cache_mode = force_generic_plan
+as $$
+begin
+    with edge as materialized (
+        select o.tid, p.result from unnest(parent_ids, results) p(id, result)
+        cross join lateral (
+            select e.ctid as tid, e.condition from edges e
+            where e.parent_id = p.id and e.met is null offset 0) o
+        where _meets(o.condition, _settle_edges.state)),
+    free as materialized (
+        select l.ctid as tid from edges l where l.ctid = any (array(select e.tid from edge e))
+        for update skip locked)
+    update edges o set met = _settle_edges.state, result = e.result
+    from edge e join free f on f.tid = e.tid where o.ctid = e.tid;
+end;
+$$;
+
+-- Writes down for its children how a job has ended that is about to be deleted or to run again.
+create or replace function _keep_end(job_id bigint, state text, result jsonb) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    if _coordination_is_used() then
+        perform _settle_edges(array[job_id], state, array[result]);
+    end if;
+end;
+$$;
+
+-- Notes which of these deleted or pruned jobs were not completed, and deletes their edges to parents, their
+-- watches, steps, signals and progress. The notes are written in every database: while this transaction is
+-- open, another one may add the first job with depends_on. A session that settles edges may have some
+-- locked: those stay, and do no harm.
 create or replace function _forget_jobs(job_ids bigint[], failed bigint[]) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 begin
+    insert into vanished_parents select i.id, clock() from unnest(failed) i(id) on conflict do nothing;
+    if not _coordination_is_used() then
+        return;
+    end if;
     delete from edges e where e.ctid = any (array(
         select d.ctid from edges d where d.child_id = any (job_ids) for update skip locked));
+    delete from watches w where w.child_id = any (job_ids);
     delete from steps s where s.job_id = any (job_ids);
     delete from signals s where s.job_id = any (job_ids);
     delete from progress p where p.job_id = any (job_ids);
-    insert into vanished_parents select i.id, clock() from unnest(failed) i(id) on conflict do nothing;
 end;
 $$;
 
--- True if another job waits for this one, so that history must keep it.
-create or replace function _is_awaited(job_id bigint) returns boolean
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+-- Of these jobs, which have ended, those that history must keep, as another job waits for them to end
+-- otherwise. Writes down the results of the others for their children.
+create or replace function _awaited_of(job_ids bigint[]) returns bigint[]
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 begin
-    return _coordination_is_used() and exists (
-        select from edges e join live_jobs j on j.id = e.child_id and j.revision = e.revision
-        where e.parent_id = _is_awaited.job_id and e.met is null and j.parked = 'unmet');
+    if not _coordination_is_used() then
+        return array[]::bigint[];
+    end if;
+    perform _settle_edges(array_agg(p.parent_id), p.state, array_agg(p.result))
+    from (select e.parent_id, s.state, s.result
+          from (select distinct o.parent_id from unnest(job_ids) i(id)
+                join edges o on o.parent_id = i.id and o.met is null
+                join live_jobs j on j.id = o.child_id and j.revision = o.revision) e
+          cross join lateral _parent_of(e.parent_id) s) p
+    group by p.state;
+    return array(
+        select distinct e.parent_id from unnest(job_ids) i(id)
+        join edges e on e.parent_id = i.id and e.met is null
+        join live_jobs j on j.id = e.child_id and j.revision = e.revision and j.parked = 'unmet');
 end;
 $$;
 
--- Forgets jobs that have vanished a week ago: no add that named them is open any more. And signals that
--- were sent while their job was being deleted.
+-- Deletes the notes of jobs that vanished a day ago: no add that named them is open any more. And signals
+-- that were sent while their job was being deleted.
 create or replace function _prune_vanished(max_rows integer) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     delete from vanished_parents v where v.id = any (array(
         select d.id from vanished_parents d
-        where d.at < clock() - interval '7 days'
+        where d.at < clock() - interval '1 day'
           and not exists (select from edges e where e.parent_id = d.id and e.met is null)
         order by d.at limit max_rows for update skip locked));
     delete from signals s where s.id = any (array(
         select o.id from (select l.id, l.job_id from signals l order by l.id limit max_rows) o
-        where (get_job(o.job_id)).id is null));
-end;
-$$;
-
--- Handles the oldest requests that name a job; returns how many jobs became available to claims.
-create or replace function _promote_waiting(walked bigint) returns integer
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-    set enable_sort = off set jit = off set plan_cache_mode = force_generic_plan
-as $$
-declare
-    v_children bigint[];
-    v_met bigint[];
-    v_parents bigint[];
-    v_signalled bigint[];
-    v_unmet bigint[];
-begin
-    with asked as (
-        delete from promotion_requests w where w.ctid = any (array(
-            select r.tid from unnest(_job_lanes()) l(lane)
-            cross join lateral (
-                select o.ctid as tid from promotion_requests o
-                where o.lane = l.lane and o.id > walked
-                order by o.lane, o.id limit 1000 for update skip locked) r))
-        returning w.lane, w.job_id)
-    select array_agg(distinct a.job_id) filter (where a.lane = 'child'),
-           array_agg(distinct a.job_id) filter (where a.lane in ('child', 'met')),
-           array_agg(distinct a.job_id) filter (where a.lane = 'parent'),
-           array_agg(distinct a.job_id) filter (where a.lane = 'signal'),
-           array_agg(distinct a.job_id) filter (where a.lane = 'unmet')
-    into v_children, v_met, v_parents, v_signalled, v_unmet from asked a;
-    perform _tell_of_ended(v_parents) where v_parents is not null;
-    perform _look_at_parents(v_children) where v_children is not null;
-    perform _cancel_unmet(v_unmet) where v_unmet is not null;
-    return case when v_met is null then 0 else _place_children(v_met) end
-         + case when v_signalled is null then 0 else _resume_waits(v_signalled) end;
+        where not exists (select from live_jobs j where j.id = o.job_id)
+          and not exists (select from finished_jobs f where f.id = o.job_id)));
 end;
 $$;
 
@@ -215,148 +244,22 @@ begin
 end;
 $$;
 
--- Looks at each parent of these children, which may have ended before it could see the edge. A parent
--- that another session has locked may be ending: then this leaves another request.
-create or replace function _look_at_parents(child_ids bigint[]) returns void
+-- Asks for a look at this child, which waits from now on although its parents may have ended.
+create or replace function _ask_for_child(child_id bigint) returns void
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-    set jit = off set plan_cache_mode = force_generic_plan
 as $$
-declare
-    v_ended bigint[];
-    v_touched bigint[];
-    v_locked bigint[];
 begin
-    select array_agg(distinct e.parent_id) filter (where p.id is null or p.state = 'discarded'),
-           array_agg(distinct e.parent_id) filter (where p.touched)
-    into v_ended, v_touched
-    from unnest(child_ids) c(id)
-    join live_jobs j on j.id = c.id and j.parked = 'unmet'
-    join edges e on e.child_id = j.id and e.revision = j.revision and e.met is null
-    left join lateral (
-        select i.id, i.state, i.xmax::text <> '0' as touched
-        from live_jobs i where i.id = e.parent_id offset 0) p on true;
-    v_locked := _locked_of(v_touched);
-    if v_locked <> '{}' then
-        insert into promotion_requests (lane, job_id)
-        select distinct 'child', e.child_id from edges e
-        where e.parent_id = any (v_locked) and e.met is null and e.child_id = any (child_ids);
-    end if;
-    if v_ended is not null then
-        perform _tell_of_ended(v_ended);
-    end if;
+    insert into promotion_requests (lane, job_id, not_by)
+    select l.lane, child_id, pg_current_xact_id() from (values ('child'), ('unmet')) l(lane);
 end;
 $$;
 
--- Those of these live jobs that another session has locked. The exception block releases the locks at
--- once, since an end must not wait for a claiming transaction.
-create or replace function _locked_of(job_ids bigint[]) returns bigint[]
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off
-    set jit = off set plan_cache_mode = force_generic_plan
-as $$
-declare
-    v_free bigint[];
-begin
-    if job_ids is null then
-        return array[]::bigint[];
-    end if;
-    begin
-        v_free := array(
-            select j.id from live_jobs j where j.id = any (job_ids) order by j.id + 0 for share skip locked);
-        raise sqlstate 'PW099';
-    exception when sqlstate 'PW099' then
-        null;
-    end;
-    return array(select i.id from unnest(job_ids) i(id) where i.id <> all (v_free));
-end;
-$$;
-
--- Cancels those of these children that are to be cancelled since a parent has ended in another way.
-create or replace function _cancel_unmet(child_ids bigint[]) returns void
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set jit = off
-as $$
-declare
-    v_waiting bigint[] := array(
-        select j.id from unnest(child_ids) c(id) join live_jobs j on j.id = c.id and j.parked = 'unmet'
-        where exists (
-            select from edges e
-            where e.child_id = j.id and e.revision = j.revision and e.met is null and e.cancels
-              and _meets(e.condition, _ended_as(e.parent_id)) is false
-              and _ended_as(e.parent_id) is not null));
-    v_held bigint[] := array(
-        select j.id from live_jobs j where j.id = any (v_waiting) and j.parked = 'unmet'
-        order by j.id + 0 for update skip locked);
-begin
-    insert into promotion_requests (lane, job_id)
-    select 'unmet', w.id from unnest(v_waiting) w(id) where w.id <> all (v_held);
-    if v_held <> '{}' then
-        perform _finalize_jobs(v_held, null, 'cancelled', null, 'dependency', 'a job that it depends on');
-    end if;
-end;
-$$;
-
--- Places those of these children whose dependencies all hold; returns how many became available.
-create or replace function _place_children(child_ids bigint[]) returns integer
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-    set jit = off set plan_cache_mode = force_generic_plan
-as $$
-declare
-    v_now timestamptz := clock();
-    v_free bigint[];
-    v_touched bigint[]; -- parents of last open edges, and their children
-    v_waiting bigint[];
-    v_locked bigint[];
-    v_ready bigint[];
-begin
-    select array_agg(j.id) filter (where o.parent_id is null),
-           array_agg(o.parent_id) filter (where o.touched), array_agg(j.id) filter (where o.touched)
-    into v_free, v_touched, v_waiting
-    from unnest(child_ids) c(id)
-    join live_jobs j on j.id = c.id and j.parked = 'unmet'
-    left join lateral (
-        select e.parent_id, p.touched
-        from (select l.parent_id from edges l
-              where l.child_id = j.id and l.revision = j.revision and l.met is null
-              order by l.child_id desc, l.revision desc, l.parent_id desc limit 1) e
-        left join lateral (
-            select i.xmax::text <> '0' as touched
-            from live_jobs i where i.id = e.parent_id) p on true) o on true;
-    v_locked := _locked_of(v_touched);
-    with free as materialized (
-        select j.ctid as tid, j.id, j.queue_name, j.run_at, j.sequence_key from live_jobs j
-        where j.id = any (v_free) and j.parked = 'unmet' for update skip locked),
-    placed as (
-        update live_jobs j
-        set state = f.state, parked = f.parked, ready_at = f.ready_at, due_at = f.due_at, updated_at = v_now
-        from (select l.tid, p.* from free l
-              cross join lateral _place(
-                  l.run_at, v_now, _held(l.sequence_key), _is_limited(l.queue_name)) p) f
-        where j.ctid = f.tid
-        returning j.id, j.ready_at, _lane_of(j.parked, j.queue_name, j.sequence_key) as lane),
-    asked as (
-        insert into promotion_requests (lane, job_id)
-        select distinct p.lane, null::bigint from placed p where p.lane is not null
-        union all
-        select 'met', u.id from unnest(v_free) u(id) where u.id not in (select f.id from free f)
-        union all
-        select distinct 'met', w.id from unnest(v_waiting, v_touched) w(id, parent_id)
-        where w.parent_id = any (v_locked))
-    select array_agg(p.id) filter (where p.ready_at is not null) into v_ready from placed p;
-    perform _arrive_late(v_ready);
-    return coalesce(cardinality(v_ready), 0);
-end;
-$$;
-
--- 'unmet' if an edge of this job is open.
+-- 'unmet' if an edge of this job is open. Then it has a watch.
 create or replace function _unmet(job live_jobs) returns text
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     return case when _coordination_is_used() and exists (
-        select from edges e where e.child_id = job.id and e.revision = job.revision and e.met is null)
-        then 'unmet' end;
+        select from _open_edges(job.id, job.revision, _open_from(job.id, job.revision))) then 'unmet' end;
 end;
 $$;

@@ -169,7 +169,7 @@ begin
     set state = 'pending', parked = 'signal', ready_at = null, due_at = until, updated_at = now,
         attempts = greatest(job.attempts - 1, 0), worker_id = null, claimed_at = null, started_at = null
     where j.id = job.id;
-    insert into promotion_requests (lane, job_id) values ('signal', job.id);
+    insert into promotion_requests (lane, job_id, not_by) values ('signal', job.id, pg_current_xact_id());
     perform _refill_queue(job.queue_name);
     perform _notify_workers();
 end;
@@ -196,7 +196,8 @@ begin
     where not exists (
         select from signals s where s.job_id = send_signal.job_id and s.name = send_signal.name);
     if found then
-        insert into promotion_requests (lane, job_id) values ('signal', send_signal.job_id);
+        insert into promotion_requests (lane, job_id, not_by)
+        values ('signal', send_signal.job_id, pg_current_xact_id());
         perform _notify_workers();
     end if;
 end;
@@ -234,10 +235,11 @@ begin
         where j.ctid = f.tid
         returning j.id, j.ready_at, _lane_of(j.parked, j.queue_name, j.sequence_key) as lane),
     asked as (
-        insert into promotion_requests (lane, job_id)
-        select distinct p.lane, null::bigint from placed p where p.lane is not null
+        insert into promotion_requests (lane, job_id, not_by)
+        select distinct p.lane, null::bigint, null::xid8 from placed p where p.lane is not null
         union all
-        select 'signal', a.id from unnest(v_answered) a(id) where a.id not in (select f.id from free f))
+        select 'signal', a.id, pg_current_xact_id() from unnest(v_answered) a(id)
+        where a.id not in (select f.id from free f))
     select array_agg(p.id) filter (where p.ready_at is not null) into v_ready from placed p;
     perform _arrive_late(v_ready);
     return coalesce(cardinality(v_ready), 0);

@@ -35,8 +35,8 @@ begin
     if v_ended.loose_ends is not null then
         perform _tie_up(v_ended.loose_ends);
     end if;
-    if _coordination_is_used() or _jobs_are_awaited() then
-        perform _tell_of_end(v_ended.ids, final_state, job_ids, runs, results);
+    if final_state = 'cancelled' or _coordination_is_used() or _jobs_are_awaited() then
+        perform _tell_of_end(v_ended.ids, final_state, v_ended.gone, v_ended.gone_results);
     end if;
 end;
 $$;
@@ -75,10 +75,12 @@ $$;
 
 -- Moves the jobs, in one statement. It locks rows in the order of their ids, and matches them by id
 -- and run, never by position, since an add may have moved a row meanwhile. A producer that replaces a
--- job frees no queue: its transaction may stay open for long, so it must not hold a lane.
+-- job frees no queue: its transaction may stay open for long, so it must not hold a lane. `gone`: the
+-- jobs that history does not keep.
 create or replace function _move_to_history(
     job_ids bigint[], runs bigint[], final_state text, results jsonb[], close_reason text, error text,
-    out ids bigint[], out sequences text[], out queues text[], out loose_ends _loose_end[])
+    out ids bigint[], out sequences text[], out queues text[], out loose_ends _loose_end[],
+    out gone bigint[], out gone_results jsonb[])
     language plpgsql set search_path from current
 as $$
 declare
@@ -128,8 +130,10 @@ begin
                     then e.queue_name end
            )::_loose_end) filter (
                where final_state = 'cancelled' or e.state <> 'running' or e.retention = interval '0' and (
-                   e.revision > 0 or coalesce(error, e.last_error) is not null or e.unique_key is not null))
-    into ids, sequences, queues, loose_ends
+                   e.revision > 0 or coalesce(error, e.last_error) is not null or e.unique_key is not null)),
+           array_agg(e.id) filter (where e.retention = interval '0'),
+           array_agg(e.new_result) filter (where e.retention = interval '0')
+    into ids, sequences, queues, loose_ends, gone, gone_results
     from ended e;
 end;
 $$;

@@ -151,7 +151,8 @@ begin
     delete from live_jobs j where j.id = job.id;
     delete from errors e where e.job_id = job.id;
     perform _release_unique_keys(array[job.unique_key]);
-    perform _tell_of_end(array[job.id], case when unhalt then 'cancelled' else 'discarded' end);
+    perform _tell_of_end(
+        array[job.id], case when unhalt then 'cancelled' else 'discarded' end, array[job.id]);
     if unhalt and job.sequence_key is not null then
         perform _unhalt_sequence(job.sequence_key, job.id);
     end if;

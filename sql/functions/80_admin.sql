@@ -82,6 +82,7 @@ create or replace function delete_job(job_id bigint) returns job
 as $$
 declare
     v_row live_jobs := _lock_job('delete_job', job_id);
+    v_past finished_jobs;
     v_job job;
 begin
     if v_row.state = 'running' then
@@ -92,12 +93,13 @@ begin
         return _job_of(v_row);
     end if;
     v_job := get_job(job_id);
-    delete from finished_jobs f where f.id = delete_job.job_id;
+    delete from finished_jobs f where f.id = delete_job.job_id returning f.* into v_past;
     if not found then
         return delete_job(job_id); -- it has just come back from history, or was deleted
     end if;
     delete from errors e where e.job_id = delete_job.job_id;
-    perform _tell_of_end(array[job_id], 'cancelled');
+    perform _keep_end(v_past.id, v_past.state, v_past.result);
+    perform _tell_of_end(array[job_id], 'cancelled', array[job_id]);
     perform _release_unique_keys(array[decode(v_job.unique_key, 'hex')]);
     if v_job.sequence_key is not null then
         perform _unhalt_sequence(v_job.sequence_key, job_id);

@@ -63,6 +63,9 @@ as $$
 declare
     v_row live_jobs;
 begin
+    if job.state = 'discarded' then
+        perform _keep_end(job.id, job.state, null);
+    end if;
     update live_jobs j
     set (state, parked, ready_at, due_at) = (
             select p.* from _place(
@@ -90,6 +93,7 @@ declare
     v_holder live_jobs;
 begin
     delete from finished_jobs f where f.id = _take_back.job_id returning f.* into v_past;
+    perform _keep_end(v_past.id, v_past.state, v_past.result);
     while v_past.id is not null and v_row.id is null loop
         insert into live_jobs as j select v_past.*
         on conflict (job_key) where job_key is not null do nothing
@@ -125,7 +129,9 @@ begin
         order by h.job_id for update;
     end if;
     v_row := _lock_job('retry_job', job_id);
-    if v_row.state = 'available' or v_row.parked = 'queue' then
+    if v_row.state = 'available' then
+        update live_jobs j set start_by = null, updated_at = v_now
+        where j.id = v_row.id and j.start_by is not null;
         return _job_of(v_row);
     elsif v_row.state = 'running' then
         raise exception 'retry_job: job % is running', job_id
@@ -151,10 +157,11 @@ begin
         end if;
         perform _arrive_late(array[v_row.id]);
     end if;
-    if v_row.parked is not null then
-        insert into promotion_requests (lane, job_id)
-        values (coalesce(_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key), 'met'),
-                case when v_row.parked = 'unmet' then v_row.id end);
+    if v_row.parked = 'unmet' then
+        perform _ask_for_child(v_row.id);
+    elsif v_row.parked <> 'signal' then
+        insert into promotion_requests (lane)
+        values (_lane_of(v_row.parked, v_row.queue_name, v_row.sequence_key));
     end if;
     perform _notify_workers();
     return _job_of(v_row);
@@ -288,6 +295,9 @@ create or replace function _reschedule(job live_jobs, changed live_jobs) returns
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
+    if job.state = 'discarded' and changed.state <> 'discarded' then
+        perform _keep_end(job.id, job.state, null);
+    end if;
     update live_jobs j
     set run_at = changed.run_at, priority = changed.priority, attempts = changed.attempts,
         max_attempts = changed.max_attempts, state = changed.state, ready_at = changed.ready_at,
@@ -297,7 +307,9 @@ begin
         expires_at = changed.expires_at, start_by = changed.start_by, reason = changed.reason,
         updated_at = changed.updated_at
     where j.id = job.id;
-    if changed.parked not in ('unmet', 'signal') then
+    if changed.parked = 'unmet' then
+        perform _ask_for_child(job.id);
+    elsif changed.parked <> 'signal' then
         insert into promotion_requests (lane)
         values (_lane_of(changed.parked, changed.queue_name, changed.sequence_key));
     end if;

@@ -106,7 +106,8 @@ as $$
 declare
     v_first bigint := (
         select min(j.id) from live_jobs j
-        where j.sequence_key = resume_sequence.sequence_key and j.parked <> 'queue');
+        where j.sequence_key = resume_sequence.sequence_key and j.parked <> 'queue'
+          and j.parked in ('sequence', 'next'));
 begin
     delete from sequence_halts h
     where (h.sequence_key, h.job_id) in (

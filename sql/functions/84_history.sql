@@ -93,7 +93,7 @@ create or replace function _prune_jobs(name text, job_ids bigint[]) returns bigi
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
-    v_kept bigint[];
+    v_kept bigint[] := _awaited_of(job_ids);
     v_gone bigint[];
     v_sequences text[];
     v_keys bytea[];
@@ -103,8 +103,8 @@ begin
         select array_agg(d.id) from %I d
         where d.id = any ($1)
           and (d.sequence_key is not null and _blocks_sequence(d.sequence_key, d.id)
-               or _is_awaited(d.id))$q$, name)
-    into v_kept using job_ids;
+               or d.id = any ($2))$q$, name)
+    into v_kept using job_ids, v_kept;
     if v_kept is not null then
         -- By the parent of a partition: the job moves to another one.
         execute format('update %I j set expires_at = $1 where j.id = any ($2) and j.tableoid = $3',
@@ -119,7 +119,7 @@ begin
                array_agg(g.unique_key) filter (where g.unique_key is not null),
                array_agg(g.id) filter (where g.state <> 'completed') from gone g$q$, name)
     into v_gone, v_sequences, v_keys, v_failed using job_ids, v_kept;
-    if v_gone is not null and _coordination_is_used() then
+    if v_gone is not null then
         perform _forget_jobs(v_gone, v_failed);
     end if;
     with unhalted as (
@@ -221,18 +221,20 @@ begin
                      limit $1 for update of p),
                array(select k.id from %1$I k where k.unique_key is not null
                      limit $2 for update skip locked),
-               array(select p.id from edges e join %1$I p on p.id = e.parent_id and _is_awaited(p.id)
-                     where e.met is null limit $1 for update of p)$q$, day)
+               array(select p.id from %1$I p where exists (
+                         select from edges e join live_jobs j on j.id = e.child_id and j.revision = e.revision
+                         where e.parent_id = p.id and e.met is null)
+                     limit $1 for update of p)$q$, day)
     into v_halting, v_keyed, v_awaited using max_rows, v_max_keys;
     pruned := _prune_jobs(day, v_halting || v_keyed || v_awaited);
     if greatest(cardinality(v_halting), cardinality(v_awaited)) < max_rows
        and cardinality(v_keyed) < v_max_keys then
         execute format('delete from errors e using %I f where e.job_id = f.id', day);
-        if _coordination_is_used() then
-            execute format($q$
-                select _forget_jobs(array_agg(f.id), array_agg(f.id) filter (where f.state <> 'completed'))
-                from %I f$q$, day);
-        end if;
+        execute format($q$ -- in parts: the ids of a whole day need not fit into memory
+            select _forget_jobs(array_agg(f.id), array_agg(f.id) filter (where f.state <> 'completed'))
+            from (select d.id, d.state, row_number() over () / 10000 as part from %I d
+                  where d.state <> 'completed' or _coordination_is_used()) f
+            group by f.part$q$, day);
         execute format('select count(*) from %I', day) into rest;
     end if;
 end;

@@ -173,9 +173,6 @@ create type _span as (
     to_id bigint
 );
 
--- How long a job may be put off (private); see functions/23_deadlines.sql.
-create type _wait as (until timestamptz, since timestamptz, run bigint);
-
 -- How far a session has walked an index (private); see functions/02_walks.sql. A walk of due jobs
 -- or of promotion requests has one place.
 create type _walk as (
@@ -444,8 +441,7 @@ create table errors (
 create index errors_job on errors (job_id, run);
 
 -- What jobs wait for: the ends of other jobs (functions/34_edges.sql). An edge counts for one revision of
--- the child. A replace raises the revision, so it need not touch the older edges, which an end may
--- have locked.
+-- the child. A replace raises the revision, so it need not touch the older edges.
 create table edges (
     child_id bigint not null,
     revision integer not null,
@@ -453,12 +449,22 @@ create table edges (
     ref text,                                   -- what the call that added the child named the parent
     condition text collate "C" not null,        -- 'success', 'end' or 'failure'
     cancels boolean not null,                   -- cancel the child if the parent ends in another way
-    met text collate "C",                       -- the state in which the parent met the condition
+    met text collate "C",                       -- the state in which the parent met the condition: 34_edges
     result jsonb,                               -- the parent's result then, for the child
-    primary key (child_id, revision, parent_id)
+    -- A job may name another one twice: with two conditions, or by two refs of which one is a duplicate.
+    unique nulls not distinct (child_id, revision, parent_id, condition, ref)
 );
-create index edges_open on edges (child_id, revision, parent_id) where met is null;
 create index edges_parent on edges (parent_id);
+
+-- Which of its edges a waiting job watches: the only ones that the end of a parent looks for.
+create table watches (
+    child_id bigint not null,
+    revision integer not null,
+    from_id bigint,                             -- the edges to parents with lower ids are met: 34_edges
+    parent_id bigint not null
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index watches_parent on watches (parent_id);
+create index watches_child on watches (child_id);
 
 -- Parents that count as cancelled, but are in no other table: deleted, or cancelled with retention 0.
 create table vanished_parents (
@@ -520,7 +526,8 @@ create table promotion_requests (
     after xid8,
     changed boolean not null default false,     -- settings were changed: no slot given before counts
     at timestamptz not null default clock_timestamp(),
-    job_id bigint
+    job_id bigint,
+    not_by xid8                                 -- the transaction that has left it must commit first
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0);
 create index promotion_requests_lane on promotion_requests (lane, id);

@@ -18,7 +18,8 @@ def test_add_says_what_became_of_the_job(call: Any, db: Any) -> None:
     assert call("add", "t") == "job 1 available\n"
     assert call("add", "t", '{"a": 1}', "--queue", "q") == "job 2 available\n"
     assert re.fullmatch(
-        r"job 3 scheduled, due 2100-01-0[12] \d\d:00:00\n", call("add", "t", "--run-at", "2100-01-02 00:00Z")
+        r"job 3 scheduled, due 2100-01-0[12] \d\d:00:00[+-]\d\d\n",
+        call("add", "t", "--run-at", "2100-01-02 00:00Z"),
     )
 
 
@@ -135,11 +136,41 @@ def test_retry_runs_jobs_now(call: Any, zoo: dict[str, int]) -> None:
 
 
 def test_cancel_ends_waiting_jobs_and_asks_running_ones_to_stop(call: Any, zoo: dict[str, int]) -> None:
-    assert (
-        call("cancel", "4", "3", "2")
-        == "job 4 cancelled\njob 3 is running and was asked to stop\njob 2 cancelled\n"
-    )
+    assert call("cancel", "4", "3") == "job 4 cancelled\njob 3 is running and was asked to stop\n"
     assert call("cancel", "3", "--force") == "job 3 cancelled\n"
+
+
+def test_cancel_says_of_which_jobs_there_was_nothing_to_cancel(
+    cli: Any, call: Any, dsn: str, zoo: dict[str, int]
+) -> None:
+    done = cli("cancel", "2", "4", DATABASE_URL=dsn)
+    assert (done.returncode, done.stdout) == (1, "job 4 cancelled\n")
+    assert done.stderr == "job 2 was already cancelled: nothing to cancel\n"
+    assert cli("cancel", "2", "--json", DATABASE_URL=dsn).returncode == 1
+
+
+def test_a_queue_that_has_no_job_is_paused_only_when_that_is_meant(
+    cli: Any, call: Any, dsn: str, zoo: dict[str, int]
+) -> None:
+    done = cli("queues", "pause", "nosuch", DATABASE_URL=dsn)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "pyworker: no queue nosuch has jobs or a limit (pyworker queues lists them);"
+        " to pause it before its first job, say --create\n"
+    )
+    assert call("queues", "pause", "nosuch", "--create") == "queue nosuch is paused\n"
+    assert call("queues", "pause", "nosuch") == "queue nosuch is paused\n"
+
+
+def test_the_database_may_be_named_before_the_command(cli: Any, dsn: str, zoo: dict[str, int]) -> None:
+    nowhere = "host=/nowhere"
+    for words in (
+        ["--dsn", dsn, "explain", "4"],
+        ["--dsn", nowhere, "explain", "4", "--dsn", dsn],
+        ["--dsn", dsn, "--schema", "pyworker", "queues", "resume", "q"],
+        ["--dsn", nowhere, "queues", "--dsn", dsn, "resume", "q"],
+    ):
+        assert cli(*words, DATABASE_URL=nowhere).returncode == 0, words
 
 
 def test_signal_sends_a_signal_and_jobs_shows_the_steps(call: Any, db: Any, zoo: dict[str, int]) -> None:

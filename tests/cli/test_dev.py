@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -127,7 +128,8 @@ def test_what_is_edited_is_what_runs(dev: Any, db: Any, dsn: str, tmp_path: Path
 def test_without_a_database_it_brings_one_whose_data_stay(dev: Any, tmp_path: Path, place: Path) -> None:
     write(tmp_path, "one")
     running = dev("--data", str(place))
-    url = running.until("database | ").removeprefix("database | ")
+    line = running.until("database | ").removeprefix("database | ")
+    (url,) = shlex.split(line.removeprefix("export DATABASE_URL="))  # as a shell reads it
     running.until("applied 0001_init")
     running.until("started")
     with psycopg.connect(url, autocommit=True) as conn:
@@ -138,7 +140,7 @@ def test_without_a_database_it_brings_one_whose_data_stay(dev: Any, tmp_path: Pa
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(url)
     again = dev("--data", str(place))
-    assert again.until("database | ").removeprefix("database | ") == url
+    assert again.until("database | ").removeprefix("database | ") == line
     again.until("started")
     with psycopg.connect(url) as conn:
         assert conn.execute("select state from pyworker.history").fetchall() == [("completed",)]

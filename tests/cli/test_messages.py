@@ -165,7 +165,7 @@ def test_a_schema_may_have_any_name(
             f"explain {job.id}",
             f"retry {job.id}",
             "queues",
-            "queues pause q",
+            "queues pause q --create",
             "sequences",
             "schedules",
             "schedules next @daily",

@@ -70,7 +70,7 @@ CHANGES = [
     ["remove", "--key", "k"],
     ["queues", "set", "q", "7"],
     ["queues", "set", "q", "--no-limit"],
-    ["queues", "pause", "it's"],
+    ["queues", "pause", "it's", "--create"],
     ["queues", "resume", "paused"],
     ["sequences", "resume", "halted"],
     ["schedules", "run", "nightly"],

@@ -135,9 +135,10 @@ class Catalog:
         if self.kinds.get(name) != "S":
             return set()
         call = words[n - 2].word if n > 1 else ""
-        if call == "nextval" or (call == "setval" and name.endswith("_id_seq")):
+        sets = call in ("nextval", "setval")
+        if sets and name.endswith(("_ids", "_id_seq")):
             return set()  # the number itself means nothing to others
-        return {("set" if call == "setval" else "get", name)}
+        return {("set" if sets else "get", name)}
 
     def of_function(self, name: str) -> Footprint:
         """What a call touches, if the function runs by its caller's snapshot; all of that name."""

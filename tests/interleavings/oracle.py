@@ -23,14 +23,16 @@ AGAIN = {"rc": {"55P03"}, "rr": {"40001", "55P03"}, "ssi": {"40001", "55P03"}}
 # Rows without their times and ids: a job is known by who added it.
 JOB = """
     to_jsonb(j) - '{id,ready_at,due_at,run,run_at,created_at,updated_at,claimed_at,started_at,
-                     cancel_requested_at,finished_at,expires_at,unique_key,payload,parked,has_slot}'::text[]
+                     cancel_requested_at,finished_at,expires_at,unique_key,payload,parked,has_slot,
+                     wait_until,waits_since,waits_run}'::text[]
     || jsonb_build_object(
         'job', coalesce(j.meta ->> 'by', j.id::text), 'payload', j.payload::text, 'run', least(j.run, 2),
         'worker_id', least(j.worker_id, 2), -- 2 and 3 are alike
         'started', j.started_at is not null, 'cancel', j.cancel_requested_at is not null,
         'unique', j.unique_key is not null, 'later', j.due_at > pyworker.clock() + interval '10 minutes')
 """
-ALL = "select id, meta from pyworker.live_jobs union all select id, meta from pyworker.finished_jobs"
+ALL = """select id, meta, revision from pyworker.live_jobs
+    union all select id, meta, revision from pyworker.finished_jobs"""
 STATE = f"""
     select jsonb_build_object(
         'jobs', (select jsonb_agg(x.r order by x.r) from (
@@ -44,6 +46,22 @@ STATE = f"""
             select jsonb_build_array(h.sequence_key, coalesce(j.meta ->> 'by', h.job_id::text)) r
             from pyworker.sequence_halts h
             left join ({ALL}) j on j.id = h.job_id) x),
+        'edges', (select jsonb_agg(x.r order by x.r) from (
+            select jsonb_build_array(coalesce(j.meta ->> 'by', j.id::text),
+                coalesce(p.meta ->> 'by', e.parent_id::text), e.ref, e.condition, e.cancels,
+                -- Only some ends are written down: 34_edges.
+                case when not exists (
+                    select from pyworker._open_edges(e.child_id, e.revision, e.parent_id) o
+                    where o.parent_id = e.parent_id and o.condition = e.condition)
+                    then coalesce(e.met, pyworker._ended_as(e.parent_id)) end) r
+            from pyworker.edges e join ({ALL}) j on j.id = e.child_id and j.revision = e.revision
+            left join ({ALL}) p on p.id = e.parent_id) x),
+        'steps', (select jsonb_agg(x.r order by x.r) from (
+            select jsonb_build_array(s.job_id, s.name, s.is_wait, s.at is null, s.result) r
+            from pyworker.steps s join ({ALL}) j on j.id = s.job_id and j.revision = s.revision) x),
+        'signals', (select jsonb_agg(x.r order by x.r) from ( -- the first of each name counts
+            select distinct on (s.job_id, s.name) jsonb_build_array(s.job_id, s.name, s.payload) r
+            from pyworker.signals s order by s.job_id, s.name, s.id) x),
         'queues', (select jsonb_agg(x.r order by x.r) from (
             select to_jsonb(q) - '{{updated_at,changed}}'::text[] r from pyworker.queues q) x),
         'unique', (select count(*) from pyworker.unique_keys),
@@ -59,8 +77,9 @@ RAW = f"""
                 rank() over (order by j.id), rank() over (order by j.ready_at)) r
             from pyworker.live_jobs j) x),
         'requests', (select jsonb_agg(x.r order by x.r) from (
-            select distinct jsonb_build_array(w.lane, w.after is null, w.changed) r
-            from pyworker.promotion_requests w) x),
+            select distinct jsonb_build_array(
+                w.lane, w.after is null, w.changed, coalesce(j.meta ->> 'by', w.job_id::text)) r
+            from pyworker.promotion_requests w left join ({ALL}) j on j.id = w.job_id) x),
         'workers', (select jsonb_agg(to_jsonb(w) - '{{expires_at,started_at,info,last_claim_at}}'::text[]
                                      order by w.id) from pyworker.workers w),
         'claims', (select jsonb_agg(x.r order by x.r) from (

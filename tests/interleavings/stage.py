@@ -13,7 +13,8 @@ from tests.interleavings.verbs import LEVELS, MAKE, VERBS
 
 TABLES = [
     "live_jobs", "finished_jobs", "unique_keys", "errors", "promotion_requests", "workers", "claims",
-    "sequence_halts", "queues", "late_arrivals", "schedule_entries", "audit_log",
+    "sequence_halts", "queues", "schedule_entries", "edges", "watches", "steps", "signals",
+    "vanished_parents", "late_arrivals", "audit_log",
 ]  # fmt: skip
 REGISTERS = [
     "listening_until", "not_listening_until", "polling_until", "silent_before", "silent_at", "walks_until",
@@ -29,7 +30,7 @@ RESTORE = """
         set expires_at = pyworker.clock()
                          + case when id = 1 and '{start}' = 'dead' then interval '-1 s' else '20 s' end;
         perform setval('pyworker.job_ids', 10), setval('pyworker.promotion_requests_id_seq', 1000),
-            {registers},
+            {registers}, setval('pyworker.coordination_used', 0, '{start}' = 'graph'),
             setval('pyworker.listening_until', (extract(epoch from clock_timestamp()) * 1000)::bigint + 5000),
             setval('pyworker.swept_at', (extract(epoch from clock_timestamp()) * 1000)::bigint);
     end

@@ -2,6 +2,8 @@
 
 All verbs touch the same jobs: 1 has the key k, heads the sequence s and the queue q; 2 has a unique
 key and is delivered at most once; 3 waits in the sequence, 4 in the queue; 5 is due, 6 has the key m.
+In the state `graph` 1, 2 and 6 run; 7 depends on the ends of 2 and 6, 8 (key c) on the success of 1, 9 on 7,
+and 10 waits for the signal go.
 `%by` marks the jobs that a session adds. A verb returns what can be compared: no times, no new ids.
 """
 
@@ -10,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-WAITING, RUNNING, DEAD, ENDED = STARTS = ("waiting", "running", "dead", "ended")
-ALL, RUNS, STILL = STARTS, (RUNNING, DEAD), (WAITING, ENDED)
+WAITING, RUNNING, DEAD, ENDED, GRAPH = STARTS = ("waiting", "running", "dead", "ended", "graph")
+ALL, RUNS, STILL = STARTS, (RUNNING, DEAD, GRAPH), (WAITING, ENDED)
 LEVELS = {"rc": "read committed", "rr": "repeatable read", "ssi": "serializable"}
 
 BEGIN = """
@@ -45,12 +47,25 @@ ENDS = """
     select pyworker.fail_jobs('[{"id": 1, "run": 1, "error": "e", "discard": true}]'),
         pyworker.finish_job(2, 1), pyworker.finish_job(6, 1);
 """
+CHILDREN = """
+    select from pyworker.add_job('t', depends_on => '[{"id": 2, "on": "end"}, {"id": 6, "on": "end"}]');
+    select from pyworker.add_job('t', job_key => 'c', depends_on => '{"jobs": [1], "on_unmet": "cancel"}');
+    select from pyworker.add_job('t', depends_on => '[7]');
+    select from pyworker.add_job('t', priority => -1);
+    select pyworker.promote_jobs();
+    select from pyworker.claim_jobs(2, 1);
+    update pyworker.live_jobs set run = 1 where state = 'running';
+    update pyworker.claims set run = 1;
+    select pyworker.wait_for_signal(10, 1, 'go');
+    select pyworker.promote_jobs();
+"""
 # Where the jobs 1, 2 and 6 run, no job can be claimed: a worker that listens is idle.
 MAKE = {
     WAITING: BEGIN + DUE,
     RUNNING: BEGIN + CLAIMED,
     DEAD: BEGIN + CLAIMED,
     ENDED: BEGIN + CLAIMED + ENDS + DUE,
+    GRAPH: BEGIN + CLAIMED + CHILDREN,
 }
 IDLE = RUNS
 
@@ -92,6 +107,7 @@ def bulk(call: str, *ids: int) -> dict[str, Any]:
     }
 
 
+RELEASE = "select id from unnest(pyworker.release_jobs"
 S = """sequence_policy => '{"key": "s"}'"""
 BULK = """[
     {"identifier": "t", "payload": [3], "job_key": "k", "queue_name": "q", "sequence_policy": {"key": "s"},
@@ -115,6 +131,11 @@ TURNED = """[
     {"identifier": "t", "payload": [4], "job_key": "i", "meta": {"by": "%by"}},
     {"identifier": "t", "payload": [4], "job_key": "j", "meta": {"by": "%by"}},
     {"identifier": "t", "payload": [3], "job_key": "k", "meta": {"by": "%by"}}]"""
+# The refs and ids of one call: one job after 6, one after that one and 2.
+TREE = """[
+    {"identifier": "t", "ref": "a", "depends_on": [6], "meta": {"by": "%by"}},
+    {"identifier": "t", "depends_on": ["a", {"id": 2, "on": "end"}], "meta": {"by": "%by2"}}]"""
+MEMBERS = """[{"identifier": "t", "meta": {"by": "%by"}}]"""
 TURN = """select count(*) filter (where kind = 'refused') from pyworker.work(1, '{2}', '{1}', null,
     '[{"id": 1, "run": 1, "do": "fail", "error": "%by", "delay_s": 3600}]', 0)"""
 
@@ -150,7 +171,8 @@ VERBS = {
         Verb("fail-now", fail('"delay": "0"'), RUNS),
         Verb("discard", fail('"discard": true'), RUNS),
         Verb("snooze", "select pyworker.snooze_job(1, 1, '1 hour')", RUNS),
-        Verb("release", "select pyworker.release_jobs('{6,2,1}', '{1,1,1}')", RUNS),
+        Verb("release", f"{RELEASE}('{{6,2,1}}', '{{1,1,1}}')) id order by id", RUNS,
+             parts=tuple(f"{RELEASE}('{{{id}}}', '{{1}}')) id" for id in (1, 2, 6))),
         Verb("turn", TURN, (RUNNING,)),
         Verb("close", "select pyworker.close_worker(1)", RUNS),
         Verb("cancel", "select id from pyworker.cancel_job(1)"),
@@ -170,6 +192,22 @@ VERBS = {
         Verb("pause", "select pyworker.pause_queue('q')"),
         Verb("resume", "select pyworker.resume_queue('q')"),
         Verb("set-queue", "select pyworker.set_queue('q', 2)"),
+        Verb("add-child", add("""'{}', depends_on => '[1, {"id": 6, "on": "end"}]'""")),
+        Verb("add-child-cancel", add("""'{}', depends_on => '{"jobs": [1], "on_unmet": "cancel"}'""")),
+        Verb("add-grandchild", add("""'{}', depends_on => '[{"id": 7, "on": "end"}]'"""), (GRAPH,)),
+        Verb("add-tree", f"select deduplicated from pyworker.add_jobs('{TREE}'::jsonb)"),
+        Verb("replace-child", add("""'[8]', job_key => 'c', depends_on => '[2]'"""), (GRAPH,)),
+        Verb("free-child", add("'[8]', job_key => 'c'"), (GRAPH,)),
+        Verb("remove-child", "select id from pyworker.remove_job('c')", (GRAPH,)),
+        Verb("extend", f"select deduplicated from pyworker.extend_batch(7, '{MEMBERS}')", (GRAPH,)),
+        Verb("cancel-child", "select id from pyworker.cancel_job(8)", (GRAPH,)),
+        Verb("delete-callback", "select id from pyworker.delete_job(7)", (GRAPH,)),
+        Verb("retry-callback", "select id from pyworker.retry_job(7)", (GRAPH,)),
+        Verb("save-step", "select pyworker.save_step(6, 1, 'a', '\"%by\"')", (RUNNING, GRAPH)),
+        Verb("wait", "select pyworker.wait_for_signal(6, 1, 'go')", (RUNNING, GRAPH)),
+        Verb("send", "select pyworker.send_signal(6, 'go', '\"%by\"')"),
+        Verb("send-waiter", "select pyworker.send_signal(10, 'go', '\"%by\"')", (GRAPH,)),
+        Verb("cancel-wait", "select id from pyworker.cancel_job(10)", (GRAPH,)),
         Verb("resume-sequence", "select pyworker.resume_sequence('s')", (ENDED,)),
     ]
 }  # fmt: skip

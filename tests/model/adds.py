@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from copy import deepcopy
 from typing import Any
 
-from tests.model.state import HOUR, Job, Refused, State
+from tests.model.coordination import Coordination
+from tests.model.state import HOUR, Job, Refused
 from tests.support.states import ENDED, LIVE
 
 
-class Adds(State):
+class Adds(Coordination):
     def request(self, spec: dict[str, Any]) -> dict[str, Any]:
         """The arguments, with the task's and the system's defaults."""
         task = self.tasks.get(spec["task"], {})
@@ -23,6 +23,7 @@ class Adds(State):
             "sequence": None,
         }
         r |= {"key": None, "mode": "replace", "payload": {}, "flags": None, "run_at": None}
+        r |= {"ref": None, "depends_on": [], "on_unmet": "hold", "expires_at": None, "max_wait": None}
         r |= {k: v for k, v in task.items() if k in r} | {k: v for k, v in spec.items() if v is not None}
         r["queue"] = None if r["queue"] == "default" else r["queue"]
         return r
@@ -36,20 +37,36 @@ class Adds(State):
 
     def new(self, r: dict[str, Any], new_id: int) -> Job:
         job = Job(
-            new_id, r["task"], r["payload"], r["queue"], r["run_at"] or self.now, r["priority"],
-            r["max_attempts"],
+            new_id, r["task"], r["payload"], r["queue"], self.now, r["priority"], r["max_attempts"],
             r["key"], r["delivery"], r["flags"], self.now,
         )  # fmt: skip
-        job.fresh = r["run_at"] is None
+        job.since = self.now
+        self.run_later(job, r, r["run_at"])
         job.sequence, job.goes_on = self.sequence_of(r)
-        job.place = "waiting" if job.sequence else None
+        job.held = "unmet" if r["depends_on"] else None
+        job.place = "waiting" if job.sequence and not job.held else None
         self.wait(job)
         self.jobs.append(job)
         return job
 
+    def run_later(self, job: Job, r: dict[str, Any], run_at: Any) -> None:
+        """It runs at this time, or now; but adds put it off no longer than any of them allows."""
+        if job.run != job.since_run or job.state == "discarded":
+            job.since, job.since_run, job.latest = self.now, job.run, None
+        if r["max_wait"] is not None:
+            latest = job.since + r["max_wait"]
+            job.latest = min(job.latest, latest) if job.latest else latest
+        job.run_at, job.fresh = run_at or self.now, run_at is None
+        if job.latest and job.latest < job.run_at:
+            job.run_at, job.fresh = job.latest, True
+        job.start_by = r["expires_at"]
+
     def add(self, spec: dict[str, Any], new_id: int) -> tuple[Job, bool]:
         """The job that comes of it, and whether it was there and is left as it was."""
-        r = self.request(spec)
+        return self.add_many([spec], [new_id])[0]
+
+    def add_alone(self, r: dict[str, Any], new_id: int) -> tuple[Job, bool]:
+        """The same, but for its edges to other jobs."""
         if r["unique"] is not None:
             if r["key"]:
                 raise Refused("PW001")
@@ -60,37 +77,38 @@ class Adds(State):
         if old and old.state == "running":
             old.key, old.attempts, old.superseded = None, old.max_attempts, "superseded"
         elif old:
-            left = [(deepcopy(old), old.place)]
-            failed = old.attempts > 0 or old.state == "discarded"
-            if old.state == "discarded":
-                self.unhalt(old)
-            if r["mode"] != "preserve_run_at" or failed:
-                old.run_at, old.fresh = r["run_at"] or self.now, r["run_at"] is None
-            merge = isinstance(old.payload, list) and isinstance(r["payload"], list)
-            old.payload = old.payload + r["payload"] if merge else r["payload"]
-            sequence, old.goes_on = self.sequence_of(r)
-            if sequence != old.sequence or old.place is None:
-                old.sequence, old.place = sequence, "waiting" if sequence else None
-            else:
-                left = []
-            old.task, old.queue, old.priority, old.max_attempts = (
-                r["task"],
-                r["queue"],
-                r["priority"],
-                r["max_attempts"],
-            )
-            old.delivery, old.flags, old.attempts, old.error, old.reason = (
-                r["delivery"],
-                r["flags"],
-                0,
-                None,
-                None,
-            )
-            old.started, old.revision = False, old.revision + 1
-            self.wait(old)
-            self.make_way(left)
+            self.replace(old, r)
             return old, False
         return self.new(r, new_id), False
+
+    def replace(self, old: Job, r: dict[str, Any]) -> None:
+        left = [(old.sequence, old.place)]
+        failed = old.attempts > 0 or old.state == "discarded"
+        keeps_time = r["mode"] == "preserve_run_at" and not failed
+        fresh = old.fresh
+        self.run_later(old, r, old.run_at if keeps_time else r["run_at"])
+        old.fresh = old.fresh or (keeps_time and fresh)
+        if old.state == "discarded":
+            self.unhalt(old)
+        merge = isinstance(old.payload, list) and isinstance(r["payload"], list)
+        old.payload = old.payload + r["payload"] if merge else r["payload"]
+        sequence, old.goes_on = self.sequence_of(r)
+        if sequence != old.sequence or old.place is None or r["depends_on"]:
+            old.sequence = sequence
+            old.place = "waiting" if sequence and not r["depends_on"] else None
+        else:
+            left = []
+        old.held = "unmet" if r["depends_on"] else None
+        old.edges, old.steps, old.waits = [], {}, {}
+        old.task, old.queue, old.priority, old.max_attempts = (
+            r["task"], r["queue"], r["priority"], r["max_attempts"]
+        )  # fmt: skip
+        old.delivery, old.flags, old.attempts, old.error, old.reason = (
+            r["delivery"], r["flags"], 0, None, None
+        )  # fmt: skip
+        old.started, old.revision = False, old.revision + 1
+        self.wait(old)
+        self.make_way(left)
 
     def add_unique(self, r: dict[str, Any], new_id: int) -> tuple[Job, bool]:
         policy = r["unique"]
@@ -119,9 +137,18 @@ class Adds(State):
         return job, False
 
     def add_many(self, specs: list[dict[str, Any]], new_ids: list[int]) -> list[tuple[Job, bool]]:
-        if any(spec.get("key") and self.request(spec)["unique"] for spec in specs):
-            raise Refused("PW001")
-        return [self.add(spec, new_id) for spec, new_id in zip(specs, new_ids, strict=True)]
+        requests = [self.request(spec) for spec in specs]
+        for r in requests:
+            if (r["key"] and r["unique"]) or (r["max_wait"] is not None and not r["key"]):
+                raise Refused("PW001")
+            if r["expires_at"] and r["expires_at"] <= self.now:
+                raise Refused("PW001")
+        added = []
+        for r, new_id in zip(requests, new_ids, strict=True):
+            job, there = self.add_alone(r, new_id)
+            added.append((job, there, job.revision))
+        self.link(requests, added)
+        return [(job, there) for job, there, _ in added]
 
     def remove(self, key: str) -> int | None:
         job = self.named(key)

@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Any
 
-import psycopg
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
+from psycopg.types.json import Jsonb
 
+from tests.model.calls import NAMES
 from tests.model.model import Model
-from tests.model.state import HALF, SOME, TTL, Refused
+from tests.model.state import HALF, MOMENT, SOME, TTL
 from tests.model.strategies import definitions, hours, keys, numbers, several, specs, tasks
+from tests.model.together import Together, with_a_job
 
-NAMES = {
-    "task": "identifier", "queue": "queue_name", "key": "job_key", "mode": "job_key_mode",
-    "unique": "unique_policy",
-    "sequence": "sequence_policy",
-}  # fmt: skip
 SEEN = """
     select id, state, key, attempts, max_attempts, run, revision, priority, queue_name, delivery,
         task_identifier, sequence_key,
            unique_key is not null as is_unique, last_error, reason, locked_by, run_at
     from (select * from pyworker.jobs union all select * from pyworker.history) j order by id
 """
-
+SEQUENCES = """
+    select 'view' as source, sequence_key, running, waiting, halted_by from pyworker.sequences
+    union all
+    select 'list', sequence_key, running, waiting, halted_by
+    from pyworker.list_sequences(max_sequences => 1000)
+"""
 
 with_a_running_job = precondition(lambda self: self.model.live("running"))
-with_a_job = precondition(lambda self: self.model.jobs)
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(Together):
     steps = 0
 
     def __init__(self, api: Any, clock: Any, clean: Any, check: Any) -> None:
@@ -53,84 +45,22 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(
         many=st.lists(specs, min_size=3, max_size=6),
-        theme=st.sampled_from([None, "sequence", "queue", "key"]),
+        theme=st.sampled_from([None, "sequence", "queue", "key", "dependency", "signal"]),
+        claims=st.integers(0, 4),
     )
-    def begin(self, many: list[dict[str, Any]], theme: str | None) -> None:
-        self.theme = theme  # all in one sequence, in one queue, or of one key: there they meet
+    def begin(self, many: list[dict[str, Any]], theme: str | None, claims: int) -> None:
+        self.theme = theme  # one sequence, queue or key, few parents, one signal: there they meet
         self.clean()
         self.clock.advance(seconds=-self.clock.offset.total_seconds())
         self.api.configure(worker_ttl=TTL)
         self.api.maintain()
         self.model = Model(self.api.at())
-        self.slack = timedelta(0)
         self.register()
         self.register()
         for spec in many:
             self.add_one(spec)
-
-    def both(self, ours: Callable[[Model], Any], theirs: Callable[[], Any]) -> tuple[Any, Any]:
-        """What the model and the database say to the same call: a result, or an SQLSTATE."""
-        before = deepcopy(self.model)
-        self.model.now = self.api.at()
-        try:
-            got = theirs()
-        except psycopg.Error as error:
-            if not (error.sqlstate or "").startswith("PW"):
-                raise
-            got = error.sqlstate
-        self.slack += self.api.at() - self.model.now
-        try:
-            expected = ours(self.model)
-        except Refused as refused:
-            self.model, expected = before, str(refused)
-        return expected, got
-
-    def same(self, ours: Callable[[Model], Any], theirs: Callable[[], Any]) -> Any:
-        expected, got = self.both(ours, theirs)
-        assert got == expected
-        return got
-
-    def any_job(self, number: int) -> int:
-        """The id of a job; now and then of none."""
-        jobs = self.model.jobs
-        return jobs[number % len(jobs)].id if jobs and number % 23 else 10**6
-
-    def run(self, number: int) -> tuple[int, int]:
-        """A run to speak of: mostly one that goes on, else an earlier one of the same job, or any
-        that there has been."""
-        now = [(job.id, job.run) for job in self.model.live("running")]
-        runs = now if number % 4 else [(job_id, run - 1) for job_id, run in now] if number % 8 else self.runs
-        return runs[number // 8 % len(runs)] if runs else (10**6, 1)
-
-    def arguments(self, spec: dict[str, Any]) -> dict[str, Any]:
-        named = {NAMES.get(k, k): v for k, v in spec.items()}
-        if "run_at" in spec:
-            named["run_at"] = str(spec["run_at"])
-        return named
-
-    def timed(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """With its run_at as a time, and with the sequence, the queue or the key that this is about."""
-        spec = dict(spec)
-        if self.theme == "sequence":
-            spec["sequence"] = {**spec.get("sequence", {}), "key": "s"}
-        elif self.theme == "queue":
-            spec["queue"] = "q"
-        elif self.theme == "key" and "unique" not in spec:
-            spec["key"] = "a"
-        if "run_at" in spec:
-            spec["run_at"] = self.api.at(f"{spec['run_at']} hours")
-        return spec
-
-    def added(self, expected: Any, got: Any) -> None:
-        if isinstance(expected, str) or isinstance(got, str):
-            assert got == expected
-            return
-        newest = max((job.id for job in self.model.jobs if job.id < 10**9), default=0)
-        for row, (job, deduplicated) in zip(got, expected, strict=True):
-            if job.id >= 10**9:
-                assert row.id > newest
-                job.id = newest = row.id
-            assert (row.id, row.deduplicated) == (job.id, deduplicated)
+        if claims:
+            self.claim(claims, claims)
 
     # Producers
 
@@ -140,15 +70,18 @@ class Machine(RuleBasedStateMachine):
         named = self.arguments(spec)
         if isinstance(named.get("payload"), list):
             named["payload"] = json.dumps(named["payload"])
+        if "depends_on" in named:
+            named["depends_on"] = Jsonb(named["depends_on"])
         self.added(*self.both(lambda m: [m.add(spec, 10**9)], lambda: [self.api.add_job(**named)]))
 
-    @rule(many=st.lists(specs, min_size=2, max_size=4))
-    def add_many(self, many: list[dict[str, Any]]) -> None:
-        many = [self.timed(spec) for spec in many]
+    @rule(many=st.lists(specs, min_size=2, max_size=4), forwards=st.booleans())
+    def add_many(self, many: list[dict[str, Any]], forwards: bool) -> None:
+        many = self.call(many, forwards)
         ids = list(range(10**9, 10**9 + len(many)))
         named = [self.arguments(spec) for spec in many]
+        placed = self.model.placed()
         self.added(*self.both(lambda m: m.add_many(many, ids), lambda: self.api.add_jobs(named)))
-        self.promote()  # the order in which they are worked on inside is no promise
+        self.settle(placed=placed)  # the order in which they are worked on inside is no promise
 
     @rule(key=keys)
     def remove_job(self, key: str) -> None:
@@ -179,6 +112,7 @@ class Machine(RuleBasedStateMachine):
             "reset pyworker.claim_note"
         )  # how far the last claim came: it may pass over what came in before that, for a while
         runs: dict[int, int] = {}
+        late = self.prepare_claim()
 
         def theirs() -> Any:
             rows = self.api.claim_jobs(worker, limit, *only)
@@ -191,6 +125,8 @@ class Machine(RuleBasedStateMachine):
                 assert runs[job.id] > job.run
                 job.run = runs[job.id]
         self.runs += runs.items()
+        if late:
+            self.settle(late)
 
     @rule(number=numbers, limit=st.sampled_from([1, 2, 9]))
     def claim_any(self, number: int, limit: int) -> None:
@@ -209,11 +145,14 @@ class Machine(RuleBasedStateMachine):
         self.same(lambda m: m.start(*run), lambda: self.api.start_job(*run))
 
     @with_a_running_job
-    @rule(some=several)
-    def finish(self, some: list[int]) -> None:
+    @rule(some=several, result=st.sampled_from([None, 1, {"by": "ann"}]))
+    def finish(self, some: list[int], result: Any) -> None:
         runs = [self.run(number) for number in some]
         ids, numbers = map(list, zip(*runs, strict=True))
-        self.same(lambda m: m.finish(runs), lambda: sorted(self.api.finish_jobs(ids, numbers)))
+        results = [Jsonb(result)] * len(ids)
+        self.same(
+            lambda m: m.finish(runs, result), lambda: sorted(self.api.finish_jobs(ids, numbers, results))
+        )
 
     @with_a_running_job
     @rule(number=numbers)
@@ -260,19 +199,17 @@ class Machine(RuleBasedStateMachine):
             if silent is None or n % 2 != silent:
                 self.same(lambda m, w=worker: m.heartbeat(w), lambda w=worker: self.api.heartbeat(w))
 
-    def promote(self) -> None:
-        self.both(Model.promote, self.api.promote_jobs)
-
     @rule(what=st.sampled_from(["promote", "promote", "sweep", "sweep", "maintain", "prune"]))
     def housework(self, what: str) -> None:
         if what == "promote":
-            self.promote()
+            self.settle()
         elif what == "sweep":
             self.same(Model.sweep, self.api.sweep_workers)
         elif what == "prune":
             self.both(Model.prune, self.api.prune)
         else:
             self.same(Model.maintain, lambda: self.api.maintain()["rescued"])
+            self.settle()
 
     # People
 
@@ -352,17 +289,16 @@ class Machine(RuleBasedStateMachine):
             return
         Machine.steps += 1
         rows = {row.id: row for row in self.api.rows(SEEN)}
-        self.model.jobs = [job for job in self.model.jobs if job.id in rows or not job.kept]
         ours = []
         for job in sorted(self.model.jobs, key=lambda j: j.id):
             row = rows.get(job.id)
             if row and job.fresh:
-                assert timedelta(0) <= row.run_at - job.run_at <= self.slack
+                assert timedelta(0) <= row.run_at - job.run_at < MOMENT
                 job.run_at, job.fresh = row.run_at, False
             error = row.last_error if row and job.error == SOME and row.last_error else job.error
             reason = (
                 job.reason
-                if job.reason in ("superseded", "removed", "replaced", "lost")
+                if job.reason in ("superseded", "removed", "replaced", "lost", "expired", "dependency")
                 else row and row.reason
             )
             locked = str(job.worker) if job.state == "running" else row and row.locked_by
@@ -372,17 +308,37 @@ class Machine(RuleBasedStateMachine):
                 error, reason, locked, job.run_at,
             ))  # fmt: skip
         assert [tuple(row) for row in rows.values()] == ours
-        shown = self.api.rows("select sequence_key, running, waiting, halted_by from pyworker.sequences")
-        assert {row[0]: tuple(row[1:]) for row in shown} == self.model.sequences()
-        self.slack = timedelta(0)
-        if Machine.steps % 3 == 0:  # the dearest part; what is wrong stays wrong
+        shown = self.api.rows(SEQUENCES)
+        assert {row[1]: tuple(row[2:]) for row in shown if row.source == "view"} == self.model.sequences()
+        assert {row[1]: tuple(row[2:]) for row in shown if row.source == "list"} == self.model.sequences()
+        self.compare_coordination()
+        if Machine.steps % 5 == 0:  # the dearest part; what is wrong stays wrong
             self.check(self.api.conn)
 
 
-def run(api: Any, clock: Any, clean: Any, check: Any, examples: int, steps: int, **more: Any) -> None:
+class Workflows(Machine):
+    """The same with less beside what jobs wait for, so that more of it meets in a few examples."""
+
+    claim_some = start = finish_one = snooze = define_task = None  # type: ignore[assignment]
+    once = change_a_worker = change_a_queue = resume_sequence = None  # type: ignore[assignment]
+
+    @initialize(
+        many=st.lists(specs, min_size=3, max_size=6),
+        theme=st.sampled_from(["dependency", "dependency", "signal"]),
+        claims=st.integers(1, 4),
+    )
+    def begin(self, many: list[dict[str, Any]], theme: str | None, claims: int) -> None:
+        super().begin(many, theme, claims)
+
+    def timed(self, spec: dict[str, Any], refs: list[str] | None = None) -> dict[str, Any]:
+        return super().timed({k: v for k, v in spec.items() if k not in ("queue", "flags", "run_at")}, refs)
+
+
+def run(kind: type[Machine], api: Any, clock: Any, clean: Any, check: Any, examples: int, steps: int,
+        **more: Any) -> None:  # fmt: skip
     Machine.steps = 0
     run_state_machine_as_test(
-        lambda: Machine(api, clock, clean, check),
+        lambda: kind(api, clock, clean, check),
         settings=settings(
             max_examples=examples, stateful_step_count=steps, deadline=None, database=None,
             report_multiple_bugs=False, suppress_health_check=list(HealthCheck), **more,

@@ -12,9 +12,25 @@ from tests.model.runs import Runs
 class Model(Adds, Runs, People):
     def maintain(self) -> int:
         self.prune()
-        rescued = self.sweep()
-        self.promote()
-        return rescued
+        return self.sweep()
+
+    def placed(self) -> set[tuple[int, str | None]]:
+        """The jobs that have joined their sequences."""
+        return {(job.id, job.sequence) for job in self.jobs if job.place}
+
+    def follow(self, heads: dict[str, int], placed: set[tuple[int, str | None]]) -> None:
+        """Which of two jobs that join a sequence by one call becomes its head is no promise; but none
+        passes a job that had its place before."""
+        for sequence, job_id in heads.items():
+            ours, job = self.head(sequence), self.get(job_id)
+            if job and job is not ours:
+                passed = [j for j in self.waiting(sequence) if j.id < job.id] + ([ours] if ours else [])
+                assert not [j for j in passed if (j.id, sequence) in placed]
+                if ours:
+                    ours.place = "waiting"
+                    self.wait(ours)
+                job.place = "head"
+                self.wait(job)
 
     # What the views show
 

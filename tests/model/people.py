@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+from copy import copy
 from typing import Any
 
-from tests.model.state import HOUR, Job, Refused, State
+from tests.model.coordination import Coordination
+from tests.model.state import HOUR, Job, Refused
 from tests.support.states import ENDED, HISTORY, LIVE
 
 
-class People(State):
-    def known(self, job_id: int) -> Job:
-        if job := self.get(job_id):
-            return job
-        raise Refused("PW004")
-
+class People(Coordination):
     def cancel(self, job_id: int, force: bool) -> str:
         job = self.known(job_id)
         if job.state == "running" and not force:
@@ -27,10 +23,11 @@ class People(State):
         job = self.known(job_id)
         if job.state == "running":
             raise Refused("PW005")
+        job.start_by = None
         if job.state == "available":
             return job.state
-        if job.state == "pending":
-            before = [(s, h) for s, h in self.halts if s == job.sequence and h < job.id]
+        if job.state == "pending" and job.held != "signal":
+            before = [(s, h) for s, h in self.halts if s == job.sequence and h < job.id and not job.held]
             if before and not self.head(str(job.sequence)):
                 for halt in before:
                     del self.halts[halt]
@@ -44,16 +41,21 @@ class People(State):
         if job.state in HISTORY:
             if job.key and self.named(job.key):
                 raise Refused("PW003")
-            job.worker, job.cancelled_runs, job.superseded = None, False, None
-        if job.state in ENDED and job.sequence:
-            job.place = "waiting"
+            job.worker, job.cancelled_runs, job.superseded, job.result = None, False, None, None
+        self.take_place(job)
         if job.attempts >= job.max_attempts:
             job.max_attempts = job.attempts + 1
-        job.reason, job.started, job.kept = None, False, False
+        job.reason, job.started = None, False
         self.at(job)
         self.wait(job)
         self.unhalt(job)
         return job.state
+
+    def take_place(self, job: Job) -> None:
+        """A job that is to run again: its dependencies come before its turn, and end a wait."""
+        job.held = "unmet" if any(not edge.met for edge in job.edges) else None
+        if job.state in ENDED and job.sequence:
+            job.place = None if job.held else "waiting"
 
     def retry_many(self, job_ids: list[int]) -> list[int]:
         retried = []
@@ -97,14 +99,19 @@ class People(State):
     ) -> list[int]:
         changed = []
         for job in self.some(job_ids):
-            was = deepcopy(job)
+            was = job.state
             decided = not (run_at is attempts is max_attempts is None)
             after = job.attempts if attempts is None else attempts, max_attempts or job.max_attempts
             alive = after[0] < after[1] and (job.state != "discarded" or decided)
+            if alive and job.held == "signal":  # it has begun: the wait decides when it goes on
+                job.attempts, job.max_attempts = after
+                job.priority = job.priority if priority is None else priority
+                changed.append(job.id)
+                continue
             if alive and job.unique and job.gave_key_back():
-                again = deepcopy(job)
+                again = copy(job)
                 again.run_at, again.attempts = run_at or job.run_at, after[0]
-                again.place = "waiting" if job.sequence and job.place is None else job.place
+                self.take_place(again)
                 self.wait(again, "retryable" if again.attempts else "scheduled")
                 holders = [
                     o for o in self.jobs if o.unique == job.unique and o is not job and not o.gave_key_back()
@@ -116,12 +123,12 @@ class People(State):
             job.priority = job.priority if priority is None else priority
             job.run_at, job.fresh = (run_at, False) if run_at else (job.run_at, False)
             if not alive:
-                if was.state != "discarded":
+                if was != "discarded":
                     self.discard(job, None)
                 continue
             job.reason, job.started = None, False
-            if job.sequence and job.place is None:
-                job.place = "waiting"
+            if job.held is None:
+                self.take_place(job)
             self.unhalt(job)
             self.wait(job, "retryable" if job.attempts else "scheduled")
         return changed
@@ -142,14 +149,17 @@ class People(State):
         return new
 
     def holds_up(self, sequence: str, job_id: int) -> bool:
-        return (sequence, job_id) in self.halts and any(j.id > job_id for j in self.waiting(sequence))
+        behind = [j for j in self.jobs if j.sequence == sequence and j.id > job_id]
+        return (sequence, job_id) in self.halts and any(
+            j.held or j.place in ("waiting", "next") for j in behind
+        )
 
     def prune(self) -> None:
         for job in [j for j in self.jobs if j.state in ENDED and j.expires and j.expires <= self.now]:
-            if self.holds_up(job.sequence or "", job.id):
-                job.kept = True
+            if self.holds_up(job.sequence or "", job.id) or self.awaited(job):
+                job.expires = self.now + 24 * HOUR
             else:
-                self.jobs.remove(job)
+                self.vanish(job, job.state)
                 self.unhalt(job)
         for (sequence, job_id), at in list(self.halts.items()):
             if at < self.now - 720 * HOUR and not self.get(job_id) and not self.holds_up(sequence, job_id):

@@ -14,7 +14,7 @@ class Runs(State):
             raise Refused("PW004")
         self.promote()
         ready = [
-            j for j in self.live("available")
+            j for j in self.ready()
             if (tasks is None or j.task in tasks) and (queues is None or (j.queue or "default") in queues)
             and not set(forbidden or []) & set(j.flags or [])
         ]  # fmt: skip
@@ -24,7 +24,7 @@ class Runs(State):
                 continue
             claimed.append(job)
             job.state, job.worker, job.attempts = "running", worker, job.attempts + 1
-            job.cancelled_runs = False
+            job.cancelled_runs, job.start_by = False, None
         return [(j.id, j.attempts, j.payload, j.key, j.queue) for j in claimed]
 
     def start(self, job_id: int, run: int) -> bool:
@@ -34,8 +34,10 @@ class Runs(State):
         job.started = True
         return True
 
-    def finish(self, runs: list[tuple[int, int]]) -> list[int]:
+    def finish(self, runs: list[tuple[int, int]], result: Any = None) -> list[int]:
         jobs = sorted({j for i, r in runs if (j := self.running(i, r))}, key=lambda j: j.id)
+        for job in jobs:
+            job.result = result
         self.close(jobs, "completed")
         return [job.id for job in jobs]
 

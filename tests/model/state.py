@@ -12,11 +12,32 @@ HOUR = timedelta(hours=1)
 HALF = 1.5 * HOUR  # the clock moves by whole hours, so nothing falls due, or is over, at the very instant
 SOME = "some text"  # an error that the queue words itself
 TTL = timedelta(minutes=30)
+MOMENT = timedelta(minutes=10)  # more than an example takes, less than two times of the model are apart
 RETENTION = {"completed": 24 * HOUR, "cancelled": 24 * HOUR, "discarded": 168 * HOUR}
 
 
 class Refused(Exception):
     """The model's word for a SQLSTATE."""
+
+
+def meets(condition: str, state: str | None) -> bool:
+    """Whether a job that has ended in this state is what another one waits for."""
+    failed = state in ("cancelled", "discarded")
+    return {"success": state == "completed", "failure": failed, "end": failed or state == "completed"}[
+        condition
+    ]
+
+
+@dataclass(eq=False)
+class Edge:
+    """One job that a job depends on."""
+
+    parent: Job
+    ref: str | None
+    condition: str
+    cancels: bool
+    met: str | None = None  # the state that met the condition: from then on it stays met
+    result: Any = None
 
 
 @dataclass(eq=False)
@@ -51,13 +72,40 @@ class Job:
     superseded: str | None = None
     fresh: bool = True  # its run_at is `now`, or so much after it, but for the instants that the call takes
     expires: datetime | None = None
-    kept: bool = False  # beyond its time, as others wait behind it
+    result: Any = None
+    held: str | None = None  # pending for other jobs: unmet, or for a signal: signal
+    edges: list[Edge] = field(default_factory=list)
+    steps: dict[str, tuple[Any, int]] = field(default_factory=dict)  # saved, or answers: result and run
+    waits: dict[str, datetime | None] = field(default_factory=dict)  # for signals: until when
+    awaits: str | None = None  # the last of them
+    signals: dict[str, Any] = field(default_factory=dict)
+    start_by: datetime | None = None  # expires_at, until its first run
+    since: datetime = datetime.min  # it waits since then, as max_wait counts
+    since_run: int = 0
+    latest: datetime | None = None  # adds must not put it off for longer
+    gone: str | None = None  # without a trace, what it counts as
 
     def rank(self) -> Any:
         return self.priority, self.run_at, self.id
 
     def lost(self) -> bool:
         return self.delivery == "at_most_once" and self.started
+
+    def ended_as(self) -> str | None:
+        return self.gone or (self.state if self.state in ENDED else None)
+
+    def open(self) -> list[Job]:
+        """The jobs that it waits for."""
+        return [edge.parent for edge in self.edges if not edge.met]
+
+    def hopeless(self) -> bool:
+        """To be cancelled, as a job that it waits for has ended in another way."""
+        return any(e.cancels and not e.met and e.parent.ended_as() for e in self.edges)
+
+    def answered(self, now: datetime) -> bool:
+        """Whether what it waits for was sent, or the time for that is over."""
+        until = self.waits[self.awaits or ""]
+        return self.awaits in self.signals or (until is not None and until <= now)
 
     def gave_key_back(self) -> bool:
         return self.state in ENDED or (
@@ -77,6 +125,11 @@ class State:
     marks: set[str] = field(default_factory=set)
 
     # Who is where
+
+    def known(self, job_id: int) -> Job:
+        if job := self.get(job_id):
+            return job
+        raise Refused("PW004")
 
     def get(self, job_id: int) -> Job | None:
         return next((job for job in self.jobs if job.id == job_id), None)
@@ -108,7 +161,7 @@ class State:
 
     def wait(self, job: Job, until: str = "scheduled") -> None:
         """The state of a job that may run from its run_at on."""
-        if job.place in ("waiting", "next"):
+        if job.held or job.place in ("waiting", "next"):
             job.state = "pending"
         elif job.run_at > self.now:
             job.state = until
@@ -126,7 +179,18 @@ class State:
                 job.place = "head"
                 self.wait(job)
 
-    def promote(self) -> None:
+    def late(self) -> list[Job]:
+        """They should have begun by now."""
+        return [j for j in self.live() if j.start_by and j.start_by <= self.now]
+
+    def ready(self) -> list[Job]:
+        late = self.late()
+        return [j for j in self.live("available") if j not in late]
+
+    def promote(self) -> int:
+        """To the end: also what follows from it. Returns how many jobs it has cancelled."""
+        late = self.late()
+        self.close(late, "cancelled", "expired", SOME)
         due = [j for j in self.live("scheduled", "retryable") if j.run_at <= self.now]
         asking = [j for j in due if j.state == "retryable" and j.recheck is not None]
         for job in due:
@@ -137,13 +201,18 @@ class State:
                 self.discard(job, None)
             else:
                 self.put_back(job, job.attempts, "retryable")
+        cancelled = self.decide()
         for sequence in {j.sequence for j in self.jobs if j.place in ("waiting", "next")}:
             if not self.head(sequence):
                 self.advance(sequence)
+        return len(late) + cancelled
 
-    def make_way(self, jobs: list[tuple[Job, str | None]]) -> None:
-        """These jobs, with the place that they had, have left: their sequences go on."""
-        for sequence in sorted({job.sequence for job, place in jobs if place == "head"}):
+    def decide(self) -> int:
+        raise NotImplementedError
+
+    def make_way(self, left: list[tuple[str | None, str | None]]) -> None:
+        """Jobs have left their sequences, in which they had these places: the sequences go on."""
+        for sequence in sorted({sequence for sequence, place in left if place == "head" and sequence}):
             self.advance(sequence)
 
     def room(self, queue: str | None) -> float:
@@ -158,14 +227,16 @@ class State:
     def close(self, jobs: list[Job], state: str, reason: str | None = None, error: str | None = None) -> None:
         left = []
         for job in jobs:
-            left.append((job, job.place))
+            left.append((job.sequence, job.place))
             if state == "cancelled" and not (job.superseded or reason == "replaced"):
                 self.halt(job, 0)
             job.state, job.place, job.reason, job.error = state, None, reason, error or job.error
+            job.held, job.start_by, job.latest, job.since, job.since_run = None, None, None, job.created, 0
             retention = self.tasks.get(job.task, {}).get("retention", RETENTION[state])
             job.expires = self.now + retention
+            self.tell(job, state)
             if not retention:
-                self.jobs.remove(job)
+                self.vanish(job, state)
         self.make_way(left)
 
     def halt(self, job: Job, flag: int) -> None:
@@ -179,9 +250,11 @@ class State:
         if job.superseded or job.cancelled_runs:
             return self.close([job], "cancelled", job.superseded or "cancelled", error)
         self.halt(job, 1)
-        left = [(job, job.place)]
+        left = [(job.sequence, job.place)]
         job.state, job.place, job.worker, job.reason = "discarded", None, None, reason
+        job.held, job.start_by = None, None
         job.error, job.expires = error or job.error, self.now + RETENTION["discarded"]
+        self.tell(job, "discarded")
         self.make_way(left)
 
     def put_back(
@@ -204,6 +277,20 @@ class State:
         self.wait(job, until)
 
     def forget(self, job: Job) -> None:
-        self.jobs.remove(job)
+        """Delete it: then it counts as cancelled, even if it was completed."""
+        self.tell(job, "cancelled")
+        self.vanish(job, "cancelled")
         self.unhalt(job)
-        self.make_way([(job, job.place)])
+        self.make_way([(job.sequence, job.place)])
+
+    def vanish(self, job: Job, state: str) -> None:
+        self.jobs.remove(job)
+        job.gone = "completed" if state == "completed" else "cancelled"
+
+    # Jobs that wait for jobs
+
+    def tell(self, parent: Job, state: str) -> None:
+        """It has ended in this state: the edges that this meets stay met."""
+        for edge in (e for job in self.jobs for e in job.edges if e.parent is parent and not e.met):
+            if meets(edge.condition, state):
+                edge.met, edge.result = state, parent.result if state == "completed" else None

@@ -47,18 +47,37 @@ plain = {
 }
 tasks = {"task": st.sampled_from(["t", "t", "u", "v"])}
 modes = st.sampled_from(["replace", "preserve_run_at", "unsafe_dedupe"])
-specs = st.one_of(
+keyed = {**tasks, "key": keys, "mode": modes}
+kinds = [
     st.fixed_dictionaries(tasks, optional=plain),
     st.fixed_dictionaries({**tasks, "sequence": sequences}, optional=plain),
-    st.fixed_dictionaries({**tasks, "key": keys, "mode": modes}, optional={**plain, "sequence": sequences}),
+    st.fixed_dictionaries(keyed, optional={**plain, "sequence": sequences}),
     st.fixed_dictionaries({**tasks, "unique": ojs | river}, optional={**plain, "sequence": sequences}),
-    st.fixed_dictionaries({**tasks, "key": keys, "unique": ojs}, optional=plain),
-)
-definitions = st.fixed_dictionaries(
-    {}, optional={
-        **{k: plain[k] for k in ("max_attempts", "priority", "queue", "delivery")},
-        "sequence": sequences, "unique": ojs | river, "retention": st.sampled_from([timedelta(0), 48 * HOUR]),
-    }
-)  # fmt: skip
+]
+refused = st.fixed_dictionaries({**tasks, "key": keys, "unique": ojs}, optional=plain)
+base = st.sampled_from([*kinds, *kinds, *kinds, refused]).flatmap(lambda kind: kind)
 numbers = st.integers(0, 1000)
 several = st.lists(numbers, min_size=1, max_size=4)
+conditions = st.sampled_from(["success", "success", "end", "failure"])
+waits_for = st.fixed_dictionaries(
+    {"after": st.lists(st.tuples(numbers, conditions), min_size=1, max_size=3)},
+    optional={"on_unmet": st.sampled_from(["cancel", "cancel", "hold"])},
+)
+# Hours; none of their sums is a whole number, nor the same as one of another kind.
+deadlines = st.fixed_dictionaries(
+    {},
+    optional={
+        "expires_at": st.sampled_from([*[1.5, 3.5] * 3, -1]),
+        "max_wait": st.sampled_from([0, 2.25, 4.25]),
+    },
+)
+more = st.sampled_from([st.just({}), st.just({}), waits_for, deadlines]).flatmap(lambda more: more)
+specs = st.builds(lambda spec, more: {**spec, **more}, base, more)
+defined = {
+    **{k: plain[k] for k in ("max_attempts", "priority", "queue", "delivery")},
+    "sequence": sequences,
+    "retention": st.sampled_from([timedelta(0), 48 * HOUR]),
+}
+definitions = st.sampled_from([{}, {}, {"unique": ojs | river}]).flatmap(
+    lambda more: st.fixed_dictionaries({}, optional={**defined, **more})
+)

@@ -10,18 +10,24 @@ from typing import Any
 
 import pytest
 
-from tests.model.machine import run
+from tests.model.machine import Machine, Workflows, run
 
 EXAMPLES = int(os.environ.get("PYWORKER_EXAMPLES", "0"))
 STEPS = int(os.environ.get("PYWORKER_STEPS", "60"))
 
+KINDS = pytest.mark.parametrize(("kind", "examples"), [(Machine, 60), (Workflows, 80)])
 
-def test_the_queue_behaves_like_its_model(api: Any, clock: Any, clean: Any, invariants: Any) -> None:
-    run(api, clock, clean, invariants, EXAMPLES or 60, STEPS, derandomize=not EXAMPLES)
+
+@KINDS
+def test_the_queue_behaves_like_its_model(
+    api: Any, clock: Any, clean: Any, invariants: Any, kind: type[Machine], examples: int
+) -> None:
+    run(kind, api, clock, clean, invariants, EXAMPLES or examples, STEPS, derandomize=not EXAMPLES)
 
 
 @pytest.mark.torture
+@KINDS
 def test_the_queue_behaves_like_its_model_for_a_long_time(
-    api: Any, clock: Any, clean: Any, invariants: Any
+    api: Any, clock: Any, clean: Any, invariants: Any, kind: type[Machine], examples: int
 ) -> None:
-    run(api, clock, clean, invariants, 2000, STEPS)
+    run(kind, api, clock, clean, invariants, 15 * examples, STEPS)

@@ -42,8 +42,10 @@ def test_two_people_who_choose_the_same_jobs_in_opposite_orders_wait_for_each_ot
     assert killed.exception() is not None
     a.commit()
     waiting.result()
-    acts = api.rows("select actor, target, ok from pyworker.audit order by id")
-    assert acts == [("ada", job_id, True) for job_id in ids] + [("bob", job_id, True) for job_id in ids]
+    acts = api.rows("select actor, target, ok, outcome from pyworker.audit order by id")
+    assert acts == [("ada", job_id, True, "cancelled") for job_id in ids] + [
+        ("bob", job_id, False, "it was already cancelled") for job_id in ids
+    ]
     assert api.rows("select distinct state from pyworker.history") == [("cancelled",)]
 
 
@@ -67,7 +69,7 @@ def test_every_act_does_what_the_function_of_its_name_does(api, worker, job_in):
     assert act("pause_queue", "q", "default")[1][:2] == ("q", True)
     assert api.rows("select queue_name from pyworker.queue_stats where paused") == [("q",)]
     assert act("resume_queue", "q") == [("q", True, "done")]
-    assert act("resume_sequence", "s") == [("s", True, "it was not halted")]
+    assert act("resume_sequence", "s") == [("s", False, "it was not halted")]
     api.add_schedule("nightly", "0 4 * * *", "report")
     assert act("run_schedule", "nightly")[0][2].startswith("added job ")
     assert act("pause_schedule", "nightly") == [("nightly", True, "done")]
@@ -75,6 +77,15 @@ def test_every_act_does_what_the_function_of_its_name_does(api, worker, job_in):
     assert act("resume_schedule", "nightly") == [("nightly", True, "done")]
     assert not act("run_schedule", "nobody")[0][1]
     assert api.value("select count(*) from pyworker.audit") == 13
+
+
+@pytest.mark.parametrize("action", ["cancel", "force_cancel"])
+@pytest.mark.parametrize("state", ["completed", "cancelled", "discarded"])
+def test_an_act_that_changes_nothing_says_so(api, job_in, action, state):
+    job = job_in(state)
+    rows = api.rows("select ok, outcome from pyworker.perform_action(%s, %s, 'ada')", [action, [str(job.id)]])
+    assert rows == [(False, f"it was already {state}")]
+    assert api.get_job(job.id).state == state
 
 
 def test_what_was_done_is_forgotten_after_ninety_days(api, clock):

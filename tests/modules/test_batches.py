@@ -105,3 +105,39 @@ def test_a_batch_that_has_called_back_cannot_be_extended(api: Any, worker: int) 
             [callback.id, Jsonb([{"identifier": "t", "depends_on": [callback.id]}])],
         )
     assert error.value.sqlstate == "PW001"
+
+
+EXTEND = "select * from pyworker.extend_batch(%s, %s)"
+
+
+def test_an_extension_by_a_job_that_was_there_has_its_result(api: Any, worker: int) -> None:
+    same = {"identifier": "t", "unique_policy": {"by_args": True}}
+    (done,) = api.add_jobs([same])
+    assert ids(api.claim_jobs(worker, 1)) == [done.id]
+    api.finish_jobs([done.id], api.runs(done.id), [Jsonb(7)])
+    member, callback = batch(api, [{"identifier": "member"}])
+    (again,) = api.rows(EXTEND, [callback.id, Jsonb([same])])
+    assert (again.id, again.deduplicated) == (done.id, True)
+    results = api.rows("select id, state, result from pyworker.dependency_results(%s)", [callback.id])
+    assert results == [(done.id, "completed", 7), (member.id, None, None)]
+
+
+def test_a_job_of_an_extension_that_a_later_one_replaces_has_ended(api: Any, worker: int) -> None:
+    same = {"identifier": "t", "unique_policy": {"by_args": True, "on_conflict": "replace"}}
+    member, callback = batch(api, [{"identifier": "t"}])
+    replaced, successor = api.rows(EXTEND, [callback.id, Jsonb([same, same])])
+    for job in (member, successor):
+        assert ids(api.claim_jobs(worker, 1)) == [job.id]
+        api.finish(job.id)
+    assert ids(api.claim_jobs(worker, 10)) == [callback.id]
+    results = api.rows("select id, state from pyworker.dependency_results(%s)", [callback.id])
+    assert (replaced.id, "cancelled") in results
+
+
+@pytest.mark.parametrize("way", [{"job_key": "k"}, {"unique_policy": {"keys": [], "on_conflict": "replace"}}])
+def test_no_job_of_an_extension_may_replace_the_callback(api: Any, worker: int, way: Any) -> None:
+    _, callback = batch(api, [{"identifier": "t"}], callback={"identifier": "callback", **way})
+    with api.refusal("PW001", f"extend_batch: jobs must not replace job {callback.id}"):
+        api.rows(EXTEND, [callback.id, Jsonb([{"identifier": "callback", **way}])])
+    assert api.get_job(callback.id).state == "pending"
+    assert len(api.rows("select from pyworker.jobs")) == 2

@@ -118,6 +118,19 @@ def test_retry_job_clears_the_expiry(api: Any, worker: int, clock: Any) -> None:
     assert claims(api, api.register_worker()) == [job.id, pending.id]
 
 
+@pytest.mark.parametrize(
+    "how", ["available", "scheduled", "in a full queue", "in a sequence", "for another job"]
+)
+def test_retry_job_clears_the_expiry_however_the_job_waits(
+    api: Any, worker: int, clock: Any, how: str
+) -> None:
+    job = waiting(api, worker, how)
+    api.retry_job(job)
+    clock.advance(minutes=61)
+    api.promote_jobs()
+    assert api.get_job(job).state in ("available", "pending")
+
+
 def test_reschedule_jobs_keeps_the_expiry(api: Any, clock: Any) -> None:
     job = api.add_job("t", expires_at=api.at("1 hour"))
     api.reschedule_jobs([job.id], api.at("30 minutes"))
@@ -264,6 +277,22 @@ def test_a_job_that_has_run_since_has_a_window_of_its_own(
     clock.advance(minutes=20)
     add(api, "50 minutes", max_wait="30 minutes")
     assert 69.9 < due(api) <= 70.1
+
+
+@pytest.mark.parametrize("how", ["failed", "discarded"])
+def test_max_wait_counts_from_the_first_add_since_the_last_run(
+    api: Any, worker: int, clock: Any, how: str
+) -> None:
+    job = claimed(api, worker, job_key="k")
+    if how == "failed":
+        api.fail(job, delay="1 hour")
+    else:
+        api.fail(job, discard=True)
+    clock.advance(minutes=10)
+    add(api, "50 minutes")
+    clock.advance(minutes=10)
+    add(api, "1 hour", max_wait="30 minutes")
+    assert 39.9 < due(api) <= 40.1  # 10 + 30
 
 
 def test_a_job_that_is_added_while_its_namesake_runs_has_a_window_of_its_own(

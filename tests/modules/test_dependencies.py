@@ -281,3 +281,12 @@ def test_explain_job_of_a_large_fan_in_names_some_and_first_those_that_have_fail
     assert details[0] == f"waits for the success of job {parents[-1]} (cancelled)"
     assert details[1] == f"waits for the success of job {parents[0]} (available)"
     assert details[10] == "waits for 190 other jobs"
+
+
+def test_explain_job_says_that_all_parents_have_ended_before_the_promotion_has_seen_it(
+    api: Any, worker: int
+) -> None:
+    parent = running(api, worker)
+    job = child(api, [parent])
+    api.finish(parent)
+    assert [row.reason for row in api.rows("select * from pyworker.explain_job(%s)", [job])] == ["promotion"]

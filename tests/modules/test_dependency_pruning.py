@@ -59,14 +59,14 @@ def test_the_edges_of_a_job_go_with_it(api: Any, worker: int, clock: Any, way: s
     assert api.value(EDGES) == 0
 
 
-def test_what_vanished_is_forgotten_after_a_week(api: Any, worker: int, clock: Any) -> None:
+def test_what_vanished_is_forgotten_after_a_day(api: Any, worker: int, clock: Any) -> None:
     job = child(api, [{"id": running(api, worker), "on": "failure"}])
     gone = api.add_job("t").id
     api.delete_job(gone)
     count = "select count(*) from pyworker.vanished_parents"
     api.prune()
     assert api.value(count) == 1
-    clock.advance(days=8)
+    clock.advance(days=2)
     api.prune()
     assert api.value(count) == 0
     assert state(api, job) == "pending"

@@ -49,6 +49,27 @@ def test_an_end_that_is_open_while_a_child_is_added_tells_it(
         assert state(api, job) == "available"
 
 
+@pytest.mark.parametrize("end", ["delete", "cancel without history"])
+def test_a_job_that_vanishes_while_the_first_dependency_of_all_is_added_counts_as_cancelled(
+    api: Any, actor: Any, worker: int, end: str
+) -> None:
+    """Until then no end looks for children."""
+    if end == "cancel without history":
+        api.define_task("parent", retention="0")
+    parent = running(api, worker)
+    api.conn.execute("select setval('pyworker.coordination_used', 0, false)")  # as in a new database
+    a = actor()
+    a.begin()
+    if end == "delete":
+        a.cancel_job(parent, True)
+        a.delete_job(parent)
+    else:
+        a.cancel_job(parent, True)
+    jobs = [child(api, [{"id": parent, "on": on}]) for on in ("success", "failure")]
+    a.commit()
+    assert [state(api, job) for job in jobs] == ["pending", "available"]
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("first", [0, 1])
 def test_of_two_parents_that_end_at_once_the_one_that_commits_last_tells_the_child(
@@ -117,3 +138,96 @@ def test_an_end_does_not_wait_for_a_session_that_deletes_a_child(api: Any, actor
     assert state(api, other) == "available"
     a.rollback()
     assert state(api, job) == "available"
+
+
+@pytest.mark.parametrize("end", ["cancelled", "discarded"])
+def test_a_failure_does_not_wait_for_a_session_that_deletes_a_child(
+    api: Any, actor: Any, worker: int, end: str
+) -> None:
+    parent = running(api, worker)
+    job, other = (child(api, [{"id": parent, "on": "end"}]) for _ in range(2))
+    a = actor()
+    a.begin()
+    a.delete_job(job)
+    ENDS[end](api, parent)
+    assert state(api, other) == "available"
+    a.rollback()
+    assert state(api, job) == "available"
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+@pytest.mark.parametrize("promotions", [1, 2])
+def test_a_parent_that_ends_while_a_child_begins_to_watch_it_is_not_missed(
+    api: Any, actor: Any, worker: int, end: str, outcome: str, promotions: int
+) -> None:
+    """Also if one transaction promotes twice, as a claim does: its own watches are no watches yet."""
+    first, last = running(api, worker), running(api, worker)
+    job = child(api, [{"id": parent, "on": "end"} for parent in (first, last)])
+    assert state(api, job) == "pending"
+    api.finish(last)
+    a = actor()
+    a.begin()
+    for _ in range(promotions):
+        a.promote_jobs()  # from now on the child watches the first one
+    ENDS[end](api, first)
+    getattr(a, outcome)()
+    assert state(api, job) == "available"
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_child_that_begins_to_watch_a_parent_whose_end_is_open_learns_of_it(
+    api: Any, actor: Any, worker: int, end: str
+) -> None:
+    first, last = running(api, worker), running(api, worker)
+    job = child(api, [{"id": parent, "on": "end"} for parent in (first, last)])
+    api.finish(last)
+    a = actor()
+    a.begin()
+    ENDS[end](a, first)
+    assert state(api, job) == "pending"
+    a.commit()
+    assert state(api, job) == "available"
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("way", ["add", "replace", "retry"])
+def test_a_transaction_that_adds_a_child_and_promotes_it_misses_no_end(
+    api: Any, actor: Any, worker: int, end: str, way: str
+) -> None:
+    parent = running(api, worker)
+    depends_on = [{"id": parent, "on": "end"}]
+    before = api.add_job("child", job_key="k").id if way == "replace" else child(api, depends_on)
+    api.cancel_job(before) if way == "retry" else None
+    a = actor()
+    a.begin()
+    if way == "retry":
+        a.retry_job(before)
+    job = before if way == "retry" else child(a, depends_on, job_key="k")
+    assert state(a, job) == "pending"
+    ENDS[end](api, parent)
+    assert state(api, before) in ("pending", "available", "cancelled")
+    a.commit()
+    assert state(api, job) == "available"
+
+
+@pytest.mark.parametrize("way", ["retry_job", "reschedule_jobs", "add_job"])
+def test_a_dependency_that_an_open_end_has_met_stays_met(api: Any, actor: Any, worker: int, way: str) -> None:
+    """Although the end could not write that down: it did not see the child."""
+    parent = running(api, worker, job_key="k")
+    a = actor()
+    a.begin()
+    job = child(a, [{"id": parent, "on": "end"}])
+    ENDS["discarded"](api, parent)
+    a.commit()
+    assert state(api, job) == "available"
+    match way:
+        case "retry_job":
+            api.retry_job(parent)
+        case "reschedule_jobs":
+            api.reschedule_jobs([parent], attempts=0)
+        case "add_job":
+            assert api.add_job("parent", job_key="k").id == parent
+    assert api.get_job(parent).state == "available"
+    (known,) = api.rows("select state from pyworker.dependency_results(%s)", [job])
+    assert known.state == "discarded"

@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from pyworker._db.migrations import migrate
 from tests.support.doctor import HEALTHY, doctor, heals, of, repair, short, the
@@ -102,6 +103,35 @@ def test_a_job_whose_columns_contradict_each_other(api: Any, job_in: Any, how: s
     assert of(api, "invariants")[0].severity == "ok"
     if how == "started":
         assert api.get_job(job.id).reason == "lost"
+
+
+@pytest.mark.parametrize("fix", ["state", "I14"])
+@pytest.mark.parametrize("sequence", [None, {"key": "s"}])
+def test_a_repaired_job_still_waits_for_the_jobs_that_it_depends_on(
+    api: Any, worker: int, sequence: Any, fix: str
+) -> None:
+    parent = api.add_job("t").id
+    job = api.add_job("t", depends_on=f"[{parent}]", sequence_policy=sequence and Jsonb(sequence)).id
+    api.rows(f"update pyworker.live_jobs set parked = null where id = {job}")
+    findings = {row.finding.partition(":")[0]: row for row in of(api, "invariants")}
+    assert findings.keys() == {"state", "I14"}
+    repair(api, findings[fix].fix)
+    assert of(api, "invariants")[0].severity == "ok"
+    assert [row.id for row in api.claim_jobs(worker, 10)] == [parent]
+    api.finish(parent)
+    assert [row.id for row in api.claim_jobs(worker, 10)] == [job]
+
+
+def test_a_job_that_runs_before_its_dependencies_hold_goes_on(api: Any, worker: int) -> None:
+    parent = api.add_job("t", run_at=api.at("1 hour")).id
+    job = api.add_job("t", depends_on=f"[{parent}]").id
+    api.rows(
+        "update pyworker.live_jobs set state = 'available', parked = null, ready_at = run_at "
+        f"where id = {job}"
+    )
+    assert [row.id for row in api.claim_jobs(worker, 10)] == [job]
+    heals(api, "invariants", "error", "I14: ")
+    assert api.finish(job) == [job]
 
 
 def test_attempts_that_people_have_set_contradict_nothing(api: Any) -> None:

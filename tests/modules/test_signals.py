@@ -8,7 +8,6 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.support import DEADLINE
-from tests.support.api import ids
 from tests.support.waits import again, claimed, claims, steps, waiting
 
 LEVELS = ["read committed", "repeatable read", "serializable"]
@@ -126,6 +125,9 @@ def test_a_waiting_job_holds_its_sequence(api: Any, worker: int) -> None:
     first = waiting(api, worker, sequence_policy=Jsonb({"key": "s"}))
     second = api.add_job("t", sequence_policy=Jsonb({"key": "s"}))
     assert claims(api, worker) == []
+    shown = "select sequence_key, running, waiting, halted_by from pyworker."
+    for source in ("sequences", "list_sequences()"):
+        assert api.rows(shown + source) == [("s", first.id, 1, None)]
     assert any(
         str(first.id) in r.detail for r in api.rows("select * from pyworker.explain_job(%s)", [second.id])
     )
@@ -288,6 +290,18 @@ def test_a_wait_and_a_send_that_are_open_at_once_meet_and_the_last_commit_is_see
     assert api.wait_for_signal(job.id, again(api, worker, job).run, "go") == 1
 
 
+@pytest.mark.parametrize("last", ["wait", "send"])
+def test_an_own_promotion_misses_no_signal(api: Any, actor: Any, worker: int, last: str) -> None:
+    job = claimed(api, worker)
+    a, b = actor(), actor()
+    assert [a.begin(), a.wait_for_signal(job.id, job.run, "go")] == [None, None]
+    assert [b.begin(), b.send_signal(job.id, "go", Jsonb(1))] == [None, ""]
+    assert [a.promote_jobs(), b.promote_jobs()] == [0, 0]
+    for each in (b, a) if last == "wait" else (a, b):
+        each.commit()
+    assert api.wait_for_signal(job.id, again(api, worker, job).run, "go") == 1
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("outcome", ["rollback", "kill"])
 @pytest.mark.parametrize("verb", ["wait", "send"])
@@ -373,12 +387,3 @@ def test_a_signal_whose_job_vanished_as_it_was_sent_is_pruned(api: Any, actor: A
     assert len(api.rows("select from pyworker.signals")) == 1
     api.prune()
     assert api.rows("select from pyworker.signals") == []
-
-
-def test_many_jobs_wait_and_go_on_at_once(api: Any, worker: int) -> None:
-    jobs = [api.add_job("t").id for _ in range(50)]
-    mine = {job.id: job.run for job in api.claim_jobs(worker, 50)}
-    for job, run in mine.items():
-        assert api.wait_for_signal(job, run, "go") is None
-    api.rows("select pyworker.send_signal(id, 'go') from pyworker.jobs")
-    assert sorted(ids(api.claim_jobs(worker, 50))) == jobs

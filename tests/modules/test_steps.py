@@ -8,7 +8,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.support import DEADLINE
-from tests.support.api import value_of
+from tests.support.api import ids, value_of
 from tests.support.waits import again, claimed, steps
 
 LEVELS = ["read committed", "repeatable read", "serializable"]
@@ -172,3 +172,12 @@ def test_a_job_that_is_run_at_most_once_saves_steps_too(api: Any, worker: int) -
     api.save_step(job.id, job.run, "charged", Jsonb("tx1"))
     api.unregister_worker(worker)
     assert (api.get_job(job.id).state, steps(api, job)) == ("discarded", {"charged": "tx1"})
+
+
+def test_many_jobs_wait_and_go_on_at_once(api: Any, worker: int) -> None:
+    jobs = [api.add_job("t").id for _ in range(50)]
+    mine = {job.id: job.run for job in api.claim_jobs(worker, 50)}
+    for job, run in mine.items():
+        assert api.wait_for_signal(job, run, "go") is None
+    api.rows("select pyworker.send_signal(id, 'go') from pyworker.jobs")
+    assert sorted(ids(api.claim_jobs(worker, 50))) == jobs

@@ -46,3 +46,13 @@ def test_what_once_was_slow_is_measured_beside_another_checkout():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "finish_jobs beside maintain(), the longest, ms" in done.stdout
+
+
+@pytest.mark.torture
+def test_what_jobs_that_wait_for_jobs_cost_is_measured_beside_another_checkout(tmp_path):
+    options = "edges fan-in plain steps --rounds 1 --members 2000 --before".split()
+    command = [sys.executable, BENCH / "flows.py", *options, BENCH.parent / "sql", "--out", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for what in ("a fan-in of 2,000: both", "last end to callback", "never used", "a step, by SQL"):
+        assert what in done.stdout

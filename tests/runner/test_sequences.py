@@ -127,7 +127,7 @@ def test_queues_are_limited_paused_and_resumed_from_the_command_line(queue: Any,
         assert done.returncode == expect, (done.stdout, done.stderr)
         return done.stdout + done.stderr
 
-    assert call("queues", "set", "q", "2") == "queue q: 2 at once\n"
+    assert call("queues", "set", "q", "2") == "queue q: concurrency 2\n"
     assert call("queues", "set", "free", "--no-limit") == "queue free: no limit\n"
     assert call("queues", "pause", "q") == "queue q is paused\n"
     jobs = [queue.add("note", queue_name="q") for _ in range(3)]
@@ -148,7 +148,7 @@ def test_queues_are_limited_paused_and_resumed_from_the_command_line(queue: Any,
 def test_where_the_database_is_may_be_said_before_or_after_a_subcommand(
     queue: Any, cli: Any, place: str
 ) -> None:
-    dsn, pause = ["--dsn", queue.dsn], ["pause", "q"]
+    dsn, pause = ["--dsn", queue.dsn], ["pause", "q", "--create"]
     elsewhere = {"DATABASE_URL": "host=/nowhere"} if "environment" in place else {}
     done = cli("queues", *(dsn + pause if place == "before" else pause + dsn), **elsewhere)
     assert (done.returncode, done.stdout) == (0, "queue q is paused\n"), done.stderr

@@ -107,6 +107,22 @@ def test_deduplicating_against_a_running_job_burns_no_ids(api: Any, job_in: Any)
     assert api.add_job("t").id == running.id + 1
 
 
+def test_ids_rise_in_spec_order_also_after_a_duplicate_of_a_running_job(api: Any, job_in: Any) -> None:
+    running = job_in("running", job_key="k").id
+    keyed = {"identifier": "t", "job_key": "k"}
+    jobs = api.add_jobs(
+        [
+            {**keyed, "job_key_mode": "unsafe_dedupe"},
+            keyed,
+            {"identifier": "plain"},
+            {**keyed, "job_key_mode": "unsafe_dedupe"},
+            {**keyed, "job_key_mode": "replace"},
+        ]
+    )
+    assert [job.id - running for job in jobs] == [0, 1, 2, 1, 1]
+    assert api.add_job("t").id == running + 3
+
+
 def test_jobs_of_different_kinds_in_one_bulk_add_run_in_its_order(api: Any, worker: int) -> None:
     kinds: list[dict[str, Any]] = [
         {"unique_policy": {}},

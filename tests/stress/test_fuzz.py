@@ -71,6 +71,7 @@ def value(rng: random.Random, kind: str, ids: list[int]) -> Any:
         "interval": INTERVALS,
         "jsonb": JSON, "json": JSON, "boolean": [None, True, False],
         "smallint": [n for n in INTEGERS if n is None or abs(n) < 32768],
+        "double precision": [None, 0, 0.4, -1, 1e308, "NaN", "Infinity"],
         "xid8": [None, "0", "3", "5", "1000000", "18446744073709551615"],
     }[kind]  # fmt: skip
     return rng.choice(pool)

@@ -23,6 +23,7 @@ import pytest
 from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
+from tests.support.journeys import Journeys
 from tests.support.servers import Postgres
 from tests.support.workers import Queue
 
@@ -31,19 +32,29 @@ CRASHES = int(os.environ.get("PYWORKER_CRASHES", "12"))
 pytestmark = pytest.mark.torture
 
 
-def add_forever(dsn: str, stop: threading.Event, kinds: dict[int, str]) -> None:
+def add_forever(
+    dsn: str, stop: threading.Event, kinds: dict[int, str], journeys: Journeys | None = None
+) -> None:
     """What is in kinds was acknowledged."""
     rng = random.Random(7)
     while not stop.is_set():
         with suppress(psycopg.OperationalError), psycopg.connect(dsn, autocommit=True) as conn:
-            add_until_lost(conn, rng, stop, kinds)
+            add_until_lost(conn, rng, stop, kinds, journeys)
         stop.wait(0.02)
 
 
 def add_until_lost(
-    conn: psycopg.Connection[Any], rng: random.Random, stop: threading.Event, kinds: dict[int, str]
+    conn: psycopg.Connection[Any],
+    rng: random.Random,
+    stop: threading.Event,
+    kinds: dict[int, str],
+    journeys: Journeys | None,
 ) -> None:
     while not stop.is_set():
+        if journeys and rng.random() < 0.05:
+            kinds |= journeys.add(conn, rng)
+        elif journeys and rng.random() < 0.2:
+            journeys.signal(conn, rng)
         kind = rng.choice(
             ["note", "note", "deliver", "deliver_async", "in_turn", "in_turn", "write", "queue"]
         )
@@ -67,13 +78,15 @@ def test_when_processes_are_killed_no_job_is_lost_and_none_that_may_run_once_run
     queue.rows("create index on public.seen (job_id, at); create index on public.seen (said_at)")
     queue.rows("select pyworker.configure(max_crashes => 1000, completed_retention => '1 day')")
     rng = random.Random(os.environ.get("PYWORKER_SEED", "3"))
-    workers = [queue.start("--processes", "2", "--concurrency", "4") for _ in range(2)]
+    options = "--processes", "2", "--concurrency", "4"
+    workers = [queue.start(*options, modules="handlers journeys") for _ in range(2)]
     for worker in workers:
         queue.until_so("its children are there", lambda worker=worker: len(worker.children()) == 2)
     queue.until("select count(*) > 0 from pyworker.tasks")
     kinds: dict[int, str] = {}
+    journeys = Journeys()
     stop = threading.Event()
-    adder = threading.Thread(target=add_forever, args=(queue.dsn, stop, kinds))
+    adder = threading.Thread(target=add_forever, args=(queue.dsn, stop, kinds, journeys))
     adder.start()
     kills: dict[str, int] = defaultdict(int)
     when: list[tuple[str, Any]] = []
@@ -90,7 +103,7 @@ def test_when_processes_are_killed_no_job_is_lost_and_none_that_may_run_once_run
                 with queue.ends_of(children):
                     worker.signal(signal.SIGKILL)
                 worker.process.wait()
-                workers[at] = queue.start("--processes", "2", "--concurrency", "4")
+                workers[at] = queue.start(*options, modules="handlers journeys")
             elif what == "child" and children:
                 with suppress(ProcessLookupError):
                     os.kill(rng.choice(children), signal.SIGKILL)
@@ -112,6 +125,8 @@ def test_when_processes_are_killed_no_job_is_lost_and_none_that_may_run_once_run
     finally:
         stop.set()
         adder.join()
+    journeys.signal(queue.conn, rng, at_least=1)
+    journeys.signal(queue.conn, rng)
     live = "select count(*) from pyworker.jobs where state <> 'discarded'"
     queue.until_so("all jobs have ended", lambda: queue.value(live) == 0)
 
@@ -125,7 +140,10 @@ def test_when_processes_are_killed_no_job_is_lost_and_none_that_may_run_once_run
         )
     )
     assert states.keys() == kinds.keys()  # nothing lost, nothing invented
+    journeys.judge(queue)
     for job_id, kind in kinds.items():
+        if job_id in journeys.kinds:
+            continue
         if kind.startswith("deliver"):
             assert starts[job_id] <= 1, (job_id, kind)
             assert states[job_id] in ("completed", "lost"), (job_id, kind, states[job_id])

@@ -38,6 +38,9 @@ CLEAN = """
         end loop;
         insert into pyworker.settings (movable_clock) values (true);
     end $$;
+    -- A session that listens and does not read what it is sent stands still when its socket is full, and then
+    -- PostgreSQL drops no database.
+    unlisten *;
     reset all
 """
 

@@ -4,8 +4,6 @@
 create or replace function add_batch(jobs jsonb, callback jsonb, "on" text default 'end') returns setof job
     language plpgsql security definer set search_path from current
 as $$
-declare
-    v_specs jsonb;
 begin
     if jsonb_typeof(jobs) is distinct from 'array' then
         raise exception 'add_batch: jobs must be a JSON array of objects, got %',
@@ -20,17 +18,12 @@ begin
         raise exception 'add_batch: callback must not have depends_on: it depends on all jobs of the batch'
             using errcode = 'PW001';
     end if;
-    -- A member without a ref gets one that no caller can give, and no edge keeps (_add_edges).
-    v_specs := (
-        select coalesce(jsonb_agg(
-            case when jsonb_typeof(j.value) = 'object' and coalesce(j.value -> 'ref', 'null') = 'null'
-                 then j.value || jsonb_build_object('ref', _unnamed_ref(j.n)) else j.value end
-            order by j.n), '[]')
-        from jsonb_array_elements(jobs) with ordinality j(value, n));
-    return query select * from add_jobs(v_specs || jsonb_build_array(callback || jsonb_build_object(
-        'depends_on', (
-            select coalesce(jsonb_agg(jsonb_build_object('ref', j.value -> 'ref', 'on', "on")), '[]')
-            from jsonb_array_elements(v_specs) j(value) where jsonb_typeof(j.value) = 'object'))));
+    if jobs = '[]' then
+        return query select * from add_jobs(jsonb_build_array(callback));
+    else
+        callback := callback || '{"depends_on": [0]}'; -- a mark
+        return query select * from _add_jobs(_requests_of(jobs || jsonb_build_array(callback)), "on");
+    end if;
 end;
 $$;
 comment on function add_batch(jsonb, jsonb, text) is
@@ -39,12 +32,6 @@ comment on function add_batch(jsonb, jsonb, text) is
     'success (all were completed) or failure (all were cancelled or discarded). The callback reads '
     'their results by dependency_results (job.inputs in Python). A batch without jobs calls back at once. '
     'extend_batch adds more. Errors: PW001 names the position, the member and its value.';
-
--- The ref of the nth member that has none. `add_jobs` refuses no ref but the empty one, so it begins
--- with a character that JSON text can only write as an escape.
-create or replace function _unnamed_ref(n bigint) returns text
-    language sql immutable
-    return U&'\0001' || n;
 
 create or replace function extend_batch(callback_id bigint, jobs jsonb) returns setof job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
@@ -71,18 +58,20 @@ begin
                   hint = 'Extend a batch before its last job ends, or from one of its jobs.';
     end if;
     v_jobs := array(select j from add_jobs(jobs) j);
+    if not exists (select from live_jobs j where j.id = callback_id and j.revision = v_callback.revision) then
+        raise exception 'extend_batch: jobs must not replace job %, which is to wait for them', callback_id
+            using errcode = 'PW001';
+    end if;
     select e.* into v_like from edges e
     where e.child_id = callback_id and e.revision = v_callback.revision
     order by e.parent_id desc limit 1;
-    insert into edges
-    select callback_id, v_callback.revision, j.id, s.value ->> 'ref', v_like.condition, v_like.cancels,
-           case when _meets(v_like.condition, j.state) then j.state end, null
-    from unnest(v_jobs) with ordinality j
-    join jsonb_array_elements(jobs) with ordinality s(value, n) on s.n = j.ordinality
-    on conflict (child_id, revision, parent_id) do nothing;
-    if exists (select from unnest(v_jobs) j where j.deduplicated) then
-        insert into promotion_requests (lane, job_id) values ('child', callback_id);
-    end if;
+    perform _write_edges(
+        array(
+            select row(callback_id, v_callback.revision, j.id, s.value ->> 'ref', v_like.condition,
+                       v_like.cancels, null, null)::edges
+            from unnest(v_jobs) with ordinality j
+            join jsonb_array_elements(jobs) with ordinality s(value, n) on s.n = j.ordinality),
+        array(select j.id from unnest(v_jobs) j where not j.deduplicated));
     perform _refuse_circles(array[callback_id]);
     return query select j.* from unnest(v_jobs) j;
 end;
@@ -91,4 +80,4 @@ comment on function extend_batch(bigint, jsonb) is
     'Adds jobs to a batch, whose callback then waits for them as well; returns them. A job of the batch '
     'may call it while it runs. The callback waits until this transaction has committed, even if the '
     'other jobs end before. Errors: PW004 if there is no such job; PW005 if the callback waits for no '
-    'other job any more; PW001 as add_jobs, or if a job would depend on the callback.';
+    'other job any more; PW001 as add_jobs, or if a job would depend on the callback or replace it.';

@@ -11,33 +11,36 @@ declare
     v_revision constant integer := coalesce(
         (select j.revision from live_jobs j where j.id = job_graph.job_id),
         (select f.revision from finished_jobs f where f.id = job_graph.job_id));
+    v_from constant bigint := _open_from(job_graph.job_id, v_revision);
 begin
     -- Each limit bounds what a large fan-in costs.
     return query
     with near as (
-        (select 'before' as side, e.parent_id as id, e.ref, e.condition, e.met
-         from edges e where e.child_id = job_graph.job_id and e.revision = v_revision and e.met is null
+        (select 'before' as side, o.parent_id as id, o.ref, o.condition, true as blocks
+         from _open_edges(job_graph.job_id, v_revision, v_from) o order by o.parent_id limit 1000)
+        union all
+        (select 'before', e.parent_id, e.ref, e.condition, false
+         from edges e where e.child_id = job_graph.job_id and e.revision = v_revision and not exists (
+             select from _open_edges(e.child_id, e.revision, greatest(e.parent_id, v_from)) o
+             where o.parent_id = e.parent_id and o.condition = e.condition)
          order by e.parent_id limit 1000)
         union all
-        (select 'before', e.parent_id, e.ref, e.condition, e.met
-         from edges e where e.child_id = job_graph.job_id and e.revision = v_revision and e.met is not null
-         order by e.parent_id limit 1000)
-        union all
-        (select 'after', e.child_id, e.ref, e.condition, e.met
+        (select 'after', e.child_id, e.ref, e.condition, exists (
+             select from _open_edges(e.child_id, e.revision, e.parent_id) o
+             where o.parent_id = e.parent_id and o.condition = e.condition)
          from edges e where e.parent_id = job_graph.job_id
          and e.revision = coalesce((select j.revision from live_jobs j where j.id = e.child_id),
                                    (select f.revision from finished_jobs f where f.id = e.child_id))
          order by e.child_id limit 1000))
     select n.side, n.id, k.task_identifier,
-           coalesce(k.state, case n.side when 'before' then coalesce(n.met, _ended_as(n.id)) end),
-           n.ref, n.condition, n.met is null
+           coalesce(k.state, case n.side when 'before' then _ended_as(n.id) end), n.ref, n.condition, n.blocks
     from near n
     left join lateral (
         select l.task_identifier, l.state from live_jobs l where l.id = n.id
         union all
         select h.task_identifier, h.state from finished_jobs h where h.id = n.id
         limit 1) k on true
-    order by n.side desc, n.met is not null, k.state is null or k.state not in ('cancelled', 'discarded'),
+    order by n.side desc, not n.blocks, k.state is null or k.state not in ('cancelled', 'discarded'),
              n.id;
 end;
 $$;

@@ -2,7 +2,7 @@
 
 create or replace view dependencies as
 select e.child_id as job_id, e.parent_id as depends_on, e.ref, e.condition,
-       coalesce(p.state, case when v.id is not null then 'cancelled' end, e.met) as state
+       coalesce(p.state, case when v.id is not null then 'cancelled' end, e.met, 'completed') as state
 from edges e
 left join live_jobs j on j.id = e.child_id
 left join finished_jobs f on f.id = e.child_id
@@ -25,12 +25,22 @@ create or replace function dependency_results(job_id bigint)
 as $$
 begin
     return query
-    select e.parent_id, e.ref, coalesce(e.met, _ended_as(e.parent_id)), e.result
+    select e.parent_id, e.ref, coalesce(e.met, p.state),
+           case when e.met is null then p.result else e.result end
     from edges e
+    left join lateral (
+        select nullif(coalesce(
+                   case when j.state = 'discarded' then j.state when j.id is not null then '' end, f.state,
+                   case when v.id is not null then 'cancelled' end, 'completed'), '') as state,
+               case when _meets(e.condition, f.state) then f.result end as result
+        from (select) one
+        left join live_jobs j on j.id = e.parent_id
+        left join finished_jobs f on f.id = e.parent_id
+        left join vanished_parents v on v.id = e.parent_id) p on e.met is null
     where e.child_id = dependency_results.job_id and e.revision = coalesce(
         (select j.revision from live_jobs j where j.id = dependency_results.job_id),
         (select f.revision from finished_jobs f where f.id = dependency_results.job_id))
-    order by e.parent_id;
+    order by e.parent_id, e.ref, e.condition;
 end;
 $$;
 comment on function dependency_results(bigint) is

@@ -180,20 +180,24 @@ create or replace function _violations_of_dependencies(max_rows bigint)
 as $$
 begin
     return query
-    select 'I14', j.id::text, to_jsonb(e.parent_id)
-    from (select o.* from edges o where o.met is null limit max_rows) e
-    join live_jobs j on j.id = e.child_id and j.revision = e.revision
+    select 'I14', j.id::text, to_jsonb(o.parent_id)
+    from (select distinct e.child_id, e.revision
+          from (select l.child_id, l.revision from edges l where l.met is null limit max_rows) e) c
+    join live_jobs j on j.id = c.child_id and j.revision = c.revision
+    cross join lateral _open_edges(j.id, j.revision, 0) o
     where j.parked is distinct from 'unmet' and j.state <> 'discarded'
     union all
-    select 'stranded child', j.id::text, to_jsonb(o.parent_id)
+    -- It watches no edge, or one that is met, or one after another that is open, but passed over.
+    select 'stranded child', j.id::text, to_jsonb(w.parent_id)
     from (select l.* from live_jobs l where l.parked = 'unmet' limit max_rows) j
-    left join lateral (
-        select e.* from edges e where e.child_id = j.id and e.revision = j.revision and e.met is null
-        order by e.parent_id desc limit 1) o on true
-    where (o.parent_id is null or _meets(o.condition, _ended_as(o.parent_id)))
+    left join watches w on w.child_id = j.id and w.revision = j.revision and w.from_id is not null
+    where not exists (
+        select from _open_edges(j.id, j.revision, w.parent_id) o
+        where o.parent_id = w.parent_id and not exists (
+            select from _open_edges(j.id, j.revision, 0) p where p.parent_id < _open_from(j.id, j.revision)))
       and not exists (
-        select from promotion_requests w
-        where w.lane in ('child', 'met') and w.job_id = j.id or w.lane = 'parent' and w.job_id = o.parent_id);
+        select from promotion_requests r
+        where r.lane = 'child' and r.job_id = j.id or r.lane = 'parent' and r.job_id = w.parent_id);
 end;
 $$;
 
@@ -293,10 +297,14 @@ begin
         ('halt', 'sequences are halted by jobs that have not ended: job ',
          'delete from ~.sequence_halts where job_id = any (%L)'),
         ('I14', 'jobs may run although jobs that they depend on have not ended as they must: job ',
-         'delete from ~.edges e using ~.live_jobs j where j.id = any (%L) and e.child_id = j.id '
-         'and e.revision = j.revision and e.met is null'),
+         E'delete from ~.edges e using ~.live_jobs j, ~._open_edges(j.id, j.revision, 0) o where j.state = '
+         '''running'' and j.id = any (%1$L) and e.child_id = j.id and e.parent_id = o.parent_id;\n'
+         'insert into ~.watches select j.id, j.revision, min(o.parent_id), min(o.parent_id) '
+         'from ~.live_jobs j, ~._open_edges(j.id, j.revision, 0) o where j.id = any (%1$L) group by 1, 2;\n'
+         'select ~._repair_jobs(%1$L)'),
         ('stranded child', 'jobs that depend on others wait and nothing will call them: job ',
-         E'insert into ~.promotion_requests (lane, job_id) select ''child'', unnest(%L::bigint[]);\n'
+         E'with d as (delete from ~.watches where child_id = any (%L))\n'
+         'insert into ~.promotion_requests (lane, job_id) select ''child'', unnest(%1$L::bigint[]);\n'
          'select ~.promote_jobs()'),
         ('stranded wait', 'jobs whose signal was sent wait and nothing will call them: job ',
          E'insert into ~.promotion_requests (lane, job_id) select ''signal'', unnest(%L::bigint[]);\n'
@@ -328,20 +336,20 @@ as $$
 declare
     v_now timestamptz := clock();
     v_job live_jobs;
-    v_held boolean;
+    v_parked text; -- how it waits for other jobs
     v_kept text; -- the state that it keeps
 begin
     for v_job in
         select j.* from live_jobs j where j.id = any (job_ids)
         order by j.state = 'running', j.id desc for update
     loop
-        v_held := v_job.sequence_key is not null and (v_job.sequence_head is not true or exists (
+        v_parked := coalesce(_unmet(v_job), _held(v_job.sequence_key, v_job.sequence_head and not exists (
             select from live_jobs j
-            where j.sequence_key = v_job.sequence_key and j.sequence_head and j.id <> v_job.id));
+            where j.sequence_key = v_job.sequence_key and j.sequence_head and j.id <> v_job.id)));
         if v_job.state = 'running'
            and exists (select from workers w where w.id = v_job.worker_id and _is_registered(w)) then
             v_kept := 'running';
-            v_held := false;
+            v_parked := null;
         else
             v_kept := case when v_job.state = 'discarded' or _must_not_rerun(v_job) then 'discarded' end;
         end if;
@@ -349,7 +357,7 @@ begin
         set state = coalesce(v_kept, p.state), parked = p.parked, due_at = p.due_at,
             ready_at = case when v_kept = 'running' then j.run_at else p.ready_at end, has_slot = null,
             sequence_head = case when j.sequence_key is not null and v_kept is distinct from 'discarded'
-                                      and not v_held then true end,
+                                      and v_parked is null then true end,
             worker_id = case when v_kept = 'running' then j.worker_id end,
             claimed_at = case when v_kept = 'running' then coalesce(j.claimed_at, v_now) end,
             job_key = case when v_kept = 'running' and j.superseded is not null then null else j.job_key end,
@@ -363,8 +371,7 @@ begin
                           then coalesce(j.reason, case when _must_not_rerun(j) then 'lost' end) end,
             updated_at = v_now
         from settings s
-        left join _place(v_job.run_at, v_now, case when v_held then 'sequence' end,
-                         _is_limited(v_job.queue_name),
+        left join _place(v_job.run_at, v_now, v_parked, _is_limited(v_job.queue_name),
                          case when v_job.state = 'retryable' then 'retryable' else 'scheduled' end) p
             on v_kept is null
         where j.id = v_job.id;
@@ -373,6 +380,7 @@ begin
         where v_job.queue_name is not null;
         insert into promotion_requests (lane) select 'sequence:' || v_job.sequence_key
         where v_job.sequence_key is not null;
+        insert into promotion_requests (lane, job_id) select 'child', v_job.id where v_parked = 'unmet';
     end loop;
     perform _notify_workers();
 end;

@@ -7,16 +7,23 @@ create or replace function _perform_action(action text, target text) returns tex
 as $$
 declare
     v_job job;
+    v_row live_jobs;
 begin
     case action
         when 'retry' then v_job := retry_job(target::bigint);
-        when 'cancel' then v_job := cancel_job(target::bigint);
-        when 'force_cancel' then v_job := cancel_job(target::bigint, true);
+        when 'cancel', 'force_cancel' then
+            v_row := _lock_job('cancel_job', target::bigint);
+            if v_row.id is null or v_row.state = 'discarded' then
+                raise exception 'it was already %', (get_job(target::bigint)).state using errcode = 'PW005';
+            end if;
+            v_job := cancel_job(target::bigint, action = 'force_cancel');
         when 'delete' then v_job := delete_job(target::bigint);
         when 'pause_queue' then perform pause_queue(target);
         when 'resume_queue' then perform resume_queue(target);
-        when 'resume_sequence' then return case when resume_sequence(target) then 'done'
-                                                else 'it was not halted' end;
+        when 'resume_sequence' then
+            if not resume_sequence(target) then
+                raise exception 'it was not halted' using errcode = 'PW005';
+            end if;
         when 'run_schedule' then
             return (select coalesce('added job ' || string_agg(j.id::text, ', '), 'added no job')
                     from run_schedule(target) j);
@@ -86,8 +93,9 @@ comment on function perform_action(text, text[], text) is
     'Performs an action on each of up to 1,000 targets and records it in the view audit, in the '
     'same transaction. Actions on jobs (targets are ids): retry, cancel, force_cancel, delete. '
     'Actions on names: pause_queue, resume_queue, resume_sequence, run_schedule, pause_schedule, '
-    'resume_schedule. Returns one row per target; if one is refused, ok is false and outcome is '
-    'the reason, and the others are still performed. actor: the person who acts, as the caller '
+    'resume_schedule. Returns one row per target; if one is refused, or changes nothing since the job '
+    'has ended or the sequence was not halted, ok is false and outcome is the reason, and the others '
+    'are still performed. actor: the person who acts, as the caller '
     'names them. Errors: PW001.';
 
 create or replace view audit as

@@ -265,7 +265,8 @@ begin
              limit 1),
             (select j.sequence_key from live_jobs j where j.sequence_key > name and j.sequence_head
              order by j.sequence_key limit 1),
-            (select j.sequence_key from live_jobs j where j.sequence_key > name and j.parked <> 'queue'
+            (select j.sequence_key from live_jobs j
+             where j.sequence_key > name and j.parked <> 'queue' and j.parked in ('sequence', 'next')
              order by j.sequence_key limit 1)) end;
 end;
 $$;
@@ -291,7 +292,8 @@ begin
         select j.* into v_head from live_jobs j where j.sequence_key = v_name and j.sequence_head;
         running := v_head.id;
         select count(*), min(w.id) into waiting, v_first
-        from (select j.id from live_jobs j where j.sequence_key = v_name and j.parked <> 'queue'
+        from (select j.id from live_jobs j
+              where j.sequence_key = v_name and j.parked <> 'queue' and j.parked in ('sequence', 'next')
               order by j.parked, j.id limit 1000) w;
         exact := waiting < 1000;
         -- The same rule as in the view sequences.

@@ -65,13 +65,12 @@ select s.sequence_key, s.running, s.waiting, h.job_id as halted_by, h.reason, h.
 from (select u.sequence_key, max(u.id) filter (where u.sequence_head) as head,
              min(u.id) filter (where u.parked = 'next') as next,
              max(u.id) filter (where u.sequence_head) as running,
-             count(*) filter (where u.state = 'pending') as waiting,
+             count(*) filter (where u.parked in ('sequence', 'next')) as waiting,
              min(u.id) filter (where u.parked = 'sequence') as first
-      from (select j.sequence_key, j.id, j.sequence_head, j.parked, j.state from live_jobs j
-            where j.sequence_key is not null and (j.sequence_head or j.parked <> 'queue')
+      from (select j.sequence_key, j.id, j.sequence_head, j.parked from live_jobs j
+            where j.sequence_key is not null and (j.sequence_head or j.parked in ('sequence', 'next'))
             union all
-            select h.sequence_key, null::bigint as id, null::boolean as sequence_head, null::text as parked,
-                   null::text as state
+            select h.sequence_key, null::bigint as id, null::boolean as sequence_head, null::text as parked
             from sequence_halts h) u
       group by u.sequence_key) s
 left join lateral (
@@ -82,7 +81,8 @@ left join lateral (
 comment on view sequences is
     'One row per sequence that has jobs to run or is halted. running: the id of the job past '
     'pending, if there is one (it runs, or is the next to run). waiting: how many jobs wait behind '
-    'it. halted_by, reason (cancelled or discarded) and since: the job that halts the sequence; '
+    'it; a job that still waits for others (depends_on) does not count. halted_by, reason (cancelled '
+    'or discarded) and since: the job that halts the sequence; '
     'see resume_sequence. The view reads every live job of a sequence: do not poll it. '
     'list_sequences() costs less.';
 

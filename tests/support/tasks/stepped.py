@@ -175,3 +175,15 @@ def catches_all(payload, job: Job):
         return job.wait_for("go")
     except Suspended as suspended:
         return f"swallowed {suspended}"
+
+
+@task
+def five_steps(payload, job: Job):
+    for number in range(5):
+        job.step(f"step {number}", dict, number=number)
+
+
+@task
+async def five_steps_async(payload, job: AsyncJob):
+    for number in range(5):
+        await job.step(f"step {number}", dict, number=number)

@@ -1,0 +1,238 @@
+-- 35_children: the promotion of jobs that wait for others, and of those that wait for a signal: what the
+-- requests of 34_edges ask for.
+
+-- Handles the oldest requests that name a job; returns how many jobs became available to claims.
+create or replace function _promote_waiting(walked bigint) returns integer
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set enable_sort = off set jit = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_own constant xid8 := pg_current_xact_id_if_assigned();
+    v_children bigint[];
+    v_since timestamptz;
+    v_parents bigint[];
+    v_signalled bigint[];
+    v_unmet bigint[];
+begin
+    with asked as (
+        delete from promotion_requests w where w.ctid = any (array(
+            select r.tid from unnest(_job_lanes()) l(lane)
+            cross join lateral (
+                select o.ctid as tid from promotion_requests o
+                where o.lane = l.lane and o.id > walked
+                  and (o.not_by is null or o.not_by is distinct from v_own)
+                order by o.lane, o.id limit 1000 for update skip locked) r))
+        returning w.lane, w.job_id, w.at)
+    select array_agg(distinct a.job_id) filter (where a.lane = 'child'),
+           min(a.at) filter (where a.lane = 'child'),
+           array_agg(distinct a.job_id) filter (where a.lane = 'parent'),
+           array_agg(distinct a.job_id) filter (where a.lane = 'signal'),
+           array_agg(distinct a.job_id) filter (where a.lane = 'unmet')
+    into v_children, v_since, v_parents, v_signalled, v_unmet from asked a;
+    perform _tell_of_ended(v_parents) where v_parents is not null;
+    perform _cancel_unmet(v_unmet) where v_unmet is not null;
+    return case when v_children is null then 0 else _place_children(v_children, v_since) end
+         + case when v_signalled is null then 0 else _resume_waits(v_signalled) end;
+end;
+$$;
+
+-- Those of these live jobs that another session has locked. The exception block releases the locks at
+-- once, since an end must not wait for a claiming transaction.
+create or replace function _locked_of(job_ids bigint[]) returns bigint[]
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off
+    set jit = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_free bigint[];
+begin
+    if job_ids is null then
+        return array[]::bigint[];
+    end if;
+    begin
+        v_free := array(
+            select j.id from live_jobs j where j.id = any (job_ids) order by j.id + 0 for share skip locked);
+        raise sqlstate 'PW099';
+    exception when sqlstate 'PW099' then
+        null;
+    end;
+    return array(select i.id from unnest(job_ids) i(id) where i.id <> all (v_free));
+end;
+$$;
+
+-- Cancels those of these children that are to be cancelled since a parent has ended in another way. A parent
+-- that another session has locked may be ending: then this leaves another request.
+create or replace function _cancel_unmet(child_ids bigint[]) returns void
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off
+    set jit = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_unmet bigint[];
+    v_touched bigint[]; -- parents, and their children
+    v_waiting bigint[];
+    v_held bigint[];
+    v_locked bigint[];
+begin
+    select array_agg(distinct j.id) filter (where o.ended), array_agg(o.parent_id) filter (where o.touched),
+           array_agg(j.id) filter (where o.touched)
+    into v_unmet, v_touched, v_waiting
+    from unnest(child_ids) c(id) join live_jobs j on j.id = c.id and j.parked = 'unmet'
+    cross join lateral _open_edges(j.id, j.revision, 0) o where o.cancels;
+    v_held := array(
+        select j.id from live_jobs j where j.id = any (v_unmet) and j.parked = 'unmet'
+        order by j.id + 0 for update skip locked);
+    v_locked := _locked_of(v_touched);
+    insert into promotion_requests (lane, job_id, not_by)
+    select 'unmet', w.id, pg_current_xact_id() from unnest(v_unmet) w(id) where w.id <> all (v_held)
+    union
+    select 'unmet', w.id, pg_current_xact_id() from unnest(v_waiting, v_touched) w(id, parent_id)
+    where w.parent_id = any (v_locked) and w.id <> all (v_held);
+    if v_held <> '{}' then
+        perform _finalize_jobs(v_held, null, 'cancelled', null, 'dependency', 'a job that it depends on');
+    end if;
+end;
+$$;
+
+-- Places those of these children whose dependencies all hold, and sees to it that the others watch one that
+-- does not; returns how many became available. `since`: when this was asked for. What another session has
+-- locked is soon free, unless a producer has it: so workers are notified to ask again for a moment only.
+create or replace function _place_children(child_ids bigint[], since timestamptz) returns integer
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set jit = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_now timestamptz := clock();
+    v_held bigint[];
+    v_again boolean := false;
+    v_free bigint[];
+    v_waiting bigint[];
+    v_first bigint[]; -- their first open edges
+    v_ready bigint[];
+begin
+    -- An extension of a batch has its callback locked.
+    v_held := array(
+        select j.id from live_jobs j where j.id = any (child_ids) and j.parked = 'unmet'
+        order by j.id + 0 for update skip locked);
+    if cardinality(v_held) < cardinality(child_ids) then
+        insert into promotion_requests (lane, job_id, at, not_by)
+        select 'child', j.id, since, pg_current_xact_id() from live_jobs j
+        where j.id = any (child_ids) and j.parked = 'unmet' and j.id <> all (v_held);
+        v_again := found;
+    end if;
+    with child as materialized (
+        select j.id, f.parent_id from unnest(v_held) h(id)
+        join live_jobs j on j.id between h.id and h.id
+        left join lateral (
+            select o.parent_id
+            from _open_edges(j.id, j.revision, coalesce(_open_from(j.id, j.revision), 0)) o
+            order by o.parent_id limit 1) f on true),
+    dropped as (
+        delete from watches x where x.ctid = any (array(
+            select w.ctid from child c join watches w on w.child_id = c.id where c.parent_id is null)))
+    select array_agg(c.id) filter (where c.parent_id is null),
+           array_agg(c.id) filter (where c.parent_id is not null),
+           array_agg(c.parent_id) filter (where c.parent_id is not null)
+    into v_free, v_waiting, v_first from child c;
+    if v_waiting is not null then
+        v_again := _watch_edges(v_waiting, v_first, since) or v_again;
+    end if;
+    perform _notify_workers() where v_again and since > clock_timestamp() - interval '100 ms';
+    with placed as (
+        update live_jobs j
+        set state = f.state, parked = f.parked, ready_at = f.ready_at, due_at = f.due_at, updated_at = v_now
+        from (select l.id, p.* from live_jobs l
+              cross join lateral _place(
+                  l.run_at, v_now, _held(l.sequence_key), _is_limited(l.queue_name)) p
+              where l.id = any (v_free)) f
+        where j.id between f.id and f.id
+        returning j.id, j.ready_at, _lane_of(j.parked, j.queue_name, j.sequence_key) as lane),
+    asked as (
+        insert into promotion_requests (lane, job_id)
+        select distinct p.lane, null::bigint from placed p where p.lane is not null)
+    select array_agg(p.id) filter (where p.ready_at is not null) into v_ready from placed p;
+    perform _arrive_late(v_ready);
+    return coalesce(cardinality(v_ready), 0);
+end;
+$$;
+
+-- Sees to it that these children, whose first open edges are given, watch an open edge. True if this has left
+-- requests. A child whose watch is no open edge any more watches another one:
+--
+--   the first open edge, if it has a lower id than the watch: it is late
+--   else the first one after the middle of those that are left, as parents tend to end in the order of their
+--   ids: so a child of many parents moves its watch a few times, and looks at each edge once
+--   else, of few that are left, the last one
+create or replace function _watch_edges(child_ids bigint[], first_ids bigint[], since timestamptz)
+    returns boolean
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set enable_sort = off set jit = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_moved boolean;
+    v_touched bigint[]; -- parents, and the children that watch them
+    v_waiting bigint[];
+    v_locked bigint[];
+begin
+    with child as materialized (
+        select j.id, j.revision, c.first_id, w.*, k.parent_id as kept_id, k.touched
+        from unnest(child_ids, first_ids) c(id, first_id)
+        join live_jobs j on j.id between c.id and c.id
+        cross join lateral (
+            select min(x.from_id) as from_id, max(x.parent_id) as parent_id, count(*) as many from watches x
+            where x.child_id = j.id and x.revision = j.revision and x.from_id is not null) w
+        left join lateral (
+            select o.parent_id, o.touched from watches x
+            cross join lateral _open_edges(j.id, j.revision, x.parent_id) o
+            where x.child_id = j.id and x.revision = j.revision and x.from_id is not null
+              and o.parent_id = x.parent_id limit 1) k on true),
+    next as materialized (
+        select c.*, case when c.kept_id is not null then c.kept_id
+                         when c.first_id < c.parent_id then c.first_id
+                         -- The first one may have ended since: the request below finds out.
+                         else coalesce(_next_watch(c.id, c.revision, c.first_id), c.first_id) end as next_id
+        from child c where c.kept_id is null or c.touched or c.many > 1 or c.first_id > c.from_id),
+    dropped as (
+        delete from watches x where x.ctid = any (array(
+            select o.ctid from next n
+            join watches o on o.child_id = n.id and o.revision = n.revision and o.from_id is not null))),
+    moved as (
+        insert into watches (child_id, revision, from_id, parent_id)
+        select n.id, n.revision, n.first_id, n.next_id from next n),
+    asked as (
+        insert into promotion_requests (lane, job_id, not_by)
+        select 'child', n.id, pg_current_xact_id() from next n where n.kept_id is null)
+    select coalesce(bool_or(n.kept_id is null), false),
+           array_agg(n.kept_id) filter (where n.touched), array_agg(n.id) filter (where n.touched)
+    into v_moved, v_touched, v_waiting from next n;
+    v_locked := _locked_of(v_touched);
+    insert into promotion_requests (lane, job_id, at, not_by)
+    select distinct 'child', w.id, since, pg_current_xact_id()
+    from unnest(v_waiting, v_touched) w(id, parent_id) where w.parent_id = any (v_locked);
+    return v_moved or found;
+end;
+$$;
+
+-- The open edge that a child watches next, if this one is its first.
+create or replace function _next_watch(child_id bigint, revision integer, first_id bigint) returns bigint
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+    set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_last bigint;
+begin
+    select e.parent_id into v_last from edges e
+    where e.child_id = _next_watch.child_id and e.revision = _next_watch.revision
+    order by e.child_id desc, e.revision desc, e.parent_id desc limit 1;
+    if v_last - first_id > 1000 then
+        return coalesce(
+            (select o.parent_id from _open_edges(child_id, revision, first_id + (v_last - first_id) / 2) o
+             order by o.parent_id limit 1), first_id);
+    end if;
+    return (select o.parent_id from _open_edges(child_id, revision, first_id) o
+            order by o.parent_id desc limit 1);
+end;
+$$;
