@@ -39,8 +39,8 @@ def failures(held: list[Any]) -> list[dict[str, Any]]:
 Calls = dict[str, tuple[Callable[[Any, list[Any]], Any], float]]
 CALLS: dict[str, tuple[dict[str, Any], Calls]] = {
     "available": ({"key": "k"}, {
-        # and, now and then, what the worker has claimed before
-        "claim_jobs": (lambda a, held: a.claim_jobs(1, 100), 500),
+        # each job four times and once more to return it; now and then what the worker has claimed before
+        "claim_jobs": (lambda a, held: a.claim_jobs(1, 100), 600),
         "finish_job": (lambda a, held: a.finish_job(held[0].id, held[0].run), 2),
         "snooze_job": (lambda a, held: a.snooze_job(held[1].id, held[1].run, "1 hour"), 4),
         "finish_jobs": (lambda a, held: a.finish_jobs(*pairs(held[10:40])), 60),
