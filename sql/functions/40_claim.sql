@@ -63,9 +63,7 @@ create or replace function _next_round(
     inout claim _claim, worker_id bigint, task_identifiers text[], queue_names text[],
     forbidden_flags text[])
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
-    set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_plan
-    set lock_timeout = '200ms'
+    set enable_bitmapscan = off set enable_sort = off set lock_timeout = '200ms'
 as $$
 declare
     v_next integer := _hand_on(claim.freed);

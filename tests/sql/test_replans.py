@@ -51,6 +51,7 @@ VERBS: dict[str, Callable[[Any, int, Any], Callable[[], Any]]] = {
     "a turn with a serial queue": lambda api, worker, clock: turn(api, worker, queue_name="q"),
     "a turn with a sequence": lambda api, worker, clock: turn(api, worker, sequence_policy={"key": "s"}),
     "a turn with nothing to do": lambda api, worker, clock: lambda: api.rows(TURN, [worker, None, None]),
+    "seconds_until_due": lambda api, worker, clock: lambda: api.seconds_until_due(),
     "beat": lambda api, worker, clock: lambda: api.beat(worker),
     "fail_jobs": lambda api, worker, clock: lambda: api.fail(claimed(api, worker), delay="1 day"),
     "delete_job": lambda api, worker, clock: lambda: api.delete_job(api.add_job("t").id),

@@ -87,6 +87,14 @@ def test_a_turn_does_not_wait_for_a_session_that_has_the_queue(
     assert [job.id for job in work(api, worker).jobs] == [job.id for job in added[2 : 2 + free]]
 
 
+@pytest.mark.parametrize("lane", LANES)
+def test_a_turn_without_room_hands_on_the_lane_to_other_workers(api: Any, worker: int, lane: str) -> None:
+    _, second = api.add_jobs([{"identifier": "t", **LANES[lane]}] * 2)
+    jobs = work(api, worker).jobs
+    work(api, worker, done(*jobs), None, 0)
+    assert [job.id for job in work(api, api.register_worker()).jobs] == [second.id]
+
+
 @pytest.mark.parametrize("room", [0, 1, 5])
 @pytest.mark.parametrize("lane", LANES)
 def test_a_turn_that_is_rolled_back_hands_nothing_on(api: Any, worker: int, lane: str, room: int) -> None:
