@@ -18,7 +18,7 @@
 -- that starts to listen while adds did not notify, or that ends a polling period, records in
 -- silent_before which transactions there are. While one of them is open, workers poll every 20 to
 -- 250 ms. A worker asks for these transactions first, and then looks once more whether a job is left
--- (_what_is_left): so a job that it does not see belongs to a transaction that it has seen open.
+-- (_look_around): so a job that it does not see belongs to a transaction that it has seen open.
 
 -- True if a worker is waiting for a notification. This uses the real clock, not clock(), because
 -- workers wait in real time.
@@ -29,18 +29,20 @@ create or replace function _worker_is_listening() returns boolean
             date_part('epoch', clock_timestamp()) * 1000,
             pg_sequence_last_value('not_listening_until'::regclass)), false);
 
--- Notifies the workers, if one is waiting and they are not polling. While a turn settles its reports
+-- Notifies the workers, if one is waiting and they are not polling. In a turn with reports
 -- (pyworker.turn), the notification waits: the turn sends it when it has claimed, if it has not taken
--- the jobs itself.
-create or replace function _notify_workers() returns void
+-- the jobs itself. False if there was nothing to do.
+create or replace function _notify_workers() returns boolean
     language plpgsql set search_path from current
 as $$
 begin
     if current_setting('pyworker.turn', true) <> '' then
-        perform set_config('pyworker.turn', 'notify', true);
+        return set_config('pyworker.turn', 'notify', true) <> '';
     elsif _worker_is_listening() and not _worker_is_polling() then
         perform _send_notification();
+        return true;
     end if;
+    return false;
 end;
 $$;
 
@@ -112,27 +114,27 @@ create or replace function _start_listening(claimed integer) returns boolean
 as $$
 declare
     v_many constant integer := 4; -- jobs a claim: from here on polling costs less than notifications
-    v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
-    v_waits constant boolean := _worker_is_listening();
-    v_looks constant boolean := _worker_is_polling();
-    v_ended boolean := false;
+    v_ms constant bigint := date_part('epoch', clock_timestamp()) * 1000;
+    v_ended constant bigint := coalesce(pg_sequence_last_value('not_listening_until'::regclass), 0);
+    v_polling constant bigint := coalesce(pg_sequence_last_value('polling_until'::regclass), 0);
+    v_until bigint;
+    v_silent boolean; -- adds did not notify until now
 begin
-    perform setval('listening_until',
-                   greatest(v_ms + 5000, pg_sequence_last_value('not_listening_until'::regclass) + 1));
+    v_silent := coalesce(pg_sequence_last_value('listening_until'::regclass), 0) <= greatest(v_ms, v_ended);
+    v_until := setval('listening_until', greatest(v_ms + 5000, v_ended + 1));
     if claimed >= v_many then
         perform setval('polling_until', v_ms + 100);
-        if not v_looks then
+        if v_polling <= v_ms then
             perform _send_notification(); -- each waiting worker polls every 10 ms from now on
         end if;
-    elsif not v_looks and pg_sequence_last_value('polling_until'::regclass) > 0 then
+    elsif v_polling between 1 and v_ms then
         perform setval('polling_until', 0);
-        v_ended := true;
+        v_silent := true;
     end if;
-    if not v_waits or v_ended then
+    if v_silent then
         perform _mark_unnotified_adds();
-        return true;
     end if;
-    return false;
+    return v_silent;
 end;
 $$;
 
@@ -165,7 +167,7 @@ create or replace function seconds_until_due(
     language plpgsql security definer set search_path from current
 as $$
 begin
-    return (_what_is_left(false, task_identifiers, queue_names, forbidden_flags)).due_in_s;
+    return (_look_around(false, task_identifiers, queue_names, forbidden_flags)).due_in_s;
 end;
 $$;
 comment on function seconds_until_due(text[], text[], text[]) is
@@ -178,15 +180,33 @@ comment on function seconds_until_due(text[], text[], text[]) is
     'read. Null if none applies: then claim again within 2.5 seconds. task_identifiers, queue_names, '
     'forbidden_flags: as in the claim.';
 
--- What is left after a claim that got fewer jobs than its worker asked for. `due_in_s`: see
--- seconds_until_due. `ready`, only if `asks_ready`: true if a job may be ready that the claim did not
--- take: it belongs to other workers, or another session has it locked. This looks at the first 100
--- only.
+-- What is left after a claim that got fewer jobs than its worker asked for. If it has found all that
+-- there was, and no transaction that was open then has added jobs silently, there is no need to look.
 create or replace function _what_is_left(
+    claim _claim, asks_ready boolean, task_identifiers text[], queue_names text[],
+    forbidden_flags text[], out what _left)
+    language plpgsql set search_path from current
+as $$
+begin
+    if claim.rest or pg_sequence_last_value('silent_before'::regclass) > claim.seen::text::bigint then
+        what := _look_around(asks_ready, task_identifiers, queue_names, forbidden_flags);
+    else
+        what.due_in_s := least(
+            case when claim.due_at is not null
+                 then greatest(date_part('epoch', claim.due_at - clock()), 0) end,
+            case when _worker_is_polling() then 0.01 end);
+    end if;
+end;
+$$;
+
+-- `due_in_s`: see seconds_until_due. `ready`, only if `asks_ready`: true if a job may be ready that the
+-- claim did not take: it belongs to other workers, or another session has it locked. This looks at the
+-- first 100 only.
+create or replace function _look_around(
     asks_ready boolean, task_identifiers text[], queue_names text[], forbidden_flags text[], out what _left)
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-    set jit = off set plan_cache_mode = force_generic_plan
+    set jit = off
 as $$
 declare
     v_walks constant boolean := _walks_are_kept();

@@ -36,7 +36,7 @@ create or replace function _entries_read(index regclass) returns bigint
 -- Remembers a walk. `began`: when it began at the head; null if it began at a remembered place,
 -- which then expires when it would have expired before.
 create or replace function _keep_walk(name text, walk _walk, began timestamptz) returns void
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set datestyle = iso
 as $$
 declare
     v_ms bigint;
@@ -59,14 +59,16 @@ create or replace function _places_are_kept() returns boolean
         pg_sequence_last_value('walks_until'::regclass) > date_part('epoch', clock_timestamp()) * 1000,
         false);
 
--- Lists jobs that became available at places that a session may have passed.
-create or replace function _arrive_late(job_ids bigint[]) returns void
+-- Lists jobs that became available at places that a session may have passed. True if there may be one.
+create or replace function _arrive_late(job_ids bigint[]) returns boolean
     language plpgsql set search_path from current
 as $$
 begin
-    if _places_are_kept() then
-        insert into late_arrivals (job_id) select j.id from unnest(job_ids) j(id) where j.id is not null;
+    if not _places_are_kept() then
+        return false;
     end if;
+    insert into late_arrivals (job_id) select j.id from unnest(job_ids) j(id) where j.id is not null;
+    return true;
 end;
 $$;
 

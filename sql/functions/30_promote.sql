@@ -243,6 +243,8 @@ declare
     v_now timestamptz := clock();
     v_ready bigint[];
     v_moved integer;
+    v_late boolean;
+    v_notified boolean;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         -- A snapshot that may be too old to show every job and halt: a later promotion decides.
@@ -276,11 +278,11 @@ begin
         union all
         select distinct 'queue:' || m.queue_name from moved m where m.parked = 'queue')
     select array_agg(m.id) filter (where m.ready_at is not null), count(*) into v_ready, v_moved from moved m;
-    perform _arrive_late(v_ready);
+    v_late := _arrive_late(v_ready);
     -- Not if another session has the jobs locked: until that session ends, workers would notify
     -- each other again and again.
     if v_moved > 0 then
-        perform _notify_workers();
+        v_notified := _notify_workers();
     end if;
     return coalesce(cardinality(v_ready), 0);
 end;

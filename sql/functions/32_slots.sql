@@ -69,21 +69,24 @@ begin
 end;
 $$;
 
--- Fills the free slots of these queues, of which running jobs have ended or were requeued.
-create or replace function _refill_queues(queue_names text[]) returns void
+-- Fills the free slots of these queues, of which running jobs have ended or were requeued; returns how
+-- many jobs became candidates.
+create or replace function _refill_queues(queue_names text[]) returns integer
     language plpgsql set search_path from current
 as $$
 declare
     v_limited text[];
     v_held text[];
     v_limits integer[];
+    v_filled integer := 0;
+    v_notified boolean;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         -- A snapshot that may be too old to show the limits: a later promotion decides.
         insert into promotion_requests (lane)
         select distinct 'queue:' || q.name from unnest(queue_names) q(name);
-        perform _notify_workers();
-        return;
+        v_notified := _notify_workers();
+        return 0;
     elsif cardinality(queue_names) > 1 then
         queue_names := array(select distinct q.name from unnest(queue_names) q(name));
     end if;
@@ -98,16 +101,19 @@ begin
                  and _try_lane('queue:' || q.queue_name) as held
           from _queues_of(queue_names) q where q.concurrency is not null offset 0) q;
     if v_limited is null then
-        return;
+        return 0;
+    end if;
+    if v_held <> '{}' then
+        v_filled := _fill_queues(v_held, v_limits);
     end if;
     if cardinality(v_held) < cardinality(v_limited) then
         insert into promotion_requests (lane)
         select 'queue:' || l.name from unnest(v_limited) l(name) where l.name <> all (v_held);
-        perform _notify_workers();
+        v_notified := _notify_workers();
+    elsif v_filled > 0 then
+        v_notified := _notify_workers();
     end if;
-    if v_held <> '{}' and _fill_queues(v_held, v_limits) > 0 then
-        perform _notify_workers();
-    end if;
+    return v_filled;
 end;
 $$;
 

@@ -70,6 +70,7 @@ create or replace function _fill_serial_queue(queue_name text) returns boolean
 as $$
 declare
     v_id bigint;
+    v_late boolean;
 begin
     update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true
     where j.ctid = any (array(
@@ -85,7 +86,7 @@ begin
     if not found then
         return false;
     end if;
-    perform _arrive_late(array[v_id]);
+    v_late := _arrive_late(array[v_id]);
     return true;
 end;
 $$;

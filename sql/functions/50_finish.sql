@@ -7,58 +7,80 @@ create or replace function _finalize_jobs(
     job_ids bigint[], runs bigint[], final_state text, results jsonb[] default null,
     close_reason text default null, error text default null) returns bigint[]
     language plpgsql set search_path from current
+as $$
+declare
+    v_ended record;
+    v_next integer;
+begin
+    v_ended := _end_jobs(job_ids, runs, final_state, results, close_reason, error);
+    v_next := _hand_on(v_ended.freed);
+    return v_ended.ids;
+end;
+$$;
+
+-- The same, but leaves it to the caller to hand on the lanes that this has freed.
+create or replace function _end_jobs(
+    job_ids bigint[], runs bigint[], final_state text, results jsonb[] default null,
+    close_reason text default null, error text default null, out ids bigint[], out freed _freed)
+    language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
     set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_ended record;
-    v_left text[]; -- queues in which this leaves a request
 begin
     v_ended := _move_to_history(job_ids, runs, final_state, results, close_reason, error);
-    v_left := v_ended.left_queues;
-    if v_ended.dropped is not null then
-        delete from errors e where e.job_id = any (v_ended.dropped);
-    end if;
-    if v_ended.keys is not null then
-        perform _release_unique_keys(v_ended.keys);
+    ids := coalesce(v_ended.ids, '{}');
+    freed := row(v_ended.sequences, v_ended.queues);
+    if v_ended.loose_ends is not null then
+        perform _tie_up(v_ended.loose_ends);
     end if;
     if final_state = 'cancelled' or _coordination_is_used() or _jobs_are_awaited() then
         perform _tell_of_end(v_ended.ids, final_state, v_ended.gone, v_ended.gone_results);
     end if;
-    if v_ended.halted is not null then
-        insert into sequence_halts
-        select h.key, h.job_id, 'cancelled', clock()
-        from unnest(v_ended.halted, v_ended.halting) h(key, job_id)
-        on conflict do nothing;
-    end if;
-    if v_ended.sequences is not null then
-        perform _promote_next(v_ended.sequences);
-    end if;
-    if close_reason = 'replaced' then
-        -- A producer replaces the job. Its transaction may stay open for long, so it must not hold
-        -- a lane.
-        v_left := v_left || v_ended.queues;
-    elsif v_ended.queues is not null then
-        perform _refill_queues(v_ended.queues);
-    end if;
-    if v_left <> '{}' then
-        insert into promotion_requests (lane)
-        select distinct 'queue:' || l.queue_name from unnest(v_left) l(queue_name);
+end;
+$$;
+
+-- What only some ends leave to be done.
+create or replace function _tie_up(ends _loose_end[]) returns void
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set jit = off set plan_cache_mode = force_generic_plan
+as $$
+begin
+    delete from errors e where e.job_id = any (array(select l.job_id from unnest(ends) l where l.has_errors));
+    perform _release_unique_keys(array_agg(l.unique_key))
+    from unnest(ends) l where l.unique_key is not null having count(*) > 0;
+    insert into sequence_halts
+    select l.halts, l.job_id, 'cancelled', clock() from unnest(ends) l where l.halts is not null
+    on conflict do nothing;
+    insert into promotion_requests (lane)
+    select distinct 'queue:' || l.left_queue from unnest(ends) l where l.left_queue is not null;
+    if found then
         perform _notify_workers();
     end if;
-    return coalesce(v_ended.ids, '{}');
+end;
+$$;
+
+-- Passes on the places of jobs that this transaction has ended: the next job of each sequence becomes
+-- its head, and the next jobs of the queues get the slots. Returns how many jobs became available.
+create or replace function _hand_on(freed _freed) returns integer
+    language plpgsql set search_path from current
+as $$
+begin
+    return case when freed.sequences is null then 0 else _promote_next(freed.sequences) end
+         + case when freed.queues is null then 0 else _refill_queues(freed.queues) end;
 end;
 $$;
 
 -- Moves the jobs, in one statement. It locks rows in the order of their ids, and matches them by id
--- and run, never by position, since an add may have moved a row meanwhile. `queues`: those of running
--- jobs; `left_queues`: those of jobs that a claim could take; `halted`: the sequences that the jobs
--- `halting` halt; `gone`: those that history does not keep.
+-- and run, never by position, since an add may have moved a row meanwhile. A producer that replaces a
+-- job frees no queue: its transaction may stay open for long, so it must not hold a lane. `gone`: the
+-- jobs that history does not keep.
 create or replace function _move_to_history(
     job_ids bigint[], runs bigint[], final_state text, results jsonb[], close_reason text, error text,
-    out ids bigint[], out dropped bigint[], out keys bytea[], out sequences text[], out queues text[],
-    out left_queues text[], out halted text[], out halting bigint[], out gone bigint[],
-    out gone_results jsonb[])
+    out ids bigint[], out sequences text[], out queues text[], out loose_ends _loose_end[],
+    out gone bigint[], out gone_results jsonb[])
     language plpgsql set search_path from current
 as $$
 declare
@@ -74,9 +96,6 @@ begin
         delete from live_jobs j using item i
         where j.id between i.id and i.id and (runs is null or (j.run = i.run and j.state = 'running'))
         returning j.*, i.result as new_result,
-                  -- A job that gives way to another one (superseded or replaced) does not halt.
-                  final_state = 'cancelled' and j.sequence_key is not null and not j.continue_on_cancelled
-                  and j.superseded is null and not v_replaced as halts,
                   coalesce((select t.retention from tasks t where t.identifier = j.task_identifier),
                            (select case final_state when 'completed' then s.completed_retention
                                    else s.cancelled_retention end from settings s)) as retention),
@@ -94,22 +113,27 @@ begin
                e.continue_on_discarded, coalesce(error, e.last_error), close_reason, v_now,
                v_now + e.retention, e.new_result, e.payload
         from ended e where e.retention > interval '0')
-    select array_agg(e.id),
-           -- Only these jobs can have rows in errors: an error is also the job's last_error, until
-           -- an add with its key clears that and raises the revision.
-           array_agg(e.id) filter (where e.retention = interval '0' and (
-               e.revision > 0 or coalesce(error, e.last_error) is not null)),
-           -- Not the key of a job that is being replaced: its successor has it.
-           array_agg(e.unique_key) filter (
-               where e.retention = interval '0' and e.unique_key is not null and not v_replaced),
-           array_agg(e.sequence_key) filter (where e.sequence_head),
-           array_agg(e.queue_name) filter (where e.queue_name is not null and e.state = 'running'),
+    select array_agg(e.id), array_agg(e.sequence_key) filter (where e.sequence_head),
            array_agg(e.queue_name) filter (
-               where e.queue_name is not null and e.state = 'available' and e.ready_at is not null),
-           array_agg(e.sequence_key) filter (where e.halts), array_agg(e.id) filter (where e.halts),
+               where e.queue_name is not null and e.state = 'running' and not v_replaced),
+           array_agg(row(
+               e.id,
+               -- Only these jobs can have rows in errors: an error is also the job's last_error, until
+               -- an add with its key clears that and raises the revision.
+               e.retention = interval '0' and (e.revision > 0 or coalesce(error, e.last_error) is not null),
+               -- Not the key of a job that is being replaced: its successor has it.
+               case when e.retention = interval '0' and not v_replaced then e.unique_key end,
+               -- A job that gives way to another one (superseded or replaced) does not halt.
+               case when final_state = 'cancelled' and not e.continue_on_cancelled and e.superseded is null
+                         and not v_replaced then e.sequence_key end,
+               case when (e.state = 'available' or v_replaced) and e.ready_at is not null
+                    then e.queue_name end
+           )::_loose_end) filter (
+               where final_state = 'cancelled' or e.state <> 'running' or e.retention = interval '0' and (
+                   e.revision > 0 or coalesce(error, e.last_error) is not null or e.unique_key is not null)),
            array_agg(e.id) filter (where e.retention = interval '0'),
            array_agg(e.new_result) filter (where e.retention = interval '0')
-    into ids, dropped, keys, sequences, queues, left_queues, halted, halting, gone, gone_results
+    into ids, sequences, queues, loose_ends, gone, gone_results
     from ended e;
 end;
 $$;

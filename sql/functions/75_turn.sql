@@ -47,49 +47,54 @@ create or replace function work(
         max_attempts smallint, queue_name text, key text, flags jsonb, meta jsonb, sequence_key text,
         delivery text, crashes smallint, timeout_s double precision, run_at_s double precision,
         created_at_s double precision, why text, again_in_s double precision)
-    language plpgsql security definer set search_path from current
+    language plpgsql security definer set search_path from current set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
 as $$
 #variable_conflict use_column
 declare
+    v_begun record;
     v_refused _report;
-    v_turn text; -- see _notify_workers
-    v_claimed integer := 0;
-    v_left _left;
+    v_claim _claim;
 begin
-    if _has_reports(worker_id, done_ids, done_runs, done_results, reports, max_jobs) then
-        perform _commit_durably();
-        v_turn := set_config('pyworker.turn', 'reports', true);
-        kind := 'refused';
-        foreach v_refused in array _settle_reports(done_ids, done_runs, done_results, reports) loop
-            id := v_refused.id;
-            run := v_refused.run;
-            why := v_refused.problem;
-            return next;
-        end loop;
-        v_turn := current_setting('pyworker.turn') || set_config('pyworker.turn', '', true);
-    end if;
-    if max_jobs > 0 then
-        return query
-        select 'job', j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts, j.queue_name,
-               j.key, j.flags, j.meta, j.sequence_key, j.delivery, j.crashes,
-               (select date_part('epoch', t.timeout) from tasks t where t.identifier = j.task_identifier),
-               date_part('epoch', j.run_at), date_part('epoch', j.created_at), null::text,
-               null::double precision
-        from claim_jobs(work.worker_id, max_jobs, task_identifiers, queue_names, forbidden_flags) j;
-        get diagnostics v_claimed = row_count;
-    end if;
-    if v_claimed < max_jobs then
-        v_left := _what_is_left(v_turn = 'notify', task_identifiers, queue_names, forbidden_flags);
-    end if;
-    if v_turn = 'notify' and (v_claimed = max_jobs or v_left.ready) then
-        perform _notify_workers();
-    end if;
+    v_begun := _begin_turn(worker_id, done_ids, done_runs, done_results, reports, max_jobs);
+    v_claim := v_begun.claim;
+    kind := 'refused';
+    foreach v_refused in array v_begun.refused loop
+        id := v_refused.id;
+        run := v_refused.run;
+        why := v_refused.problem;
+        return next;
+    end loop;
+    while v_claim.ready loop
+        begin
+            v_claim := _next_round(v_claim, worker_id, task_identifiers, queue_names, forbidden_flags);
+            if v_claim.admitted is not null then
+                return query with noted as (
+                    insert into claims values (work.worker_id, v_claim.run, v_claim.ids, v_claim.seen))
+                update live_jobs j
+                set state = 'running', has_slot = null, start_by = null, worker_id = work.worker_id,
+                    run = _next_run(j.run, v_claim.run), claimed_at = v_claim.now,
+                    attempts = least(j.attempts + 1, 32767) -- else a job at 32767 fails all claims
+                from unnest(v_claim.admitted) r(ctid) where j.ctid = r.ctid
+                returning 'job', j.id, j.run, j.task_identifier, j.payload, j.attempts, j.max_attempts,
+                  j.queue_name, j.job_key, j.flags, j.meta, j.sequence_key, j.delivery,
+                  coalesce(j.crashes, 0::smallint),
+                  (select date_part('epoch', t.timeout) from tasks t where t.identifier = j.task_identifier),
+                  date_part('epoch', j.run_at), date_part('epoch', j.created_at), null::text, null::float8;
+            end if;
+        exception when lock_not_available or deadlock_detected then -- see _find_jobs
+            v_claim.promotes := true;
+            v_claim.closed := null;
+            continue;
+        end;
+        -- Not in the block above: an error here would undo the claim, but not its `return query`.
+        v_claim := _after_round(v_claim, worker_id, max_jobs);
+    end loop;
     kind := 'turn';
     id := null;
     run := null;
     why := null;
-    again_in_s := case when max_jobs = 0 then 2.5 when v_claimed = max_jobs then 0
-                       else least(v_left.due_in_s, 2.5) end;
+    again_in_s := _end_turn(v_claim, max_jobs, worker_id, task_identifiers, queue_names, forbidden_flags);
     return next;
 end;
 $$;
@@ -106,6 +111,65 @@ comment on function work(
     'accepted before is stale when it is repeated, which does no harm. With synchronous_commit off, '
     'a turn without reports does not wait for the disk, as claim_jobs. Errors: PW004 if the '
     'worker is unknown, closed or was declared dead, and nothing of the call counts; PW001.';
+
+-- Begins a turn: settles its reports, and returns those that did not count and the claim that follows.
+create or replace function _begin_turn(
+    worker_id bigint, done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb,
+    max_jobs integer, out refused _report[], out claim _claim)
+    language plpgsql set search_path from current
+as $$
+declare
+    v_turn text;
+    v_settled record;
+begin
+    refused := '{}';
+    if _has_reports(worker_id, done_ids, done_runs, done_results, reports, max_jobs) then
+        v_turn := _commit_durably();
+        v_turn := set_config('pyworker.turn', 'reports', true); -- see _notify_workers
+        v_settled := _settle_reports(done_ids, done_runs, done_results, reports);
+        refused := v_settled.refused;
+        claim.freed := v_settled.freed;
+    end if;
+    claim.now := clock();
+    claim.wanted := max_jobs;
+    claim.seen := pg_snapshot_xmin(pg_current_snapshot()); -- before it reads the queues
+    claim.ready := max_jobs > 0;
+    claim.promotes := _walks_are_kept();
+    claim.promotions := 0;
+end;
+$$;
+
+-- Ends a turn when it has claimed; returns in how many seconds the worker must come again.
+create or replace function _end_turn(
+    claim _claim, max_jobs integer, worker_id bigint, task_identifiers text[], queue_names text[],
+    forbidden_flags text[])
+    returns double precision
+    language plpgsql set search_path from current
+as $$
+declare
+    v_next integer;
+    v_turn text; -- see _notify_workers
+    v_left _left;
+    v_notified boolean;
+begin
+    if max_jobs = 0 then
+        v_next := _hand_on(claim.freed);
+    elsif (claim.kept).owner is not null
+          or _entries_read('live_jobs_ready') - claim.read > 1000 + 2 * (max_jobs - claim.wanted) then
+        perform _keep_claim_walk(claim, worker_id, task_identifiers, queue_names, forbidden_flags);
+    end if;
+    if current_setting('pyworker.turn', true) <> '' then
+        v_turn := current_setting('pyworker.turn') || set_config('pyworker.turn', '', true);
+    end if;
+    if claim.wanted > 0 then
+        v_left := _what_is_left(claim, v_turn = 'notify', task_identifiers, queue_names, forbidden_flags);
+    end if;
+    if v_turn = 'notify' and (claim.wanted = 0 or v_left.ready) then
+        v_notified := _notify_workers();
+    end if;
+    return case when max_jobs = 0 then 2.5 when claim.wanted = 0 then 0 else least(v_left.due_in_s, 2.5) end;
+end;
+$$;
 
 -- True if a turn has reports. Errors of a turn as a whole: PW001, PW004.
 create or replace function _has_reports(
@@ -181,29 +245,33 @@ begin
 end;
 $$;
 
--- Settles the reports of one turn, and returns those that did not count, each with its problem.
+-- Settles the reports of a turn, and returns those that did not count, each with its problem; and the
+-- lanes that are to be handed on.
 create or replace function _settle_reports(
-    done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb) returns _report[]
+    done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb,
+    out refused _report[], out freed _freed)
     language plpgsql set search_path from current
 as $$
 declare
     v_mixed boolean := reports <> '[]' or array_position(done_runs, null) > 0;
-    v_done bigint[];
+    v_ended record;
 begin
     if v_mixed is not true and cardinality(done_ids) > 1 then -- may name two runs of one job
         v_mixed := cardinality(done_ids) > (select count(distinct d.id) from unnest(done_ids) d(id));
     end if;
     if v_mixed then
-        return _settle_mixture(done_ids, done_runs, done_results, reports);
+        refused := _settle_mixture(done_ids, done_runs, done_results, reports);
+        return;
     end if;
     -- The common turn: completed jobs only.
-    v_done := finish_jobs(done_ids, done_runs, done_results);
-    if cardinality(v_done) = cardinality(done_ids) then
-        return '{}'::_report[];
+    v_ended := _end_jobs(done_ids, done_runs, 'completed', done_results);
+    freed := v_ended.freed;
+    refused := '{}';
+    if cardinality(v_ended.ids) < cardinality(done_ids) then
+        refused := array(
+            select row(0, 'done', d.id, d.run, 'stale', null)::_report
+            from unnest(done_ids, done_runs) d(id, run) where d.id <> all (v_ended.ids));
     end if;
-    return array(
-        select row(0, 'done', d.id, d.run, 'stale', null)::_report
-        from unnest(done_ids, done_runs) d(id, run) where d.id <> all (v_done));
 end;
 $$;
 

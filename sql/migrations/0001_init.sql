@@ -183,15 +183,22 @@ create type _walk as (
     seen bigint             -- claims: the last id of late_arrivals that was read
 );
 
--- What a claim has to do next (private); see functions/40_claim.sql.
-create type _look as (
-    ready boolean,           -- look for jobs
-    promotes boolean,        -- before that, promote jobs
-    rounds integer,          -- promotions so far
-    oldest_request bigint    -- the promotion request that the last one left
+-- What the end of a job leaves to be done, besides its move to history (private).
+create type _loose_end as (
+    job_id bigint,
+    has_errors boolean,      -- to be deleted, as history does not keep the job
+    unique_key bytea,        -- to be released, for the same reason
+    halts text,              -- the sequence that it halts
+    left_queue text          -- the queue in which a claim could have taken it
 );
 
--- What is left after a claim.
+-- The lanes that a turn's reports have freed, to be handed on (private).
+create type _freed as (
+    sequences text[],
+    queues text[]
+);
+
+-- What is left after a claim (private).
 create type _left as (
     ready boolean,               -- jobs that it did not take
     due_in_s double precision    -- the worker must claim again then
@@ -207,25 +214,35 @@ create type _duties as (
     next_tick_s double precision     -- until the next schedule is due, or null
 );
 
--- A claim's walk along the ready jobs (private).
-create type _claim_walk as (
+-- A claim, round by round (private); see functions/40_claim.sql.
+create type _claim as (
+    now timestamptz,
+    wanted integer,          -- how many more jobs
+    seen xid8,               -- it saw the changes of all transactions before this one
+    freed _freed,            -- to be handed on first
+    -- the next round
+    ready boolean,           -- looks for jobs
+    promotes boolean,        -- before that, promotes jobs
+    promotions integer,      -- rounds that did so, up to now
+    oldest_request bigint,   -- the promotion request that the last of them left
+    closed text[],           -- queues from which the claim takes no more jobs
+    -- its walk along the ready jobs
     kept _walk,              -- what the session remembers
     began timestamptz,
     read bigint,             -- index entries that the session had read by then
     spans _span[],           -- what it has still to read
-    places _span[]           -- as far as it has come
-);
-
--- What one round of a claim has found (private).
-create type _found as (
+    places _span[],          -- as far as it has come
+    -- what the last round has found
+    must_promote boolean,    -- something to promote: it did not look for jobs
+    run bigint,              -- for the jobs that it claims
     ids bigint[],            -- the jobs, in claim order, locked
     priorities smallint[],
     ready_ats timestamptz[],
     admitted tid[],          -- those of them that may start
-    closed text[],           -- queues from which the claim takes no more jobs
     full_queues text[],      -- queues that have no slot left and more candidates
     in_turn boolean,         -- one of the jobs belongs to a sequence or has a slot
-    run bigint               -- for the jobs that it claims
+    due_at timestamptz,      -- of the first job that is not due yet
+    rest boolean             -- there are available jobs that it did not find, or requests
 );
 
 create table settings (

@@ -8,7 +8,8 @@ statements that do not even run, counts as broken, not as killed.
 Left out, as no test can tell them from the original: claim_jobs without `materialized` (PostgreSQL
 never inlines a CTE that locks rows); claim_jobs and _parked_in without the id in their `order by`
 (the index they are pinned to has it); _lock_for_adds without the order of its rows (an index
-gives them in that order anyway; another order will not do); _prune with < for <= (time never stands
+gives them in that order anyway; another order will not do); work, _next_round and claim_jobs, each
+without its pins (the others have enough of them); _prune with < for <= (time never stands
 still for it). A keyed add that leaves a running job its key never ends.
 """
 

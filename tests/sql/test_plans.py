@@ -34,13 +34,15 @@ def failures(held: list[Any]) -> list[dict[str, Any]]:
     return [{"id": job.id, "run": job.run} for job in held]
 
 
+TURN = "select * from pyworker.work(1, null, null, null, null, 100)"
 # How many rows a call may look at, with MANY beside that are none of its business. `held`: 100 jobs
 # claimed before.
 Calls = dict[str, tuple[Callable[[Any, list[Any]], Any], float]]
 CALLS: dict[str, tuple[dict[str, Any], Calls]] = {
     "available": ({"key": "k"}, {
-        # and, now and then, what the worker has claimed before
-        "claim_jobs": (lambda a, held: a.claim_jobs(1, 100), 500),
+        # each job four times and once more to return it; now and then what the worker has claimed before
+        "claim_jobs": (lambda a, held: a.claim_jobs(1, 100), 600),
+        "work": (lambda a, held: a.rows(TURN), 500),
         "finish_job": (lambda a, held: a.finish_job(held[0].id, held[0].run), 2),
         "snooze_job": (lambda a, held: a.snooze_job(held[1].id, held[1].run, "1 hour"), 4),
         "finish_jobs": (lambda a, held: a.finish_jobs(*pairs(held[10:40])), 60),
@@ -58,6 +60,7 @@ CALLS: dict[str, tuple[dict[str, Any], Calls]] = {
     }),
     "parked": ({"queue": "q"}, {
         "claim_jobs": (lambda a, held: a.claim_jobs(1, 100), 10),
+        "work": (lambda a, held: a.rows(TURN), 10),
         "finish_job": (lambda a, held: a.finish_job(held[0].id, held[0].run), 10),
         "add_job": (lambda a, held: a.add_job("t", queue_name="q"), 0),
         "promote_jobs": (lambda a, held: a.promote_jobs(), 10),
@@ -65,6 +68,7 @@ CALLS: dict[str, tuple[dict[str, Any], Calls]] = {
     }),
     "scheduled": ({"run_at": "1 day"}, {
         "claim_jobs": (lambda a, held: a.claim_jobs(1, 100), 5),
+        "work": (lambda a, held: a.rows(TURN), 5),
         "promote_jobs": (lambda a, held: a.promote_jobs(), 5),
         "seconds_until_due": (lambda a, held: a.seconds_until_due(), 2),
         "reconcile": (lambda a, held: a.reconcile(1, [], []), 5),
@@ -123,7 +127,7 @@ def test_a_claim_walks_the_index_in_order_and_sorts_nothing(
     expected = api.rows("select id from pyworker.jobs order by priority, run_at, id limit %s", [limit])
     plans = [p for p in watched(lambda a: a.claim_jobs(worker, limit)) if sum(touched([p]).values())]
     assert [(job.id,) for job in watched.result] == expected
-    _, walk, update = plans  # the first one looks whether there is a job at all
+    walk, update, read = plans
     kinds = [(node["Node Type"], node.get("Index Name")) for node in nodes(walk["Plan"])]
     assert ("Index Scan", "live_jobs_ready") in kinds
     assert {kind for kind, _ in kinds} <= {
@@ -134,7 +138,8 @@ def test_a_claim_walks_the_index_in_order_and_sorts_nothing(
         "Limit",
         "LockRows",
         "Index Scan",
-        "Index Only Scan",  # of promotion_requests, not begun without a queue
+        "Index Only Scan",  # of promotion_requests and of due jobs
+        "Result",  # what a round looks at first
     }
     assert {node["Node Type"] for node in nodes(update["Plan"])} == {
         "ModifyTable",
@@ -142,8 +147,11 @@ def test_a_claim_walks_the_index_in_order_and_sorts_nothing(
         "Nested Loop",
         "Function Scan",
         "Tid Scan",
+        "Index Scan",  # of tasks
     }
-    assert [sum(touched([plan]).values()) for plan in plans] == [1, limit, limit]
+    kinds = [node["Node Type"] for node in nodes(read["Plan"])]
+    assert kinds == ["Nested Loop", "Function Scan", "Index Scan"]
+    assert [sum(touched([plan]).values()) for plan in plans] == [limit, limit, limit]
 
 
 @pytest.mark.parametrize("batch", [1, 20])
