@@ -7,6 +7,8 @@ create or replace function _finalize_jobs(
     job_ids bigint[], runs bigint[], final_state text, results jsonb[] default null,
     close_reason text default null, error text default null) returns bigint[]
     language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_ended record;
@@ -18,13 +20,11 @@ begin
 end;
 $$;
 
--- The same, but leaves it to the caller to hand on the lanes that this has freed.
+-- The same, but leaves it to the caller to hand on the lanes that this has freed, and to pin the plans.
 create or replace function _end_jobs(
     job_ids bigint[], runs bigint[], final_state text, results jsonb[] default null,
     close_reason text default null, error text default null, out ids bigint[], out freed _freed)
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-    set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_ended record;
@@ -44,8 +44,6 @@ $$;
 -- What only some ends leave to be done.
 create or replace function _tie_up(ends _loose_end[]) returns void
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-    set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
     delete from errors e where e.job_id = any (array(select l.job_id from unnest(ends) l where l.has_errors));

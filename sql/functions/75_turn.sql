@@ -250,7 +250,7 @@ $$;
 create or replace function _settle_reports(
     done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb,
     out refused _report[], out freed _freed)
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set enable_bitmapscan = off
 as $$
 declare
     v_mixed boolean := reports <> '[]' or array_position(done_runs, null) > 0;

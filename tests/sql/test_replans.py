@@ -26,6 +26,17 @@ def turn(api: Any, worker: int, **more: Any) -> Callable[[], Any]:
     return call
 
 
+def finish(api: Any, worker: int, **more: Any) -> Callable[[], Any]:
+    """The end of a job with another one behind it."""
+    api.add_jobs([{"identifier": "t", **more}] * 60)
+
+    def call() -> None:
+        (job,) = api.claim_jobs(worker, 1)
+        api.finish_jobs([job.id], [job.run])
+
+    return call
+
+
 def claimed(api: Any, worker: int) -> Any:
     job = api.add_job("t")
     (claim,) = api.claim_jobs(worker, 1)
@@ -52,6 +63,9 @@ VERBS: dict[str, Callable[[Any, int, Any], Callable[[], Any]]] = {
     "a turn with a sequence": lambda api, worker, clock: turn(api, worker, sequence_policy={"key": "s"}),
     "a turn with nothing to do": lambda api, worker, clock: lambda: api.rows(TURN, [worker, None, None]),
     "seconds_until_due": lambda api, worker, clock: lambda: api.seconds_until_due(),
+    "finish_jobs": lambda api, worker, clock: finish(api, worker),
+    "finish_jobs of a serial queue": lambda api, worker, clock: finish(api, worker, queue_name="q"),
+    "finish_jobs of a sequence": lambda api, worker, clock: finish(api, worker, sequence_policy={"key": "s"}),
     "beat": lambda api, worker, clock: lambda: api.beat(worker),
     "fail_jobs": lambda api, worker, clock: lambda: api.fail(claimed(api, worker), delay="1 day"),
     "delete_job": lambda api, worker, clock: lambda: api.delete_job(api.add_job("t").id),
