@@ -13,9 +13,10 @@ from psycopg.types.json import Jsonb
 
 from tests.model.calls import NAMES
 from tests.model.model import Model
+from tests.model.schedules import Schedules
 from tests.model.state import HALF, MOMENT, SOME, TTL
 from tests.model.strategies import definitions, hours, keys, numbers, several, specs, tasks
-from tests.model.together import Together, with_a_job
+from tests.model.together import with_a_job
 
 SEEN = """
     select id, state, key, attempts, max_attempts, run, revision, priority, queue_name, delivery,
@@ -33,7 +34,7 @@ SEQUENCES = """
 with_a_running_job = precondition(lambda self: self.model.live("running"))
 
 
-class Machine(Together):
+class Machine(Schedules):
     steps = 0
 
     def __init__(self, api: Any, clock: Any, clean: Any, check: Any) -> None:
@@ -55,6 +56,7 @@ class Machine(Together):
         self.api.configure(worker_ttl=TTL)
         self.api.maintain()
         self.model = Model(self.api.at())
+        self.begin_schedules()
         self.register()
         self.register()
         for spec in many:
