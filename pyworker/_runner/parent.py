@@ -182,9 +182,17 @@ class Parent:
             child.slots.prolong(began + self.fence)
             child.told = told
             child.locked_by = None if answer.unlocked else db
+            self._tell_memory(db, child)
             self.duties.tell(answer.duties)
             self.next_beat = min(self.next_beat, time.monotonic() + answer.next_in_s)
         self.acknowledged = began
+
+    def _tell_memory(self, db: Database, child: ChildProcess) -> None:
+        """Once it has changed by a tenth: people look at it, and each time is a write."""
+        memory = memory_of(child.process.pid)
+        if abs(memory - child.memory) > child.memory // 10:
+            db.update_worker(child.worker_id, {"memory": memory})
+            child.memory = memory
 
     def _unregister(self, db: Database) -> None:
         while self.to_unregister:
@@ -222,6 +230,7 @@ class Parent:
             {
                 "name": self.config.name or host, "host": host, "pid": os.getpid(),
                 "version": self._version(), "modules": self.config.tasks, "condition": "starting",
+                "concurrency": self.config.concurrency,
             }
         )  # fmt: skip
         self.fence = min(worker["stop_after_s"], FENCE)
