@@ -188,7 +188,7 @@ class Parent:
         self.acknowledged = began
 
     def _tell_memory(self, db: Database, child: ChildProcess) -> None:
-        """Once it has changed by a tenth: people look at it, and each time is a write."""
+        """Once it has changed by a tenth, since each time is a write."""
         memory = memory_of(child.process.pid)
         if abs(memory - child.memory) > child.memory // 10:
             db.update_worker(child.worker_id, {"memory": memory})

@@ -15,7 +15,12 @@ INNER, FLOOR = WIDTH - LEFT - 4, HEIGHT - FOOT
 Row = Mapping[str, Any]
 
 # The ranges to choose from: their names, minutes, and minutes of a step.
-RANGES = {"15m": ("15 min", 15, 1), "1h": ("1 h", 60, 1), "24h": ("24 h", 1440, 15), "7d": ("7 d", 10080, 120)}
+RANGES = {
+    "15m": ("15 min", 15, 1),
+    "1h": ("1 h", 60, 1),
+    "24h": ("24 h", 1440, 15),
+    "7d": ("7 d", 10080, 120),
+}
 _SECONDS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400)  # the lines of the scale of times
 _KINDS = ("completed", "cancelled", "failed")
 
@@ -45,7 +50,8 @@ def bars(rows: Sequence[Row], step: int) -> Markup:
             side, edge = ("end", x - 4) if x > WIDTH / 2 else ("start", x + wide + 4)
             words = Markup('<text class="peak" text-anchor="{}" x="{:.1f}" y="{}">▲ {}</text>')
             columns.append(words.format(side, edge, TOP + 16, number(total)))
-        words = f"{row['completed']:,} completed, {row['cancelled']:,} cancelled, {row['failed']:,} failed attempts"
+        words = f"{row['completed']:,} completed, {row['cancelled']:,} cancelled"
+        words += f", {row['failed']:,} failed attempts"
         parts.append(_hit(x, wide, f"{_named(row['minute'], step)} · {words}", Markup("").join(columns)))
     lines = [(FLOOR - value / top * (FLOOR - TOP), number(value)) for value in _ticks(top)]
     return _plot("Jobs over time", lines, parts, rows, step)
@@ -133,10 +139,12 @@ def _plot(
         and 0.02 < at / len(rows) < 0.98
     )  # fmt: skip
     across = Markup("").join(
-        Markup('<line class="grid" x1="{}" y1="{:.1f}" x2="{}" y2="{:.1f}"/><text class="of" x="{}" y="{:.1f}">{}</text>')
-        .format(LEFT, y, WIDTH - 4, y, LEFT - 6, y + 4, words)
+        Markup(
+            '<line class="grid" x1="{}" y1="{:.1f}" x2="{}" y2="{:.1f}"/>'
+            '<text class="of" x="{}" y="{:.1f}">{}</text>'
+        ).format(LEFT, y, WIDTH - 4, y, LEFT - 6, y + 4, words)
         for y, words in grid
     )  # fmt: skip
-    return Markup(
-        '<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}">{}{}{}</svg>'
-    ).format(WIDTH, HEIGHT, label, across, Markup("").join(parts), ticks)
+    return Markup('<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}">{}{}{}</svg>').format(
+        WIDTH, HEIGHT, label, across, Markup("").join(parts), ticks
+    )

@@ -33,7 +33,14 @@ from ._actions import ACTIONS, JOB_ACTIONS, LABELS, audit_of, without_notice
 from ._findings import Findings
 from ._perform import Actions
 from ._request import (
-    STATEMENT_TIMEOUT, Problem, actor_of, filters_of, link, number_of, problem_of, search_of,
+    STATEMENT_TIMEOUT,
+    Problem,
+    actor_of,
+    filters_of,
+    link,
+    number_of,
+    problem_of,
+    search_of,
 )  # fmt: skip
 
 HERE = Path(__file__).parent
@@ -113,13 +120,17 @@ class Dashboard(Actions):
         known = {row["check_name"] for row in problems}
         checked = self.findings.latest() or []
         problems += [
-            row for row in checked
+            dict(row) for row in checked
             if row["severity"] in ("error", "warning") and row["check_name"] not in known
         ]  # fmt: skip
         order = ["error", "warning", "info"]
+        for at, row in enumerate(problems):  # a name that stays while others come and go
+            earlier = sum(other["check_name"] == row["check_name"] for other in problems[:at])
+            row["key"] = f"{row['check_name']}-{earlier}"
         return self.page(
             request, "overview.html", now=datetime.fromisoformat(whole["at"]), whole=whole, rows=rows,
-            workers=workers, chosen=chosen, problems=sorted(problems, key=lambda p: order.index(p["severity"])),
+            workers=workers, chosen=chosen,
+            problems=sorted(problems, key=lambda problem: order.index(problem["severity"])),
             bars=_plots.bars(rows, step), lines=_plots.lines(rows, LATENCY, step), step=step, tasks=tasks,
             done=sum(row["completed"] for row in rows), failed=sum(row["failed"] for row in rows),
             every=5 if minutes <= 60 else 30,

@@ -11,7 +11,7 @@ from starlette.routing import Mount
 from pyworker.ui import create_app
 from tests.support.pages import Reader, read
 
-PAGES = ["/", "/jobs", "/queues", "/sequences", "/schedules", "/workers", "/audit"]
+PAGES = ["/", "/jobs", "/queues", "/sequences", "/schedules", "/workers", "/health", "/audit"]
 
 
 def ids(response):

@@ -41,11 +41,24 @@ const morph = (old, now) => {
   if (old.hasAttribute("data-copy")) return;
   for (const { name } of [...old.attributes]) if (!now.hasAttribute(name) && name !== "tabindex") old.removeAttribute(name);
   for (const { name, value } of now.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-  const before = [...old.childNodes], after = [...now.childNodes];
-  after.forEach((child, at) => (before[at] ? morph(before[at], child) : old.append(child)));
-  for (const child of before.slice(after.length)) child.remove();
+  let place = old.firstChild;
+  for (const child of [...now.childNodes]) {
+    const same = child.id ? [...old.children].find((one) => one.id === child.id) : place?.id ? null : place;
+    if (!same) {
+      old.insertBefore(child, place);
+      continue;
+    }
+    if (same !== place) old.insertBefore(same, place);
+    place = same.nextSibling;
+    morph(same, child);
+  }
+  while (place) {
+    const next = place.nextSibling;
+    place.remove();
+    place = next;
+  }
 };
-const busy = (part) => boxes().some((box) => box.checked) || part.querySelector("input:focus, select:focus");
+const busy = (part) => part.querySelector("input[name=target]:checked, input:focus, select:focus");
 const refresh = async () => {
   if (document.hidden) return;
   const stale = document.getElementById("stale");

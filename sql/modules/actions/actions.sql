@@ -40,7 +40,7 @@ begin
                  (2, 'cancel', v_job.finished_at is null and not (v_job.state = 'running' and v_asked)),
                  (3, 'force_cancel', v_job.state = 'running'),
                  (4, 'delete', v_job.state <> 'running')) a(place, action, applies)
-    where a.applies order by a.place;
+    where v_job.id is not null and a.applies order by a.place;
 end;
 $$;
 comment on function job_actions(bigint) is

@@ -149,8 +149,8 @@ $$;
 -- `ids`, but for those in `seen`. The other arguments are those of list_jobs.
 create or replace function _matching_jobs(
     low bigint, high bigint, live boolean, past boolean, ids bigint[], seen bigint[], states text[],
-    tasks text[], queues text[], job_key text, search text, created_from timestamptz, created_before timestamptz,
-    newest_first boolean, max_jobs bigint)
+    tasks text[], queues text[], job_key text, search text, created_from timestamptz,
+    created_before timestamptz, newest_first boolean, max_jobs bigint)
     returns table (id bigint, task_identifier text, state text, queue_name text, key text, sequence_key text,
                    priority smallint, run_at timestamptz, attempts smallint, max_attempts smallint,
                    created_at timestamptz, locked_at timestamptz, locked_by text, finished_at timestamptz,

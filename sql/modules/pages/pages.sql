@@ -147,7 +147,8 @@ comment on function list_queues(text, integer) is
     'Queues by name: those that were set or paused, and those with available or running jobs. '
     'available and running are counted up to 1,000 jobs; beyond that exact is false. oldest: the '
     'run_at of the available job, among those that were counted, that has waited longest; oldest_id: '
-    'its id. For the next page, set after_name to the last name of this one. The view queue_stats counts all jobs.';
+    'its id. For the next page, set after_name to the last name of this one. The view queue_stats '
+    'counts all jobs.';
 
 create or replace function _sequence_after(name text, halted boolean) returns text
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
@@ -241,7 +242,8 @@ begin
             'id', v_oldest.id, 'task_identifier', v_oldest.task_identifier, 'since', v_oldest.ready_at,
             'seconds', extract(epoch from v_now - v_oldest.ready_at)::bigint) end,
         'waiting', (select coalesce(jsonb_agg(to_jsonb(q) order by q.seconds desc, q.queue_name), '[]')
-                    from (select o.queue_name, o.job_id, extract(epoch from v_now - o.since)::bigint as seconds
+                    from (select o.queue_name, o.job_id,
+                                 extract(epoch from v_now - o.since)::bigint as seconds
                           from _oldest_by_queue() o order by o.since limit 8) q),
         'workers', (select count(*) from workers w where _is_live(w, v_now)),
         'silent_workers', (select count(*) from workers w where _is_registered(w) and not _is_live(w, v_now)),

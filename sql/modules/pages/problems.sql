@@ -3,7 +3,8 @@
 
 -- The queues whose oldest available job waits longest, among the 5,000 live jobs with the lowest ids
 -- and the first 5,000 in the order of claims. since: the run_at of that job.
-create or replace function _oldest_by_queue() returns table (queue_name text, job_id bigint, since timestamptz)
+create or replace function _oldest_by_queue()
+    returns table (queue_name text, job_id bigint, since timestamptz)
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
@@ -85,7 +86,8 @@ begin
         ('waiting', '_late_queues'), ('discarded', '_discarded_lately'), ('queues', '_check_queues'),
         ('schedules', '_check_schedules'), ('lost', '_check_lost'), ('maintenance', '_check_maintenance')
     loop
-        return query execute format('select %L, c.severity, c.finding, c.fix from %I() c', check_name, v_check);
+        return query
+        execute format('select %L, c.severity, c.finding, c.fix from %I() c', check_name, v_check);
     end loop;
 end;
 $$;
