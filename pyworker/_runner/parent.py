@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -34,7 +35,7 @@ from .config import (
 )
 from .control import Control
 from .maintenance import QUERY_TIMEOUT, Duties
-from .shared import Slots, boottime
+from .shared import COUNTED, Slots, boottime
 
 log = logging.getLogger("pyworker.parent")
 
@@ -59,6 +60,7 @@ class Parent:
         self.turned = time.monotonic()
         self.next_beat = self.turned + BEAT
         self.exit_code = 0
+        self.ended: Counter[str] = Counter()  # jobs, by how they ended
         self.to_unregister: list[Ended] = []
         self.acknowledged = boottime()  # when the last heartbeat began that the database answered
         self.fence = FENCE  # seconds without such a heartbeat until our handlers must end
@@ -111,7 +113,7 @@ class Parent:
                 if not (self.signals or self._on_database(self._spawn)):
                     self.respawn_at.append(time.monotonic() + 1)
         self.stopped.set()
-        self._say("stopped")
+        self._say("stopped: %s", self._done())
 
     def _wait(self, wakeup: socket.socket) -> None:
         """Wait for a signal, input from the database, or the next thing to do."""
@@ -154,6 +156,12 @@ class Parent:
         processes = f"{config.processes} process{'es' if config.processes > 1 else ''}"
         many = f"{processes} of {config.concurrency} handlers"
         return ", ".join([many, *where, f"schema {shown(config.schema)}", *limits])
+
+    def _done(self) -> str:
+        """What became of the jobs that this worker ran, for its last line."""
+        words = [f"{self.ended[name]} {name}" for name in COUNTED[:3]]
+        words += [f"{self.ended[name]} {name}" for name in COUNTED[3:] if self.ended[name]]
+        return ", ".join(words)
 
     def _say(self, text: str, *values: Any) -> None:
         """Log the progress of the stop, unless the start failed: the error of that stands alone."""
@@ -204,7 +212,9 @@ class Parent:
             if ended.crashed:
                 db.report_crash(ended.worker_id, ended.running, ended.why)
             db.close_worker(ended.worker_id)
+            self.ended["failed"] += len(charged)
             for job_id, reason in db.discarded(charged) if charged else []:
+                self.ended.update(discarded=1, failed=-1)
                 why = shown(reason or "")
                 log.error("job %s is discarded now: %s", job_id, why, extra={"job_id": job_id})
             self.to_unregister.pop(0)
@@ -283,6 +293,7 @@ class Parent:
             failure = {"id": child.culprit[0], "run": child.culprit[1], "error": child.killed}
         why = f"its worker process ended with {exit_text(code)}{child.killed and ': ' + child.killed}"
         self.to_unregister.append(Ended(child.worker_id, crashed, running if crashed else [], failure, why))
+        self.ended.update(child.slots.counts())
         child.slots.close()
         if deliberate and code in (EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER):
             self.exit_code = 1 if code == EXIT_CANNOT_START else code

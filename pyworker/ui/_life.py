@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -22,7 +22,7 @@ class Event:
     times: int = 1
 
 
-def events(job: JobRow, errors: Sequence[dict[str, Any]]) -> list[Event]:
+def events(job: JobRow, errors: Sequence[Mapping[str, Any]]) -> list[Event]:
     """What happened to the job, oldest first. Equal failures in a row are folded into one event."""
     found = [Event("created", job.created_at)]
     if job.run_at != job.created_at:
@@ -35,8 +35,8 @@ def events(job: JobRow, errors: Sequence[dict[str, Any]]) -> list[Event]:
     return sorted(found, key=lambda event: event.at)
 
 
-def _failures(errors: Sequence[dict[str, Any]]) -> list[Event]:
-    groups: list[list[dict[str, Any]]] = []
+def _failures(errors: Sequence[Mapping[str, Any]]) -> list[Event]:
+    groups: list[list[Mapping[str, Any]]] = []
     for error in errors:
         if groups and text_of(groups[-1][0]["error"]).plain == text_of(error["error"]).plain:
             groups[-1].append(error)

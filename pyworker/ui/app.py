@@ -85,10 +85,11 @@ class Dashboard(Actions):
         )  # fmt: skip
         self.templates.filters.update(
             span=_show.span, size=_show.size, pretty=_show.pretty, number=_show.number,
-            sequence_name=_show.sequence_name, worker_facts=_show.worker_facts,
+            sequence_name=_show.sequence_name,
             last_line=lambda text: _output.text_of(text).plain,
         )  # fmt: skip
         cast("dict[str, Any]", self.templates.globals).update(
+            worker_facts=_show.worker_facts,
             actions=ACTIONS, labels=LABELS, job_actions=JOB_ACTIONS, states=STATES, sorts=SORTS,
             ranges=_plots.RANGES,
         )  # fmt: skip
@@ -193,8 +194,9 @@ class Dashboard(Actions):
                     "No such job",
                     f"There is no job {job_id}. Finished jobs are kept for their retention.",
                 )
-            errors = [
-                dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in db.job_errors(job_id)
+            names = ("run", "at", "worker", "error")
+            errors: list[dict[str, Any]] = [
+                dict(zip(names, row, strict=True)) for row in db.job_errors(job_id)
             ]
             graph, statements = db.job_graph(job_id), db.job_actions(job_id)
             steps, signals = db.get_steps(job_id), db.job_signals(job_id)
