@@ -20,12 +20,6 @@ from .shared import COUNTED
 
 log = logging.getLogger("pyworker.worker")
 
-# What a report asks for, as it is counted: discarded jobs are those that the database names.
-COUNTED_AS = {
-    "fail": "failed", "not_started": "failed", "discard": "failed", "cancel": "cancelled",
-    "snooze": "snoozed",
-}  # fmt: skip
-
 
 class Turn(NamedTuple):
     """The answer of `work`."""
@@ -123,21 +117,22 @@ class Exchange:
     def _fail(self, db: Database, outcome: Outcome, why: str) -> None:
         log.error("job %s: its end could not be stored: %s", outcome[0], shown(why))
         self._call(db, Outcomes(reports=[unstorable(outcome, why)]), 0)
-        self._count(failed=1)
+        self._count(fail=1)
 
     def _tell_of_ends(self, db: Database, outcomes: Outcomes, refused: Mapping[tuple[int, int], str]) -> None:
         """Log the jobs that these reports discarded, and count all. The database decides, so query it."""
         if not outcomes:
             return
         reports = [report for report in outcomes.reports if report[:2] not in refused]
-        did = Counter(COUNTED_AS.get(report.do, report.do) for report in reports)
-        did["completed"] = sum(done[:2] not in refused for done in outcomes.done)
+        did = Counter(report.do for report in reports)
+        did["done"] = sum(done[:2] not in refused for done in outcomes.done)
+        # Which jobs are discarded, the database says below.
+        did["fail"] += did.pop("not_started", 0) + did.pop("discard", 0)
         last = {report.id: report.task for report in reports if report.last}
         with contextlib.suppress(psycopg.Error):  # a lost connection shows in the next turn
             for job_id, reason in db.discarded(list(last)) if last else []:
                 extra = {"job_id": job_id, "task": last[job_id]}
-                did["discarded"] += 1
-                did["failed"] -= 1
+                did.update(discard=1, fail=-1)
                 log.error(
                     "job %s (%s) is discarded now: %s",
                     job_id,

@@ -35,7 +35,7 @@ from .config import (
 )
 from .control import Control
 from .maintenance import QUERY_TIMEOUT, Duties
-from .shared import COUNTED, Slots, boottime
+from .shared import Slots, boottime
 
 log = logging.getLogger("pyworker.parent")
 
@@ -159,9 +159,10 @@ class Parent:
 
     def _done(self) -> str:
         """What became of the jobs that this worker ran, for its last line."""
-        words = [f"{self.ended[name]} {name}" for name in COUNTED[:3]]
-        words += [f"{self.ended[name]} {name}" for name in COUNTED[3:] if self.ended[name]]
-        return ", ".join(words)
+        did = self.ended
+        words = [f"{did['done']} completed", f"{did['fail']} failed", f"{did['discard']} discarded"]
+        rare = (("cancel", " cancelled"), ("snooze", " snoozed"))
+        return ", ".join([*words, *(f"{did[name]}{word}" for name, word in rare if did[name])])
 
     def _say(self, text: str, *values: Any) -> None:
         """Log the progress of the stop, unless the start failed: the error of that stands alone."""
@@ -212,9 +213,9 @@ class Parent:
             if ended.crashed:
                 db.report_crash(ended.worker_id, ended.running, ended.why)
             db.close_worker(ended.worker_id)
-            self.ended["failed"] += len(charged)
+            self.ended["fail"] += len(charged)
             for job_id, reason in db.discarded(charged) if charged else []:
-                self.ended.update(discarded=1, failed=-1)
+                self.ended.update(discard=1, fail=-1)
                 why = shown(reason or "")
                 log.error("job %s is discarded now: %s", job_id, why, extra={"job_id": job_id})
             self.to_unregister.pop(0)

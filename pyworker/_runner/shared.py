@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-COUNTED = ("completed", "failed", "discarded", "cancelled", "snoozed")
+COUNTED = ("done", "fail", "discard", "cancel", "snooze")  # how reports end a run
 _STAMPS = struct.Struct("ddd")  # turned, answered, lease
 _COUNTS = struct.Struct("q" * len(COUNTED))
 _HEAD_SIZE = _STAMPS.size + _COUNTS.size

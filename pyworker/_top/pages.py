@@ -87,7 +87,7 @@ PAGES = {
         ON_A_JOB, _of("id"), "job",
     ),
     "queues": Page(
-        "Queues", lambda db: db.list_queues(limit=500), "queue_name",
+        "Queues", lambda db: db.list_queues(limit=200), "queue_name",
         {"queue": _of("queue_name"), "running": _load("running", "concurrency", "no limit"),
          "available": _about("available"), "oldest": _of("oldest"),
          "paused": lambda row: "paused" if row["paused"] else ""},
