@@ -49,6 +49,8 @@ def test_the_overview_shows_counts_and_what_needs_a_look(client, queue, worker):
     assert "select pyworker.resume_sequence('s')" in text
     assert "discarded in the last hour: 1 job: head (1, boom)" in text
     assert "Paused slow queue" in text
+    queue.add_job("t", queue_name="slow queue")
+    assert "jobs wait in paused queues: slow queue" in read(client().get("/")).text
     assert "1 discarded" in text
     assert "1 pending" in text
     assert "1 worker alive" in text
@@ -349,5 +351,5 @@ def test_hostile_targets_are_text_where_they_are_asked_back(client):
             attribute.startswith("on") for _, attributes in page.elements for attribute in attributes
         )
         assert {attributes["href"] for tag, attributes in page.elements if tag == "a"} <= {
-            "#main", "/", "/jobs", "/queues", "/sequences", "/schedules", "/workers", "/audit"
+            "#main", "/", "/jobs", "/queues", "/sequences", "/schedules", "/workers", "/health", "/audit"
         }  # fmt: skip
