@@ -50,6 +50,8 @@ LIVE = """
     order by id"""
 PATHS = [
     "/",
+    "/?range=24h",
+    "/?range=7d",
     "/jobs",
     "/jobs?after=1000000",
     "/jobs?state=discarded",
@@ -60,6 +62,7 @@ PATHS = [
     "/jobs?queue=customer+9",
     "/jobs?key=nothing",
     "/jobs?search=nothing",
+    "/jobs?sort=run_time",
     "/jobs?before=2020-01-01T00:00",
     "/jobs/1500000",
     "/jobs/500000",
@@ -67,6 +70,7 @@ PATHS = [
     "/sequences",
     "/schedules",
     "/workers",
+    "/health",
     "/audit",
 ]
 
@@ -74,7 +78,7 @@ PATHS = [
 def main(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         migrate(conn)
-        if not conn.execute("select from pyworker.live_jobs limit 1").fetchone():
+        if conn.execute("select from pyworker.live_jobs limit 1").fetchone() is None:
             for statement in (FINISHED, LIVE):
                 conn.execute(statement.replace("{jobs}", str(JOBS)))  # type: ignore[arg-type]
             conn.execute("select setval('pyworker.job_ids', %s)", [2 * JOBS])

@@ -26,11 +26,12 @@ declare
         permanently_fail_jobs, reschedule_jobs, prune, configure, resume_sequence, set_queue,
         pause_queue, resume_queue, explain_job, doctor, metrics, add_schedule,
         remove_schedule, pause_schedule, resume_schedule, run_schedule, _add_schedule,
-        _lend_query_schema, _query_function, perform_action}'::text[];
+        _lend_query_schema, _query_function, perform_action, perform_on_listed, undo_actions,
+        job_actions, action_outcomes}'::text[];
     v_reader constant text[] := '{
         clock, schema_version, next_runs, describe_cron, worker_health, metrics, overview,
-        count_jobs, throughput, list_jobs, list_queues, list_sequences, list_tasks,
-        list_workers, _settings_of}'::text[];
+        count_jobs, throughput, activity, problems, list_jobs, count_listed_jobs, list_queues,
+        list_sequences, list_tasks, list_workers, action_sql, _settings_of}'::text[];
     v_views constant text[] := '{
         jobs, history, queue_stats, sequences, dependencies, live_workers, schedules, audit}'::text[];
 begin

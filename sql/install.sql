@@ -91,8 +91,11 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/pages/views.sql
 \ir modules/pages/pages.sql
 \ir modules/pages/list_jobs.sql
-\ir modules/pages/actions.sql
+\ir modules/pages/problems.sql
+\ir modules/actions/actions.sql
+\ir modules/actions/bulk.sql
 \ir modules/monitoring/health.sql
+\ir modules/monitoring/activity.sql
 \ir modules/monitoring/metrics.sql
 select movable_clock as movable from settings \gset
 \if :movable

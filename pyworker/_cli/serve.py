@@ -32,24 +32,38 @@ from .options import CliError, PortOption, common, database
     type=click.Path(exists=True, dir_okay=False),
     help="Names and passwords, NAME:PASSWORD on each line; or one in PYWORKER_UI_AUTH.",
 )
+@click.option(
+    "--auth-header",
+    metavar="NAME",
+    help="The header in which a proxy names the user that it has authenticated: X-Forwarded-User.",
+)
+@click.option(
+    "--proxy", "proxies", multiple=True, default=["127.0.0.1", "::1"], show_default=True, metavar="ADDRESS",
+    help="With --auth-header: the address of the proxy. Others are refused. Can be repeated.",
+)  # fmt: skip
+@click.option(
+    "--allow-host", "hosts", multiple=True, metavar="NAME",
+    help="Also answer requests for this name: the one that users type. Can be repeated.",
+)  # fmt: skip
+@click.option(
+    "--operator", "operators", multiple=True, metavar="NAME",
+    help="Only this user may act, the others look. Can be repeated. Default: all users may act.",
+)  # fmt: skip
 @click.option("--read-only", is_flag=True, help="Disable all actions.")
 @click.option("--show-payloads", is_flag=True, help="Show payloads and results of jobs; they may be secret.")
 def ui(
-    dsn: str, schema: str, host: str, port: int, auth_file: str | None, read_only: bool, show_payloads: bool
-) -> None:
+    dsn: str, schema: str, host: str, port: int, auth_file: str | None, auth_header: str | None,
+    proxies: tuple[str, ...], hosts: tuple[str, ...], operators: tuple[str, ...], read_only: bool,
+    show_payloads: bool,
+) -> None:  # fmt: skip
     """Serve the dashboard, to view and change jobs, queues, sequences, schedules and workers.
 
     It listens on this machine only. Another --host requires names and passwords, from --auth-file
-    or the variable PYWORKER_UI_AUTH; put a proxy with TLS in front of it.
+    or the variable PYWORKER_UI_AUTH, or a proxy that authenticates users (--auth-header). Let a
+    proxy with TLS stand in front of it.
     """
     users = _users(auth_file)
-    if not (users or _is_this_machine(host)):
-        raise CliError(
-            f"--host {host} is reachable from other machines without a password."
-            " Give names and passwords: --auth-file FILE, with a line NAME:PASSWORD for each,"
-            " or PYWORKER_UI_AUTH=NAME:PASSWORD",
-            2,
-        )
+    _check_access(host, users, auth_header, operators)
     try:
         import uvicorn
 
@@ -61,16 +75,37 @@ def ui(
         db.clock()  # report a problem with the database now, not on the first page
     with resolved(dsn) as url:
         # Without passwords, accept only this machine's own names in the Host header.
-        hosts = (
-            None if users else ["localhost", "[::1]", host if ":" not in host else f"[{host}]", "127.0.0.1"]
-        )
+        own = ["localhost", "[::1]", host if ":" not in host else f"[{host}]", "127.0.0.1", *hosts]
         app = create_app(
-            url, schema, users=users, hosts=hosts, read_only=read_only, show_payloads=show_payloads
-        )
+            url, schema, users=users, hosts=None if users else own, read_only=read_only,
+            show_payloads=show_payloads, operators=operators or None, user_header=auth_header,
+            proxies=proxies,
+        )  # fmt: skip
         sockets = _listening(host, port)
-        config = uvicorn.Config(app, log_level="warning", server_header=False)
+        # With --auth-header the address of the proxy counts, not the one that it reports.
+        config = uvicorn.Config(
+            app, log_level="warning", server_header=False, proxy_headers=auth_header is None
+        )
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(_serve(uvicorn.Server(config), sockets))
+
+
+def _check_access(
+    host: str, users: dict[str, str], auth_header: str | None, operators: tuple[str, ...]
+) -> None:
+    if users and auth_header:
+        raise CliError("give either names and passwords or --auth-header: one of them says who asks", 2)
+    if not (users or auth_header or _is_this_machine(host)):
+        raise CliError(
+            f"--host {host} is reachable from other machines without a password."
+            " Give names and passwords: --auth-file FILE, with a line NAME:PASSWORD for each,"
+            " or PYWORKER_UI_AUTH=NAME:PASSWORD; or let a proxy authenticate users: --auth-header NAME",
+            2,
+        )
+    if operators and not (users or auth_header):
+        raise CliError("--operator needs users: --auth-file, PYWORKER_UI_AUTH or --auth-header", 2)
+    if users and (unknown := [name for name in operators if name not in users]):
+        raise CliError(f"--operator {unknown[0]!r} has no password: add the user to --auth-file", 2)
 
 
 def _listening(host: str, port: int) -> list[socket.socket]:

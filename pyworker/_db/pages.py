@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,25 @@ class Pages(Base):
     def overview(self) -> dict[str, Any]:
         return self._value("overview()")
 
-    def throughput(self, minutes: int = 60) -> list[dict[str, Any]]:
+    def problems(self) -> list[dict[str, Any]]:
+        return self._dicts("check_name, severity, finding, fix", "problems()")
+
+    def throughput(self, minutes: int = 60, step: int = 1) -> list[dict[str, Any]]:
         columns = "minute, completed, cancelled, failed, waited_p50, waited_p95, ran_p50, ran_p95, exact"
-        return self._dicts(columns, "throughput(%s) order by minute", minutes)
+        return self._dicts(columns, "throughput(%s, %s) order by minute", minutes, step)
+
+    def activity(self, kind: str, minutes: int, max_names: int) -> list[dict[str, Any]]:
+        columns = "name, completed, cancelled, failed, waited_p95, ran_p50, ran_p95, ran_total, exact"
+        return self._dicts(columns, "activity(%s, %s, %s)", kind, minutes, max_names)
+
+    def count_jobs(self) -> dict[str, dict[str, Any]]:
+        rows = self._dicts("state, jobs, exact", "count_jobs()")
+        return {row["state"]: row for row in rows}
+
+    def count_listed_jobs(self, **filters: Any) -> dict[str, dict[str, Any]]:
+        """By the arguments of list_jobs, but for states and pages."""
+        call, values = _named("count_listed_jobs", filters)
+        return {row["state"]: row for row in self._dicts("state, jobs, exact", call, *values)}
 
     def job_page(self, **filters: Any) -> tuple[list[dict[str, Any]], int | None]:
         """A page of jobs, by the arguments of list_jobs.
@@ -28,12 +45,10 @@ class Pages(Base):
         """
         columns = (
             "id, task_identifier, state, queue_name, key, sequence_key, priority, run_at, attempts,"
-            " max_attempts, created_at, locked_at, locked_by, finished_at, reason, last_error"
+            " max_attempts, created_at, locked_at, locked_by, finished_at, reason, last_error, ran"
         )
-        given = {name: value for name, value in filters.items() if value is not None}
-        rows = self._dicts(
-            columns, f"list_jobs({', '.join(f'{name} => %s' for name in given)})", *given.values()
-        )
+        call, values = _named("list_jobs", filters)
+        rows = self._dicts(columns, call, *values)
         more = rows.pop()["id"] if rows and rows[-1]["state"] is None else None
         return rows, more
 
@@ -75,7 +90,7 @@ class Pages(Base):
         return self._dicts(columns, "list_workers() order by id")
 
     def list_queues(self, after: str | None = None, limit: int = 50) -> list[dict[str, Any]]:
-        columns = "queue_name, concurrency, paused, available, running, exact"
+        columns = "queue_name, concurrency, paused, available, running, exact, oldest, oldest_id"
         return self._dicts(columns, "list_queues(%s, %s)", after, limit)
 
     def list_sequences(
@@ -100,12 +115,43 @@ class Pages(Base):
             if len(found) == limit or len(rows) < size:
                 return found
 
-    def perform_action(self, action: str, targets: Sequence[str], actor: str) -> list[dict[str, Any]]:
+    def perform_action(
+        self, action: str, targets: Sequence[str], actor: str, options: Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
         return self._dicts(
-            "target, ok, outcome", "perform_action(%s, %s::text[], %s)", action, list(targets), actor
-        )
+            "target, ok, outcome, audit_id", "perform_action(%s, %s::text[], %s, %s::jsonb)",
+            action, list(targets), actor, json.dumps(options or {}),
+        )  # fmt: skip
+
+    def perform_on_listed(self, action: str, actor: str, **filters: Any) -> dict[str, Any]:
+        """A chunk of the jobs that list_jobs finds by these arguments."""
+        columns = "done, refused, outcomes, next_id, first_audit, last_audit"
+        call, values = _named("perform_on_listed", {"action": action, "actor": actor, **filters})
+        return self._dicts(columns, call, *values)[0]
+
+    def undo_actions(self, first_audit: int, last_audit: int, actor: str) -> dict[str, Any]:
+        columns = "done, refused, outcomes, next_audit"
+        return self._dicts(columns, "undo_actions(%s, %s, %s)", first_audit, last_audit, actor)[0]
+
+    def action_outcomes(self, first_audit: int, last_audit: int, actor: str) -> dict[str, Any]:
+        columns = "action, done, refused, outcomes, undoable"
+        return self._dicts(columns, "action_outcomes(%s, %s, %s)", first_audit, last_audit, actor)[0]
+
+    def job_actions(self, job_id: int) -> dict[str, str]:
+        """The SQL of each action that would change this job."""
+        rows = self._dicts("action, statement", "job_actions(%s)", job_id)
+        return {row["action"]: row["statement"] for row in rows}
+
+    def action_sql(self, action: str, target: str, options: Mapping[str, Any]) -> str | None:
+        return self._value("action_sql(%s, %s, %s::jsonb)", action, target, json.dumps(options))
 
     def audit(self, before: int | None, limit: int) -> list[dict[str, Any]]:
         columns = "id, at, actor, db_role, action, target, ok, outcome"
         source = "audit where %s::bigint is null or id < %s order by id desc limit %s"
         return self._dicts(columns, source, before, before, limit)
+
+
+def _named(function: str, arguments: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """A call with these arguments, but for those that are None, and their values."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return f"{function}({', '.join(f'{name} => %s' for name in given)})", list(given.values())

@@ -28,10 +28,13 @@ def run_job(job: Claimed, task: tasks.Task[..., Any], connections: Connections) 
             if not started:
                 return release(job), None
         if not _middleware.registered:
-            return outcome_of(job, task, task.invoke(made))
-        with _middleware.MiddlewareStack(made) as around:
-            around.result = task.invoke(made)
-            return outcome_of(job, task, around.result)
+            ended = outcome_of(job, task, task.invoke(made))
+        else:
+            with _middleware.MiddlewareStack(made) as around:
+                around.result = task.invoke(made)
+                ended = outcome_of(job, task, around.result)
+        job.completed = made._completed
+        return ended
     except BaseException as error:
         job.completed = made is not None and made._completed
         return failure_of(job, error)
@@ -47,9 +50,12 @@ async def run_job_async(job: Claimed, task: tasks.Task[..., Any], connections: C
         if job.cancelled:
             raise asyncio.CancelledError
         if not limit:
-            return await _answer(job, task, connections, made)
-        async with asyncio.timeout(limit) as scope:
-            return await _answer(job, task, connections, made)
+            ended = await _answer(job, task, connections, made)
+        else:
+            async with asyncio.timeout(limit) as scope:
+                ended = await _answer(job, task, connections, made)
+        job.completed = made._completed
+        return ended
     except BaseException as error:
         if scope is not None and scope.expired() and isinstance(error, TimeoutError):
             error = TimeoutError(f"timed out after {limit:g} s")

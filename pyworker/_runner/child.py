@@ -111,7 +111,7 @@ class Child:
         self.measures: Measures | None = None
         self.connections = Connections(config)
         self.handlers = Handlers(config, slots, self.connections, self._wake)
-        self.exchange = Exchange(config, worker_id, self.handlers.take_back)
+        self.exchange = Exchange(config, worker_id, self.handlers.take_back, slots.count)
         self.pace = Pace(config.concurrency, config.poll_interval)
         self.db: Database | None = None
         self.backoff = Backoff(log)

@@ -31,6 +31,7 @@ class ChildProcess:
     leaving: bool = False  # told to stop because of its memory
     condition: str | None = None  # shown by worker_health
     told: str | None = "starting"  # the condition that the database has
+    memory: int = 0  # bytes, as the database has it
     locked_by: Database | None = None  # the connection that holds this worker's lock
 
     def tell(self, word: str) -> None:

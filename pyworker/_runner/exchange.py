@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import psycopg
@@ -14,7 +15,8 @@ from .._db.database import Database
 from .._escape import shown
 from ..errors import sqlstate_of, translated
 from .config import RunConfig
-from .outcomes import Outcome, Outcomes, Report, unstorable
+from .outcomes import Outcome, Outcomes, unstorable
+from .shared import COUNTED
 
 log = logging.getLogger("pyworker.worker")
 
@@ -27,8 +29,15 @@ class Turn(NamedTuple):
 
 
 class Exchange:
-    def __init__(self, config: RunConfig, worker_id: int, take_back: Callable[[Outcomes], None]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        worker_id: int,
+        take_back: Callable[[Outcomes], None],
+        count: Callable[..., object] = dict,
+    ) -> None:
         self.config = config
+        self._count = count  # is told how many jobs ended how
         self.worker_id = worker_id
         self.task_names: Sequence[str] = ()
         self._take_back = take_back  # gets outcomes that may not have been stored
@@ -53,7 +62,7 @@ class Exchange:
             return None
         if refused:
             self._fail_refused(db, outcomes, refused)
-        self._tell_of_ends(db, outcomes.reports)
+        self._tell_of_ends(db, outcomes, refused)
         return turn
 
     def _call(self, db: Database, outcomes: Outcomes, room: int) -> tuple[Turn, dict[tuple[int, int], str]]:
@@ -94,7 +103,7 @@ class Exchange:
                     self._fail(db, outcome, _first_line(problem))
             else:
                 self._fail_refused(db, one, refused)
-                self._tell_of_ends(db, one.reports)
+                self._tell_of_ends(db, one, refused)
         if forbidden:
             raise forbidden
 
@@ -108,13 +117,22 @@ class Exchange:
     def _fail(self, db: Database, outcome: Outcome, why: str) -> None:
         log.error("job %s: its end could not be stored: %s", outcome[0], shown(why))
         self._call(db, Outcomes(reports=[unstorable(outcome, why)]), 0)
+        self._count(fail=1)
 
-    def _tell_of_ends(self, db: Database, reports: Sequence[Report]) -> None:
-        """Log the jobs that these reports discarded. The database decides, so query it."""
+    def _tell_of_ends(self, db: Database, outcomes: Outcomes, refused: Mapping[tuple[int, int], str]) -> None:
+        """Log the jobs that these reports discarded, and count all. The database decides, so query it."""
+        if not outcomes:
+            return
+        reports = [report for report in outcomes.reports if report[:2] not in refused]
+        did = Counter(report.do for report in reports)
+        did["done"] = sum(done[:2] not in refused for done in outcomes.done)
+        # Which jobs are discarded, the database says below.
+        did["fail"] += did.pop("not_started", 0) + did.pop("discard", 0)
         last = {report.id: report.task for report in reports if report.last}
         with contextlib.suppress(psycopg.Error):  # a lost connection shows in the next turn
             for job_id, reason in db.discarded(list(last)) if last else []:
                 extra = {"job_id": job_id, "task": last[job_id]}
+                did.update(discard=1, fail=-1)
                 log.error(
                     "job %s (%s) is discarded now: %s",
                     job_id,
@@ -122,6 +140,7 @@ class Exchange:
                     shown(reason or ""),
                     extra=extra,
                 )
+        self._count(**{name: did[name] for name in COUNTED})
 
 
 def _connection_lost(error: psycopg.Error, or_busy: bool = False) -> bool:

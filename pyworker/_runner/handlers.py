@@ -319,6 +319,8 @@ class Handlers:
             # Others wait for its end in its queue or sequence, or a crash now would make it `lost`.
             self.urgent |= bool(job.queue_name or job.sequence_key) or job.delivery == "at_most_once"
             self.outcomes.append(outcome)
+            if job.completed:  # by its own transaction: the report will be refused as stale
+                self.slots.count(done=1)
             begun = self._start()
         if len(self.ready) <= self.wake_at or (self.urgent and self.wake_at == IF_URGENT):
             self.wake_at = NEVER  # wake the turn only once

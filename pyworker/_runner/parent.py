@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -59,6 +60,7 @@ class Parent:
         self.turned = time.monotonic()
         self.next_beat = self.turned + BEAT
         self.exit_code = 0
+        self.ended: Counter[str] = Counter()  # jobs, by how they ended
         self.to_unregister: list[Ended] = []
         self.acknowledged = boottime()  # when the last heartbeat began that the database answered
         self.fence = FENCE  # seconds without such a heartbeat until our handlers must end
@@ -111,7 +113,7 @@ class Parent:
                 if not (self.signals or self._on_database(self._spawn)):
                     self.respawn_at.append(time.monotonic() + 1)
         self.stopped.set()
-        self._say("stopped")
+        self._say("stopped: %s", self._done())
 
     def _wait(self, wakeup: socket.socket) -> None:
         """Wait for a signal, input from the database, or the next thing to do."""
@@ -155,6 +157,13 @@ class Parent:
         many = f"{processes} of {config.concurrency} handlers"
         return ", ".join([many, *where, f"schema {shown(config.schema)}", *limits])
 
+    def _done(self) -> str:
+        """What became of the jobs that this worker ran, for its last line."""
+        did = self.ended
+        words = [f"{did['done']} completed", f"{did['fail']} failed", f"{did['discard']} discarded"]
+        rare = (("cancel", " cancelled"), ("snooze", " snoozed"))
+        return ", ".join([*words, *(f"{did[name]}{word}" for name, word in rare if did[name])])
+
     def _say(self, text: str, *values: Any) -> None:
         """Log the progress of the stop, unless the start failed: the error of that stands alone."""
         if self.started or not self.exit_code:
@@ -182,9 +191,17 @@ class Parent:
             child.slots.prolong(began + self.fence)
             child.told = told
             child.locked_by = None if answer.unlocked else db
+            self._tell_memory(db, child)
             self.duties.tell(answer.duties)
             self.next_beat = min(self.next_beat, time.monotonic() + answer.next_in_s)
         self.acknowledged = began
+
+    def _tell_memory(self, db: Database, child: ChildProcess) -> None:
+        """Once it has changed by a tenth, since each time is a write."""
+        memory = memory_of(child.process.pid)
+        if abs(memory - child.memory) > child.memory // 10:
+            db.update_worker(child.worker_id, {"memory": memory})
+            child.memory = memory
 
     def _unregister(self, db: Database) -> None:
         while self.to_unregister:
@@ -196,7 +213,9 @@ class Parent:
             if ended.crashed:
                 db.report_crash(ended.worker_id, ended.running, ended.why)
             db.close_worker(ended.worker_id)
+            self.ended["fail"] += len(charged)
             for job_id, reason in db.discarded(charged) if charged else []:
+                self.ended.update(discard=1, fail=-1)
                 why = shown(reason or "")
                 log.error("job %s is discarded now: %s", job_id, why, extra={"job_id": job_id})
             self.to_unregister.pop(0)
@@ -222,6 +241,7 @@ class Parent:
             {
                 "name": self.config.name or host, "host": host, "pid": os.getpid(),
                 "version": self._version(), "modules": self.config.tasks, "condition": "starting",
+                "concurrency": self.config.concurrency,
             }
         )  # fmt: skip
         self.fence = min(worker["stop_after_s"], FENCE)
@@ -274,6 +294,7 @@ class Parent:
             failure = {"id": child.culprit[0], "run": child.culprit[1], "error": child.killed}
         why = f"its worker process ended with {exit_text(code)}{child.killed and ': ' + child.killed}"
         self.to_unregister.append(Ended(child.worker_id, crashed, running if crashed else [], failure, why))
+        self.ended.update(child.slots.counts())
         child.slots.close()
         if deliberate and code in (EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER):
             self.exit_code = 1 if code == EXIT_CANNOT_START else code

@@ -11,12 +11,16 @@ import mmap
 import os
 import struct
 import tempfile
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-_HEAD = struct.Struct("ddd")  # turned, answered, lease
+COUNTED = ("done", "fail", "discard", "cancel", "snooze")  # how reports end a run
+_STAMPS = struct.Struct("ddd")  # turned, answered, lease
+_COUNTS = struct.Struct("q" * len(COUNTED))
+_HEAD_SIZE = _STAMPS.size + _COUNTS.size
 _TIME = struct.Struct("d")
 _SLOT = struct.Struct("qqd")
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -31,12 +35,13 @@ class Running(NamedTuple):
 class Slots:
     def __init__(self, fd: int, count: int) -> None:
         self.fd = fd
-        self._memory = mmap.mmap(fd, _HEAD.size + count * _SLOT.size)
+        self._counting = threading.Lock()
+        self._memory = mmap.mmap(fd, _HEAD_SIZE + count * _SLOT.size)
 
     @classmethod
     def create(cls, count: int) -> Slots:
         fd = _anonymous_file()
-        os.truncate(fd, _HEAD.size + count * _SLOT.size)
+        os.truncate(fd, _HEAD_SIZE + count * _SLOT.size)
         os.set_inheritable(fd, True)
         slots = cls(fd, count)
         slots.turned()
@@ -65,8 +70,18 @@ class Slots:
         The times are those of time.monotonic(). For the latter 0 means not yet, and -1 that the
         database refuses.
         """
-        turned, answered, _ = _HEAD.unpack_from(self._memory)
+        turned, answered, _ = _STAMPS.unpack_from(self._memory)
         return turned, answered
+
+    def count(self, **ended: int) -> None:
+        """Called by the child when jobs have ended; handlers' threads call it, too."""
+        with self._counting:
+            counts = self.counts()
+            counts.update({name: counts[name] + more for name, more in ended.items()})
+            _COUNTS.pack_into(self._memory, _STAMPS.size, *counts.values())
+
+    def counts(self) -> dict[str, int]:
+        return dict(zip(COUNTED, _COUNTS.unpack_from(self._memory, _STAMPS.size), strict=True))
 
     def prolong(self, until: float) -> None:
         """Called by the parent: the lease lasts until this boottime()."""
@@ -77,22 +92,20 @@ class Slots:
         return time.clock_gettime(_BOOTTIME) > _TIME.unpack_from(self._memory, 16)[0]
 
     def set(self, slot: int, job_id: int, run: int, deadline: float = 0.0) -> None:
-        _SLOT.pack_into(self._memory, _HEAD.size + slot * _SLOT.size, job_id, run, deadline)
+        _SLOT.pack_into(self._memory, _HEAD_SIZE + slot * _SLOT.size, job_id, run, deadline)
 
     def clear(self, slot: int) -> None:
-        _SLOT.pack_into(self._memory, _HEAD.size + slot * _SLOT.size, 0, 0, 0.0)
+        _SLOT.pack_into(self._memory, _HEAD_SIZE + slot * _SLOT.size, 0, 0, 0.0)
 
     def blame(self, jobs: Iterable[tuple[int, int, int]]) -> None:
         """Called by the child before it ends: only these (slot, id, run) are to blame."""
-        size = len(self._memory) - _HEAD.size
-        self._memory[_HEAD.size :] = bytes(size)
+        size = len(self._memory) - _HEAD_SIZE
+        self._memory[_HEAD_SIZE:] = bytes(size)
         for slot, job_id, run in jobs:
             self.set(slot, job_id, run)
 
     def running(self) -> list[Running]:
-        return [
-            job for job in map(Running._make, _SLOT.iter_unpack(self._memory[_HEAD.size :])) if job.job_id
-        ]
+        return [job for job in map(Running._make, _SLOT.iter_unpack(self._memory[_HEAD_SIZE:])) if job.job_id]
 
 
 def _anonymous_file() -> int:

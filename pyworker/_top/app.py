@@ -22,7 +22,7 @@ from .._db.database import Database
 from .._escape import shown
 from .._output import STATES, STYLES
 from ..errors import PyworkerError
-from .pages import PAGES, ROWS, Page, Row, cell, filters, span
+from .pages import PAGES, ROWS, Page, Row, cell, filters, lately, packed, span
 from .screens import EVERY, Ask, JobPage
 
 T = TypeVar("T")
@@ -38,11 +38,11 @@ class Pages(TabbedContent):
 
 
 class Top(App[None]):
-    """The screen: an overview of three lines, five tables, and the keys."""
+    """The screen: an overview of a few lines, six tables, and the keys."""
 
     CSS = """
     Screen { overflow: hidden; }
-    #overview { height: 3; padding: 0 1; }
+    #overview { height: auto; max-height: 7; padding: 0 1; }
     #pages, #pages TabPane, #pages ContentSwitcher { height: 1fr; padding: 0; }
     #filter { height: 1; border: none; padding: 0 1; }
     DataTable { height: 1fr; }
@@ -149,13 +149,13 @@ class Top(App[None]):
         page = PAGES[name]
         if name == "jobs":
             filters = {**self.filters, "after_id": self.after, "max_jobs": ROWS}
-            answer = await self.ask(lambda db: (db.overview(), db.job_page(**filters)[0]))
+            answer = await self.ask(lambda db: (db.overview(), lately(db), db.job_page(**filters)[0]))
         else:
-            answer = await self.ask(lambda db: (db.overview(), page.rows(db)))
+            answer = await self.ask(lambda db: (db.overview(), lately(db), page.rows(db)))
         if answer is None or not self.is_running:
             return
-        overview, rows = answer
-        self.query_one("#overview", Static).update(self._overview(overview))
+        overview, rates, rows = answer
+        self.query_one("#overview", Static).update(self._overview(overview, rates))
         self.rows[name] = {str(row[page.key]): row for row in rows}
         self._fill(self._table(name), page)
         self.refresh_bindings()
@@ -177,31 +177,36 @@ class Top(App[None]):
             return None
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
 
-    def _overview(self, told: Row) -> Text:
+    def _overview(self, told: Row, rates: Row) -> Text:
         where = conninfo_to_dict(self.dsn) if self.dsn else {}
         text = Text(f"pyworker  {where.get('dbname', '')}  schema {self.schema}  ", "bold")
         text.append(f"{datetime.fromisoformat(told['at']).astimezone():%H:%M:%S}\n", "dim")
+        counts: list[Text] = []
         for state in STATES:
             count = told["states"][state]
-            text.append(f"{state} ", "dim").append(
-                f"{'' if count['exact'] else '~'}{count['jobs']:,}", STYLES.get(state, "bold")
-            ).append("   ")
-        text.append("\n")
-        if oldest := told["oldest"]:
-            which = f"{shown(oldest['task_identifier'])} {oldest['id']}"
-            text.append(f"oldest waits {span(oldest['seconds'])} ({which})   ")
-        text.append(f"workers {told['workers']}   ", "" if told["workers"] else "bold red")
+            number = f"{'' if count['exact'] else '~'}{count['jobs']:,} "
+            counts.append(Text(f"{state} ", "dim").append(number, STYLES.get(state, "bold")))
+        exact = "" if rates["exact"] else "~"
+        facts = [
+            Text(f"{exact}{rates['completed']:,.0f}/min completed "),
+            Text(f"{exact}{rates['failed']:,.0f}/min failed ", "red" if rates["failed"] else ""),
+        ]
+        if waiting := told["waiting"]:
+            first = waiting[0]
+            queue = "" if first["queue_name"] == "default" else f" of queue {shown(first['queue_name'])}"
+            facts.append(Text(f"oldest waits {span(first['seconds'])} (job {first['job_id']}{queue}) "))
+        facts.append(Text(f"workers {told['workers']} ", "" if told["workers"] else "bold red"))
         for words, number in (
             ("silent workers", told["silent_workers"]), ("halted sequences", told["halted_sequences"]),
             ("paused queues", len(told["paused_queues"])), ("schedules that failed", told["failed_ticks"]),
         ):  # fmt: skip
             if number:
-                text.append(f"{words} {number}   ", "yellow")
+                facts.append(Text(f"{words} {number} ", "yellow"))
         if tick := told["next_tick"]:
-            text.append(
-                f"next {shown(tick['name'])} {datetime.fromisoformat(tick['at']).astimezone():%a %H:%M}"
-            )
-        return text
+            at = datetime.fromisoformat(tick["at"]).astimezone()
+            facts.append(Text(f"next {shown(tick['name'])} {at:%a %H:%M} "))
+        width = self.size.width - 2
+        return text.append_text(packed(counts, width)).append("\n").append_text(packed(facts, width))
 
     # -- keys --------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,24 @@ def _toggle(what: str) -> Callable[[Row], str]:
     return lambda row: f"{'resume' if row['paused'] else 'pause'}_{what}"
 
 
+def _load(used: str, most: str, unlimited: str) -> Callable[[Row], str]:
+    """ "6 of 12"."""
+    return lambda row: f"{row[used]} of {row[most]}" if row.get(most) else f"{row[used]} {unlimited}".rstrip()
+
+
+def _seconds(name: str) -> Callable[[Row], str]:
+    return lambda row: duration(row[name])
+
+
+def _mega(size: Any) -> str:
+    return f"{size / 2**20:,.0f} MB" if isinstance(size, int | float) else ""
+
+
+def _slowest(db: Database) -> list[Row]:
+    """What ran in the last hour, the slowest tasks first."""
+    return sorted(db.activity("task", 60, 50), key=lambda row: row["ran_p95"] or 0, reverse=True)
+
+
 def _jobs(row: Row) -> list[Row]:
     return row["jobs"] or []
 
@@ -69,11 +87,10 @@ PAGES = {
         ON_A_JOB, _of("id"), "job",
     ),
     "queues": Page(
-        "Queues", lambda db: db.list_queues(limit=500), "queue_name",
-        {"queue": _of("queue_name"),
-         "concurrency": lambda row: "no limit" if row["concurrency"] is None else row["concurrency"],
-         "paused": lambda row: "paused" if row["paused"] else "",
-         "available": _about("available"), "running": _of("running")},
+        "Queues", lambda db: db.list_queues(limit=200), "queue_name",
+        {"queue": _of("queue_name"), "running": _load("running", "concurrency", "no limit"),
+         "available": _about("available"), "oldest": _of("oldest"),
+         "paused": lambda row: "paused" if row["paused"] else ""},
         {"pause": _toggle("queue")}, what="queue",
     ),
     "sequences": Page(
@@ -90,12 +107,21 @@ PAGES = {
          "when": lambda row: f"{row['words']} ({row['timezone']})", "problem": _of("last_error")},
         {"pause": _toggle("schedule"), "run": _one("run_schedule")}, _of("last_job_id"), "schedule",
     ),
+    "tasks": Page(
+        "Tasks", lambda db: _slowest(db), "name",
+        {"task": _of("name"), "completed/h": _about("completed"), "failed/h": _about("failed"),
+         "waited p95": _seconds("waited_p95"), "ran p50": _seconds("ran_p50"),
+         "ran p95": _seconds("ran_p95"), "ran in all": _seconds("ran_total")},
+        {}, what="task",
+    ),
     "workers": Page(
         "Workers", lambda db: db.list_workers(), "id",
         {"id": _of("id"), "host": lambda row: row["info"].get("host"),
          "pid": lambda row: row["info"].get("pid"),
          "since": _of("started_at"), "last beat": lambda row: "silent" if row["silent"] else row["beat_at"],
-         "running": _of("running"),
+         "load": lambda row: _load("running", "concurrency", "")(row["info"] | {"running": row["running"]}),
+         "memory": lambda row: _mega(row["info"].get("memory")),
+         "version": lambda row: row["info"].get("version"),
          "what": lambda row: ", ".join(f"{job['task_identifier']} {job['id']}" for job in _jobs(row))},
         {}, lambda row: next((job["id"] for job in _jobs(row)), None), "worker",
     ),
@@ -108,6 +134,44 @@ def cell(value: Any, row: Row) -> Text:
     if style := STYLES.get(str(row.get("state")), "red" if row.get("halted_by") else ""):
         text.stylize(style)
     return text
+
+
+def lately(db: Database) -> Row:
+    """How many jobs a minute were completed, and attempts failed, in the last five."""
+    rows = db.throughput(6)[:-1]  # without the minute that has just begun
+    return {
+        "completed": sum(row["completed"] for row in rows) / len(rows),
+        "failed": sum(row["failed"] for row in rows) / len(rows),
+        "exact": rows[0]["exact"],
+    }
+
+
+def packed(parts: Sequence[Text], width: int) -> Text:
+    """The parts in lines of this width; none is broken."""
+    text, used = Text(), 0
+    for part in parts:
+        if used and used + 2 + len(part) > width:
+            text.append("\n")
+            used = 0
+        elif used:
+            text.append("  ")
+            used += 2
+        text.append_text(part)
+        used += len(part)
+    return text
+
+
+def duration(seconds: float | None) -> str:
+    """1.25 → '1.25 s', 90 → '1:30'."""
+    if seconds is None:
+        return ""
+    return (
+        f"{seconds * 1000:.0f} ms"
+        if seconds < 1
+        else f"{seconds:.3g} s"
+        if seconds < 60
+        else span(int(seconds))
+    )
 
 
 def span(seconds: int) -> str:

@@ -25,14 +25,23 @@ _HEADERS = {
 
 
 class Guard:
-    """Checks the Host header, requires name and password (HTTP Basic), and sets response headers.
+    """Checks the Host header and who asks, and sets response headers.
 
-    Without passwords the Host check is essential: otherwise another site could point its name to
-    127.0.0.1 and reach the dashboard (DNS rebinding).
+    A user gives name and password (HTTP Basic), or a proxy has authenticated the user and gives the
+    name in a header. Without passwords the Host check is essential: otherwise another site could
+    point its name to 127.0.0.1 and reach the dashboard (DNS rebinding).
     """
 
-    def __init__(self, app: ASGIApp, users: Mapping[str, str], hosts: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        users: Mapping[str, str],
+        hosts: Sequence[str] | None,
+        user_header: str | None = None,
+        proxies: Sequence[str] = (),
+    ) -> None:
         self.app, self.users, self.hosts = app, users, hosts
+        self.user_header, self.proxies = user_header, proxies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,7 +62,15 @@ class Guard:
             refusal = PlainTextResponse(f"this dashboard does not answer to the name {host!a}", 421)
             await refusal(scope, receive, send_with_headers)
             return
-        if self.users:
+        if self.user_header:
+            user = headers.get(self.user_header, "").strip()
+            if not (user and (scope.get("client") or ("",))[0] in self.proxies):
+                await PlainTextResponse("only the proxy that authenticates users may ask here", 401)(
+                    scope, receive, send_with_headers
+                )
+                return
+            scope = {**scope, "pyworker.user": user[:200]}
+        elif self.users:
             user = self._user(headers.get("authorization", ""))
             if user is None:
                 realm = {"WWW-Authenticate": 'Basic realm="pyworker", charset="UTF-8"'}

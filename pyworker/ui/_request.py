@@ -13,6 +13,7 @@ from starlette.requests import Request
 from ..errors import NotFound, PyworkerError
 
 STATEMENT_TIMEOUT = 15  # seconds that a page's statement may take
+FILTERS = ("state", "search", "task", "queue", "key", "from", "before")  # of the list of jobs
 
 
 class Problem(Exception):
@@ -82,3 +83,20 @@ def time_of(given: Mapping[str, str], name: str) -> datetime | None:
         raise Problem(
             400, "No such time", f"{name} must be a time such as 2026-12-24T18:00, got {given[name]!r}."
         ) from None
+
+
+def filters_of(given: Mapping[str, str]) -> dict[str, str]:
+    return {name: given[name].strip() for name in FILTERS if given.get(name, "").strip()}
+
+
+def search_of(filters: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of list_jobs for these filters."""
+    return {
+        "states": [filters["state"]] if "state" in filters else None,
+        "tasks": [filters["task"]] if "task" in filters else None,
+        "queues": [filters["queue"]] if "queue" in filters else None,
+        "job_key": filters.get("key"),
+        "search": filters.get("search"),
+        "created_from": time_of(filters, "from"),
+        "created_before": time_of(filters, "before"),
+    }

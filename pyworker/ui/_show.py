@@ -1,17 +1,15 @@
-"""Formats values for a page: times, spans of time, numbers, JSON, and plots as SVG."""
+"""Formats values for a page: times, spans of time, numbers and JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from markupsafe import Markup
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-WIDTH, HEIGHT, TOP = 720, 150, 16
 
 
 def utc(at: datetime | str | None) -> datetime | None:
@@ -82,94 +80,53 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
-def bars(rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """A column for each minute: completed, cancelled and failed, stacked."""
-    most = max([row["completed"] + row["cancelled"] + row["failed"] for row in rows] + [1])
-    step = WIDTH / len(rows)
-    parts: list[Markup] = []
-    for at, row in enumerate(rows):
-        base = float(HEIGHT)
-        title = Markup("<title>{} · {} completed, {} cancelled, {} failed attempts</title>").format(
-            _minute(row["minute"]), row["completed"], row["cancelled"], row["failed"]
-        )
-        rects = [
-            Markup('<rect class="hit" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>').format(
-                at * step, step, HEIGHT
-            )
-        ]
-        for kind in ("completed", "cancelled", "failed"):
-            if row[kind]:
-                height = max(row[kind] / most * (HEIGHT - TOP), 1.5)
-                base -= height
-                rects.append(
-                    Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
-                        kind, at * step + 1, base, step - 2, height
-                    )
-                )
-        parts.append(Markup("<g>{}{}</g>").format(Markup("").join(rects), title))
-    return _plot("Jobs per minute in the last hour", parts, number(most), rows)
+def size(count: float | None) -> str:
+    """Bytes: 134217728 → '128 MB'."""
+    if not count:
+        return "—"
+    mega = count / 2**20
+    return f"{mega:.0f} MB" if mega < 1000 else f"{mega / 1024:.1f} GB"
 
 
-def lines(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Markup:
-    """Seconds for each minute on a square-root scale, so that seconds show beside minutes."""
-    values = [row[column] for row in rows for column in columns if row[column] is not None]
-    most = max([*values, 0.1])
-    step = WIDTH / len(rows)
-
-    def y(seconds: float) -> float:
-        return HEIGHT - 3 - (seconds / most) ** 0.5 * (HEIGHT - TOP - 3)
-
-    parts: list[Markup] = []
-    for column, kind in columns.items():
-        pen, path = "M", ""
-        for at, row in enumerate(rows):
-            if row[column] is None:
-                pen = "M"
-                continue
-            x = (at + 0.5) * step
-            # A minute between empty ones is a dash.
-            path += (
-                f"{pen}{x - 2:.1f} {y(row[column]):.1f}L{x + 2:.1f} {y(row[column]):.1f}"
-                if pen == "M"
-                else f"L{x:.1f} {y(row[column]):.1f}"
-            )
-            pen = "L"
-        parts.append(Markup('<path class="{}" d="{}"/>').format(kind, path or "M0 0"))
-    for at, row in enumerate(rows):
-        parts.append(
-            Markup(
-                '<g><rect class="hit" x="{:.1f}" y="0" width="{:.1f}" height="{}"/><title>{} · {}</title></g>'
-            ).format(
-                at * step,
-                step,
-                HEIGHT,
-                _minute(row["minute"]),
-                ", ".join(f"{kind} {span(row[column])}" for column, kind in columns.items()),
-            )
-        )
-    return _plot("Waiting and running times in the last hour", parts, span(most), rows)
+def sequence_name(key: str) -> str:
+    """The JSON key of a sequence_policy as text: its values, with their names."""
+    try:
+        value = json.loads(key)
+    except ValueError:
+        return key
+    words = " · ".join(_words(value))
+    return words or key
 
 
-def _minute(at: datetime) -> str:
-    return at.astimezone(UTC).strftime("%H:%M")
-
-
-def _plot(label: str, parts: Sequence[Markup], most: str, rows: Sequence[Mapping[str, Any]]) -> Markup:
-    ticks = Markup("").join(
-        Markup('<text class="tick" x="{:.1f}" y="{}">{}</text>').format(
-            (at + 0.5) * WIDTH / len(rows), HEIGHT + 14, _minute(row["minute"])
-        )
-        for at, row in enumerate(rows)
-        if row["minute"].minute % 15 == 0 and 0.03 < at / len(rows) < 0.97
-    )
-    return Markup(
-        '<svg class="plot" viewBox="0 0 {w} {full}" role="img" aria-label="{label}">'
-        '<line class="axis" x1="0" y1="{h}" x2="{w}" y2="{h}"/>'
-        '{parts}{ticks}<text class="most" x="2" y="11">{most}</text></svg>'
-    ).format(
-        w=WIDTH, h=HEIGHT, full=HEIGHT + 18, label=label, parts=Markup("").join(parts), ticks=ticks, most=most
-    )
+def _words(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        found: list[str] = []
+        for name, part in cast("dict[str, Any]", value).items():
+            inner = _words(part)
+            found += inner if isinstance(part, dict) else [f"{name} {', '.join(inner)}"]
+        return found
+    if isinstance(value, list):
+        return [word for part in cast("list[Any]", value) for word in _words(part)]
+    return [value if isinstance(value, str) else json.dumps(value)]
 
 
 def seconds_between(start: datetime | None, end: datetime | None) -> float | None:
     return max((end - start) / timedelta(seconds=1), 0.0) if start and end else None
+
+
+def worker_facts(info: dict[str, Any]) -> dict[str, Any]:
+    """What a worker reports about itself, as far as it has the form that pyworker's own gives it."""
+
+    def number(name: str) -> Any:
+        value = info.get(name)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+
+    def texts(name: str) -> list[str]:
+        value = info.get(name)
+        return [str(item) for item in cast("list[Any]", value)] if isinstance(value, list) else []
+
+    words = {name: str(info.get(name) or "") for name in ("name", "host", "pid", "version", "condition")}
+    return words | {
+        "concurrency": number("concurrency"), "memory": number("memory"),
+        "queues": texts("queue_names"), "tasks": texts("task_identifiers"),
+    }  # fmt: skip

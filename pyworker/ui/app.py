@@ -1,14 +1,14 @@
 """The dashboard.
 
-Each page calls one or two SQL functions and shows their rows; the database decides which actions a
-job allows.
+Each page calls a few SQL functions and shows their rows; the database decides which actions a job
+allows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -18,8 +18,6 @@ import psycopg
 from markupsafe import Markup
 from psycopg_pool import ConnectionPool, PoolTimeout
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import FormData, QueryParams
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -30,46 +28,35 @@ from .. import _output
 from .._db import connect
 from .._db.database import Database
 from ..errors import NotFound, PyworkerError
-from . import _graph, _guard, _show
-from ._request import STATEMENT_TIMEOUT, Problem, actor_of, link, number_of, problem_of, time_of
+from . import _graph, _guard, _life, _plots, _show
+from ._actions import ACTIONS, JOB_ACTIONS, LABELS, audit_of, without_notice
+from ._findings import Findings
+from ._perform import Actions
+from ._request import (
+    STATEMENT_TIMEOUT,
+    Problem,
+    actor_of,
+    filters_of,
+    link,
+    number_of,
+    problem_of,
+    search_of,
+)  # fmt: skip
 
 HERE = Path(__file__).parent
 PAGE = 50
+MORE = 200  # rows of a sorted list that its second page shows
 STATES = tuple(_output.STATES)
-
-
-# The label of a button, its effect, and whether that is irreversible.
-ACTIONS: dict[str, tuple[str, str, bool]] = {
-    "retry": ("Retry", "Runs a finished job again, or a waiting job now.", False),
-    "cancel": ("Cancel", "Cancels a waiting job; asks a running job to stop.", False),
-    "force_cancel": (
-        "Force cancel",
-        "Cancels the job at once, even while it is running. Later reports of its worker are refused.",
-        True,
-    ),
-    "delete": ("Delete", "Deletes the job and its errors.", True),
-    "pause_queue": (
-        "Pause queue",
-        "Starts no further job of the queue. Running jobs finish, and jobs can be added.",
-        False,
-    ),
-    "resume_queue": ("Resume queue", "Starts jobs of the queue again.", False),
-    "resume_sequence": (
-        "Resume sequence",
-        "Continues the sequence with its next job. The job that halted it does not change.",
-        False,
-    ),
-    "run_schedule": ("Run now", "Fires the schedule now, as at one of its ticks.", False),
-    "pause_schedule": ("Pause schedule", "Stops the schedule until you resume it.", False),
-    "resume_schedule": (
-        "Resume schedule",
-        "Resumes the schedule at its next tick. Ticks during the pause are skipped.",
-        False,
-    ),
+LATENCY = {
+    "waited_p50": "waited p50",
+    "waited_p95": "waited p95",
+    "ran_p50": "ran p50",
+    "ran_p95": "ran p95",
 }
+SORTS = {"run_time": "run time", "attempts": "attempts"}
 
 
-class Dashboard:
+class Dashboard(Actions):
     """The pages of one schema of one database."""
 
     def __init__(
@@ -79,9 +66,12 @@ class Dashboard:
         read_only: bool,
         show_payloads: bool,
         actor: Callable[[Request], str] | None,
+        operators: Collection[str] | None,
     ) -> None:
         self.schema, self.read_only, self.show_payloads = schema, read_only, show_payloads
         self.actor = actor or actor_of
+        self.operators = operators
+        self.findings = Findings(self._examine)
         # Opened by the first request, with min_size=0: creating the application needs no database.
         self.pool = ConnectionPool(
             connect.conninfo(dsn, "pyworker ui"), name="pyworker-ui",
@@ -94,12 +84,15 @@ class Dashboard:
             undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self.templates.filters.update(
-            span=_show.span,
-            pretty=_show.pretty,
-            number=_show.number,
+            span=_show.span, size=_show.size, pretty=_show.pretty, number=_show.number,
+            sequence_name=_show.sequence_name,
             last_line=lambda text: _output.text_of(text).plain,
-        )
-        cast("dict[str, Any]", self.templates.globals).update(actions=ACTIONS, states=STATES)
+        )  # fmt: skip
+        cast("dict[str, Any]", self.templates.globals).update(
+            worker_facts=_show.worker_facts,
+            actions=ACTIONS, labels=LABELS, job_actions=JOB_ACTIONS, states=STATES, sorts=SORTS,
+            ranges=_plots.RANGES,
+        )  # fmt: skip
 
     @contextlib.contextmanager
     def database(self) -> Iterator[Database]:
@@ -110,63 +103,82 @@ class Dashboard:
             db.limit_time(STATEMENT_TIMEOUT)
             yield db
 
+    def _examine(self) -> list[dict[str, Any]]:
+        with self.database() as db:
+            return db.doctor()
+
     # -- pages: sync functions, which Starlette runs in threads
 
     def overview(self, request: Request) -> Response:
+        chosen = request.query_params.get("range", "1h")
+        if chosen not in _plots.RANGES:
+            raise Problem(400, "No such range", f"range must be one of {', '.join(_plots.RANGES)}.")
+        _, minutes, step = _plots.RANGES[chosen]
         with self.database() as db:
-            whole, rows, workers = db.overview(), db.throughput(), db.list_workers()
-        now = datetime.fromisoformat(whole["at"])
-        latency = {
-            "waited_p50": "waited p50",
-            "waited_p95": "waited p95",
-            "ran_p50": "ran p50",
-            "ran_p95": "ran p95",
-        }
+            whole, problems = db.overview(), db.problems()
+            rows, workers = db.throughput(minutes, step), db.list_workers()
+            tasks = db.activity("task", minutes, 8)
+        known = {row["check_name"] for row in problems}
+        checked = self.findings.latest() or []
+        problems += [
+            dict(row) for row in checked
+            if row["severity"] in ("error", "warning") and row["check_name"] not in known
+        ]  # fmt: skip
+        order = ["error", "warning", "info"]
+        for at, row in enumerate(problems):  # a name that stays while others come and go
+            earlier = sum(other["check_name"] == row["check_name"] for other in problems[:at])
+            row["key"] = f"{row['check_name']}-{earlier}"
         return self.page(
-            request, "overview.html", now=now, whole=whole, rows=rows, workers=workers, bars=_show.bars(rows),
-            lines=_show.lines(rows, latency), done=sum(row["completed"] for row in rows),
-            failed=sum(row["failed"] for row in rows),
-            last=next((row for row in reversed(rows) if row["completed"]), None),
+            request, "overview.html", now=datetime.fromisoformat(whole["at"]), whole=whole, rows=rows,
+            workers=workers, chosen=chosen,
+            problems=sorted(problems, key=lambda problem: order.index(problem["severity"])),
+            bars=_plots.bars(rows, step), lines=_plots.lines(rows, LATENCY, step), step=step, tasks=tasks,
+            done=sum(row["completed"] for row in rows), failed=sum(row["failed"] for row in rows),
+            every=5 if minutes <= 60 else 30,
         )  # fmt: skip
+
+    def health(self, request: Request) -> Response:
+        rows = self.findings.now()
+        with self.database() as db:
+            now = db.clock()
+        return self.page(request, "health.html", now=now, rows=rows)
 
     def jobs(self, request: Request) -> Response:
         given = request.query_params
-        filters = {
-            name: given[name].strip()
-            for name in ("state", "task", "queue", "key", "search", "from", "before")
-            if given.get(name, "").strip()
-        }
+        filters = filters_of(given)
+        sort = given.get("sort", "") or "id"
         newest_first = given.get("order") != "up"
-        arguments: dict[str, Any] = {
-            "states": [filters["state"]] if "state" in filters else None,
-            "tasks": [filters["task"]] if "task" in filters else None,
-            "queues": [filters["queue"]] if "queue" in filters else None,
-            "job_key": filters.get("key"),
-            "search": filters.get("search"),
-            "created_from": time_of(filters, "from"),
-            "created_before": time_of(filters, "before"),
-            "after_id": number_of(given, "after"),
-            "newest_first": newest_first,
-            "max_jobs": PAGE,
-        }
+        more_rows = sort != "id" and given.get("show") == str(MORE)
+        search = search_of(filters)
+        after = number_of(given, "after")
         with self.database() as db:
             now = db.clock()
-            rows, more = db.job_page(**arguments)
+            rows, more = db.job_page(
+                **search, after_id=after, newest_first=newest_first, sort_by=sort,
+                max_jobs=MORE if more_rows else PAGE,
+            )  # fmt: skip
+            others = {name: value for name, value in search.items() if name != "states"}
+            narrowed = any(value is not None for value in others.values())
+            counts = db.count_listed_jobs(**others) if narrowed else db.count_jobs()
         older = newer = None
-        if newest_first:
+        if sort == "id" and newest_first:
             older = more or (rows[-1]["id"] if len(rows) == PAGE else None)
-            newer = (rows[0]["id"] if rows else arguments["after_id"]) if arguments["after_id"] else None
-        else:
+            newer = (rows[0]["id"] if rows else after) if after else None
+        elif sort == "id":
             newer = more or (rows[-1]["id"] if len(rows) == PAGE else None)
             older = rows[0]["id"] if rows else None
             rows.reverse()
-
+        state = filters.get("state")
+        shown = counts[state]["jobs"] if state in counts else sum(count["jobs"] for count in counts.values())
+        exact = all(count["exact"] for name, count in counts.items() if state in (None, name))
         return self.page(
             request, "jobs.html", now=now, rows=rows, filters=filters, more=more, newest_first=newest_first,
+            counts=counts, matching=shown, exact=exact, narrowed=narrowed, sort=sort, link=link,
             older=link(**filters, after=older) if older else None,
             newer=link(**filters, after=newer, order="up") if newer else None,
-            first=link(**filters),
-            paged=arguments["after_id"] is not None,
+            first=link(**filters), paged=after is not None,
+            show=link(**filters, sort=sort, show=MORE) if sort != "id" and len(rows) == PAGE else None,
+            every=5 if after is None else 0,
         )  # fmt: skip
 
     def job(self, request: Request) -> Response:
@@ -182,38 +194,33 @@ class Dashboard:
                     "No such job",
                     f"There is no job {job_id}. Finished jobs are kept for their retention.",
                 )
-            errors = [
-                dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in db.job_errors(job_id)
+            names = ("run", "at", "worker", "error")
+            errors: list[dict[str, Any]] = [
+                dict(zip(names, row, strict=True)) for row in db.job_errors(job_id)
             ]
-            graph = db.job_graph(job_id)
+            graph, statements = db.job_graph(job_id), db.job_actions(job_id)
             steps, signals = db.get_steps(job_id), db.job_signals(job_id)
             try:
                 reasons = db.explain_job(job_id)
             except NotFound:
                 reasons = []
-        life: list[tuple[str, datetime, str | None]] = [("created", job.created_at, None)]
-        if job.run_at != job.created_at:
-            life.append(("due", job.run_at, None))
-        life += [("failed", error["at"], f"run {error['run']}") for error in errors]
-        if job.locked_at:
-            life.append(("claimed", job.locked_at, f"by worker {job.locked_by}"))
-        if job.finished_at:
-            life.append((job.state, job.finished_at, job.reason if job.reason != job.state else None))
         return self.page(
             request, "job.html", now=now, job=job, errors=errors[::-1], reasons=reasons,
-            life=sorted(life, key=lambda event: event[1]),
+            life=_life.events(job, errors), statements=statements,
             ran=_show.seconds_between(job.locked_at, job.finished_at or (now if job.locked_at else None)),
             graph=_graph.drawn(job, graph, f"{request.scope.get('root_path', '').rstrip('/')}/jobs/"),
-            steps=steps, signals=signals, show_payloads=self.show_payloads,
+            steps=steps, signals=signals, show_payloads=self.show_payloads, every=5,
         )  # fmt: skip
 
     def queues(self, request: Request) -> Response:
         with self.database() as db:
             now, rows = db.clock(), db.list_queues(request.query_params.get("after"), PAGE)
+            active = {row["name"]: row for row in db.activity("queue", 60, 1000)}
         following = rows[-1]["queue_name"] if len(rows) == PAGE else None
         return self.page(
-            request, "queues.html", now=now, rows=rows, next=link(after=following) if following else None
-        )
+            request, "queues.html", now=now, rows=rows, active=active, every=5,
+            next=link(after=following) if following else None,
+        )  # fmt: skip
 
     def sequences(self, request: Request) -> Response:
         only_halted, after = request.query_params.get("halted") == "1", request.query_params.get("after")
@@ -223,7 +230,7 @@ class Dashboard:
         following = rows[-1]["sequence_key"] if len(rows) == PAGE else None
         rows = [*halted, *(row for row in rows if row not in halted)]
         return self.page(
-            request, "sequences.html", now=now, rows=rows, halted=only_halted,
+            request, "sequences.html", now=now, rows=rows, halted=only_halted, every=5,
             next=link(**({"halted": "1"} if only_halted else {}), after=following) if following else None,
         )  # fmt: skip
 
@@ -237,7 +244,7 @@ class Dashboard:
     def workers(self, request: Request) -> Response:
         with self.database() as db:
             now, rows = db.clock(), db.list_workers()
-        return self.page(request, "workers.html", now=now, rows=rows)
+        return self.page(request, "workers.html", now=now, rows=rows, every=5)
 
     def audit(self, request: Request) -> Response:
         with self.database() as db:
@@ -246,47 +253,21 @@ class Dashboard:
             request, "audit.html", now=now, rows=rows, older=rows[-1]["id"] if len(rows) == PAGE else None
         )
 
-    # -- actions: confirmed first, then performed
+    # -- rendering
 
-    def confirm(self, request: Request) -> Response:
-        action, targets, back = self._asked(request, request.query_params)
-        return self.page(
-            request, "confirm.html", now=datetime.now(UTC), action=action, targets=targets, back=back
+    def may_act(self, request: Request) -> bool:
+        return not self.read_only and (
+            self.operators is None or request.scope.get("pyworker.user") in self.operators
         )
 
-    async def act(self, request: Request) -> Response:
-        form = await request.form(max_files=0, max_fields=1100)
-        return await run_in_threadpool(self._perform_action, request, form)
-
-    def _perform_action(self, request: Request, form: FormData) -> Response:
-        if not _guard.is_own_form(request, str(form.get("csrf", ""))):
-            raise Problem(
-                403,
-                "Refused",
-                "This form is not from this dashboard, or it has expired."
-                " Go back, reload the page, and try again.",
-            )
-        action, targets, back = self._asked(request, form)
+    def notice(self, request: Request) -> dict[str, Any] | None:
+        """What came of the action that led here."""
+        audit = audit_of(request.query_params)
+        if audit is None or not self.may_act(request):
+            return None
         with self.database() as db:
-            rows = db.perform_action(action, targets, self.actor(request)[:200])
-        return self.page(request, "done.html", now=datetime.now(UTC), action=action, rows=rows, back=back)
-
-    def _asked(self, request: Request, given: FormData | QueryParams) -> tuple[str, list[str], str]:
-        if self.read_only:
-            raise Problem(
-                403, "Read-only", "This dashboard was started with --read-only, so actions are disabled."
-            )
-        action, targets = str(given.get("action", "")), [str(target) for target in given.getlist("target")]
-        if action not in ACTIONS:
-            raise Problem(400, "No such action", f"There is no action {action!r}.")
-        if not targets:
-            raise Problem(400, "Nothing selected", "Select jobs first, then choose an action.")
-        back, root = str(given.get("back", "")), request.scope.get("root_path", "")
-        # Only go back to a page of this dashboard.
-        ours = back.startswith(f"{root}/") and not back.startswith(("//", "/\\")) and back.isprintable()
-        return action, targets, back if ours else f"{root}/"
-
-    # -- rendering
+            told = db.action_outcomes(*audit, self.actor(request)[:200])
+        return {**told, "audit": f"{audit[0]}-{audit[1]}"} if told["action"] or audit == (0, 0) else None
 
     def page(self, request: Request, template: str, status: int = 200, **context: Any) -> Response:
         root = request.scope.get("root_path", "").rstrip("/")
@@ -297,12 +278,13 @@ class Dashboard:
         def at_length(at: datetime | str | None) -> Markup:
             return _show.at_length(at, context["now"])
 
-        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        path = without_notice(request.url.path + (f"?{request.url.query}" if request.url.query else ""))
         token = _guard.csrf_token(request)
         html = self.templates.get_template(template).render(
-            root=root, here=request.url.path.removeprefix(root).strip("/").split("/")[0], this=path,
-            csrf=token, read_only=self.read_only, when=when, at_length=at_length, schema=self.schema,
-            user=request.scope.get("pyworker.user"), **context,
+            **{"every": 0, **context}, root=root, this=path, csrf=token,
+            here=request.url.path.removeprefix(root).strip("/").split("/")[0],
+            read_only=not self.may_act(request), when=when, at_length=at_length, schema=self.schema,
+            user=request.scope.get("pyworker.user"), notice=self.notice(request) if status == 200 else None,
         )  # fmt: skip
         response = HTMLResponse(html.encode("utf-8", "replace"), status)
         if request.cookies.get(_guard.COOKIE) != token:
@@ -311,7 +293,7 @@ class Dashboard:
                 token,
                 httponly=True,
                 samesite="strict",
-                secure=request.url.scheme == "https",
+                secure="https" in (request.url.scheme, request.headers.get("x-forwarded-proto")),
                 path=f"{root}/",
             )
         return response
@@ -324,11 +306,11 @@ class Dashboard:
     async def not_found(self, request: Request, error: Exception) -> Response:
         return self.problem(request, Problem(404, "No such page", "There is no such page."))
 
-    def app(self, users: Mapping[str, str], hosts: Sequence[str] | None) -> Starlette:
+    def app(self, guard: Mapping[str, Any]) -> Starlette:
         pages = {
             "/": self.overview, "/jobs": self.jobs, "/jobs/{job_id:int}": self.job, "/queues": self.queues,
             "/sequences": self.sequences, "/schedules": self.schedules, "/workers": self.workers,
-            "/audit": self.audit, "/confirm": self.confirm,
+            "/audit": self.audit, "/health": self.health, "/confirm": self.confirm,
         }  # fmt: skip
         kinds = (Problem, PyworkerError, psycopg.Error, PoolTimeout)
         return Starlette(
@@ -337,7 +319,7 @@ class Dashboard:
                 Route("/act", self.act, methods=["POST"]),
                 Mount("/static", StaticFiles(directory=HERE / "static"), name="static"),
             ],
-            middleware=[Middleware(_guard.Guard, users=users, hosts=hosts)],
+            middleware=[Middleware(_guard.Guard, **guard)],
             exception_handlers={404: self.not_found, **dict.fromkeys(kinds, self.problem)},
             lifespan=self._lifespan,
         )
@@ -357,15 +339,22 @@ def create_app(
     read_only: bool = False,
     show_payloads: bool = False,
     actor: Callable[[Request], str] | None = None,
+    operators: Collection[str] | None = None,
+    user_header: str | None = None,
+    proxies: Sequence[str] = ("127.0.0.1", "::1"),
 ) -> Starlette:
     """The dashboard as an ASGI application, to be served or mounted.
 
     dsn: the database, as `--dsn`. users: names with passwords; if empty, you must control access
     yourself. hosts: the names that it accepts in the Host header; None: all. read_only: no actions.
     show_payloads: show payloads and results of jobs, which may be secret. actor: returns, from a
-    request, the name for the audit log; by default the authenticated user's.
+    request, the name for the audit log; by default the authenticated user's. operators: the users
+    who may act, the others only look; None: all may act. user_header: the header in which a proxy
+    names the user that it has authenticated; proxies: the addresses from which it is believed.
     """
-    return Dashboard(dsn, schema, read_only, show_payloads, actor).app(users or {}, hosts)
+    dashboard = Dashboard(dsn, schema, read_only, show_payloads, actor, operators)
+    guard = {"users": users or {}, "hosts": hosts, "user_header": user_header, "proxies": proxies}
+    return dashboard.app(guard)
 
 
 __all__ = ["create_app"]

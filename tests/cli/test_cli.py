@@ -6,7 +6,9 @@ import re
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from pyworker.cli import main
 from tests.support.cli import add as add
 from tests.support.cli import call as call
 from tests.support.cli import zoo as zoo
@@ -245,3 +247,10 @@ def test_queues_counts_jobs_per_state(call: Any, zoo: dict[str, int], add: Any) 
         "retryable": 0, "discarded": 0, "oldest_waiting": None,
     }  # fmt: skip
     assert (rows["q"]["retryable"], rows["a [b]"]["concurrency"]) == (1, 1)
+
+
+def test_the_summary_of_each_command_fits_a_line():
+    text = CliRunner().invoke(main, ["--help"], terminal_width=80).output
+    lines = text.partition("Commands:")[2].splitlines()
+    assert len([line for line in lines if line.strip()]) == len(main.commands)
+    assert [line for line in lines if line.endswith("...")] == []

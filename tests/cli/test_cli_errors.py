@@ -196,3 +196,38 @@ def test_a_worker_tells_that_it_has_started_and_stopped(
         f"pyworker {pyworker.__version__} started",
         "stopped",
     ]
+
+
+OUTCOMES = """
+import datetime
+from pyworker import Cancel, Discard, Job, Snooze, task
+@task
+def fine(payload): pass
+@task
+def own(payload, job: Job):
+    with job.transaction(): pass
+@task
+def failing(payload): raise ValueError
+@task(max_attempts=1)
+def hopeless(payload): raise ValueError
+@task
+def unwanted(payload): raise Discard("no")
+@task
+def stopped(payload): raise Cancel("no")
+@task
+def later(payload): raise Snooze(datetime.timedelta(days=1))
+"""
+
+
+@pytest.mark.parametrize("processes", ["1", "3"])
+def test_a_worker_ends_with_the_numbers_of_what_became_of_its_jobs(
+    program: Any, db: Any, dsn: str, tmp_path: Path, processes: str
+) -> None:
+    (tmp_path / "mine.py").write_text(OUTCOMES)
+    many = {"fine": 5, "own": 2, "failing": 3, "hopeless": 1, "unwanted": 1, "stopped": 1, "later": 1}
+    for task, number in many.items():
+        add = "select pyworker.add_job(%s, max_attempts => %s) from generate_series(1, %s)"
+        db.execute(add, [task, 1 if task == "hopeless" else 9, number])
+    done = program("run", "mine", "--once", "--processes", processes, DATABASE_URL=dsn)
+    told = "stopped: 7 completed, 3 failed, 2 discarded, 1 cancelled, 1 snoozed"
+    assert done.stderr.splitlines()[-1].endswith(told)

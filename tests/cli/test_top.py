@@ -258,11 +258,11 @@ def test_a_queue_is_paused_and_goes_on(top: Any, db: Any) -> None:
         assert screen.column(0) == ["mail", "thumbnails"]
         await screen.press("p")
         assert await screen.answer("y") == "Pause queue mail?"
-        await screen.until(lambda: screen.column(2)[0] == "paused")
+        await screen.until(lambda: screen.column(4)[0] == "paused")
         assert paused()
         await screen.press("p")
         assert await screen.answer("y") == "Resume queue mail?"
-        await screen.until(lambda: screen.column(2)[0] == "")
+        await screen.until(lambda: screen.column(4)[0] == "")
 
     top(steps)
     assert not paused()
@@ -302,13 +302,15 @@ def test_a_schedule_is_paused_and_run(top: Any, db: Any) -> None:
 
 def test_workers_are_shown_with_what_they_run(top: Any, db: Any) -> None:
     worker = db.execute(
-        "select pyworker.register_worker(%s)", [json.dumps({"host": "web-1", "pid": 42})]
+        "select pyworker.register_worker(%s)",
+        [json.dumps({"host": "web-1", "pid": 42, "concurrency": 12, "memory": 99 << 20, "version": "0.1.0"})],
     ).fetchone()[0]
     db.execute("select * from pyworker.claim_jobs(%s, 1, array['report'])", [worker])
 
     async def steps(screen: Screen) -> None:
         await screen.on("workers")
-        assert [row[:3] + row[5:] for row in screen.rows()] == [[str(worker), "web-1", "42", "1", "report 6"]]
+        shown = [row[:3] + row[5:] for row in screen.rows()]
+        assert shown == [[str(worker), "web-1", "42", "1 of 12", "99 MB", "0.1.0", "report 6"]]
         await screen.press("enter")
         await screen.until(lambda: isinstance(screen.app.screen, JobPage) and "report" in screen.text("#job"))
 

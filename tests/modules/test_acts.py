@@ -54,7 +54,8 @@ def test_every_act_does_what_the_function_of_its_name_does(api, worker, job_in):
         return [
             tuple(row)
             for row in api.rows(
-                "select * from pyworker.perform_action(%s, %s, 'ada')", [action, [str(t) for t in targets]]
+                "select target, ok, outcome from pyworker.perform_action(%s, %s, 'ada')",
+                [action, [str(t) for t in targets]],
             )
         ]
 

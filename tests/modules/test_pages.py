@@ -167,8 +167,12 @@ def test_a_job_of_a_long_transaction_is_found_by_its_time(api, actor):
         ("list_jobs(states => array[null])", "got NULL"),
         ("list_jobs(max_jobs => 0)", "max_jobs must be from 1 to 1000, got 0"),
         ("list_jobs(max_jobs => 1001)", "got 1001"),
-        ("throughput(0)", "minutes must be from 1 to 1440, got 0"),
-        ("throughput(-2147483648)", "minutes must be from 1 to 1440, got -2147483648"),
+        ("list_jobs(sort_by => 'color')", "sort_by must be id, run_time or attempts, got 'color'"),
+        ("throughput(60, 61)", "step must be from 1 to minutes, .* got 61"),
+        ("activity('color')", "kind must be task or queue, got 'color'"),
+        ("activity('task', 0)", "minutes must be from 1 to 10080, got 0"),
+        ("throughput(0)", "minutes must be from 1 to 10080, got 0"),
+        ("throughput(-2147483648)", "minutes must be from 1 to 10080, got -2147483648"),
         ("perform_action('destroy', '{1}', 'me')", "action must be one of retry, .*, got 'destroy'"),
         ("perform_action('retry', '{}', 'me')", "targets must be 1 to 1000, got 0"),
         ("perform_action('retry', '{1,x}', 'me')", "targets of retry must be ids of jobs, got 'x'"),
@@ -267,8 +271,11 @@ def test_queues_are_listed_by_name_with_what_is_theirs(api, worker):
     api.claim(worker)
     rows = api.rows("select * from pyworker.list_queues()")
     stats = api.rows(
-        "select queue_name, concurrency, paused, available, running, true as exact "
-        "from pyworker.queue_stats order by 1"
+        "select queue_name, concurrency, paused, available, running, true as exact, "
+        "(select min(j.run_at) from pyworker.jobs j where j.queue_name = s.queue_name "
+        "and j.state = 'available') as oldest, (select j.id from pyworker.jobs j "
+        "where j.queue_name = s.queue_name and j.state = 'available' order by j.run_at, j.id limit 1) "
+        "from pyworker.queue_stats s order by 1"
     )
     assert rows == stats
     assert [row.queue_name for row in rows] == ["a", "b", "c", "z*"]

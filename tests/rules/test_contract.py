@@ -61,7 +61,19 @@ FUNCTIONS = {
     "hold_worker_lock": {"worker_id"},
     "job_errors": {"job_id"},
     "list_jobs": {
-        "states tasks queues job_key search created_from created_before after_id newest_first max_jobs"
+        "states tasks queues job_key search created_from created_before after_id newest_first max_jobs "
+        "sort_by"
+    },
+    "count_listed_jobs": {"tasks queues job_key search created_from created_before"},
+    "activity": {"kind minutes max_names"},
+    "problems": {""},
+    "job_actions": {"job_id"},
+    "action_sql": {"action target options"},
+    "action_outcomes": {"first_audit last_audit actor"},
+    "undo_actions": {"first_audit last_audit actor max_actions"},
+    "perform_on_listed": {
+        "action actor states tasks queues job_key search created_from created_before last_id after_id "
+        "max_jobs"
     },
     "list_queues": {"after_name max_queues"},
     "list_tasks": {""},
@@ -73,7 +85,7 @@ FUNCTIONS = {
     "once": {"key", "job_id run name"},
     "overview": {""},
     "parse_crontab": {"content"},
-    "perform_action": {"action targets actor"},
+    "perform_action": {"action targets actor options"},
     "pause_queue": {"queue_name"},
     "pause_schedule": {"name"},
     "permanently_fail_jobs": {"job_ids error_message"},
@@ -100,7 +112,7 @@ FUNCTIONS = {
     "snooze_jobs": {"job_ids runs delays"},
     "start_job": {"job_id run"},
     "sweep_workers": {""},
-    "throughput": {"minutes"},
+    "throughput": {"minutes step"},
     "unique_opts": {"by_args by_period by_queue by_state exclude_kind on_conflict"},
     "unregister_worker": {"worker_id"},
     "report_crash": {"worker_id job_ids runs error"},

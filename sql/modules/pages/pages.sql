@@ -1,4 +1,4 @@
--- pages/pages: the figures and lists of a dashboard: overview, count_jobs, throughput,
+-- pages/pages: the figures and lists of a dashboard: overview, count_jobs,
 -- list_workers, list_queues, list_sequences.
 --
 -- Each function costs about the same at a million jobs: it uses an index, or reads a limited number
@@ -63,112 +63,6 @@ comment on function count_jobs() is
     'exact is false, and the number is what the planner expects (for running jobs: those among the '
     'first 10,000 in the order of claims).';
 
--- The pages at the end of an append-only table that may hold rows from `since` on: `first` to
--- `pages` - 1.
-create or replace function _recent_pages(source regclass, time_column text, since timestamptz,
-                                         out first bigint, out pages bigint)
-    language plpgsql stable set search_path from current
-as $$
-declare
-    v_back bigint := 1;
-    v_at timestamptz;
-begin
-    pages := pg_relation_size(source) / current_setting('block_size')::bigint;
-    loop
-        first := greatest(pages - v_back, 0);
-        exit when first = 0;
-        execute format('select max(s.%I) from %s s where s.ctid >= $1 and s.ctid < $2', time_column, source)
-        into v_at using format('(%s,0)', first)::tid, format('(%s,0)', first + 1)::tid;
-        exit when v_at < since;
-        v_back := v_back * 2;
-    end loop;
-end;
-$$;
-
--- Which pages of history and of errors to read for what has happened since then: every n-th one
--- from `first` to `pages` - 1, at most 1,000 of a table.
-create or replace function _pages_since(since timestamptz)
-    returns table (source regclass, first bigint, pages bigint, every bigint)
-    language plpgsql stable set search_path from current
-as $$
-begin
-    return query
-    select t.source, r.first, r.pages, greatest((r.pages - r.first + 999) / 1000, 1)
-    from (select i.inhrelid::regclass as source, 'finished_at' as time_column
-          from pg_inherits i where i.inhparent = 'finished_jobs'::regclass
-          union all
-          select 'errors', 'at') t
-    cross join lateral _recent_pages(t.source, t.time_column, since) r
-    where r.pages > 0;
-end;
-$$;
-
--- The jobs that ended and the attempts that failed since then; each row stands for `weight` of
--- them. waited, ran: seconds, of completed jobs only.
-create or replace function _outcomes_since(since timestamptz)
-    returns table (outcome text, at timestamptz, waited double precision, ran double precision, weight bigint)
-    language plpgsql stable set search_path from current
-as $$
-declare
-    v_part record;
-begin
-    for v_part in select p.* from _pages_since(since) p loop
-        for outcome, at, waited, ran, weight in execute format(
-            'select s.*, $1 from generate_series($2, $3, $1) b(page), '
-            'lateral (select %s from %s s where s.ctid >= format(''(%%s,0)'', b.page)::tid '
-            'and s.ctid < format(''(%%s,0)'', b.page + 1)::tid offset 0) s where s.at >= $4',
-            case when v_part.source = 'errors'::regclass
-                 then '''failed'', s.at, null::float, null::float'
-                 else 's.state, s.finished_at as at, case s.state when ''completed'' then '
-                      'greatest(extract(epoch from s.claimed_at - s.run_at), 0)::float end, '
-                      'case s.state when ''completed'' then '
-                      'greatest(extract(epoch from s.finished_at - s.claimed_at), 0)::float end' end,
-            v_part.source)
-            using v_part.every, v_part.first, v_part.pages - 1, since
-        loop
-            return next;
-        end loop;
-    end loop;
-end;
-$$;
-
-create or replace function throughput(minutes integer default 60)
-    returns table (minute timestamptz, completed bigint, cancelled bigint, failed bigint,
-                   waited_p50 double precision, waited_p95 double precision, ran_p50 double precision,
-                   ran_p95 double precision, exact boolean)
-    language plpgsql stable security definer set search_path from current
-    set enable_seqscan = off set jit = off
-as $$
-declare
-    v_until timestamptz := date_trunc('minute', clock());
-    v_since timestamptz := v_until - make_interval(mins => least(greatest(minutes, 1), 1440) - 1);
-    v_exact boolean;
-begin
-    if coalesce(minutes, 0) not between 1 and 1440 then
-        raise exception 'throughput: minutes must be from 1 to 1440, got %', coalesce(minutes::text, 'NULL')
-            using errcode = 'PW001';
-    end if;
-    v_exact := (select coalesce(bool_and(p.every = 1), true) from _pages_since(v_since) p);
-    return query
-    select m.minute, coalesce(sum(o.weight) filter (where o.outcome = 'completed'), 0)::bigint,
-           coalesce(sum(o.weight) filter (where o.outcome = 'cancelled'), 0)::bigint,
-           coalesce(sum(o.weight) filter (where o.outcome = 'failed'), 0)::bigint,
-           percentile_disc(0.5) within group (order by o.waited),
-           percentile_disc(0.95) within group (order by o.waited),
-           percentile_disc(0.5) within group (order by o.ran),
-           percentile_disc(0.95) within group (order by o.ran), v_exact
-    from generate_series(v_since, v_until, interval '1 minute') m(minute)
-    left join _outcomes_since(v_since) o on date_trunc('minute', o.at) = m.minute
-    group by m.minute order by m.minute;
-end;
-$$;
-comment on function throughput(integer) is
-    'For each of the last minutes (1 to 1440): how many jobs were completed and cancelled, and how '
-    'many attempts failed. For the completed jobs also the median and the 95th percentile, in '
-    'seconds, of the time from run_at to the claim (waited) and from the claim to the end (ran). '
-    'The figures come from history, so tasks whose retention is 0 are missing. It reads at most '
-    '1,000 pages of a table; exact is false if it took a sample. Errors: PW001.';
-
 create or replace function list_workers() returns table (
     id bigint, info jsonb, started_at timestamptz, beat_at timestamptz, expires_at timestamptz,
     silent boolean, running bigint, jobs jsonb)
@@ -205,7 +99,7 @@ comment on function list_workers() is
 -- queue before.
 create or replace function _queue_after(name text) returns text
     language plpgsql stable set search_path from current set enable_seqscan = off
-    set enable_sort = off set jit = off
+    set enable_sort = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
     return least(
@@ -220,9 +114,10 @@ $$;
 
 create or replace function list_queues(after_name text default null, max_queues integer default 50)
     returns table (queue_name text, concurrency integer, paused boolean, available bigint, running bigint,
-                   exact boolean)
+                   exact boolean, oldest timestamptz, oldest_id bigint)
     language plpgsql stable security definer set search_path from current
     set enable_seqscan = off set enable_sort = off set enable_incremental_sort = off set jit = off
+    set plan_cache_mode = force_generic_plan -- to plan for each queue takes longer than to count it
 as $$
 #variable_conflict use_column
 begin
@@ -233,14 +128,15 @@ begin
         select q.concurrency, q.paused into concurrency, paused
         from _queues_of(array[list_queues.queue_name]) q;
         select count(*) filter (where t.state = 'available'), count(*) filter (where t.state = 'running'),
-               count(*) < 1000
-        into available, running, exact
-        from ((select j.state from live_jobs j
+               count(*) < 1000, min(t.run_at) filter (where t.state = 'available'),
+               (array_agg(t.id order by t.run_at, t.id) filter (where t.state = 'available'))[1]
+        into available, running, exact, oldest, oldest_id
+        from ((select j.id, j.state, j.run_at from live_jobs j
                where j.queue_name = list_queues.queue_name and j.ready_at is not null
                  and j.queue_name is not null
                order by j.queue_name, j.priority, j.run_at, j.id limit 1000)
               union all
-              (select j.state from live_jobs j
+              (select j.id, j.state, j.run_at from live_jobs j
                where j.queue_name = list_queues.queue_name and j.parked = 'queue'
                order by j.queue_name, j.task_identifier,
                coalesce(j.flags::text, '') collate "C" limit 1000)) t;
@@ -250,8 +146,10 @@ end;
 $$;
 comment on function list_queues(text, integer) is
     'Queues by name: those that were set or paused, and those with available or running jobs. '
-    'available and running are counted up to 1,000 jobs; beyond that exact is false. For the next '
-    'page, set after_name to the last name of this one. The view queue_stats counts all jobs.';
+    'available and running are counted up to 1,000 jobs; beyond that exact is false. oldest: the '
+    'run_at of the available job, among those that were counted, that has waited longest; oldest_id: '
+    'its id. For the next page, set after_name to the last name of this one. The view queue_stats '
+    'counts all jobs.';
 
 create or replace function _sequence_after(name text, halted boolean) returns text
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
@@ -344,6 +242,10 @@ begin
         'oldest', case when v_oldest.id is not null then jsonb_build_object(
             'id', v_oldest.id, 'task_identifier', v_oldest.task_identifier, 'since', v_oldest.ready_at,
             'seconds', extract(epoch from v_now - v_oldest.ready_at)::bigint) end,
+        'waiting', (select coalesce(jsonb_agg(to_jsonb(q) order by q.seconds desc, q.queue_name), '[]')
+                    from (select o.queue_name, o.job_id,
+                                 extract(epoch from v_now - o.since)::bigint as seconds
+                          from _oldest_by_queue() o order by o.since limit 8) q),
         'workers', (select count(*) from workers w where _is_live(w, v_now)),
         'silent_workers', (select count(*) from workers w where _is_registered(w) and not _is_live(w, v_now)),
         'halted_sequences', (select count(*) from list_sequences(true, null, 1000)),
@@ -358,5 +260,6 @@ end;
 $$;
 comment on function overview() is
     'The state of the installation as one JSON object: at, states (as count_jobs), oldest (the '
-    'available job that has waited longest), workers, silent_workers, halted_sequences (counted up '
+    'available job that has waited longest), waiting (the eight queues whose oldest available job, among '
+    'some 10,000, waits longest), workers, silent_workers, halted_sequences (counted up '
     'to 1,000), paused_queues (100 names at most), schedules, next_tick, failed_ticks.';

@@ -1,0 +1,228 @@
+-- actions/actions: perform_action(), by which dashboards change jobs, queues, sequences and
+-- schedules, and the view audit. Each action is recorded with its outcome in the transaction that
+-- performs it. An action that would change nothing is refused, and says so.
+
+-- The SQL of an action, to copy. Null for an action that is not known.
+create or replace function action_sql(action text, target text, options jsonb default '{}') returns text
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return format(case action
+        when 'retry' then 'select * from %I.retry_job(%s)'
+        when 'cancel' then 'select * from %I.cancel_job(%s)'
+        when 'force_cancel' then 'select * from %I.cancel_job(%s, force => true)'
+        when 'delete' then 'select * from %I.delete_job(%s)'
+        when 'pause_queue' then 'select %I.pause_queue(%L)'
+        when 'resume_queue' then 'select %I.resume_queue(%L)'
+        when 'set_queue' then 'select %I.set_queue(%L, %s)'
+        when 'resume_sequence' then 'select %I.resume_sequence(%L)'
+        when 'run_schedule' then 'select * from %I.run_schedule(%L)'
+        when 'pause_schedule' then 'select * from %I.pause_schedule(%L)'
+        when 'resume_schedule' then 'select * from %I.resume_schedule(%L)' end,
+        current_schema(), target, coalesce(options ->> 'concurrency', 'null'));
+end;
+$$;
+comment on function action_sql(text, text, jsonb) is
+    'The SQL that does what perform_action() does with this action, target and options, but for the '
+    'record in the view audit. Null for an action that does not exist.';
+
+create or replace function job_actions(job_id bigint) returns table (action text, statement text)
+    language plpgsql stable security definer set search_path from current
+as $$
+declare
+    v_job job := get_job(job_id);
+    v_asked boolean := coalesce(
+        (select j.cancel_requested_at is not null from live_jobs j where j.id = job_actions.job_id), false);
+begin
+    return query
+    select a.action, action_sql(a.action, job_id::text)
+    from (values (1, 'retry', v_job.state not in ('available', 'running')),
+                 (2, 'cancel', v_job.finished_at is null and not (v_job.state = 'running' and v_asked)),
+                 (3, 'force_cancel', v_job.state = 'running'),
+                 (4, 'delete', v_job.state <> 'running')) a(place, action, applies)
+    where v_job.id is not null and a.applies order by a.place;
+end;
+$$;
+comment on function job_actions(bigint) is
+    'The actions of perform_action() that would change this job as it is now, and their SQL. No row if '
+    'there is no such job.';
+
+-- Raises PW005 if an action on a queue or a schedule would change nothing.
+create or replace function _refuse_idle(action text, target text) returns void
+    language plpgsql set search_path from current
+as $$
+declare
+    v_paused boolean := case
+        when action in ('pause_queue', 'resume_queue') then coalesce(
+            (select q.paused from queues q where q.queue_name = target for update), false)
+        when action in ('pause_schedule', 'resume_schedule') then
+            (select t.paused from schedule_entries t where t.name = target for update) end;
+begin
+    if action like 'pause%' and v_paused then
+        raise exception 'it was already paused' using errcode = 'PW005';
+    elsif action like 'resume%' and not v_paused then
+        raise exception 'it was not paused' using errcode = 'PW005';
+    end if;
+end;
+$$;
+
+-- Raises PW005 if cancelling or retrying the job would change nothing. Locks the job.
+create or replace function _refuse_idle_job(action text, target bigint) returns void
+    language plpgsql set search_path from current
+as $$
+declare
+    v_row live_jobs := _lock_job(case action when 'retry' then 'retry_job' else 'cancel_job' end, target);
+begin
+    if action <> 'retry' and (v_row.id is null or v_row.state = 'discarded') then
+        raise exception 'it was already %', (get_job(target)).state using errcode = 'PW005';
+    elsif action = 'cancel' and v_row.state = 'running' and v_row.cancel_requested_at is not null then
+        raise exception 'it was already asked to stop' using errcode = 'PW005';
+    elsif action = 'retry' and v_row.state = 'available' and v_row.start_by is null then
+        raise exception 'it was already available' using errcode = 'PW005';
+    end if;
+end;
+$$;
+
+-- Takes back that a waiting job was cancelled: it waits again, for the time it had.
+create or replace function _restore(target bigint) returns job
+    language plpgsql set search_path from current
+as $$
+declare
+    v_before job := get_job(target);
+    v_job job;
+begin
+    if v_before.state <> 'cancelled' then
+        raise exception 'it is % now', v_before.state using errcode = 'PW005';
+    end if;
+    v_job := retry_job(target);
+    if v_before.run_at > clock() then
+        v_job := reschedule_jobs(array[target], run_at => v_before.run_at);
+    end if;
+    return v_job;
+end;
+$$;
+
+create or replace function _perform_action(action text, target text, options jsonb) returns text
+    language plpgsql set search_path from current
+as $$
+declare
+    v_job job;
+begin
+    if action in ('retry', 'cancel', 'force_cancel') then
+        perform _refuse_idle_job(action, target::bigint);
+    else
+        perform _refuse_idle(action, target);
+    end if;
+    case action
+        when 'retry' then v_job := retry_job(target::bigint);
+        when 'cancel', 'force_cancel' then v_job := cancel_job(target::bigint, action = 'force_cancel');
+        when 'delete' then v_job := delete_job(target::bigint);
+        when 'restore' then v_job := _restore(target::bigint);
+        when 'pause_queue' then perform pause_queue(target);
+        when 'resume_queue' then perform resume_queue(target);
+        when 'set_queue' then
+            perform set_queue(target, (options ->> 'concurrency')::integer);
+            return coalesce('concurrency ' || (options ->> 'concurrency'), 'no limit');
+        when 'resume_sequence' then
+            if not resume_sequence(target) then
+                raise exception 'it was not halted' using errcode = 'PW005';
+            end if;
+        when 'run_schedule' then
+            return (select coalesce('added job ' || string_agg(j.id::text, ', '), 'added no job')
+                    from run_schedule(target) j);
+        when 'pause_schedule' then perform pause_schedule(target);
+        when 'resume_schedule' then perform resume_schedule(target);
+    end case;
+    return case when v_job.id is null then 'done' when action = 'delete' then 'was ' || v_job.state
+                when action = 'cancel' and v_job.state = 'running' then 'running, and asked to stop'
+                else v_job.state end;
+end;
+$$;
+
+create or replace function _check_action(action text, targets text[], actor text, options jsonb)
+    returns void
+    language plpgsql immutable set search_path from current
+as $$
+declare
+    v_actions constant text[] := '{retry,cancel,force_cancel,delete,restore,pause_queue,resume_queue,
+                                   set_queue,resume_sequence,run_schedule,pause_schedule,
+                                   resume_schedule}'::text[];
+    v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete', 'restore');
+    v_bad text := (select t.target from unnest(targets) t(target)
+                   where t.target is null or (v_jobs and t.target !~ '^[0-9]{1,18}$') limit 1);
+    v_problem text := case
+        when action is null or action <> all (v_actions) then
+            format('action must be one of %s, got %s', array_to_string(v_actions, ', '),
+                   coalesce(quote_literal(action), 'NULL'))
+        when coalesce(cardinality(targets), 0) not between 1 and 1000 then
+            format('targets must be 1 to 1000, got %s', coalesce(cardinality(targets), 0))
+        when v_bad is not null or array_position(targets, null) is not null then
+            format('targets of %s must be %s, got %s', action,
+                   case when v_jobs then 'ids of jobs' else 'names' end,
+                   coalesce(quote_literal(left(v_bad, 140)), 'NULL'))
+        when coalesce(length(actor), 0) not between 1 and 200 then
+            format('actor must be 1 to 200 characters long, got %s',
+                   coalesce(quote_literal(left(actor, 220)), 'NULL'))
+        when action = 'set_queue' and not (options ? 'concurrency'
+                                           and coalesce(options ->> 'concurrency', '1') ~ '^[0-9]{1,9}$') then
+            format('options of set_queue must have concurrency, a number or null, got %s',
+                   coalesce(options::text, 'NULL')) end;
+begin
+    if v_problem is not null then
+        raise exception 'perform_action: %', v_problem using errcode = 'PW001';
+    end if;
+end;
+$$;
+
+create or replace function perform_action(action text, targets text[], actor text, options jsonb default '{}')
+    returns table (target text, ok boolean, outcome text, audit_id bigint)
+    language plpgsql security definer set search_path from current
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := clock();
+    v_order bigint[];
+    v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete', 'restore');
+begin
+    perform _check_action(action, targets, actor, options);
+    if action in ('retry', 'restore') then
+        v_order := _lock_for_retry(targets::bigint[]);
+    elsif action = 'resume_sequence' then -- lock all halts by job id, as retry_jobs does
+        perform from sequence_halts h where h.sequence_key = any (targets) order by h.job_id for update;
+    end if;
+    for target in
+        select t.target from (select distinct u.target from unnest(targets) u(target)) t
+        order by array_position(v_order, case when v_jobs then t.target::bigint end),
+                 case when v_jobs then t.target::bigint end, t.target
+    loop
+        begin
+            outcome := _perform_action(action, target, options);
+            ok := true;
+        exception when sqlstate 'PW001' or sqlstate 'PW003' or sqlstate 'PW004' or sqlstate 'PW005' then
+            outcome := sqlerrm;
+            ok := false;
+        end;
+        insert into audit_log (at, actor, db_role, action, target, ok, outcome)
+        values (v_now, perform_action.actor, session_user, perform_action.action, perform_action.target,
+                perform_action.ok, perform_action.outcome)
+        returning audit_log.id into audit_id;
+        return next;
+    end loop;
+end;
+$$;
+comment on function perform_action(text, text[], text, jsonb) is
+    'Performs an action on each of up to 1,000 targets and records it in the view audit, in the '
+    'same transaction. Actions on jobs (targets are ids): retry, cancel, force_cancel, delete, and '
+    'restore, which lets a cancelled job wait again, for the run_at it had. Actions on names: '
+    'pause_queue, resume_queue, set_queue (options: {"concurrency": number or null}), resume_sequence, '
+    'run_schedule, pause_schedule, resume_schedule. Returns one row per target; if one is refused, or '
+    'would change nothing, ok is false and outcome is the reason, and the others are still performed. '
+    'audit_id: its row in the view audit. actor: the person who acts, as the caller names them. Errors: '
+    'PW001.';
+
+create or replace view audit as
+select a.id, a.at, a.actor, a.db_role, a.action, a.target, a.ok, a.outcome from audit_log a;
+comment on view audit is
+    'The actions that were performed by perform_action(), for instance in `pyworker ui`: when, by '
+    'whom (actor as the caller named them, db_role of the session), the action, its target and its '
+    'outcome. Kept for 90 days.';

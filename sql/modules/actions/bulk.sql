@@ -1,0 +1,160 @@
+-- actions/bulk: perform_on_listed(), an action on all jobs that list_jobs() finds, a chunk at a time,
+-- undo_actions(), which takes actions back, and action_outcomes(), what came of them.
+
+-- What came of actions, as callers of the two functions below show it: equal outcomes are counted.
+create or replace function _told(rows jsonb, out done bigint, out refused bigint, out outcomes jsonb)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    select count(*) filter (where r.ok), count(*) filter (where not r.ok) into done, refused
+    from jsonb_to_recordset(rows) r(target text, ok boolean, outcome text);
+    outcomes := (
+        select coalesce(jsonb_agg(to_jsonb(g) order by g.ok desc, g.jobs desc), '[]')
+        from (select r.ok, regexp_replace(replace(r.outcome, 'job ' || r.target, 'the job'), '^\w+: ', '')
+                         as outcome,
+                     count(*) as jobs, min(r.target) as example
+              from jsonb_to_recordset(rows) r(target text, ok boolean, outcome text)
+              group by 1, 2 order by count(*) desc limit 20) g);
+end;
+$$;
+
+-- Locks jobs as the action will, and returns those that are still in one of the states.
+create or replace function _lock_in_states(action text, job_ids bigint[], states text[]) returns bigint[]
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan
+as $$
+begin
+    if action = 'retry' then
+        perform _lock_for_retry(job_ids);
+    else
+        perform from live_jobs j where j.id = any (job_ids) order by j.id + 0 for update;
+    end if;
+    return array(
+        select l.id from live_jobs l
+        where l.id = any (job_ids) and (states is null or l.state = any (states))
+        union all
+        select f.id from finished_jobs f
+        where f.id = any (job_ids) and (states is null or f.state = any (states))
+        order by 1);
+end;
+$$;
+
+create or replace function perform_on_listed(
+    action text, actor text, states text[] default null, tasks text[] default null,
+    queues text[] default null, job_key text default null, search text default null,
+    created_from timestamptz default null, created_before timestamptz default null,
+    last_id bigint default null, after_id bigint default null, max_jobs integer default 500,
+    out done bigint, out refused bigint, out outcomes jsonb, out next_id bigint,
+    out first_audit bigint, out last_audit bigint)
+    language plpgsql security definer set search_path from current
+as $$
+#variable_conflict use_column
+declare
+    v_states text[] := array_replace(states, 'active', 'running');
+    v_page jsonb;
+    v_ids bigint[];
+    v_rows jsonb := '[]';
+begin
+    if action is null or action not in ('retry', 'cancel', 'force_cancel', 'delete') then
+        raise exception 'perform_on_listed: action must be retry, cancel, force_cancel or delete, got %',
+            coalesce(quote_literal(action), 'NULL') using errcode = 'PW001';
+    end if;
+    perform _check_list(v_states, max_jobs, 'id');
+    perform _check_action(action, '{1}', actor, '{}');
+    select jsonb_agg(jsonb_build_array(j.id, j.state)) into v_page
+    from _read_jobs(v_states, tasks, queues, job_key, search, created_from, created_before, after_id, true,
+                    max_jobs, 20000) j;
+    if v_page -> -1 ->> 1 is null or jsonb_array_length(v_page) >= max_jobs then
+        next_id := (v_page -> -1 ->> 0)::bigint;
+    end if;
+    v_ids := array(select (p.row ->> 0)::bigint from jsonb_array_elements(coalesce(v_page, '[]')) p(row)
+                   where p.row ->> 1 is not null
+                     and (last_id is null or (p.row ->> 0)::bigint <= last_id));
+    v_ids := _lock_in_states(action, v_ids, v_states);
+    if v_ids <> '{}' then
+        select jsonb_agg(to_jsonb(r)), min(r.audit_id), max(r.audit_id)
+        into v_rows, first_audit, last_audit
+        from perform_action(action, v_ids::text[], actor) r;
+    end if;
+    select t.* into done, refused, outcomes from _told(v_rows) t;
+end;
+$$;
+comment on function perform_on_listed(text, text, text[], text[], text[], text, text, timestamptz,
+                                      timestamptz, bigint, bigint, integer) is
+    'Performs an action (retry, cancel, force_cancel, delete) on the jobs that list_jobs() finds with '
+    'these arguments, newest first, up to max_jobs (1 to 1,000) in one transaction, and records each in '
+    'the view audit. last_id: no job with a higher id, so that jobs added later are left alone. A job '
+    'that has left the states meanwhile is left alone, too. done, refused: how many; outcomes: what came '
+    'of them, [{ok, outcome, jobs, example}]. next_id: call again with it as after_id, until it is null. '
+    'first_audit, last_audit: the rows in the view audit, for undo_actions(). Errors: PW001.';
+
+create or replace function undo_actions(
+    first_audit bigint, last_audit bigint, actor text, max_actions integer default 500,
+    out done bigint, out refused bigint, out outcomes jsonb, out next_audit bigint)
+    language plpgsql security definer set search_path from current
+as $$
+#variable_conflict use_column
+declare
+    v_batch record;
+    v_rows jsonb := '[]';
+    v_last bigint;
+begin
+    if coalesce(max_actions, 0) not between 1 and 1000 then
+        raise exception 'undo_actions: max_actions must be from 1 to 1000, got %',
+            coalesce(max_actions::text, 'NULL') using errcode = 'PW001';
+    end if;
+    perform _check_action('retry', '{1}', actor, '{}');
+    for v_batch in
+        with chosen as materialized (
+            select a.id, a.action, a.target, a.outcome from audit_log a
+            where a.id between first_audit and last_audit and a.actor = undo_actions.actor and a.ok
+            order by a.id limit max_actions),
+        undoable as (
+            select c.id, c.target, case
+                when c.action in ('cancel', 'force_cancel') and c.outcome = 'cancelled' then 'restore'
+                when c.action = 'pause_queue' then 'resume_queue'
+                when c.action = 'resume_queue' then 'pause_queue'
+                when c.action = 'pause_schedule' then 'resume_schedule'
+                when c.action = 'resume_schedule' then 'pause_schedule' end as action
+            from chosen c)
+        select u.action, array_agg(distinct u.target) as targets,
+               (select case when count(*) = max_actions then max(c.id) end from chosen c) as last
+        from undoable u where u.action is not null group by u.action order by u.action
+    loop
+        v_last := v_batch.last;
+        select v_rows || jsonb_agg(to_jsonb(r)) into v_rows
+        from perform_action(v_batch.action, v_batch.targets, actor) r;
+    end loop;
+    next_audit := v_last + 1;
+    select t.* into done, refused, outcomes from _told(v_rows) t;
+end;
+$$;
+comment on function undo_actions(bigint, bigint, text, integer) is
+    'Takes back the actions of this actor from first_audit to last_audit in the view audit, up to '
+    'max_actions at once, as far as they can be taken back: a job that was cancelled while it waited '
+    'waits again; what was paused is resumed, and what was resumed is paused. A job that has changed '
+    'since is left as it is. The results are those of perform_on_listed(). next_audit: call again with '
+    'it as first_audit, until it is null. Errors: PW001.';
+
+create or replace function action_outcomes(
+    first_audit bigint, last_audit bigint, actor text,
+    out action text, out done bigint, out refused bigint, out outcomes jsonb, out undoable boolean)
+    language plpgsql stable security definer set search_path from current
+as $$
+declare
+    v_rows jsonb;
+begin
+    select jsonb_agg(jsonb_build_object('target', a.target, 'ok', a.ok, 'outcome', a.outcome)), min(a.action),
+           bool_or(a.ok and (a.action in ('cancel', 'force_cancel') and a.outcome = 'cancelled'
+                             or a.action ~ '^(pause|resume)_(queue|schedule)$'))
+    into v_rows, action, undoable
+    from (select r.* from audit_log r
+          where r.id between first_audit and last_audit and r.actor = action_outcomes.actor
+          order by r.id limit 100000) a;
+    select t.* into done, refused, outcomes from _told(coalesce(v_rows, '[]')) t;
+end;
+$$;
+comment on function action_outcomes(bigint, bigint, text) is
+    'What came of the actions of this actor from first_audit to last_audit in the view audit: action, '
+    'null if there are none; done, refused and outcomes as in perform_on_listed(); undoable: whether '
+    'undo_actions() can take some of them back. It reads 100,000 rows at most.';

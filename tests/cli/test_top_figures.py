@@ -1,0 +1,48 @@
+"""What `pyworker top` measures, and how much of it a small terminal shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from textual.widgets import Static
+
+from .test_top import Screen
+from .test_top import top as top
+
+
+def test_rates_limits_and_the_slowest_tasks_are_shown(top: Any, db: Any) -> None:
+    worker = db.execute("select pyworker.register_worker()").fetchone()[0]
+    for task, seconds in (("report", 90), ("send_email", 1)):
+        db.execute("select pyworker.claim_jobs(%s, 1, array[%s])", [worker, task])
+        db.execute(
+            "update pyworker.live_jobs set claimed_at = claimed_at - %s * interval '1 s'"
+            " where state = 'running'", [seconds],
+        )  # fmt: skip
+        db.execute(
+            "select pyworker.finish_jobs(array_agg(id), array_agg(run)) from pyworker.jobs"
+            " where state = 'running'"
+        )
+
+    async def steps(screen: Screen) -> None:
+        await screen.on("tasks")
+        assert screen.column(0)[:2] == ["report", "send_email"]
+        assert screen.rows()[0][1:3] == ["1", "0"]
+        assert screen.rows()[0][-1].startswith("1:3")
+        await screen.on("queues")
+        assert screen.column(1) == ["0 of 1", "0 of 4"]
+        assert "/min completed" in screen.text("#overview")
+
+    top(steps)
+
+
+def test_on_80_by_24_characters_nothing_of_the_overview_is_cut_off(top: Any) -> None:
+    async def steps(screen: Screen) -> None:
+        overview = screen.app.query_one("#overview", Static)
+        lines = str(overview.content).splitlines()
+        assert max(map(len, lines)) <= 78
+        assert overview.size.height == len(lines)
+        for words in ("scheduled 1 ", "discarded 1 ", "halted sequences 1 ", "next nightly "):
+            assert words in screen.text("#overview")
+        assert screen.app.query_one("#jobs-table").size.height >= 10
+
+    top(steps, (80, 24))

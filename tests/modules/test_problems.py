@@ -1,0 +1,112 @@
+"""What keeps jobs from running, as the overview shows it first."""
+
+from __future__ import annotations
+
+
+def found(api):
+    return {row.check_name: row for row in api.rows("select * from pyworker.problems()")}
+
+
+def test_nothing_is_found_while_all_is_well(api, worker):
+    api.add_job("t")
+    assert found(api) == {}
+
+
+def test_a_task_that_no_live_worker_knows_is_named(api, worker):
+    api.update_worker(worker, '{"task_identifiers": ["t"]}')
+    api.add_job("misspelt")
+    assert "misspelt (1)" in found(api)["tasks"].finding
+
+
+def test_halted_sequences_and_paused_queues_come_with_the_sql_that_resumes_them(api, worker):
+    for task in ("head", "tail"):
+        api.add_job(task, sequence_policy={"key": "s"})
+    api.fail(api.claim(worker, "head"), discard=True)
+    api.add_job("t", queue_name="q")
+    api.pause_queue("q")
+    problems = found(api)
+    for check in ("sequences", "queues"):
+        api.rows(problems[check].fix)
+    assert not {"sequences", "queues"} & set(found(api))
+
+
+def test_what_was_discarded_in_the_last_hour_is_counted_by_task_and_its_fix_retries_it(api, worker, clock):
+    for _ in range(3):
+        api.add_job("mail")
+        api.fail(api.claim(worker), "Traceback\nSMTPError: closed", discard=True)
+    row = found(api)["discarded"]
+    assert row.finding == "discarded in the last hour: 3 jobs: mail (3, SMTPError: closed)"
+    api.rows(row.fix)
+    assert api.rows("select distinct state from pyworker.jobs") == [("available",)]
+    for _ in range(3):
+        api.fail(api.claim(worker), "boom", discard=True)
+    clock.advance(hours=2)
+    api.heartbeat(worker)
+    assert "discarded" not in found(api)
+
+
+def test_a_queue_whose_oldest_job_waits_four_times_longer_than_usual_is_late(api, worker, clock):
+    def run_late(seconds):
+        api.add_job("t", queue_name="q")
+        clock.advance(seconds=seconds)
+        api.heartbeat(worker)
+        job = api.claim(worker)
+        api.finish_job(job.id, job.run)
+
+    run_late(30)
+    waiting = api.add_job("t", queue_name="q")
+    clock.advance(seconds=90)
+    api.heartbeat(worker)
+    assert "waiting" not in found(api)
+    clock.advance(seconds=60)
+    api.heartbeat(worker)
+    row = found(api)["waiting"]
+    assert f"queue q for 00:02:30 (job {waiting.id}; 95 % of its jobs waited at most 30.0 s)" in row.finding
+    api.pause_queue("q")
+    assert "waiting" not in found(api)
+
+
+def test_a_role_that_may_only_look_sees_them(api, db):
+    assert api.value("select has_function_privilege('pyworker_reader', 'pyworker.problems()', 'execute')")
+    assert not api.value(
+        "select has_function_privilege('pyworker_reader', 'pyworker.undo_actions(bigint, bigint, text,"
+        " integer)', 'execute')"
+    )
+
+
+# -- what has happened lately ----------------------------------------------------------------------
+
+
+def run_some(api, worker, clock):
+    for task, queue, seconds in (("slow", "q", 20), ("slow", "q", 10), ("quick", None, 1)):
+        api.add_job(task, queue_name=queue)
+        job = api.claim(worker)
+        clock.advance(seconds=seconds)
+        api.heartbeat(worker)
+        api.finish_job(job.id, job.run)
+    api.add_job("slow", queue_name="q")
+    api.fail(api.claim(worker))
+    api.cancel_job(api.add_job("quick").id)
+
+
+def test_activity_tells_of_each_task_and_each_queue_what_ended_and_how_long_it_ran(api, worker, clock):
+    run_some(api, worker, clock)
+    columns = "name, completed, cancelled, failed, round(ran_total::numeric) as ran"
+    tasks = api.rows(f"select {columns} from pyworker.activity('task') order by name")
+    assert tasks == [("quick", 1, 1, 0, 1), ("slow", 2, 0, 1, 30)]
+    queues = api.rows(f"select {columns} from pyworker.activity('queue') order by name")
+    assert queues == [("default", 1, 1, 0, 1), ("q", 2, 0, 1, 30)]
+    slowest = api.rows("select * from pyworker.activity('task') where name = 'slow'")[0]
+    assert 9.9 < slowest.ran_p50 < 10.5
+    assert 19.9 < slowest.ran_p95 < 20.5
+    clock.advance(hours=2)
+    assert api.rows("select * from pyworker.activity('task')") == []
+
+
+def test_throughput_in_longer_steps_has_the_same_sums(api, worker, clock):
+    run_some(api, worker, clock)
+    clock.advance(minutes=20)
+    for minutes, step in ((60, 1), (60, 15), (1440, 15), (10080, 120)):
+        rows = api.rows(f"select * from pyworker.throughput({minutes}, {step})")
+        assert len(rows) == minutes // step
+        assert [sum(row[at] for row in rows) for at in (1, 2, 3)] == [3, 1, 1]

@@ -1,0 +1,75 @@
+"""What the overview, the page of health and the lists tell a person on call."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.pages import read
+
+
+def test_what_doctor_finds_is_on_the_page_of_health_and_on_the_overview(client, queue):
+    queue.rows("drop index pyworker.live_jobs_start_by")
+    try:
+        c = client()
+        health = " ".join(read(c.get("/health")).text.split())
+        assert "Error, indexes" in health or "Error, schema" in health
+        assert "live_jobs_start_by" in health
+        assert "live_jobs_start_by" in read(c.get("/")).text
+    finally:
+        queue.rows("create index live_jobs_start_by on pyworker.live_jobs (start_by)"
+                   " where start_by is not null")  # fmt: skip
+
+
+def test_a_list_offers_the_actions_that_its_jobs_allow(client, queue, worker):
+    queue.add_job("t")
+    queue.run(worker, "t", "boom", discard=True)
+    queue.add_job("t")
+
+    def offered(query):
+        return re.findall(r'name="action" value="(\w+)"', client().get(f"/jobs{query}").text)
+
+    assert offered("?state=discarded") == ["retry", "delete"]
+    assert offered("?state=available") == ["cancel", "delete"]
+    assert offered("") == ["retry", "cancel", "force_cancel", "delete"]
+
+
+@pytest.mark.parametrize("range", ["15m", "1h", "24h", "7d"])
+def test_the_plots_have_axes_and_show_the_chosen_range(client, queue, worker, range):
+    job = queue.add_job("t")
+    claimed = queue.run(worker, "t")
+    queue.rows("select pyworker.finish_job(%s, %s)", [job.id, claimed.run])
+    page = read(client().get(f"/?range={range}"))
+    classes = [attributes.get("class") for _, attributes in page.elements]
+    assert classes.count("of") >= 5  # labels of the two scales
+    assert classes.count("grid") == classes.count("of")
+    assert "1 completed and 0 attempts failed" in page.text
+
+
+def test_an_unknown_range_is_explained(client, queue):
+    assert "range must be one of 15m, 1h, 24h, 7d" in read(client().get("/?range=1y"), 400).text
+
+
+def test_where_there_is_nothing_a_page_says_so_in_a_sentence(client, queue, worker):
+    text = " ".join(read(client().get("/")).text.split())
+    for sentence in (
+        "Nothing needs attention.",
+        "No job ended in the last 1 h.",
+        "No job was completed in the last 1 h, so no time was measured.",
+        "No job waits for a worker.",
+        "No job is running.",
+    ):
+        assert sentence in text
+
+
+def test_equal_failures_are_one_event_of_the_timeline(client, queue, worker):
+    job = queue.add_job("t")
+    for error in ["one", *["Traceback\nboom"] * 5]:
+        queue.run(worker, "t", error)
+        queue.retry_job(job.id)
+    text = " ".join(read(client().get(f"/jobs/{job.id}")).text.split())
+    assert "failed 5 times from" in text
+    assert "5, the newest first" in text
+    assert "select * from pyworker.cancel_job" in text
+    assert "Retry" not in text  # it is available
