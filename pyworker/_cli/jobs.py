@@ -31,6 +31,7 @@ JOB_ID = click.IntRange(1, 2**63 - 1)
 @click.option(
     "--run-at", help="Run not before this time, in PostgreSQL's syntax: '2026-12-24 18:00', 'tomorrow'."
 )
+@click.option("--delay", help="Run after this time: seconds, or '10 minutes'.")
 @click.option("--expires-at", help="Cancel it if it has not begun by this time.")
 @click.option("--max-wait", help="With --key: run within this time of its first add: '30 seconds'.")
 @click.option("--max-attempts", type=int)
@@ -69,6 +70,8 @@ def add(
 ) -> None:
     """Add a job of TASK with PAYLOAD, a JSON text ("-" reads it from standard input)."""
     value = _parsed("PAYLOAD", sys.stdin.read() if payload == "-" else payload)
+    if options["run_at"] is not None and options["delay"] is not None:
+        raise click.UsageError("give --run-at or --delay, not both")
     options["depends_on"] = list(parents) or None
     options |= {"flags": flags or None, "meta": None if meta is None else _parsed("--meta", meta)}
     options["unique_policy"] = None if unique_policy is None else _parsed("--unique-policy", unique_policy)

@@ -23,6 +23,13 @@ def test_add_says_what_became_of_the_job(call: Any, db: Any) -> None:
     )
 
 
+def test_add_takes_a_delay_in_seconds_or_words(call: Any, db: Any) -> None:
+    for delay in ("90", "1 minute 30 s"):
+        assert "scheduled, due" in call("add", "t", "--delay", delay)
+    delays = db.execute("select extract(epoch from run_at - created_at)::int from pyworker.jobs").fetchall()
+    assert delays == [(90,), (90,)]
+
+
 def test_add_passes_everything_on(call: Any) -> None:
     job = call(
         "add", "t", '{"a": "ü"}', "--queue", "q", "--run-at", "2100-01-01Z", "--max-attempts", "3", "--key",
