@@ -186,7 +186,7 @@ class Dashboard:
                 dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in db.job_errors(job_id)
             ]
             graph = db.job_graph(job_id)
-            steps, signals = db.get_steps(job_id), db.job_signals(job_id)
+            steps, signals, log = db.get_steps(job_id), db.job_signals(job_id), db.job_log(job_id)
             try:
                 reasons = db.explain_job(job_id)
             except NotFound:
@@ -204,7 +204,7 @@ class Dashboard:
             life=sorted(life, key=lambda event: event[1]),
             ran=_show.seconds_between(job.locked_at, job.finished_at or (now if job.locked_at else None)),
             graph=_graph.drawn(job, graph, f"{request.scope.get('root_path', '').rstrip('/')}/jobs/"),
-            steps=steps, signals=signals, show_payloads=self.show_payloads,
+            steps=steps, signals=signals, log=log, show_payloads=self.show_payloads,
         )  # fmt: skip
 
     def queues(self, request: Request) -> Response:

@@ -154,9 +154,9 @@ end;
 $$;
 
 -- Notes which of these deleted or pruned jobs were not completed, and deletes their edges to parents, their
--- watches, steps, signals and progress. The notes are written in every database: while this transaction is
--- open, another one may add the first job with depends_on. A session that settles edges may have some
--- locked: those stay, and do no harm.
+-- watches, steps, signals, progress and log. The notes are written in every database: while this
+-- transaction is open, another one may add the first job with depends_on. A session that settles edges may
+-- have some locked: those stay, and do no harm.
 create or replace function _forget_jobs(job_ids bigint[], failed bigint[]) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set jit = off
@@ -172,6 +172,7 @@ begin
     delete from steps s where s.job_id = any (job_ids);
     delete from signals s where s.job_id = any (job_ids);
     delete from progress p where p.job_id = any (job_ids);
+    delete from log_lines l where l.job_id = any (job_ids);
 end;
 $$;
 

@@ -490,6 +490,18 @@ create table progress (
     at timestamptz not null
 ) with (fillfactor = 50);
 
+-- What the runs of jobs have logged, the newest lines of each job (functions/46_log.sql).
+create table log_lines (
+    id bigint generated always as identity,
+    job_id bigint not null,
+    run bigint not null,
+    attempt smallint not null,
+    at timestamptz not null,
+    level text collate "C" not null,            -- 'debug', 'info', 'warning' or 'error'
+    message text not null,
+    primary key (job_id, id)
+);
+
 -- Who waits for the end of which job: wait_for_job (functions/52_waiters.sql). Only a hint.
 create unlogged table waiters (
     job_id bigint not null,

@@ -60,6 +60,9 @@ FUNCTIONS = {
     "heartbeat": {"worker_id"},
     "hold_worker_lock": {"worker_id"},
     "job_errors": {"job_id"},
+    "job_log": {"job_id"},
+    "log_job": {"job_id run message level"},
+    "log_jobs": {"lines"},
     "list_jobs": {
         "states tasks queues job_key search created_from created_before after_id newest_first max_jobs"
     },

@@ -47,6 +47,10 @@ async def send_async(payload: Mail, job: AsyncJob) -> int:
 @task("another name", timeout=timedelta(seconds=5), retention=60)
 def with_job(payload: Mail, *, job: Job) -> str:
     assert_type(job.add_job(send, Mail("x")), JobRow)
+    job.log("begun")
+    job.log("begun", level="warning")
+    job.log("begun", "loud")  # wrong
+    job.log(5)  # wrong
     job.add_job("send", prio=1)  # wrong
     return payload.to
 
