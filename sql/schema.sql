@@ -563,6 +563,7 @@ create table settings (
     worker_ttl interval default '00:00:20'::interval not null,
     max_crashes integer default 3 not null,
     once_retention interval,
+    notify_discarded boolean default false not null,
     movable_clock boolean default false not null,
     clock_offset interval,
     constraint settings_only_row CHECK (only_row),

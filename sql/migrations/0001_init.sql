@@ -237,6 +237,7 @@ create table settings (
     worker_ttl interval not null default '20 seconds',
     max_crashes integer not null default 3,
     once_retention interval,                        -- null: once_keys are kept for ever
+    notify_discarded boolean not null default false,
     movable_clock boolean not null default false,
     clock_offset interval                           -- with a movable clock only
 );

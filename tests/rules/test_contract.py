@@ -29,7 +29,7 @@ FUNCTIONS = {
     "complete_jobs": {"job_ids"},
     "configure": {
         "completed_retention cancelled_retention discarded_retention max_payload_bytes worker_ttl "
-        "max_crashes once_retention"
+        "max_crashes once_retention notify_discarded"
     },
     "conformance": {""},
     "declare_schedules": {"origins schedules dry_run"},
