@@ -77,6 +77,10 @@ def job_errors_statement(schema: str) -> str:
     return f"select at, worker, error from {quoted(schema)}.job_errors(%s)"  # noqa: S608
 
 
+def job_log_statement(schema: str) -> str:
+    return f"select at, attempt, level, message from {quoted(schema)}.job_log(%s)"  # noqa: S608
+
+
 def once_statement(schema: str) -> str:
     return f"select {quoted(schema)}.once(%s)"
 
