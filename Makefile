@@ -1,6 +1,6 @@
 # The README's commands by short names. They work without make, too.
 .DEFAULT_GOAL := help
-.PHONY: help demo quick t test lint schema docs torture interleavings nightly release mutants fresh bench
+.PHONY: help demo quick t test lint schema docs torture interleavings nightly release dist mutants fresh bench
 
 install = python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q -e
 
@@ -54,6 +54,10 @@ nightly: ## run everything for hours: the README's last section has the figures
 
 release: nightly mutants ## the same, the mutants, and how long recovery takes
 	.venv/bin/python bench/recovery.py --rounds 100
+
+dist: ## build the wheel and the source distribution into dist/: see CONTRIBUTING.md
+	$(install) '.[test]'
+	rm -rf dist && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) .venv/bin/python -m hatchling build
 
 mutants: ## take one guard after the other out of the SQL, and see that a test notices
 	$(install) '.[test]' && .venv/bin/python -m tests.mutants

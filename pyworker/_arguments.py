@@ -43,13 +43,15 @@ class AddOptions(_JobOptions, total=False):
     """The options of add_job. None means "not given".
 
     run_at: a datetime with a time zone, a timedelta from now, or a text that PostgreSQL reads, such
-    as "tomorrow". depends_on: the jobs that this one waits for: ids, refs of the same add_jobs call,
-    or {"id": 17, "on": "end"}; or {"jobs": […], "on_unmet": "cancel"}. expires_at: as run_at; a job that has
-    not begun by then is cancelled. max_wait: a timedelta, or seconds; however often a job with a job_key is
-    replaced, it runs within that time of its first add.
+    as "tomorrow". delay: in place of run_at, a timedelta or seconds from now. depends_on: the jobs that
+    this one waits for: ids, refs of the same add_jobs call, or {"id": 17, "on": "end"}; or
+    {"jobs": […], "on_unmet": "cancel"}. expires_at: as run_at; a job that has not begun by then is
+    cancelled. max_wait: a timedelta, or seconds; however often a job with a job_key is replaced, it runs
+    within that time of its first add.
     """
 
     run_at: datetime | timedelta | str | None
+    delay: timedelta | float | str | None
     depends_on: Sequence[int | str | Mapping[str, Any]] | Mapping[str, Any] | None
     expires_at: datetime | timedelta | str | None
     max_wait: timedelta | float | str | None
@@ -59,6 +61,7 @@ class FlowOptions(_JobOptions, total=False):
     """The options of a flow's add: those of add_job, with `after` in place of depends_on."""
 
     run_at: datetime | timedelta | str | None
+    delay: timedelta | float | str | None
     expires_at: datetime | timedelta | str | None
 
 

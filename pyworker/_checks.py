@@ -13,11 +13,13 @@ from typing import Any, cast
 from ._payload import to_json
 from .errors import InvalidArgument
 
+_FARTHEST = timedelta(days=2_922_000)  # 8,000 years
+
 
 def checked(function: str, name: str, value: Any) -> Any:
     """The value in a form that any driver sends.
 
-    That is text, an integer, a list of texts; for a timedelta, seconds from now.
+    That is text, an integer, a list of texts; for a timedelta, an interval as text.
     """
     try:
         return _CHECKS[name](value)
@@ -27,6 +29,11 @@ def checked(function: str, name: str, value: Any) -> Any:
         raise InvalidArgument(f"{function}: {error}") from None
     except TypeError as error:
         raise TypeError(f"{function}: {error}") from None
+
+
+def is_from_now(name: str, value: Any) -> bool:
+    """True if the option gives a time by its distance from now."""
+    return name == "delay" or (name in ("run_at", "expires_at") and isinstance(value, timedelta))
 
 
 def seconds_of(function: str, timeout: timedelta | float) -> float:
@@ -74,11 +81,11 @@ def _boolean(value: Any) -> bool:
     return value
 
 
-def _run_at(value: Any) -> str | float:
+def _run_at(value: Any) -> str:
     if isinstance(value, timedelta):
-        if abs(value) > timedelta(days=2_922_000):  # 8,000 years
+        if abs(value) > _FARTHEST:
             raise _Wrong(f"must be a time of the years 1 to 9999, got {value!r} from now")
-        return value.total_seconds()
+        return _duration(value)
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise _Wrong(
@@ -91,12 +98,21 @@ def _run_at(value: Any) -> str | float:
     raise _Wrong(f"must be a datetime with a time zone, a timedelta from now, or a string, got {value!r}")
 
 
+def _delay(value: Any) -> str:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, int | float) and not 0 <= seconds <= _FARTHEST.total_seconds():
+        raise _Wrong(f"must be from 0 seconds to 8,000 years, got {value!r}")
+    return _duration(value)
+
+
 def _duration(value: Any) -> str:
     if isinstance(value, timedelta):
-        return f"{value.total_seconds()} seconds"
+        value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise _Wrong(f"must be a timedelta, seconds, or a string, got {value!r}")
-    return value if isinstance(value, str) else f"{value} seconds"
+    if isinstance(value, str):
+        return _text(value)
+    return f"{value:f} seconds" if isinstance(value, float) else f"{value} seconds"  # without an exponent
 
 
 def _flags(value: Any) -> list[str]:
@@ -116,6 +132,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "identifier": _text, "ref": _text, "queue_name": _text, "job_key": _text, "job_key_mode": _text,
     "delivery": _text, "name": _text, "on": _text,
     "max_attempts": _integer(2**31), "priority": _integer(2**31), "job_id": _integer(2**63),
-    "force": _boolean, "run_at": _run_at, "expires_at": _run_at, "max_wait": _duration, "flags": _flags,
+    "force": _boolean, "run_at": _run_at, "expires_at": _run_at, "max_wait": _duration, "delay": _delay,
+    "flags": _flags,
     **{name: _json(name) for name in ("payload", "unique_policy", "sequence_policy", "meta", "depends_on")},
 }  # fmt: skip

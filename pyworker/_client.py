@@ -76,9 +76,9 @@ def add_job(
     pydantic model or msgspec struct. options: add_job's SQL arguments (queue_name, run_at,
     max_attempts, job_key, priority, flags, job_key_mode, unique_policy, sequence_policy, meta,
     delivery, depends_on, expires_at, max_wait); run_at and expires_at are datetimes with a time zone, or
-    timedeltas from now; max_wait is a timedelta, or seconds. schema: where
-    pyworker is installed, by default $PYWORKER_SCHEMA or "pyworker". Returns the job. Raises
-    InvalidArgument and other PyworkerErrors.
+    timedeltas from now; max_wait is a timedelta, or seconds. delay: a timedelta or seconds, in place of
+    run_at. schema: where pyworker is installed, by default $PYWORKER_SCHEMA or "pyworker". Returns the
+    job. Raises InvalidArgument and other PyworkerErrors.
     """
     call = queue.add_job_call(schema or default_schema(), *job_of(identifier, payload, cast("Any", options)))
     return query("add_job", conn, call, _one)

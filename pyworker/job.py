@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import psycopg
 
@@ -27,6 +27,12 @@ from .errors import InvalidArgument, WrongState
 
 if TYPE_CHECKING:
     from ._runner.connections import Connections
+
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+_LEVELS = {
+    name: logging.getLevelNamesMapping()[name.upper()] for name in ("debug", "info", "warning", "error")
+}
 
 
 class Outcome(Exception):
@@ -136,9 +142,25 @@ class _JobFields:
         self._silent_until = now + 1
         return True
 
+    def log(self, message: str, level: LogLevel = "info") -> None:
+        """Add a line to the job's log, which is kept with the job: `job.log("page 4 has no text")`.
+
+        level: "debug", "info", "warning" or "error". `pyworker jobs ID` and the dashboard show the log, with
+        the attempt of each line. The line goes to `logger`, too. Nothing waits for the database, so an async
+        handler need not await this: lines are written within a second, at the latest when the attempt ends,
+        and stay if a transaction is rolled back. Of a line the first 2,000 characters are kept, of a job the
+        newest 200 lines. Raises InvalidArgument. (SQL: log_job, job_log)"""
+        if not isinstance(message, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgument(f"job.log(): message must be a string, got {message!r}")
+        if level not in _LEVELS:
+            known = ", ".join(_LEVELS)
+            raise InvalidArgument(f"job.log(): level must be one of {known}, got {level!r}")
+        self._connections.lines.add(self.id, self.run, level, message)
+        self.logger.log(_LEVELS[level], "%s", message, stacklevel=2)
+
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger whose records carry job_id, run and task."""
+        """A logger whose records carry job_id, run and task. Unlike `log`, it keeps nothing with the job."""
         logger = logging.getLogger(f"pyworker.task.{self.task_identifier}")
         return JobLogger(logger, {"job_id": self.id, "run": self.run, "task": self.task_identifier})
 

@@ -18,12 +18,12 @@ declare
         sweep_workers, open_worker, work, beat, close_worker, start_job, worker_ttl, heartbeat,
         unregister_worker, claim_jobs, seconds_until_due, finish_jobs, finish_job,
         was_finished, fail_jobs, snooze_job, snooze_jobs, release_jobs, force_unlock_workers, reconcile,
-        save_step, get_steps, wait_for_signal, set_progress,
+        save_step, get_steps, wait_for_signal, set_progress, log_job, log_jobs,
         promote_jobs, maintain, check_version, get_job, dependency_results, run_schedules, seconds_until_tick,
         parse_crontab, declare_schedules, next_runs, describe_cron, worker_health}'::text[];
     v_admin constant text[] := v_worker || '{
-        job_errors, job_graph, job_signals, cancel_job, retry_job, retry_jobs, delete_job, complete_jobs,
-        permanently_fail_jobs, reschedule_jobs, prune, configure, resume_sequence, set_queue,
+        job_errors, job_log, job_graph, job_signals, cancel_job, retry_job, retry_jobs, delete_job,
+        complete_jobs, permanently_fail_jobs, reschedule_jobs, prune, configure, resume_sequence, set_queue,
         pause_queue, resume_queue, explain_job, doctor, metrics, add_schedule,
         remove_schedule, pause_schedule, resume_schedule, run_schedule, _add_schedule,
         _lend_query_schema, _query_function, perform_action, perform_on_listed, undo_actions,

@@ -59,6 +59,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/36_steps.sql
 \ir functions/40_claim.sql
 \ir functions/45_start.sql
+\ir functions/46_log.sql
 \ir functions/50_finish.sql
 \ir functions/52_waiters.sql
 \ir functions/55_requeue.sql

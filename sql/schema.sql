@@ -223,6 +223,8 @@ create sequence late_arrivals_id_seq as bigint minvalue 1 start 1;
 
 create sequence listening_until as bigint minvalue 0 start 0;
 
+create sequence log_lines_id_seq as bigint minvalue 1 start 1;
+
 create sequence maintain_at as bigint minvalue 0 start 0;
 
 create sequence not_listening_until as bigint minvalue 0 start 0;
@@ -460,6 +462,17 @@ CREATE INDEX live_jobs_sequence_parked ON live_jobs USING btree (sequence_key, p
 CREATE INDEX live_jobs_start_by ON live_jobs USING btree (start_by) WHERE (start_by IS NOT NULL);
 CREATE INDEX live_jobs_unique_key ON live_jobs USING btree (unique_key) WHERE (unique_key IS NOT NULL);
 
+create table log_lines (
+    id bigint generated always as identity not null,
+    job_id bigint not null,
+    run bigint not null,
+    attempt smallint not null,
+    at timestamp with time zone not null,
+    level text collate "C" not null,
+    message text not null,
+    constraint log_lines_pkey PRIMARY KEY (job_id, id)
+);
+
 create table migrations (
     version integer not null,
     name text not null,
@@ -564,6 +577,7 @@ create table settings (
     worker_ttl interval default '00:00:20'::interval not null,
     max_crashes integer default 3 not null,
     once_retention interval,
+    notify_discarded boolean default false not null,
     movable_clock boolean default false not null,
     clock_offset interval,
     constraint settings_only_row CHECK (only_row),

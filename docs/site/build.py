@@ -37,6 +37,8 @@ GUESTS = {
     "docs/inside/notify.md": "inside-notify.md",
     "docs/inside/queues.md": "inside-queues.md",
     "CHANGELOG.md": "changes.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
 }
 # In this order in the menu. A page that is not there (yet) is left out; one that is not named here
 # is found under "More".
@@ -64,8 +66,8 @@ MENU = {
         "inside-notify",
         "inside-queues",
         "inside-interleavings",
-        "changes",
     ],
+    "Project": ["support", "changes", "contributing", "security"],
     "Coming from elsewhere": ["coming-from", "comparison"],
 }
 

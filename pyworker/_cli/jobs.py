@@ -31,6 +31,7 @@ JOB_ID = click.IntRange(1, 2**63 - 1)
 @click.option(
     "--run-at", help="Run not before this time, in PostgreSQL's syntax: '2026-12-24 18:00', 'tomorrow'."
 )
+@click.option("--delay", help="Run after this time: seconds, or '10 minutes'.")
 @click.option("--expires-at", help="Cancel it if it has not begun by this time.")
 @click.option("--max-wait", help="With --key: run within this time of its first add: '30 seconds'.")
 @click.option("--max-attempts", type=int)
@@ -69,6 +70,8 @@ def add(
 ) -> None:
     """Add a job of TASK with PAYLOAD, a JSON text ("-" reads it from standard input)."""
     value = _parsed("PAYLOAD", sys.stdin.read() if payload == "-" else payload)
+    if options["run_at"] is not None and options["delay"] is not None:
+        raise click.UsageError("give --run-at or --delay, not both")
     options["depends_on"] = list(parents) or None
     options |= {"flags": flags or None, "meta": None if meta is None else _parsed("--meta", meta)}
     options["unique_policy"] = None if unique_policy is None else _parsed("--unique-policy", unique_policy)
@@ -147,14 +150,14 @@ def jobs(
 
 
 def _show_job(db: Database, job_id: int, machine: bool) -> None:
-    job, attempts, steps = db.each(
-        partial(db.get_job, job_id), partial(db.job_errors, job_id), partial(db.get_steps, job_id)
+    job, attempts, steps, lines = db.each(
+        *(partial(ask, job_id) for ask in (db.get_job, db.job_errors, db.get_steps, db.job_log))
     )
     if job is None:
         raise CliError(f"there is no job {job_id} (finished jobs are kept for their retention)")
     errors = [dict(zip(("run", "at", "worker", "error"), row, strict=True)) for row in attempts]
     if machine:
-        print_json({**dataclasses.asdict(job), "errors": errors, "steps": steps})
+        print_json({**dataclasses.asdict(job), "errors": errors, "steps": steps, "log": lines})
         return
     console = Screen(soft_wrap=True, highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -167,9 +170,23 @@ def _show_job(db: Database, job_id: int, machine: bool) -> None:
         result = text_of(json.dumps(step["result"], ensure_ascii=False))
         table.add_row(text_of(f"step {step['name']}"), f"{result}, {time_of(step['at'])}")
     console.print(table)
+    _show_log(console, lines)
     for error in errors:
         console.print(f"\nattempt failed {time_of(error['at'])} on worker {error['worker']}:", style="yellow")
         console.print(shown(error["error"].rstrip()), markup=False)
+
+
+def _show_log(console: Screen, lines: list[dict[str, Any]]) -> None:
+    """The job's log, with a heading for each attempt."""
+    run = None
+    for line in lines:
+        if line["run"] != run:
+            run = line["run"]
+            console.print(f"\nlog of attempt {line['attempt']} (run {run}):", style="yellow")
+        console.print(
+            f"{time_of(line['at'])} {line['level']:7} {shown(line['message'])}", markup=False,
+            style={"warning": "yellow", "error": "red", "debug": "dim"}.get(line["level"]),
+        )  # fmt: skip
 
 
 @click.command()

@@ -63,6 +63,9 @@ class Admin(Base):
     def get_steps(self, job_id: int) -> list[dict[str, Any]]:
         return self._dicts("name, result, run, at", "get_steps(%s)", job_id)
 
+    def job_log(self, job_id: int) -> list[dict[str, Any]]:
+        return self._dicts("run, attempt, at, level, message", "job_log(%s)", job_id)
+
     def job_signals(self, job_id: int) -> list[dict[str, Any]]:
         return self._dicts("name, payload, at", "job_signals(%s)", job_id)
 

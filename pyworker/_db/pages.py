@@ -8,8 +8,17 @@ from functools import partial
 from typing import Any
 
 from .base import Base
+from .text import quoted
 
 PAGE = 1000  # rows, the most that list_jobs and list_sequences return at once
+
+
+def perform_action_statement(schema: str) -> str:
+    return f"select target, ok, outcome from {quoted(schema)}.perform_action(%s, %s::text[], %s)"  # noqa: S608
+
+
+def explain_statement(schema: str) -> str:
+    return f"select reason, detail from {quoted(schema)}.explain_job(%s) order by position"  # noqa: S608
 
 
 class Pages(Base):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .._checks import checked
+from .._checks import checked, is_from_now
 from ..errors import InvalidArgument
 from .rows import JOB_COLUMNS
 from .text import as_identifier, quoted, rows_of
@@ -43,9 +43,9 @@ OF_ONE_JOB = {"identifier", "run_at", "depends_on", "expires_at", "max_wait"}
 SCHEDULE_OPTIONS = (ADD_ARGUMENTS.keys() - OF_ONE_JOB) | {
     "name", "timezone", "backfill",
 }  # fmt: skip
-# Times from now go by the queue's clock, which tests may move.
+# Times from now (and delay, which is one) go by the queue's clock, which tests may move.
 TIMES = ("run_at", "expires_at")
-SOON = "{schema}.clock() + make_interval(secs => {value}::double precision)"
+SOON = "{schema}.clock() + {value}::interval"
 SPECS = """(select coalesce(jsonb_agg(s.spec - '{{run_at in,expires_at in}}'::text[] || jsonb_strip_nulls(
     jsonb_build_object('run_at', {run_at}, 'expires_at', {expires_at})) order by s.nr), '[]')
     from jsonb_array_elements(%({name})s::jsonb) with ordinality s(spec, nr))"""
@@ -77,11 +77,14 @@ def add_job_call(
         "identifier": checked("add_job", "identifier", identifier),
         "payload": None if payload is None else checked("add_job", "payload", payload),
     }
+    soon: list[str] = []
     for name, value in _known("add_job", options).items():
         if value is not None:
-            parameters[name] = checked("add_job", name, value)
-    soon = tuple(name for name in TIMES if isinstance(parameters.get(name), float))
-    return _add_job_statement(schema, tuple(parameters), soon, columns), parameters
+            argument = "run_at" if name == "delay" else name
+            parameters[argument] = checked("add_job", name, value)
+            if is_from_now(name, value):
+                soon.append(argument)
+    return _add_job_statement(schema, tuple(parameters), tuple(soon), columns), parameters
 
 
 def add_jobs_call(schema: str, specs: Iterable[Mapping[str, Any]]) -> Statement:
@@ -125,8 +128,8 @@ def _jobs(schema: str, function: str, argument: str, specs: Iterable[Mapping[str
             if value is None and name != "identifier":
                 continue
             sent: Any = checked(where, name, value)
-            if name in TIMES and isinstance(sent, float):
-                name, soon = f"{name} in", True
+            if is_from_now(name, value):
+                name, soon = f"{'run_at' if name == 'delay' else name} in", True
             if name == "payload":
                 _refuse_beyond_jsonb(where, str(sent))
             is_json = ADD_ARGUMENTS.get(name, "").startswith("json")
@@ -198,13 +201,18 @@ def _verb_statement(schema: str, verb: str) -> str:
 
 
 def _known(function: str, options: Mapping[str, Any], *more: str) -> Mapping[str, Any]:
-    if unknown := options.keys() - ADD_ARGUMENTS.keys() - {*more}:
-        known = ", ".join([*ADD_ARGUMENTS, *more])
+    if unknown := options.keys() - ADD_ARGUMENTS.keys() - {"delay", *more}:
+        known = ", ".join([*ADD_ARGUMENTS, "delay", *more])
         raise TypeError(f"{function} has no argument {sorted(unknown)[0]!r} (known: {known})")
+    if options.get("delay") is not None and options.get("run_at") is not None:
+        raise InvalidArgument(
+            f"{function}: give run_at or delay, not both,"
+            f" got run_at {options['run_at']!r} and delay {options['delay']!r}"
+        )
     return options
 
 
-_PARAMETER = re.compile(r"%\((\w+)\)s(::(?:json|jsonb|timestamptz)\b)?|%%")
+_PARAMETER = re.compile(r"%\((\w+)\)s(::(?:json|jsonb|timestamptz|interval)\b)?|%%")
 
 
 @functools.lru_cache

@@ -65,12 +65,22 @@ def set_progress_statement(schema: str) -> str:
     return f"select {quoted(schema)}.set_progress(%s, %s, %s, %s), {setting}"
 
 
+def log_jobs_statement(schema: str) -> str:
+    # No line waits for the disk or a standby.
+    setting = "set_config('synchronous_commit', 'off', true)"
+    return f"select {quoted(schema)}.log_jobs(%s::jsonb), {setting}"
+
+
 def get_job_statement(schema: str) -> str:
     return f"select {JOB_COLUMNS} from {quoted(schema)}.get_job(%s) j"  # noqa: S608
 
 
 def job_errors_statement(schema: str) -> str:
     return f"select at, worker, error from {quoted(schema)}.job_errors(%s)"  # noqa: S608
+
+
+def job_log_statement(schema: str) -> str:
+    return f"select at, attempt, level, message from {quoted(schema)}.job_log(%s)"  # noqa: S608
 
 
 def once_statement(schema: str) -> str:
@@ -191,6 +201,9 @@ class Worker(Base):
 
     def set_progress(self, job_id: int, run: int, progress: float, message: str | None) -> None:
         self._rows(set_progress_statement(self.schema), [job_id, run, progress, message])
+
+    def log_jobs(self, lines: str) -> None:
+        self._rows(log_jobs_statement(self.schema), [lines])
 
     def steps(self, job_id: int) -> str:
         return self._rows(steps_statement(self.schema), [job_id])[0][0]

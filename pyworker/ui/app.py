@@ -199,7 +199,7 @@ class Dashboard(Actions):
                 dict(zip(names, row, strict=True)) for row in db.job_errors(job_id)
             ]
             graph, statements = db.job_graph(job_id), db.job_actions(job_id)
-            steps, signals = db.get_steps(job_id), db.job_signals(job_id)
+            steps, signals, log = db.get_steps(job_id), db.job_signals(job_id), db.job_log(job_id)
             try:
                 reasons = db.explain_job(job_id)
             except NotFound:
@@ -209,7 +209,7 @@ class Dashboard(Actions):
             life=_life.events(job, errors), statements=statements,
             ran=_show.seconds_between(job.locked_at, job.finished_at or (now if job.locked_at else None)),
             graph=_graph.drawn(job, graph, f"{request.scope.get('root_path', '').rstrip('/')}/jobs/"),
-            steps=steps, signals=signals, show_payloads=self.show_payloads, every=5,
+            steps=steps, signals=signals, log=log, show_payloads=self.show_payloads, every=5,
         )  # fmt: skip
 
     def queues(self, request: Request) -> Response:

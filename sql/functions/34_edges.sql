@@ -96,8 +96,9 @@ end;
 $$;
 
 -- The same, at no cost for a job that history keeps in a database without dependencies; and tells callers
--- that wait for these ends. `gone`: those of the jobs that no table has any more. They count as cancelled,
--- unless they were completed; this keeps their results for their children, and deletes what they leave here.
+-- that wait for these ends, and, if the settings say so, those who listen for discarded jobs. `gone`: those
+-- of the jobs that no table has any more. They count as cancelled, unless they were completed; this keeps
+-- their results for their children, and deletes what they leave here.
 create or replace function _tell_of_end(
     parent_ids bigint[], state text, gone bigint[] default null, results jsonb[] default null) returns void
     language plpgsql set search_path from current
@@ -108,6 +109,9 @@ begin
     end if;
     if _jobs_are_awaited() then
         perform _notify_waiters(parent_ids);
+    end if;
+    if state = 'discarded' and (select s.notify_discarded from settings s) then
+        perform pg_notify(current_schema() || '_discarded', i.id::text) from unnest(parent_ids) i(id);
     end if;
     if _coordination_is_used() then
         perform _tell_children(parent_ids, state);
@@ -154,9 +158,9 @@ end;
 $$;
 
 -- Notes which of these deleted or pruned jobs were not completed, and deletes their edges to parents, their
--- watches, steps, signals and progress. The notes are written in every database: while this transaction is
--- open, another one may add the first job with depends_on. A session that settles edges may have some
--- locked: those stay, and do no harm.
+-- watches, steps, signals, progress and log. The notes are written in every database: while this
+-- transaction is open, another one may add the first job with depends_on. A session that settles edges may
+-- have some locked: those stay, and do no harm.
 create or replace function _forget_jobs(job_ids bigint[], failed bigint[]) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set jit = off
@@ -172,6 +176,7 @@ begin
     delete from steps s where s.job_id = any (job_ids);
     delete from signals s where s.job_id = any (job_ids);
     delete from progress p where p.job_id = any (job_ids);
+    delete from log_lines l where l.job_id = any (job_ids);
 end;
 $$;
 

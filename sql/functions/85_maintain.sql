@@ -140,11 +140,12 @@ comment on function maintain() is
     'alone, as every finish would wait for the end of that transaction. Returns counts, or null '
     'while another call runs.';
 
+drop function if exists configure(interval, interval, interval, integer, interval, integer, interval);
 create or replace function configure(
     completed_retention interval default null, cancelled_retention interval default null,
     discarded_retention interval default null, max_payload_bytes integer default null,
     worker_ttl interval default null, max_crashes integer default null,
-    once_retention interval default null) returns void
+    once_retention interval default null, notify_discarded boolean default null) returns void
     language plpgsql security definer set search_path from current
 as $$
 begin
@@ -178,12 +179,16 @@ begin
         max_payload_bytes = coalesce(configure.max_payload_bytes, s.max_payload_bytes),
         worker_ttl = coalesce(configure.worker_ttl, s.worker_ttl),
         max_crashes = coalesce(configure.max_crashes, s.max_crashes),
-        once_retention = nullif(coalesce(configure.once_retention, s.once_retention), interval '0');
+        once_retention = nullif(coalesce(configure.once_retention, s.once_retention), interval '0'),
+        notify_discarded = coalesce(configure.notify_discarded, s.notify_discarded);
 end;
 $$;
-comment on function configure(interval, interval, interval, integer, interval, integer, interval) is
+comment on function configure(
+    interval, interval, interval, integer, interval, integer, interval, boolean) is
     'Changes settings of the installation; null leaves a setting as it is. Retentions (0 deletes '
     'at once) of completed (24 hours), cancelled (24 hours) and discarded jobs (7 days), for jobs '
     'that end from now on; the largest payload (1 MiB); how long a worker without a heartbeat '
     'counts as live (20 seconds); after how many runs whose process ended a job is discarded (3); '
-    'how long once() remembers a key (0, the default, for ever). Errors: PW001.';
+    'how long once() remembers a key (0, the default, for ever); whether each job that is discarded '
+    'notifies the channel named like the schema with ''_discarded'' behind it, with its id (false). '
+    'Errors: PW001.';

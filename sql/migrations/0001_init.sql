@@ -254,6 +254,7 @@ create table settings (
     worker_ttl interval not null default '20 seconds',
     max_crashes integer not null default 3,
     once_retention interval,                        -- null: once_keys are kept for ever
+    notify_discarded boolean not null default false,
     movable_clock boolean not null default false,
     clock_offset interval                           -- with a movable clock only
 );
@@ -506,6 +507,18 @@ create table progress (
     message text,
     at timestamptz not null
 ) with (fillfactor = 50);
+
+-- What the runs of jobs have logged, the newest lines of each job (functions/46_log.sql).
+create table log_lines (
+    id bigint generated always as identity,
+    job_id bigint not null,
+    run bigint not null,
+    attempt smallint not null,
+    at timestamptz not null,
+    level text collate "C" not null,            -- 'debug', 'info', 'warning' or 'error'
+    message text not null,
+    primary key (job_id, id)
+);
 
 -- Who waits for the end of which job: wait_for_job (functions/52_waiters.sql). Only a hint.
 create unlogged table waiters (

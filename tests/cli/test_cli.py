@@ -25,6 +25,13 @@ def test_add_says_what_became_of_the_job(call: Any, db: Any) -> None:
     )
 
 
+def test_add_takes_a_delay_in_seconds_or_words(call: Any, db: Any) -> None:
+    for delay in ("90", "1 minute 30 s"):
+        assert "scheduled, due" in call("add", "t", "--delay", delay)
+    delays = db.execute("select extract(epoch from run_at - created_at)::int from pyworker.jobs").fetchall()
+    assert delays == [(90,), (90,)]
+
+
 def test_add_passes_everything_on(call: Any) -> None:
     job = call(
         "add", "t", '{"a": "ü"}', "--queue", "q", "--run-at", "2100-01-01Z", "--max-attempts", "3", "--key",
@@ -186,6 +193,19 @@ def test_signal_sends_a_signal_and_jobs_shows_the_steps(call: Any, db: Any, zoo:
     assert re.search(r'step go +{"by": "ann"}, ', printed)
     assert re.search(r"step \[red\] +null, ", printed)
     assert [step["name"] for step in call("jobs", "4", "--json")["steps"]] == ["go", "[red]"]
+
+
+def test_jobs_shows_what_the_attempts_of_a_job_have_logged(call: Any, db: Any, zoo: dict[str, int]) -> None:
+    db.execute(
+        "with mine as materialized (select * from pyworker.claim_jobs(pyworker.register_worker(), 9)) "
+        "select pyworker.log_job(4, run, E'[red] \\x1b'), pyworker.log_job(4, run, 'paper', 'warning') "
+        "from mine where id = 4"
+    )
+    printed = call("jobs", "4")
+    assert re.search(r"\nlog of attempt 1 \(run \d+\):\n2\S+ \S+ info    \[red\] \\x1b\n", printed)
+    assert re.search(r"\n2\S+ \S+ warning paper\n", printed)
+    logged = call("jobs", "4", "--json")["log"]
+    assert [(line["attempt"], line["message"]) for line in logged] == [(1, "[red] \x1b"), (1, "paper")]
 
 
 def test_a_job_may_depend_on_others_and_they_name_it(call: Any, zoo: dict[str, int]) -> None:

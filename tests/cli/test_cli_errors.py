@@ -107,6 +107,7 @@ def test_a_refusal_is_one_line(cli: Any, db: Any, dsn: str, arguments: list[str]
     ("arguments", "words"),
     [
         (["add", "t", "{'a': 1}"], "PAYLOAD is not JSON"),
+        (["add", "t", "--run-at", "tomorrow", "--delay", "5"], "give --run-at or --delay, not both"),
         (["add", "t", "NaN"], "PAYLOAD is not JSON: NaN is none of its numbers"),
         (["add", "t", "--meta", "{"], "--meta is not JSON"),
         (["add"], "Missing argument 'TASK'"),

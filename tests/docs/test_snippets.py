@@ -38,7 +38,7 @@ SHELLS = ("sh", "bash", "console")
 SHOWN = ("", "text", "dockerfile", "promql", "diff", "yaml", "js")  # nothing that this test could run
 
 # Blocks that are not run, each with its reason in the page.
-NOT_RUN = {"conformance": 1, "django": 5, "integrations": 2, "operations": 1}
+NOT_RUN = {"conformance": 1, "django": 5, "integrations": 2, "monitoring": 1, "operations": 1}
 # Tables that a page takes for granted.
 TABLES = {
     "README": "create table invoices (id bigint, charged boolean default false)",

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from typing import Any
 
+import psycopg
 import pytest
 
 django = pytest.importorskip("django")
@@ -37,7 +38,7 @@ def run(project: Any) -> str:
 
 
 def test_migrate_installs_pyworker_and_leaves_the_search_path_alone(project: Any) -> None:
-    assert project.rows("select count(*) from django_migrations where app = 'pyworker'") == [(1,)]
+    assert project.rows("select count(*) from django_migrations where app = 'pyworker'") == [(2,)]
     assert project.rows(
         "select relnamespace::regnamespace::text from pg_class where relname = 'shop_order'"
     ) == [("public",)]
@@ -63,6 +64,93 @@ def test_the_migration_does_nothing_where_pyworker_is_and_prints_its_sql(project
 
 def test_no_model_lacks_a_migration(project: Any) -> None:
     assert "No changes" in project.python("manage.py", "makemigrations", "--check", "--dry-run")
+
+
+ADMIN = """
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+import re, html
+
+User.objects.create_superuser("ann", password="x")
+reader = User.objects.create_user("bob", password="x", is_staff=True)
+reader.user_permissions.set(Permission.objects.filter(codename__in=["view_job", "view_endedjob"]))
+client = Client()
+
+def get(name, *args, **query):
+    answer = client.get(reverse(f"admin:pyworker_{name}", args=args), query)
+    return html.unescape(re.sub(r"\\s+", " ", re.sub(r"<[^>]+>", " ", answer.content.decode())))
+
+def act(model, action, *ids):
+    form = {"action": action, "_selected_action": ids}
+    answer = client.post(reverse(f"admin:pyworker_{model}_changelist"), form, follow=True)
+    return re.findall(r'<li class="(?:success|warning)">(.*?)</li>', answer.content.decode())
+"""
+JOBS = """
+    select pyworker.add_job('charge', '{"secret": 1}', job_key := 'k 1');
+    select pyworker.add_job('charge', queue_name := 'mail', run_at := '2100-01-01');
+    select pyworker.cancel_job((pyworker.add_job('remind')).id);
+    select pyworker.permanently_fail_jobs(array[(pyworker.add_job('remind')).id], 'no <b>paper</b>')
+"""
+
+
+def test_the_admin_lists_jobs_and_shows_each_without_its_payload(project: Any) -> None:
+    with psycopg.connect(project.dsn) as conn:
+        conn.execute(JOBS)
+        conn.execute(
+            "with mine as materialized (select * from pyworker.claim_jobs(pyworker.register_worker(), 1)) "
+            "select pyworker.log_job(id, run, 'half <i>way</i>', 'warning') from mine"
+        )
+    code = """
+        client.login(username="bob", password="x")
+        result = [
+            get("job_changelist"), get("job_changelist", q="k 1"), get("job_changelist", q="2"),
+            get("job_changelist", state="discarded"), get("endedjob_changelist"),
+            get("job_change", 1), get("job_change", 4), get("endedjob_change", 3),
+        ]
+    """
+    everything, by_key, by_id, by_state, ended, first, failed, cancelled = python(
+        project, ADMIN + textwrap.dedent(code)
+    )
+    assert "3 jobs" in everything
+    for words in ("running", "scheduled", "discarded", "mail", "k 1", "0 of 25"):
+        assert words in everything
+    for one in (by_key, by_id, by_state):
+        assert "1 job" in one
+    assert "remind cancelled" in ended
+    assert "half <i>way</i>" in first
+    assert "warning" in first
+    assert "no <b>paper</b>" in failed
+    assert "discarded" in failed
+    assert "cancelled" in cancelled
+    assert "secret" not in first
+
+
+def test_who_may_operate_retries_and_cancels_in_the_admin_and_is_recorded(project: Any) -> None:
+    with psycopg.connect(project.dsn) as conn:
+        conn.execute(JOBS)
+    code = """
+        client.login(username="bob", password="x")
+        pages = [reverse("admin:pyworker_job_add"), reverse("admin:pyworker_job_delete", args=[1])]
+        refused = [act("job", "cancel", 1), "Cancel" in get("job_changelist")]
+        refused += [client.get(page).status_code for page in pages]
+        client.login(username="ann", password="x")
+        result = [refused, act("job", "cancel", 1, 4), act("job", "retry", 2, 4), act("endedjob", "retry", 3)]
+        result += [client.get(page).status_code for page in pages]
+    """
+    refused, *done = python(project, ADMIN + textwrap.dedent(code))
+    assert refused[1:] == [False, 403, 403]
+    assert done == [
+        ["Job 4: it was already discarded", "1 job: 1 cancelled"],
+        ["2 jobs: 2 available, 4 available"],
+        ["1 job: 3 available"],
+        403,
+        403,
+    ]
+    assert project.rows("select id, state from pyworker.jobs order by id") == [
+        (2, "available"), (3, "available"), (4, "available")
+    ]  # fmt: skip
+    assert project.rows("select distinct actor from pyworker.audit") == [("ann",)]
 
 
 def test_backwards_it_is_gone(project: Any) -> None:

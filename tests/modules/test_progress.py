@@ -115,6 +115,38 @@ def test_the_end_of_a_job_that_a_caller_awaits_notifies(api: Any, actor: Any, wo
     assert set(heard(listening, api)) == {str(job.id)}
 
 
+def test_each_discarded_job_notifies_if_the_setting_says_so(api: Any, actor: Any, worker: int) -> None:
+    listening = actor()
+    listening.rows("listen pyworker_discarded")
+
+    def told() -> list[str]:
+        """What has come up to a mark that is sent now."""
+        api.rows("select pg_notify('pyworker_discarded', 'mark')")
+        return list(iter(lambda: next(listening.conn.notifies(timeout=30)).payload, "mark"))
+
+    api.fail(claimed(api, worker), discard=True)
+    assert told() == []
+    api.configure(notify_discarded=True)
+    jobs = [claimed(api, worker) for _ in range(5)]
+    ends = [
+        lambda job: api.fail(job, discard=True),
+        lambda job: api.fail_jobs([{"id": job.id, "run": job.run, "error": "e", "discard": True}]),
+        lambda job: (api.release_jobs([job.id], [job.run]), api.permanently_fail_jobs([job.id], "e")),
+        lambda job: (api.configure(discarded_retention="0"), api.fail(job, discard=True)),
+    ]
+    for end, job in zip(ends, jobs, strict=False):
+        end(job)
+        assert told() == [str(job.id)]
+    api.finish(jobs[-1].id)
+    api.cancel_job(api.add_job("t").id)
+    retried = claimed(api, worker)
+    api.fail_jobs([{"id": retried.id, "run": retried.run, "error": "e"}])  # has attempts left
+    assert told() == []
+    api.configure(notify_discarded=False)
+    api.fail(claimed(api, worker), discard=True)
+    assert told() == []
+
+
 def test_an_end_notifies_nobody_that_does_not_wait_any_more(api: Any, actor: Any, worker: int) -> None:
     listening = channel(actor)
     job = claimed(api, worker)

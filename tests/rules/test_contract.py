@@ -29,7 +29,7 @@ FUNCTIONS = {
     "complete_jobs": {"job_ids"},
     "configure": {
         "completed_retention cancelled_retention discarded_retention max_payload_bytes worker_ttl "
-        "max_crashes once_retention"
+        "max_crashes once_retention notify_discarded"
     },
     "conformance": {""},
     "declare_schedules": {"origins schedules dry_run"},
@@ -60,6 +60,9 @@ FUNCTIONS = {
     "heartbeat": {"worker_id"},
     "hold_worker_lock": {"worker_id"},
     "job_errors": {"job_id"},
+    "job_log": {"job_id"},
+    "log_job": {"job_id run message level"},
+    "log_jobs": {"lines"},
     "list_jobs": {
         "states tasks queues job_key search created_from created_before after_id newest_first max_jobs "
         "sort_by"

@@ -30,6 +30,10 @@ class Data:
     a: list[int]
 
 
+@pyworker.task("remind in test_client")
+def remind(payload: Any) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("payload", "stored"),
     [
@@ -213,6 +217,60 @@ def test_a_timedelta_is_from_now_by_the_queues_clock(fresh: Any, fresh_dsn: str)
     assert 0 <= job.run_at.timestamp() - now[0] - 86400 < 30
     assert -86400 <= other.run_at.timestamp() - now[0] < 30 - 86400
     assert (job.state, other.state) == ("scheduled", "available")
+
+
+@pytest.mark.parametrize(
+    ("delay", "seconds"),
+    [
+        (timedelta(days=1), 86400),
+        (90, 90),
+        (0.25, 0.25),
+        (timedelta(microseconds=1), 1e-6),
+        ("2 minutes", 120),
+    ],
+    ids=repr,
+)
+def test_a_delay_is_a_time_from_now_in_every_add(conn: Any, delay: Any, seconds: float) -> None:
+    jobs = [
+        pyworker.add_job(conn, "t", delay=delay, run_at=None),
+        *pyworker.add_jobs(conn, [{"identifier": "t", "delay": delay}]),
+        *pyworker.add_batch(conn, [{"identifier": "t", "delay": delay}], "last").jobs,
+        remind.add(conn, None, delay=delay),
+    ]
+    with pyworker.flow(conn) as flow:
+        late = flow.add("t", delay=delay)
+    jobs.append(late.job)
+    assert [(job.run_at - job.created_at).total_seconds() for job in jobs] == [
+        pytest.approx(seconds, abs=0.1)
+    ] * 5
+
+
+@pytest.mark.parametrize(
+    ("delay", "words"),
+    [
+        (-1, "delay must be from 0 seconds to 8,000 years, got -1"),
+        (timedelta(seconds=-1), "delay must be from 0 seconds to 8,000 years, got datetime.timedelta"),
+        (float("nan"), "delay must be from 0 seconds to 8,000 years, got nan"),
+        (float("inf"), "delay must be from 0 seconds to 8,000 years, got inf"),
+        (True, "delay must be a timedelta, seconds, or a string, got True"),
+        (
+            datetime(2100, 1, 1),
+            r"delay must be a timedelta, seconds, or a string, got datetime.datetime\(2100",
+        ),
+    ],
+    ids=repr,
+)
+def test_what_is_no_delay_is_refused(conn: Any, delay: Any, words: str) -> None:
+    with pytest.raises(pyworker.InvalidArgument, match=words):
+        pyworker.add_job(conn, "t", delay=delay)
+
+
+def test_run_at_and_delay_together_are_refused(conn: Any) -> None:
+    words = "give run_at or delay, not both, got run_at 'tomorrow' and delay 5"
+    with pytest.raises(pyworker.InvalidArgument, match=f"^add_job: {words}$"):
+        pyworker.add_job(conn, "t", run_at="tomorrow", delay=5)
+    with pytest.raises(pyworker.InvalidArgument, match=rf"^add_jobs: specs\[1\]: {words}$"):
+        pyworker.add_jobs(conn, [{"identifier": "t", "run_at": "tomorrow", "delay": 5}])
 
 
 def test_deadlines_are_times_and_durations(conn: Any) -> None:

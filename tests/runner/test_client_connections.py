@@ -97,6 +97,9 @@ def life_of_jobs() -> Iterator[Any]:
     assert [j.payload for j in (first, second, third)] == [[1], "x", {}]
     assert (first.run_at, second.flags, third.key, third.meta) == (LATER, {"f": True}, "k", {"a": 1})
     assert timedelta(minutes=50) < second.run_at - third.created_at <= timedelta(hours=1)
+    later = yield pyworker.add_job, ("t",), {"delay": 90.5, "job_key": "l", "max_wait": timedelta(hours=1)}
+    assert abs(later.run_at - later.created_at - timedelta(seconds=90.5)) < timedelta(seconds=0.1)
+    assert (yield pyworker.remove_job, ("l",), {}).id == later.id
     assert (yield pyworker.add_jobs, ([],), {}) == []
     assert (yield pyworker.get_job, (first.id,), {}) == first
     assert (yield pyworker.get_job, (2**60,), {}) is None

@@ -35,7 +35,7 @@ WORKER = PRODUCER | {
     "parse_crontab", "next_runs",
     "describe_cron", "was_finished", "worker_health",
     "open_worker", "work", "beat", "close_worker", "snooze_jobs",
-    "save_step", "get_steps", "wait_for_signal", "set_progress",
+    "save_step", "get_steps", "wait_for_signal", "set_progress", "log_job", "log_jobs",
 }  # fmt: skip
 LOOKS = {
     "worker_health", "metrics", "overview", "count_jobs", "throughput", "list_jobs", "list_queues",
@@ -45,7 +45,7 @@ LOOKS = {
 }  # fmt: skip
 ADMIN = WORKER | LOOKS | {
     "perform_action",
-    "job_errors", "cancel_job", "retry_job", "retry_jobs", "delete_job", "complete_jobs",
+    "job_errors", "job_log", "cancel_job", "retry_job", "retry_jobs", "delete_job", "complete_jobs",
     "permanently_fail_jobs",
     "reschedule_jobs", "prune", "configure", "set_queue", "pause_queue", "resume_queue", "resume_sequence",
     "explain_job", "job_graph", "job_signals",

@@ -19,7 +19,7 @@ from tests.support import DEADLINE
 ONE = {"add_job", "remove_job", "get_job", "cancel_job", "retry_job", "delete_job", "await_job"}
 MANY = {
     "add_jobs", "claim_jobs", "retry_jobs", "complete_jobs", "permanently_fail_jobs", "reschedule_jobs",
-    "job_errors", "get_steps", "run_schedule",
+    "job_errors", "get_steps", "job_log", "run_schedule",
 }  # fmt: skip
 
 

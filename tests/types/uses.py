@@ -47,6 +47,10 @@ async def send_async(payload: Mail, job: AsyncJob) -> int:
 @task("another name", timeout=timedelta(seconds=5), retention=60)
 def with_job(payload: Mail, *, job: Job) -> str:
     assert_type(job.add_job(send, Mail("x")), JobRow)
+    job.log("begun")
+    job.log("begun", level="warning")
+    job.log("begun", "loud")  # wrong
+    job.log(5)  # wrong
     job.add_job("send", prio=1)  # wrong
     return payload.to
 
@@ -151,8 +155,11 @@ def options(conn: psycopg.Connection) -> None:
     send.add(conn, Mail("x"), run_at=datetime.now(UTC), priority=-1, flags=["a"], meta={"a": 1}, schema="x")
     send.add(conn, Mail("x"), run_at=timedelta(hours=1), flags={"a"}, job_key="k", job_key_mode="replace")
     send.add(conn, Mail("x"), unique_policy={"by_args": True}, sequence_policy={"key": "k"}, queue_name=None)
+    send.add(conn, Mail("x"), delay=timedelta(hours=1))
+    send.add(conn, Mail("x"), delay=90, queue_name="mail")
     send.add(conn, Mail("x"), runat="x")  # wrong
     send.add(conn, Mail("x"), run_at=5)  # wrong
+    send.add(conn, Mail("x"), delay=datetime.now(UTC))  # wrong
     send.add(conn, Mail("x"), priority=1.7)  # wrong
     send.add(conn, Mail("x"), flags="urgent")  # wrong
     send.add(conn, Mail("x"), job_key=7)  # wrong
@@ -246,6 +253,6 @@ def waits_and_flows(conn: psycopg.Connection[Any], connection: psycopg.AsyncConn
     with pyworker.flow(conn) as flow:
         first = flow.add(send, Mail("x"))
         flow.add(nothing, after=first, on="end")
-        flow.add(nothing, after=[first, first])
+        flow.add(nothing, after=[first, first], delay=5)
         flow.add(nothing, after="first")  # wrong
         flow.add(nothing, on="always")  # wrong

@@ -32,14 +32,20 @@ def test_a_large_fan_in_is_summarised(client, queue, worker):
     assert "994 available" in text
 
 
-def test_a_job_page_shows_progress_steps_and_signals(client, queue, worker):
+def test_a_job_page_shows_progress_steps_signals_and_the_log(client, queue, worker):
     queue.add_job("import")
     job = queue.run(worker, "import")
     queue.rows("select pyworker.save_step(%s, %s, 'fetch', '\"hunter2\"')", [job.id, job.run])
     queue.rows("select pyworker.send_signal(%s, 'approved', '\"hunter2\"')", [job.id])
+    queue.rows("select pyworker.log_job(%s, %s, 'no <b>paper</b>', 'warning')", [job.id, job.run])
     queue.rows("select pyworker.set_progress(%s, %s, 0.4, 'page 4 of 10')", [job.id, job.run])
     text = " ".join(read(client().get(f"/jobs/{job.id}")).text.split())
-    for words in ("40 %: page 4 of 10", "Steps and answered waitsfetch", "Signalsapproved"):
+    for words in (
+        "40 %: page 4 of 10",
+        "Steps and answered waitsfetch",
+        "Signalsapproved",
+        "warning no <b>paper</b>",
+    ):
         assert words in text
     assert "hunter2" not in text
     assert "hunter2" in client(show_payloads=True).get(f"/jobs/{job.id}").text

@@ -1,0 +1,89 @@
+"""job.log, with a real worker: what handlers log is kept with the job, and sent on to logging."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+KINDS = ["logs", "logs_async"]
+
+
+def lines(queue: Any, job: int) -> list[tuple[int, str, str]]:
+    rows = queue.rows("select attempt, level, message from pyworker.job_log(%s)", job)
+    return [(row.attempt, row.level, row.message) for row in rows]
+
+
+def until_lines(queue: Any, job: int, number: int) -> None:
+    queue.until("select count(*) = %s from pyworker.job_log(%s)", number, job)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_lines_of_all_attempts_are_kept_and_sent_to_logging(queue: Any, kind: str) -> None:
+    worker = queue.start("--log-format", "json", modules="logging_jobs")
+    said = [["100 % done"], ["no\0paper \ud800", "warning"], ["not shown", "debug"]]
+    job = queue.add(kind, {"lines": said, "attempts": 2})
+    queue.until_state("completed", job)
+    stored = [("info", "100 % done"), ("warning", "no�paper \\ud800"), ("debug", "not shown")]
+    assert lines(queue, job) == [(attempt, *line) for attempt in (1, 2) for line in stored]
+    records = [json.loads(line) for line in worker.log.splitlines()]
+    mine = [record for record in records if record["logger"] == f"pyworker.task.{kind}"]
+    assert [record["level"] for record in mine if "done" in record["message"]] == ["info"] * 2
+    assert all((record["job_id"], record["task"]) == (job, kind) for record in mine)
+    assert not any(record["message"] == "not shown" for record in mine)  # by the level of logging
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_line_is_there_while_its_handler_runs(queue: Any, kind: str) -> None:
+    queue.start(modules="logging_jobs")
+    job = queue.add(kind, {"lines": [["begun"]], "hangs": True})
+    until_lines(queue, job, 1)
+    assert queue.job(job).state == "running"
+    queue.rows("select pyworker.cancel_job(%s)", job)
+    queue.until_state("cancelled", job)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("way", "state"), [("commits", "completed"), ("rolls back", "discarded")])
+def test_lines_stay_however_the_handlers_transaction_ends(
+    queue: Any, kind: str, way: str, state: str
+) -> None:
+    queue.start(modules="logging_jobs")
+    job = queue.add(kind, {"lines": [["before"]], way: True}, max_attempts=1)
+    queue.until_state(state, job)
+    expected = ["before", "in the transaction", "after the transaction"][: 3 if way == "commits" else 2]
+    until_lines(queue, job, len(expected))  # the end was the transaction's commit, before the last line
+    assert [message for _, _, message in lines(queue, job)] == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_jobs_that_log_much_share_their_transactions(queue: Any, kind: str) -> None:
+    long = {"lines": [["x" * 5000]]}
+    job, *others = (queue.add(kind, {**long, "times": 500 if n == 0 else 1}) for n in range(50))
+    queue.start("--concurrency", "10", modules="logging_jobs")
+    queue.until_state("completed", job, *others)
+    assert [(len(message), level) for _, level, message in lines(queue, job)] == [(2000, "info")] * 200
+    for other in others:
+        until_lines(queue, other, 1)
+
+
+def test_what_is_no_line_is_refused(queue: Any) -> None:
+    queue.start(modules="logging_jobs")
+    wrong = queue.add("logs", {"lines": [["m", "loud"]]}, max_attempts=1)
+    other = queue.add("logs", {"lines": [[5]]}, max_attempts=1)
+    queue.until_state("discarded", wrong, other)
+    refused = "InvalidArgument: job.log(): level must be one of debug, info, warning, error, got 'loud'"
+    assert refused in queue.job(wrong).last_error
+    assert "job.log(): message must be a string, got 5" in queue.job(other).last_error
+
+
+def test_a_worker_whose_lines_are_refused_says_so_once_and_does_its_jobs(queue: Any) -> None:
+    queue.rows("alter function pyworker.log_jobs(jsonb) rename to log_nothing")
+    try:
+        worker = queue.start(modules="logging_jobs")
+        jobs = [queue.add("logs", {"lines": [["m"]]}) for _ in range(3)]
+        queue.until_state("completed", *jobs)
+    finally:
+        queue.rows("alter function pyworker.log_nothing(jsonb) rename to log_jobs")
+    assert worker.log.count("the lines that jobs have logged cannot be written") == 1

@@ -1,0 +1,44 @@
+"""Tasks that log, and then end in some way."""
+
+import asyncio
+import time
+
+from pyworker import AsyncJob, Cancel, Job, task
+
+
+@task(backoff=["0 s"])
+def logs(payload, job: Job):
+    for line in payload["lines"] * payload.get("times", 1):
+        job.log(*line)
+    if payload.get("hangs"):
+        while not job.cancelled:
+            time.sleep(0.01)
+        raise Cancel
+    if payload.get("commits"):
+        with job.transaction():
+            job.log("in the transaction")
+        job.log("after the transaction")
+    if payload.get("rolls back"):
+        with job.transaction() as conn:
+            job.log("in the transaction")
+            conn.execute("select no_such_column")
+    if job.attempts < payload.get("attempts", 1):
+        raise RuntimeError("again")
+
+
+@task(backoff=["0 s"])
+async def logs_async(payload, job: AsyncJob):
+    for line in payload["lines"] * payload.get("times", 1):
+        job.log(*line)
+    if payload.get("hangs"):
+        await asyncio.Event().wait()
+    if payload.get("commits"):
+        async with job.transaction():
+            job.log("in the transaction")
+        job.log("after the transaction")
+    if payload.get("rolls back"):
+        async with job.transaction() as conn:
+            job.log("in the transaction")
+            await conn.execute("select no_such_column")
+    if job.attempts < payload.get("attempts", 1):
+        raise RuntimeError("again")
