@@ -194,9 +194,22 @@ def _show_log(console: Screen, lines: list[dict[str, Any]]) -> None:
 @writes
 @as_json
 def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> None:
-    """Run discarded and finished jobs again, and waiting jobs now."""
+    """Run discarded and finished jobs again, and waiting jobs now.
+
+    Exit code 1: a job was available already.
+    """
     with database(dsn, schema) as db:
-        report(db.each(*(partial(db.retry_job, job_id) for job_id in job_ids)), machine)
+        idle = {job_id for job_id, state in db.states(job_ids).items() if state == "available"}
+        retried = db.each(*(partial(db.retry_job, job_id) for job_id in job_ids))
+    if machine:
+        report(retried, machine)
+    for job in retried if not machine else ():
+        if job.id in idle:
+            say(f"job {job.id} was already {job.state}: nothing to retry", err=True)
+        else:
+            report([job], machine)
+    if idle:
+        raise SystemExit(1)
 
 
 @click.command()

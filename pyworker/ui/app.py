@@ -263,8 +263,8 @@ class Dashboard(Actions):
     def notice(self, request: Request) -> dict[str, Any] | None:
         """What came of the action that led here."""
         audit = audit_of(request.query_params)
-        if audit is None or not self.may_act(request):
-            return None
+        if audit is None or "x-refresh" in request.headers or not self.may_act(request):
+            return None  # a refresh changes other parts of the page only
         with self.database() as db:
             told = db.action_outcomes(*audit, self.actor(request)[:200])
         return {**told, "audit": f"{audit[0]}-{audit[1]}"} if told["action"] or audit == (0, 0) else None

@@ -70,7 +70,8 @@ comment on function update_worker(bigint, jsonb) is
     'fourth tells worker_health the state of the process: condition, ''starting'', ''stuck'', '
     '''stopping'' or null. A fifth tells doctor how the worker''s code declares tasks: '
     'definitions, an object {task: {option: value}} with define_task''s options, times in '
-    'seconds. Errors: PW001.';
+    'seconds. Dashboards show concurrency (how many jobs it runs at once), memory (bytes), name, host, '
+    'pid and version. Errors: PW001.';
 
 create or replace function heartbeat(worker_id bigint) returns boolean
     language plpgsql security definer set search_path from current

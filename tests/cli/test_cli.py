@@ -140,8 +140,14 @@ def test_an_empty_queue_says_how_to_begin(call: Any) -> None:
 
 
 def test_retry_runs_jobs_now(call: Any, zoo: dict[str, int]) -> None:
-    assert call("retry", "1", "2") == "job 1 available\njob 2 available\n"
-    assert [job["state"] for job in call("retry", "2", "4", "--json")] == ["available", "available"]
+    assert call("retry", "1") == "job 1 available\n"
+    assert [job["state"] for job in call("retry", "2", "--json")] == ["available"]
+
+
+def test_retry_says_of_which_jobs_there_was_nothing_to_retry(cli: Any, dsn: str, zoo: dict[str, int]) -> None:
+    done = cli("retry", "1", "4", DATABASE_URL=dsn)
+    assert (done.returncode, done.stdout) == (1, "job 1 available\n")
+    assert done.stderr == "job 4 was already available: nothing to retry\n"
 
 
 def test_cancel_ends_waiting_jobs_and_asks_running_ones_to_stop(call: Any, zoo: dict[str, int]) -> None:

@@ -169,3 +169,11 @@ def test_an_idle_worker_holds_two_connections(queue: Any) -> None:
     queue.until_state("completed", queue.add("note"))
     assert worker.stop() == 0
     queue.until(f"select ({connections}) = 0")
+
+
+def test_a_worker_tells_how_many_handlers_it_has_and_how_much_memory(fresh_queue: Any) -> None:
+    worker = fresh_queue.start("--concurrency", "3").until_ready()
+    about = "from pyworker.live_workers"
+    fresh_queue.until(f"select (info ->> 'memory')::bigint between 10 << 20 and 1 << 30 {about}")
+    assert fresh_queue.rows(f"select info -> 'concurrency' {about}") == [(3,)]
+    assert worker.stop() == 0
