@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -51,6 +52,7 @@ class Connections:
         self._async: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None
         self._lock = threading.Lock()
         self.lines = Lines(self.write_lines)
+        self._writing, self._writing_async = threading.Lock(), asyncio.Lock()
 
     @contextmanager
     def connection(self) -> Generator[psycopg.Connection[Any]]:
@@ -161,25 +163,29 @@ class Connections:
 
     def write_lines(self) -> None:
         """Write what jobs have logged. Raises nothing."""
-        if lines := self._taken():
-            try:
-                with self.sync_pool().connection(timeout=LOG_PATIENCE) as conn:
-                    Database(conn, self.schema).log_jobs(json.dumps(as_items(lines)))
-            except WRITE_ERRORS as error:
-                self.lines.failed(lines, error)
+        if self.lines.waiting:
+            with self._writing:
+                if lines := self._taken():
+                    try:
+                        with self.sync_pool().connection(timeout=LOG_PATIENCE) as conn:
+                            Database(conn, self.schema).log_jobs(json.dumps(as_items(lines)))
+                    except WRITE_ERRORS as error:
+                        self.lines.failed(lines, error)
 
     async def write_lines_async(self) -> None:
         """Like write_lines."""
-        if lines := self._taken():
-            try:
-                pool = await self._async_pool()
-                async with pool.connection(timeout=LOG_PATIENCE) as conn:
-                    await _row(conn, log_jobs_statement(self.schema), json.dumps(as_items(lines)))
-            except WRITE_ERRORS as error:
-                self.lines.failed(lines, error)
-            except BaseException as error:
-                self.lines.put_back(lines)
-                raise error
+        if self.lines.waiting:
+            async with self._writing_async:
+                if lines := self._taken():
+                    try:
+                        pool = await self._async_pool()
+                        async with pool.connection(timeout=LOG_PATIENCE) as conn:
+                            await _row(conn, log_jobs_statement(self.schema), json.dumps(as_items(lines)))
+                    except WRITE_ERRORS as error:
+                        self.lines.failed(lines, error)
+                    except asyncio.CancelledError:
+                        self.lines.put_back(lines)
+                        raise
 
     def _taken(self) -> Gathered:
         lines = self.lines.take()

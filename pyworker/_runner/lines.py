@@ -2,8 +2,8 @@
 
     job.log → add → write, by the thread each second and at the end of an attempt → log_jobs
 
-No handler waits for the database when it logs. While one transaction writes, the lines of other jobs gather
-for the next one, so jobs that log and end at the same moment share a few transactions.
+No handler waits for the database when it logs. At the end of attempts one transaction writes at a time: the
+jobs that end meanwhile wait for it, and the next one writes the lines of all of them.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Lines:
         self._closed = threading.Event()
         self._pid = os.getpid()
         self._refused = ""
+        self._pause_until = 0.0  # the database did not answer: no attempt's end waits for it
 
     def add(self, job_id: int, run: int, level: str, message: str) -> None:
         line = Line(level, printable(message[:MAX_LENGTH]), time.monotonic())
@@ -61,9 +62,15 @@ class Lines:
                 self._thread.start()
         self._some.set()
 
+    @property
+    def waiting(self) -> bool:
+        """True if there are lines to write, in this process and now."""
+        return bool(self._gathered and os.getpid() == self._pid and time.monotonic() >= self._pause_until)
+
     def take(self) -> Gathered:
-        """All lines, for the caller to write. None in a copy of the process that a handler has forked."""
-        if not self._gathered or os.getpid() != self._pid:
+        """All lines, for the caller to write. None in a copy of the process that a handler has forked:
+        it must not use the connections of its parent."""
+        if not self.waiting:
             return {}
         with self._lock:
             taken, self._gathered = self._gathered, {}
@@ -72,6 +79,7 @@ class Lines:
     def failed(self, lines: Gathered, error: Exception) -> None:
         """Keep lines that could not be written, unless the database has refused them."""
         if isinstance(error, psycopg.OperationalError | PoolTimeout):
+            self._pause_until = time.monotonic() + PERIOD / 2
             self.put_back(lines)
         words = str(error).split("\n")[0]
         if words != self._refused:

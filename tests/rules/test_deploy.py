@@ -9,6 +9,7 @@ import shlex
 import click
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from pyworker import cli
 from pyworker._runner import parent
@@ -20,6 +21,8 @@ UNIT = configparser.RawConfigParser(strict=False)
 UNIT.optionxform = str
 UNIT.read_string((DEPLOY / "pyworker.service").read_text("utf-8"))
 MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text("utf-8")))
+KEDA = {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / "keda.yaml").read_text("utf-8"))}
+HPA = {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / "hpa.yaml").read_text("utf-8"))}
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
 PODS = {
     each["metadata"]["name"]: each["spec"]["template"]["spec"]
@@ -65,6 +68,57 @@ def test_probes_ask_the_worker_itself_at_a_port_that_it_serves():
         "liveness": "/live", "readiness": "/ready", "startup": "/live",
     }  # fmt: skip
     assert {probe["port"] for probe in probes.values()} == {port["name"]}
+
+
+@pytest.mark.parametrize("manifest", [*MANIFESTS, *HPA.values()], ids=lambda manifest: manifest["kind"])
+def test_a_manifest_fits_the_schema_of_kubernetes(manifest):
+    validate = pytest.importorskip("kubernetes_validate").validate
+    validate(manifest, "1.29", strict=True)  # strict: an unknown member is an error
+
+
+@pytest.mark.parametrize("kind", KEDA)
+def test_a_manifest_fits_the_schema_of_keda(kind):
+    models = pytest.importorskip("cloudcoil.models.keda.v1alpha1")
+    read = getattr(models, kind).model_validate(KEDA[kind])
+    kept = json.loads(read.model_dump_json(by_alias=True, exclude_unset=True))
+    assert kept == KEDA[kind], "an unknown member was dropped"
+
+
+def test_each_autoscaler_scales_the_workers_as_their_concurrency_says_and_keeps_one():
+    scaled, autoscaler = KEDA["ScaledObject"]["spec"], HPA["HorizontalPodAutoscaler"]["spec"]
+    (worker,) = PODS["pyworker"]["containers"]
+    concurrency = worker["args"][worker["args"].index("--concurrency") + 1]
+    (trigger,), (metric,) = scaled["triggers"], autoscaler["metrics"]
+    assert trigger["metadata"]["targetQueryValue"] == concurrency
+    assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": concurrency}
+    assert scaled["scaleTargetRef"]["name"] == autoscaler["scaleTargetRef"]["name"] == "pyworker"
+    assert (scaled["minReplicaCount"], autoscaler["minReplicas"]) == (1, 1)
+    assert trigger["authenticationRef"]["name"] == KEDA["TriggerAuthentication"]["metadata"]["name"]
+    (rule,) = yaml.safe_load(HPA["ConfigMap"]["data"]["config.yaml"])["externalRules"]
+    assert rule["name"]["as"] == metric["external"]["metric"]["name"]
+
+
+def test_keda_asks_for_the_jobs_that_wait_or_run_as_a_role_that_may_only_read(db, dsn):
+    (trigger,) = KEDA["ScaledObject"]["spec"]["triggers"]
+    query = trigger["metadata"]["query"]
+
+    def answer():
+        db.execute("set role pyworker_reader")
+        try:
+            return db.execute(query).fetchall()
+        finally:
+            db.execute("reset role")
+
+    assert answer() == [(0.0,)]
+    db.execute("select pyworker.add_job('t') from generate_series(1, 3)")
+    db.execute("select pyworker.add_job('t', run_at := '2100-01-01')")
+    db.execute("select from pyworker.claim_jobs(pyworker.register_worker(), 1)")
+    assert answer() == [(3.0,)]  # two wait, one runs, one is not due
+    metrics = CliRunner().invoke(cli.main, ["metrics", "--dsn", dsn]).output
+    rule = yaml.safe_load(HPA["ConfigMap"]["data"]["config.yaml"])["externalRules"][0]
+    (states,) = re.findall(r'state=~"([a-z|]+)"', rule["metricsQuery"])
+    series = re.findall(rf'(?m)^pyworker_jobs{{[^}}]*state="(?:{states})"[^}}]*}} (\d+)', metrics)
+    assert sum(map(int, series)) == 3  # what the rule of hpa.yaml sums up
 
 
 def test_nothing_runs_as_root():
