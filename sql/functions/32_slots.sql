@@ -9,20 +9,21 @@
 -- jobs of queues without a limit, and of each limited queue as many as it has free slots.
 -- `closed`: the queues from which this claim takes no more jobs. `full_queues`: the full queues
 -- that have more candidates, which the claim has to park. `in_turn`: true if some of the queues are
--- limited.
+-- limited. `paced`: those with a rate or turns; `started_at`: when the jobs of a rate start (32_rates).
 create or replace function _admit(
     rows tid[], queue_names text[], inout closed text[], out admitted tid[], out full_queues text[],
-    out in_turn boolean)
+    out in_turn boolean, out paced text[], out started_at timestamptz)
     language plpgsql set search_path from current
 as $$
 declare
     v_limited text[];
     v_held text[];
+    v_now timestamptz; -- when it held the lanes
     v_queues text[]; -- those whose lanes are held, each with its free slots, and whether it is crowded
     v_free bigint[];
     v_crowded boolean[];
     v_queue integer;
-    v_asking tid[]; -- the rows that ask their queue for a slot
+    v_room bigint[]; -- what was free in those with a rate
 begin
     select array_agg(q.name),
            coalesce(array_agg(q.name) filter (where q.n <= 500 and _try_lane('queue:' || q.name)), '{}')
@@ -35,11 +36,12 @@ begin
         admitted := rows;
         return;
     end if;
-    v_asking := array(
-        select r.tid from unnest(rows, queue_names) r(tid, queue_name) where r.queue_name is not null);
-    select array_agg(r.queue_name), array_agg(r.free), array_agg(r.crowded)
-    into v_queues, v_free, v_crowded
-    from _room_in(v_held, rows, v_asking) r;
+    v_now := clock();
+    select array_agg(r.queue_name), array_agg(r.free), array_agg(r.crowded),
+           array_agg(case when r.rated then r.free end), array_agg(r.queue_name) filter (where r.paced)
+    into v_queues, v_free, v_crowded, v_room, paced
+    from _room_in(v_held, rows, array(
+        select a.tid from unnest(rows, queue_names) a(tid, name) where a.name is not null), v_now) r;
     for i in 1..cardinality(rows) loop
         v_queue := array_position(v_queues, queue_names[i]);
         continue when v_queue is null and queue_names[i] = any (v_limited); -- another session has the lane
@@ -52,6 +54,9 @@ begin
             v_free[v_queue] := v_free[v_queue] - 1;
         end if;
     end loop;
+    if paced is not null then
+        started_at := _record_starts(v_queues, v_room, v_free, v_now);
+    end if;
     full_queues := '{}';
     for i in 1..coalesce(cardinality(v_queues), 0) loop
         continue when (v_free[i] <= 0) is not true;
@@ -61,11 +66,22 @@ begin
         end if;
     end loop;
     if cardinality(v_held) < cardinality(v_limited) then
-        -- The requests bring a worker back to these queues when the other sessions have ended.
-        v_limited := array(select l.name from unnest(v_limited) l(name) where l.name <> all (v_held));
-        closed := closed || v_limited;
-        insert into promotion_requests (lane) select 'queue:' || l.name from unnest(v_limited) l(name);
+        closed := closed || _ask_again(v_limited, v_held);
     end if;
+end;
+$$;
+
+-- Leaves requests for those of these queues whose lanes other sessions have, and returns them: the requests
+-- bring a worker back to these queues when the other sessions have ended.
+create or replace function _ask_again(queue_names text[], held text[]) returns text[]
+    language plpgsql set search_path from current
+as $$
+declare
+    v_others constant text[] := array(
+        select q.name from unnest(queue_names) q(name) where q.name <> all (held));
+begin
+    insert into promotion_requests (lane) select 'queue:' || o.name from unnest(v_others) o(name);
+    return v_others;
 end;
 $$;
 
@@ -94,9 +110,9 @@ begin
     -- once for all ends until then. So is a batch of more than 200 queues: PostgreSQL has room for
     -- some 6,000 advisory locks.
     select array_agg(q.queue_name), coalesce(array_agg(q.queue_name) filter (where q.held), '{}'),
-           array_agg(q.slots) filter (where q.held)
+           array_agg(q.slots_ahead) filter (where q.held)
     into v_limited, v_held, v_limits
-    from (select q.queue_name, q.slots,
+    from (select q.queue_name, q.slots_ahead,
                  q.concurrency <= 100 and cardinality(queue_names) <= 200
                  and _try_lane('queue:' || q.queue_name) as held
           from _queues_of(queue_names) q where q.concurrency is not null offset 0) q;
@@ -132,24 +148,35 @@ $$;
 
 -- The settings of these queues: from the queue's own row, else from the longest family
 -- ('customer:*') that it belongs to. Without either, a queue is serial. A row that only pauses its
--- queue (`inherits`) leaves the limit to the family. `slots`: 0 while paused, null without a limit.
+-- queue (`inherits`) leaves the limits to the family. `slots`: 0 while paused, null without any limit.
+-- `paced`: it has a rate or takes turns, so each of its jobs asks for its slot in the claim.
+-- `slots_ahead`: those that may be given before.
 create or replace function _queues_of(queue_names text[])
-    returns table (queue_name text, concurrency integer, paused boolean, slots integer, changed xid8)
+    returns table (
+        queue_name text, concurrency integer, paused boolean, slots integer, changed xid8,
+        rate_limit integer, rate_period interval, fair boolean, paced boolean, slots_ahead integer)
     language sql stable
 begin atomic
-    select n.name,
-           case when q.inherits is false then q.concurrency when f.found then f.concurrency else 1 end,
-           coalesce(q.paused, false),
-           case when q.paused then 0 when q.inherits is false then q.concurrency
-                when f.found then f.concurrency else 1 end,
-           greatest(q.changed, f.changed)
-    from unnest(_queues_of.queue_names) n(name)
-    left join queues q on q.queue_name = n.name
-    left join lateral (
-        select true as found, o.concurrency, o.changed from queues o
-        where q.inherits is not false and right(o.queue_name, 1) = '*'
-          and starts_with(n.name, left(o.queue_name, -1))
-        order by length(o.queue_name) desc limit 1) f on true;
+    select s.queue_name, s.concurrency, s.paused, s.slots, s.changed, s.rate_limit, s.rate_period, s.fair,
+           s.paced, case when not s.paced then s.slots end
+    from (select u.*, u.rate_limit is not null or u.fair as paced,
+                 case when u.paused then 0 when u.concurrency is not null then u.concurrency
+                      when u.rate_limit is not null or u.fair then 2147483647 end as slots
+          from (select n.name as queue_name,
+                       case when q.inherits is false then q.concurrency when f.found then f.concurrency
+                            else 1 end as concurrency,
+                       coalesce(q.paused, false) as paused, greatest(q.changed, f.changed) as changed,
+                       case when q.inherits is false then q.rate_limit else f.rate_limit end as rate_limit,
+                       case when q.inherits is false then q.rate_period else f.rate_period end as rate_period,
+                       q.inherits is not false and coalesce(f.fair, false) as fair
+                from unnest(_queues_of.queue_names) n(name)
+                left join queues q on q.queue_name = n.name
+                left join lateral (
+                    select true as found, o.concurrency, o.changed, o.rate_limit, o.rate_period, o.fair
+                    from queues o
+                    where q.inherits is not false and right(o.queue_name, 1) = '*'
+                      and starts_with(n.name, left(o.queue_name, -1))
+                    order by length(o.queue_name) desc limit 1) f on true) u) s;
 end;
 
 -- How many slots of a queue are taken, counted up to a limit; slots that were given to the rows in
@@ -168,16 +195,38 @@ end;
 -- What a claim that has locked `rows` finds in queues whose lanes it holds: the free slots (null if
 -- the limit was removed meanwhile), and whether there are more candidates. Slots that were given to
 -- the rows in `aside` are free.
-create or replace function _room_in(queue_names text[], rows tid[], aside tid[])
-    returns table (queue_name text, free bigint, crowded boolean)
+create or replace function _room_in(queue_names text[], rows tid[], aside tid[], now timestamptz)
+    returns table (queue_name text, free bigint, crowded boolean, rated boolean, paced boolean)
     language sql stable
 begin atomic
-    select q.queue_name, q.slots - t.taken,
+    select q.queue_name, least(q.slots - t.taken, r.room),
            ( -- not by `exists`, which would drop the order, and with it the index
                select true from live_jobs j
                where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available'
                  and j.ctid <> all (_room_in.rows)
-               order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null
+               order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null,
+           q.rate_limit is not null, q.paced
     from _queues_of(_room_in.queue_names) q
-    cross join lateral _taken_in(q.queue_name, q.slots, _room_in.aside) t;
+    cross join lateral _taken_in(
+        q.queue_name, case when q.concurrency is null then 0 else q.slots end, _room_in.aside) t
+    left join lateral _rate_room(q.queue_name, q.rate_limit, q.rate_period, _room_in.now) r
+        on q.rate_limit is not null;
+end;
+
+-- How many jobs of each kind may be candidates in queues whose lanes this session holds: see
+-- _make_candidates. `free_at`: if the rate is used up, when it has room again.
+create or replace function _openings_in(queue_names text[], most integer, turns integer, now timestamptz)
+    returns table (
+        queue_name text, paused boolean, paced boolean, fair boolean, places bigint, free_at timestamptz)
+    language sql stable
+begin atomic
+    select q.queue_name, q.paused, q.paced, q.fair,
+           least(q.slots - t.taken, r.room, _openings_in.most,
+                 case when q.fair then _openings_in.turns end),
+           case when not q.paused then r.free_at end
+    from _queues_of(_openings_in.queue_names) q
+    cross join lateral _taken_in(
+        q.queue_name, case when q.concurrency is null then 0 else q.slots end, '{}') t
+    left join lateral _rate_room(q.queue_name, q.rate_limit, q.rate_period, _openings_in.now) r
+        on q.rate_limit is not null;
 end;

@@ -95,7 +95,7 @@ FUNCTIONS = {
     "schema_version": {""},
     "seconds_until_due": {"task_identifiers queue_names forbidden_flags"},
     "seconds_until_tick": {""},
-    "set_queue": {"queue_name concurrency"},
+    "set_queue": {"queue_name concurrency rate_limit rate_period fair"},
     "snooze_job": {"job_id run delay"},
     "snooze_jobs": {"job_ids runs delays"},
     "start_job": {"job_id run"},
