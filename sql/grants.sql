@@ -30,7 +30,7 @@ declare
     v_reader constant text[] := '{
         clock, schema_version, next_runs, describe_cron, worker_health, metrics, overview,
         count_jobs, throughput, list_jobs, list_queues, list_sequences, list_tasks,
-        list_workers, _settings_of}'::text[];
+        list_workers, _limits_of}'::text[];
     v_views constant text[] := '{
         jobs, history, queue_stats, sequences, dependencies, live_workers, schedules, audit}'::text[];
 begin

@@ -750,6 +750,12 @@ create table workers (
 --    retryable bigint
 --    discarded bigint
 --    oldest_waiting timestamp with time zone
+--    rate_limit integer
+--    rate_period interval
+--    rate_used bigint
+--    rate_left bigint
+--    rate_free_at timestamp with time zone
+--    fair boolean
 
 -- view schedules
 --    name text collate "C"

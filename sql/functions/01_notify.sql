@@ -191,7 +191,8 @@ begin
     if claim.rest or pg_sequence_last_value('silent_before'::regclass) > claim.seen::text::bigint then
         what := _look_around(asks_ready, task_identifiers, queue_names, forbidden_flags);
     else
-        what.due_in_s := least(greatest(date_part('epoch', claim.due_at - clock()), 0),
+        what.due_in_s := least(case when claim.due_at is not null then
+                                   greatest(date_part('epoch', claim.due_at - clock()), 0) end,
                                case when _worker_is_polling() then 0.01 end);
     end if;
 end;

@@ -31,7 +31,7 @@ begin atomic
                where s.queue_name = _rate_room.queue_name and s.at > _rate_room.now - _rate_room.rate_period
                  and s.total > u.total - _rate_room.rate_limit
                order by s.queue_name, s.at, s.total limit 1) end
-    from (select coalesce(l.total, 0) as total, coalesce(l.total - (
+    from (select l.total, coalesce(l.total, 0) - coalesce((
               select s.total from starts s
               where s.queue_name = _rate_room.queue_name and s.at <= _rate_room.now - _rate_room.rate_period
               order by s.queue_name desc, s.at desc, s.total desc limit 1), 0) as used
@@ -47,6 +47,7 @@ create or replace function _record_starts(
 as $$
 declare
     v_at timestamptz;
+    v_thin text[];
 begin
     with started as materialized (
         select q.name, q.room - q.free as jobs, l.at, coalesce(l.total, 0) as total
@@ -60,8 +61,108 @@ begin
         insert into starts as r (queue_name, at, total)
         select s.name, (select greatest(now, max(l.at)) from started l), s.total + s.jobs from started s
         returning r.at)
-    select max(r.at) into v_at from recorded r;
+    select max(r.at), (select array_agg(s.name) from started s
+                       where s.total / 1000 < (s.total + s.jobs) / 1000)
+    into v_at, v_thin from recorded r;
+    if v_thin is not null then -- each thousandth start
+        perform _thin_starts(v_thin, now);
+    end if;
     return v_at;
+end;
+$$;
+
+-- For how long starts are kept: a rate may be set to a longer period later.
+create or replace function _starts_kept(rate_period interval) returns interval
+    language sql immutable
+    return greatest(rate_period, interval '1 day');
+
+-- Thins out the starts that have left the windows of these queues, whose lanes this session holds. What a
+-- deleted row counted, the next row counts from then on: as if it had started later, by a sixteenth of its
+-- age at most. So a longer period may count too much, and never too little. Of the rows that are too old
+-- the last one stays, as the total from which to count.
+create or replace function _thin_starts(queue_names text[], now timestamptz) returns void
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+begin
+    with old as materialized (
+        select s.*, q.kept, lead(s.at) over (partition by q.queue_name order by s.at, s.total) as next_at
+        from (select o.queue_name, _thin_starts.now - o.rate_period as since,
+                     _thin_starts.now - _starts_kept(o.rate_period) as kept
+              from _queues_of(queue_names) o where o.rate_period is not null) q
+        cross join lateral (
+            select r.ctid as tid, r.queue_name, r.at, r.total from starts r
+            where r.queue_name = q.queue_name and r.at > '-infinity' and r.at <= q.since
+            order by r.queue_name, r.at, r.total limit 3000) s),
+    gone as (
+        delete from starts d where d.ctid = any (array(
+            select o.tid from old o
+            where o.next_at < o.kept or o.next_at - o.at < (_thin_starts.now - o.next_at) / 16)))
+    update starts s set total = g.total
+    from (select o.queue_name, max(o.total) as total from old o where o.next_at < o.kept
+          group by o.queue_name) g
+    where s.queue_name = g.queue_name and s.at = '-infinity';
+end;
+$$;
+
+-- Deletes the starts of queues that have started nothing for a day, or for their period. Looks at a tenth
+-- of max_rows pages of the table, chosen at random.
+create or replace function _prune_starts(max_rows integer) returns void
+    language plpgsql set search_path from current
+as $$
+declare
+    v_now constant timestamptz := clock();
+    v_pages constant bigint := pg_relation_size('starts') / current_setting('block_size')::integer;
+    v_part constant real := least(100, max_rows * 10.0 / greatest(v_pages, 1));
+    v_held text[];
+begin
+    v_held := array(
+        select i.queue_name from (
+            select distinct s.queue_name from starts s tablesample system (v_part)
+            where s.at < v_now - interval '1 day' limit 200) i
+        where _try_lane('queue:' || i.queue_name));
+    delete from starts d using _queues_of(v_held) q -- with a snapshot that is newer than the locks
+    where d.queue_name = q.queue_name
+      and not exists (
+          select from starts s
+          where s.queue_name = q.queue_name and s.at >= v_now - _starts_kept(q.rate_period));
+end;
+$$;
+
+-- Counts the starts that a queue, or each queue of a family, has had before it had any rate: those that
+-- the running jobs show, and the 10,000 newest jobs in history. set_queue calls this before it sets a rate.
+create or replace function _count_earlier_starts(queue_name text, rate_period interval) returns void
+    language plpgsql set search_path from current set jit = off
+as $$
+declare
+    v_family constant boolean := right(queue_name, 1) = '*';
+    v_name constant text := case when v_family then left(queue_name, -1) else queue_name end;
+    v_since constant timestamptz := clock() - _starts_kept(rate_period);
+begin
+    with begun as materialized (
+        select b.name, b.at, count(*) as jobs
+        from (select j.queue_name as name, j.claimed_at as at from live_jobs j
+              where j.queue_name >= v_name and (v_family or j.queue_name <= v_name)
+                and j.ready_at is not null and j.state = 'running'
+              union all
+              select f.queue_name, f.claimed_at
+              from (select h.queue_name, h.claimed_at from finished_jobs h
+                    order by h.id desc limit 10000) f) b
+        where case when v_family then starts_with(b.name, v_name) else b.name = v_name end and b.at > v_since
+        group by b.name, b.at),
+    -- A queue that has a rate already records its starts itself.
+    counted as materialized (
+        select b.name, b.at, l.at is null as first,
+               coalesce(l.total, 0) + sum(b.jobs) over (partition by b.name order by b.at) as total
+        from _queues_of(array(select distinct n.name from begun n)) q
+        join begun b on b.name = q.queue_name
+        left join lateral _last_start(b.name) l on true
+        where q.rate_limit is null and b.at > coalesce(l.at, '-infinity'))
+    insert into starts (queue_name, at, total)
+    select distinct c.name, '-infinity'::timestamptz, 0 from counted c where c.first
+    union all
+    select c.name, c.at, c.total from counted c
+    on conflict do nothing;
 end;
 $$;
 

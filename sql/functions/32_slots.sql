@@ -85,9 +85,9 @@ begin
 end;
 $$;
 
--- Fills the free slots of these queues, of which running jobs have ended or were requeued; returns how
--- many jobs became candidates.
-create or replace function _refill_queues(queue_names text[]) returns integer
+-- Fills the free slots of these queues, of which running jobs have ended or, if `requeued`, may wait again;
+-- returns how many jobs became candidates. An end frees nothing in a queue that has a rate alone.
+create or replace function _refill_queues(queue_names text[], requeued boolean default false) returns integer
     language plpgsql set search_path from current
 as $$
 declare
@@ -113,9 +113,10 @@ begin
            array_agg(q.slots_ahead) filter (where q.held)
     into v_limited, v_held, v_limits
     from (select q.queue_name, q.slots_ahead,
-                 q.concurrency <= 100 and cardinality(queue_names) <= 200
+                 coalesce(q.concurrency, 1) <= 100 and cardinality(queue_names) <= 200
                  and _try_lane('queue:' || q.queue_name) as held
-          from _queues_of(queue_names) q where q.concurrency is not null offset 0) q;
+          from _queues_of(queue_names) q
+          where q.concurrency is not null or q.paced and requeued offset 0) q;
     if v_limited is null then
         return 0;
     end if;
@@ -134,12 +135,12 @@ end;
 $$;
 
 -- The same for one queue; does nothing if queue_name is null.
-create or replace function _refill_queue(queue_name text) returns void
+create or replace function _refill_queue(queue_name text, requeued boolean default false) returns void
     language plpgsql set search_path from current
 as $$
 begin
     if queue_name is not null then
-        perform _refill_queues(array[queue_name]);
+        perform _refill_queues(array[queue_name], requeued);
     end if;
 end;
 $$;
@@ -168,7 +169,7 @@ begin atomic
                        coalesce(q.paused, false) as paused, greatest(q.changed, f.changed) as changed,
                        case when q.inherits is false then q.rate_limit else f.rate_limit end as rate_limit,
                        case when q.inherits is false then q.rate_period else f.rate_period end as rate_period,
-                       q.inherits is not false and coalesce(f.fair, false) as fair
+                       case when q.inherits is false then q.fair else coalesce(f.fair, false) end as fair
                 from unnest(_queues_of.queue_names) n(name)
                 left join queues q on q.queue_name = n.name
                 left join lateral (

@@ -84,7 +84,7 @@ begin
         claimed_at = null, started_at = null, last_error = coalesce(error, j.last_error),
         payload = coalesce(_requeue.payload, j.payload)
     where j.id = job.id;
-    perform _refill_queue(job.queue_name);
+    perform _refill_queue(job.queue_name, true);
     perform _arrive_late(array[job.id]);
     perform _notify_workers();
 end;

@@ -41,6 +41,9 @@ begin
     if v_problem is not null then
         raise exception 'set_queue: %', v_problem using errcode = 'PW001';
     end if;
+    if v_period is not null then
+        perform _count_earlier_starts(set_queue.queue_name, v_period);
+    end if;
     insert into queues as q (queue_name, concurrency, rate_limit, rate_period, fair, updated_at)
     values (set_queue.queue_name, set_queue.concurrency, set_queue.rate_limit, v_period, set_queue.fair,
             clock())

@@ -267,7 +267,8 @@ def test_queues_are_listed_by_name_with_what_is_theirs(api, worker):
     api.claim(worker)
     rows = api.rows("select * from pyworker.list_queues()")
     stats = api.rows(
-        "select queue_name, concurrency, paused, available, running, true as exact "
+        "select queue_name, concurrency, paused, available, running, true as exact, oldest_waiting, "
+        "rate_limit, rate_period, rate_used, rate_left, rate_free_at, fair "
         "from pyworker.queue_stats order by 1"
     )
     assert rows == stats

@@ -1,5 +1,52 @@
 -- limits/rates: what people and checks see of rates (functions/32_rates.sql).
 
+-- The limits of queues and how much of each rate is used now: for list_queues and the view queue_stats. A
+-- view's functions run with the rights of the role that reads it, which may not read these tables.
+create or replace function _limits_of(queue_names text[])
+    returns table (
+        queue_name text, concurrency integer, paused boolean, fair boolean, rate_limit integer,
+        rate_period interval, rate_used bigint, rate_left bigint, rate_free_at timestamptz)
+    language plpgsql stable security definer set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off
+as $$
+begin
+    return query
+    select q.queue_name, q.concurrency, q.paused, q.fair, q.rate_limit, q.rate_period, q.rate_limit - r.room,
+           case when r.room > 0 then r.room when r.room <= 0 then 0 end, r.free_at
+    from _queues_of(queue_names) q
+    left join lateral _rate_room(q.queue_name, q.rate_limit, q.rate_period, clock()) r
+        on q.rate_limit is not null and right(q.queue_name, 1) <> '*'; -- a family's queues have one each
+end;
+$$;
+
+-- A call that sets this queue alone to this concurrency and to its rate times `more`.
+create or replace function _set_queue_call(queue_name text, concurrency bigint, more integer) returns text
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return (
+        select format('set_queue(%L, %s%s)', q.queue_name,
+                      coalesce(_set_queue_call.concurrency::text, 'null'),
+                      ', ' || q.rate_limit::bigint * more || ', ' || quote_literal(q.rate_period))
+        from _queues_of(array[_set_queue_call.queue_name]) q);
+end;
+$$;
+
+-- Why a rate lets no job of this queue start now, and when it does.
+create or replace function _explain_rate(queue_name text, out reason text, out detail text, out remedy text)
+    returns setof record
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    select format('rate: none starts before %s', l.rate_free_at),
+           format('queue %s starts at most %s in any %s, and has started %s; the next may start at %s',
+                  l.queue_name, l.rate_limit, l.rate_period, l.rate_used, l.rate_free_at),
+           _as_statement(_set_queue_call(l.queue_name, l.concurrency, 2)) || ' doubles the rate'
+    from _limits_of(array[_explain_rate.queue_name]) l where l.rate_left = 0;
+end;
+$$;
+
 -- 'I15': no window holds more starts of a queue than its rate: of the jobs that run, whose claims tell
 -- whether they could see the last change of the rate.
 create or replace function _violations_of_rates(max_rows bigint)

@@ -220,7 +220,8 @@ $$;
 
 create or replace function list_queues(after_name text default null, max_queues integer default 50)
     returns table (queue_name text, concurrency integer, paused boolean, available bigint, running bigint,
-                   exact boolean)
+                   exact boolean, oldest timestamptz, rate_limit integer, rate_period interval,
+                   rate_used bigint, rate_left bigint, rate_free_at timestamptz, fair boolean)
     language plpgsql stable security definer set search_path from current
     set enable_seqscan = off set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
@@ -230,17 +231,19 @@ begin
     for i in 1..least(max_queues, 1000) loop
         queue_name := _queue_after(list_queues.queue_name);
         exit when list_queues.queue_name is null;
-        select q.concurrency, q.paused into concurrency, paused
-        from _queues_of(array[list_queues.queue_name]) q;
+        select q.concurrency, q.paused, q.rate_limit, q.rate_period, q.rate_used, q.rate_left,
+               q.rate_free_at, q.fair
+        into concurrency, paused, rate_limit, rate_period, rate_used, rate_left, rate_free_at, fair
+        from _limits_of(array[list_queues.queue_name]) q;
         select count(*) filter (where t.state = 'available'), count(*) filter (where t.state = 'running'),
-               count(*) < 1000
-        into available, running, exact
-        from ((select j.state from live_jobs j
+               count(*) < 1000, min(t.run_at) filter (where t.state = 'available')
+        into available, running, exact, oldest
+        from ((select j.state, j.run_at from live_jobs j
                where j.queue_name = list_queues.queue_name and j.ready_at is not null
                  and j.queue_name is not null
                order by j.queue_name, j.priority, j.run_at, j.id limit 1000)
               union all
-              (select j.state from live_jobs j
+              (select j.state, j.run_at from live_jobs j
                where j.queue_name = list_queues.queue_name and j.parked = 'queue'
                order by j.queue_name, j.task_identifier,
                coalesce(j.flags::text, '') collate "C" limit 1000)) t;
@@ -250,7 +253,8 @@ end;
 $$;
 comment on function list_queues(text, integer) is
     'Queues by name: those that were set or paused, and those with available or running jobs. '
-    'available and running are counted up to 1,000 jobs; beyond that exact is false. For the next '
+    'available and running are counted up to 1,000 jobs; beyond that exact is false. oldest: the first '
+    'run_at of those available jobs. rate_used, rate_left, rate_free_at: see queue_stats. For the next '
     'page, set after_name to the last name of this one. The view queue_stats counts all jobs.';
 
 create or replace function _sequence_after(name text, halted boolean) returns text
