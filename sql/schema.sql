@@ -24,6 +24,7 @@ create type _claim as (
     full_queues text[],
     in_turn boolean,
     paced text[],
+    cut boolean,
     due_at timestamp with time zone,
     rest boolean
 );

@@ -166,6 +166,33 @@ begin
 end;
 $$;
 
+-- Leaves to the next round of a claim all jobs of a worse priority than the first job of a queue that takes
+-- turns: the queue may have more jobs of that priority, which are not candidates yet.
+create or replace function _cut_at_priority(inout claim _claim, queue_names text[], fair text[])
+    language plpgsql set search_path from current
+as $$
+declare
+    v_found constant integer := cardinality(claim.ids);
+    v_last integer;
+    v_priority smallint;
+begin
+    for i in 1..v_found loop
+        if v_priority is null and queue_names[i] = any (fair) then
+            v_priority := claim.priorities[i];
+        end if;
+        exit when claim.priorities[i] > v_priority;
+        v_last := i;
+    end loop;
+    if v_last < v_found then
+        claim.cut := true;
+        claim.admitted := claim.admitted[:v_last];
+        claim.ids := claim.ids[:v_last];
+        claim.priorities := claim.priorities[:v_last];
+        claim.ready_ats := claim.ready_ats[:v_last];
+    end if;
+end;
+$$;
+
 -- Goes on after a round of a claim: parks the other candidates of full queues, and makes the next jobs
 -- of paced queues candidates. True if this claim may find some of them.
 create or replace function _go_on(claim _claim, max_jobs integer) returns boolean
@@ -187,7 +214,7 @@ begin
     if v_made > 0 and claim.wanted = 0 then
         perform _notify_workers();
     end if;
-    return v_made > 0 and claim.wanted > 0 and claim.admitted is not null;
+    return claim.wanted > 0 and (claim.cut or v_made > 0 and claim.admitted is not null);
 end;
 $$;
 

@@ -5,14 +5,12 @@
 -- it is; claims and ends that do not get it leave a request (promotion_requests). So a session that
 -- parks a job has seen every running job, and a session that ends a job has seen every parked job.
 
--- Selects from the jobs that a claim has locked those that may start, in the claim's order: all
--- jobs of queues without a limit, and of each limited queue as many as it has free slots.
--- `closed`: the queues from which this claim takes no more jobs. `full_queues`: the full queues
--- that have more candidates, which the claim has to park. `in_turn`: true if some of the queues are
--- limited. `paced`: those with a rate or turns; `started_at`: when the jobs of a rate start (32_rates).
-create or replace function _admit(
-    rows tid[], queue_names text[], inout closed text[], out admitted tid[], out full_queues text[],
-    out in_turn boolean, out paced text[], out started_at timestamptz)
+-- Selects from the jobs that a claim has locked (`admitted`) those that may start, in the claim's order: all
+-- jobs of queues without a limit, and of each limited queue as many as it has free slots. queue_names: for
+-- each job the queue that it asks, or null. Sets `closed`: the queues from which this claim takes no more
+-- jobs; `full_queues`: the full queues that have more candidates, which the claim has to park; `in_turn` if
+-- some of the queues are limited; and what paced queues need (32_rates).
+create or replace function _admit(inout claim _claim, queue_names text[])
     language plpgsql set search_path from current
 as $$
 declare
@@ -24,6 +22,8 @@ declare
     v_crowded boolean[];
     v_queue integer;
     v_room bigint[]; -- what was free in those with a rate
+    v_fair text[];
+    v_rows tid[] := claim.admitted;
 begin
     select array_agg(q.name),
            coalesce(array_agg(q.name) filter (where q.n <= 500 and _try_lane('queue:' || q.name)), '{}')
@@ -31,57 +31,62 @@ begin
     from (select l.name, row_number() over () as n
           from (select distinct q.queue_name as name from _queues_of(queue_names) q
                 where q.queue_name is not null and q.slots is not null) l) q;
-    in_turn := v_limited is not null;
-    if not in_turn then
-        admitted := rows;
+    if v_limited is null then
         return;
     end if;
+    claim.in_turn := true;
     v_now := clock();
     select array_agg(r.queue_name), array_agg(r.free), array_agg(r.crowded),
-           array_agg(case when r.rated then r.free end), array_agg(r.queue_name) filter (where r.paced)
-    into v_queues, v_free, v_crowded, v_room, paced
-    from _room_in(v_held, rows, array(
-        select a.tid from unnest(rows, queue_names) a(tid, name) where a.name is not null), v_now) r;
-    for i in 1..cardinality(rows) loop
+           array_agg(case when r.rated then r.free end), array_agg(r.queue_name) filter (where r.paced),
+           array_agg(r.queue_name) filter (where r.fair)
+    into v_queues, v_free, v_crowded, v_room, claim.paced, v_fair
+    from _room_in(v_held, v_rows, array(
+        select a.tid from unnest(v_rows, queue_names) a(tid, name) where a.name is not null), v_now) r;
+    if v_fair is not null then
+        claim := _cut_at_priority(claim, queue_names, v_fair);
+        v_rows := claim.admitted;
+    end if;
+    claim.admitted := null;
+    for i in 1..cardinality(v_rows) loop
         v_queue := array_position(v_queues, queue_names[i]);
         continue when v_queue is null and queue_names[i] = any (v_limited); -- another session has the lane
         if v_free[v_queue] <= 0 then
             v_crowded[v_queue] := true;
             continue;
         end if;
-        admitted := admitted || rows[i];
+        claim.admitted := claim.admitted || v_rows[i];
         if v_queue is not null then
             v_free[v_queue] := v_free[v_queue] - 1;
         end if;
     end loop;
-    if paced is not null then
-        started_at := _record_starts(v_queues, v_room, v_free, v_now);
+    if claim.paced is not null then
+        claim.now := coalesce(_record_starts(v_queues, v_room, v_free, v_now), claim.now);
     end if;
-    full_queues := '{}';
-    for i in 1..coalesce(cardinality(v_queues), 0) loop
-        continue when (v_free[i] <= 0) is not true;
-        closed := closed || v_queues[i];
-        if v_crowded[i] then
-            full_queues := full_queues || v_queues[i];
-        end if;
-    end loop;
-    if cardinality(v_held) < cardinality(v_limited) then
-        closed := closed || _ask_again(v_limited, v_held);
-    end if;
+    claim := _close_queues(claim, v_queues, v_free, v_crowded, array(
+        select l.name from unnest(v_limited) l(name) where l.name <> all (v_held)));
 end;
 $$;
 
--- Leaves requests for those of these queues whose lanes other sessions have, and returns them: the requests
--- bring a worker back to these queues when the other sessions have ended.
-create or replace function _ask_again(queue_names text[], held text[]) returns text[]
+-- Ends the admission: of these queues with their free slots, closes the full ones, and tells which of them
+-- have more candidates. `others`: queues whose lanes other sessions have. The requests for them bring a
+-- worker back when those sessions have ended.
+create or replace function _close_queues(
+    inout claim _claim, queue_names text[], free bigint[], crowded boolean[], others text[])
     language plpgsql set search_path from current
 as $$
-declare
-    v_others constant text[] := array(
-        select q.name from unnest(queue_names) q(name) where q.name <> all (held));
 begin
-    insert into promotion_requests (lane) select 'queue:' || o.name from unnest(v_others) o(name);
-    return v_others;
+    claim.full_queues := '{}';
+    for i in 1..coalesce(cardinality(queue_names), 0) loop
+        continue when (free[i] <= 0) is not true;
+        claim.closed := claim.closed || queue_names[i];
+        if crowded[i] then
+            claim.full_queues := claim.full_queues || queue_names[i];
+        end if;
+    end loop;
+    if others <> '{}' then
+        claim.closed := claim.closed || others;
+        insert into promotion_requests (lane) select 'queue:' || o.name from unnest(others) o(name);
+    end if;
 end;
 $$;
 
@@ -197,7 +202,8 @@ end;
 -- the limit was removed meanwhile), and whether there are more candidates. Slots that were given to
 -- the rows in `aside` are free.
 create or replace function _room_in(queue_names text[], rows tid[], aside tid[], now timestamptz)
-    returns table (queue_name text, free bigint, crowded boolean, rated boolean, paced boolean)
+    returns table (
+        queue_name text, free bigint, crowded boolean, rated boolean, paced boolean, fair boolean)
     language sql stable
 begin atomic
     select q.queue_name, least(q.slots - t.taken, r.room),
@@ -206,7 +212,7 @@ begin atomic
                where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available'
                  and j.ctid <> all (_room_in.rows)
                order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null,
-           q.rate_limit is not null, q.paced
+           q.rate_limit is not null, q.paced, q.fair
     from _queues_of(_room_in.queue_names) q
     cross join lateral _taken_in(
         q.queue_name, case when q.concurrency is null then 0 else q.slots end, _room_in.aside) t

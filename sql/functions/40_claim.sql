@@ -151,10 +151,7 @@ begin
     end if;
     claim.run := _new_run();
     if array_remove(v_queues, null) <> '{}' then
-        select a.closed, a.admitted, a.full_queues, a.in_turn or claim.in_turn, a.paced,
-               coalesce(a.started_at, claim.now)
-        into claim.closed, claim.admitted, claim.full_queues, claim.in_turn, claim.paced, claim.now
-        from _admit(claim.admitted, v_queues, claim.closed) a;
+        claim := _admit(claim, v_queues);
     end if;
 end;
 $$;
@@ -205,6 +202,7 @@ begin
         end;
         claim.full_queues := null;
         claim.paced := null;
+        claim.cut := null;
         claim.rest := true; -- some jobs may wait for a time
     end if;
     -- A crash of the server may lose a claim that was not flushed to disk while its jobs are

@@ -242,6 +242,7 @@ create type _claim as (
     full_queues text[],      -- queues that have no slot left and more candidates
     in_turn boolean,         -- one of the jobs belongs to a sequence or has a slot
     paced text[],            -- queues with a rate or turns, whose lanes the claim has taken: 32_rates
+    cut boolean,             -- jobs of worse priority were left for the next round
     due_at timestamptz,      -- of the first job that is not due yet
     rest boolean             -- there are available jobs that it did not find, or requests
 );
