@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from .._db.database import Database
-from .._output import STYLES, text_of
+from .._output import STYLES, rate_of, text_of
 
 Row = dict[str, Any]
 
@@ -73,7 +73,8 @@ PAGES = {
         {"queue": _of("queue_name"),
          "concurrency": lambda row: "no limit" if row["concurrency"] is None else row["concurrency"],
          "paused": lambda row: "paused" if row["paused"] else "",
-         "available": _about("available"), "running": _of("running")},
+         "available": _about("available"), "running": _of("running"), "oldest": _of("oldest"),
+         "rate": rate_of, "fair": lambda row: "fair" if row["fair"] else ""},
         {"pause": _toggle("queue")}, what="queue",
     ),
     "sequences": Page(

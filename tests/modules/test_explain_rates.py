@@ -76,3 +76,21 @@ def test_a_family_shows_its_rate_and_each_of_its_queues_what_is_used(api: Any, w
     assert rate_of(api, "c:*") == (3, None, None, None, True)
     assert rate_of(api, "c:1") == (3, 1, 2, None, True)
     assert rate_of(api, "c:2")[:3] == (3, 3, 0)
+
+
+def test_metrics_have_the_limits_of_queues_and_what_is_used(api: Any, worker: int) -> None:
+    api.set_queue("a", 4)
+    api.set_queue("c:*", None, 3, "10 seconds")
+    add(api, 2, "c:1")
+    claim(api, worker)
+    found = api.rows(
+        "select name, labels ->> 'queue' as queue, value from pyworker.metrics() "
+        "where name like 'pyworker_queue!_%%' escape '!' order by 1, 2",
+        [],
+    )
+    assert [tuple(row) for row in found] == [
+        ("pyworker_queue_concurrency", "a", 4),
+        ("pyworker_queue_rate_limit", "c:*", 3),
+        ("pyworker_queue_rate_limit", "c:1", 3),
+        ("pyworker_queue_rate_used", "c:1", 2),
+    ]

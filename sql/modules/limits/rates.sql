@@ -71,3 +71,36 @@ begin
     where w.apart < w.rate_period;
 end;
 $$;
+
+-- The limits of the first 50 queues that were set or have started jobs of a rate, and how much of each rate
+-- is used.
+create or replace function _metrics_of_limits()
+    returns table (name text, kind text, help text, labels jsonb, value double precision)
+    language plpgsql stable set search_path from current
+as $$
+begin
+    return query
+    with recursive started as (
+        (select s.queue_name from starts s order by s.queue_name limit 1)
+        union all
+        select (select s.queue_name from starts s where s.queue_name > t.queue_name
+                order by s.queue_name limit 1)
+        from started t where t.queue_name is not null),
+    queue as materialized (
+        select l.* from _limits_of(array(
+            (select k.queue_name from queues k order by k.queue_name limit 50)
+            union (select t.queue_name from started t where t.queue_name is not null limit 50)
+            limit 50)) l)
+    select m.name, 'gauge', m.help, jsonb_build_object('queue', m.queue), m.value::double precision
+    from (select 'pyworker_queue_concurrency' as name, q.queue_name as queue, q.concurrency::bigint as value,
+                 'How many jobs of a queue may run at once.' as help
+          from queue q
+          union all
+          select 'pyworker_queue_rate_limit', q.queue_name, q.rate_limit,
+                 'How many jobs of a queue may start in its period.' from queue q
+          union all
+          select 'pyworker_queue_rate_used', q.queue_name, q.rate_used,
+                 'How many jobs of a queue have started in the period that ends now.' from queue q) m
+    where m.value is not null;
+end;
+$$;
