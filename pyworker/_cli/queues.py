@@ -41,25 +41,23 @@ def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
         say("\nTo resume a paused queue: pyworker queues resume QUEUE")
 
 
-class Rate(click.ParamType):
+def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, str] | None:
     """`10/1m`: how many jobs, in which time. PostgreSQL reads the time."""
-
-    name = "JOBS/TIME"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        match = re.fullmatch(r"\s*(\d{1,10})\s*/\s*(\d*\.?\d*)\s*([a-z]+)\s*", value)
-        if not match:
-            self.fail(f"{value!r} is no rate: write it like 10/1m, 5/s or 1000/24h", param, ctx)
-        return match[1], f"{match[2] or 1} {match[3]}"
+    if value is None:
+        return None
+    match = re.fullmatch(r"\s*(\d{1,10})\s*/\s*(\d*\.?\d*)\s*([a-z]+)\s*", value)
+    if not match:
+        raise click.BadParameter(f"{value!r} is no rate: write it like 10/1m, 5/s or 1000/24h", ctx, param)
+    return match[1], f"{match[2] or 1} {match[3]}"
 
 
 @queues.command("set")
 @click.argument("queue")
 @click.argument("concurrency", type=click.IntRange(1), required=False)
 @click.option("--no-limit", is_flag=True, help="Run any number of jobs at once.")
-@click.option("--rate", type=Rate(), help="Start at most so many jobs in any such time: 10/1m.")
+@click.option(
+    "--rate", metavar="JOBS/TIME", callback=_rate, help="Start at most so many jobs in any such time: 10/1m."
+)
 @click.option("--fair", is_flag=True, help="Let the queues of a family take turns.")
 @part_of_group
 def set_queue(

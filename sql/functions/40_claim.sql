@@ -141,7 +141,7 @@ begin
                   and (task_identifiers is null or j.task_identifier = any (task_identifiers))
                   and (queue_names is null or coalesce(j.queue_name, 'default') = any (queue_names))
                   and (forbidden_flags is null or j.flags is null or not j.flags ?| forbidden_flags)
-                  and (claim.closed is null or j.queue_name is null or j.queue_name <> all (claim.closed))
+                  and (claim.closed is null or coalesce(j.queue_name, 'default') <> all (claim.closed))
                   and (j.start_by is null or j.start_by > v_now)
                 order by j.priority, j.ready_at, j.id
                 limit claim.wanted for update skip locked) r
