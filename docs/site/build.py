@@ -46,6 +46,7 @@ MENU = {
         "concepts",
         "delivery",
         "sequences-and-queues",
+        "limits",
         "unique-jobs",
         "schedules",
         "workflows",
