@@ -24,6 +24,8 @@ declare
     v_room bigint[]; -- what was free in those with a rate
     v_fair text[];
     v_rows tid[] := claim.admitted;
+    v_asking constant tid[] := array(
+        select a.tid from unnest(v_rows, queue_names) a(tid, name) where a.name is not null);
 begin
     select array_agg(q.name),
            coalesce(array_agg(q.name) filter (where q.n <= 500 and _try_lane('queue:' || q.name)), '{}')
@@ -40,8 +42,7 @@ begin
            array_agg(case when r.rated then r.free end), array_agg(r.queue_name) filter (where r.paced),
            array_agg(r.queue_name) filter (where r.fair)
     into v_queues, v_free, v_crowded, v_room, claim.paced, v_fair
-    from _room_in(v_held, v_rows, array(
-        select a.tid from unnest(v_rows, queue_names) a(tid, name) where a.name is not null), v_now) r;
+    from _room_in(v_held, v_rows, v_asking, v_now) r;
     if v_fair is not null then
         claim := _cut_at_priority(claim, queue_names, v_fair);
         v_rows := claim.admitted;
@@ -221,19 +222,25 @@ begin atomic
 end;
 
 -- How many jobs of each kind may be candidates in queues whose lanes this session holds: see
--- _make_candidates. `free_at`: if the rate is used up, when it has room again.
-create or replace function _openings_in(queue_names text[], most integer, turns integer, now timestamptz)
+-- _make_candidates. In a paced queue at most 300, or what a claim asks for, as each claim looks at it again;
+-- `enough`: no more of a kind if it has so many. `free_at`: if the rate is used up, when it has room again.
+create or replace function _openings_in(
+    queue_names text[], asked integer, turns integer, now timestamptz)
     returns table (
-        queue_name text, paused boolean, paced boolean, fair boolean, places bigint, free_at timestamptz)
+        queue_name text, paused boolean, paced boolean, fair boolean, places bigint, enough bigint,
+        free_at timestamptz)
     language sql stable
 begin atomic
     select q.queue_name, q.paused, q.paced, q.fair,
-           least(q.slots - t.taken, r.room, _openings_in.most,
-                 case when q.fair then _openings_in.turns end),
+           o.places, least(o.places, _openings_in.asked), -- null: as many as there are places
            case when not q.paused then r.free_at end
     from _queues_of(_openings_in.queue_names) q
     cross join lateral _taken_in(
         q.queue_name, case when q.concurrency is null then 0 else q.slots end, '{}') t
     left join lateral _rate_room(q.queue_name, q.rate_limit, q.rate_period, _openings_in.now) r
-        on q.rate_limit is not null;
+        on q.rate_limit is not null
+    cross join lateral (
+        select least(q.slots - t.taken, r.room, case when q.fair then _openings_in.turns
+                     when q.paced then greatest(300, _openings_in.asked) else 1000 end) as places
+        offset 0) o;
 end;

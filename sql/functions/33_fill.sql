@@ -99,7 +99,7 @@ create or replace function _fill_by_kind(queue_names text[]) returns integer
 as $$
 declare
     v_left constant text[] := _take_slots_back(queue_names);
-    v_filled constant integer := _make_candidates(queue_names, 1000, 1);
+    v_filled constant integer := _make_candidates(queue_names, null, 1);
 begin
     if v_left is not null then
         insert into promotion_requests (lane, changed)
@@ -109,9 +109,10 @@ begin
 end;
 $$;
 
--- Makes the first jobs of each kind candidates, as many as there are free slots. `most`: per kind in one
--- call. `turns`: the same for queues that take turns. Returns how many became candidates.
-create or replace function _make_candidates(queue_names text[], most integer, turns integer) returns integer
+-- Makes the first jobs of each kind candidates, as many as there are free slots, up to 1,000 per kind in one
+-- call. `asked`: a kind with so many candidates gets no more. `turns`: how many of each kind a queue has that
+-- takes turns. Returns how many became candidates.
+create or replace function _make_candidates(queue_names text[], asked integer, turns integer) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
     set enable_incremental_sort = off
@@ -126,12 +127,15 @@ declare
     v_full text[]; -- queues whose rate is used up, and when it has room again
     v_free_ats timestamptz[];
 begin
-    with queue as materialized (select o.* from _openings_in(queue_names, most, turns, v_now) o),
+    with queue as materialized (select o.* from _openings_in(queue_names, asked, turns, v_now) o),
     turn as materialized (
         select q.queue_name, f.tid, q.paced, case when q.fair then v_now + f.place * interval '1 us' end as at
         from queue q
         cross join lateral _kinds_in(q.queue_name) k
-        cross join lateral _first_of_kind(q.queue_name, k.task, k.flags, q.places) f
+        left join lateral _last_of_candidates(
+            q.queue_name, k.task, k.flags, case when asked is not null then q.enough end) l on true
+        cross join lateral _first_of_kind(
+            q.queue_name, k.task, k.flags, case when l.id is null then q.places else 0 end) f
         where q.places > 0),
     free as materialized (
         select p.ctid as tid from live_jobs p
@@ -158,7 +162,7 @@ begin
     if v_full is not null then
         perform _wait_for_rates(v_full, v_free_ats);
     end if;
-    if v_ranked >= most or cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) then
+    if v_ranked >= 1000 or cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) then
         insert into promotion_requests (lane)
         select distinct 'queue:' || w.queue_name from unnest(v_wanted) w(queue_name);
     end if;
@@ -293,6 +297,20 @@ begin atomic
               and (p.task_identifier, coalesce(p.flags::text, '') collate "C") > (k.task, k.flags)
             order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C" limit 1) n)
     select k.task, k.flags from kind k;
+end;
+
+-- The last of so many candidates of a kind; no row if there are fewer, or if `enough` is null.
+create or replace function _last_of_candidates(queue_name text, task text, flags text, enough bigint)
+    returns table (id bigint)
+    language sql stable
+begin atomic
+    select c.id from live_jobs c
+    where c.queue_name = _last_of_candidates.queue_name and c.ready_at is not null
+      and c.state = 'available' and c.task_identifier = _last_of_candidates.task
+      and coalesce(c.flags::text, '') collate "C" = _last_of_candidates.flags
+      and _last_of_candidates.enough is not null
+    order by c.queue_name, c.priority, c.run_at, c.id
+    offset _last_of_candidates.enough - 1 limit 1;
 end;
 
 -- The first jobs of one kind in a queue, parked or candidates; tid is null for those that already
