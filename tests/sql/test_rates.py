@@ -112,6 +112,8 @@ def test_the_next_start_comes_though_the_job_that_waited_for_it_has_left(
     api.set_queue("other", None)
     first, waits, last = (api.add_job("t", queue_name="q", job_key=f"k{n}").id for n in range(3))
     assert claim(api, worker) == [first]
+    for _ in range(3):  # what set_queue has left would look at the queue, too
+        api.promote_jobs()
     assert api.rows("select from pyworker.live_jobs where id = %s and due_at is not null", [waits])
     match leave:
         case "cancel":
@@ -232,6 +234,15 @@ def test_a_job_that_no_worker_takes_holds_up_no_job_of_the_rate(api: Any, worker
     assert claimed() == known[2:4]
     clock.advance(seconds=10)
     assert claimed() == known[4:]
+
+
+def test_jobs_of_several_tasks_share_the_rate(api: Any, worker: int, clock: Any) -> None:
+    api.set_queue("q", None, 3, "10 seconds")
+    ids = [api.add_job(task, queue_name="q").id for task in "abcabc"]
+    assert claim(api, worker) == ids[:3]
+    assert claim(api, worker) == []
+    clock.advance(seconds=10)
+    assert claim(api, worker) == ids[3:]
 
 
 def test_of_jobs_that_wait_for_the_rate_the_best_priority_goes_first(
