@@ -218,7 +218,7 @@ def plot(seconds: float = 20) -> None:
     axes.set_xlabel("seconds")
     axes.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(Path("starts.svg"))
+    figure.savefig(Path("starts.svg"), metadata={"Date": None})
 
 
 PARTS = {"window": window, "cost": cost, "beside": beside, "fair": fair, "plot": plot}

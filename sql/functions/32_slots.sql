@@ -222,8 +222,8 @@ begin atomic
 end;
 
 -- How many jobs of each kind may be candidates in queues whose lanes this session holds: see
--- _make_candidates. In a paced queue at most 300, or what a claim asks for, as each claim looks at it again;
--- `enough`: no more of a kind if it has so many. `free_at`: if the rate is used up, when it has room again.
+-- _make_candidates. In a paced queue these are 300, or as many as a claim asks for: its claims look for more.
+-- `enough`: no more of a kind that has so many. `free_at`: if the rate is used up, when it has room again.
 create or replace function _openings_in(
     queue_names text[], asked integer, turns integer, now timestamptz)
     returns table (
