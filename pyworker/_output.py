@@ -74,6 +74,15 @@ def unwritten(error: BaseException) -> OSError | None:
     return found
 
 
+def rate_of(row: Mapping[str, Any]) -> str:
+    """The rate of a queue, how much of it is used, and when it has room again."""
+    if row["rate_limit"] is None:
+        return ""
+    used = "" if row["rate_used"] is None else f"{row['rate_used']} of "
+    rest = f", next {row['rate_free_at']:%H:%M:%S}" if row["rate_free_at"] else ""
+    return f"{used}{row['rate_limit']} in {row['rate_period']}{rest}"
+
+
 def say(text: str, err: bool = False) -> None:
     """Print a line, with control characters escaped."""
     click.echo(shown(text), err=err)

@@ -45,8 +45,9 @@ from ._runner.attempt import run_job, run_job_async
 from ._runner.claimed import Claimed
 from ._runner.config import RunConfig
 from ._runner.connections import Connections
-from ._runner.exchange import Exchange
+from ._runner.exchange import NOTHING, Exchange
 from ._runner.outcomes import Outcomes, Report, tell
+from ._runner.shares import Share
 from ._steps import Suspended
 from .errors import TaskError
 from .job import Outcome
@@ -170,7 +171,7 @@ class _Worker:
 
     def claim(self, names: Sequence[str]) -> Claimed | None:
         self._exchange.task_names = names
-        turn = self._exchange.work(self.db, Outcomes(), 1)
+        turn = self._exchange.work(self.db, Outcomes(), Share(1, None))
         return Claimed(*turn.jobs[0], slot=0) if turn and turn.jobs else None
 
     def run_one(self, job: Claimed) -> Ran:
@@ -184,7 +185,7 @@ class _Worker:
         outcomes.add(outcome)
         if isinstance(outcome, Report) and outcome.error is not None:
             tell(job, outcome, said, tracebacks=False)  # the test gets the exception
-        self._exchange.work(self.db, outcomes, 0)
+        self._exchange.work(self.db, outcomes, NOTHING)
         after = self.db.get_job(job.id)
         assert after is not None  # noqa: S101
         return Ran(after, error=said) if isinstance(outcome, Report) else Ran(after, said)

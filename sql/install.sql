@@ -52,6 +52,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/23_deadlines.sql
 \ir functions/30_promote.sql
 \ir functions/31_lanes.sql
+\ir functions/32_rates.sql
 \ir functions/32_slots.sql
 \ir functions/33_fill.sql
 \ir functions/34_edges.sql
@@ -83,6 +84,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/schedules/queries.sql
 \ir modules/schedules/ticks.sql
 \ir modules/schedules/crontab.sql
+\ir modules/limits/rates.sql
 \ir modules/integrity/invariants.sql
 \ir modules/integrity/drift.sql
 \ir modules/diagnosis/explain_waits.sql

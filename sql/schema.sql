@@ -23,6 +23,8 @@ create type _claim as (
     admitted tid[],
     full_queues text[],
     in_turn boolean,
+    paced text[],
+    cut boolean,
     due_at timestamp with time zone,
     rest boolean
 );
@@ -520,8 +522,13 @@ create table queues (
     updated_at timestamp with time zone,
     inherits boolean default false not null,
     changed xid8 default pg_current_xact_id() not null,
+    rate_limit integer,
+    rate_period interval,
+    fair boolean default false not null,
     constraint queues_concurrency CHECK ((concurrency >= 1)),
-    constraint queues_pkey PRIMARY KEY (queue_name)
+    constraint queues_pkey PRIMARY KEY (queue_name),
+    constraint queues_rate CHECK (((rate_limit IS NULL) = (rate_period IS NULL))),
+    constraint queues_rate_limit CHECK ((rate_limit >= 1))
 );
 
 CREATE INDEX queues_family ON queues USING btree (length(queue_name)) WHERE ("right"(queue_name, 1) = '*'::text);
@@ -594,6 +601,13 @@ create table signals (
 );
 
 CREATE INDEX signals_job ON signals USING btree (job_id, name, id);
+
+create table starts (
+    queue_name text collate "C" not null,
+    at timestamp with time zone not null,
+    total bigint not null,
+    constraint starts_pkey PRIMARY KEY (queue_name, at, total)
+) with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000, autovacuum_vacuum_cost_delay=0);
 
 create table steps (
     job_id bigint not null,
@@ -751,6 +765,12 @@ create table workers (
 --    retryable bigint
 --    discarded bigint
 --    oldest_waiting timestamp with time zone
+--    rate_limit integer
+--    rate_period interval
+--    rate_used bigint
+--    rate_left bigint
+--    rate_free_at timestamp with time zone
+--    fair boolean
 
 -- view schedules
 --    name text collate "C"

@@ -48,6 +48,7 @@ MENU = {
         "concepts",
         "delivery",
         "sequences-and-queues",
+        "limits",
         "unique-jobs",
         "schedules",
         "workflows",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from .._db.database import Database
-from .._output import print_json, print_table, say
+from .._output import print_json, print_table, rate_of, say
 from .options import CliError, as_json, database, part_of_group, reads, verb
 
 
@@ -26,26 +28,62 @@ def queues(ctx: click.Context, dsn: str, schema: str, machine: bool) -> None:
     for row in rows:
         row["concurrency"] = "no limit" if row["concurrency"] is None else str(row["concurrency"])
         row["paused"] = "yes" if row["paused"] else "no"
+        row["rate"] = rate_of(row)
+        row["fair"] = "yes" if row["fair"] else ""
+        for column in ("rate_limit", "rate_period", "rate_used", "rate_left", "rate_free_at"):
+            del row[column]
+    for column in ("rate", "fair"):
+        if not any(row[column] for row in rows):
+            for row in rows:
+                del row[column]
     print_table(rows, "no queue has jobs")
     if any(row["paused"] == "yes" for row in rows):
         say("\nTo resume a paused queue: pyworker queues resume QUEUE")
+
+
+def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, str] | None:
+    """`10/1m`: how many jobs, in which time. PostgreSQL reads the time."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"\s*(\d{1,10})\s*/\s*(\d*\.?\d*)\s*([a-z]+)\s*", value)
+    if not match:
+        raise click.BadParameter(f"{value!r} is no rate: write it like 10/1m, 5/s or 1000/24h", ctx, param)
+    return match[1], f"{match[2] or 1} {match[3]}"
 
 
 @queues.command("set")
 @click.argument("queue")
 @click.argument("concurrency", type=click.IntRange(1), required=False)
 @click.option("--no-limit", is_flag=True, help="Run any number of jobs at once.")
+@click.option(
+    "--rate", metavar="JOBS/TIME", callback=_rate, help="Start at most so many jobs in any such time: 10/1m."
+)
+@click.option("--fair", is_flag=True, help="Let the queues of a family take turns.")
 @part_of_group
-def set_queue(where: tuple[str, str], queue: str, concurrency: int | None, no_limit: bool) -> None:
+def set_queue(
+    where: tuple[str, str],
+    queue: str,
+    concurrency: int | None,
+    no_limit: bool,
+    rate: tuple[str, str] | None,
+    fair: bool,
+) -> None:
     """Run at most CONCURRENCY jobs of QUEUE at once.
 
-    'customer:*' sets all queues with this prefix.
+    'customer:*' sets all queues with this prefix. Each call replaces all limits of the queue.
     """
-    if (concurrency is None) != no_limit:
-        raise click.UsageError("name a number, or --no-limit")
+    if concurrency is not None and no_limit:
+        raise click.UsageError("name a number or --no-limit, not both")
+    if concurrency is None and not (no_limit or rate or fair):
+        raise click.UsageError("name a number, --no-limit, --rate or --fair")
     with database(*where) as db:
-        db.set_queue(queue, concurrency)
-    say(f"queue {queue}: {'no limit' if no_limit else f'concurrency {concurrency}'}")
+        db.set_queue(queue, concurrency, rate, fair)
+    limits = [
+        "no limit" if concurrency is None else f"concurrency {concurrency}",
+        *([f"at most {rate[0]} starts in any {rate[1]}"] if rate else []),
+        *(["its queues take turns"] if fair else []),
+    ]
+    say(f"queue {queue}: {', '.join(limits)}")
 
 
 @queues.command("pause")

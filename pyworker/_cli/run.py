@@ -13,6 +13,24 @@ from . import schedules as _schedules
 from .options import common
 
 
+def _bounded(queues: tuple[str, ...]) -> tuple[list[str], dict[str, int]]:
+    """The queues that --queue names, and the bounds of those with one."""
+    bounds: dict[str, int] = {}
+    names: list[str] = []
+    for queue in queues:
+        name, equals, bound = queue.rpartition("=")
+        if not equals:
+            name = queue
+        elif not name or not bound.isdecimal() or not 1 <= int(bound) <= 1000:
+            raise click.UsageError(f"--queue {queue}: write QUEUE or QUEUE=N, with N from 1 to 1000")
+        else:
+            bounds[name] = int(bound)
+        if name in names:
+            raise click.UsageError(f"--queue {name} is given twice")
+        names.append(name)
+    return names, bounds
+
+
 @click.command()
 @click.argument("modules", nargs=-1, required=True)
 @common
@@ -36,7 +54,9 @@ from .options import common
     "--queue",
     "queues",
     multiple=True,
-    help="Run only jobs of this queue ('default': jobs in no queue). Can be repeated.",
+    metavar="QUEUE[=N]",
+    help="Run only jobs of this queue ('default': jobs in no queue), at most N at once in each process. "
+    "'*' stands for all other queues together. Can be repeated.",
 )
 @click.option("--task", "tasks", multiple=True, help="Run only this task. Can be repeated.")
 @click.option(
@@ -99,6 +119,7 @@ def run(
     2 wrong usage, 56 the database is older than this pyworker (run `pyworker migrate`), 57 it is
     newer and incompatible (upgrade pyworker).
     """
+    names, bounds = _bounded(queues)
     from .._logging import on_terminal, set_up
     from .._runner import metrics, probes
     from .._runner.parent import Parent
@@ -108,7 +129,7 @@ def run(
     with resolved(dsn) as url:
         config = RunConfig(
             dsn=url, schema=schema, tasks=list(modules), concurrency=concurrency, processes=processes,
-            queues=list(queues), only_tasks=list(tasks), forbidden_flags=list(forbidden_flags),
+            queues=names, bounds=bounds, only_tasks=list(tasks), forbidden_flags=list(forbidden_flags),
             once=once, shutdown_timeout=shutdown_timeout, poll_interval=poll_interval,
             max_memory=max_memory << 20 if max_memory else None, log_format=log_format,
             log_level=log_level.upper(), name=name or "", stuck_after=stuck_after,

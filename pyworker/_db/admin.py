@@ -117,12 +117,22 @@ class Admin(Base):
     def queue_stats(self) -> list[dict[str, Any]]:
         return self._dicts(
             "queue_name, concurrency, paused, available, running, pending, scheduled, retryable,"
-            " discarded, oldest_waiting",
+            " discarded, oldest_waiting, rate_limit, rate_period, rate_used, rate_left, rate_free_at, fair",
             "queue_stats order by queue_name",
         )
 
-    def set_queue(self, queue_name: str, concurrency: int | None) -> None:
-        self._value("set_queue(%s, %s::integer)", queue_name, concurrency)
+    def set_queue(
+        self,
+        queue_name: str,
+        concurrency: int | None,
+        rate: tuple[str, str] | None = None,
+        fair: bool = False,
+    ) -> None:
+        """`rate`: how many jobs may start in which period, such as ("10", "1 min")."""
+        call, values = "set_queue(%s, %s::integer", [queue_name, concurrency]
+        if rate:
+            call, values = f"{call}, %s::integer, %s::interval", [*values, *rate]
+        self._value(call + (", fair => true)" if fair else ")"), *values)
 
     def pause_queue(self, queue_name: str) -> None:
         self._value("pause_queue(%s)", queue_name)

@@ -99,7 +99,10 @@ class Pages(Base):
         return self._dicts(columns, "list_workers() order by id")
 
     def list_queues(self, after: str | None = None, limit: int = 50) -> list[dict[str, Any]]:
-        columns = "queue_name, concurrency, paused, available, running, exact, oldest, oldest_id"
+        columns = (
+            "queue_name, concurrency, paused, available, running, exact, oldest, oldest_id, rate_limit,"
+            " rate_period, rate_used, rate_left, rate_free_at, fair"
+        )
         return self._dicts(columns, "list_queues(%s, %s)", after, limit)
 
     def list_sequences(

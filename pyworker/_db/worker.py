@@ -159,8 +159,9 @@ class Worker(Base):
         tasks: Sequence[str] | None = None,
         queues: Sequence[str] | None = None,
         forbidden_flags: Sequence[str] | None = None,
+        without: Sequence[str] | None = None,
     ) -> list[tuple[Any, ...]]:
-        """One turn. `done`: id, run, and the result as JSON text or None.
+        """One turn. `done`: id, run, and the result as JSON text or None. `without`: no job of these queues.
 
         The rows have `kind` first, `why` and `again_in_s` last."""
         source = (
@@ -180,6 +181,9 @@ class Worker(Base):
             parameters[4] = json.dumps([_printable(report) for report in reports])
         elif not done:  # only a claim: its commit need not wait for the disk
             source = f"set_config('synchronous_commit', 'off', true), {source}"
+        if without:
+            source = f"set_config('pyworker.closed_queues', %s, true) closed, {source}"
+            parameters.insert(0, _array(tuple(without)))
         statement = f"select {_TURN} from {source}"  # noqa: S608
         return self.conn.execute(cast("Any", statement), parameters, binary=True).fetchall()
 

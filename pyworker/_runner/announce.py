@@ -35,7 +35,7 @@ def announce(
     about = {
         "task_identifiers": config.only_tasks or sorted(known),
         "definitions": tasks.definitions(known),
-        "queue_names": config.queues or None,
+        "queue_names": config.queue_filter,
         "forbidden_flags": config.forbidden_flags or None,
     }
     db.update_worker(worker_id, {name: value for name, value in about.items() if value is not None})

@@ -45,10 +45,12 @@ from .config import (
     RunConfig,
 )
 from .connections import Connections
-from .exchange import Exchange, Turn
+from .exchange import NOTHING, Exchange
 from .handlers import IF_URGENT, NEVER, Handlers
+from .outcomes import Outcomes
 from .pace import Pace
 from .shared import Slots
+from .shares import shares
 
 if TYPE_CHECKING:
     from .metrics import Measures
@@ -257,15 +259,13 @@ class Child:
         room = 0 if self.stopping else self._room(bool(outcomes))
         if not (outcomes or room):
             return self.stopping and self.handlers.idle
-        turn = self.exchange.work(db, outcomes, room)
-        if room and turn:
-            self._begin(turn, room, len(outcomes))
+        self._exchange(db, outcomes, room)
         return (self.stopping or (self.config.once and self.pace.nothing_available)) and self.handlers.idle
 
     def _end_broken(self, db: Database) -> bool:
         """Report what has ended, and end the process: a job's end could not be recorded."""
         self.exit_code = EXIT_BROKEN
-        self.exchange.work(db, self.handlers.collect(), 0)
+        self.exchange.work(db, self.handlers.collect(), NOTHING)
         return True
 
     def _check_version(self, db: Database) -> None:
@@ -277,14 +277,36 @@ class Child:
                 log.error("%s. %s", error, error.hint or "")
                 self.stopping, self.exit_code = True, EXIT_DATABASE_NEWER
 
-    def _begin(self, turn: Turn, room: int, reported: int) -> None:
-        claimed = len(turn.jobs)
-        if self.measures:
+    def _exchange(self, db: Database, outcomes: Outcomes, room: int) -> None:
+        """Report and claim: in one call, or with bounds of queues in one for each of them."""
+        reported = len(outcomes)
+        parts = (
+            shares(self.config, room, self.handlers.queues() if self.config.bounds else ()) if room else []
+        )
+        if room and not parts:  # each bound is reached, until a handler ends
+            self.pace.put_off(self.config.poll_interval)
+            if not outcomes:
+                return
+        asked = claimed = 0
+        again_in = math.inf
+        for share in parts or [NOTHING]:
+            part = share._replace(most=min(share.most, room - claimed))
+            if asked and not part.most:
+                break
+            turn = self.exchange.work(db, outcomes, part)
+            if not turn:
+                return
+            outcomes = Outcomes()
+            asked, claimed = asked + part.most, claimed + len(turn.jobs)
+            self.handlers.begin(turn.jobs)
+            if len(turn.jobs) < part.most:
+                again_in = min(again_in, turn.again_in)
+        if self.measures and asked:
             self.measures.claimed(claimed)
-        self.handlers.begin(turn.jobs)
-        self.pace.learn(room, claimed, reported)
-        if claimed < room:
-            self.pace.sleep(turn.again_in)
+        if asked:
+            self.pace.learn(asked, claimed, reported)
+            if claimed < asked:
+                self.pace.sleep(again_in)
 
     def _room(self, reporting: bool) -> int:
         room = self.pace.room(self.handlers.load, reporting)

@@ -12,6 +12,8 @@ EXIT_CANNOT_START = 78
 EXIT_REGISTER_AGAIN = 75
 EXIT_BROKEN = 70
 
+OTHERS = "*"  # stands for all queues that are not named
+
 
 @dataclass
 class RunConfig:
@@ -20,7 +22,8 @@ class RunConfig:
     tasks: list[str] = field(default_factory=list[str])  # modules
     concurrency: int = 10
     processes: int = 1
-    queues: list[str] = field(default_factory=list[str])  # empty: all
+    queues: list[str] = field(default_factory=list[str])  # empty: all; OTHERS: all that are not named
+    bounds: dict[str, int] = field(default_factory=dict[str, int])  # of a queue, jobs that each process holds
     only_tasks: list[str] = field(default_factory=list[str])  # empty: every task that was loaded
     forbidden_flags: list[str] = field(default_factory=list[str])
     once: bool = False
@@ -34,3 +37,8 @@ class RunConfig:
     log_format: str = "text"
     log_level: str = "INFO"
     tracebacks: bool = True  # log the tracebacks of failed handlers
+
+    @property
+    def queue_filter(self) -> list[str] | None:
+        """The queues of which a worker takes jobs; None: all."""
+        return None if OTHERS in self.queues else self.queues or None

@@ -17,8 +17,11 @@ from ..errors import sqlstate_of, translated
 from .config import RunConfig
 from .outcomes import Outcome, Outcomes, unstorable
 from .shared import COUNTED
+from .shares import Share
 
 log = logging.getLogger("pyworker.worker")
+
+NOTHING = Share(0, None)
 
 
 class Turn(NamedTuple):
@@ -42,10 +45,10 @@ class Exchange:
         self.task_names: Sequence[str] = ()
         self._take_back = take_back  # gets outcomes that may not have been stored
 
-    def work(self, db: Database, outcomes: Outcomes, room: int) -> Turn | None:
+    def work(self, db: Database, outcomes: Outcomes, share: Share) -> Turn | None:
         """Report and claim. None if a refused report prevented the claim."""
         try:
-            turn, refused = self._call(db, outcomes, room)
+            turn, refused = self._call(db, outcomes, share)
         except psycopg.Error as error:
             if _connection_lost(error):
                 # The commit may have succeeded. Report everything again: the database ignores what
@@ -65,12 +68,14 @@ class Exchange:
         self._tell_of_ends(db, outcomes, refused)
         return turn
 
-    def _call(self, db: Database, outcomes: Outcomes, room: int) -> tuple[Turn, dict[tuple[int, int], str]]:
+    def _call(
+        self, db: Database, outcomes: Outcomes, share: Share = NOTHING
+    ) -> tuple[Turn, dict[tuple[int, int], str]]:
         """The turn, and why reports were refused, by id and run."""
         config, items = self.config, [report.item() for report in outcomes.reports]
         rows = db.work(
-            self.worker_id, outcomes.done, items, room,
-            self.task_names, config.queues or None, config.forbidden_flags or None,
+            self.worker_id, outcomes.done, items, share.most,
+            self.task_names, share.queues, config.forbidden_flags or None, share.without,
         )  # fmt: skip
         *_, again_in = rows.pop()
         first = 0
@@ -91,7 +96,7 @@ class Exchange:
             one = Outcomes()
             one.add(outcome)
             try:
-                _, refused = self._call(db, one, 0)
+                _, refused = self._call(db, one)
             except Exception as problem:
                 if isinstance(problem, psycopg.Error) and (
                     _connection_lost(problem, True) or forbids(problem)
@@ -116,7 +121,7 @@ class Exchange:
 
     def _fail(self, db: Database, outcome: Outcome, why: str) -> None:
         log.error("job %s: its end could not be stored: %s", outcome[0], shown(why))
-        self._call(db, Outcomes(reports=[unstorable(outcome, why)]), 0)
+        self._call(db, Outcomes(reports=[unstorable(outcome, why)]))
         self._count(fail=1)
 
     def _tell_of_ends(self, db: Database, outcomes: Outcomes, refused: Mapping[tuple[int, int], str]) -> None:

@@ -103,6 +103,11 @@ class Handlers:
         """Put outcomes back that may not have been stored, for the next `collect`."""
         self.outcomes.extend(outcomes)
 
+    def queues(self) -> list[str | None]:
+        """The queue of each job that waits or runs here."""
+        with self.lock:
+            return [job.queue_name for job in (*self.ready, *self.running.values())]
+
     def known(self) -> list[tuple[int, int]]:
         """Id and run of every job that this process believes it holds."""
         with self.lock:

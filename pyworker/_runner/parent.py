@@ -148,7 +148,8 @@ class Parent:
         limits = [
             f"{what} {', '.join(map(shown, names))}"
             for what, names in (
-                ("queues", config.queues), ("tasks", config.only_tasks), ("not flags", config.forbidden_flags)
+                ("queues", [f"{q}={config.bounds[q]}" if q in config.bounds else q for q in config.queues]),
+                ("tasks", config.only_tasks), ("not flags", config.forbidden_flags)
             )
             if names
         ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from .._db.database import Database
-from .._output import STYLES, text_of
+from .._output import STYLES, rate_of, text_of
 
 Row = dict[str, Any]
 
@@ -90,7 +90,8 @@ PAGES = {
         "Queues", lambda db: db.list_queues(limit=200), "queue_name",
         {"queue": _of("queue_name"), "running": _load("running", "concurrency", "no limit"),
          "available": _about("available"), "oldest": _of("oldest"),
-         "paused": lambda row: "paused" if row["paused"] else ""},
+         "paused": lambda row: "paused" if row["paused"] else "",
+         "rate": rate_of, "fair": lambda row: "fair" if row["fair"] else ""},
         {"pause": _toggle("queue")}, what="queue",
     ),
     "sequences": Page(

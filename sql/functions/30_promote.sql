@@ -84,7 +84,7 @@ begin
     with due as (
         update live_jobs j
         set state = 'available', updated_at = v_now, due_at = null,
-            parked = case when j.queue_name = l.name then 'queue' end,
+            parked = case when j.queue_name = l.name then 'queue' end, -- also if it waited for a rate
             ready_at = case when l.name is null then j.run_at end
         from unnest(v_due) d(tid)
         left join lateral (select i.queue_name from live_jobs i where i.ctid = d.tid) q on true
@@ -171,7 +171,7 @@ begin
         where starts_with(l.lane, 'queue:'));
     if v_keys <> '{}' then
         v_promoted := v_promoted + _fill_queues(
-            array_agg(q.queue_name), array_agg(q.slots)) from _queues_of(v_keys) q;
+            array_agg(q.queue_name), array_agg(q.slots_ahead)) from _queues_of(v_keys) q;
     end if;
     for v_lane in select l.lane from unnest(v_held) l(lane) where starts_with(l.lane, 'family:') loop
         perform _fill_family(substr(v_lane, length('family:') + 1));

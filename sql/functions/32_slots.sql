@@ -5,24 +5,27 @@
 -- it is; claims and ends that do not get it leave a request (promotion_requests). So a session that
 -- parks a job has seen every running job, and a session that ends a job has seen every parked job.
 
--- Selects from the jobs that a claim has locked those that may start, in the claim's order: all
--- jobs of queues without a limit, and of each limited queue as many as it has free slots.
--- `closed`: the queues from which this claim takes no more jobs. `full_queues`: the full queues
--- that have more candidates, which the claim has to park. `in_turn`: true if some of the queues are
--- limited.
-create or replace function _admit(
-    rows tid[], queue_names text[], inout closed text[], out admitted tid[], out full_queues text[],
-    out in_turn boolean)
+-- Selects from the jobs that a claim has locked (`admitted`) those that may start, in the claim's order: all
+-- jobs of queues without a limit, and of each limited queue as many as it has free slots. queue_names: for
+-- each job the queue that it asks, or null. Sets `closed`: the queues from which this claim takes no more
+-- jobs; `full_queues`: the full queues that have more candidates, which the claim has to park; `in_turn` if
+-- some of the queues are limited; and what paced queues need (32_rates).
+create or replace function _admit(inout claim _claim, queue_names text[])
     language plpgsql set search_path from current
 as $$
 declare
     v_limited text[];
     v_held text[];
+    v_now timestamptz; -- when it held the lanes
     v_queues text[]; -- those whose lanes are held, each with its free slots, and whether it is crowded
     v_free bigint[];
     v_crowded boolean[];
     v_queue integer;
-    v_asking tid[]; -- the rows that ask their queue for a slot
+    v_room bigint[]; -- what was free in those with a rate
+    v_fair text[];
+    v_rows tid[] := claim.admitted;
+    v_asking constant tid[] := array(
+        select a.tid from unnest(v_rows, queue_names) a(tid, name) where a.name is not null);
 begin
     select array_agg(q.name),
            coalesce(array_agg(q.name) filter (where q.n <= 500 and _try_lane('queue:' || q.name)), '{}')
@@ -30,48 +33,67 @@ begin
     from (select l.name, row_number() over () as n
           from (select distinct q.queue_name as name from _queues_of(queue_names) q
                 where q.queue_name is not null and q.slots is not null) l) q;
-    in_turn := v_limited is not null;
-    if not in_turn then
-        admitted := rows;
+    if v_limited is null then
         return;
     end if;
-    v_asking := array(
-        select r.tid from unnest(rows, queue_names) r(tid, queue_name) where r.queue_name is not null);
-    select array_agg(r.queue_name), array_agg(r.free), array_agg(r.crowded)
-    into v_queues, v_free, v_crowded
-    from _room_in(v_held, rows, v_asking) r;
-    for i in 1..cardinality(rows) loop
+    claim.in_turn := true;
+    v_now := clock();
+    select array_agg(r.queue_name), array_agg(r.free), array_agg(r.crowded),
+           array_agg(case when r.rated then r.free end), array_agg(r.queue_name) filter (where r.paced),
+           array_agg(r.queue_name) filter (where r.fair)
+    into v_queues, v_free, v_crowded, v_room, claim.paced, v_fair
+    from _room_in(v_held, v_rows, v_asking, v_now) r;
+    if v_fair is not null then
+        claim := _cut_at_priority(claim, queue_names, v_fair);
+        v_rows := claim.admitted;
+    end if;
+    claim.admitted := null;
+    for i in 1..cardinality(v_rows) loop
         v_queue := array_position(v_queues, queue_names[i]);
         continue when v_queue is null and queue_names[i] = any (v_limited); -- another session has the lane
         if v_free[v_queue] <= 0 then
             v_crowded[v_queue] := true;
             continue;
         end if;
-        admitted := admitted || rows[i];
+        claim.admitted := claim.admitted || v_rows[i];
         if v_queue is not null then
             v_free[v_queue] := v_free[v_queue] - 1;
         end if;
     end loop;
-    full_queues := '{}';
-    for i in 1..coalesce(cardinality(v_queues), 0) loop
-        continue when (v_free[i] <= 0) is not true;
-        closed := closed || v_queues[i];
-        if v_crowded[i] then
-            full_queues := full_queues || v_queues[i];
+    if claim.paced is not null then
+        claim.now := coalesce(_record_starts(v_queues, v_room, v_free, v_now), claim.now);
+    end if;
+    claim := _close_queues(claim, v_queues, v_free, v_crowded, array(
+        select l.name from unnest(v_limited) l(name) where l.name <> all (v_held)));
+end;
+$$;
+
+-- Ends the admission: of these queues with their free slots, closes the full ones, and tells which of them
+-- have more candidates. `others`: queues whose lanes other sessions have. The requests for them bring a
+-- worker back when those sessions have ended.
+create or replace function _close_queues(
+    inout claim _claim, queue_names text[], free bigint[], crowded boolean[], others text[])
+    language plpgsql set search_path from current
+as $$
+begin
+    claim.full_queues := '{}';
+    for i in 1..coalesce(cardinality(queue_names), 0) loop
+        continue when (free[i] <= 0) is not true;
+        claim.closed := claim.closed || queue_names[i];
+        if crowded[i] then
+            claim.full_queues := claim.full_queues || queue_names[i];
         end if;
     end loop;
-    if cardinality(v_held) < cardinality(v_limited) then
-        -- The requests bring a worker back to these queues when the other sessions have ended.
-        v_limited := array(select l.name from unnest(v_limited) l(name) where l.name <> all (v_held));
-        closed := closed || v_limited;
-        insert into promotion_requests (lane) select 'queue:' || l.name from unnest(v_limited) l(name);
+    if others <> '{}' then
+        claim.closed := claim.closed || others;
+        insert into promotion_requests (lane) select 'queue:' || o.name from unnest(others) o(name);
     end if;
 end;
 $$;
 
--- Fills the free slots of these queues, of which running jobs have ended or were requeued; returns how
--- many jobs became candidates.
-create or replace function _refill_queues(queue_names text[]) returns integer
+-- Fills the free slots of these queues, of which running jobs have ended or, if `requeued`, may wait again;
+-- returns how many jobs became candidates. An end frees nothing in a queue that has a rate alone.
+create or replace function _refill_queues(queue_names text[], requeued boolean default false) returns integer
     language plpgsql set search_path from current
 as $$
 declare
@@ -94,12 +116,13 @@ begin
     -- once for all ends until then. So is a batch of more than 200 queues: PostgreSQL has room for
     -- some 6,000 advisory locks.
     select array_agg(q.queue_name), coalesce(array_agg(q.queue_name) filter (where q.held), '{}'),
-           array_agg(q.slots) filter (where q.held)
+           array_agg(q.slots_ahead) filter (where q.held)
     into v_limited, v_held, v_limits
-    from (select q.queue_name, q.slots,
-                 q.concurrency <= 100 and cardinality(queue_names) <= 200
+    from (select q.queue_name, q.slots_ahead,
+                 coalesce(q.concurrency, 1) <= 100 and cardinality(queue_names) <= 200
                  and _try_lane('queue:' || q.queue_name) as held
-          from _queues_of(queue_names) q where q.concurrency is not null offset 0) q;
+          from _queues_of(queue_names) q
+          where q.concurrency is not null or q.paced and requeued offset 0) q;
     if v_limited is null then
         return 0;
     end if;
@@ -118,12 +141,12 @@ end;
 $$;
 
 -- The same for one queue; does nothing if queue_name is null.
-create or replace function _refill_queue(queue_name text) returns void
+create or replace function _refill_queue(queue_name text, requeued boolean default false) returns void
     language plpgsql set search_path from current
 as $$
 begin
     if queue_name is not null then
-        perform _refill_queues(array[queue_name]);
+        perform _refill_queues(array[queue_name], requeued);
     end if;
 end;
 $$;
@@ -132,24 +155,35 @@ $$;
 
 -- The settings of these queues: from the queue's own row, else from the longest family
 -- ('customer:*') that it belongs to. Without either, a queue is serial. A row that only pauses its
--- queue (`inherits`) leaves the limit to the family. `slots`: 0 while paused, null without a limit.
+-- queue (`inherits`) leaves the limits to the family. `slots`: 0 while paused, null without any limit.
+-- `paced`: it has a rate or takes turns, so each of its jobs asks for its slot in the claim.
+-- `slots_ahead`: those that may be given before.
 create or replace function _queues_of(queue_names text[])
-    returns table (queue_name text, concurrency integer, paused boolean, slots integer, changed xid8)
+    returns table (
+        queue_name text, concurrency integer, paused boolean, slots integer, changed xid8,
+        rate_limit integer, rate_period interval, fair boolean, paced boolean, slots_ahead integer)
     language sql stable
 begin atomic
-    select n.name,
-           case when q.inherits is false then q.concurrency when f.found then f.concurrency else 1 end,
-           coalesce(q.paused, false),
-           case when q.paused then 0 when q.inherits is false then q.concurrency
-                when f.found then f.concurrency else 1 end,
-           greatest(q.changed, f.changed)
-    from unnest(_queues_of.queue_names) n(name)
-    left join queues q on q.queue_name = n.name
-    left join lateral (
-        select true as found, o.concurrency, o.changed from queues o
-        where q.inherits is not false and right(o.queue_name, 1) = '*'
-          and starts_with(n.name, left(o.queue_name, -1))
-        order by length(o.queue_name) desc limit 1) f on true;
+    select s.queue_name, s.concurrency, s.paused, s.slots, s.changed, s.rate_limit, s.rate_period, s.fair,
+           s.paced, case when not s.paced then s.slots end
+    from (select u.*, u.rate_limit is not null or u.fair as paced,
+                 case when u.paused then 0 when u.concurrency is not null then u.concurrency
+                      when u.rate_limit is not null or u.fair then 2147483647 end as slots
+          from (select n.name as queue_name,
+                       case when q.inherits is false then q.concurrency when f.found then f.concurrency
+                            else 1 end as concurrency,
+                       coalesce(q.paused, false) as paused, greatest(q.changed, f.changed) as changed,
+                       case when q.inherits is false then q.rate_limit else f.rate_limit end as rate_limit,
+                       case when q.inherits is false then q.rate_period else f.rate_period end as rate_period,
+                       case when q.inherits is false then q.fair else coalesce(f.fair, false) end as fair
+                from unnest(_queues_of.queue_names) n(name)
+                left join queues q on q.queue_name = n.name
+                left join lateral (
+                    select true as found, o.concurrency, o.changed, o.rate_limit, o.rate_period, o.fair
+                    from queues o
+                    where q.inherits is not false and right(o.queue_name, 1) = '*'
+                      and starts_with(n.name, left(o.queue_name, -1))
+                    order by length(o.queue_name) desc limit 1) f on true) u) s;
 end;
 
 -- How many slots of a queue are taken, counted up to a limit; slots that were given to the rows in
@@ -168,16 +202,45 @@ end;
 -- What a claim that has locked `rows` finds in queues whose lanes it holds: the free slots (null if
 -- the limit was removed meanwhile), and whether there are more candidates. Slots that were given to
 -- the rows in `aside` are free.
-create or replace function _room_in(queue_names text[], rows tid[], aside tid[])
-    returns table (queue_name text, free bigint, crowded boolean)
+create or replace function _room_in(queue_names text[], rows tid[], aside tid[], now timestamptz)
+    returns table (
+        queue_name text, free bigint, crowded boolean, rated boolean, paced boolean, fair boolean)
     language sql stable
 begin atomic
-    select q.queue_name, q.slots - t.taken,
+    select q.queue_name, least(q.slots - t.taken, r.room),
            ( -- not by `exists`, which would drop the order, and with it the index
                select true from live_jobs j
                where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available'
                  and j.ctid <> all (_room_in.rows)
-               order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null
+               order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null,
+           q.rate_limit is not null, q.paced, q.fair
     from _queues_of(_room_in.queue_names) q
-    cross join lateral _taken_in(q.queue_name, q.slots, _room_in.aside) t;
+    cross join lateral _taken_in(
+        q.queue_name, case when q.concurrency is null then 0 else q.slots end, _room_in.aside) t
+    left join lateral _rate_room(q.queue_name, q.rate_limit, q.rate_period, _room_in.now) r
+        on q.rate_limit is not null;
+end;
+
+-- How many jobs of each kind may be candidates in queues whose lanes this session holds: see
+-- _make_candidates. In a paced queue these are 300, or as many as a claim asks for: its claims look for more.
+-- `enough`: no more of a kind that has so many. `free_at`: if the rate is used up, when it has room again.
+create or replace function _openings_in(
+    queue_names text[], asked integer, turns integer, now timestamptz)
+    returns table (
+        queue_name text, paused boolean, paced boolean, fair boolean, places bigint, enough bigint,
+        free_at timestamptz)
+    language sql stable
+begin atomic
+    select q.queue_name, q.paused, q.paced, q.fair,
+           o.places, least(o.places, _openings_in.asked), -- null: as many as there are places
+           case when not q.paused then r.free_at end
+    from _queues_of(_openings_in.queue_names) q
+    cross join lateral _taken_in(
+        q.queue_name, case when q.concurrency is null then 0 else q.slots end, '{}') t
+    left join lateral _rate_room(q.queue_name, q.rate_limit, q.rate_period, _openings_in.now) r
+        on q.rate_limit is not null
+    cross join lateral (
+        select least(q.slots - t.taken, r.room, case when q.fair then _openings_in.turns
+                     when q.paced then greatest(300, _openings_in.asked) else 1000 end) as places
+        offset 0) o;
 end;

@@ -6,7 +6,8 @@
 -- _fill_by_kind.
 
 -- Fills the free slots of queues whose lanes this session holds; returns how many jobs became
--- candidates. `limits`: the slots of each queue, 0 while it is paused, null without a limit.
+-- candidates. `limits`: the slots that each queue may give ahead of a claim; 0 while it is paused, null
+-- if none.
 create or replace function _fill_queues(queue_names text[], limits integer[]) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
@@ -41,7 +42,7 @@ begin
         select q.name, p.tid from queue q cross join lateral _parked_in(q.name, q.free) p
         where q.alike and q.free > 0),
     moved as (
-        update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true
+        update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true, due_at = null
         where j.ctid = any (array(
             select p.ctid from live_jobs p
             where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
@@ -72,7 +73,7 @@ declare
     v_id bigint;
     v_late boolean;
 begin
-    update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true
+    update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true, due_at = null
     where j.ctid = any (array(
         select p.ctid from live_jobs p
         where p.ctid = (
@@ -91,55 +92,79 @@ begin
 end;
 $$;
 
--- The same for queues with jobs of several kinds, and for queues whose settings have changed.
+-- The same for queues with jobs of several kinds, for queues with a rate or turns, and for queues whose
+-- settings have changed.
 create or replace function _fill_by_kind(queue_names text[]) returns integer
+    language plpgsql set search_path from current
+as $$
+declare
+    v_left constant text[] := _take_slots_back(queue_names);
+    v_filled constant integer := _make_candidates(queue_names, null, 1);
+begin
+    if v_left is not null then
+        insert into promotion_requests (lane, changed)
+        select 'queue:' || l.queue_name, true from unnest(v_left) l(queue_name);
+    end if;
+    return v_filled;
+end;
+$$;
+
+-- Makes the first jobs of each kind candidates, as many as there are free slots, up to 1,000 per kind in one
+-- call. `asked`: a kind with so many candidates gets no more. `turns`: how many of each kind a queue has that
+-- takes turns. Returns how many became candidates.
+create or replace function _make_candidates(queue_names text[], asked integer, turns integer) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
     set enable_incremental_sort = off
     set jit = off set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
-    v_most constant integer := 1000; -- per kind in one call
+    v_now constant timestamptz := clock();
     v_ids bigint[];
-    v_ranked bigint;
     v_wanted text[];
+    v_ranked bigint; -- in queues that no claim looks at again
     v_paused text[];
-    v_left text[]; -- queues that need another request
+    v_full text[]; -- queues whose rate is used up, and when it has room again
+    v_free_ats timestamptz[];
 begin
-    v_left := _take_slots_back(queue_names);
-    with queue as materialized (
-        select q.queue_name, q.paused, coalesce(least(q.slots - t.taken, v_most), v_most) as slots
-        from _queues_of(_fill_by_kind.queue_names) q
-        cross join lateral _taken_in(q.queue_name, coalesce(q.slots, 0), '{}') t),
+    with queue as materialized (select o.* from _openings_in(queue_names, asked, turns, v_now) o),
     turn as materialized (
-        select q.queue_name, f.tid
+        select q.queue_name, f.tid, q.paced, case when q.fair then v_now + f.place * interval '1 us' end as at
         from queue q
         cross join lateral _kinds_in(q.queue_name) k
-        cross join lateral _first_of_kind(q.queue_name, k.task, k.flags, q.slots) f
-        where q.slots > 0),
+        left join lateral _last_of_candidates(
+            q.queue_name, k.task, k.flags, case when asked is not null then q.enough end) l on true
+        cross join lateral _first_of_kind(
+            q.queue_name, k.task, k.flags, case when l.id is null then q.places else 0 end) f
+        where q.places > 0),
+    free as materialized (
+        select p.ctid as tid from live_jobs p
+        where p.ctid = any (array(select t.tid from turn t)) for update skip locked),
     moved as (
-        update live_jobs j set ready_at = j.run_at, parked = null
-        where j.ctid = any (array(
-            select p.ctid from live_jobs p
-            where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
-        returning j.id)
-    select (select array_agg(m.id) from moved m), count(*),
-           array_agg(t.queue_name) filter (where t.tid is not null),
-           (select array_agg(q.queue_name) from queue q where q.paused)
-    into v_ids, v_ranked, v_wanted, v_paused
+        update live_jobs j
+        set ready_at = greatest(j.run_at, t.at), parked = null, due_at = null
+        from free f join turn t on t.tid = f.tid where j.ctid = f.tid
+        returning j.id),
+    full_rate as (select q.queue_name, q.free_at from queue q where q.free_at is not null)
+    select (select array_agg(m.id) from moved m), array_agg(t.queue_name) filter (where t.tid is not null),
+           count(*) filter (where not t.paced),
+           (select array_agg(q.queue_name) from queue q where q.paused),
+           (select array_agg(r.queue_name) from full_rate r), (select array_agg(r.free_at) from full_rate r)
+    into v_ids, v_wanted, v_ranked, v_paused, v_full, v_free_ats
     from turn t;
     if v_ids is not null then
         perform _arrive_late(v_ids);
     end if;
     if v_paused is not null then
-        v_left := v_left || _park_candidates(v_paused);
+        insert into promotion_requests (lane, changed) -- claims ask for slots until all are parked
+        select 'queue:' || l.queue_name, true from unnest(_park_candidates(v_paused)) l(queue_name);
     end if;
-    if v_ranked >= v_most or cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) then
-        v_left := v_left || v_wanted;
+    if v_full is not null then
+        perform _wait_for_rates(v_full, v_free_ats);
     end if;
-    if v_left <> '{}' then
-        insert into promotion_requests (lane, changed)
-        select distinct 'queue:' || l.queue_name, true from unnest(v_left) l(queue_name);
+    if v_ranked >= 1000 or cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) then
+        insert into promotion_requests (lane)
+        select distinct 'queue:' || w.queue_name from unnest(v_wanted) w(queue_name);
     end if;
     return coalesce(cardinality(v_ids), 0);
 end;
@@ -274,13 +299,27 @@ begin atomic
     select k.task, k.flags from kind k;
 end;
 
+-- The last of so many candidates of a kind; no row if there are fewer, or if `enough` is null.
+create or replace function _last_of_candidates(queue_name text, task text, flags text, enough bigint)
+    returns table (id bigint)
+    language sql stable
+begin atomic
+    select c.id from live_jobs c
+    where c.queue_name = _last_of_candidates.queue_name and c.ready_at is not null
+      and c.state = 'available' and c.task_identifier = _last_of_candidates.task
+      and coalesce(c.flags::text, '') collate "C" = _last_of_candidates.flags
+      and _last_of_candidates.enough is not null
+    order by c.queue_name, c.priority, c.run_at, c.id
+    offset _last_of_candidates.enough - 1 limit 1;
+end;
+
 -- The first jobs of one kind in a queue, parked or candidates; tid is null for those that already
 -- are candidates.
 create or replace function _first_of_kind(queue_name text, task text, flags text, up_to bigint)
-    returns table (tid tid)
+    returns table (tid tid, place bigint)
     language sql stable
 begin atomic
-    select u.tid from (
+    select u.tid, row_number() over (order by u.priority, u.run_at, u.id) from (
         (select p.ctid as tid, p.priority, p.run_at, p.id from live_jobs p
          where p.queue_name = _first_of_kind.queue_name and p.parked = 'queue'
            and p.task_identifier = _first_of_kind.task

@@ -139,7 +139,7 @@ begin
                   and (task_identifiers is null or j.task_identifier = any (task_identifiers))
                   and (queue_names is null or coalesce(j.queue_name, 'default') = any (queue_names))
                   and (forbidden_flags is null or j.flags is null or not j.flags ?| forbidden_flags)
-                  and (claim.closed is null or j.queue_name is null or j.queue_name <> all (claim.closed))
+                  and (claim.closed is null or coalesce(j.queue_name, 'default') <> all (claim.closed))
                   and (j.start_by is null or j.start_by > v_now)
                 order by j.priority, j.ready_at, j.id
                 limit claim.wanted for update skip locked) r
@@ -148,11 +148,8 @@ begin
         perform _refuse_worker(worker_id);
     end if;
     claim.run := _new_run();
-    claim.full_queues := null;
     if array_remove(v_queues, null) <> '{}' then
-        select a.closed, a.admitted, a.full_queues, a.in_turn or claim.in_turn
-        into claim.closed, claim.admitted, claim.full_queues, claim.in_turn
-        from _admit(claim.admitted, v_queues, claim.closed) a;
+        claim := _admit(claim, v_queues);
     end if;
 end;
 $$;
@@ -187,19 +184,24 @@ declare
     v_claimed constant integer := coalesce(cardinality(claim.admitted), 0);
     v_before constant bigint := coalesce(claim.oldest_request, 0);
     v_durable text;
+    v_more boolean; -- candidates for this claim
 begin
     claim.freed := null;
     claim.wanted := claim.wanted - v_claimed;
     if v_claimed > 0 and not _claims_are_tidy(worker_id, claim.run) then
         perform _tidy_claims(worker_id, claim.run);
     end if;
-    if claim.full_queues <> '{}' then
+    if claim.full_queues <> '{}' or claim.paced is not null then
         begin
-            perform _park_candidates(claim.full_queues);
+            v_more := _go_on(claim, max_jobs);
         exception when lock_not_available or deadlock_detected then
             insert into promotion_requests (lane)
-            select 'queue:' || f.name from unnest(claim.full_queues) f(name);
+            select distinct 'queue:' || f.name from unnest(claim.full_queues || claim.paced) f(name);
         end;
+        claim.full_queues := null;
+        claim.paced := null;
+        claim.cut := null;
+        claim.rest := true; -- some jobs may wait for a time
     end if;
     -- A crash of the server may lose a claim that was not flushed to disk while its jobs are
     -- running; the worker learns of it when it reconnects (reconcile). But two jobs of a
@@ -213,7 +215,7 @@ begin
         if _worker_is_listening() and not _worker_is_polling() then
             perform _stop_listening();
         end if;
-    elsif claim.must_promote then
+    elsif claim.must_promote or v_more then
         claim.promotes := true;
     elsif v_claimed < cardinality(claim.ids) then
         claim.promotes := false; -- some queues are full: the walk goes on after their jobs

@@ -124,8 +124,8 @@ begin
                -- A job that gives way to another one (superseded or replaced) does not halt.
                case when final_state = 'cancelled' and not e.continue_on_cancelled and e.superseded is null
                          and not v_replaced then e.sequence_key end,
-               case when (e.state = 'available' or v_replaced) and e.ready_at is not null
-                    then e.queue_name end
+               case when e.state = 'available' and coalesce(e.ready_at, e.due_at) is not null
+                         or v_replaced and e.ready_at is not null then e.queue_name end
            )::_loose_end) filter (
                where final_state = 'cancelled' or e.state <> 'running' or e.retention = interval '0' and (
                    e.revision > 0 or coalesce(error, e.last_error) is not null or e.unique_key is not null)),

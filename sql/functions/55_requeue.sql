@@ -84,7 +84,7 @@ begin
         claimed_at = null, started_at = null, last_error = coalesce(error, j.last_error),
         payload = coalesce(_requeue.payload, j.payload)
     where j.id = job.id;
-    perform _refill_queue(job.queue_name);
+    perform _refill_queue(job.queue_name, true);
     perform _arrive_late(array[job.id]);
     perform _notify_workers();
 end;
@@ -135,7 +135,8 @@ begin
     end if;
     if job.state = 'running' then
         perform _refill_queue(job.queue_name);
-    elsif job.ready_at is not null and job.queue_name is not null then
+    elsif (job.ready_at is not null or job.parked = 'queue' and job.due_at is not null)
+          and job.queue_name is not null then
         insert into promotion_requests (lane) values ('queue:' || job.queue_name);
         perform _notify_workers();
     end if;

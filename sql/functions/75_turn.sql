@@ -84,7 +84,7 @@ begin
             end if;
         exception when lock_not_available or deadlock_detected then -- see _find_jobs
             v_claim.promotes := true;
-            v_claim.closed := null;
+            v_claim.closed := _closed_queues();
             continue;
         end;
         -- Not in the block above: an error here would undo the claim, but not its `return query`.
@@ -112,6 +112,12 @@ comment on function work(
     'a turn without reports does not wait for the disk, as claim_jobs. Errors: PW004 if the '
     'worker is unknown, closed or was declared dead, and nothing of the call counts; PW001.';
 
+-- The queues of which this transaction claims no jobs, by its setting: a process takes no more of them than
+-- its runner was told.
+create or replace function _closed_queues() returns text[]
+    language sql stable
+    return nullif(current_setting('pyworker.closed_queues', true), '')::text[];
+
 -- Begins a turn: settles its reports, and returns those that did not count and the claim that follows.
 create or replace function _begin_turn(
     worker_id bigint, done_ids bigint[], done_runs bigint[], done_results jsonb[], reports jsonb,
@@ -134,6 +140,7 @@ begin
     claim.wanted := max_jobs;
     claim.seen := pg_snapshot_xmin(pg_current_snapshot()); -- before it reads the queues
     claim.ready := max_jobs > 0;
+    claim.closed := _closed_queues();
     claim.promotes := _walks_are_kept();
     claim.promotions := 0;
 end;

@@ -22,29 +22,73 @@ begin
 end;
 $$;
 
-create or replace function set_queue(queue_name text, concurrency integer default null) returns void
+drop function if exists set_queue(text, integer);
+create or replace function set_queue(
+    queue_name text, concurrency integer default null, rate_limit integer default null,
+    rate_period interval default null, fair boolean default false) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
+declare
+    -- In seconds: the length of a day or a month would depend on the time zone of each session.
+    v_period constant interval := make_interval(secs => extract(epoch from rate_period)::double precision);
+    v_problem text;
 begin
     perform _check_queue('set_queue', set_queue.queue_name, true);
-    if set_queue.concurrency < 1 then
-        raise exception 'set_queue: concurrency must be at least 1, or null for no limit, got % '
-            '(to stop a queue: pause_queue)', set_queue.concurrency using errcode = 'PW001';
+    v_problem := _limits_refusal(
+        set_queue.queue_name, set_queue.concurrency, set_queue.rate_limit, set_queue.rate_period,
+        set_queue.fair);
+    if v_problem is not null then
+        raise exception 'set_queue: %', v_problem using errcode = 'PW001';
     end if;
-    insert into queues as q (queue_name, concurrency, updated_at)
-    values (set_queue.queue_name, set_queue.concurrency, clock())
+    if v_period is not null then
+        perform _count_earlier_starts(set_queue.queue_name, v_period);
+    end if;
+    insert into queues as q (queue_name, concurrency, rate_limit, rate_period, fair, updated_at)
+    values (set_queue.queue_name, set_queue.concurrency, set_queue.rate_limit, v_period, set_queue.fair,
+            clock())
     on conflict (queue_name) do update
     set concurrency = excluded.concurrency, inherits = false, updated_at = excluded.updated_at,
-        changed = excluded.changed;
+        changed = excluded.changed, rate_limit = excluded.rate_limit, rate_period = excluded.rate_period,
+        fair = excluded.fair;
     perform _queue_changed(set_queue.queue_name);
 end;
 $$;
-comment on function set_queue(text, integer) is
-    'Sets how many jobs of a queue may run at once; null means no limit. A queue that was never set '
-    'runs one job at a time. A name that ends in ''*'' sets each queue that begins with it. A '
-    'queue that was set by its own name uses that limit; any other uses the longest such name that '
-    'matches. If you lower a limit, the jobs beyond it that already run continue. Errors: PW001.';
+comment on function set_queue(text, integer, integer, interval, boolean) is
+    'Sets the limits of a queue; each call replaces all of them. concurrency: how many of its jobs may '
+    'run at once; null means no limit. A queue that was never set runs one job at a time. rate_limit and '
+    'rate_period: in no window of rate_period, wherever it begins, start more than rate_limit jobs of the '
+    'queue, over all workers. A name that ends in ''*'' sets each queue that begins with it: each of them '
+    'has these limits for itself. fair, for such a name only: its queues take turns among jobs of equal '
+    'priority. A queue that was set by its own name uses those limits; any other uses the longest such '
+    'name that matches. If you lower a limit, the jobs beyond it that already run continue. Earlier '
+    'starts count for a new rate. Errors: PW001.';
+
+-- What is wrong with these arguments of set_queue; null if nothing is.
+create or replace function _limits_refusal(
+    queue_name text, concurrency integer, rate_limit integer, rate_period interval, fair boolean)
+    returns text
+    language plpgsql immutable set search_path from current
+as $$
+begin
+    return case
+        when concurrency < 1 then format(
+            'concurrency must be at least 1, or null for no limit, got %s (to stop a queue: pause_queue)',
+            concurrency)
+        when rate_limit < 1 then format(
+            'rate_limit must be at least 1, or null for no rate, got %s (to stop a queue: pause_queue)',
+            rate_limit)
+        when rate_period <= interval '0' or rate_period > interval '1000 years' then format(
+            'rate_period must be longer than 0 and at most 1000 years, got %s', rate_period)
+        when rate_limit is null and rate_period is not null then format(
+            'rate_period %s needs a rate_limit, got NULL', rate_period)
+        when rate_period is null and rate_limit is not null then format(
+            'rate_limit %s needs a rate_period, got NULL', rate_limit)
+        when fair is null then 'fair must be true or false, got NULL'
+        when fair and right(queue_name, 1) <> '*' then format(
+            'fair needs the name of a family, such as ''customer:*'': got %L', queue_name) end;
+end;
+$$;
 
 create or replace function pause_queue(queue_name text) returns void
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off

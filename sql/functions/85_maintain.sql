@@ -19,6 +19,7 @@ begin
     perform _prune_audit_log(max_rows);
     perform _prune_vanished(max_rows);
     perform _prune_halts(max_rows);
+    perform _prune_starts(max_rows);
     foreach v_day in array _ended_days() loop
         begin
             select e.pruned, e.rest into v_pruned, v_rest from _empty_day(v_day, max_rows) e;

@@ -241,6 +241,8 @@ create type _claim as (
     admitted tid[],          -- those of them that may start
     full_queues text[],      -- queues that have no slot left and more candidates
     in_turn boolean,         -- one of the jobs belongs to a sequence or has a slot
+    paced text[],            -- queues with a rate or turns, whose lanes the claim has taken: 32_rates
+    cut boolean,             -- jobs of worse priority were left for the next round
     due_at timestamptz,      -- of the first job that is not due yet
     rest boolean             -- there are available jobs that it did not find, or requests
 );
@@ -286,9 +288,25 @@ create table queues (
     updated_at timestamptz,
     inherits boolean not null default false,    -- paused, never configured: its family's concurrency counts
     -- The transaction of the last change. A claim that could not see it breaks no limit.
-    changed xid8 not null default pg_current_xact_id()
+    changed xid8 not null default pg_current_xact_id(),
+    -- In no window of rate_period, a time in seconds, start more than rate_limit jobs: 32_rates.
+    rate_limit integer constraint queues_rate_limit check (rate_limit >= 1),
+    rate_period interval,
+    fair boolean not null default false,        -- of a family: its queues take turns
+    constraint queues_rate check ((rate_limit is null) = (rate_period is null))
 );
 create index queues_family on queues (length(queue_name)) where right(queue_name, 1) = '*';
+
+-- The starts of queues with a rate (32_rates): one row for each claim that started some. `total` grows by
+-- the number of jobs, so the difference of two rows is what started between them. The first row of a queue
+-- is of the time -infinity.
+create table starts (
+    queue_name text collate "C" not null,
+    at timestamptz not null,
+    total bigint not null,
+    primary key (queue_name, at, total)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_cost_delay = 0);
 
 -- One row per start of a worker process. Ids are never reused, so a late report of a dead worker is
 -- always recognised.
@@ -323,7 +341,8 @@ create table live_jobs (
     -- what the indexes need of the state
     ready_at timestamptz,                           -- run_at while running, or available and not parked
     due_at timestamptz,                             -- run_at while scheduled or retryable; the end of a
-                                                    -- wait for a signal
+                                                    -- wait for a signal; while parked for its queue, the
+                                                    -- time at which the queue's rate has room: 32_rates
     parked text collate "C",                        -- available: 'queue'; pending: 'sequence', 'next',
                                                     -- 'unmet' or 'signal'
     -- what a claim changes

@@ -270,7 +270,8 @@ def test_queues_counts_jobs_per_state(call: Any, zoo: dict[str, int], add: Any) 
     assert rows["default"] | {"oldest_waiting": None} == {
         "queue_name": "default", "concurrency": None, "paused": False, "available": 1, "running": 1,
         "pending": 0, "scheduled": 0,
-        "retryable": 0, "discarded": 0, "oldest_waiting": None,
+        "retryable": 0, "discarded": 0, "oldest_waiting": None, "fair": False,
+        "rate_limit": None, "rate_period": None, "rate_used": None, "rate_left": None, "rate_free_at": None,
     }  # fmt: skip
     assert (rows["q"]["retryable"], rows["a [b]"]["concurrency"]) == (1, 1)
 

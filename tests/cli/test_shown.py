@@ -70,6 +70,8 @@ CHANGES = [
     ["remove", "--key", "k"],
     ["queues", "set", "q", "7"],
     ["queues", "set", "q", "--no-limit"],
+    ["queues", "set", "q", "3", "--rate", "10/1m"],
+    ["queues", "set", "q*", "--rate", "5/s", "--fair"],
     ["queues", "pause", "it's", "--create"],
     ["queues", "resume", "paused"],
     ["sequences", "resume", "halted"],

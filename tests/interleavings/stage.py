@@ -13,7 +13,7 @@ from tests.interleavings.verbs import LEVELS, MAKE, VERBS
 
 TABLES = [
     "live_jobs", "finished_jobs", "unique_keys", "errors", "promotion_requests", "workers", "claims",
-    "sequence_halts", "queues", "schedule_entries", "edges", "watches", "steps", "signals",
+    "sequence_halts", "queues", "starts", "schedule_entries", "edges", "watches", "steps", "signals",
     "vanished_parents", "late_arrivals", "audit_log",
 ]  # fmt: skip
 REGISTERS = [

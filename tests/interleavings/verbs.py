@@ -192,6 +192,7 @@ VERBS = {
         Verb("pause", "select pyworker.pause_queue('q')"),
         Verb("resume", "select pyworker.resume_queue('q')"),
         Verb("set-queue", "select pyworker.set_queue('q', 2)"),
+        Verb("set-rate", "select pyworker.set_queue('q', null, 3, '1 hour')"),
         Verb("add-child", add("""'{}', depends_on => '[1, {"id": 6, "on": "end"}]'""")),
         Verb("add-child-cancel", add("""'{}', depends_on => '{"jobs": [1], "on_unmet": "cancel"}'""")),
         Verb("add-grandchild", add("""'{}', depends_on => '[{"id": 7, "on": "end"}]'"""), (GRAPH,)),

@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 from tests.model.calls import NAMES
 from tests.model.model import Model
 from tests.model.schedules import Schedules
-from tests.model.state import HALF, MOMENT, SOME, TTL
+from tests.model.state import HALF, MOMENT, PERIOD, SOME, TTL
 from tests.model.strategies import definitions, hours, keys, numbers, several, specs, tasks
 from tests.model.together import with_a_job
 
@@ -57,6 +57,7 @@ class Machine(Schedules):
         self.api.maintain()
         self.model = Model(self.api.at())
         self.begin_schedules()
+        self.set_rate("r", 2)
         self.register()
         self.register()
         for spec in many:
@@ -267,10 +268,12 @@ class Machine(Schedules):
         else:
             self.register()
 
-    @rule(queue=st.sampled_from(["p", "q", "f:"]), verb=st.sampled_from(["set", "set", "pause", "resume"]),
-          limit=st.sampled_from([None, 1, 2, 3]))  # fmt: skip
+    @rule(queue=st.sampled_from(["p", "q", "f:", "r"]),
+          verb=st.sampled_from(["set", "set", "pause", "resume"]), limit=st.sampled_from([None, 1, 2, 3]))  # fmt: skip
     def change_a_queue(self, queue: str, verb: str, limit: int | None) -> None:
         if verb == "set":
+            if queue == "r":
+                return
             queue += "*" if queue == "f:" else ""
             self.api.set_queue(queue, limit)
             self.model.limits[queue] = limit
@@ -280,6 +283,14 @@ class Machine(Schedules):
             self.both(lambda m: m.pause(queue), lambda: self.api.pause_queue(queue))
         else:
             self.both(lambda m: m.paused.discard(queue), lambda: self.api.resume_queue(queue))
+
+    @rule(rate=st.integers(1, 4), limit=st.sampled_from([None, None, 1]))
+    def change_a_rate(self, rate: int, limit: int | None) -> None:
+        self.set_rate("r", rate, limit)
+
+    def set_rate(self, queue: str, rate: int, limit: int | None = None) -> None:
+        self.api.set_queue(queue, limit, rate, PERIOD)
+        self.model.limits[queue], self.model.rates[queue] = limit, rate
 
     @rule(key=st.sampled_from(["s", "r", '{"kind":"t"}']))
     def resume_sequence(self, key: str) -> None:
@@ -322,7 +333,7 @@ class Workflows(Machine):
     """The same with less beside what jobs wait for, so that more of it meets in a few examples."""
 
     claim_some = start = finish_one = snooze = define_task = None  # type: ignore[assignment]
-    once = change_a_worker = change_a_queue = resume_sequence = None  # type: ignore[assignment]
+    once = change_a_worker = change_a_queue = change_a_rate = resume_sequence = None  # type: ignore[assignment]
 
     @initialize(
         many=st.lists(specs, min_size=3, max_size=6),

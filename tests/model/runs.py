@@ -24,6 +24,7 @@ class Runs(State):
                 continue
             claimed.append(job)
             job.state, job.worker, job.attempts = "running", worker, job.attempts + 1
+            self.starts.append((job.queue or "", self.now))
             job.cancelled_runs, job.start_by = False, None
         return [(j.id, j.attempts, j.payload, j.key, j.queue) for j in claimed]
 

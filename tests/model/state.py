@@ -10,6 +10,7 @@ from tests.support.states import ENDED, LIVE
 
 HOUR = timedelta(hours=1)
 HALF = 1.5 * HOUR  # the clock moves by whole hours, so nothing falls due, or is over, at the very instant
+PERIOD = timedelta(minutes=75)  # of the rate of queue r; no other time is a multiple of it
 SOME = "some text"  # an error that the queue words itself
 TTL = timedelta(minutes=30)
 MOMENT = timedelta(minutes=10)  # more than an example takes, less than two times of the model are apart
@@ -119,6 +120,8 @@ class State:
     jobs: list[Job] = field(default_factory=list)
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     limits: dict[str, int | None] = field(default_factory=dict)
+    rates: dict[str, int] = field(default_factory=dict)  # starts in PERIOD
+    starts: list[tuple[str, datetime]] = field(default_factory=list)
     paused: set[str] = field(default_factory=set)
     halts: dict[tuple[str, int], datetime] = field(default_factory=dict)
     workers: dict[int, datetime] = field(default_factory=dict)  # the living, and until when
@@ -220,7 +223,11 @@ class State:
         limit = self.limit(queue) if queue else None
         if queue in self.paused:
             return 0
-        return float("inf") if limit is None else limit - sum(j.queue == queue for j in self.live("running"))
+        slots = float("inf") if limit is None else limit - sum(j.queue == queue for j in self.live("running"))
+        if queue not in self.rates:
+            return slots
+        started = sum(name == queue and at > self.now - PERIOD for name, at in self.starts)
+        return min(slots, self.rates[queue] - started)
 
     # Ends
 

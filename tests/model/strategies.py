@@ -34,7 +34,7 @@ sequences = st.fixed_dictionaries(
     }
 )  # fmt: skip
 keys = st.sampled_from(["a", "b"])
-queues = st.sampled_from(["q", "q", "q", "p", "f:1", "default"])
+queues = st.sampled_from(["q", "q", "q", "p", "f:1", "r", "r", "default"])
 hours = st.sampled_from([-1, 1.5, 1.5, 3.5])
 plain = {
     "payload": st.sampled_from([{"n": 1}, {"n": 2}, [1], [2]]),

@@ -275,7 +275,8 @@ def test_queues_are_listed_by_name_with_what_is_theirs(api, worker):
         "select queue_name, concurrency, paused, available, running, true as exact, "
         "(select min(j.run_at) from pyworker.jobs j where j.queue_name = s.queue_name "
         "and j.state = 'available') as oldest, (select j.id from pyworker.jobs j "
-        "where j.queue_name = s.queue_name and j.state = 'available' order by j.run_at, j.id limit 1) "
+        "where j.queue_name = s.queue_name and j.state = 'available' order by j.run_at, j.id limit 1), "
+        "rate_limit, rate_period, rate_used, rate_left, rate_free_at, fair "
         "from pyworker.queue_stats s order by 1"
     )
     assert rows == stats

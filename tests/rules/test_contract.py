@@ -110,7 +110,7 @@ FUNCTIONS = {
     "schema_version": {""},
     "seconds_until_due": {"task_identifiers queue_names forbidden_flags"},
     "seconds_until_tick": {""},
-    "set_queue": {"queue_name concurrency"},
+    "set_queue": {"queue_name concurrency rate_limit rate_period fair"},
     "snooze_job": {"job_id run delay"},
     "snooze_jobs": {"job_ids runs delays"},
     "start_job": {"job_id run"},
@@ -139,7 +139,8 @@ COLUMNS = {
     "updated_at key locked_at locked_by "
     "revision flags state delivery unique_key sequence_key meta",
     "queue_stats": (
-        "queue_name concurrency paused available running pending scheduled retryable discarded oldest_waiting"
+        "queue_name concurrency paused available running pending scheduled retryable discarded "
+        "oldest_waiting rate_limit rate_period rate_used rate_left rate_free_at fair"
     ),
     "sequences": "sequence_key running waiting halted_by reason since",
     "schedule": "name cron timezone identifier payload backfill queue_name max_attempts priority job_key "

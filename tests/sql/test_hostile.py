@@ -41,7 +41,7 @@ LOOKS = {
     "worker_health", "metrics", "overview", "count_jobs", "throughput", "list_jobs", "list_queues",
     "list_sequences",
     "list_tasks", "list_workers",
-    "_settings_of",  # by the view queue_stats
+    "_limits_of",  # by the view queue_stats
 }  # fmt: skip
 ADMIN = WORKER | LOOKS | {
     "perform_action",

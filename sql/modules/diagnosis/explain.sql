@@ -113,7 +113,7 @@ begin
                 format('; attempt %s of %s failed: %s', job.attempts, job.max_attempts,
                        _last_line(job.last_error)) else '' end),
             _as_statement(format('retry_job(%s)', job.id)) || ' lets it run now');
-    elsif job.due_at is not null then
+    elsif job.due_at is not null and job.parked is distinct from 'queue' then
         return query values ('promotion',
             format('it has been due since %s', job.due_at), _promotion_remedy());
     end if;
@@ -140,15 +140,19 @@ begin
     if v_queue.paused then
         return query values ('queue paused', format('queue %s is paused', job.queue_name),
                              _as_statement(format('resume_queue(%L)', job.queue_name)) || ' lets it go on');
-    elsif waits then
+    end if;
+    if v_queue.paused or waits then
         return;
-    elsif cardinality(v_taken) >= v_queue.concurrency then
+    end if;
+    return query select r.* from _explain_rate(job.queue_name) r;
+    waits := found;
+    if cardinality(v_taken) >= v_queue.concurrency then
         return query values ('queue full',
             format('queue %s runs %s at once; now taken by job %s%s', job.queue_name, v_queue.concurrency,
                    array_to_string(v_taken[:5], ', '), case when cardinality(v_taken) > 5 then ', …' end),
-            _as_statement(format('set_queue(%L, %s)', job.queue_name, v_queue.concurrency::bigint + 1))
+            _as_statement(_set_queue_call(job.queue_name, v_queue.concurrency::bigint + 1, 1))
                 || ' lets one more run at once');
-    elsif job.parked = 'queue' then
+    elsif job.parked = 'queue' and not waits then
         select count(*), count(*) filter (where a.ready_at is not null) into v_ahead, v_candidates from (
             select p.ready_at from live_jobs p
             where p.queue_name = job.queue_name
@@ -335,7 +339,7 @@ comment on function explain_job(bigint) is
     'Why a job is not running: one row per reason, in the order in which they must be resolved, '
     'each with its remedy. Reasons: dependency (another job has not ended; at most 50 are named), '
     'dependency unmet (it ended in another way), not due, waits for its retry, sequence, '
-    'sequence halted, queue '
-    'paused, queue full, promotion (no worker has claimed since the job could proceed), no worker, '
+    'sequence halted, queue paused, queue full, rate: none starts before (a time), promotion '
+    '(no worker has claimed since the job could proceed), no worker, '
     'no worker takes it, waits for a worker; for other jobs: running, cancel requested, completed, '
     'cancelled, discarded. Errors: PW004 if there is no such job.';

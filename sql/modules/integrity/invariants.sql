@@ -31,7 +31,8 @@ begin
        or (j.state = 'discarded') <> (j.finished_at is not null)
        or (j.state = 'running') <> (j.claimed_at is not null)
        or j.start_by is not null and j.state in ('running', 'discarded')
-       or coalesce(j.ready_at, case when j.parked is null then j.due_at end, j.run_at) <> j.run_at
+       or j.ready_at < j.run_at or j.ready_at > j.run_at and j.queue_name is null -- later: its queue's turn
+       or j.ready_at is null and j.parked is null and j.due_at <> j.run_at
        or (j.superseded is not null and (j.state <> 'running' or j.job_key is not null))
        or j.attempts < 0
     union all
@@ -94,7 +95,7 @@ $$;
 
 -- 'I13': no queue has more jobs running, or more slots given, than its concurrency. 'stranded
 -- queue': if a queue has a free slot, each of its parked jobs has a promotion request, or the queue
--- has a candidate of the same task and flags.
+-- has a candidate of the same task and flags, or waits for the time at which its rate has room.
 create or replace function _violations_of_queues(max_rows bigint)
     returns table (invariant text, subject text, found jsonb)
     language plpgsql stable set search_path from current
@@ -137,7 +138,10 @@ begin
       and not exists (
           select from live_jobs c
           where c.queue_name = j.queue_name and c.ready_at is not null and c.state = 'available'
-            and c.task_identifier = j.task_identifier and c.flags is not distinct from j.flags);
+            and c.task_identifier = j.task_identifier and c.flags is not distinct from j.flags)
+      and not exists (
+          select from live_jobs d
+          where d.queue_name = j.queue_name and d.parked = 'queue' and d.due_at is not null);
 end;
 $$;
 
@@ -245,6 +249,7 @@ begin
     union all select v.* from _violations_of_keys(max_rows) v
     union all select v.* from _violations_of_workers(max_rows) v
     union all select v.* from _violations_of_queues(max_rows) v
+    union all select v.* from _violations_of_rates(max_rows) v
     union all select v.* from _violations_of_sequences(max_rows) v
     union all select v.* from _violations_of_dependencies(max_rows) v
     union all select v.* from _violations_of_waits(max_rows) v

@@ -172,6 +172,7 @@ begin
         union all select w.* from _metrics_of_waiting() w
         union all select k.* from _metrics_of_workers() k
         union all select o.* from _metrics_of_obstacles(max_rows) o
+        union all select l.* from _metrics_of_limits() l
         union all select s.* from _metrics_of_server() s) m;
 end;
 $$;

@@ -114,7 +114,9 @@ $$;
 
 create or replace function list_queues(after_name text default null, max_queues integer default 50)
     returns table (queue_name text, concurrency integer, paused boolean, available bigint, running bigint,
-                   exact boolean, oldest timestamptz, oldest_id bigint)
+                   exact boolean, oldest timestamptz, oldest_id bigint, rate_limit integer,
+                   rate_period interval, rate_used bigint, rate_left bigint, rate_free_at timestamptz,
+                   fair boolean)
     language plpgsql stable security definer set search_path from current
     set enable_seqscan = off set enable_sort = off set enable_incremental_sort = off set jit = off
     set plan_cache_mode = force_generic_plan -- to plan for each queue takes longer than to count it
@@ -125,8 +127,10 @@ begin
     for i in 1..least(max_queues, 1000) loop
         queue_name := _queue_after(list_queues.queue_name);
         exit when list_queues.queue_name is null;
-        select q.concurrency, q.paused into concurrency, paused
-        from _queues_of(array[list_queues.queue_name]) q;
+        select q.concurrency, q.paused, q.rate_limit, q.rate_period, q.rate_used, q.rate_left,
+               q.rate_free_at, q.fair
+        into concurrency, paused, rate_limit, rate_period, rate_used, rate_left, rate_free_at, fair
+        from _limits_of(array[list_queues.queue_name]) q;
         select count(*) filter (where t.state = 'available'), count(*) filter (where t.state = 'running'),
                count(*) < 1000, min(t.run_at) filter (where t.state = 'available'),
                (array_agg(t.id order by t.run_at, t.id) filter (where t.state = 'available'))[1]
@@ -148,8 +152,8 @@ comment on function list_queues(text, integer) is
     'Queues by name: those that were set or paused, and those with available or running jobs. '
     'available and running are counted up to 1,000 jobs; beyond that exact is false. oldest: the '
     'run_at of the available job, among those that were counted, that has waited longest; oldest_id: '
-    'its id. For the next page, set after_name to the last name of this one. The view queue_stats '
-    'counts all jobs.';
+    'its id. rate_used, rate_left, rate_free_at: see queue_stats. For the next page, set after_name to '
+    'the last name of this one. The view queue_stats counts all jobs.';
 
 create or replace function _sequence_after(name text, halted boolean) returns text
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off

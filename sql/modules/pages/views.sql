@@ -27,17 +27,6 @@ comment on view history is
     'Completed and cancelled jobs, until their retention is over. The same columns as jobs; '
     'locked_at and locked_by are those of the last run.';
 
--- The settings of queues for the view queue_stats. A view's functions run with the rights of the
--- role that reads it, which may not read the table of queues.
-create or replace function _settings_of(queue_names text[])
-    returns table (queue_name text, concurrency integer, paused boolean)
-    language plpgsql stable security definer set search_path from current
-as $$
-begin
-    return query select q.queue_name, q.concurrency, q.paused from _queues_of(queue_names) q;
-end;
-$$;
-
 create or replace view queue_stats as
 with counted as materialized (
     select u.queue_name,
@@ -53,11 +42,14 @@ with counted as materialized (
           select k.queue_name, null::text as state, null::timestamptz as run_at from queues k) u
     group by u.queue_name)
 select c.queue_name, case when c.queue_name <> 'default' then s.concurrency end as concurrency, s.paused,
-       c.available, c.running, c.pending, c.scheduled, c.retryable, c.discarded, c.oldest_waiting
-from counted c join _settings_of(array(select n.queue_name from counted n)) s on s.queue_name = c.queue_name;
+       c.available, c.running, c.pending, c.scheduled, c.retryable, c.discarded, c.oldest_waiting,
+       s.rate_limit, s.rate_period, s.rate_used, s.rate_left, s.rate_free_at, s.fair
+from counted c join _limits_of(array(select n.queue_name from counted n)) s on s.queue_name = c.queue_name;
 comment on view queue_stats is
     'One row per queue that has live jobs or settings; ''default'' stands for jobs without a '
-    'queue. concurrency null means no limit. The view counts every live job: do not poll it. '
+    'queue. concurrency null means no limit. rate_used and rate_left: how many jobs have started in the '
+    'window of rate_period that ends now, and how many may start now; if none, rate_free_at says when. '
+    'fair: its family takes turns. The view counts every live job: do not poll it. '
     'list_queues() costs less.';
 
 create or replace view sequences as

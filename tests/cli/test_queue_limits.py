@@ -1,0 +1,54 @@
+"""`pyworker queues` sets rates and turns, and shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.cli import call as call
+
+
+def queue(call: Any, name: str) -> Any:
+    return next(row for row in call("queues", "--json") if row["queue_name"] == name)
+
+
+def test_a_rate_and_turns_are_set_and_shown(call: Any, db: Any, worker: int) -> None:
+    assert call("queues", "set", "mail", "--rate", "2/1h") == (
+        "queue mail: no limit, at most 2 starts in any 1 h\n"
+    )
+    assert call("queues", "set", "t:*", "3", "--rate", "10/30s", "--fair") == (
+        "queue t:*: concurrency 3, at most 10 starts in any 30 s, its queues take turns\n"
+    )
+    db.execute("select pyworker.add_job('t', queue_name => 'mail') from generate_series(1, 3)")
+    db.execute("select count(*) from pyworker.claim_jobs(%s, 5)", [worker])
+    mail = queue(call, "mail")
+    assert [mail[name] for name in ("rate_limit", "rate_used", "rate_left")] == [2, 2, 0]
+    assert mail["rate_free_at"] is not None
+    assert queue(call, "t:*")["fair"] is True
+    header, *rows = call("queues").splitlines()
+    assert header.split()[-2:] == ["fair", "rate"]
+    assert "2 of 2 in 1:00:00, next " in rows[0]
+    assert "10 in 0:00:30" in rows[1]
+    assert call("queues", "set", "mail", "4") == "queue mail: concurrency 4\n"
+    assert queue(call, "mail")["rate_limit"] is None
+
+
+@pytest.mark.parametrize("rate", ["10", "/m", "a/m", "10/", "1.5/m", "-1/m", "10/-1m", "10/1m 2s"])
+def test_a_rate_that_is_none_is_refused_with_an_example(cli: Any, dsn: str, db: Any, rate: str) -> None:
+    done = cli("queues", "set", "q", f"--rate={rate}", DATABASE_URL=dsn)
+    assert done.returncode == 2
+    assert f"{rate!r} is no rate: write it like 10/1m" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("rate", ["10/1x", "0/1m", "10/0s"])
+def test_what_only_the_database_can_refuse_it_does(cli: Any, dsn: str, db: Any, rate: str) -> None:
+    done = cli("queues", "set", "q", "--rate", rate, DATABASE_URL=dsn)
+    assert done.returncode == 1
+    assert done.stderr.startswith("pyworker: ")
+    assert db.execute("select count(*) from pyworker.queue_stats").fetchone()[0] == 0
+
+
+@pytest.mark.parametrize("words", [[], ["3", "--no-limit"]])
+def test_set_needs_a_limit_and_no_contradiction(cli: Any, dsn: str, db: Any, words: list[str]) -> None:
+    assert cli("queues", "set", "q", *words, DATABASE_URL=dsn).returncode == 2

@@ -1,0 +1,135 @@
+"""set_queue(…, fair => true): the queues of a family take turns among jobs of equal priority."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.support.queues import add
+
+
+def served(api: Any, worker: int, most: int = 10, until: int = 10**9) -> list[str]:
+    """The queues of the jobs that claims start, in their order, until nothing is left."""
+    queues: list[str] = []
+    while len(queues) < until and (jobs := api.claim_jobs(worker, most)):
+        queues += [job.queue_name for job in jobs]
+        api.finish_jobs([job.id for job in jobs], [job.run for job in jobs])
+    return queues
+
+
+@pytest.mark.parametrize("limit", [None, 1, 3])
+@pytest.mark.parametrize("most", [1, 7, 100])
+def test_one_job_of_each_other_queue_starts_before_the_second_one_of_a_large_queue(
+    api: Any, worker: int, limit: int | None, most: int
+) -> None:
+    api.set_queue("t:*", limit, fair=True)
+    add(api, 500, "t:large")
+    for n in range(40):
+        add(api, 1, f"t:{n}")
+    first = served(api, worker, most, 100)
+    last = max(place for place, queue in enumerate(first, 1) if queue != "t:large")
+    assert last <= 42  # one round, and the turn that the large queue had before
+
+
+@pytest.mark.parametrize("most", [1, 10, 100])
+def test_a_job_that_comes_while_a_large_queue_is_served_waits_for_one_round(
+    api: Any, worker: int, most: int
+) -> None:
+    api.set_queue("t:*", None, fair=True)
+    add(api, 600, "t:large")
+    served(api, worker, most, 200)
+    add(api, 1, "t:new")
+    assert "t:new" in served(api, worker, most, 3)[:2]
+
+
+def test_queues_share_equally_however_many_jobs_each_has(api: Any, worker: int) -> None:
+    api.set_queue("t:*", None, fair=True)
+    add(api, 1000, "t:a")
+    add(api, 200, "t:b")
+    add(api, 300, "t:c")
+    first = Counter(served(api, worker, 9, 300))
+    assert max(first.values()) - min(first.values()) <= 3
+
+
+def test_a_queue_that_is_alone_fills_each_claim(api: Any, worker: int) -> None:
+    api.set_queue("t:*", None, fair=True)
+    add(api, 250, "t:a")
+    assert [len(api.claim_jobs(worker, 100)) for _ in range(3)] == [100, 100, 50]
+
+
+def test_a_few_queues_fill_each_claim(api: Any, worker: int) -> None:
+    api.set_queue("t:*", None, fair=True)
+    for queue in "abc":
+        add(api, 100, f"t:{queue}")
+    sizes = [len(api.claim_jobs(worker, 70)) for _ in range(4)]
+    assert sizes == [70, 70, 70, 70]
+
+
+def test_priority_goes_before_turns(api: Any, worker: int) -> None:
+    api.set_queue("t:*", None, fair=True)
+    for n in range(5):
+        add(api, 1, f"t:{n}")
+    add(api, 20, "t:urgent", priority=-1)
+    assert served(api, worker, 4, 20)[:20] == ["t:urgent"] * 20
+
+
+def test_within_a_queue_the_order_stays_priority_run_at_id(api: Any, worker: int) -> None:
+    api.set_queue("t:*", None, fair=True)
+    low, high = add(api, 5, "t:a", priority=1), add(api, 5, "t:a")
+    order = [job.id for _ in range(10) for job in api.claim_jobs(worker, 1)]
+    assert order == high + low
+
+
+def test_a_queue_with_limits_of_its_own_takes_no_turns(api: Any, worker: int) -> None:
+    api.set_queue("t:*", None, fair=True)
+    api.set_queue("t:own", None)
+    add(api, 5, "t:own")
+    add(api, 5, "t:a")
+    assert served(api, worker, 1)[:5] == ["t:own"] * 5
+
+
+def test_turns_end_with_the_setting(api: Any, worker: int) -> None:
+    api.set_queue("t:*", None, fair=True)
+    add(api, 20, "t:a")
+    add(api, 20, "t:b")
+    served(api, worker, 1, 4)
+    api.set_queue("t:*", None)
+    last = served(api, worker, 1)
+    assert last[2:12] == ["t:a"] * 10
+
+
+def test_turns_and_a_rate_hold_both(api: Any, worker: int, clock: Any) -> None:
+    api.set_queue("t:*", None, 2, "10 seconds", True)
+    for queue in "abc":
+        add(api, 5, f"t:{queue}")
+    assert Counter(served(api, worker, 4)) == {"t:a": 2, "t:b": 2, "t:c": 2}
+    clock.advance(seconds=10)
+    assert Counter(served(api, worker, 1)) == {"t:a": 2, "t:b": 2, "t:c": 2}
+
+
+def test_four_sessions_together_take_turns(api: Any, worker: int, actor: Any) -> None:
+    api.set_queue("t:*", None, fair=True)
+    add(api, 500, "t:large")
+    for n in range(40):
+        add(api, 1, f"t:{n}")
+    sessions = [actor() for _ in range(4)]
+    workers = [api.register_worker() for _ in sessions]
+    order = [queue for _ in range(20) for s, w in zip(sessions, workers, strict=True)
+             for queue in served(s, w, 3, 1)]  # fmt: skip
+    assert max(place for place, queue in enumerate(order, 1) if queue != "t:large") <= 4 * 42
+
+
+def test_a_session_that_holds_a_queue_holds_up_no_other_one(api: Any, worker: int, actor: Any) -> None:
+    api.set_queue("t:*", None, fair=True)
+    for queue in "abc":
+        add(api, 3, f"t:{queue}")
+    for _ in range(3):  # also what set_queue has left, which takes all these lanes
+        api.promote_jobs()
+    other = actor()
+    other.begin()
+    assert [job.queue_name for job in other.claim_jobs(worker, 1)] == ["t:a"]
+    assert served(api, api.register_worker(), 10) == ["t:b", "t:c"] * 3
+    other.rollback()
+    assert served(api, worker, 10) == ["t:a"] * 3

@@ -1,0 +1,135 @@
+"""Rates beside other sessions, and rates that change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from tests.support.queues import add, claim
+from tests.support.rates import starts, worst
+
+SECOND = timedelta(seconds=1)
+
+
+def test_a_claim_that_rolls_back_has_started_nothing(api: Any, worker: int, actor: Callable[[], Any]) -> None:
+    api.set_queue("q", None, 2, "1 hour")
+    ids = add(api, 3)
+    other = actor()
+    other.begin()
+    assert claim(other, worker) == ids[:2]
+    assert claim(api, worker) == []
+    other.rollback()
+    assert claim(api, worker) == ids[:2]
+    assert claim(api, worker) == []
+
+
+def test_a_claim_whose_session_is_killed_has_started_nothing(
+    api: Any, worker: int, actor: Callable[[], Any]
+) -> None:
+    api.set_queue("q", None, 2, "1 hour")
+    ids = add(api, 3)
+    other = actor()
+    other.begin()
+    assert claim(other, worker, 1) == ids[:1]
+    other.kill()
+    assert claim(api, worker) == ids[:2]
+
+
+def test_a_claim_that_commits_late_counts_from_its_time(
+    api: Any, worker: int, actor: Callable[[], Any], clock: Any
+) -> None:
+    """Meanwhile the queue starts nothing: the open claim may still roll back."""
+    api.set_queue("q", None, 2, "10 seconds")
+    ids = add(api, 6)
+    other = actor()
+    other.begin()
+    assert claim(other, worker, 1) == ids[:1]
+    clock.advance(seconds=4)
+    assert claim(api, worker) == []
+    other.commit()
+    assert claim(api, worker) == ids[1:2]
+    clock.advance(seconds=6)
+    assert claim(api, worker) == ids[2:3]
+    assert worst(starts(api), 10 * SECOND) == 2
+
+
+def test_a_raised_rate_lets_more_start_at_once_and_earlier_starts_count(api: Any, worker: int) -> None:
+    api.set_queue("q", None, 2, "1 hour")
+    ids = add(api, 9)
+    assert claim(api, worker) == ids[:2]
+    api.set_queue("q", None, 5, "1 hour")
+    assert claim(api, worker) == ids[2:5]
+    api.set_queue("q", None)
+    assert claim(api, worker) == ids[5:]
+
+
+def test_a_lowered_rate_holds_for_each_later_start(api: Any, worker: int, clock: Any) -> None:
+    api.set_queue("q", None, 5, "10 seconds")
+    ids = add(api, 12)
+    assert claim(api, worker, 4) == ids[:4]
+    clock.advance(seconds=5)
+    api.set_queue("q", None, 2, "10 seconds")
+    assert claim(api, worker) == []
+    clock.advance(seconds=4)
+    assert claim(api, worker) == []
+    clock.advance(seconds=1)
+    assert claim(api, worker) == ids[4:6]
+
+
+def test_candidates_of_a_rate_that_is_lowered_do_not_start(api: Any, worker: int) -> None:
+    api.set_queue("q", None, 100, "1 hour")
+    ids = add(api, 50)
+    api.promote_jobs()
+    api.set_queue("q", None, 3, "1 hour")
+    assert claim(api, worker) == ids[:3]
+    assert claim(api, worker) == []
+
+
+def test_a_longer_period_counts_the_starts_of_the_shorter_one(api: Any, worker: int, clock: Any) -> None:
+    api.set_queue("q", None, 2, "1 second")
+    ids = add(api, 12)
+    for n in range(0, 6, 2):
+        assert claim(api, worker) == ids[n : n + 2]
+        clock.advance(seconds=1)
+    api.set_queue("q", None, 7, "1 hour")
+    assert claim(api, worker) == ids[6:7]
+    clock.advance(hours=1)
+    api.conn.execute("update pyworker.workers set expires_at = 'infinity'")
+    assert claim(api, worker) == ids[7:]
+
+
+def test_starts_from_before_the_first_rate_count(api: Any, worker: int, clock: Any) -> None:
+    api.set_queue("q", None)
+    ids = add(api, 9)
+    assert claim(api, worker, 2) == ids[:2]
+    clock.advance(seconds=5)
+    assert claim(api, worker, 3) == ids[2:5]
+    api.finish(*ids[:4])
+    api.set_queue("q", None, 6, "10 seconds")
+    assert claim(api, worker) == ids[5:6]
+    clock.advance(seconds=5)
+    assert claim(api, worker) == ids[6:8]
+
+
+def test_a_claim_with_an_old_snapshot_starts_nothing_and_brings_the_next_claim(
+    api: Any, worker: int, actor: Callable[[], Any]
+) -> None:
+    api.set_queue("q", None, 2, "1 hour")
+    ids = add(api, 4)
+    api.promote_jobs()
+    other = actor()
+    other.begin("repeatable read")
+    assert claim(other, worker) == []
+    other.commit()
+    assert claim(api, worker) == ids[:2]
+
+
+def test_a_claim_from_a_queue_with_a_rate_waits_for_the_disk(api: Any, worker: int) -> None:
+    """Else a crash of the server could lose starts that workers have seen."""
+    api.set_queue("q", None, 5, "1 hour")
+    add(api, 1)
+    with api.conn.transaction():
+        api.conn.execute("set local synchronous_commit = off")
+        claim(api, worker)
+        assert api.value("show synchronous_commit") == "on"

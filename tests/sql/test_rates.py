@@ -1,0 +1,328 @@
+"""set_queue with rate_limit and rate_period: no window, wherever it begins, holds more starts than that."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.support.queues import add, claim
+from tests.support.rates import starts, worst
+
+SECOND = timedelta(seconds=1)
+
+
+def again_in(api: Any, worker: int, most: int = 100) -> float:
+    """What a turn that claims nothing says: come again in so many seconds."""
+    (turn,) = api.rows(
+        "select again_in_s, kind from pyworker.work(%s, null, null, null, null, %s)", [worker, most]
+    )
+    return turn.again_in_s
+
+
+def test_a_rate_starts_so_many_and_the_next_ones_when_those_have_left_the_window(
+    api: Any, worker: int, clock: Any
+) -> None:
+    api.set_queue("q", None, 3, "10 seconds")
+    ids = add(api, 8)
+    assert claim(api, worker) == ids[:3]
+    assert claim(api, worker) == []
+    clock.advance(seconds=9)
+    assert claim(api, worker) == []
+    clock.advance(seconds=1)
+    assert claim(api, worker) == ids[3:6]
+    clock.advance(seconds=10)
+    assert claim(api, worker) == ids[6:]
+
+
+def test_the_window_slides_each_start_frees_its_place_when_its_period_is_over(
+    api: Any, worker: int, clock: Any
+) -> None:
+    api.set_queue("q", None, 3, "10 seconds")
+    ids = add(api, 9)
+    assert claim(api, worker, 1) == ids[:1]
+    clock.advance(seconds=4)
+    assert claim(api, worker, 2) == ids[1:3]
+    clock.advance(seconds=6)
+    assert claim(api, worker) == ids[3:4]
+    clock.advance(seconds=4)
+    assert claim(api, worker) == ids[4:6]
+    clock.advance(seconds=5)
+    assert claim(api, worker) == []
+    clock.advance(seconds=1)
+    assert claim(api, worker) == ids[6:7]
+    assert worst(starts(api), 10 * SECOND) == 3
+
+
+def test_the_period_may_be_a_microsecond_or_years(api: Any, worker: int, clock: Any) -> None:
+    api.set_queue("q", None, 1, "1 microsecond")
+    ids = add(api, 3)
+    assert [claim(api, worker) for _ in ids] == [[job] for job in ids]
+    api.set_queue("slow", None, 1, "100 years")
+    ids = add(api, 2, "slow")
+    assert claim(api, worker) == ids[:1]
+    clock.advance(days=36524)
+    assert claim(api, worker) == []
+    clock.advance(days=2)
+    api.conn.execute("update pyworker.workers set expires_at = 'infinity'")
+    assert claim(api, worker) == ids[1:]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York"])
+def test_a_day_has_24_hours_in_each_session_however_its_clocks_change(
+    api: Any, worker: int, zone: str
+) -> None:
+    api.conn.execute(f"set timezone = '{zone}'")
+    api.set_queue("q", None, 1, "1 day")
+    assert (
+        api.value("select rate_period::text from pyworker.queue_stats where queue_name = 'q'") == "24:00:00"
+    )
+    api.conn.execute("reset timezone")
+
+
+def test_a_worker_is_told_when_the_rate_has_room_again(api: Any, worker: int, clock: Any) -> None:
+    api.set_queue("q", None, 2, "1 second")
+    add(api, 3)
+    claim(api, worker)
+    assert 0 < again_in(api, worker) <= 1
+    assert 0 < api.seconds_until_due() <= 1
+    clock.advance(seconds=0.9)
+    assert api.seconds_until_due() <= 0.1
+    clock.advance(seconds=0.1)
+    assert api.seconds_until_due() == 0
+
+
+def test_the_turn_that_uses_up_a_rate_says_itself_when_to_come_again(api: Any, worker: int) -> None:
+    api.set_queue("q", None, 2, "1 second")
+    add(api, 3)
+    *jobs, turn = api.rows(
+        "select kind, again_in_s from pyworker.work(%s, null, null, null, null, 5)", [worker]
+    )
+    assert [job.kind for job in jobs] == ["job", "job"]
+    assert 0 < turn.again_in_s <= 1
+
+
+@pytest.mark.parametrize("leave", ["cancel", "delete", "remove", "other queue", "later", "retry"])
+def test_the_next_start_comes_though_the_job_that_waited_for_it_has_left(
+    api: Any, worker: int, clock: Any, leave: str
+) -> None:
+    """One parked job brings the worker at that time. Whatever happens to it, another one does then."""
+    api.set_queue("q", None, 1, "10 seconds")
+    api.set_queue("other", None)
+    first, waits, last = (api.add_job("t", queue_name="q", job_key=f"k{n}").id for n in range(3))
+    assert claim(api, worker) == [first]
+    for _ in range(3):  # what set_queue has left would look at the queue, too
+        api.promote_jobs()
+    assert api.rows("select from pyworker.live_jobs where id = %s and due_at is not null", [waits])
+    match leave:
+        case "cancel":
+            api.cancel_job(waits)
+        case "delete":
+            api.delete_job(waits)
+        case "remove":
+            api.remove_job("k1")
+        case "other queue":
+            api.add_job("t", queue_name="other", job_key="k1")
+        case "later":
+            api.reschedule_jobs([waits], run_at=str(api.at("1 hour")))
+        case _:
+            api.retry_job(waits)
+    assert claim(api, worker) == ([waits] if leave == "other queue" else [])
+    assert 0 < again_in(api, worker) <= 2.5
+    clock.advance(seconds=10)
+    assert claim(api, worker) == [waits if leave == "retry" else last]
+
+
+def test_jobs_that_wait_for_a_rate_cost_other_claims_no_promotion(api: Any, worker: int) -> None:
+    api.set_queue("q", None, 1, "1 hour")
+    add(api, 100)
+    claim(api, worker)
+    again_in(api, worker)
+    assert api.rows("select from pyworker.promotion_requests where after is null") == []
+    assert api.value("select count(*) from pyworker.live_jobs where ready_at is not null") == 1
+
+
+@pytest.mark.parametrize("end", ["finish", "fail", "release", "snooze", "unregister", "retry"])
+def test_a_start_counts_however_its_run_ends(api: Any, worker: int, clock: Any, end: str) -> None:
+    api.set_queue("q", None, 1, "10 seconds")
+    first, second = add(api, 2)
+    (job,) = api.claim_jobs(worker, 5)
+    match end:
+        case "finish":
+            api.finish(first)
+        case "fail":
+            api.fail(job, delay="0")
+        case "release":
+            api.release_jobs([first], [job.run])
+        case "snooze":
+            api.snooze_job(first, job.run, "0")
+        case "unregister":
+            api.unregister_worker(worker)
+        case _:
+            api.fail(job, discard=True)
+            api.retry_job(first)
+    again = api.register_worker()
+    assert claim(api, again) == []
+    clock.advance(seconds=10)
+    assert claim(api, again) == [first if end in ("release", "unregister") else second]
+
+
+def test_each_queue_of_a_family_has_its_own_rate(api: Any, worker: int, clock: Any) -> None:
+    api.set_queue("c:*", None, 2, "10 seconds")
+    ids = {name: add(api, 4, name) for name in ("c:1", "c:2", "c:3")}
+    assert claim(api, worker) == sorted(job for jobs in ids.values() for job in jobs[:2])
+    api.set_queue("c:2", None, 3, "10 seconds")
+    assert claim(api, worker) == ids["c:2"][2:3]
+    clock.advance(seconds=10)
+    assert claim(api, worker) == sorted([*ids["c:1"][2:], ids["c:2"][3], *ids["c:3"][2:]])
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_a_rate_and_a_limit_hold_both(api: Any, worker: int, clock: Any, limit: int) -> None:
+    api.set_queue("q", limit, 4, "10 seconds")
+    ids = add(api, 9)
+    begun: list[int] = []
+    while more := claim(api, worker):
+        assert len(more) <= limit
+        begun += more
+        api.finish(*more)
+    assert begun == ids[:4]
+    clock.advance(seconds=10)
+    more = claim(api, worker)
+    assert more == ids[4 : 4 + limit]
+    clock.advance(seconds=10)
+    assert claim(api, worker) == []  # the limit binds, not the rate
+
+
+def test_the_end_of_a_job_does_not_let_the_next_one_start_before_the_rate_does(
+    api: Any, worker: int, clock: Any
+) -> None:
+    api.set_queue("q", 1, 1, "10 seconds")
+    ids = add(api, 3)
+    assert claim(api, worker) == ids[:1]
+    api.finish(ids[0])
+    assert claim(api, worker) == []
+    clock.advance(seconds=10)
+    assert claim(api, worker) == ids[1:2]
+
+
+def test_a_paused_queue_starts_nothing_when_its_rate_has_room(api: Any, worker: int, clock: Any) -> None:
+    api.set_queue("q", None, 1, "10 seconds")
+    ids = add(api, 2)
+    assert claim(api, worker) == ids[:1]
+    api.pause_queue("q")
+    clock.advance(seconds=10)
+    assert claim(api, worker) == []
+    assert again_in(api, worker) == 2.5
+    api.resume_queue("q")
+    assert claim(api, worker) == ids[1:]
+
+
+def test_a_job_that_no_worker_takes_holds_up_no_job_of_the_rate(api: Any, worker: int, clock: Any) -> None:
+    api.set_queue("q", None, 2, "10 seconds")
+    for _ in range(3):
+        api.add_job("unknown", queue_name="q")
+    known = [api.add_job("known", queue_name="q").id for _ in range(5)]
+
+    def claimed() -> list[int]:
+        return [job.id for job in api.claim_jobs(worker, 9, ["known"])]
+
+    assert claimed() == known[:2]
+    assert claimed() == []
+    clock.advance(seconds=10)
+    assert claimed() == known[2:4]
+    clock.advance(seconds=10)
+    assert claimed() == known[4:]
+
+
+def test_jobs_of_several_tasks_share_the_rate(api: Any, worker: int, clock: Any) -> None:
+    api.set_queue("q", None, 3, "10 seconds")
+    ids = [api.add_job(task, queue_name="q").id for task in "abcabc"]
+    assert claim(api, worker) == ids[:3]
+    assert claim(api, worker) == []
+    clock.advance(seconds=10)
+    assert claim(api, worker) == ids[3:]
+
+
+def test_of_jobs_that_wait_for_the_rate_the_best_priority_goes_first(
+    api: Any, worker: int, clock: Any
+) -> None:
+    api.set_queue("q", None, 1, "10 seconds")
+    add(api, 3)
+    claim(api, worker)
+    urgent = api.add_job("t", queue_name="q", priority=-1).id
+    clock.advance(seconds=10)
+    assert claim(api, worker) == [urgent]
+
+
+def test_a_sequence_in_a_queue_with_a_rate_keeps_its_order_and_the_rate(
+    api: Any, worker: int, clock: Any
+) -> None:
+    api.set_queue("q", None, 2, "10 seconds")
+    ids = [api.add_job("t", queue_name="q", sequence_policy={"key": "s"}).id for _ in range(4)]
+    for job in ids[:2]:
+        assert claim(api, worker) == [job]
+        api.finish(job)
+    assert claim(api, worker) == []
+    clock.advance(seconds=10)
+    assert claim(api, worker) == ids[2:3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"rate_limit": 3}, ["rate_limit 3", "rate_period"]),
+        ({"rate_period": "1 s"}, ["rate_period 00:00:01", "rate_limit"]),
+        ({"rate_limit": 0, "rate_period": "1 s"}, ["rate_limit", "got 0"]),
+        ({"rate_limit": -4, "rate_period": "1 s"}, ["rate_limit", "got -4"]),
+        ({"rate_limit": 1, "rate_period": "0"}, ["rate_period", "got 00:00:00"]),
+        ({"rate_limit": 1, "rate_period": "-1 s"}, ["rate_period", "got -00:00:01"]),
+        ({"rate_limit": 1, "rate_period": "1001 years"}, ["rate_period", "got 1001 years"]),
+        ({"fair": True}, ["fair", "'q'"]),
+        ({"fair": None}, ["fair", "got NULL"]),
+    ],
+)
+def test_an_impossible_limit_is_refused_by_its_name_and_value(
+    api: Any, arguments: dict[str, Any], words: list[str]
+) -> None:
+    with api.refusal("PW001", "^set_queue: ", *words):
+        api.set_queue("q", **arguments)
+    assert api.rows("select from pyworker.queue_stats") == []
+
+
+def test_the_starts_that_are_kept_stay_few_while_thousands_start(api: Any, worker: int, clock: Any) -> None:
+    api.set_queue("q", None, 10, "1 second")
+    add(api, 3000)
+    for _ in range(300):
+        jobs = api.claim_jobs(worker, 100)
+        assert len(jobs) == 10
+        api.finish_jobs([job.id for job in jobs], [job.run for job in jobs])
+        clock.advance(seconds=1)
+        if clock.offset.seconds % 10 == 0:
+            api.heartbeat(worker)
+    assert api.value("select count(*) from pyworker.starts") < 150  # of 300 claims
+    # What is left never counts too little: the last 100 seconds have had 1,000 starts.
+    api.set_queue("q", None, 1000, "100 seconds")
+    add(api, 20)
+    assert claim(api, worker) == []
+
+
+def test_a_queue_that_has_started_nothing_for_long_leaves_no_starts(
+    api: Any, worker: int, clock: Any
+) -> None:
+    api.set_queue("*", None, 10, "2 days")
+    add(api, 3, "a")
+    claim(api, worker)
+    clock.advance(hours=25)
+    add(api, 3, "b")
+    claim(api, api.register_worker())
+    names = "select array_agg(distinct queue_name order by queue_name) from pyworker.starts"
+    api.maintain()
+    assert api.value(names) == ["a", "b"]
+    clock.advance(hours=24)
+    api.maintain()
+    assert api.value(names) == ["b"]
+    clock.advance(hours=48)
+    api.maintain()
+    assert api.value(names) is None
