@@ -68,8 +68,10 @@ class Lines:
         return bool(self._gathered and os.getpid() == self._pid and time.monotonic() >= self._pause_until)
 
     def take(self) -> Gathered:
-        """All lines, for the caller to write. None in a copy of the process that a handler has forked:
-        it must not use the connections of its parent."""
+        """All lines, for the caller to write.
+
+        None in a copy of the process that a handler has forked: it must not use its parent's connections.
+        """
         if not self.waiting:
             return {}
         with self._lock:
