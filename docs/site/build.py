@@ -1,14 +1,15 @@
 """Builds the documentation into site/.
 
-Run `make docs`, or python docs/site/build.py [--only-reference DIRECTORY]. Sphinx reads the
-Markdown of docs/ as it is. Three references are written here: the SQL functions, views and types of
-an installed schema with their comments, the Python package with its docstrings, the commands with
-their help.
+Run `make docs`, or python docs/site/build.py [--without-playground | --only-reference DIRECTORY].
+Sphinx reads the Markdown of docs/ as it is. Three references are written here: the SQL functions,
+views and types of an installed schema with their comments, the Python package with its docstrings,
+the commands with their help.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import playground
 import psycopg
 
 import pyworker
@@ -41,7 +43,7 @@ GUESTS = {
 # In this order in the menu. A page that is not there (yet) is left out; one that is not named here
 # is found under "More".
 MENU = {
-    "Start": ["start", "howto", "The README <readme>"],
+    "Start": ["start", "tutorial", "playground", "howto", "The README <readme>"],
     "Concepts": [
         "concepts",
         "delivery",
@@ -278,7 +280,7 @@ def picture(words: str, path: Path) -> str:
     return f'<div class="picture">\n{svg}</div>\n'
 
 
-def build(target: Path) -> int:
+def build(target: Path, with_playground: bool = True) -> int:
     """Two at once do not meet."""
     conf = ROOT / "docs" / "site"
     shutil.rmtree(target, ignore_errors=True)
@@ -298,11 +300,15 @@ def build(target: Path) -> int:
             str(Path(made) / "doctrees"),
         ]
         command = [sys.executable, "-m", "sphinx", *arguments, str(source), str(target)]
-        return subprocess.run(command).returncode
+        environment = {**os.environ, "PYWORKER_PLAYGROUND": "yes" if with_playground else "no"}
+        code = subprocess.run(command, env=environment).returncode
+    if with_playground:
+        playground.install(target / "_static" / "playground")
+    return code
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--only-reference"]:
         references(Path(sys.argv[2]))
     else:
-        sys.exit(build(ROOT / "site"))
+        sys.exit(build(ROOT / "site", "--without-playground" not in sys.argv))

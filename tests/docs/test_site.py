@@ -6,14 +6,12 @@ from __future__ import annotations
 import html
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import psycopg
-import pytest
 
 import pyworker
 from pyworker import cli
@@ -24,21 +22,8 @@ spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "sit
 assert spec
 assert spec.loader
 build = importlib.util.module_from_spec(spec)
+sys.path.insert(0, str(ROOT / "docs" / "site"))  # build imports what lies beside it
 spec.loader.exec_module(build)
-
-
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("sphinx")
-    target = tmp_path_factory.mktemp("site")
-    code = (
-        f"import sys; sys.path.insert(0, {str(ROOT / 'docs' / 'site')!r}); import build; "
-        f"from pathlib import Path; "
-    )
-    code += f"sys.exit(build.build(Path({str(target)!r})))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")  # warnings are errors: links, headings, pages in no menu
-    return target
 
 
 def headings(text: str) -> list[str]:
