@@ -151,10 +151,15 @@ def runnable(page: Path) -> list[Block]:
     return [] if RUN_SHOWN.search(page.read_text("utf-8")) else blocks
 
 
+# Each starts a PostgreSQL of its own, which takes seconds. The others are run by `make torture`.
+OFTEN = {"howto", "unique-jobs"}
 GUIDES = {page: runnable(page) for page in PAGES if page.parent == ROOT / "docs" and runnable(page)}
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "guide",
+    [pytest.param(g, marks=[] if g.stem in OFTEN else pytest.mark.torture, id=g.stem) for g in GUIDES],
+)
 def test_the_examples_of_a_guide_run_from_its_last_run_button(
     reader: Callable[..., Any], guide: Path
 ) -> None:

@@ -38,7 +38,7 @@ SHELLS = ("sh", "bash", "console")
 SHOWN = ("", "text", "dockerfile", "promql", "diff", "yaml", "js")  # nothing that this test could run
 
 # Blocks that are not run, each with its reason in the page.
-NOT_RUN = {"conformance": 1, "django": 5, "integrations": 2, "operations": 1}
+NOT_RUN = {"conformance": 1, "django": 5, "integrations": 2, "operations": 1, "tutorial": 1}
 # Tables that a page takes for granted.
 TABLES = {
     "README": "create table invoices (id bigint, charged boolean default false)",
@@ -192,7 +192,7 @@ page.close()
 """
 
 
-@pytest.mark.parametrize("page", pages_with("python"))
+@pytest.mark.parametrize("page", sorted(set(pages_with("python")) - {"tutorial"}))  # see test_tutorial.py
 def test_a_page_runs_its_sql_then_its_python_then_its_tasks_by_a_worker(
     page: str, owner: psycopg.Connection[Any], fresh_dsn: str, tmp_path: Path
 ) -> None:
