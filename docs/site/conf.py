@@ -9,6 +9,7 @@ project = "pyworker"
 author = "the pyworker authors"
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence", "attrs_block"]
 html_theme = "furo"
 html_title = "pyworker"
 html_favicon = "static/icon.svg"

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.support import ROOT
-
 from .test_snippets import PAGES, RUN_SHOWN, Block, blocks_of
 
 pytestmark = pytest.mark.skipif(not shutil.which("npm"), reason="npm brings the playground's PostgreSQL")
@@ -152,8 +150,8 @@ def runnable(page: Path) -> list[Block]:
 
 
 # Each starts a PostgreSQL of its own, which takes seconds. The others are run by `make torture`.
-OFTEN = {"howto", "unique-jobs"}
-GUIDES = {page: runnable(page) for page in PAGES if page.parent == ROOT / "docs" and runnable(page)}
+OFTEN = {"index", "howto", "unique-jobs"}
+GUIDES = {page: runnable(page) for page in PAGES if runnable(page)}
 
 
 @pytest.mark.parametrize(
@@ -164,7 +162,7 @@ def test_the_examples_of_a_guide_run_from_its_last_run_button(
     reader: Callable[..., Any], guide: Path
 ) -> None:
     """In the page's order, with the errors that the page announces, and no others."""
-    page = reader(f"{guide.stem}.html")
+    page = reader(f"{guide.stem.lower()}.html")
     buttons = page.get_by_role("button", name="Run this SQL")
     blocks = GUIDES[guide]
     assert buttons.count() == len(blocks)

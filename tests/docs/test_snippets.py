@@ -33,7 +33,8 @@ from pyworker import cli
 from pyworker._db.migrations import migrate
 from tests.support import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+START = ROOT / "docs" / "site" / "index.md"
+PAGES = [ROOT / "README.md", START, *sorted((ROOT / "docs").glob("*.md"))]
 SHELLS = ("sh", "bash", "console")
 SHOWN = ("", "text", "dockerfile", "promql", "diff", "yaml", "js")  # nothing that this test could run
 
@@ -44,7 +45,7 @@ TABLES = {
     "README": "create table invoices (id bigint, charged boolean default false)",
 }
 # Tasks of which jobs must have been completed by the worker when a page is through.
-RUN = {"README": {"charge", "send_email"}, "start": {"greet"}}
+RUN = {"index": {"send_email"}, "README": {"charge", "send_email"}, "start": {"greet"}}
 
 
 @dataclass(frozen=True)
