@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .test_snippets import PAGES, RUN_SHOWN, Block, blocks_of
+from .test_snippets import EXAMPLES, PAGES, RUN_SHOWN, Block, blocks_of
 
 pytestmark = pytest.mark.skipif(not shutil.which("npm"), reason="npm brings the playground's PostgreSQL")
 
@@ -151,7 +151,7 @@ def runnable(page: Path) -> list[Block]:
 
 # Each starts a PostgreSQL of its own, which takes seconds. The others are run by `make torture`.
 OFTEN = {"index", "howto", "unique-jobs"}
-GUIDES = {page: runnable(page) for page in PAGES if runnable(page)}
+GUIDES = {page: runnable(page) for page in PAGES if page != EXAMPLES and runnable(page)}
 
 
 @pytest.mark.parametrize(

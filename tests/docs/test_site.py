@@ -53,18 +53,28 @@ def test_the_sql_reference_has_every_public_function_view_and_type(fresh: psycop
     assert "None" not in text, "something has no comment"
 
 
-def test_its_chapters_are_those_of_the_map_in_their_order(fresh: psycopg.Connection[Any]) -> None:
-    assert [path.stem for path in migrations.code() if path.stem not in build.chapters()] == []
-    *chapters, types, views = re.findall(r"(?m)^## (.+)$", build.sql_reference(fresh))
-    wanted = [stem.partition("_")[2].capitalize() for stem in build.chapters()]
-    assert [c for c in chapters if c in wanted] == [w for w in wanted if w in chapters]
-    assert (types, views) == ("Types", "Views")
+def test_it_is_in_the_order_of_use_with_examples(fresh: psycopg.Connection[Any]) -> None:
+    text = build.sql_reference(fresh)
+    assert re.findall(r"(?m)^## (.+)$", text) == [*build.PARTS, "For runners", "Types", "Views"]
+    stems = {path.stem for path in migrations.code()} | {"optional"}
+    assert [stem for stems_ in build.PARTS.values() for stem in stems_ if stem not in stems] == []
+    assert "## For runners\n" in text.partition("### work\n")[0], "runners' functions are not the first"
+    shown = build.examples()
+    assert len(shown) > 20
+    assert [text.index(f"\n### {name}\n") for name in shown] == sorted(
+        text.index(f"\n### {name}\n") for name in shown
+    ), "examples run from top to bottom"
+    for said in shown.values():
+        assert text.count(said) == 1
 
 
 def test_the_python_reference_has_every_public_name() -> None:
     found = headings(build.python_reference())
     assert set(pyworker.__all__) <= set(found)
     assert {"Job.transaction", "Job.once", "AsyncJob.add_job", "Task.add"} <= set(found)
+    errors = found[found.index("Errors") + 1 :]
+    assert {"PyworkerError", "InvalidArgument"} <= set(errors)
+    assert "task" not in errors
 
 
 def test_the_command_reference_has_every_command() -> None:

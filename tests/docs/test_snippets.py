@@ -34,7 +34,8 @@ from pyworker._db.migrations import migrate
 from tests.support import ROOT
 
 START = ROOT / "docs" / "site" / "index.md"
-PAGES = [ROOT / "README.md", START, *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = ROOT / "docs" / "site" / "examples.md"  # build.py puts them into the references
+PAGES = [ROOT / "README.md", START, EXAMPLES, *sorted((ROOT / "docs").glob("*.md"))]
 SHELLS = ("sh", "bash", "console")
 SHOWN = ("", "text", "dockerfile", "promql", "diff", "yaml", "js")  # nothing that this test could run
 
