@@ -8,6 +8,7 @@ PYWORKER_PG_BIN another PostgreSQL's programs.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -150,3 +151,17 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_report_header() -> str:
     return f"pyworker: euid {os.geteuid()}"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One for all tests of a process: Playwright cannot be started twice in a thread."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if not chromium:
+        pytest.skip("there is no chromium on this machine (apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield running
+        running.close()

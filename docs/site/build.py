@@ -1,14 +1,15 @@
 """Builds the documentation into site/.
 
-Run `make docs`, or python docs/site/build.py [--only-reference DIRECTORY]. Sphinx reads the
-Markdown of docs/ as it is. Three references are written here: the SQL functions, views and types of
-an installed schema with their comments, the Python package with its docstrings, the commands with
-their help.
+Run `make docs`, or python docs/site/build.py [--without-playground | --only-reference DIRECTORY].
+Sphinx reads the Markdown of docs/ as it is. Three references are written here: the SQL functions,
+views and types of an installed schema with their comments, the Python package with its docstrings,
+the commands with their help.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import playground
 import psycopg
 
 import pyworker
@@ -43,7 +45,7 @@ GUESTS = {
 # In this order in the menu. A page that is not there (yet) is left out; one that is not named here
 # is found under "More".
 MENU = {
-    "Start": ["start", "howto", "The README <readme>"],
+    "Start": ["start", "tutorial", "playground", "howto", "The README <readme>"],
     "Concepts": [
         "concepts",
         "delivery",
@@ -71,6 +73,38 @@ MENU = {
     "Project": ["support", "changes", "contributing", "security"],
     "Coming from elsewhere": ["coming-from", "comparison"],
 }
+# The SQL reference in the order of use: parts, and the files whose functions they show. The other
+# files' functions come last.
+PARTS = {
+    "Define tasks": ("10_tasks",),
+    "Add jobs": ("20_add", "22_add_jobs", "21_add_keyed", "15_unique_policy", "batches"),
+    "Ask why": ("explain", "doctor"),
+    "Look up, cancel, retry": ("80_admin", "81_retry", "52_waiters", "60_fail"),
+    "Queues and sequences": ("82_queues",),
+    "Schedules": ("schedules", "times", "words", "crontab", "ticks"),
+    "Steps and signals": ("36_steps", "views", "graph"),
+    "Lists, for dashboards": ("list_jobs", "pages", "actions"),
+    "Monitoring and upkeep": ("metrics", "health", "85_maintain"),
+    "For tests": ("optional",),
+}
+
+# The same of the Python package; names that are not here come last.
+PYTHON_PARTS = {
+    "Define tasks": ("task", "Task", "cron", "middleware"),
+    "Add jobs": ("add_job", "add_jobs", "AddOptions", "JobSpec", "JobRow"),
+    "In a handler": ("Job", "AsyncJob", "Step", "Inputs", "Input"),
+    "How a handler ends": ("Snooze", "Cancel", "Discard", "Failed", "Suspended"),
+    "Look up, cancel, retry": (
+        "get_job",
+        "wait_for_job",
+        "cancel_job",
+        "retry_job",
+        "delete_job",
+        "remove_job",
+        "send_signal",
+    ),
+    "Workflows": ("flow", "Flow", "AsyncFlow", "FlowJob", "add_batch", "extend_batch", "Batch"),
+}
 
 FUNCTIONS = """
     select p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid),
@@ -88,13 +122,6 @@ COLUMNS = """
     group by c.oid order by 2, 1"""
 
 
-def chapters() -> dict[str, str]:
-    """What each file of sql/functions is about, in sql/README.md's words and order."""
-    listed = (ROOT / "sql" / "README.md").read_text("utf-8")
-    loaded = [path.stem for path in migrations.code()]
-    return {stem: said for stem, said in re.findall(r"(?m)^ {6,8}(\w+) +(.+)$", listed) if stem in loaded}
-
-
 def home(function: str) -> str:
     pattern = re.compile(rf"(?m)^create or replace function {function}\(")
     for path in migrations.code():
@@ -103,8 +130,17 @@ def home(function: str) -> str:
     return "optional"
 
 
+def examples() -> dict[str, str]:
+    """What stands below each heading of examples.md, which a test runs."""
+    text = (ROOT / "docs" / "site" / "examples.md").read_text("utf-8")
+    _, *parts = re.split(r"(?m)^## (.+)\n", text)
+    return {name: said.strip() for name, said in zip(parts[::2], parts[1::2], strict=True)}
+
+
 def sql_reference(conn: psycopg.Connection[Any]) -> str:
-    """Every public function, view and type of the schema, by the step of a job's way at which it is used."""
+    """Every public function, view and type of the schema: first what most people call, last what only
+    runners do."""
+    shown = examples()
     by_file: dict[str, list[str]] = {}
     for name, arguments, result, comment in conn.execute(FUNCTIONS).fetchall():
         arguments = re.sub(
@@ -113,19 +149,25 @@ def sql_reference(conn: psycopg.Connection[Any]) -> str:
         call = f"{name}({arguments}) → {result}"
         if len(call) > 100:
             call = f"{name}(\n    " + ",\n    ".join(re.split(r", (?=\w+ )", arguments)) + f"\n) → {result}"
-        by_file.setdefault(home(name), []).append(f"### {name}\n\n```text\n{call}\n```\n\n{prose(comment)}\n")
-    words = {**chapters(), "optional": "in installations for tests"}
+        example = f"\n{shown.pop(name)}\n" if name in shown else ""  # below the first of its overloads
+        by_file.setdefault(home(name), []).append(
+            f"### {name}\n\n```text\n{call}\n```\n\n{prose(comment)}\n{example}"
+        )
     parts = [
         "# SQL reference\n",
         "Made from the comments in the database: `\\df+ pyworker.*` in psql shows the same. "
-        "Arguments are given by position or by name (`name := value`).\n",
+        "Arguments are given by position or by name (`name := value`). "
+        "The examples run from top to bottom.\n",
     ]
-    for stem, said in words.items():
-        if stem in by_file:
-            title = re.sub(r"^\d+_", "", stem).replace("_", " ")
-            parts += [f"## {title.capitalize()}\n", f"{prose(said)}\n", *by_file.pop(stem)]
-    for stem, rest in sorted(by_file.items()):
-        parts += [f"## {stem.partition('_')[2].replace('_', ' ').capitalize()}\n", *rest]
+    for title, files in {**PARTS, "For runners": tuple(by_file)}.items():
+        found = [entry for stem in files for entry in by_file.pop(stem, [])]
+        parts += [f"## {title}\n", *found]
+    return "\n".join(parts + relations(conn))
+
+
+def relations(conn: psycopg.Connection[Any]) -> list[str]:
+    """The public types, then the views, with their columns."""
+    parts = []
     kind = None
     for name, is_view, comment, columns in conn.execute(COLUMNS).fetchall():
         if kind != is_view:
@@ -133,7 +175,7 @@ def sql_reference(conn: psycopg.Connection[Any]) -> str:
             parts.append("## Views\n" if is_view else "## Types\n")
         rows = "\n".join(f"| `{column}` | {type_} | {prose(said)} |" for column, type_, said in columns)
         parts.append(f"### {name}\n\n{prose(comment or '')}\n\n| column | type | |\n|---|---|---|\n{rows}\n")
-    return "\n".join(parts)
+    return parts
 
 
 def prose(text: str) -> str:
@@ -154,17 +196,32 @@ def described(doc: str) -> str:
 
 
 def python_reference() -> str:
-    """Every public name of the package with its signature and docstring, and members of classes."""
+    """Every public name of the package with its signature and docstring, in the order of use."""
     parts = ["# Python reference\n", described(pyworker.__doc__ or "") + "\n"]
-    for name in pyworker.__all__:
-        value = getattr(pyworker, name)
-        parts.append(f"## {name}\n\n```text\n{shape(name, value)}\n```\n\n{described(value.__doc__ or '')}\n")
-        for member, inner in vars(value).items() if inspect.isclass(value) else ():
-            plain = getattr(inner, "__wrapped__", getattr(inner, "func", getattr(inner, "fget", inner)))
-            if not member.startswith("_") and inspect.isfunction(plain) and plain.__doc__:
-                parts.append(f"### {name}.{member}\n\n```text\n{shape(member, plain)}\n```\n")
-                parts.append(f"{described(plain.__doc__)}\n")
+    named = {name for names in PYTHON_PARTS.values() for name in names}
+    rest = [name for name in pyworker.__all__ if name not in named]
+    errors = [
+        name
+        for name in rest
+        if issubclass(type(value := getattr(pyworker, name)), type) and issubclass(value, Exception)
+    ]
+    last = {"Errors": errors, "More": [name for name in rest if name not in errors]}
+    for title, names in {**PYTHON_PARTS, **last}.items():
+        if names:
+            parts += [f"## {title}\n", *(entry for name in names for entry in python_entry(name))]
     return "\n".join(parts)
+
+
+def python_entry(name: str) -> list[str]:
+    """One name, and the members of a class."""
+    value = getattr(pyworker, name)
+    parts = [f"### {name}\n\n```text\n{shape(name, value)}\n```\n\n{described(value.__doc__ or '')}\n"]
+    for member, inner in vars(value).items() if inspect.isclass(value) else ():
+        plain = getattr(inner, "__wrapped__", getattr(inner, "func", getattr(inner, "fget", inner)))
+        if not member.startswith("_") and inspect.isfunction(plain) and plain.__doc__:
+            parts.append(f"#### {name}.{member}\n\n```text\n{shape(member, plain)}\n```\n")
+            parts.append(f"{described(plain.__doc__)}\n")
+    return parts
 
 
 def shape(name: str, value: Any) -> str:
@@ -281,7 +338,7 @@ def picture(words: str, path: Path) -> str:
     return f'<div class="picture">\n{svg}</div>\n'
 
 
-def build(target: Path) -> int:
+def build(target: Path, with_playground: bool = True) -> int:
     """Two at once do not meet."""
     conf = ROOT / "docs" / "site"
     shutil.rmtree(target, ignore_errors=True)
@@ -301,11 +358,15 @@ def build(target: Path) -> int:
             str(Path(made) / "doctrees"),
         ]
         command = [sys.executable, "-m", "sphinx", *arguments, str(source), str(target)]
-        return subprocess.run(command).returncode
+        environment = {**os.environ, "PYWORKER_PLAYGROUND": "yes" if with_playground else "no"}
+        code = subprocess.run(command, env=environment).returncode
+    if with_playground:
+        playground.install(target / "_static" / "playground")
+    return code
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--only-reference"]:
         references(Path(sys.argv[2]))
     else:
-        sys.exit(build(ROOT / "site"))
+        sys.exit(build(ROOT / "site", "--without-playground" not in sys.argv))

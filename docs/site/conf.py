@@ -3,14 +3,22 @@
 Markdown by MyST, Furo's light and dark, nothing loaded from elsewhere.
 """
 
+import os
+
 project = "pyworker"
 author = "the pyworker authors"
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence", "attrs_block"]
 html_theme = "furo"
 html_title = "pyworker"
+html_favicon = "static/icon.svg"
 html_static_path = ["static"]
 html_css_files = ["pyworker.css"]
+# build.py says whether the playground's files come with this site.
+html_js_files = [
+    ("code.js", {"defer": "defer", "data-playground": os.environ.get("PYWORKER_PLAYGROUND", "no")})
+]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False

@@ -6,14 +6,12 @@ from __future__ import annotations
 import html
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import psycopg
-import pytest
 
 import pyworker
 from pyworker import cli
@@ -24,21 +22,8 @@ spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "sit
 assert spec
 assert spec.loader
 build = importlib.util.module_from_spec(spec)
+sys.path.insert(0, str(ROOT / "docs" / "site"))  # build imports what lies beside it
 spec.loader.exec_module(build)
-
-
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("sphinx")
-    target = tmp_path_factory.mktemp("site")
-    code = (
-        f"import sys; sys.path.insert(0, {str(ROOT / 'docs' / 'site')!r}); import build; "
-        f"from pathlib import Path; "
-    )
-    code += f"sys.exit(build.build(Path({str(target)!r})))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")  # warnings are errors: links, headings, pages in no menu
-    return target
 
 
 def headings(text: str) -> list[str]:
@@ -68,18 +53,28 @@ def test_the_sql_reference_has_every_public_function_view_and_type(fresh: psycop
     assert "None" not in text, "something has no comment"
 
 
-def test_its_chapters_are_those_of_the_map_in_their_order(fresh: psycopg.Connection[Any]) -> None:
-    assert [path.stem for path in migrations.code() if path.stem not in build.chapters()] == []
-    *chapters, types, views = re.findall(r"(?m)^## (.+)$", build.sql_reference(fresh))
-    wanted = [stem.partition("_")[2].capitalize() for stem in build.chapters()]
-    assert [c for c in chapters if c in wanted] == [w for w in wanted if w in chapters]
-    assert (types, views) == ("Types", "Views")
+def test_it_is_in_the_order_of_use_with_examples(fresh: psycopg.Connection[Any]) -> None:
+    text = build.sql_reference(fresh)
+    assert re.findall(r"(?m)^## (.+)$", text) == [*build.PARTS, "For runners", "Types", "Views"]
+    stems = {path.stem for path in migrations.code()} | {"optional"}
+    assert [stem for stems_ in build.PARTS.values() for stem in stems_ if stem not in stems] == []
+    assert "## For runners\n" in text.partition("### work\n")[0], "runners' functions are not the first"
+    shown = build.examples()
+    assert len(shown) > 20
+    assert [text.index(f"\n### {name}\n") for name in shown] == sorted(
+        text.index(f"\n### {name}\n") for name in shown
+    ), "examples run from top to bottom"
+    for said in shown.values():
+        assert text.count(said) == 1
 
 
 def test_the_python_reference_has_every_public_name() -> None:
     found = headings(build.python_reference())
     assert set(pyworker.__all__) <= set(found)
     assert {"Job.transaction", "Job.once", "AsyncJob.add_job", "Task.add"} <= set(found)
+    errors = found[found.index("Errors") + 1 :]
+    assert {"PyworkerError", "InvalidArgument"} <= set(errors)
+    assert "task" not in errors
 
 
 def test_the_command_reference_has_every_command() -> None:

@@ -20,7 +20,7 @@ WORDS = re.compile(
 # What stands on the right of the page's tables; codes: the parts of it that are code.
 CELLS = [
     cell.strip()
-    for line in PAGE.splitlines()
+    for line in PAGE.partition("\n## RQ\n")[0].splitlines()  # the others: test_coming_from_others.py
     if line.startswith("|")
     for cell in [line.strip("| ").rpartition(" | ")[2]]
     if WORDS.search(cell)
