@@ -12,6 +12,7 @@ from starlette.datastructures import FormData, QueryParams
 from ._request import FILTERS, Problem, number_of, search_of
 
 JOB_ACTIONS = ("retry", "cancel", "force_cancel", "delete")
+LIMITS = ("concurrency", "rate_limit", "rate_period", "fair")  # of set_queue; SQL checks the values
 MOST = 1000  # targets that may be selected one by one
 
 # The label of a button, its effect, and whether that is irreversible.
@@ -31,8 +32,9 @@ ACTIONS: dict[str, tuple[str, str, bool]] = {
     ),
     "resume_queue": ("Resume queue", "Starts jobs of the queue again.", False),
     "set_queue": (
-        "Set concurrency",
-        "Sets how many jobs of the queue may run at once. Without a number there is no limit.",
+        "Set limits",
+        "Sets how many jobs of the queue may run at once, and how many may start in which time."
+        " Without a number there is no limit.",
         False,
     ),
     "resume_sequence": (
@@ -64,7 +66,7 @@ class Asked:
     last_id: int | None = None  # no job that was added later
     after: int | None = None  # where the next chunk begins
     audit: tuple[int, int] | None = None  # what was recorded so far, or what to undo
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    options: dict[str, str | None] = field(default_factory=dict[str, str | None])
 
     def fields(self) -> Iterator[tuple[str, str]]:
         """The hidden fields of a form that asks for it again."""
@@ -78,8 +80,8 @@ class Asked:
                 yield (name, str(value))
         if self.audit:
             yield ("done", f"{self.audit[0]}-{self.audit[1]}")
-        if "concurrency" in self.options:
-            yield ("concurrency", str(self.options["concurrency"] or ""))
+        for name, value in self.options.items():
+            yield (name, value or "")
 
 
 def asked(given: FormData | QueryParams, root: str) -> Asked:
@@ -103,7 +105,9 @@ def asked(given: FormData | QueryParams, root: str) -> Asked:
         number_of(words, "last_id"),
         number_of(words, "after"),
         audit_of(words),
-        {"concurrency": number_of(words, "concurrency")} if action == "set_queue" else {},
+        {name: words[name].strip() or None for name in LIMITS if name in words}
+        if action == "set_queue"
+        else {},
     )
 
 

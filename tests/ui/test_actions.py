@@ -106,17 +106,22 @@ def test_a_queue_and_a_schedule_are_paused_and_the_pause_undone(page, site, queu
     assert queue.rows(paused) == [(False,)]
 
 
-def test_the_concurrency_of_a_queue_is_set_and_its_limit_taken_away(page, site, queue):
+def test_the_limits_of_a_queue_are_set_and_taken_away(page, site, queue):
     queue.set_queue("q", 2)
-    concurrency = "select concurrency from pyworker.queue_stats where queue_name = 'q'"
+    limits = "select concurrency, rate_limit, rate_period::text from pyworker.queue_stats"
     page.goto(f"{site()}/queues")
     page.get_by_label("Concurrency of q").fill("12")
-    told = confirmed(page, page.get_by_role("button", name="Set"), "set concurrency")
-    assert "concurrency 12" in told
-    assert queue.rows(concurrency) == [(12,)]
+    page.get_by_label("Rate of q").fill("10")
+    page.get_by_label("Period for q").fill("1 min")
+    told = confirmed(page, page.get_by_role("button", name="Set"), "set limits")
+    assert "concurrency 12, at most 10 in 00:01:00" in told
+    assert queue.rows(limits) == [(12, 10, "00:01:00")]
     page.get_by_label("Concurrency of q").fill("")
-    assert "no limit" in confirmed(page, page.get_by_role("button", name="Set"), "set concurrency")
-    assert queue.rows(concurrency) == [(None,)]
+    told = confirmed(page, page.get_by_role("button", name="Set"), "set limits")
+    assert "no limit, at most 10 in 00:01:00" in told
+    page.get_by_label("Rate of q").fill("")
+    assert "no limit" in confirmed(page, page.get_by_role("button", name="Set"), "set limits")
+    assert queue.rows(limits) == [(None, None, None)]
 
 
 def test_a_schedule_is_run_and_a_sequence_resumed(page, site, queue, worker):

@@ -353,3 +353,11 @@ def test_hostile_targets_are_text_where_they_are_asked_back(client):
         assert {attributes["href"] for tag, attributes in page.elements if tag == "a"} <= {
             "#main", "/", "/jobs", "/queues", "/sequences", "/schedules", "/workers", "/health", "/audit"
         }  # fmt: skip
+
+
+def test_what_is_no_time_is_refused_as_the_period_of_a_rate(client, queue):
+    queue.set_queue("q", 2)
+    asked = {"action": "set_queue", "target": "q", "rate_limit": "10", "rate_period": "soon"}
+    answer = client().get("/confirm", params=asked)
+    assert answer.status_code == 400
+    assert "rate_period must be an interval such as &#39;1 minute&#39;, got &#39;soon&#39;" in answer.text

@@ -14,12 +14,12 @@ begin
         when 'delete' then 'select * from %I.delete_job(%s)'
         when 'pause_queue' then 'select %I.pause_queue(%L)'
         when 'resume_queue' then 'select %I.resume_queue(%L)'
-        when 'set_queue' then 'select %I.set_queue(%L, %s)'
+        when 'set_queue' then 'select %I.' || _limits_call(target, options)
         when 'resume_sequence' then 'select %I.resume_sequence(%L)'
         when 'run_schedule' then 'select * from %I.run_schedule(%L)'
         when 'pause_schedule' then 'select * from %I.pause_schedule(%L)'
         when 'resume_schedule' then 'select * from %I.resume_schedule(%L)' end,
-        current_schema(), target, coalesce(options ->> 'concurrency', 'null'));
+        current_schema(), target);
 end;
 $$;
 comment on function action_sql(text, text, jsonb) is
@@ -46,6 +46,45 @@ $$;
 comment on function job_actions(bigint) is
     'The actions of perform_action() that would change this job as it is now, and their SQL. No row if '
     'there is no such job.';
+
+-- The limits of a queue with these options of set_queue: what they do not name stays as it is.
+create or replace function _limits_with(
+    queue_name text, options jsonb, out concurrency integer, out rate_limit integer,
+    out rate_period interval, out fair boolean)
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_now record;
+begin
+    select q.* into v_now from _queues_of(array[_limits_with.queue_name]) q;
+    concurrency := case when options ? 'concurrency' then (options ->> 'concurrency')::integer
+                        else v_now.concurrency end;
+    rate_limit := case when options ? 'rate_limit' then (options ->> 'rate_limit')::integer
+                       else v_now.rate_limit end;
+    if rate_limit is not null then
+        rate_period := case when options ? 'rate_period' then (options ->> 'rate_period')::interval
+                            else v_now.rate_period end;
+    end if;
+    fair := coalesce((options ->> 'fair')::boolean, v_now.fair and right(queue_name, 1) = '*');
+exception when invalid_datetime_format or datetime_field_overflow or interval_field_overflow then
+    raise exception 'perform_action: rate_period must be an interval such as ''1 minute'', got %',
+        quote_literal(options ->> 'rate_period') using errcode = 'PW001';
+end;
+$$;
+
+-- The call of set_queue with these options.
+create or replace function _limits_call(queue_name text, options jsonb) returns text
+    language plpgsql stable set search_path from current
+as $$
+declare
+    v_limits record := _limits_with(queue_name, options);
+begin
+    return format('set_queue(%L, %s', queue_name, coalesce(v_limits.concurrency::text, 'null'))
+        || case when v_limits.rate_limit is null then ''
+                else format(', %s, %L', v_limits.rate_limit, v_limits.rate_period) end
+        || case when v_limits.fair then ', fair => true)' else ')' end;
+end;
+$$;
 
 -- Raises PW005 if an action on a queue or a schedule would change nothing.
 create or replace function _refuse_idle(action text, target text) returns void
@@ -102,6 +141,22 @@ begin
 end;
 $$;
 
+-- Sets the limits of a queue, and tells which they are.
+create or replace function _set_limits(queue_name text, options jsonb) returns text
+    language plpgsql set search_path from current
+as $$
+declare
+    v_limits record := _limits_with(queue_name, options);
+begin
+    perform set_queue(
+        queue_name, v_limits.concurrency, v_limits.rate_limit, v_limits.rate_period, v_limits.fair);
+    return coalesce('concurrency ' || v_limits.concurrency, 'no limit')
+        || case when v_limits.rate_limit is null then ''
+                else format(', at most %s in %s', v_limits.rate_limit, v_limits.rate_period) end
+        || case when v_limits.fair then ', fair' else '' end;
+end;
+$$;
+
 create or replace function _perform_action(action text, target text, options jsonb) returns text
     language plpgsql set search_path from current
 as $$
@@ -121,8 +176,7 @@ begin
         when 'pause_queue' then perform pause_queue(target);
         when 'resume_queue' then perform resume_queue(target);
         when 'set_queue' then
-            perform set_queue(target, (options ->> 'concurrency')::integer);
-            return coalesce('concurrency ' || (options ->> 'concurrency'), 'no limit');
+            return _set_limits(target, options);
         when 'resume_sequence' then
             if not resume_sequence(target) then
                 raise exception 'it was not halted' using errcode = 'PW005';
@@ -163,10 +217,13 @@ declare
         when coalesce(length(actor), 0) not between 1 and 200 then
             format('actor must be 1 to 200 characters long, got %s',
                    coalesce(quote_literal(left(actor, 220)), 'NULL'))
-        when action = 'set_queue' and not (options ? 'concurrency'
-                                           and coalesce(options ->> 'concurrency', '1') ~ '^[0-9]{1,9}$') then
-            format('options of set_queue must have concurrency, a number or null, got %s',
-                   coalesce(options::text, 'NULL')) end;
+        when action = 'set_queue' and (
+                options ?| '{concurrency,rate_limit,fair}'
+                and coalesce(options ->> 'concurrency', '1') ~ '^[0-9]{1,9}$'
+                and coalesce(options ->> 'rate_limit', '1') ~ '^[0-9]{1,9}$'
+                and coalesce(options ->> 'fair', 'true') = any ('{true,false}')) is not true then
+            format('options of set_queue must have concurrency or rate_limit, a number or null, or fair, '
+                   'true or false, got %s', coalesce(options::text, 'NULL')) end;
 begin
     if v_problem is not null then
         raise exception 'perform_action: %', v_problem using errcode = 'PW001';
@@ -214,8 +271,8 @@ comment on function perform_action(text, text[], text, jsonb) is
     'Performs an action on each of up to 1,000 targets and records it in the view audit, in the '
     'same transaction. Actions on jobs (targets are ids): retry, cancel, force_cancel, delete, and '
     'restore, which lets a cancelled job wait again, for the run_at it had. Actions on names: '
-    'pause_queue, resume_queue, set_queue (options: {"concurrency": number or null}), resume_sequence, '
-    'run_schedule, pause_schedule, resume_schedule. Returns one row per target; if one is refused, or '
+    'pause_queue, resume_queue, set_queue (options: concurrency, rate_limit, rate_period, fair; what they '
+    'do not name stays as it is), resume_sequence, run_schedule, pause_schedule, resume_schedule. Returns one row per target; if one is refused, or '
     'would change nothing, ok is false and outcome is the reason, and the others are still performed. '
     'audit_id: its row in the view audit. actor: the person who acts, as the caller names them. Errors: '
     'PW001.';
