@@ -266,8 +266,11 @@ class Machine(Together):
         else:
             self.register()
 
-    @rule(queue=st.sampled_from(["p", "q", "f:", "r"]),
-          verb=st.sampled_from(["set", "set", "pause", "resume"]), limit=st.sampled_from([None, 1, 2, 3]))  # fmt: skip
+    @rule(
+        queue=st.sampled_from(["p", "q", "f:", "r"]),
+        verb=st.sampled_from(["set", "set", "pause", "resume"]),
+        limit=st.sampled_from([None, 1, 2, 3]),
+    )
     def change_a_queue(self, queue: str, verb: str, limit: int | None) -> None:
         if verb == "set":
             if queue == "r":
