@@ -22,7 +22,6 @@ begin
 end;
 $$;
 
-drop function if exists set_queue(text, integer);
 create or replace function set_queue(
     queue_name text, concurrency integer default null, rate_limit integer default null,
     rate_period interval default null, fair boolean default false) returns void
@@ -31,7 +30,7 @@ as $$
 #variable_conflict use_column
 declare
     -- In seconds: the length of a day or a month would depend on the time zone of each session.
-    v_period constant interval := make_interval(secs => extract(epoch from rate_period)::double precision);
+    v_period interval;
     v_problem text;
 begin
     perform _check_queue('set_queue', set_queue.queue_name, true);
@@ -41,6 +40,7 @@ begin
     if v_problem is not null then
         raise exception 'set_queue: %', v_problem using errcode = 'PW001';
     end if;
+    v_period := make_interval(secs => extract(epoch from rate_period)::double precision);
     if v_period is not null then
         perform _count_earlier_starts(set_queue.queue_name, v_period);
     end if;

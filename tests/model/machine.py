@@ -211,8 +211,7 @@ class Machine(Schedules):
         elif what == "prune":
             self.both(Model.prune, self.api.prune)
         else:
-            self.same(Model.maintain, lambda: self.api.maintain()["rescued"])
-            self.settle()
+            self.maintain()
 
     # People
 

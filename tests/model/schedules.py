@@ -98,6 +98,19 @@ class Schedules(Together):
         self.name_new_jobs()
         self.settle(placed=placed)
 
+    def maintain(self) -> None:
+        def ours(model: Model) -> tuple[int, int]:
+            return self.tick(model), model.maintain()
+
+        def theirs() -> tuple[int, int]:
+            did = self.api.maintain()
+            return did["scheduled"], did["rescued"]
+
+        placed = self.model.placed()
+        self.same(ours, theirs)
+        self.name_new_jobs()
+        self.settle(placed=placed)
+
     def tick(self, model: Model) -> int:
         due = []
         for _, name in sorted((s.next_at, name) for name, s in self.schedules.items() if s.next_at):

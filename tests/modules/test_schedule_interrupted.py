@@ -79,7 +79,7 @@ def test_a_schedule_that_never_gets_done_leaves_others_their_turn(
     add(own, roles, "select pg_sleep(60)::text as job_key", name="a slow one")
     add(own, roles, "select 1 as priority", name="quick")
     own.add_schedule("plain", MINUTELY, "plain")
-    own.rows("set statement_timeout = '200ms'")
+    own.rows("set statement_timeout = '500ms'")
     first = own.value("select max(next_at) from pyworker.schedules")
     for n in (1, 2, 3, 4):
         for _ in range(calls):

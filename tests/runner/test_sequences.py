@@ -139,7 +139,7 @@ def test_queues_are_limited_paused_and_resumed_from_the_command_line(queue: Any,
     assert call("queues", "resume", "q") == "queue q resumed\n"
     queue.run_once()
     assert set(queue.states(*jobs)) == {"completed"}
-    assert "name a number, or --no-limit" in call("queues", "set", "q", expect=2)
+    assert "name a number, --no-limit, --rate or --fair" in call("queues", "set", "q", expect=2)
     assert "'default'" in call("queues", "pause", "default", expect=1)
     assert call("explain", "999", expect=1).count("\n") == 1
 

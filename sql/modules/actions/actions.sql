@@ -4,7 +4,7 @@
 
 -- The SQL of an action, to copy. Null for an action that is not known.
 create or replace function action_sql(action text, target text, options jsonb default '{}') returns text
-    language plpgsql stable set search_path from current
+    language plpgsql stable security definer set search_path from current
 as $$
 begin
     return format(case action
@@ -272,8 +272,9 @@ comment on function perform_action(text, text[], text, jsonb) is
     'same transaction. Actions on jobs (targets are ids): retry, cancel, force_cancel, delete, and '
     'restore, which lets a cancelled job wait again, for the run_at it had. Actions on names: '
     'pause_queue, resume_queue, set_queue (options: concurrency, rate_limit, rate_period, fair; what they '
-    'do not name stays as it is), resume_sequence, run_schedule, pause_schedule, resume_schedule. Returns one row per target; if one is refused, or '
-    'would change nothing, ok is false and outcome is the reason, and the others are still performed. '
+    'do not name stays as it is), resume_sequence, run_schedule, pause_schedule, resume_schedule. Returns '
+    'one row per target; if one is refused, or would change nothing, ok is false and outcome is the '
+    'reason, and the others are still performed. '
     'audit_id: its row in the view audit. actor: the person who acts, as the caller names them. Errors: '
     'PW001.';
 
