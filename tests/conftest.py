@@ -153,9 +153,10 @@ def pytest_report_header() -> str:
     return f"pyworker: euid {os.geteuid()}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One for all tests of a process: Playwright cannot be started twice in a thread."""
+    """One for the tests of a file. While it runs, its thread has a running event loop, so tests of other
+    files could not call asyncio.run."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if not chromium:
         pytest.skip("there is no chromium on this machine (apt-get install chromium)")

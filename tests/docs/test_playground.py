@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,11 @@ import pytest
 
 from .test_snippets import EXAMPLES, PAGES, RUN_SHOWN, Block, blocks_of
 
-pytestmark = pytest.mark.skipif(not shutil.which("npm"), reason="npm brings the playground's PostgreSQL")
+
+@pytest.fixture(autouse=True)
+def playground(site: Path) -> None:
+    if not next(site.rglob("pglite.wasm"), None):
+        pytest.skip("there is no npm, or it cannot bring the playground's PostgreSQL")
 
 
 class Visitor:
