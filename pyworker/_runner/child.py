@@ -137,6 +137,7 @@ class Child:
                 elif line.strip() == "abort":
                     self.stopping = self.aborting = True
                 self._wake()
+                log.debug("told to %s", line.strip())
         os._exit(1)  # the parent is dead
 
     def _wake(self) -> None:

@@ -22,12 +22,13 @@ def test_a_signal_to_the_whole_group_leaves_running_jobs_the_shutdown_timeout(
     queue.close_gate(1)
     tasks = ("deliver", "deliver_async", "note", "act_async")  # the first two at most once
     jobs = [queue.add(task, {"gate": 1}) for task in tasks]
-    worker = queue.start("--processes", "2", "--concurrency", "2", "--shutdown-timeout", "3600", within=GROUP)
+    options = ("--processes", "2", "--concurrency", "2", "--shutdown-timeout", "3600", "--log-level", "debug")
+    worker = queue.start(*options, within=GROUP)
     queue.until_waiting(1, 4)
     runs = queue.runs(*jobs)
     late = queue.add("note")
     os.killpg(worker.pid, number)
-    worker.until_log("stopping")
+    queue.until_so("both children know", lambda: worker.log.count("told to stop") == 2)
     queue.open_gate(1)
     assert worker.wait() == 0
     assert queue.states(*jobs) == ["completed"] * 4, worker.log
