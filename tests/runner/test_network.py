@@ -247,7 +247,7 @@ def test_the_connection_for_schedules_that_has_gone_silent_is_replaced(queue: An
     network.fault = fault
     worker = queue.start("--dsn", network.dsn, "--concurrency", "1").until_ready()
     queue.rows("select pyworker.add_schedule('s', '0 * * * *', 'note', backfill => '1 hour')")
-    queue.rows("update pyworker.schedule_entries set next_at = date_trunc('minute', pyworker.clock())")
+    queue.rows("update pyworker.schedule_entries set next_at = date_trunc('second', pyworker.clock())")
     queue.until("select true from public.seen where task = 'note'")
     assert (len(silenced), "starting another" in worker.log) == (1, False)
 

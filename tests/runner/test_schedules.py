@@ -17,7 +17,8 @@ import pytest
 from pyworker import Task, TaskError, cron, task, tasks
 
 HOURLY = "0 * * * *"
-DUE = "update pyworker.schedule_entries set next_at = date_trunc('minute', pyworker.clock()) where name = %s"
+# Of this second: a tick that is more than a minute late would be skipped.
+DUE = "update pyworker.schedule_entries set next_at = date_trunc('second', pyworker.clock()) where name = %s"
 
 
 @pytest.fixture
