@@ -53,7 +53,7 @@ declare
     v_states text[] := array_replace(states, 'active', 'running');
     v_page jsonb;
     v_ids bigint[];
-    v_rows jsonb := '[]';
+    v_rows jsonb := jsonb '[]';
 begin
     if action is null or action not in ('retry', 'cancel', 'force_cancel', 'delete') then
         raise exception 'perform_on_listed: action must be retry, cancel, force_cancel or delete, got %',
@@ -96,7 +96,7 @@ as $$
 #variable_conflict use_column
 declare
     v_batch record;
-    v_rows jsonb := '[]';
+    v_rows jsonb := jsonb '[]';
     v_last bigint;
 begin
     if coalesce(max_actions, 0) not between 1 and 1000 then
