@@ -128,6 +128,9 @@ class Exchange:
         """Log the jobs that these reports discarded, and count all. The database decides, so query it."""
         if not outcomes:
             return
+        if not (outcomes.reports or refused):  # the common turn
+            self._count(done=len(outcomes.done))
+            return
         reports = [report for report in outcomes.reports if report[:2] not in refused]
         did = Counter(report.do for report in reports)
         did["done"] = sum(done[:2] not in refused for done in outcomes.done)
