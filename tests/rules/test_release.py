@@ -111,7 +111,7 @@ def test_the_wheel_has_what_runs_and_the_source_what_tests_it(published: tuple[P
     with tarfile.open(sdist) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
     for name in (
-        "tests/conftest.py", "docs/start.md", "deploy/kubernetes.yaml", "Makefile", "hatch_build.py",
+        "tests/conftest.py", "docs/start.md", "deploy/kubernetes.yaml", "Makefile", "deploy/hatch_build.py",
         "CONTRIBUTING.md", "SECURITY.md", ".github/workflows/tests.yml", ".ci/run",
     ):  # fmt: skip
         assert name in names
