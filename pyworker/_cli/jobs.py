@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import click
+import psycopg
 from rich.table import Table
 
 from .._db.database import Database
@@ -79,7 +80,10 @@ def add(
         None if sequence_policy is None else _parsed("--sequence-policy", sequence_policy)
     )
     with database(dsn, schema) as db:
-        job = db.add_job(task, value, **options)
+        try:
+            job = db.add_job(task, value, **options)
+        except psycopg.DataError as error:
+            raise _named(error, options) from error
     if machine:
         print_json(dataclasses.asdict(job))
     else:
@@ -87,6 +91,14 @@ def add(
         due = f", due {time_of(job.run_at)}" if job.state == "scheduled" else ""
         halted = f", its sequence is halted by job {job.sequence_halted_by}" if job.sequence_halted_by else ""
         click.echo(f"job {job.id} {job.state}{there}{due}{halted}")
+
+
+def _named(error: psycopg.DataError, options: dict[str, Any]) -> Exception:
+    """The error of a time that PostgreSQL cannot read, with its option."""
+    for name in ("run_at", "delay", "expires_at", "max_wait"):
+        if options[name] is not None and f'"{options[name]}"' in str(error):
+            return CliError(f"--{name.replace('_', '-')}: {error.diag.message_primary}")
+    return error
 
 
 def _parsed(name: str, text: str) -> JsonText:

@@ -232,3 +232,13 @@ def test_a_worker_ends_with_the_numbers_of_what_became_of_its_jobs(
     done = program("run", "mine", "--once", "--processes", processes, DATABASE_URL=dsn)
     told = "stopped: 7 completed, 3 failed, 2 discarded, 1 cancelled, 1 snoozed"
     assert done.stderr.splitlines()[-1].endswith(told)
+
+
+@pytest.mark.parametrize("option", ["--run-at", "--delay", "--expires-at", "--max-wait"])
+def test_what_is_no_time_is_refused_with_its_option(
+    cli: Any, fresh: Any, fresh_dsn: str, option: str
+) -> None:
+    keyed = ("--key", "k") if option == "--max-wait" else ()
+    done = cli("add", "t", option, "soon", *keyed, DATABASE_URL=fresh_dsn)
+    one_line(done, f"{option}: invalid input syntax for type", '"soon"')
+    assert fresh.execute("select id from pyworker.jobs").fetchall() == []
