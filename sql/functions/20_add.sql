@@ -137,15 +137,15 @@ begin
             state, ready_at, due_at, parked, updated_at, task_identifier, priority, max_attempts, run_at,
             created_at, queue_name, delivery, meta, payload)
         select case when r.run_at > v_now then 'scheduled' else 'available' end,
-               case when r.run_at <= v_now and not q.limited then r.run_at end,
+               case when r.run_at <= v_now and not q.waits then r.run_at end,
                case when r.run_at > v_now then r.run_at end,
-               case when r.run_at <= v_now and q.limited then 'queue' end, v_now, identifier,
+               case when r.run_at <= v_now and q.waits then 'queue' end, v_now, identifier,
                coalesce(priority, t.priority, 0), coalesce(max_attempts, t.max_attempts, 25), r.run_at,
                v_now, q.name, coalesce(delivery, t.delivery, 'at_least_once'), meta, coalesce(payload, '{}')
         from (select coalesce(run_at, v_now) as run_at) r
         left join tasks t on t.identifier = add_job.identifier
         cross join lateral (
-            select n.name, _is_limited(n.name) as limited
+            select n.name, _must_wait(n.name) as waits
             from (select nullif(coalesce(queue_name, t.queue_name), 'default') as name) n offset 0) q
         where t.unique_policy is null and t.sequence_policy is null
         returning j.id, j.task_identifier, j.queue_name, j.payload, j.meta, j.priority, j.run_at, j.attempts,

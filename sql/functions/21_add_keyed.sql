@@ -146,7 +146,7 @@ begin
     update live_jobs j
     set (state, parked, ready_at, due_at) = (
             select p.* from _place(
-                v_run_at, v_now, _held(v_sequence.key, v_head, v_parked), _is_limited(v_queue)) p),
+                v_run_at, v_now, _held(v_sequence.key, v_head, v_parked), _must_wait(v_queue)) p),
         sequence_key = v_sequence.key, sequence_head = v_head,
         continue_on_cancelled = v_sequence.continue_on_cancelled,
         continue_on_discarded = v_sequence.continue_on_discarded, has_slot = null, updated_at = v_now,
@@ -231,7 +231,7 @@ begin
            v_sequence.continue_on_discarded, request.expires_at, v_now + request.max_wait
     from _place(v_run_at, v_now,
                 _held(v_sequence.key, false, case when _depends(request.depends_on) then 'unmet' end),
-                _is_limited(v_queue)) p
+                _must_wait(v_queue)) p
     on conflict (job_key) where job_key is not null do nothing
     returning j.* into v_row;
     if v_row.id is not null and (v_row.parked is not null or v_row.ready_at < v_now and _places_are_kept()

@@ -328,10 +328,12 @@ begin
         left join tasks t on t.identifier = r.identifier
         cross join lateral (select nullif(coalesce(r.queue_name, t.queue_name), 'default') as queue_name) q
         where (jobs[r.ordinality]).id is null order by r.ordinality),
-    limited as materialized (
-        select q.queue_name
-        from _queues_of(array(select distinct r.queue from request r where r.queue is not null)) q
-        where q.slots is not null),
+    asked as (
+        select array_agg(q.queue) as queues, array_agg(q.jobs) as jobs
+        from (select r.queue, count(*)::integer as jobs from request r
+              where r.queue is not null group by r.queue) q),
+    crowded as materialized (
+        select c.queue_name from asked a cross join lateral _crowded_of(a.queues, a.jobs) c where c.crowded),
     added as (
         insert into live_jobs as j (
             id, state, ready_at, due_at, parked, updated_at, priority, max_attempts, run_at, created_at,
@@ -344,11 +346,11 @@ begin
                (r.sequence).key, (r.sequence).continue_on_cancelled, (r.sequence).continue_on_discarded,
                r.expires_at
         from request r
-        left join limited l on l.queue_name = r.queue
+        left join crowded c on c.queue_name = r.queue
         cross join lateral (select coalesce(r.run_at, now) as run_at) q
         cross join lateral _place(
             q.run_at, now, _held((r.sequence).key, false, case when _depends(r.depends_on) then 'unmet' end),
-            l.queue_name is not null) p
+            c.queue_name is not null) p
         returning j.id, j.parked, j.ready_at, j.queue_name, j.sequence_key, _job_of(j) as job),
     woken as (
         insert into promotion_requests (lane)

@@ -269,7 +269,7 @@ begin
         set sequence_head = true, state = f.state, parked = f.parked, ready_at = f.ready_at,
             due_at = f.due_at, updated_at = v_now
         from (select l.tid, p.* from free l
-              cross join lateral _place(l.run_at, v_now, null, _is_limited(l.queue_name)) p) f
+              cross join lateral _place(l.run_at, v_now, null, _must_wait(l.queue_name)) p) f
         where j.ctid = f.tid
         returning j.id, j.sequence_key, j.ready_at, j.parked, j.queue_name),
     woken as (

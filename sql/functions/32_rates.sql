@@ -203,6 +203,9 @@ declare
 begin
     if claim.full_queues <> '{}' then
         perform _park_candidates(claim.full_queues);
+        -- A queue may be full of slots that were given to jobs of another kind, which no worker may take.
+        insert into promotion_requests (lane)
+        select 'queue:' || f.name from unnest(claim.full_queues) f(name) where _has_given_slots(f.name);
     end if;
     if claim.paced is null then
         return false;

@@ -14,6 +14,8 @@ create or replace function _admit(inout claim _claim, queue_names text[])
     language plpgsql set search_path from current
 as $$
 declare
+    v_names constant text[] := case when cardinality(queue_names) = 1 then queue_names
+        else array(select distinct n.name from unnest(queue_names) n(name)) end;
     v_limited text[];
     v_held text[];
     v_now timestamptz; -- when it held the lanes
@@ -24,15 +26,15 @@ declare
     v_room bigint[]; -- what was free in those with a rate
     v_fair text[];
     v_rows tid[] := claim.admitted;
+    v_admitted tid[]; -- of these
     v_asking constant tid[] := array(
         select a.tid from unnest(v_rows, queue_names) a(tid, name) where a.name is not null);
 begin
     select array_agg(q.name),
            coalesce(array_agg(q.name) filter (where q.n <= 500 and _try_lane('queue:' || q.name)), '{}')
     into v_limited, v_held -- at most 500: PostgreSQL has room for some 6,000 advisory locks
-    from (select l.name, row_number() over () as n
-          from (select distinct q.queue_name as name from _queues_of(queue_names) q
-                where q.queue_name is not null and q.slots is not null) l) q;
+    from (select l.queue_name as name, row_number() over () as n from _queues_of(v_names) l
+          where l.queue_name is not null and l.slots is not null) q;
     if v_limited is null then
         return;
     end if;
@@ -47,7 +49,6 @@ begin
         claim := _cut_at_priority(claim, queue_names, v_fair);
         v_rows := claim.admitted;
     end if;
-    claim.admitted := null;
     for i in 1..cardinality(v_rows) loop
         v_queue := array_position(v_queues, queue_names[i]);
         continue when v_queue is null and queue_names[i] = any (v_limited); -- another session has the lane
@@ -55,11 +56,12 @@ begin
             v_crowded[v_queue] := true;
             continue;
         end if;
-        claim.admitted := claim.admitted || v_rows[i];
+        v_admitted := v_admitted || v_rows[i];
         if v_queue is not null then
             v_free[v_queue] := v_free[v_queue] - 1;
         end if;
     end loop;
+    claim.admitted := v_admitted;
     if claim.paced is not null then
         claim.now := coalesce(_record_starts(v_queues, v_room, v_free, v_now), claim.now);
     end if;
@@ -97,9 +99,9 @@ create or replace function _refill_queues(queue_names text[], requeued boolean d
     language plpgsql set search_path from current
 as $$
 declare
-    v_limited text[];
     v_held text[];
     v_limits integer[];
+    v_left text[];
     v_filled integer := 0;
     v_notified boolean;
 begin
@@ -112,28 +114,35 @@ begin
     elsif cardinality(queue_names) > 1 then
         queue_names := array(select distinct q.name from unnest(queue_names) q(name));
     end if;
-    -- A queue with more than 100 slots is left to the next promotion, which counts its running jobs
-    -- once for all ends until then. So is a batch of more than 200 queues: PostgreSQL has room for
-    -- some 6,000 advisory locks.
-    select array_agg(q.queue_name), coalesce(array_agg(q.queue_name) filter (where q.held), '{}'),
-           array_agg(q.slots_ahead) filter (where q.held)
-    into v_limited, v_held, v_limits
+    -- A batch of more than 200 queues is left to the next promotion: PostgreSQL has room for some 6,000
+    -- advisory locks.
+    select array_agg(q.queue_name) filter (where q.held), array_agg(q.slots_ahead) filter (where q.held),
+           array_agg(q.queue_name) filter (where not q.held)
+    into v_held, v_limits, v_left
     from (select q.queue_name, q.slots_ahead,
-                 coalesce(q.concurrency, 1) <= 100 and cardinality(queue_names) <= 200
-                 and _try_lane('queue:' || q.queue_name) as held
+                 cardinality(queue_names) <= 200 and _try_lane('queue:' || q.queue_name) as held
           from _queues_of(queue_names) q
           where q.concurrency is not null or q.paced and requeued offset 0) q;
-    if v_limited is null then
-        return 0;
+    if v_held is null then
+        v_filled := 0;
+    elsif v_limits = '{1}' and _fill_serial_queue(v_held[1]) then
+        v_filled := 1;
+    else
+        -- Where no job is parked there is nothing to do. A queue with more than 100 slots is left to the
+        -- next promotion, too, which counts its running jobs once for all ends until then.
+        select array_agg(h.name) filter (where h.few), array_agg(h.slots) filter (where h.few),
+               v_left || array_agg(h.name) filter (where not h.few)
+        into v_held, v_limits, v_left
+        from (select q.name, q.slots, coalesce(q.slots, 1) <= 100 as few
+              from unnest(v_held, v_limits) q(name, slots) cross join lateral _parked_in(q.name, 1)) h;
+        if v_held is not null then
+            v_filled := _fill_queues(v_held, v_limits);
+        end if;
     end if;
-    if v_held <> '{}' then
-        v_filled := _fill_queues(v_held, v_limits);
+    if v_left is not null then
+        insert into promotion_requests (lane) select 'queue:' || l.name from unnest(v_left) l(name);
     end if;
-    if cardinality(v_held) < cardinality(v_limited) then
-        insert into promotion_requests (lane)
-        select 'queue:' || l.name from unnest(v_limited) l(name) where l.name <> all (v_held);
-        v_notified := _notify_workers();
-    elsif v_filled > 0 then
+    if v_left is not null or v_filled > 0 then
         v_notified := _notify_workers();
     end if;
     return v_filled;
@@ -186,6 +195,29 @@ begin atomic
                     order by length(o.queue_name) desc limit 1) f on true) u) s;
 end;
 
+-- Of these queues, and how many jobs are to be placed in each: whether they must wait (parked) for slots, as
+-- others are there already. If not, they become candidates at once: a claim decides. So that the look stays
+-- short, a queue with 100 jobs that run or are candidates, or with more than are to be placed, counts as
+-- crowded, and without `looks` so does each limited one. A fair queue has its own order. At other isolation
+-- levels the look could be too old, or make one of two producers fail.
+create or replace function _crowded_of(queue_names text[], jobs integer[], looks boolean default true)
+    returns table (queue_name text, crowded boolean)
+    language sql stable
+begin atomic
+    select q.queue_name, q.slots is not null and (
+        q.fair or q.slots < n.jobs or not _crowded_of.looks
+        or current_setting('transaction_isolation') <> 'read committed'
+        or ( -- not by `exists`, which would drop the order, and with it the index
+            select true from live_jobs p where p.queue_name = q.queue_name and p.parked = 'queue'
+            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
+                     p.priority, p.run_at, p.id limit 1) is not null
+        or (select true from live_jobs r where r.queue_name = q.queue_name and r.ready_at is not null
+            order by r.queue_name, r.priority, r.run_at, r.id
+            offset least(q.slots - n.jobs, greatest(n.jobs, 99)) limit 1) is not null)
+    from unnest(_crowded_of.queue_names, _crowded_of.jobs) n(name, jobs)
+    cross join lateral _queues_of(array[n.name]) q;
+end;
+
 -- How many slots of a queue are taken, counted up to a limit; slots that were given to the rows in
 -- `aside` do not count. Only one index has the order of its `order by`: without it, statistics
 -- could make the planner choose another index.
@@ -198,6 +230,19 @@ begin atomic
           and (j.state = 'running' or j.has_slot and j.ctid <> all (_taken_in.aside))
         order by j.queue_name, j.priority, j.run_at, j.id limit _taken_in.up_to) r;
 end;
+
+-- True if a job of a queue has a slot that no claim has used yet.
+create or replace function _has_given_slots(queue_name text) returns boolean
+    language plpgsql stable set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+begin
+    return (
+        select true from live_jobs j
+        where j.queue_name = _has_given_slots.queue_name and j.ready_at is not null and j.has_slot
+        order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null;
+end;
+$$;
 
 -- What a claim that has locked `rows` finds in queues whose lanes it holds: the free slots (null if
 -- the limit was removed meanwhile), and whether there are more candidates. Slots that were given to

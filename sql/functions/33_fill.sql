@@ -2,8 +2,8 @@
 -- session holds the lanes of the queues.
 --
 -- Most queues have jobs of one kind: _fill_queues gives the first ones the free slots in one
--- statement, with a smaller one for a single serial queue. The other queues are left to
--- _fill_by_kind.
+-- statement; the other queues are left to _fill_by_kind. An end in a single serial queue uses the
+-- smaller statement of _fill_serial_queue.
 
 -- Fills the free slots of queues whose lanes this session holds; returns how many jobs became
 -- candidates. `limits`: the slots that each queue may give ahead of a claim; 0 while it is paused, null
@@ -20,9 +20,6 @@ declare
     v_ids bigint[];
     v_wanted text[];
 begin
-    if limits = '{1}' and _fill_serial_queue(queue_names[1]) then
-        return 1;
-    end if;
     with queue as materialized (
         select q.name, least(q.slots - t.taken, v_most) as free,
                q.slots > 0 and t.taken <= q.slots and t.alike and (f.id is null or f.alike) as alike
@@ -32,9 +29,9 @@ begin
         -- precedes it.
         cross join lateral (
             select count(*) as taken,
-                   coalesce(bool_and(j.state = 'running' or j.has_slot is not null and (f.id is null or (
+                   coalesce(bool_and(f.id is null or j.state = 'running' or j.has_slot is not null and (
                        (j.task_identifier, coalesce(j.flags::text, '') collate "C") = (f.task, f.flags)
-                       and (j.priority, j.run_at, j.id) < (f.priority, f.run_at, f.id)))), true) as alike
+                       and (j.priority, j.run_at, j.id) < (f.priority, f.run_at, f.id))), true) as alike
             from (select i.* from live_jobs i
                   where q.slots > 0 and i.queue_name = q.name and i.ready_at is not null
                   order by i.queue_name, i.priority, i.run_at, i.id limit q.slots::bigint + 1) j) t),

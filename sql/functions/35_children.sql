@@ -145,7 +145,7 @@ begin
         set state = f.state, parked = f.parked, ready_at = f.ready_at, due_at = f.due_at, updated_at = v_now
         from (select l.id, p.* from live_jobs l
               cross join lateral _place(
-                  l.run_at, v_now, _held(l.sequence_key), _is_limited(l.queue_name)) p
+                  l.run_at, v_now, _held(l.sequence_key), _must_wait(l.queue_name)) p
               where l.id = any (v_free)) f
         where j.id between f.id and f.id
         returning j.id, j.ready_at, _lane_of(j.parked, j.queue_name, j.sequence_key) as lane),

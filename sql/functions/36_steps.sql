@@ -231,7 +231,7 @@ begin
         update live_jobs j
         set state = f.state, parked = f.parked, ready_at = f.ready_at, due_at = f.due_at, updated_at = v_now
         from (select l.tid, p.* from free l
-              cross join lateral _place(l.run_at, v_now, null, _is_limited(l.queue_name)) p) f
+              cross join lateral _place(l.run_at, v_now, null, _must_wait(l.queue_name)) p) f
         where j.ctid = f.tid
         returning j.id, j.ready_at, _lane_of(j.parked, j.queue_name, j.sequence_key) as lane),
     asked as (

@@ -79,7 +79,7 @@ begin
     end if;
     update live_jobs j
     set (state, parked, ready_at, due_at) = ( -- in a sequence it was the head, and stays it
-            select p.* from _place(_requeue.run_at, v_now, null, _is_limited(job.queue_name), waiting) p),
+            select p.* from _place(_requeue.run_at, v_now, null, _must_wait(job.queue_name), waiting) p),
         run_at = _requeue.run_at, updated_at = v_now, attempts = _requeue.attempts, worker_id = null,
         claimed_at = null, started_at = null, last_error = coalesce(error, j.last_error),
         payload = coalesce(_requeue.payload, j.payload)

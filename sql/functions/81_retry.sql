@@ -70,7 +70,7 @@ begin
     set (state, parked, ready_at, due_at) = (
             select p.* from _place(
                 now, now, _held(job.sequence_key, job.sequence_head, _unmet(job)),
-                _is_limited(job.queue_name)) p),
+                _must_wait(job.queue_name)) p),
         has_slot = null, run_at = now, updated_at = now, worker_id = null, claimed_at = null,
         started_at = null, cancel_requested_at = null, superseded = null, crashes = null,
         reason = null, finished_at = null, expires_at = null, start_by = null, result = null,
@@ -267,7 +267,7 @@ begin
         select p.* into v_new.state, v_new.parked, v_new.ready_at, v_new.due_at
         from _place(v_new.run_at, now,
                     _held(job.sequence_key, job.sequence_head, coalesce(_unmet(job), job.parked)),
-                    _is_limited(job.queue_name),
+                    _must_wait(job.queue_name),
                     case when v_new.attempts > 0 then 'retryable' else 'scheduled' end) p;
         v_new.crashes := case when job.state <> 'discarded' then job.crashes end;
         v_new.started_at := null;

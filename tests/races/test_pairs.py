@@ -75,8 +75,8 @@ BEGIN = """
         sequence_policy => '{"key": "s"}');
     select from pyworker.add_job('t', '{"n": 1}', unique_policy => '{"keys": ["args"]}');
     select from pyworker.add_job('t', sequence_policy => '{"key": "s"}');
-    select from pyworker.add_job('t', queue_name => 'q');
     select pyworker.promote_jobs();
+    select from pyworker.add_job('t', queue_name => 'q');
 """
 # Run 1, so that both can speak of it; the next run is the time of its claim, and shown as 2.
 CLAIMED = (

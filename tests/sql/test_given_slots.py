@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.api import ids
-from tests.support.slots import add
+from tests.support.slots import add, add_parked
 
 
 def given(api: Any) -> list[int]:
@@ -22,9 +22,7 @@ def test_the_first_jobs_of_a_kind_get_the_free_slots_and_a_claim_takes_no_lane_f
     api: Any, worker: int, actor: Callable[[], Any]
 ) -> None:
     api.set_queue("q", 3)
-    jobs = add(api, *"aaaaa")
-    api.promote_jobs()
-    api.promote_jobs()  # the second look at the change
+    jobs = add_parked(api, *"aaaaa")
     assert given(api) == jobs[:3]
     a = actor()
     a.begin()
@@ -37,12 +35,10 @@ def test_the_first_jobs_of_a_kind_get_the_free_slots_and_a_claim_takes_no_lane_f
 
 
 def test_jobs_of_several_kinds_get_no_slot_before_the_claim(api: Any) -> None:
-    add(api, "a", "b")
-    api.promote_jobs()
+    add_parked(api, "a", "b")
     assert given(api) == []
     add(api, "a", queue="flags")
-    add(api, "a", queue="flags", flags=["x"])
-    api.promote_jobs()
+    add_parked(api, "a", queue="flags", flags=["x"])
     assert given(api) == []
 
 
@@ -50,8 +46,7 @@ def test_jobs_of_several_kinds_get_no_slot_before_the_claim(api: Any) -> None:
 def test_a_slot_that_no_claim_has_used_is_taken_back_for_a_later_job(
     api: Any, worker: int, later: str
 ) -> None:
-    (first,) = add(api, "a")
-    api.promote_jobs()
+    (first,) = add_parked(api, "a")
     assert given(api) == [first]
     (second,) = add(api, "b" if "kind" in later else "a", priority=-1 if "urgent" in later else 0)
     if later == "an urgent job":
@@ -67,8 +62,7 @@ def test_a_slot_that_no_claim_has_used_is_taken_back_for_a_later_job(
 def test_a_slot_that_a_claim_is_using_just_now_stays_taken_and_strands_nothing(
     api: Any, worker: int, actor: Callable[[], Any], end: str
 ) -> None:
-    (first,) = add(api, "a")
-    api.promote_jobs()
+    (first,) = add_parked(api, "a")
     claimer = actor()
     claimer.begin()
     assert ids(claimer.claim_jobs(worker, 10)) == [first]
@@ -91,8 +85,7 @@ def test_no_claim_after_a_change_of_the_queue_uses_a_slot_that_was_given_before(
 ) -> None:
     """Even where another session has the lane, so that no promotion can take it back."""
     api.set_queue("q*", 3)
-    jobs = add(api, *"aaaa")
-    api.promote_jobs()
+    jobs = add_parked(api, *"aaaa")
     assert given(api) == jobs[:3]
     holder = actor()
     holder.begin()
@@ -139,9 +132,8 @@ def test_while_a_change_may_have_been_overlooked_claims_count_and_go_on(
     ],
 )
 def test_a_job_that_moves_away_leaves_its_slot_to_the_next(api: Any, worker: int, move: str) -> None:
-    add(api, "a", job_key="k")
+    add_parked(api, "a", job_key="k")
     (second,) = add(api, "a")
-    api.promote_jobs()
     assert given(api) == [1]
     api.rows(f"select pyworker.{move}")
     assert second in ids(api.claim_jobs(worker, 10))
@@ -149,8 +141,7 @@ def test_a_job_that_moves_away_leaves_its_slot_to_the_next(api: Any, worker: int
 
 
 def test_a_job_that_has_run_has_no_slot_when_it_waits_again(api: Any, worker: int, clock: Any) -> None:
-    first, second = add(api, "a", "a", max_attempts=3)
-    api.promote_jobs()
+    first, second = add_parked(api, "a", "a", max_attempts=3)
     job = api.claim(worker)
     assert job.id == first
     api.fail(job)

@@ -62,7 +62,7 @@ CALLS: dict[str, tuple[dict[str, Any], Calls]] = {
         "claim_jobs": (lambda a, held: a.claim_jobs(1, 100), 10),
         "work": (lambda a, held: a.rows(TURN), 10),
         "finish_job": (lambda a, held: a.finish_job(held[0].id, held[0].run), 10),
-        "add_job": (lambda a, held: a.add_job("t", queue_name="q"), 0),
+        "add_job": (lambda a, held: a.add_job("t", queue_name="q"), 2),
         "promote_jobs": (lambda a, held: a.promote_jobs(), 10),
         "metrics": (lambda a, held: a.metrics(100), 400),
     }),

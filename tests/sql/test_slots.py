@@ -250,7 +250,7 @@ def test_a_queue_of_thousands_of_slots_is_counted_by_no_end(api: Any, worker: in
 
 
 def test_set_by_set_a_burst_of_new_queues_is_promoted(api: Any, worker: int) -> None:
-    api.add_jobs([{"identifier": "t", "queue_name": f"q{n}"} for n in range(500)])
+    api.add_jobs([{"identifier": "t", "queue_name": f"q{n // 2}"} for n in range(1000)])
     assert api.promote_jobs() == 100
     assert len(api.claim_jobs(worker, 500)) >= 200
     while api.claim_jobs(worker, 500):

@@ -376,7 +376,7 @@ begin
                           then coalesce(j.reason, case when _must_not_rerun(j) then 'lost' end) end,
             updated_at = v_now
         from settings s
-        left join _place(v_job.run_at, v_now, v_parked, _is_limited(v_job.queue_name),
+        left join _place(v_job.run_at, v_now, v_parked, _must_wait(v_job.queue_name),
                          case when v_job.state = 'retryable' then 'retryable' else 'scheduled' end) p
             on v_kept is null
         where j.id = v_job.id;
