@@ -138,13 +138,16 @@ def test_a_sequence_halted_by_a_cancelled_job(api: Any, idle: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_queue_paused(api: Any, idle: int, name: str) -> None:
     api.set_queue("c:*", 1)
-    job = api.add_job("t", queue_name=name)
+    candidate = api.add_job("t", queue_name=name)
     api.pause_queue(name)
-    (row,) = explain(api, job)
-    assert (row.reason, row.detail) == ("queue paused", f"queue {name} is paused")
+    parked = api.add_job("t", queue_name=name)
+    for job in (candidate, parked):
+        (row,) = explain(api, job)
+        assert (row.reason, row.detail) == ("queue paused", f"queue {name} is paused")
     run(api, row.remedy)
-    assert reasons(api, job) == ["promotion"]
-    assert api.claim(idle).id == job.id
+    assert reasons(api, candidate) == ["waits for a worker"]
+    assert api.claim(idle).id == candidate.id
+    assert reasons(api, parked) == ["queue full"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -186,7 +189,9 @@ def test_a_queue_that_is_full_now_is_no_reason_for_a_job_whose_turn_has_not_come
 @pytest.mark.parametrize("limit", [1, 3])
 def test_promotion_where_the_queue_has_room(api: Any, idle: int, limit: int) -> None:
     api.set_queue("q", limit)
+    api.pause_queue("q")
     first, second = api.add_job("t", queue_name="q"), api.add_job("t", queue_name="q")
+    api.resume_queue("q")
     row = the(api, first, "promotion")
     assert row.detail == "queue q has room; jobs of its task that come before it: 0"
     assert the(api, second, "promotion").detail == "queue q has room; jobs of its task that come before it: 1"

@@ -244,9 +244,9 @@ begin
 end;
 $$;
 
--- No row if the job is not available and a worker would claim it.
-create or replace function _explain_workers(job live_jobs, out reason text, out detail text, out remedy text)
-    returns setof record
+-- No row if a worker would claim the job, and it `waits` for something else or is not available.
+create or replace function _explain_workers(
+    job live_jobs, waits boolean, out reason text, out detail text, out remedy text) returns setof record
     language plpgsql stable set search_path from current
 as $$
 declare
@@ -254,7 +254,7 @@ declare
 begin
     if v_lack.able = 0 then
         return query select v_lack.reason, v_lack.detail, v_lack.remedy;
-    elsif job.ready_at is not null and job.state = 'available' then
+    elsif job.ready_at is not null and job.state = 'available' and not waits then
         return query select p.* from _explain_place(job, format('%s of %s', v_lack.able, v_lack.alive)) p;
     end if;
 end;
@@ -306,8 +306,9 @@ begin
     return query select r.* from _explain_time(job, v_now) r;
     if job.queue_name is not null then
         return query select r.* from _explain_queue(job, v_waits) r;
+        v_waits := found; -- a candidate need not be parked yet
     end if;
-    return query select r.* from _explain_workers(job) r;
+    return query select r.* from _explain_workers(job, v_waits) r;
     return query select r.* from _explain_expiry(job) r;
 end;
 $$;
