@@ -22,7 +22,7 @@ from pyworker._dev.postgres import Server, temporary_server
 
 pytest.register_assert_rewrite("tests.support", "tests.model")  # before the first import of either
 
-from tests.support.databases import check_invariants, copy_of, dsn_of  # noqa: E402
+from tests.support.databases import check_invariants, copy_of, database, dsn_of  # noqa: E402
 from tests.support.sessions import Clock, Session  # noqa: E402
 
 
@@ -64,6 +64,13 @@ def fresh(_fresh: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
 @pytest.fixture
 def fresh_dsn(fresh: psycopg.Connection[Any]) -> str:
     return dsn_of(fresh)
+
+
+@pytest.fixture
+def empty_dsn(pg_server: Any) -> Iterator[str]:
+    """A database in which nothing has been installed."""
+    with database(pg_server, "empty") as dsn:
+        yield dsn
 
 
 @pytest.fixture(scope="session")

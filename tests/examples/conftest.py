@@ -7,33 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from pytest_postgresql.janitor import DatabaseJanitor
 
 from tests.support import ROOT
-
-
-@contextmanager
-def database(pg_server: Any, name: str, template: str | None = None) -> Iterator[str]:
-    name = f"example_{name}_{os.getpid()}"
-    with DatabaseJanitor(
-        user=pg_server.user, host=pg_server.host, port=pg_server.port, password=pg_server.password,
-        dbname=name, template_dbname=template,
-    ):  # fmt: skip
-        yield pg_server.url(name)
-
-
-@pytest.fixture
-def empty_dsn(pg_server: Any) -> Iterator[str]:
-    """A database in which nothing has been installed."""
-    with database(pg_server, "empty") as dsn:
-        yield dsn
+from tests.support.databases import database
 
 
 class Example:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,17 @@ def copy_of(template: Any, name: str) -> Iterator[str]:
         dbname=dbname, template_dbname=t.template_dbname, maintenance_dbname=t.maintenance_dbname,
     ):  # fmt: skip
         yield make_conninfo(host=t.host, port=t.port, user=t.user, password=t.password, dbname=dbname)
+
+
+@contextmanager
+def database(pg_server: Any, name: str, template: str | None = None) -> Iterator[str]:
+    """Another database of the server, empty or a copy of the template."""
+    name = f"pyworker_{name}_{os.getpid()}"
+    with DatabaseJanitor(
+        user=pg_server.user, host=pg_server.host, port=pg_server.port, password=pg_server.password,
+        dbname=name, template_dbname=template,
+    ):  # fmt: skip
+        yield pg_server.url(name)
 
 
 def check_invariants(conn: psycopg.Connection[Any]) -> None:

@@ -240,11 +240,11 @@ begin
     return query
     with paused as materialized (
         select q.queue_name from queues q
-        where q.paused
-          and (exists (select from live_jobs j where j.queue_name = q.queue_name and j.parked = 'queue')
-               or exists (select from live_jobs j where j.queue_name = q.queue_name
-                          and j.ready_at is not null and j.state = 'available'))
-          limit 1000)
+        where q.paused and exists (
+            select from live_jobs j where j.queue_name = q.queue_name and j.parked = 'queue' union all
+            select from live_jobs j where j.queue_name = q.queue_name and j.ready_at is not null
+                and j.state = 'available')
+        limit 1000)
     select 'info', 'jobs wait in paused queues: ' || _few(array_agg(p.queue_name order by p.queue_name)),
            _first_fixes(array_agg(_fix('select ~.resume_queue(%L)', p.queue_name) order by p.queue_name))
     from paused p having count(*) > 0;

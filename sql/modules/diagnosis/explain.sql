@@ -171,8 +171,7 @@ begin
 end;
 $$;
 
--- Reports that no live worker would claim the job. A row of nulls if one would; alive, able: how
--- many workers are live, and how many of them would claim it.
+-- Reports that no live worker would claim the job; a row of nulls if one would. How many are alive, and able.
 create or replace function _explain_no_worker(
     job live_jobs, out reason text, out detail text, out remedy text, out alive bigint, out able bigint)
     language plpgsql stable set search_path from current

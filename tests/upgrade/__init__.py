@@ -1,0 +1,2 @@
+"""Upgrades from each released version: `NAME.sql.gz` is a database that the version of that name made, with
+jobs in every state. `python -m tests.upgrade` writes the file of this version, on the day of its release."""
