@@ -156,7 +156,9 @@ class Worker(Base):
         without: Sequence[str] | None = None,
         lines: Sequence[Mapping[str, Any]] = (),
     ) -> list[tuple[Any, ...]]:
-        """One turn. `done`: id, run, and the result as JSON text or None. `without`: no job of these queues.
+        """One turn.
+
+        `done`: id, run, and the result as JSON text or None. `without`: no job of these queues.
         `lines`: what jobs have logged.
 
         The rows have `kind` first, `why` and `again_in_s` last."""

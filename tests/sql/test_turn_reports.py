@@ -264,12 +264,12 @@ def test_a_malformed_line_spoils_no_report(api: Any, worker: int) -> None:
     heard: list[str] = []
     api.conn.add_notice_handler(lambda note: heard.append(note.message_primary or ""))
     wrong = [said(job, None), said(job, level="loud"), said(job, ago_s="x"), {**said(job), "id": "x"}]
-    turn = work(
-        api, worker, [(job.id, job.run)], [*wrong, 5, word(other, "fail", error="boom"), said(job)], 0
-    )
+    reports = [*wrong, 5, word(other, "fail", error="boom"), said(job)]
+    turn = work(api, worker, [(job.id, job.run)], reports, 0)
     assert [why for _, _, why in turn.refused] == ["malformed: it must be an object, got number"]
     assert [api.get_job(each.id).state for each in (job, other)] == ["completed", "retryable"]
     assert [line.message for line in api.job_log(job.id)] == ["m"]
-    assert len(heard) == 1 and heard[0].startswith(
+    (warning,) = heard
+    assert warning.startswith(
         "work: malformed items are left out: item 1: message must not be null; item 2: level must be"
     )
