@@ -216,14 +216,6 @@ begin
 end;
 $$;
 
--- A bigint that JSON carries as a number or as a string, since JavaScript sends large numbers as
--- strings. Null if it is neither.
-create or replace function _bigint_of(value jsonb) returns bigint
-    language sql immutable
-    return case when jsonb_typeof(value) in ('number', 'string') and value #>> '{}' ~ '^-?[0-9]{1,19}$'
-                     and (value #>> '{}')::numeric between -9223372036854775808 and 9223372036854775807
-                then (value #>> '{}')::bigint end;
-
 -- The reports of one turn in their order, each with its problem if it is malformed.
 create or replace function _reports_of(done_ids bigint[], done_runs bigint[], reports jsonb)
     returns setof _report
