@@ -147,9 +147,9 @@ class _JobFields:
 
         level: "debug", "info", "warning" or "error". `pyworker jobs ID` and the dashboard show the log, with
         the attempt of each line. The line goes to `logger`, too. Nothing waits for the database, so an async
-        handler need not await this: lines are written within a second, at the latest when the attempt ends,
-        and stay if a transaction is rolled back. Of a line the first 2,000 characters are kept, of a job the
-        newest 200 lines. Raises InvalidArgument. (SQL: log_job, job_log)"""
+        handler need not await this: the worker sends lines with its turns, within about a second, at the
+        latest with the attempt's end. They stay if a transaction is rolled back. Of a line the first 2,000
+        characters are kept, of a job the newest 200 lines. Raises InvalidArgument. (SQL: work, job_log)"""
         if not isinstance(message, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgument(f"job.log(): message must be a string, got {message!r}")
         if level not in _LEVELS:

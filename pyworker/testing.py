@@ -166,7 +166,7 @@ class _Worker:
         config.tasks = sorted({task.module for task in self.tasks.values()})
         announce(db, config, worker_id, self.tasks, schedules=bool(config.tasks))
         self._connections = Connections(config)
-        self._exchange = Exchange(config, worker_id, lambda _: None)
+        self._exchange = Exchange(config, worker_id, lambda _: None, self._connections.lines)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def claim(self, names: Sequence[str]) -> Claimed | None:

@@ -65,12 +65,6 @@ def set_progress_statement(schema: str) -> str:
     return f"select {quoted(schema)}.set_progress(%s, %s, %s, %s), {setting}"
 
 
-def log_jobs_statement(schema: str) -> str:
-    # No line waits for the disk or a standby.
-    setting = "set_config('synchronous_commit', 'off', true)"
-    return f"select {quoted(schema)}.log_jobs(%s::jsonb), {setting}"
-
-
 def get_job_statement(schema: str) -> str:
     return f"select {JOB_COLUMNS} from {quoted(schema)}.get_job(%s) j"  # noqa: S608
 
@@ -160,8 +154,12 @@ class Worker(Base):
         queues: Sequence[str] | None = None,
         forbidden_flags: Sequence[str] | None = None,
         without: Sequence[str] | None = None,
+        lines: Sequence[Mapping[str, Any]] = (),
     ) -> list[tuple[Any, ...]]:
-        """One turn. `done`: id, run, and the result as JSON text or None. `without`: no job of these queues.
+        """One turn.
+
+        `done`: id, run, and the result as JSON text or None. `without`: no job of these queues.
+        `lines`: what jobs have logged.
 
         The rows have `kind` first, `why` and `again_in_s` last."""
         source = (
@@ -177,9 +175,9 @@ class Worker(Base):
             parameters[1:3] = ["{" + ",".join(map(str, column)) + "}" for column in (ids, runs)]
             if any(result is not None for result in results):
                 parameters[3] = list(results)
-        if reports:
-            parameters[4] = json.dumps([_printable(report) for report in reports])
-        elif not done:  # only a claim: its commit need not wait for the disk
+        if reports or lines:
+            parameters[4] = json.dumps([*(_printable(report) for report in reports), *lines])
+        if not (reports or done):  # only a claim, or lines: the commit need not wait for the disk
             source = f"set_config('synchronous_commit', 'off', true), {source}"
         if without:
             source = f"set_config('pyworker.closed_queues', %s, true) closed, {source}"
@@ -205,9 +203,6 @@ class Worker(Base):
 
     def set_progress(self, job_id: int, run: int, progress: float, message: str | None) -> None:
         self._rows(set_progress_statement(self.schema), [job_id, run, progress, message])
-
-    def log_jobs(self, lines: str) -> None:
-        self._rows(log_jobs_statement(self.schema), [lines])
 
     def steps(self, job_id: int) -> str:
         return self._rows(steps_statement(self.schema), [job_id])[0][0]

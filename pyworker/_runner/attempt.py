@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -18,12 +18,6 @@ from .outcomes import Ended, failure_of, outcome_of, release
 
 def run_job(job: Claimed, task: tasks.Task[..., Any], connections: Connections) -> Ended:
     """Run a sync handler in the calling thread. Never raises."""
-    ended = _attempt(job, task, connections)
-    connections.write_lines()
-    return ended
-
-
-def _attempt(job: Claimed, task: tasks.Task[..., Any], connections: Connections) -> Ended:
     made = None
     try:
         job.handler = made = job.made(Job, connections)
@@ -50,13 +44,6 @@ async def run_job_async(job: Claimed, task: tasks.Task[..., Any], connections: C
     """Run an async handler on the running loop, for at most the task's timeout.
 
     Raises nothing after its first step."""
-    ended = await _attempt_async(job, task, connections)
-    with suppress(asyncio.CancelledError):
-        await connections.write_lines_async()
-    return ended
-
-
-async def _attempt_async(job: Claimed, task: tasks.Task[..., Any], connections: Connections) -> Ended:
     made, scope, limit = None, None, job.timeout
     try:
         made = job.made(AsyncJob, connections)

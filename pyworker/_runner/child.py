@@ -113,7 +113,8 @@ class Child:
         self.measures: Measures | None = None
         self.connections = Connections(config)
         self.handlers = Handlers(config, slots, self.connections, self._wake)
-        self.exchange = Exchange(config, worker_id, self.handlers.take_back, slots.count)
+        self.lines = self.connections.lines
+        self.exchange = Exchange(config, worker_id, self.handlers.take_back, self.lines, slots.count)
         self.pace = Pace(config.concurrency, config.poll_interval)
         self.db: Database | None = None
         self.backoff = Backoff(log)
@@ -258,10 +259,14 @@ class Child:
             self._look_for_stops(db, self.reconcile_at <= time.monotonic())
         outcomes = self.handlers.collect()
         room = 0 if self.stopping else self._room(bool(outcomes))
-        if not (outcomes or room):
+        if not (outcomes or room or self._must_log()):
             return self.stopping and self.handlers.idle
         self._exchange(db, outcomes, room)
         return (self.stopping or (self.config.once and self.pace.nothing_available)) and self.handlers.idle
+
+    def _must_log(self) -> bool:
+        """True if what jobs have logged must not wait for a turn that is made anyway."""
+        return bool(self.lines) and (self.stopping or not self.lines.due_in())
 
     def _end_broken(self, db: Database) -> bool:
         """Report what has ended, and end the process: a job's end could not be recorded."""
@@ -286,7 +291,7 @@ class Child:
         )
         if room and not parts:  # each bound is reached, until a handler ends
             self.pace.put_off(self.config.poll_interval)
-            if not outcomes:
+            if not (outcomes or self._must_log()):
                 return
         asked = claimed = 0
         again_in = math.inf
@@ -324,7 +329,7 @@ class Child:
         if not self.stopping and self.handlers.load < self.config.concurrency:
             timeout = self.pace.patience()
         if self.handlers.running:
-            until = max(self.ask_at - time.monotonic(), 0)
+            until = max(min(self.ask_at - time.monotonic(), self.lines.due_in()), 0)
             timeout = until if timeout is None else min(timeout, until)
         self._sleep(timeout, wake_at=sys.maxsize)
         if self.handlers.outcomes and len(self.handlers.ready) > self.pace.prefetch // 2:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
@@ -18,7 +17,6 @@ from .._db.database import Database
 from .._db.queue import dependency_results_statement
 from .._db.worker import (
     finish_job_statement,
-    log_jobs_statement,
     once_statement,
     save_step_statement,
     set_progress_statement,
@@ -28,12 +26,11 @@ from .._db.worker import (
 )
 from ..errors import translated
 from .config import RunConfig
-from .lines import WRITE_ERRORS, Gathered, Lines, as_items
+from .lines import Lines
 
 # Each handler may hold one connection in job.transaction(). One more stays free for job.once()
 # inside.
 ONE_MORE = 1
-LOG_PATIENCE = 2.0  # seconds that the lines of job.log wait for a connection
 
 
 class Connections:
@@ -51,8 +48,7 @@ class Connections:
         self._sync: ConnectionPool[psycopg.Connection[Any]] | None = None
         self._async: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None
         self._lock = threading.Lock()
-        self.lines = Lines(self.write_lines)
-        self._writing, self._writing_async = threading.Lock(), asyncio.Lock()
+        self.lines = Lines()
 
     @contextmanager
     def connection(self) -> Generator[psycopg.Connection[Any]]:
@@ -120,7 +116,6 @@ class Connections:
         await conn.commit()
 
     def close(self) -> None:
-        self.lines.close()
         if self._sync is not None:
             self._sync.close()
 
@@ -160,36 +155,6 @@ class Connections:
         if not self.rehearsal:
             async with self.async_connection() as conn:
                 await _row(conn, set_progress_statement(self.schema), job_id, run, progress, message)
-
-    def write_lines(self) -> None:
-        """Write what jobs have logged. Raises nothing."""
-        if self.lines.waiting:
-            with self._writing:
-                if lines := self._taken():
-                    try:
-                        with self.sync_pool().connection(timeout=LOG_PATIENCE) as conn:
-                            Database(conn, self.schema).log_jobs(json.dumps(as_items(lines)))
-                    except WRITE_ERRORS as error:
-                        self.lines.failed(lines, error)
-
-    async def write_lines_async(self) -> None:
-        """Like write_lines."""
-        if self.lines.waiting:
-            async with self._writing_async:
-                if lines := self._taken():
-                    try:
-                        pool = await self._async_pool()
-                        async with pool.connection(timeout=LOG_PATIENCE) as conn:
-                            await _row(conn, log_jobs_statement(self.schema), json.dumps(as_items(lines)))
-                    except WRITE_ERRORS as error:
-                        self.lines.failed(lines, error)
-                    except asyncio.CancelledError:
-                        self.lines.put_back(lines)
-                        raise
-
-    def _taken(self) -> Gathered:
-        lines = self.lines.take()
-        return {} if self.rehearsal else lines
 
     def steps(self, job_id: int) -> str:
         """The saved results by name, as JSON text."""

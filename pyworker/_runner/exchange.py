@@ -15,6 +15,7 @@ from .._db.database import Database
 from .._escape import shown
 from ..errors import sqlstate_of, translated
 from .config import RunConfig
+from .lines import Gathered, Lines, as_items, portions
 from .outcomes import Outcome, Outcomes, unstorable
 from .shared import COUNTED
 from .shares import Share
@@ -31,36 +32,77 @@ class Turn(NamedTuple):
     again_in: float  # seconds until the next call at the latest
 
 
+class _LinesSuspected(Exception):
+    """A turn was refused that carried lines of job.log: perhaps because of them."""
+
+
 class Exchange:
     def __init__(
         self,
         config: RunConfig,
         worker_id: int,
         take_back: Callable[[Outcomes], None],
+        lines: Lines,
         count: Callable[..., object] = dict,
     ) -> None:
         self.config = config
+        self._lines = lines
         self._count = count  # is told how many jobs ended how
         self.worker_id = worker_id
         self.task_names: Sequence[str] = ()
         self._take_back = take_back  # gets outcomes that may not have been stored
 
     def work(self, db: Database, outcomes: Outcomes, share: Share) -> Turn | None:
-        """Report and claim. None if a refused report prevented the claim."""
+        """Report and claim, and send what jobs have logged. None if a refused report prevented the claim."""
+        waiting = [*portions(self._lines.take())]
+        if len(waiting) == 1:
+            with contextlib.suppress(_LinesSuspected):
+                return self._work(db, outcomes, share, waiting[0])
+        # Before the reports: when a job runs again, its former run may log no more.
+        while waiting:
+            self._send_alone(db, outcomes, waiting)
+        return self._work(db, outcomes, share)
+
+    def _send_alone(self, db: Database, outcomes: Outcomes, waiting: list[Gathered]) -> None:
+        """Send the first of these portions in a call of its own. Drops it if the database refuses it."""
+        lines = waiting.pop(0)
         try:
-            turn, refused = self._call(db, outcomes, share)
+            self._call(db, Outcomes(), lines=lines)
+        except psycopg.Error as error:
+            if _connection_lost(error, True):
+                self._take_back(outcomes)
+                for portion in (lines, *waiting):
+                    self._lines.put_back(portion)
+                raise
+            with translated():
+                if sqlstate_of(error) == "PW004":
+                    raise
+            if forbids(error):
+                self._lines.put_back(lines)
+            self._lines.refused(error)
+
+    def _work(
+        self, db: Database, outcomes: Outcomes, share: Share, lines: Gathered | None = None
+    ) -> Turn | None:
+        try:
+            turn, refused = self._call(db, outcomes, share, lines)
         except psycopg.Error as error:
             if _connection_lost(error):
                 # The commit may have succeeded. Report everything again: the database ignores what
                 # it has accepted before.
                 self._take_back(outcomes)
+                self._lines.put_back(lines or {})
                 raise
+            if lines and sqlstate_of(error) != "PW004":
+                raise _LinesSuspected from error
             with translated():
                 if sqlstate_of(error) in ("PW004",) or not outcomes:
                     raise
             self._report_one_by_one(db, outcomes, error)
             return None
         except Exception as error:  # an outcome could not be written as SQL
+            if lines:
+                raise _LinesSuspected from error
             self._report_one_by_one(db, outcomes, error)
             return None
         if refused:
@@ -69,13 +111,14 @@ class Exchange:
         return turn
 
     def _call(
-        self, db: Database, outcomes: Outcomes, share: Share = NOTHING
+        self, db: Database, outcomes: Outcomes, share: Share = NOTHING, lines: Gathered | None = None
     ) -> tuple[Turn, dict[tuple[int, int], str]]:
         """The turn, and why reports were refused, by id and run."""
         config, items = self.config, [report.item() for report in outcomes.reports]
         rows = db.work(
             self.worker_id, outcomes.done, items, share.most,
             self.task_names, share.queues, config.forbidden_flags or None, share.without,
+            as_items(lines) if lines else (),
         )  # fmt: skip
         *_, again_in = rows.pop()
         first = 0

@@ -1,33 +1,28 @@
-"""What handlers log of their jobs (job.log), gathered and written together.
+"""What handlers log of their jobs (job.log), gathered for the next turn.
 
-    job.log → add → write, by the thread each second and at the end of an attempt → log_jobs
+    job.log → add → take, by the turn that reports the job's end, or within a second → work
 
-No handler waits for the database when it logs. At the end of attempts one transaction writes at a time: the
-jobs that end meanwhile wait for it, and the next one writes the lines of all of them.
+No handler waits for the database when it logs.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
-
-import psycopg
-from psycopg_pool import PoolTimeout
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from .._texts import printable
-from ..errors import PyworkerError
 
 log = logging.getLogger("pyworker.worker")
 
 PERIOD = 1.0  # seconds that a line waits at most, while its handler runs
-MAX_LINES = 200  # of a job between two writes: the database keeps no more (functions/46_log.sql)
+MAX_LINES = 200  # of a job between two turns: the database keeps no more (functions/46_log.sql)
 MAX_JOBS = 1000  # whose lines wait while the database does not answer
-MAX_LENGTH = 4000  # of a message, as it is sent
+MAX_LENGTH = 2001  # of a message, as it is sent: the database sees that it is too long
+MAX_SENT = 4_000_000  # characters of messages in one call
 
 
 class Line(NamedTuple):
@@ -40,81 +35,84 @@ Gathered = dict[tuple[int, int], deque[Line]]  # by id and run
 
 
 class Lines:
-    """The lines that are not written yet. `write` gets them from `take`."""
+    """The lines that are not written yet. Handlers add them, the turn takes them."""
 
-    def __init__(self, write: Callable[[], None]) -> None:
-        self._write = write
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._gathered: Gathered = {}
-        self._thread: threading.Thread | None = None
-        self._some = threading.Event()
-        self._closed = threading.Event()
-        self._pid = os.getpid()
+        self._taken_at = 0.0
         self._refused = ""
-        self._pause_until = 0.0  # the database did not answer: no attempt's end waits for it
+
+    def __bool__(self) -> bool:
+        """True if there are lines to write."""
+        return bool(self._gathered)
 
     def add(self, job_id: int, run: int, level: str, message: str) -> None:
         line = Line(level, printable(message[:MAX_LENGTH]), time.monotonic())
+        key = (job_id, run)
         with self._lock:
-            self._gathered.setdefault((job_id, run), deque(maxlen=MAX_LINES)).append(line)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, daemon=True, name="job-log")
-                self._thread.start()
-        self._some.set()
+            of_run = self._gathered.get(key)
+            if of_run is None:
+                of_run = self._gathered[key] = deque(maxlen=MAX_LINES)
+            of_run.append(line)
 
-    @property
-    def waiting(self) -> bool:
-        """True if there are lines to write, in this process and now."""
-        return bool(self._gathered and os.getpid() == self._pid and time.monotonic() >= self._pause_until)
+    def due_in(self) -> float:
+        """Seconds until the turn must look for lines, while handlers run."""
+        if not self._gathered:
+            return PERIOD
+        return max(self._taken_at + PERIOD - time.monotonic(), 0)
 
     def take(self) -> Gathered:
-        """All lines, for the caller to write.
-
-        None in a copy of the process that a handler has forked: it must not use its parent's connections.
-        """
-        if not self.waiting:
+        """All lines, for the caller to write."""
+        self._taken_at = time.monotonic()
+        if not self._gathered:
             return {}
         with self._lock:
             taken, self._gathered = self._gathered, {}
         return taken
 
-    def failed(self, lines: Gathered, error: Exception) -> None:
-        """Keep lines that could not be written, unless the database has refused them."""
-        if isinstance(error, psycopg.OperationalError | PoolTimeout):
-            self._pause_until = time.monotonic() + PERIOD / 2
-            self.put_back(lines)
+    def put_back(self, lines: Gathered) -> None:
+        """Keep lines that may not have been written, for the next turn."""
+        with self._lock:
+            for key, later in self._gathered.items():
+                lines.setdefault(key, deque(maxlen=MAX_LINES)).extend(later)
+            self._gathered = dict(list(lines.items())[-MAX_JOBS:])
+
+    def refused(self, error: Exception) -> None:
+        """Tell once that the database has refused lines, which are dropped."""
         words = str(error).split("\n")[0]
         if words != self._refused:
             self._refused = words
             log.warning("the lines that jobs have logged cannot be written: %s", words)
 
-    def put_back(self, lines: Gathered) -> None:
-        with self._lock:
-            for key, later in self._gathered.items():
-                lines.setdefault(key, deque(maxlen=MAX_LINES)).extend(later)
-            self._gathered = dict(list(lines.items())[-MAX_JOBS:])
-        self._some.set()
 
-    def close(self) -> None:
-        """Write what there is, and end the thread."""
-        self._closed.set()
-        self._some.set()
-        self._write()
-
-    def _run(self) -> None:
-        while self._some.wait() and not self._closed.wait(PERIOD):
-            self._some.clear()
-            self._write()
+def portions(lines: Gathered) -> Iterator[Gathered]:
+    """The lines in portions, each for one call. The lines of a run stay together."""
+    portion: Gathered = {}
+    size = 0
+    for key, of_run in lines.items():
+        length = sum(len(line.message) for line in of_run)
+        if portion and size + length > MAX_SENT:
+            yield portion
+            portion, size = {}, 0
+        portion[key] = of_run
+        size += length
+    if portion:
+        yield portion
 
 
-def as_items(lines: Gathered) -> list[dict[str, object]]:
-    """As log_jobs takes them. The lines of a job are in order."""
+def as_items(lines: Gathered) -> list[dict[str, Any]]:
+    """As `work` takes them. The lines of a job are in order."""
     now = time.monotonic()
     return [
-        {"id": job_id, "run": run, "level": line.level, "message": line.message, "ago_s": now - line.at}
-        for (job_id, run), of_job in lines.items()
-        for line in of_job
+        {
+            "do": "log",
+            "id": job_id,
+            "run": run,
+            "level": line.level,
+            "message": line.message,
+            "ago_s": round(now - line.at, 6),
+        }
+        for (job_id, run), of_run in lines.items()
+        for line in of_run
     ]
-
-
-WRITE_ERRORS = (psycopg.Error, PoolTimeout, PyworkerError)

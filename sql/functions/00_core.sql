@@ -155,6 +155,19 @@ create or replace function _depends(depends_on jsonb) returns boolean
     return depends_on is not null and depends_on not in ('null', '[]')
        and (depends_on -> 'jobs' is null or depends_on -> 'jobs' not in ('null', '[]'));
 
+-- A bigint that JSON carries as a number or as a string, since JavaScript sends large numbers as
+-- strings. Null if it is neither. It takes three times as long to read a number as text.
+create or replace function _bigint_of(value jsonb) returns bigint
+    language sql immutable
+    return case jsonb_typeof(value)
+        when 'number' then
+            case when value between '-9223372036854775808' and '9223372036854775807'
+                      and scale(value::numeric) = 0 then value::bigint end
+        when 'string' then
+            case when value #>> '{}' ~ '^-?[0-9]{1,19}$'
+                      and (value #>> '{}')::numeric between -9223372036854775808 and 9223372036854775807
+                 then (value #>> '{}')::bigint end end;
+
 -- A duration given in JSON: a number of seconds, or PostgreSQL's interval text. Null if it is
 -- neither, negative, or longer than 1000 years.
 create or replace function _interval_of(value jsonb) returns interval

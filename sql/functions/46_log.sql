@@ -1,7 +1,7 @@
--- 46_log: the log of a job: log_job and log_jobs write what its handler says, job_log shows it.
+-- 46_log: the log of a job: turns, log_job and log_jobs write what its handler says, job_log shows it.
 --
 -- A line belongs to a run. The last run of a job may log, also what it had not written when it ended; an
--- older run may not. Nothing is locked: a line delays no report, and no report a line.
+-- older run may not. No job is locked: a line delays no report, and no report a line.
 
 create or replace function log_job(job_id bigint, run bigint, message text, level text default 'info')
     returns void
@@ -9,14 +9,18 @@ create or replace function log_job(job_id bigint, run bigint, message text, leve
 as $$
 declare
     v_problem text := _log_refusal(message, level);
+    v_jobs bigint[];
 begin
     if v_problem is not null then
         raise exception 'log_job: %', v_problem using errcode = 'PW001';
-    elsif _add_log_lines(array[job_id], array[run], array[message], array[level], array[clock()]) = 0 then
+    end if;
+    v_jobs := _add_log_lines(array[job_id], array[run], array[message], array[level], array[clock()]);
+    if v_jobs is null then
         raise exception 'log_job: job % is not held by run % any more', coalesce(job_id::text, 'NULL'),
             coalesce(run::text, 'NULL')
             using errcode = 'PW002', hint = 'The claim was lost: stop.';
     end if;
+    perform _trim_logs(v_jobs);
 end;
 $$;
 comment on function log_job(bigint, bigint, text, text) is
@@ -36,41 +40,15 @@ create or replace function log_jobs(lines jsonb) returns bigint
     language plpgsql security definer set search_path from current
 as $$
 declare
-    v_now timestamptz := clock();
-    v_malformed text;
-    v_kept bigint;
+    v_jobs bigint[];
 begin
     if lines is null or jsonb_typeof(lines) <> 'array' then
         raise exception 'log_jobs: lines must be a JSON array of objects, got %',
             coalesce(jsonb_typeof(lines), 'NULL') using errcode = 'PW001';
     end if;
-    with line as materialized (
-        select i.value, i.nr, coalesce(i.value ->> 'level', 'info') as level, i.value ->> 'message' as message
-        from jsonb_array_elements(lines) with ordinality i(value, nr)),
-    checked as materialized (
-        select l.*, case
-            when jsonb_typeof(l.value) <> 'object' then 'it must be an object'
-            when (l.value ->> 'id' ~ '^[0-9]{1,18}$') is not true then 'id must be an integer'
-            when (l.value ->> 'run' ~ '^[0-9]{1,18}$') is not true then 'run must be an integer'
-            when jsonb_typeof(l.value -> 'ago_s') not in ('number', 'null')
-                then 'ago_s must be a number of seconds'
-            else _log_refusal(l.message, l.level) end as problem
-        from line l)
-    select string_agg(format('item %s: %s', c.nr, c.problem), '; ' order by c.nr)
-               filter (where c.problem is not null),
-           _add_log_lines(
-               array_agg((c.value ->> 'id')::bigint order by c.nr) filter (where c.problem is null),
-               array_agg((c.value ->> 'run')::bigint order by c.nr) filter (where c.problem is null),
-               array_agg(c.message order by c.nr) filter (where c.problem is null),
-               array_agg(c.level order by c.nr) filter (where c.problem is null),
-               array_agg(v_now - make_interval(secs => least(greatest(
-                   coalesce((c.value ->> 'ago_s')::numeric, 0), 0), 86400)::double precision) order by c.nr)
-                   filter (where c.problem is null))
-    into v_malformed, v_kept from checked c;
-    if v_malformed is not null then
-        raise warning 'log_jobs: malformed items are left out: %', left(v_malformed, 1000);
-    end if;
-    return v_kept;
+    v_jobs := _log_items('log_jobs', lines);
+    perform _trim_logs(v_jobs);
+    return coalesce(cardinality(v_jobs), 0);
 end;
 $$;
 comment on function log_jobs(jsonb) is
@@ -79,43 +57,109 @@ comment on function log_jobs(jsonb) is
     'were kept: those of stale runs are left out, and so are malformed items, which a warning names. '
     'Errors: PW001.';
 
--- Adds the lines of runs that are the last of their jobs, and drops the oldest lines of jobs that have too
--- many. Returns how many it has added.
+-- Adds these lines, except malformed ones, which a warning names. Returns the job of each that it added.
+create or replace function _log_items(caller text, lines jsonb) returns bigint[]
+    language plpgsql set search_path from current set jit = off
+as $$
+declare
+    v_now timestamptz := clock();
+    v_malformed text;
+    v_jobs bigint[];
+begin
+    with checked as materialized (
+        select r.*, i.nr, i.value, case
+            when jsonb_typeof(i.value) <> 'object' then 'it must be an object'
+            when r.id is null then 'id must be an integer'
+            when r.run is null then 'run must be an integer'
+            when jsonb_typeof(i.value -> 'ago_s') not in ('number', 'null')
+                then 'ago_s must be a number of seconds'
+            else _log_refusal(r.message, r.level) end as problem
+        from jsonb_array_elements(lines) with ordinality i(value, nr)
+        cross join lateral (
+            select _bigint_of(i.value -> 'id') as id, _bigint_of(i.value -> 'run') as run,
+                   i.value ->> 'message' as message, coalesce(i.value ->> 'level', 'info') as level
+            offset 0) r)
+    select string_agg(format('item %s: %s', c.nr, c.problem), '; ' order by c.nr)
+               filter (where c.problem is not null),
+           _add_log_lines(
+               array_agg(c.id) filter (where c.problem is null),
+               array_agg(c.run) filter (where c.problem is null),
+               array_agg(c.message) filter (where c.problem is null),
+               array_agg(c.level) filter (where c.problem is null),
+               array_agg(v_now - make_interval(secs => least(greatest(
+                   coalesce((c.value ->> 'ago_s')::numeric, 0), 0), 86400)::double precision))
+                   filter (where c.problem is null))
+    into v_malformed, v_jobs from checked c;
+    if v_malformed is not null then
+        raise warning '%: malformed items are left out: %', caller, left(v_malformed, 1000);
+    end if;
+    return v_jobs;
+end;
+$$;
+
+-- Adds the lines among the reports of a turn. Returns the other reports, and the job of each line that it
+-- added, for _trim_logs. Call it before the reports are settled, which may give an attempt back.
+create or replace function _log_of_turn(reports jsonb, out others jsonb, out jobs bigint[])
+    language plpgsql set search_path from current set jit = off
+as $$
+declare
+    v_lines jsonb;
+begin
+    select jsonb_agg(r.value order by r.n) filter (where r.is_line),
+           coalesce(jsonb_agg(r.value order by r.n) filter (where not r.is_line), '[]')
+    into v_lines, others
+    from (select i.value, i.n, (i.value ->> 'do' = 'log') is true as is_line
+          from jsonb_array_elements(reports) with ordinality i(value, n)) r;
+    if v_lines is not null then
+        jobs := _log_items('work', v_lines);
+    end if;
+end;
+$$;
+
+-- Adds the lines of runs that are the last of their jobs. Returns the job of each line that it added.
 create or replace function _add_log_lines(
-    ids bigint[], runs bigint[], messages text[], levels text[], times timestamptz[]) returns bigint
+    ids bigint[], runs bigint[], messages text[], levels text[], times timestamptz[]) returns bigint[]
     language plpgsql set search_path from current
-    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_jobs bigint[];
-    v_added bigint;
 begin
     perform nextval('coordination_used') where not _coordination_is_used();
-    with held as materialized (
-        select d.id, d.run, h.attempts
-        from (select distinct l.id, l.run from unnest(ids, runs) l(id, run)) d
-        cross join lateral (
-            select j.attempts from live_jobs j where j.id = d.id and j.run = d.run
-            union all
-            select f.attempts from finished_jobs f where f.id = d.id and f.run = d.run
-            limit 1) h),
-    added as (
+    with added as (
         insert into log_lines (job_id, run, attempt, at, level, message)
-        select h.id, h.run, h.attempts, l.at, l.level,
+        select l.id, l.run, h.attempts, l.at, l.level,
                case when length(l.message) > 2000 then left(l.message, 1999) || '…' else l.message end
         from unnest(ids, runs, messages, levels, times)
              with ordinality l(id, run, message, level, at, nr)
-        join held h on h.id = l.id and h.run = l.run
+        cross join lateral (
+            select j.attempts from live_jobs j where j.id between l.id and l.id and j.run = l.run
+            union all
+            select f.attempts from finished_jobs f where f.id between l.id and l.id and f.run = l.run
+            limit 1) h
         order by l.nr
         returning job_id)
-    select array_agg(distinct a.job_id), count(*) into v_jobs, v_added from added a;
+    select array_agg(a.job_id) into v_jobs from added a;
+    return v_jobs;
+end;
+$$;
+
+-- Drops the oldest lines of those of these jobs that have more than 200. A turn calls it when it has locked
+-- its jobs: a session that deletes a job locks the job first, then its lines.
+create or replace function _trim_logs(job_ids bigint[]) returns void
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
+    set plan_cache_mode = force_generic_plan
+as $$
+begin
     delete from log_lines l where l.ctid = any (array(
-        select o.ctid from unnest(v_jobs) i(id)
+        select o.ctid from (select distinct d.id from unnest(job_ids) d(id)) i
         cross join lateral (
-            select n.id from log_lines n where n.job_id = i.id order by n.id desc offset 200 limit 1) last
+            select n.id from log_lines n where n.job_id = i.id
+            order by n.job_id, n.id desc offset 200 limit 1) last
         join log_lines o on o.job_id = i.id and o.id <= last.id
         for update of o skip locked)); -- another session may be dropping them
-    return v_added;
 end;
 $$;
 

@@ -104,12 +104,13 @@ comment on function work(
     'max_jobs jobs (0: only reports). done_ids, done_runs, done_results: completed jobs and their '
     'results; null means none. reports: [{"id", "run", "do", "error"?, "delay_s"?, "payload"?}], '
     'where do is fail, cancel, discard, not_started (see fail_jobs), snooze or release; ids and '
-    'runs may be strings. Rows of kind refused: a report that did not count, why is stale or '
+    'runs may be strings. Items with do = log are lines for log_jobs, and report no end. Rows of '
+    'kind refused: a report that did not count, why is stale or '
     'malformed: and a reason; a job whose report was malformed still runs. Rows of kind job: '
     'claimed jobs, as claim_jobs returns them, with the timeout of the task. Last, one row of kind '
     'turn: call again within again_in_s seconds (0 to 2.5), notified or not. A report that was '
     'accepted before is stale when it is repeated, which does no harm. With synchronous_commit off, '
-    'a turn without reports does not wait for the disk, as claim_jobs. Errors: PW004 if the '
+    'a turn without reports of ends does not wait for the disk, as claim_jobs. Errors: PW004 if the '
     'worker is unknown, closed or was declared dead, and nothing of the call counts; PW001.';
 
 -- The queues of which this transaction claims no jobs, by its setting: a process takes no more of them than
@@ -127,15 +128,22 @@ as $$
 declare
     v_turn text;
     v_settled record;
+    v_logged bigint[];
+    v_reporting boolean := _has_reports(worker_id, done_ids, done_runs, done_results, reports, max_jobs);
 begin
     refused := '{}';
-    if _has_reports(worker_id, done_ids, done_runs, done_results, reports, max_jobs) then
+    if jsonb_path_exists(reports, '$[*].do ? (@ == "log")') then
+        select l.others, l.jobs into reports, v_logged from _log_of_turn(reports) l;
+        v_reporting := done_ids <> '{}' or reports <> '[]';
+    end if;
+    if v_reporting then
         v_turn := _commit_durably();
         v_turn := set_config('pyworker.turn', 'reports', true); -- see _notify_workers
         v_settled := _settle_reports(done_ids, done_runs, done_results, reports);
         refused := v_settled.refused;
         claim.freed := v_settled.freed;
     end if;
+    perform _trim_logs(v_logged) where v_logged is not null; -- when its jobs are locked
     claim.now := clock();
     claim.wanted := max_jobs;
     claim.seen := pg_snapshot_xmin(pg_current_snapshot()); -- before it reads the queues
@@ -207,14 +215,6 @@ begin
     return v_done > 0 or coalesce(reports <> '[]', false);
 end;
 $$;
-
--- A bigint that JSON carries as a number or as a string, since JavaScript sends large numbers as
--- strings. Null if it is neither.
-create or replace function _bigint_of(value jsonb) returns bigint
-    language sql immutable
-    return case when jsonb_typeof(value) in ('number', 'string') and value #>> '{}' ~ '^-?[0-9]{1,19}$'
-                     and (value #>> '{}')::numeric between -9223372036854775808 and 9223372036854775807
-                then (value #>> '{}')::bigint end;
 
 -- The reports of one turn in their order, each with its problem if it is malformed.
 create or replace function _reports_of(done_ids bigint[], done_runs bigint[], reports jsonb)

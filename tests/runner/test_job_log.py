@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import pytest
@@ -79,11 +80,63 @@ def test_what_is_no_line_is_refused(queue: Any) -> None:
 
 
 def test_a_worker_whose_lines_are_refused_says_so_once_and_does_its_jobs(queue: Any) -> None:
-    queue.rows("alter function pyworker.log_jobs(jsonb) rename to log_nothing")
+    queue.rows("alter table pyworker.log_lines add constraint none check (message is null)")
     try:
         worker = queue.start(modules="logging_jobs")
         jobs = [queue.add("logs", {"lines": [["m"]]}) for _ in range(3)]
-        queue.until_state("completed", *jobs)
+        again = queue.add("logs", {"lines": [["m"]], "attempts": 3})
+        queue.until_state("completed", *jobs, again)
     finally:
-        queue.rows("alter function pyworker.log_nothing(jsonb) rename to log_jobs")
+        queue.rows("alter table pyworker.log_lines drop constraint none")
     assert worker.log.count("the lines that jobs have logged cannot be written") == 1
+    assert [queue.job(job).attempts for job in (*jobs, again)] == [1, 1, 1, 3]
+    later = queue.add("logs", {"lines": [["m"]]})
+    queue.until_state("completed", later)
+    assert lines(queue, later) == [(1, "info", "m")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_lines_of_an_attempt_that_fails_are_there_when_it_has_failed(queue: Any, kind: str) -> None:
+    queue.start(modules="logging_jobs")
+    job = queue.add(kind, {"lines": [["x"]], "times": 300, "attempts": 2}, max_attempts=1)
+    queue.until_state("discarded", job)
+    assert lines(queue, job) == [(1, "info", "x")] * 200
+
+
+@pytest.mark.parametrize("kind", ["logs_too_long", "logs_too_long_async"])
+def test_the_lines_of_an_attempt_that_times_out_stay(queue: Any, kind: str) -> None:
+    queue.start(modules="logging_jobs")
+    job = queue.add(kind, max_attempts=1)
+    queue.until_state("discarded", job)
+    assert "timed out" in queue.job(job).last_error
+    assert lines(queue, job) == [(1, "info", "begun")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_lines_that_were_sent_stay_when_the_worker_is_killed(queue: Any, kind: str) -> None:
+    worker = queue.start(modules="logging_jobs")
+    job = queue.add(kind, {"lines": [["begun"]], "ignores": True})
+    until_lines(queue, job, 1)
+    worker.signal(signal.SIGKILL)
+    queue.start(modules="logging_jobs")
+    until_lines(queue, job, 2)
+    assert lines(queue, job) == [(1, "info", "begun"), (2, "info", "begun")]
+
+
+def test_an_attempt_that_is_given_back_keeps_its_number_in_the_log(queue: Any) -> None:
+    queue.start(modules="logging_jobs")
+    job = queue.add("logs", {"lines": [["later"]], "snoozes": True})
+    queue.until_state("scheduled", job)
+    assert (queue.job(job).attempts, lines(queue, job)) == (0, [(1, "info", "later")])
+
+
+def test_lines_are_sent_again_when_the_connection_was_lost(queue: Any) -> None:
+    queue.start(modules="logging_jobs")
+    job = queue.add("logs", {"lines": [["begun"]], "ends after": 1.5})
+    until_lines(queue, job, 1)
+    queue.rows(
+        "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+        " where datname = current_database() and application_name = 'pyworker'"
+    )
+    queue.until_state("completed", job)
+    assert [message for _, _, message in lines(queue, job)] == ["begun", "the end"]

@@ -77,3 +77,19 @@ def test_a_saved_step_costs_one_commit(queue: Any, task: str) -> None:
     assert saves <= commits <= saves + jobs + handlers + 1, statements.asked.most_common()
     assert worker.stop() == 0
     network.close()
+
+
+@pytest.mark.parametrize("task", ["logs", "logs_async"])
+def test_a_line_in_the_log_costs_no_statement_of_its_own(queue: Any, task: str) -> None:
+    jobs = 2000
+    network, statements = Proxy(queue.dsn), Statements()
+    worker = queue.start("--concurrency", "10", "--dsn", network.dsn, modules="logging_jobs").until_ready()
+    network.fault = statements
+    specs = Jsonb([{"identifier": task, "payload": {"lines": [["m", "debug"]]}}] * jobs)
+    queue.rows("select count(*) from pyworker.add_jobs(%s)", specs)
+    queue.until("select count(*) = %s from pyworker.finished_jobs", jobs)
+    network.fault = None
+    assert 0 < statements.asked.total() <= 0.1 * jobs, statements.asked.most_common()
+    assert queue.rows("select count(*) as n from pyworker.log_lines")[0].n == jobs
+    assert worker.stop() == 0
+    network.close()

@@ -222,3 +222,54 @@ def test_a_cancellation_without_an_error_says_who_cancelled(api: Any, worker: in
     (job,) = claimed(api, worker, "t")
     work(api, worker, (), [word(job, "cancel")], 0)
     assert api.get_job(job.id).last_error == "cancelled by its handler"
+
+
+def said(job: Any, message: Any = "m", **more: Any) -> dict[str, Any]:
+    return {"id": job.id, "run": job.run, "do": "log", "message": message, **more}
+
+
+def test_a_turn_keeps_lines_of_jobs_that_run_on_and_of_jobs_that_end(api: Any, worker: int) -> None:
+    done, failed, snoozed, running = claimed(api, worker, *"abcd")
+    reports = [
+        word(failed, "fail", error="boom"), word(snoozed, "snooze", delay_s=5),
+        *(said(job) for job in (done, failed, snoozed)), said(running, "page 4", level="warning", ago_s=60),
+    ]  # fmt: skip
+    assert work(api, worker, [(done.id, done.run)], reports, 0).refused == []
+    states = [api.get_job(job.id).state for job in (done, failed, snoozed, running)]
+    assert states == ["completed", "retryable", "scheduled", "running"]
+    for job in (done, failed, snoozed):
+        assert [(line.run, line.attempt, line.message) for line in api.job_log(job.id)] == [(job.run, 1, "m")]
+    (line,) = api.job_log(running.id)
+    assert (line.level, line.message) == ("warning", "page 4")
+    assert 60 <= (api.at() - line.at).total_seconds() < 70
+
+
+def test_lines_of_an_earlier_run_are_left_out(api: Any, worker: int) -> None:
+    (job,) = claimed(api, worker, "t")
+    work(api, worker, (), [word(job, "release")], 0)
+    (later,) = work(api, worker).jobs
+    assert work(api, worker, (), [said(job, "zombie"), said(later, "mine")], 0).refused == []
+    assert [line.message for line in api.job_log(job.id)] == ["mine"]
+
+
+def test_of_many_lines_a_turn_keeps_the_newest_200(api: Any, worker: int) -> None:
+    (job,) = claimed(api, worker, "t")
+    reports = [said(job, f"{n}") for n in range(300)]
+    assert work(api, worker, [(job.id, job.run)], reports, 0).refused == []
+    assert [line.message for line in api.job_log(job.id)] == [f"{n}" for n in range(100, 300)]
+
+
+def test_a_malformed_line_spoils_no_report(api: Any, worker: int) -> None:
+    job, other = claimed(api, worker, "t", "t")
+    heard: list[str] = []
+    api.conn.add_notice_handler(lambda note: heard.append(note.message_primary or ""))
+    wrong = [said(job, None), said(job, level="loud"), said(job, ago_s="x"), {**said(job), "id": "x"}]
+    reports = [*wrong, 5, word(other, "fail", error="boom"), said(job)]
+    turn = work(api, worker, [(job.id, job.run)], reports, 0)
+    assert [why for _, _, why in turn.refused] == ["malformed: it must be an object, got number"]
+    assert [api.get_job(each.id).state for each in (job, other)] == ["completed", "retryable"]
+    assert [line.message for line in api.job_log(job.id)] == ["m"]
+    (warning,) = heard
+    assert warning.startswith(
+        "work: malformed items are left out: item 1: message must not be null; item 2: level must be"
+    )
