@@ -140,8 +140,8 @@ begin
     if v_queue.paused then
         return query values ('queue paused', format('queue %s is paused', job.queue_name),
                              _as_statement(format('resume_queue(%L)', job.queue_name)) || ' lets it go on');
-    end if;
-    if v_queue.paused or waits then
+        return;
+    elsif waits then
         return;
     end if;
     return query select r.* from _explain_rate(job.queue_name) r;

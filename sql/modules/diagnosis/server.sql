@@ -1,5 +1,4 @@
--- diagnosis/server: the checks of doctor() for the server: old transactions, dead rows, autovacuum,
--- notifications, settings.
+-- diagnosis/server: what doctor() checks of the server: old transactions, vacuum, notifications, settings.
 
 -- Vacuum cannot remove rows that died after the oldest transaction began. An owner without
 -- pg_read_all_stats sees the xmin of other roles' sessions but not when their transactions began;
