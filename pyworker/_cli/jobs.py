@@ -19,9 +19,22 @@ from .._db.rows import JobRow
 from .._escape import shown
 from .._output import ENDED, STATES, STYLES, Screen, print_json, print_table, report, say, text_of, time_of
 from .._payload import JsonText
+from ..errors import NotFound
 from .options import CliError, as_json, database, reads, writes
 
 JOB_ID = click.IntRange(1, 2**63 - 1)
+
+
+class _ParentId(click.IntRange):
+    """One job's id. Says what to do when a list is given."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if "," in str(value):
+            self.fail(f"give --depends-on once for each job, got {value!r}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PARENT_ID = _ParentId(1, 2**63 - 1)
 
 
 @click.command()
@@ -52,7 +65,7 @@ JOB_ID = click.IntRange(1, 2**63 - 1)
     "--depends-on",
     "parents",
     multiple=True,
-    type=JOB_ID,
+    type=PARENT_ID,
     help="Run only after the job with this id was completed. Can be repeated.",
 )
 @as_json
@@ -84,6 +97,8 @@ def add(
             job = db.add_job(task, value, **options)
         except psycopg.DataError as error:
             raise _named(error, options) from error
+        except NotFound as error:
+            raise _without_parent(error) from error
     if machine:
         print_json(dataclasses.asdict(job))
     else:
@@ -99,6 +114,14 @@ def _named(error: psycopg.DataError, options: dict[str, Any]) -> Exception:
         if options[name] is not None and f'"{options[name]}"' in str(error):
             return CliError(f"--{name.replace('_', '-')}: {error.diag.message_primary}")
     return error
+
+
+def _without_parent(error: NotFound) -> Exception:
+    """The error of a job to wait for that does not exist, with its option and what to do."""
+    _, depends_on, missing = str(error).partition("depends_on: ")
+    if not depends_on:
+        return error
+    return CliError(f"--depends-on: {missing}; give ids that `pyworker jobs` lists")
 
 
 def _parsed(name: str, text: str) -> JsonText:

@@ -13,8 +13,13 @@ from . import schedules as _schedules
 from .options import common
 
 
-def _bounded(queues: tuple[str, ...]) -> tuple[list[str], dict[str, int]]:
-    """The queues that --queue names, and the bounds of those with one."""
+def _bounded(
+    _ctx: click.Context, _param: click.Parameter, queues: tuple[str, ...]
+) -> tuple[list[str], dict[str, int]]:
+    """The queues that --queue names, and the bounds of those with one.
+
+    A callback of the option, so that a wrong value is refused before missing modules are.
+    """
     bounds: dict[str, int] = {}
     names: list[str] = []
     for queue in queues:
@@ -54,6 +59,7 @@ def _bounded(queues: tuple[str, ...]) -> tuple[list[str], dict[str, int]]:
     "--queue",
     "queues",
     multiple=True,
+    callback=_bounded,
     metavar="QUEUE[=N]",
     help="Run only jobs of this queue ('default': jobs in no queue), at most N at once in each process. "
     "'*' stands for all other queues together. Can be repeated.",
@@ -107,7 +113,8 @@ def _bounded(queues: tuple[str, ...]) -> tuple[list[str], dict[str, int]]:
 @_health.run_options
 def run(
     modules: tuple[str, ...], dsn: str, schema: str, concurrency: int, processes: int,
-    queues: tuple[str, ...], tasks: tuple[str, ...], forbidden_flags: tuple[str, ...], once: bool,
+    queues: tuple[list[str], dict[str, int]], tasks: tuple[str, ...],
+    forbidden_flags: tuple[str, ...], once: bool,
     shutdown_timeout: float, poll_interval: float, max_memory: int | None, crontab: str | None,
     no_uvloop: bool, log_format: str, no_tracebacks: bool, log_level: str, name: str | None,
     health_port: int | None, metrics_port: int | None, stuck_after: float,
@@ -119,7 +126,7 @@ def run(
     2 wrong usage, 56 the database is older than this pyworker (run `pyworker migrate`), 57 it is
     newer and incompatible (upgrade pyworker).
     """
-    names, bounds = _bounded(queues)
+    names, bounds = queues
     from .._logging import on_terminal, set_up
     from .._runner import metrics, probes
     from .._runner.parent import Parent
