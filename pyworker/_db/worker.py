@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from .._payload import to_json
@@ -191,6 +191,13 @@ class Worker(Base):
             f"unnest(%s::bigint[]) i(id), {self._s}.get_job(i.id) j where j.state = 'discarded' order by j.id"
         )
         return cast("Any", self._rows(f"select j.id, j.reason from {which}", [list(job_ids)]))  # noqa: S608
+
+    def accepted(self, runs: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those of these (id, run) whose end an earlier report has told the database."""
+        which = f"unnest(%s::bigint[], %s::bigint[]) i(id, run), {self._s}.get_job(i.id) j"
+        ended = "j.run = i.run and j.state not in ('running', 'available', 'pending')"
+        ids = [[job_id for job_id, _ in runs], [run for _, run in runs]]
+        return cast("Any", self._rows(f"select j.id, j.run from {which} where {ended}", ids))  # noqa: S608
 
     def start_job(self, job_id: int, run: int) -> bool:
         return self._value("start_job(%s, %s)", job_id, run)

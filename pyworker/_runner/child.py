@@ -201,11 +201,12 @@ class Child:
     def _announce_worker(self, db: Database) -> None:
         # Each process declares schedules once, so the last process to start determines them.
         announce(db, self.config, self.worker_id, self.handlers.tasks, not self.declared)
+        self.exchange.task_names = self.config.only_tasks or sorted(self.handlers.tasks)
         if not self.declared:
+            self.slots.know(self.exchange.task_names)
             self.slots.answered()
             signals.wake_parent()  # it logs the start, before the first job logs anything
         self.declared = True
-        self.exchange.task_names = self.config.only_tasks or sorted(self.handlers.tasks)
         self.connections.pooled = is_pooled(db.conn)
         if self.connections.pooled:
             log.warning(

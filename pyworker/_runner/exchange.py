@@ -51,6 +51,7 @@ class Exchange:
         self.worker_id = worker_id
         self.task_names: Sequence[str] = ()
         self._take_back = take_back  # gets outcomes that may not have been stored
+        self._again: set[tuple[int, int]] = set()  # their jobs and runs
 
     def work(self, db: Database, outcomes: Outcomes, share: Share) -> Turn | None:
         """Report and claim, and send what jobs have logged. None if a refused report prevented the claim."""
@@ -90,6 +91,7 @@ class Exchange:
             if _connection_lost(error):
                 # The commit may have succeeded. Report everything again: the database ignores what
                 # it has accepted before.
+                self._again.update(outcome[:2] for outcome in outcomes)
                 self._take_back(outcomes)
                 self._lines.put_back(lines or {})
                 raise
@@ -171,6 +173,12 @@ class Exchange:
         """Log the jobs that these reports discarded, and count all. The database decides, so query it."""
         if not outcomes:
             return
+        if self._again and refused:
+            # What is stale now may have been accepted before the connection was lost.
+            with contextlib.suppress(psycopg.Error):  # that shows in the next turn
+                before = db.accepted(self._again & refused.keys())
+                refused = {key: why for key, why in refused.items() if key not in before}
+        self._again.clear()
         if not (outcomes.reports or refused):  # the common turn
             self._count(done=len(outcomes.done))
             return
@@ -180,7 +188,7 @@ class Exchange:
         # Which jobs are discarded, the database says below.
         did["fail"] += did.pop("not_started", 0) + did.pop("discard", 0)
         last = {report.id: report.task for report in reports if report.last}
-        with contextlib.suppress(psycopg.Error):  # a lost connection shows in the next turn
+        with contextlib.suppress(psycopg.Error):
             for job_id, reason in db.discarded(list(last)) if last else []:
                 extra = {"job_id": job_id, "task": last[job_id]}
                 did.update(discard=1, fail=-1)

@@ -42,6 +42,7 @@ log = logging.getLogger("pyworker.parent")
 BEAT = 2.0  # seconds at most between beats; their answers say when the next is due
 WATCH = 0.25  # seconds between checks of the children's deadlines and memory
 MEMORY = "it holds too much memory"
+NAMED = 8  # tasks in the first line
 GRACE = 2.0  # seconds from "abort" to SIGKILL
 
 
@@ -140,23 +141,27 @@ class Parent:
         """Log the start once a child has loaded its tasks: until then it may end in an error."""
         if not self.started and child.slots.stamps()[1]:
             self.started = True
-            log.info("pyworker %s started: %s", self._version(), self._about())
+            log.info("pyworker %s started: %s", self._version(), self._about(child.slots.known()))
 
-    def _about(self) -> str:
+    def _about(self, tasks: list[str]) -> str:
         """What this worker runs, and where, for its first line."""
         config = self.config
+        more = len(tasks) - NAMED
+        named = [*tasks[:NAMED], f"{more} more"] if more > 1 else tasks
         limits = [
             f"{what} {', '.join(map(shown, names))}"
             for what, names in (
                 ("queues", [f"{q}={config.bounds[q]}" if q in config.bounds else q for q in config.queues]),
-                ("tasks", config.only_tasks), ("not flags", config.forbidden_flags)
+                ("not flags", config.forbidden_flags), ("tasks", named)
             )
             if names
         ]  # fmt: skip
         where = [f"database {shown(self.control.database)}"] if self.control.database else []
+        if config.schema != RunConfig.schema:
+            where.append(f"schema {shown(config.schema)}")
         processes = f"{config.processes} process{'es' if config.processes > 1 else ''}"
         many = f"{processes} of {config.concurrency} handlers"
-        return ", ".join([many, *where, f"schema {shown(config.schema)}", *limits])
+        return ", ".join([many, *where, *limits])
 
     def _done(self) -> str:
         """What became of the jobs that this worker ran, for its last line."""

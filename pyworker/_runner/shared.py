@@ -6,6 +6,7 @@ parent stands still."""
 
 from __future__ import annotations
 
+import json
 import math
 import mmap
 import os
@@ -82,6 +83,14 @@ class Slots:
 
     def counts(self) -> dict[str, int]:
         return dict(zip(COUNTED, _COUNTS.unpack_from(self._memory, _STAMPS.size), strict=True))
+
+    def know(self, tasks: Iterable[str]) -> None:
+        """Called by the child: the tasks that it has loaded. They stand behind the slots."""
+        os.pwrite(self.fd, json.dumps([*tasks]).encode(), len(self._memory))
+
+    def known(self) -> list[str]:
+        size = os.fstat(self.fd).st_size - len(self._memory)
+        return json.loads(os.pread(self.fd, size, len(self._memory)) or b"[]")
 
     def prolong(self, until: float) -> None:
         """Called by the parent: the lease lasts until this boottime()."""

@@ -245,6 +245,24 @@ def test_a_worker_ends_with_the_numbers_of_what_became_of_its_jobs(
     assert done.stderr.splitlines()[-1].endswith(told)
 
 
+def test_a_worker_begins_with_its_database_tasks_queues_and_flags(
+    program: Any, fresh: Any, fresh_dsn: str, tmp_path: Path
+) -> None:
+    names = [f"task_{n:02}" for n in range(11)]
+    handlers = [f"@task\ndef {name}(payload): pass\n" for name in names]
+    (tmp_path / "mine.py").write_text("from pyworker import task\n" + "".join(handlers))
+    (tmp_path / "few.py").write_text("from pyworker import task\n" + "".join(handlers[:9]))
+    for module, options, told in (
+        ("mine", [], f"tasks {', '.join(names[:8])}, 3 more"),
+        ("few", [], f"tasks {', '.join(names[:9])}"),
+        ("few", ["--task", "task_03", "--queue", "mail=2"], "queues mail=2, tasks task_03"),
+    ):
+        done = program("run", module, "--once", "--processes", "2", *options, DATABASE_URL=fresh_dsn)
+        (first,) = (line for line in done.stderr.splitlines() if " started: " in line)
+        about = first.split(" started: ")[1]
+        assert about == f"2 processes of 10 handlers, database {fresh.info.dbname}, {told}"
+
+
 @pytest.mark.parametrize("option", ["--run-at", "--delay", "--expires-at", "--max-wait"])
 def test_what_is_no_time_is_refused_with_its_option(
     cli: Any, fresh: Any, fresh_dsn: str, option: str

@@ -145,11 +145,13 @@ def test_a_job_whose_end_was_reported_into_the_void_is_not_run_again(
     queue: Any, network: Proxy, lost: Any
 ) -> None:
     network.fault = lost
-    queue.start("--dsn", network.dsn, "--concurrency", "2").until_ready()
+    worker = queue.start("--dsn", network.dsn, "--concurrency", "2").until_ready()
     jobs = [queue.add(task) for task in ("note", "deliver", "note")]
     queue.until_state("completed", *jobs)
     assert lost.struck.wait(10)
     assert Counter(row.job_id for row in queue.seen()) == dict.fromkeys(jobs, 1)
+    assert worker.stop() == 0
+    assert "stopped: 3 completed, 0 failed, 0 discarded" in worker.log
 
 
 @pytest.mark.parametrize("task", ["deliver", "deliver_async"])
