@@ -68,7 +68,8 @@ serve({
           priority: false,
           orderByCreatedOn: false,
         };
-    await boss.work("noop", options, async (jobs) => jobs.forEach(noop));
+    const groups = process.env.BENCH_LIMIT ? { groupConcurrency: Number(process.env.BENCH_LIMIT) } : {};
+    await boss.work("noop", { ...options, ...groups }, async (jobs) => jobs.forEach(noop));
     await boss.work("stamp", options, async (jobs) => jobs.forEach((job) => stamp(job.data)));
     await boss.work("fail", { ...options, includeMetadata: true, batchSize: 1 }, async ([job]) => {
       if (job.retryCount === 0) throw new Error("on purpose");

@@ -3,6 +3,7 @@ batches for throughput."""
 
 import asyncio
 import json
+import os
 
 import asyncpg
 import uvloop
@@ -49,7 +50,7 @@ async def latency(n, gap_ms):
 async def work(_concurrency, quick=False):
     manager = QueueManager(Queries(await driver()))
 
-    @manager.entrypoint("noop")
+    @manager.entrypoint("noop", concurrency_limit=int(os.environ.get("BENCH_LIMIT") or 0))
     async def _(job):
         json.loads(job.payload)
         noop()
