@@ -31,7 +31,7 @@ declare
     v_reader constant text[] := '{
         clock, schema_version, next_runs, describe_cron, worker_health, metrics, overview,
         count_jobs, throughput, activity, problems, list_jobs, count_listed_jobs, list_queues,
-        list_sequences, list_tasks, list_workers, action_sql, _limits_of}'::text[];
+        list_sequences, list_tasks, list_workers, waiting_queues, action_sql, _limits_of}'::text[];
     v_views constant text[] := '{
         jobs, history, queue_stats, sequences, dependencies, live_workers, schedules, audit}'::text[];
 begin

@@ -83,7 +83,7 @@ PARTS = {
     "Queues and sequences": ("82_queues",),
     "Schedules": ("schedules", "times", "words", "crontab", "ticks"),
     "Steps and signals": ("36_steps", "views", "graph"),
-    "Lists, for dashboards": ("list_jobs", "pages", "actions"),
+    "Lists, for dashboards": ("list_jobs", "pages", "problems", "actions"),
     "Monitoring and upkeep": ("metrics", "health", "85_maintain"),
     "For tests": ("optional",),
 }

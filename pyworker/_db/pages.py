@@ -30,6 +30,10 @@ class Pages(Base):
     def problems(self) -> list[dict[str, Any]]:
         return self._dicts("check_name, severity, finding, fix", "problems()")
 
+    def waiting_queues(self, max_queues: int = 10) -> list[dict[str, Any]]:
+        columns = "queue_name, job_id, seconds, usual_p95, paused, late"
+        return self._dicts(columns, "waiting_queues(%s)", max_queues)
+
     def throughput(self, minutes: int = 60, step: int = 1) -> list[dict[str, Any]]:
         columns = "minute, completed, cancelled, failed, waited_p50, waited_p95, ran_p50, ran_p95, exact"
         return self._dicts(columns, "throughput(%s, %s) order by minute", minutes, step)

@@ -117,7 +117,7 @@ class Dashboard(Actions):
         with self.database() as db:
             whole, problems = db.overview(), db.problems()
             rows, workers = db.throughput(minutes, step), db.list_workers()
-            tasks = db.activity("task", minutes, 8)
+            tasks, waiting = db.activity("task", minutes, 8), db.waiting_queues(10)
         known = {row["check_name"] for row in problems}
         checked = self.findings.latest() or []
         problems += [
@@ -130,7 +130,7 @@ class Dashboard(Actions):
             row["key"] = f"{row['check_name']}-{earlier}"
         return self.page(
             request, "overview.html", now=datetime.fromisoformat(whole["at"]), whole=whole, rows=rows,
-            workers=workers, chosen=chosen,
+            workers=workers, chosen=chosen, waiting=waiting,
             problems=sorted(problems, key=lambda problem: order.index(problem["severity"])),
             bars=_plots.bars(rows, step), lines=_plots.lines(rows, LATENCY, step), step=step, tasks=tasks,
             done=sum(row["completed"] for row in rows), failed=sum(row["failed"] for row in rows),

@@ -328,6 +328,7 @@ MOST = {
     "list_sequences()": 10,
     "list_queues()": 10,
     "overview()": 30_000,
+    "waiting_queues()": 65_000,
     "count_jobs()": 30_000,
 }
 
@@ -353,6 +354,7 @@ def test_no_page_shows_a_payload(api, worker):
         "list_sequences()",
         "list_workers()",
         "overview()",
+        "waiting_queues()",
         "throughput()",
         "count_jobs()",
     ):

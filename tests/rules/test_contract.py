@@ -70,6 +70,7 @@ FUNCTIONS = {
     "count_listed_jobs": {"tasks queues job_key search created_from created_before"},
     "activity": {"kind minutes max_names"},
     "problems": {""},
+    "waiting_queues": {"max_queues"},
     "job_actions": {"job_id"},
     "action_sql": {"action target options"},
     "action_outcomes": {"first_audit last_audit actor"},

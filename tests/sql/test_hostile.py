@@ -41,7 +41,7 @@ LOOKS = {
     "worker_health", "metrics", "overview", "count_jobs", "throughput", "list_jobs", "list_queues",
     "list_sequences",
     "list_tasks", "list_workers",
-    "activity", "problems", "count_listed_jobs", "action_sql",
+    "activity", "problems", "waiting_queues", "count_listed_jobs", "action_sql",
     "_limits_of",  # by the view queue_stats
 }  # fmt: skip
 ADMIN = WORKER | LOOKS | {

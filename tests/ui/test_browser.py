@@ -210,6 +210,7 @@ def test_pictures_for_the_documentation(browser, site, queue, worker, name, sche
         queue.add_job(
             "thumbnail", {"image": n}, queue_name=f"customer {n % 6}", run_at=None if n % 3 else "2100-01-01"
         )
+    queue.set_queue("customer 2", 1, rate_limit=60, rate_period="1 minute")
     for n in range(6):
         queue.add_job("sync_account", {"customer": n % 2}, sequence_policy={"key": f"customer {n % 2}"})
     traceback = (

@@ -177,7 +177,7 @@ def test_a_mistaken_act_is_explained(client, queue, action, targets):
 
 def test_a_role_that_may_only_look_is_told_so(client, queue, dsn, db):
     db.execute("drop role if exists looks; create role looks login; grant pyworker_reader to looks")
-    job = queue.add_job("t")
+    job = queue.add_job("t", queue_name="mails")
     try:
         from psycopg.conninfo import make_conninfo
 
@@ -186,6 +186,7 @@ def test_a_role_that_may_only_look_is_told_so(client, queue, dsn, db):
         c = client(app=create_app(make_conninfo(dsn, user="looks")))
         for path in ("/", "/jobs", "/queues", "/sequences", "/schedules", "/workers", "/audit"):
             assert c.get(path).status_code == 200, path
+        assert ">mails</a>" in c.get("/").text  # a queue that waits
         response = act(c, "cancel", str(job.id))
         assert response.status_code == 403
         assert "pyworker_admin" in response.text

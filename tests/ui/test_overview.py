@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -45,6 +46,26 @@ def test_the_plots_have_axes_and_show_the_chosen_range(client, queue, worker, ra
     assert classes.count("of") >= 5  # labels of the two scales
     assert classes.count("grid") == classes.count("of")
     assert "1 completed and 0 attempts failed" in page.text
+
+
+def test_queues_that_wait_are_shown_with_their_usual_wait_and_marked_as_late(client, queue, worker):
+    for name, task in (("mails", "mail"), ("late", "slow")):
+        queue.add_job(task, queue_name=name)
+        claimed = queue.run(worker, task)
+        queue.rows("select pyworker.finish_job(%s, %s)", [claimed.id, claimed.run])
+    queue.add_job("slow", queue_name="late", run_at=datetime.now(UTC) - timedelta(minutes=5))
+    queue.add_job("mail", queue_name="mails")
+    queue.add_job("mail")
+    queue.add_job("mail", queue_name="stopped")
+    queue.pause_queue("stopped")
+    page = read(client().get("/"))
+    table = page.text[page.text.index("Queues that wait") : page.text.index("Busiest tasks")]
+    text = " ".join(table.split())
+    assert re.search(r"late late5 min\S+ m?s\d+mails\d", text), text
+    assert re.search(r"default\S+ m?sunknown yet\d", text), text
+    assert "stopped paused" in text
+    links = [attributes.get("href", "") for _, attributes in page.elements]
+    assert "/jobs?queue=default&state=available" in links
 
 
 def test_an_unknown_range_is_explained(client, queue):

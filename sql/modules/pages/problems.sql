@@ -1,5 +1,5 @@
--- pages/problems: problems(), what keeps jobs from running, for a page that is read often. The checks
--- of work that doctor() runs, and two that look at the last hour.
+-- pages/problems: problems(), what keeps jobs from running, for a page that is read often: the checks
+-- of work that doctor() runs, and two that look at the last hour. waiting_queues().
 
 -- The queues whose oldest available job waits longest, among the 5,000 live jobs with the lowest ids
 -- and the first 5,000 in the order of claims. since: the run_at of that job.
@@ -19,31 +19,62 @@ begin
 end;
 $$;
 
--- A queue is late if its oldest job has waited for over a minute, and four times as long as 95 % of
--- its jobs in the last hour.
-create or replace function _late_queues() returns table (severity text, finding text, fix text)
+-- The queues whose oldest available job has waited longer than this, the longest first, and whether they
+-- are late: the rule of waiting_queues() and of the check "waiting".
+create or replace function _waiting_queues(longer interval, max_queues integer)
+    returns table (queue_name text, job_id bigint, seconds double precision, usual_p95 double precision,
+                   paused boolean, late boolean)
     language plpgsql stable set search_path from current set jit = off
 as $$
 declare
     v_now timestamptz := clock();
 begin
     return query
-    with late as materialized (
-        select o.queue_name, o.job_id, extract(epoch from v_now - o.since) as seconds
-        from _oldest_by_queue() o where o.since < v_now - interval '1 minute'),
+    with oldest as materialized (
+        select o.queue_name, o.job_id, extract(epoch from v_now - o.since)::double precision as seconds
+        from _oldest_by_queue() o where o.since < v_now - longer
+        order by o.since, o.queue_name limit max_queues),
     usual as (select a.name, a.waited_p95 from activity('queue', 60, 1000) a
-              where exists (select from late))
+              where exists (select from oldest))
+    select o.queue_name, o.job_id, o.seconds, u.waited_p95, coalesce(q.paused, false),
+           o.seconds > 60 and o.seconds > 4 * coalesce(u.waited_p95, 0) and not coalesce(q.paused, false)
+    from oldest o left join usual u on u.name = o.queue_name
+    join _queues_of(array(select o.queue_name from oldest o)) q on q.queue_name = o.queue_name
+    order by o.seconds desc, o.queue_name;
+end;
+$$;
+
+create or replace function waiting_queues(max_queues integer default 10)
+    returns table (queue_name text, job_id bigint, seconds double precision, usual_p95 double precision,
+                   paused boolean, late boolean)
+    language plpgsql stable security definer set search_path from current set jit = off
+as $$
+begin
+    return query
+    select w.* from _waiting_queues(interval '0', least(greatest(max_queues, 0), 1000)) w;
+end;
+$$;
+comment on function waiting_queues(integer) is
+    'The queues with available jobs, among some 10,000 of these; the queue whose oldest one (job_id) '
+    'waits longest comes first. ''default'' stands for jobs without a queue. seconds: how long it has '
+    'waited. usual_p95: 95 % of the jobs of the queue that were completed in the last hour waited at '
+    'most so many seconds; null if none was. late: the queue is not paused, and its oldest job has waited '
+    'for over a minute and four times as long as that.';
+
+create or replace function _late_queues() returns table (severity text, finding text, fix text)
+    language plpgsql stable set search_path from current set jit = off
+as $$
+begin
+    return query
     select 'warning',
            format('jobs wait longer than usual: %s', _few(array_agg(
                format('queue %s for %s (job %s%s)', l.queue_name,
                       date_trunc('second', make_interval(secs => l.seconds)), l.job_id,
-                      '; 95 % of its jobs waited at most ' || round(u.waited_p95::numeric, 1) || ' s')
+                      '; 95 % of its jobs waited at most ' || round(l.usual_p95::numeric, 1) || ' s')
                order by l.seconds desc, l.queue_name))),
            _fix('select * from ~.explain_job(%s)',
                 ((array_agg(l.job_id order by l.seconds desc))[1])::text)
-    from late l left join usual u on u.name = l.queue_name
-    join _queues_of(array(select o.queue_name from late o)) q on q.queue_name = l.queue_name
-    where l.seconds > 4 * coalesce(u.waited_p95, 0) and not coalesce(q.paused, false)
+    from _waiting_queues(interval '1 minute', null) l where l.late
     having count(*) > 0;
 end;
 $$;
