@@ -58,8 +58,8 @@ comment on function waiting_queues(integer) is
     'The queues with available jobs, among some 10,000 of these; the queue whose oldest one (job_id) '
     'waits longest comes first. ''default'' stands for jobs without a queue. seconds: how long it has '
     'waited. usual_p95: 95 % of the jobs of the queue that were completed in the last hour waited at '
-    'most so many seconds; null if none was. late: the queue is not paused, and its oldest job has waited '
-    'for over a minute and four times as long as that.';
+    'most so many seconds; null if none was, or if the queue is not one of the 1,000 busiest. late: the '
+    'queue is not paused, and its oldest job has waited for over a minute and four times as long as that.';
 
 create or replace function _late_queues() returns table (severity text, finding text, fix text)
     language plpgsql stable set search_path from current set jit = off
