@@ -162,7 +162,8 @@ create or replace function _bigint_of(value jsonb) returns bigint
     return case jsonb_typeof(value)
         when 'number' then
             case when scale(value::numeric) = 0
-                      and value between '-9223372036854775808' and '9223372036854775807' then value::bigint end
+                      and value between '-9223372036854775808' and '9223372036854775807'
+                 then value::bigint end
         when 'string' then
             case when value #>> '{}' ~ '^-?[0-9]{1,19}$'
                       and (value #>> '{}')::numeric between -9223372036854775808 and 9223372036854775807
