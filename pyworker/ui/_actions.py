@@ -24,7 +24,7 @@ ACTIONS: dict[str, tuple[str, str, bool]] = {
         "Cancels the job at once, even while it is running. Later reports of its worker are refused.",
         True,
     ),
-    "delete": ("Delete", "Deletes the job and its errors.", True),
+    "delete": ("Delete", "Deletes the job and its errors. This cannot be undone.", True),
     "pause_queue": (
         "Pause queue",
         "Starts no further job of the queue. Running jobs finish, and jobs can be added.",
@@ -52,7 +52,10 @@ ACTIONS: dict[str, tuple[str, str, bool]] = {
     "undo": ("Undo", "Takes the last actions back, as far as that is possible.", False),
 }
 # Actions that only undo_actions performs: their names for the notice and the audit.
-LABELS = {name: label for name, (label, _, _) in ACTIONS.items()} | {"restore": "Undo cancel"}
+LABELS = {name: label for name, (label, _, _) in ACTIONS.items()} | {
+    "restore": "Undo cancel",
+    "undo_retry": "Undo retry",
+}
 
 
 @dataclass(frozen=True)

@@ -622,7 +622,8 @@ create table audit_log (
     action text not null,
     target text not null,
     ok boolean not null,
-    outcome text not null
+    outcome text not null,
+    before jsonb                                -- of a retried job: what undo_actions() gives it back
 );
 create index audit_log_at on audit_log (at); -- for pruning
 

@@ -62,6 +62,29 @@ def test_all_that_match_are_counted_confirmed_cancelled_and_brought_back(page, s
     assert queue.rows(count.format("jobs")) == [("scheduled", 624)]
 
 
+def test_a_retry_is_undone_until_the_job_runs_again(page, site, queue, worker):
+    job = queue.add_job("t")
+    queue.run(worker, "t", "boom", discard=True)
+    state = "select state, attempts, last_error from pyworker.get_job(%s)"
+    ended = queue.rows(state, [job.id])
+    page.goto(f"{site()}/jobs/{job.id}")
+    confirmed(page, page.get_by_role("button", name="Retry", exact=True), "retry")
+    page.get_by_role("button", name="Undo").click()
+    page.get_by_role("status").get_by_text("Undo retry: 1 done").wait_for()
+    assert queue.rows(state, [job.id]) == ended
+    confirmed(page, page.get_by_role("button", name="Retry", exact=True), "retry")
+    queue.run(worker, "t")
+    page.get_by_role("button", name="Undo").click()
+    page.get_by_role("status").get_by_text("it is running now").wait_for()
+
+
+def test_a_deletion_is_said_to_be_final_before_it_is_done(page, site, queue):
+    job = queue.add_job("t")
+    page.goto(f"{site()}/jobs/{job.id}")
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_text("This cannot be undone.").wait_for()
+
+
 def test_the_bar_of_actions_and_the_result_stay_in_sight_on_a_long_list(page, site, queue):
     queue.rows("select pyworker.add_job('t', run_at => '2100-01-01') from generate_series(1, 50)")
     page.goto(f"{site()}/jobs")

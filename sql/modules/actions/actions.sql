@@ -122,22 +122,110 @@ begin
 end;
 $$;
 
--- Takes back that a waiting job was cancelled: it waits again, for the time it had.
+-- Takes back that a waiting job was cancelled: it waits again, for the time it had, with its limits.
 create or replace function _restore(target bigint) returns job
     language plpgsql set search_path from current
 as $$
 declare
     v_before job := get_job(target);
+    v_start_by timestamptz := (select f.start_by from finished_jobs f where f.id = target);
     v_job job;
 begin
     if v_before.state <> 'cancelled' then
         raise exception 'it is % now', v_before.state using errcode = 'PW005';
+    elsif v_start_by <= clock() then
+        raise exception 'its expires_at is over' using errcode = 'PW005';
     end if;
     v_job := retry_job(target);
     if v_before.run_at > clock() then
         v_job := reschedule_jobs(array[target], run_at => v_before.run_at);
     end if;
+    update live_jobs j set start_by = v_start_by where j.id = target and v_start_by is not null;
     return v_job;
+end;
+$$;
+
+-- What a retry takes from a job, for _undo_retry. Null for a completed job, whose result must not stay
+-- here when the job is deleted.
+create or replace function _before_retry(target bigint) returns jsonb
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    return (
+        select jsonb_build_object(
+            'state', j.state, 'parked', j.parked, 'run', j.run, 'revision', j.revision, 'run_at', j.run_at,
+            'start_by', j.start_by, 'max_attempts', j.max_attempts, 'crashes', j.crashes,
+            'started_at', j.started_at, 'cancel_requested_at', j.cancel_requested_at,
+            'superseded', j.superseded, 'reason', j.reason, 'finished_at', j.finished_at,
+            'expires_at', j.expires_at, 'halted', exists (
+                select from sequence_halts h
+                where h.sequence_key = j.sequence_key and h.job_id = j.id))
+        from (select l.* from live_jobs l where l.id = target
+              union all
+              select f.* from finished_jobs f where f.id = target) j
+        where j.state <> 'completed');
+end;
+$$;
+
+-- Ends a job that was retried as it had ended before. The caller has locked it.
+create or replace function _end_again(job live_jobs, was live_jobs, halted boolean) returns void
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    if was.state = 'discarded' then
+        perform _discard(job, null, was.reason);
+        update live_jobs j
+        set run_at = was.run_at, max_attempts = was.max_attempts, crashes = was.crashes,
+            started_at = was.started_at, finished_at = was.finished_at, expires_at = was.expires_at
+        where j.id = job.id;
+    else
+        perform _finalize_jobs(array[job.id], null, was.state, null, was.reason);
+        update finished_jobs f
+        set run_at = was.run_at, max_attempts = was.max_attempts, crashes = was.crashes,
+            started_at = was.started_at, finished_at = was.finished_at, expires_at = was.expires_at,
+            start_by = was.start_by, cancel_requested_at = was.cancel_requested_at,
+            superseded = was.superseded
+        where f.id = job.id;
+    end if;
+    if not found then
+        raise exception 'jobs that end are not kept any more' using errcode = 'PW005';
+    elsif job.sequence_key is not null and not halted then -- an operator had resumed it before the retry
+        perform _unhalt_sequence(job.sequence_key, job.id);
+    end if;
+end;
+$$;
+
+-- Takes back a retry, by its row in the audit, if the job has not changed since: an ended job ends as it
+-- had ended, a waiting job waits for the time it had.
+create or replace function _undo_retry(target bigint, audit_id bigint) returns job
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_before jsonb := (
+        select a.before from audit_log a
+        where a.id = audit_id and a.target = _undo_retry.target::text and a.action = 'retry' and a.ok);
+    v_was live_jobs := jsonb_populate_record(null::live_jobs, v_before);
+    v_row live_jobs := _lock_job('undo_actions', target);
+    v_job job := get_job(target);
+begin
+    if v_was.state is null then
+        raise exception 'the retry of a completed job cannot be undone' using errcode = 'PW005';
+    elsif v_row.id is null or v_row.state in ('running', 'discarded') then
+        raise exception 'it is % now', v_job.state using errcode = 'PW005';
+    elsif v_row.run <> v_was.run or v_row.revision <> v_was.revision then
+        raise exception 'it has % since', case when v_row.run <> v_was.run then 'run' else 'changed' end
+            using errcode = 'PW005';
+    elsif v_was.state = 'pending' then
+        raise exception 'the retry of a pending job cannot be undone' using errcode = 'PW005';
+    elsif v_was.state in ('discarded', 'cancelled') then
+        perform _end_again(v_row, v_was, (v_before ->> 'halted')::boolean);
+    elsif v_was.start_by <= clock() then
+        raise exception 'its expires_at is over' using errcode = 'PW005';
+    else
+        perform reschedule_jobs(array[target], run_at => v_was.run_at);
+        update live_jobs j set start_by = v_was.start_by where j.id = target;
+    end if;
+    return get_job(target);
 end;
 $$;
 
@@ -173,6 +261,7 @@ begin
         when 'cancel', 'force_cancel' then v_job := cancel_job(target::bigint, action = 'force_cancel');
         when 'delete' then v_job := delete_job(target::bigint);
         when 'restore' then v_job := _restore(target::bigint);
+        when 'undo_retry' then v_job := _undo_retry(target::bigint, (options ->> target)::bigint);
         when 'pause_queue' then perform pause_queue(target);
         when 'resume_queue' then perform resume_queue(target);
         when 'set_queue' then
@@ -198,10 +287,10 @@ create or replace function _check_action(action text, targets text[], actor text
     language plpgsql immutable set search_path from current
 as $$
 declare
-    v_actions constant text[] := '{retry,cancel,force_cancel,delete,restore,pause_queue,resume_queue,
-                                   set_queue,resume_sequence,run_schedule,pause_schedule,
+    v_actions constant text[] := '{retry,cancel,force_cancel,delete,restore,undo_retry,pause_queue,
+                                   resume_queue,set_queue,resume_sequence,run_schedule,pause_schedule,
                                    resume_schedule}'::text[];
-    v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete', 'restore');
+    v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete', 'restore', 'undo_retry');
     v_bad text := (select t.target from unnest(targets) t(target)
                    where t.target is null or (v_jobs and t.target !~ '^[0-9]{1,18}$') limit 1);
     v_problem text := case
@@ -217,6 +306,10 @@ declare
         when coalesce(length(actor), 0) not between 1 and 200 then
             format('actor must be 1 to 200 characters long, got %s',
                    coalesce(quote_literal(left(actor, 220)), 'NULL'))
+        when action = 'undo_retry' and exists (
+                select from unnest(targets) t(target)
+                where (options ->> t.target ~ '^[0-9]{1,18}$') is not true) then
+            'options of undo_retry must name the row in the view audit of each target''s retry'
         when action = 'set_queue' and (
                 options ?| '{concurrency,rate_limit,fair}'
                 and coalesce(options ->> 'concurrency', '1') ~ '^[0-9]{1,9}$'
@@ -239,10 +332,11 @@ as $$
 declare
     v_now timestamptz := clock();
     v_order bigint[];
-    v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete', 'restore');
+    v_before jsonb;
+    v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete', 'restore', 'undo_retry');
 begin
     perform _check_action(action, targets, actor, options);
-    if action in ('retry', 'restore') then
+    if action in ('retry', 'restore', 'undo_retry') then
         v_order := _lock_for_retry(targets::bigint[]);
     elsif action = 'resume_sequence' then -- lock all halts by job id, as retry_jobs does
         perform from sequence_halts h where h.sequence_key = any (targets) order by h.job_id for update;
@@ -252,6 +346,7 @@ begin
         order by array_position(v_order, case when v_jobs then t.target::bigint end),
                  case when v_jobs then t.target::bigint end, t.target
     loop
+        v_before := case when action = 'retry' then _before_retry(target::bigint) end;
         begin
             outcome := _perform_action(action, target, options);
             ok := true;
@@ -259,9 +354,9 @@ begin
             outcome := sqlerrm;
             ok := false;
         end;
-        insert into audit_log (at, actor, db_role, action, target, ok, outcome)
+        insert into audit_log (at, actor, db_role, action, target, ok, outcome, before)
         values (v_now, perform_action.actor, session_user, perform_action.action, perform_action.target,
-                perform_action.ok, perform_action.outcome)
+                perform_action.ok, perform_action.outcome, case when perform_action.ok then v_before end)
         returning audit_log.id into audit_id;
         return next;
     end loop;
@@ -270,7 +365,8 @@ $$;
 comment on function perform_action(text, text[], text, jsonb) is
     'Performs an action on each of up to 1,000 targets and records it in the view audit, in the '
     'same transaction. Actions on jobs (targets are ids): retry, cancel, force_cancel, delete, and '
-    'restore, which lets a cancelled job wait again, for the run_at it had. Actions on names: '
+    'restore, which lets a cancelled job wait again, for the run_at it had, and undo_retry (options: for '
+    'each id the row of its retry in the view audit), for undo_actions(). Actions on names: '
     'pause_queue, resume_queue, set_queue (options: concurrency, rate_limit, rate_period, fair; what they '
     'do not name stays as it is), resume_sequence, run_schedule, pause_schedule, resume_schedule. Returns '
     'one row per target; if one is refused, or would change nothing, ok is false and outcome is the '

@@ -112,18 +112,22 @@ begin
         undoable as (
             select c.id, c.target, case
                 when c.action in ('cancel', 'force_cancel') and c.outcome = 'cancelled' then 'restore'
+                when c.action = 'retry' then 'undo_retry'
                 when c.action = 'pause_queue' then 'resume_queue'
                 when c.action = 'resume_queue' then 'pause_queue'
                 when c.action = 'pause_schedule' then 'resume_schedule'
                 when c.action = 'resume_schedule' then 'pause_schedule' end as action
             from chosen c)
         select u.action, array_agg(distinct u.target) as targets,
+               jsonb_object_agg(u.target, u.id order by u.id) as audits,
                (select case when count(*) = max_actions then max(c.id) end from chosen c) as last
         from undoable u where u.action is not null group by u.action order by u.action
     loop
         v_last := v_batch.last;
         select v_rows || jsonb_agg(to_jsonb(r)) into v_rows
-        from perform_action(v_batch.action, v_batch.targets, actor) r;
+        from perform_action(
+            v_batch.action, v_batch.targets, actor,
+            case v_batch.action when 'undo_retry' then v_batch.audits else '{}' end) r;
     end loop;
     next_audit := v_last + 1;
     select t.* into done, refused, outcomes from _told(v_rows) t;
@@ -132,8 +136,9 @@ $$;
 comment on function undo_actions(bigint, bigint, text, integer) is
     'Takes back the actions of this actor from first_audit to last_audit in the view audit, up to '
     'max_actions at once, as far as they can be taken back: a job that was cancelled while it waited '
-    'waits again; what was paused is resumed, and what was resumed is paused. A job that has changed '
-    'since is left as it is. The results are those of perform_on_listed(). next_audit: call again with '
+    'waits again; a job that was retried ends as it had ended, or waits for the time it had, until a run '
+    'of it has started (not a completed or a pending job); what was paused is resumed, and what was '
+    'resumed is paused. A job that has changed since is refused and left as it is. The results are those of perform_on_listed(). next_audit: call again with '
     'it as first_audit, until it is null. Errors: PW001.';
 
 create or replace function action_outcomes(
@@ -146,6 +151,7 @@ declare
 begin
     select jsonb_agg(jsonb_build_object('target', a.target, 'ok', a.ok, 'outcome', a.outcome)), min(a.action),
            bool_or(a.ok and (a.action in ('cancel', 'force_cancel') and a.outcome = 'cancelled'
+                             or a.before is not null and a.before ->> 'state' <> 'pending'
                              or a.action ~ '^(pause|resume)_(queue|schedule)$'))
     into v_rows, action, undoable
     from (select r.* from audit_log r
