@@ -138,7 +138,8 @@ comment on function undo_actions(bigint, bigint, text, integer) is
     'max_actions at once, as far as they can be taken back: a job that was cancelled while it waited '
     'waits again; a job that was retried ends as it had ended, or waits for the time it had, until a run '
     'of it has started (not a completed or a pending job); what was paused is resumed, and what was '
-    'resumed is paused. A job that has changed since is refused and left as it is. The results are those of perform_on_listed(). next_audit: call again with '
+    'resumed is paused. A job that has changed since is refused and left as it is. '
+    'The results are those of perform_on_listed(). next_audit: call again with '
     'it as first_audit, until it is null. Errors: PW001.';
 
 create or replace function action_outcomes(
