@@ -110,8 +110,7 @@ begin
                e.unique_key, e.unique_recheck, e.sequence_key, e.continue_on_cancelled,
                e.continue_on_discarded, coalesce(error, e.last_error), close_reason, v_now,
                v_now + e.retention, e.new_result, e.start_by, e.wait_until, e.waits_since, e.waits_run,
-               e.payload
-        from ended e where e.retention > interval '0')
+               e.payload from ended e where e.retention > interval '0')
     select array_agg(e.id), array_agg(e.sequence_key) filter (where e.sequence_head),
            array_agg(e.queue_name) filter (
                where e.queue_name is not null and e.state = 'running' and not v_replaced),
