@@ -18,6 +18,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -286,7 +287,7 @@ def plot(seconds: float = 20) -> None:
     figure.savefig(Path("starts.svg"), metadata={"Date": None})
 
 
-PARTS = {
+PARTS: dict[str, Callable[..., None]] = {
     "window": window,
     "cost": cost,
     "steady": steady,
