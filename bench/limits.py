@@ -1,12 +1,14 @@
 """Rates and turns: are they kept, and what do they cost?
 
-    python bench/limits.py [window] [cost] [beside] [fair] [plot]    on the database of DATABASE_URL
+    python bench/limits.py [window] [many[=STARTS]] [cost] [steady] [beside] [fair] [plot]
 
-Without DATABASE_URL it starts a PostgreSQL of its own. `window`: the fullest window among the starts of 16
-sessions that claim, roll back, and are killed. `cost`: CPU of the backend per job, with limits that do not
-bind. `beside`: the same for plain jobs beside queues that are at their rate. `fair`: after how many starts
-the single jobs of 200 tenants have started, beside 20,000 jobs of another one. `plot`: starts.svg, the
-starts of each second against the rate.
+On the database of DATABASE_URL; without that it starts a PostgreSQL of its own. `window`: the fullest window
+among the starts of 16 sessions that claim, roll back, and are killed. `many`: the same for 1,000,000 starts
+or ten minutes, with the largest size of the table `starts`. `cost`: CPU of the backend per job, with limits
+that do not bind. `steady`: the same without a backlog, where each turn finds what was just added. `beside`:
+the same for plain jobs beside queues that are at their rate. `fair`: after how many starts the single jobs
+of 200 tenants have started, beside 20,000 jobs of another one. `plot`: starts.svg, the starts of each second
+against the rate.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -108,6 +111,35 @@ def window(seconds: float = 30) -> None:
             )
 
 
+def many(most: int = 1_000_000, seconds: float = 600, limit: int = 300, period: str = "100 ms") -> None:
+    size = f"select count(*), pg_total_relation_size('{SCHEMA}.starts') from {SCHEMA}.starts"
+    with fresh() as conn:
+        conn.execute(f"select {SCHEMA}.set_queue('q', null, {limit}, '{period}')")
+        began, added, rows, size_in_bytes = time.time(), 0, 0, 0
+        sessions = [Session(200, began + seconds, trouble=True) for _ in range(16)]
+        for session in sessions:
+            session.start()
+        while time.time() < began + seconds and sum(len(s.started) for s in sessions) < most:
+            if added < sum(len(s.started) for s in sessions) + 20_000:
+                add(conn, 5000, lambda _: {"queue_name": "q"})
+                added += 5000
+            else:
+                time.sleep(0.2)
+            now_rows, now_size = conn.execute(size).fetchone()  # type: ignore[misc]
+            rows, size_in_bytes = max(rows, now_rows), max(size_in_bytes, now_size)
+        for session in sessions:
+            session.until = time.time()
+        for session in sessions:
+            session.join()
+        starts, fullest, lasted = conn.execute(WINDOW, [period]).fetchone()  # type: ignore[misc]
+        print(
+            f"{limit} in {period}: {starts} starts in {lasted:.0f} s (the sessions saw"
+            f" {sum(len(s.started) for s in sessions)}), fullest window {fullest},"
+            f" {sum(s.rolled_back for s in sessions)} rolled back, {sum(s.killed for s in sessions)} killed;"
+            f" the table starts had {rows} rows and {size_in_bytes // 1024} kB at most"
+        )
+
+
 LIMITS = {
     "no queue": None,
     "no limit": "select {}.set_queue('q', null)",
@@ -137,6 +169,40 @@ def cost(jobs: int = 10_000, rounds: int = 3) -> None:
                 few, _, single = lanes.drain(conn, worker, 1, 500)
                 rest, _, batches = lanes.drain(conn, worker, 100)
                 figures.append((added / jobs * 1e6, batches / rest * 1e6, single / few * 1e6))
+        print(f"{name:20}", *(f"{statistics.median(column):16.1f}" for column in zip(*figures, strict=True)))
+
+
+STEADY = ("no queue", "no limit", "limit 100", "limit 1000", "rate", "fair")
+
+
+def steady(jobs: int = 3000, rounds: int = 3) -> None:
+    """Each turn reports the jobs before it, and claims those that were added since; so nothing waits."""
+    print("no backlog, limits that do not bind    add and work, us a job added alone, and in hundreds")
+    turn = f"select kind, id, run from {SCHEMA}.work(%s, %s::bigint[], %s::bigint[], null, null, 100)"
+    for name in STEADY:
+        kind, _, most = name.partition("limit ")
+        setting = f"select {{}}.set_queue('q', {most})" if most else LIMITS[kind]
+        figures: list[list[float]] = []
+        for _ in range(rounds):
+            figures.append([])
+            for batch in (1, 100):
+                with fresh() as conn:
+                    if setting:
+                        conn.execute(setting.format(SCHEMA))
+                    worker = value(conn, f"select {SCHEMA}.register_worker()")
+                    held: list[tuple[int, int]] = []
+                    done, cpu = 0, cpu_of(conn.info.backend_pid)
+                    while done < jobs:
+                        add(conn, batch, lambda _, setting=setting: {"queue_name": "q"} if setting else {})
+                        left = batch
+                        while left > 0:
+                            rows = conn.execute(
+                                turn, [worker, [job for job, _ in held], [run for _, run in held]]
+                            ).fetchall()
+                            held = [(job, run) for what, job, run in rows if what == "job"]
+                            left -= len(held)
+                        done += batch
+                    figures[-1].append((cpu_of(conn.info.backend_pid) - cpu) / done * 1e6)
         print(f"{name:20}", *(f"{statistics.median(column):16.1f}" for column in zip(*figures, strict=True)))
 
 
@@ -221,19 +287,31 @@ def plot(seconds: float = 20) -> None:
     figure.savefig(Path("starts.svg"), metadata={"Date": None})
 
 
-PARTS = {"window": window, "cost": cost, "beside": beside, "fair": fair, "plot": plot}
+PARTS: dict[str, Callable[..., None]] = {
+    "window": window,
+    "cost": cost,
+    "steady": steady,
+    "beside": beside,
+    "fair": fair,
+    "many": many,
+    "plot": plot,
+}
+
+
+def measure(chosen: list[str]) -> None:
+    for part in chosen:
+        name, _, number = part.partition("=")
+        PARTS[name](*[int(number)] if number else [])
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or list(PARTS)[:-1]
+    chosen = sys.argv[1:] or list(PARTS)[:-2]
     if lanes.DSN:
-        for name in chosen:
-            PARTS[name]()
+        measure(chosen)
         return
     with temporary_server(in_memory=False) as server:
         lanes.DSN = f"host={server.host} port={server.port} user={server.user} dbname=postgres"
-        for name in chosen:
-            PARTS[name]()
+        measure(chosen)
 
 
 if __name__ == "__main__":

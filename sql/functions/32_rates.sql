@@ -76,28 +76,37 @@ create or replace function _starts_kept(rate_period interval) returns interval
     language sql immutable
     return greatest(rate_period, interval '1 day');
 
--- Thins out the starts that have left the windows of these queues, whose lanes this session holds. What a
--- deleted row counted, the next row counts from then on: as if it had started later, by a sixteenth of its
--- age at most. So a longer period may count too much, and never too little. Of the rows that are too old
--- the last one stays, as the total from which to count.
+-- Thins out the starts that have left the windows of these queues, whose lanes this session holds: divides
+-- time into cells, and keeps the last row of each cell. What a deleted row counted, that row counts from
+-- then on, as if it had started later. A cell is as wide as the largest power of two microseconds that is
+-- no more than a sixteenth of the row's age. Each cell lies in one wider cell, so however often a start
+-- moves, it moves by a sixteenth of its age at most. So a longer period may count too much, and never too
+-- little. Of the rows that are too old the last one stays, as the total from which to count.
 create or replace function _thin_starts(queue_names text[], now timestamptz) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 begin
     with old as materialized (
-        select s.*, q.kept, lead(s.at) over (partition by q.queue_name order by s.at, s.total) as next_at
+        select s.*, q.kept, lead(s.at) over (partition by q.queue_name order by s.at, s.total) as next_at,
+               date_bin(s.width, s.at, 'epoch') as cell
         from (select o.queue_name, _thin_starts.now - o.rate_period as since,
                      _thin_starts.now - _starts_kept(o.rate_period) as kept
               from _queues_of(queue_names) o where o.rate_period is not null) q
         cross join lateral (
-            select r.ctid as tid, r.queue_name, r.at, r.total from starts r
+            select r.ctid as tid, r.queue_name, r.at, r.total,
+                   interval '1 microsecond' * 2 ^ greatest(0, floor(
+                       log(2, extract(epoch from _thin_starts.now - r.at) * 1000000 / 16)))::float8 as width
+            from starts r
             where r.queue_name = q.queue_name and r.at > '-infinity' and r.at <= q.since
             order by r.queue_name, r.at, r.total limit 3000) s),
+    celled as materialized (
+        select o.*, lead(o.at) over (
+            partition by o.queue_name, o.width, o.cell order by o.at, o.total) is not null as followed
+        from old o),
     gone as (
         delete from starts d where d.ctid = any (array(
-            select o.tid from old o
-            where o.next_at < o.kept or o.next_at - o.at < (_thin_starts.now - o.next_at) / 16)))
+            select c.tid from celled c where c.next_at < c.kept or c.followed)))
     update starts s set total = g.total
     from (select o.queue_name, max(o.total) as total from old o where o.next_at < o.kept
           group by o.queue_name) g

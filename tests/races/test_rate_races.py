@@ -12,10 +12,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import IsolationLevel
 
 from tests.support import DEADLINE
-from tests.support.queues import add, states
+from tests.support.queues import add, claim, states
 from tests.support.rates import starts, worst
+from tests.support.sessions import LEVELS, SNAPSHOT_LEVELS
 
 SQL = "select kind, id, run, again_in_s from pyworker.work(%s, %s::bigint[], %s::bigint[], null, null, %s)"
 
@@ -23,22 +25,33 @@ SQL = "select kind, id, run, again_in_s from pyworker.work(%s, %s::bigint[], %s:
 class Claimer(threading.Thread):
     """Works until nothing is left; rolls back one turn in ten, and its session is killed in one of fifty."""
 
-    def __init__(self, dsn: str, left: Callable[[], bool], batch: int, seed: int) -> None:
+    def __init__(
+        self, dsn: str, left: Callable[[], bool], batch: int, seed: int, level: str = LEVELS[0]
+    ) -> None:
         super().__init__(daemon=True)
         self.dsn, self.left, self.batch, self.random = dsn, left, batch, random.Random(seed)
+        self.level = IsolationLevel[level.upper().replace(" ", "_")]
+        self.errors: set[str | None] = set()
 
     def run(self) -> None:
         while self.left():
             with suppress(psycopg.OperationalError), psycopg.connect(self.dsn) as conn:
                 row = conn.execute("select pyworker.register_worker()").fetchone()
                 conn.commit()
+                conn.isolation_level = self.level
                 self.work(conn, row and row[0])
 
     def work(self, conn: psycopg.Connection[Any], worker: Any) -> None:
         ids: list[int] = []
         runs: list[int] = []
         while self.left():
-            *jobs, turn = conn.execute(SQL, [worker, ids, runs, self.batch]).fetchall()
+            try:
+                *rows, turn = conn.execute(SQL, [worker, ids, runs, self.batch]).fetchall()
+            except psycopg.errors.SerializationFailure as error:
+                self.errors.add(error.sqlstate)
+                conn.rollback()
+                continue
+            jobs = [row for row in rows if row[0] == "job"]
             chance = self.random.random()
             if chance < 0.1:
                 conn.rollback()
@@ -96,3 +109,81 @@ def test_a_rate_that_changes_again_and_again_holds_the_largest_one(api: Any, dsn
         claimer.join(DEADLINE)
     assert states(api) == {}
     assert worst(starts(api), timedelta(milliseconds=100)) <= 10
+
+
+def test_claimers_at_each_isolation_level_together_keep_the_rate_and_leave_no_job(api: Any, dsn: str) -> None:
+    api.set_queue("q", None, 10, "100 ms")
+    add(api, 150)
+    over = threading.Event()
+    crowd = [Claimer(dsn, lambda: not over.is_set(), 4, seed, LEVELS[seed % 3]) for seed in range(6)]
+    for claimer in crowd:
+        claimer.start()
+    for _ in range(int(DEADLINE * 20)):
+        if not states(api):
+            break
+        api.conn.execute("select pg_sleep(0.05)")
+        api.sweep_workers()
+    over.set()
+    for claimer in crowd:
+        claimer.join(DEADLINE)
+    assert states(api) == {}
+    assert worst(starts(api), timedelta(milliseconds=100)) <= 10
+
+
+def attempt(actor: Any, worker: int) -> list[int]:
+    """The jobs that a claim in the open transaction starts; none if PostgreSQL refuses with 40001."""
+    try:
+        return claim(actor, worker)
+    except psycopg.errors.SerializationFailure:
+        actor.rollback()
+        return []
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "kill"])
+@pytest.mark.parametrize("second", LEVELS)
+@pytest.mark.parametrize("first", LEVELS)
+def test_two_claims_at_any_isolation_level_start_no_more_than_the_rate_and_forget_no_job(
+    api: Any, actor: Any, clock: Any, first: str, second: str, end: str
+) -> None:
+    api.set_queue("q", None, 3, "10 seconds")
+    add(api, 6)
+    workers = [api.register_worker() for _ in range(3)]
+    one, two = actor(), actor()
+    one.begin(first)
+    two.begin(second)
+    attempt(one, workers[0])
+    attempt(two, workers[1])
+    getattr(one, end)()
+    attempt(two, workers[1])
+    two.commit()
+    assert len(starts(api)) <= 3
+    claim(api, workers[2])
+    assert len(starts(api)) == 3
+    clock.advance(seconds=10)
+    assert len(claim(api, workers[2])) == 3
+
+
+@pytest.mark.parametrize("change", ["rate", "period", "of a family to its own"])
+@pytest.mark.parametrize("end", ["commit", "rollback", "kill"])
+@pytest.mark.parametrize("level", SNAPSHOT_LEVELS)
+def test_a_claim_that_cannot_see_a_change_of_the_rate_starts_no_job_beyond_it(
+    api: Any, actor: Any, clock: Any, level: str, end: str, change: str
+) -> None:
+    api.set_queue("q*" if "family" in change else "q", None, 4, "10 seconds")
+    add(api, 6)
+    workers = [api.register_worker() for _ in range(2)]
+    assert len(claim(api, workers[0], 2)) == 2
+    one = actor()
+    one.begin(level)
+    match change:
+        case "rate":
+            api.set_queue("q", None, 3, "10 seconds")
+        case _:
+            api.set_queue("q", None, 3, "20 seconds")
+    attempt(one, workers[1])
+    getattr(one, end)()
+    assert len(starts(api)) <= 3
+    claim(api, workers[0])
+    assert len(starts(api)) == 3
+    clock.advance(seconds=10 if change == "rate" else 20)
+    assert len(claim(api, workers[0])) == 3

@@ -302,10 +302,35 @@ def test_the_starts_that_are_kept_stay_few_while_thousands_start(api: Any, worke
         if clock.offset.seconds % 10 == 0:
             api.heartbeat(worker)
     assert api.value("select count(*) from pyworker.starts") < 150  # of 300 claims
-    # What is left never counts too little: the last 100 seconds have had 1,000 starts.
-    api.set_queue("q", None, 1000, "100 seconds")
+    # What is left never counts too little.
+    since = api.at("-100 seconds") + SECOND  # time goes on
+    of_late = sum(start > since for start in starts(api))
+    api.set_queue("q", None, of_late, "100 seconds")
     add(api, 20)
     assert claim(api, worker) == []
+
+
+def test_a_longer_period_counts_starts_for_a_sixteenth_of_their_age_too_long_at_most(
+    api: Any, worker: int, clock: Any
+) -> None:
+    api.set_queue("q", None, 1, "1 second")
+    add(api, 1100)
+    ids: list[int] = []
+    for _ in range(1100):
+        turn = api.rows(
+            "select kind, id from pyworker.work(%s, %s::bigint[], %s::bigint[], null, null, 1)",
+            [worker, ids, [1] * len(ids)],
+        )
+        ids = [row.id for row in turn if row.kind == "job"]
+        clock.advance(seconds=1)
+    assert api.value("select count(*) from pyworker.starts") < 250
+    for period in (100, 200, 400, 600, 800, 1000):
+        api.set_queue("q", None, 5000, f"{period} seconds")
+        used = api.value("select rate_used from pyworker.list_queues() where queue_name = 'q'")
+        ages = [api.at("0 seconds") - start for start in starts(api)]
+        should = sum(age < (period - 1) * SECOND for age in ages)  # a second, as time goes on
+        at_most = sum(age * 15 / 16 < (period + 1) * SECOND for age in ages)
+        assert should <= used <= at_most, period
 
 
 def test_a_queue_that_has_started_nothing_for_long_leaves_no_starts(

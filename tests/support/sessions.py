@@ -23,7 +23,7 @@ class Session:
         self.conn.execute(
             "select set_config('pyworker.clock_offset', %s, false)", [f"{offset.total_seconds()} seconds"]
         )
-        self.pid = self.conn.info.backend_pid
+        self.pid, self.killed = self.conn.info.backend_pid, False
         self._thread = ThreadPoolExecutor(1)
         self._watch = psycopg.connect(dsn, autocommit=True)
 
@@ -56,6 +56,7 @@ class Session:
 
     def kill(self) -> None:
         """End this session's backend from outside, as a crash of its client would."""
+        self.killed = True
         self._watch.execute("select pg_terminate_backend(%s, 10000)", [self.pid])
 
     def close(self) -> None:
@@ -78,5 +79,5 @@ class Clock:
     def advance(self, **kwargs: float) -> None:
         self.offset += timedelta(**kwargs)
         text = f"{self.offset.total_seconds()} seconds"
-        for conn in [self._conn, *(session.conn for session in self._sessions if not session.conn.closed)]:
+        for conn in [self._conn, *(s.conn for s in self._sessions if not (s.killed or s.conn.closed))]:
             conn.execute("select set_config('pyworker.clock_offset', %s, false)", [text])
