@@ -192,8 +192,12 @@ def steady(jobs: int = 3000, rounds: int = 3) -> None:
                     worker = value(conn, f"select {SCHEMA}.register_worker()")
                     held: list[tuple[int, int]] = []
                     done, cpu = 0, cpu_of(conn.info.backend_pid)
+                    queue = "q" if setting else None
                     while done < jobs:
-                        add(conn, batch, lambda _, setting=setting: {"queue_name": "q"} if setting else {})
+                        if batch == 1:
+                            conn.execute(f"select from {SCHEMA}.add_job('t', queue_name => %s)", [queue])
+                        else:
+                            add(conn, batch, lambda _, queue=queue: {"queue_name": queue})
                         left = batch
                         while left > 0:
                             rows = conn.execute(

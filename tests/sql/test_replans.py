@@ -99,12 +99,10 @@ def test_a_session_does_not_plan_a_functions_statements_again(
     fresh: Any, worker: int, clock: Any, planned: list[str], verb: str
 ) -> None:
     call = VERBS[verb](fresh, worker, clock)
-    for _ in range(15):
-        call()
-    each = []
-    for _ in range(5):
+    found: list[set[str]] = []
+    # A statement's first five runs plan it, and on a busy machine a look-up may go another way for a while.
+    while len(found) < 60 and (len(found) < 5 or any(found[-5:])):
         planned.clear()
         call()
-        each.append({where for where in planned if where and not where.startswith(SQL_FUNCTION)})
-    # What only one of them planned, it did for the first time: a slow look-up goes another way.
-    assert set.intersection(*each) == set()
+        found.append({where for where in planned if where and not where.startswith(SQL_FUNCTION)})
+    assert found[-5:] == [set()] * 5
