@@ -33,12 +33,13 @@ class Visitor:
         self.page.get_by_label("queue").select_option(queue)
         self.page.get_by_label("in seconds").fill(str(seconds))
         self.page.get_by_label("key").fill(key)
-        before = self.page.locator(".pg-log li").count()
+        added = self.page.locator(".pg-log li", has_text="add_job(").locator(".pg-said")
+        before = added.count()
         self.press("Add a job")
-        self.page.wait_for_function(f"document.querySelectorAll('.pg-log li').length > {before}")
-        pressed = self.page.locator(".pg-chip[aria-pressed=true]")
-        pressed.wait_for()
-        return int(pressed.get_attribute("data-job"))
+        added.nth(before).wait_for()
+        job = int(added.first.inner_text().split(",")[0])
+        self.page.locator(".pg-job", has_text=f"job {job} ·").wait_for()
+        return job
 
     def choose(self, job: int) -> None:
         self.page.locator(f"[data-job='{job}']").click()

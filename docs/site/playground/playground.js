@@ -122,12 +122,14 @@ class Playground {
         element("small", {}, "or Ctrl+Enter. The database lives until you leave this page.")), this.out);
   }
 
-  /** Runs what a button stands for, and shows its SQL. */
+  /** Runs what a button stands for, and shows its SQL with the last row of its answer. */
   async act(sql, shown = sql) {
-    const outcome = await this.database.run(sql);
-    this.#note(element("code", {}, `${shown};`), "you", outcome.error?.message);
+    const { results, error } = await this.database.run(sql);
+    const row = error ? null : results.at(-1)?.rows.at(-1)?.filter(Boolean).join(", ");
+    const said = row ? element("span", { className: "pg-said" }, row) : "";
+    this.#note(element("span", {}, element("code", {}, `${shown};`), " ", said), "you", error?.message);
     await this.look();
-    return outcome;
+    return { results, error };
   }
 
   #told(what, job) {
