@@ -21,7 +21,7 @@
 \endif
 \o /dev/null
 begin isolation level read committed;
-select set_config('pyworker.schema', :'schema', true), set_config('pyworker.newest', '1', true);
+select set_config('pyworker.schema', :'schema', true), set_config('pyworker.newest', '2', true);
 \ir setup/begin.sql
 
 -- Migrations: each file runs once, in order.
@@ -29,6 +29,11 @@ select not exists (select from migrations where version = 1) as pending \gset
 \if :pending
   \ir migrations/0001_init.sql
   insert into migrations (version, name, breaking) values (1, '0001_init', false);
+\endif
+select not exists (select from migrations where version = 2) as pending \gset
+\if :pending
+  \ir migrations/0002_fleet.sql
+  insert into migrations (version, name, breaking) values (2, '0002_fleet', false);
 \endif
 
 -- Functions, views and grants: every file runs at each installation.
@@ -39,6 +44,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/00_core.sql
 \ir functions/01_notify.sql
 \ir functions/02_walks.sql
+\ir functions/03_fleet.sql
 \ir functions/10_tasks.sql
 \ir functions/12_canonical.sql
 \ir functions/15_unique_policy.sql

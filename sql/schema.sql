@@ -124,6 +124,13 @@ create type _span as (
     to_id bigint
 );
 
+create type _turns as (
+    worker_id bigint,
+    until_us bigint,
+    workers bigint,
+    place bigint
+);
+
 create type _uniqueness as (
     key bytea,
     states text[],
@@ -219,6 +226,8 @@ create sequence coordination_used as bigint minvalue 0 start 0;
 
 create sequence due_told_at as bigint minvalue 0 start 0;
 
+create sequence fleet_size as bigint minvalue 0 start 0;
+
 create sequence job_ids as bigint minvalue 1 start 1;
 
 create sequence late_arrivals_id_seq as bigint minvalue 1 start 1;
@@ -230,6 +239,8 @@ create sequence log_lines_id_seq as bigint minvalue 1 start 1;
 create sequence maintain_at as bigint minvalue 0 start 0;
 
 create sequence not_listening_until as bigint minvalue 0 start 0;
+
+create sequence notifications as bigint minvalue 0 start 0;
 
 create sequence polling_until as bigint minvalue 0 start 0;
 

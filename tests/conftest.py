@@ -90,7 +90,8 @@ def _shared(pg_template: Any) -> Iterator[tuple[str, str]]:
             "alter sequence walks_until restart; alter sequence coordination_used restart; "
             "alter sequence waited_until restart;"
             "alter sequence swept_at restart; alter sequence maintain_at restart;"
-            "alter sequence due_told_at restart;"
+            "alter sequence due_told_at restart; alter sequence fleet_size restart;"
+            "alter sequence notifications restart;"
             "delete from settings; insert into settings (movable_clock) values (true); reset search_path",
         )
 

@@ -5,9 +5,10 @@
 -- is full if it returns as many jobs as its worker asked for, else it is short.
 --
 -- * A short claim sets listening_until to 5 s from now: its worker is waiting, so adds notify.
--- * A short claim that found many jobs sets polling_until as well. Until then adds do not notify,
---   and each waiting worker polls every 10 ms; the claim that begins such a period notifies the
---   workers. The first short claim that finds few jobs after polling_until ends the period.
+-- * A short claim that found many jobs, or that learns of too many notifications for so many workers
+--   (03_fleet), sets polling_until as well. Until then adds do not notify, and each waiting worker
+--   polls; the claim that begins such a period notifies the workers. The first short claim that finds
+--   few jobs after polling_until ends the period.
 -- * A full claim notifies the other workers, since its own worker may be busy for long. When the
 --   session's next full claim knows that this notification was committed, it sets
 --   not_listening_until, which invalidates every listening_until set before the notification. A
@@ -52,12 +53,12 @@ create or replace function _send_notification() returns void
 as $$
 begin
     if current_setting('pyworker.notify', true) is distinct from 'off' then
-        perform pg_notify(current_schema(), '');
+        perform pg_notify(current_schema(), ''), nextval('notifications');
     end if;
 end;
 $$;
 
--- True while waiting workers poll every 10 ms.
+-- True while waiting workers poll.
 create or replace function _worker_is_polling() returns boolean
     language sql volatile
     return coalesce(
@@ -113,19 +114,21 @@ create or replace function _start_listening(claimed integer) returns boolean
     language plpgsql set search_path from current
 as $$
 declare
-    v_many constant integer := 4; -- jobs a claim: from here on polling costs less than notifications
     v_ms constant bigint := date_part('epoch', clock_timestamp()) * 1000;
+    v_fleet constant integer := _fleet_size();
     v_ended constant bigint := coalesce(pg_sequence_last_value('not_listening_until'::regclass), 0);
     v_polling constant bigint := coalesce(pg_sequence_last_value('polling_until'::regclass), 0);
+    -- Jobs a claim: from here on polling costs less than notifications.
+    v_many constant integer := case when v_fleet > 1 and v_polling > v_ms then 1 else 4 end;
     v_until bigint;
     v_silent boolean; -- adds did not notify until now
 begin
     v_silent := coalesce(pg_sequence_last_value('listening_until'::regclass), 0) <= greatest(v_ms, v_ended);
     v_until := setval('listening_until', greatest(v_ms + 5000, v_ended + 1));
-    if claimed >= v_many then
-        perform setval('polling_until', v_ms + 100);
+    if claimed >= v_many or v_fleet > 1 and v_polling <= v_ms and _notified_often(v_fleet) then
+        perform setval('polling_until', v_ms + _polling_ms(v_fleet));
         if v_polling <= v_ms then
-            perform _send_notification(); -- each waiting worker polls every 10 ms from now on
+            perform _send_notification(); -- each waiting worker polls from now on
         end if;
     elsif v_polling between 1 and v_ms then
         perform setval('polling_until', 0);
@@ -149,7 +152,11 @@ declare
     v_notified constant bigint :=
         case when v_last[2] <> pg_current_xact_id()::text then v_last[1]::bigint end;
 begin
-    if current_setting('pyworker.notify', true) = 'off' then
+    if _worker_is_polling() then
+        if _fleet_size() > 1 then
+            perform setval('polling_until', v_ms + _polling_ms(_fleet_size()));
+        end if;
+    elsif current_setting('pyworker.notify', true) = 'off' then
         return;
     elsif pg_sequence_last_value('listening_until'::regclass) < v_notified + 5000 then
         perform setval('not_listening_until', v_notified + 4999);
@@ -167,7 +174,7 @@ create or replace function seconds_until_due(
     language plpgsql security definer set search_path from current
 as $$
 begin
-    return (_look_around(false, task_identifiers, queue_names, forbidden_flags)).due_in_s;
+    return (_look_around(null, false, task_identifiers, queue_names, forbidden_flags)).due_in_s;
 end;
 $$;
 comment on function seconds_until_due(text[], text[], text[]) is
@@ -183,18 +190,18 @@ comment on function seconds_until_due(text[], text[], text[]) is
 -- What is left after a claim that got fewer jobs than its worker asked for. If it has found all that
 -- there was, and no transaction that was open then has added jobs silently, there is no need to look.
 create or replace function _what_is_left(
-    claim _claim, asks_ready boolean, task_identifiers text[], queue_names text[],
+    claim _claim, worker_id bigint, asks_ready boolean, task_identifiers text[], queue_names text[],
     forbidden_flags text[], out what _left)
     language plpgsql set search_path from current
 as $$
 begin
     if claim.rest or pg_sequence_last_value('silent_before'::regclass) > claim.seen::text::bigint then
-        what := _look_around(asks_ready, task_identifiers, queue_names, forbidden_flags);
+        what := _look_around(worker_id, asks_ready, task_identifiers, queue_names, forbidden_flags);
     else
         what.due_in_s := least(
             case when claim.due_at is not null
                  then greatest(date_part('epoch', claim.due_at - clock()), 0) end,
-            case when _worker_is_polling() then 0.01 end);
+            case when _worker_is_polling() then _polls_in(worker_id) end);
     end if;
 end;
 $$;
@@ -203,13 +210,15 @@ $$;
 -- claim did not take: it belongs to other workers, or another session has it locked. This looks at the
 -- first 100 only.
 create or replace function _look_around(
-    asks_ready boolean, task_identifiers text[], queue_names text[], forbidden_flags text[], out what _left)
+    worker_id bigint, asks_ready boolean, task_identifiers text[], queue_names text[],
+    forbidden_flags text[], out what _left)
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
     set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_walks constant boolean := _walks_are_kept();
+    v_polls_in constant double precision := case when _worker_is_polling() then _polls_in(worker_id) end;
     v_due_from constant timestamptz := case when v_walks then _walked_due() else '-infinity' end;
     v_requests_from constant bigint := case when v_walks then _walked_requests() else 0 end;
     -- Before the statement below takes its snapshot: see the head of this file.
@@ -221,7 +230,7 @@ begin
     select least(
             (select greatest(extract(epoch from j.due_at - clock()), 0)
              from live_jobs j where j.due_at > v_due_from order by j.due_at, j.id limit 1),
-            case when _worker_is_polling() then 0.01 end,
+            v_polls_in,
             case when v_unnotified then
                 _growing((select to_timestamp(s.last_value / 1000.0) from silent_at s)) end,
             -- A promotion left this request: another session has the queue, sequence or job locked.

@@ -212,7 +212,7 @@ begin
     claim.ready := true;
     if claim.wanted = 0 then
         claim.ready := false;
-        if _worker_is_listening() and not _worker_is_polling() then
+        if _worker_is_listening() then
             perform _stop_listening();
         end if;
     elsif claim.must_promote or v_more then

@@ -177,7 +177,8 @@ begin
         v_turn := current_setting('pyworker.turn') || set_config('pyworker.turn', '', true);
     end if;
     if claim.wanted > 0 then
-        v_left := _what_is_left(claim, v_turn = 'notify', task_identifiers, queue_names, forbidden_flags);
+        v_left := _what_is_left(
+            claim, worker_id, v_turn = 'notify', task_identifiers, queue_names, forbidden_flags);
     end if;
     if v_turn = 'notify' and (claim.wanted = 0 or v_left.ready) then
         v_notified := _notify_workers();

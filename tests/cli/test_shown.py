@@ -130,6 +130,8 @@ MARKS = (
     "swept_at",
     "maintain_at",
     "due_told_at",
+    "fleet_size",
+    "notifications",
 )  # sequences that no rollback takes back
 
 

@@ -18,7 +18,7 @@ TABLES = [
 ]  # fmt: skip
 REGISTERS = [
     "listening_until", "not_listening_until", "polling_until", "silent_before", "silent_at", "walks_until",
-    "swept_at", "maintain_at", "due_told_at",
+    "swept_at", "maintain_at", "due_told_at", "fleet_size", "notifications",
 ]  # fmt: skip
 # Worker 3 listens. In every state worker 2 and 3 are live, and worker 1 unless it is dead.
 RESTORE = """

@@ -19,7 +19,7 @@ FILES = [
     for path in ROOT.rglob("*")
     if path.suffix in (".py", ".md", ".sql", ".toml", ".sh", ".yml", ".yaml", "")
     and path.is_file()
-    and not {".git", ".venv", "site", "node_modules", "__pycache__", "dist"}
+    and not {".git", ".venv", ".bench", "site", "node_modules", "__pycache__", "dist"}
     & set(path.relative_to(ROOT).parts[:-1])
     and path != Path(__file__)
 ]
