@@ -18,6 +18,7 @@ COLUMNS = {
     "cpu": ("CPU", ".4f"),
     "commits": ("commits/job", ".2f"),
     "wal": ("WAL B/job", ",.0f"),
+    "size": ("larger by B/job", ",.0f"),
     "first_fifth": ("first fifth, jobs/s", ",.0f"),
     "last_fifth": ("last fifth, jobs/s", ",.0f"),
     "p50": ("p50 ms", ".2f"),

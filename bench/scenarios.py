@@ -221,6 +221,21 @@ def growth(jobs: int) -> Iterator[Case]:
         yield f"{workers} idle workers", "pyworker", partial(idle, count=workers)
 
 
+def sustained(jobs: int) -> Iterator[Case]:
+    """24 handlers at once, so that 2,000 jobs a second of 5 ms each do not fill them."""
+    seconds = min(120, max(10, jobs // 1000))
+    for rate in (500, 1000, 2000):
+        for name in ("pyworker", "graphile-worker", "river", "pgqueuer"):
+            yield f"{rate:,} jobs/s", name, partial(steady, rate=rate, seconds=seconds, concurrency=24)
+    measure = partial(steady, rate=1000, seconds=seconds, concurrency=24)
+    for name in ("pyworker", "graphile-worker", "river", "pgqueuer"):
+        yield "1,000 jobs/s, pinned", name, partial(measure, pinned=True)
+    batches = jobs * 10 // 1000
+    for name in ("pyworker", "graphile-worker"):
+        beside = FUTURE[name].format(batches=batches)
+        yield f"1,000 jobs/s beside {batches * 1000:,} future jobs", name, partial(measure, beside=beside)
+
+
 SCENARIOS: dict[str, tuple[str, Callable[[int], Iterator[Case]]]] = {
     "A": ("Adding, one call and commit per job", add),
     "B": ("Adding 1,000 a call", bulk),
@@ -242,6 +257,7 @@ SCENARIOS: dict[str, tuple[str, Callable[[int], Iterator[Case]]]] = {
     "L": ("Memory over 11 drains", resident_sizes),
     "M": ("Drain of async handlers that talk to a server", talks),
     "N": ("How cost grows", growth),
+    "S": ("A sustained rate of single adds by SQL, handlers of 5 ms", sustained),
 }
 
 

@@ -54,11 +54,23 @@ def clients_of(site: Site) -> Iterator[Clients]:
         yield Clients([stack.enter_context(conn) for conn in connect], statement)
 
 
-def steady(site: Site, rate: int, seconds: float) -> dict[str, float]:
-    """What a job costs, and when its handler starts, where jobs come one by one all the time."""
-    site.start().ask("work", site.contender.concurrency, True)
+def steady(
+    site: Site, rate: int, seconds: float, concurrency: int = 0, pinned: bool = False, beside: str = ""
+) -> dict[str, float]:
+    """What a job costs, and when its handler starts, where jobs come one by one all the time. `pinned`: a
+    session holds an old snapshot meanwhile. `beside`: adds other jobs before."""
+    if beside:
+        site.conn.execute(beside.encode())
+        site.conn.execute("vacuum analyze")
+        site.raise_floor()
+    site.start().ask("work", concurrency or site.contender.concurrency, True)
     jobs, warm = int(rate * seconds), int(rate * WARM)
-    with clients_of(site) as clients:
+    with ExitStack() as stack:
+        if pinned:
+            pin = stack.enter_context(psycopg.connect(site.dsn))
+            pin.execute("set transaction isolation level repeatable read")
+            pin.execute("select txid_current_snapshot()")
+        clients, size = stack.enter_context(clients_of(site)), _size(site)
         clients.add(warm, rate)
         await_lines(site, warm)
         site.trail.write_text("")
@@ -69,12 +81,19 @@ def steady(site: Site, rate: int, seconds: float) -> dict[str, float]:
             took = clients.add(jobs, rate)
             await_lines(site, jobs)
             used = clients.cpu() - before
+        grown = _size(site) - size
     site.end()
     while site.conn.execute(BACKENDS).rowcount:  # each counts its last commits when it ends
         time.sleep(0.01)
     commits = _commits(site) - commits - jobs  # without those of the adds
-    more = {"jobs_s": jobs / took, "adds": used / jobs * 1000, "commits": commits / jobs}
+    more = {
+        "jobs_s": jobs / took, "adds": used / jobs * 1000, "commits": commits / jobs, "size": grown / jobs
+    }  # fmt: skip
     return found | more | percentiles(site.trail)
+
+
+def _size(site: Site) -> int:
+    return int(site.conn.execute("select pg_database_size(current_database())").fetchone()[0])
 
 
 def _commits(site: Site) -> int:

@@ -81,6 +81,9 @@ STATEMENTS = {
     "pyworker": "select pyworker.add_job('{task}', {payload}::json)",
     "graphile-worker": "select graphile_worker.add_job('{task}', {payload}::json)",
     "table, 100": "insert into jobs (task, payload) values ('{task}', {payload}::json)",
+    "pgqueuer": """
+        insert into pgqueuer (priority, entrypoint, payload, status)
+        values (0, '{task}', convert_to({payload}::text, 'UTF8'), 'queued')""",
     "river": """
         with added as (
             insert into river_job (kind, args, max_attempts) values ('{task}', {payload}::jsonb, 25)

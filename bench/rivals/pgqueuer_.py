@@ -59,6 +59,11 @@ async def work(_concurrency, quick=False):
     async def _(job):
         stamp(json.loads(job.payload))
 
+    @manager.entrypoint("steady")
+    async def _(job):
+        stamp(json.loads(job.payload))
+        await asyncio.sleep(0.005)
+
     tasks.append(asyncio.create_task(manager.run(batch_size=10 if quick else 100)))
 
 
