@@ -72,7 +72,7 @@ create or replace function _job_of(j live_jobs, deduplicated boolean default fal
         case when j.state = 'running' then j.worker_id::text end,
         j.state, j.delivery, encode(j.unique_key, 'hex'), j.sequence_key, deduplicated,
         case when j.parked = 'sequence' then _halted_by(j.sequence_key, j.id) end,
-        j.run, j.reason, j.finished_at, j.result, null, null)::job;
+        j.run, j.reason, j.finished_at, case when j.state = 'completed' then j.result end, null, null)::job;
 
 create or replace function _job_of(f finished_jobs) returns job
     language sql stable
