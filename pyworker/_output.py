@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
@@ -80,7 +80,25 @@ def rate_of(row: Mapping[str, Any]) -> str:
         return ""
     used = "" if row["rate_used"] is None else f"{row['rate_used']} of "
     rest = f", next {row['rate_free_at']:%H:%M:%S}" if row["rate_free_at"] else ""
-    return f"{used}{row['rate_limit']} in {row['rate_period']}{rest}"
+    return f"{used}{row['rate_limit']} in {period_of(row['rate_period'])}{rest}"
+
+
+def period_of(span: timedelta) -> str:
+    """A span of time as people write it, exactly, and as PostgreSQL reads it: 1 h 30 min."""
+    seconds, words = abs(span), list[str]()
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        whole, seconds = divmod(seconds, timedelta(seconds=size))
+        if whole:
+            words.append(f"{whole} {unit}")
+    if not words and timedelta(0) < seconds < timedelta(seconds=1):
+        words.append(f"{_plain(seconds / timedelta(milliseconds=1))} ms")
+    elif not words or seconds:
+        words.append(f"{_plain(seconds.total_seconds())} s")
+    return ("-" if span < timedelta(0) else "") + " ".join(words)
+
+
+def _plain(number: float) -> str:
+    return f"{number:.6f}".rstrip("0").rstrip(".")
 
 
 def say(text: str, err: bool = False) -> None:

@@ -9,6 +9,8 @@ from typing import Any, cast
 
 from markupsafe import Markup
 
+from .._output import period_of
+
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -32,6 +34,11 @@ def span(seconds: float | None) -> str:
             rest = whole % size // smaller if whole < 10 * size else 0
             return f"{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
     return f"{whole} s"
+
+
+def period(span: timedelta | str | None) -> str:
+    """The period of a rate; what a form gave stays as it is."""
+    return period_of(span) if isinstance(span, timedelta) else span or ""
 
 
 def ago(at: datetime | str | None, now: datetime) -> str:

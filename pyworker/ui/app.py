@@ -84,7 +84,7 @@ class Dashboard(Actions):
             undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self.templates.filters.update(
-            span=_show.span, size=_show.size, pretty=_show.pretty, number=_show.number,
+            span=_show.span, period=_show.period, size=_show.size, pretty=_show.pretty, number=_show.number,
             sequence_name=_show.sequence_name,
             last_line=lambda text: _output.text_of(text).plain,
         )  # fmt: skip

@@ -187,6 +187,31 @@ exception when data_exception then
 end;
 $$;
 
+-- A span of time as people write it, exactly, and as PostgreSQL reads it: 1 h 30 min.
+create or replace function _words_of(span interval) returns text
+    language plpgsql immutable set search_path from current
+as $$
+declare
+    v_left numeric := abs(extract(epoch from span));
+    v_words text[] := '{}';
+    v_size integer;
+    v_unit text;
+begin
+    for v_size, v_unit in values (86400, 'd'), (3600, 'h'), (60, 'min') loop
+        if v_left >= v_size then
+            v_words := v_words || concat(div(v_left, v_size), ' ', v_unit);
+            v_left := mod(v_left, v_size);
+        end if;
+    end loop;
+    if v_words = '{}' and v_left < 1 and v_left > 0 then
+        v_words := array[trim_scale(v_left * 1000) || ' ms'];
+    elsif v_words = '{}' or v_left > 0 then
+        v_words := v_words || (trim_scale(v_left) || ' s');
+    end if;
+    return case when span < interval '0' then '-' else '' end || array_to_string(v_words, ' ');
+end;
+$$;
+
 -- The running jobs of these workers, found by their rows in claims: the cost grows with the number
 -- of these jobs, not with the number of waiting jobs.
 create or replace function _held_by(worker_ids bigint[]) returns bigint[]

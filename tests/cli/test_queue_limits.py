@@ -28,10 +28,25 @@ def test_a_rate_and_turns_are_set_and_shown(call: Any, db: Any, worker: int) -> 
     assert queue(call, "t:*")["fair"] is True
     header, *rows = call("queues").splitlines()
     assert header.split()[-2:] == ["fair", "rate"]
-    assert "2 of 2 in 1:00:00, next " in rows[0]
-    assert "10 in 0:00:30" in rows[1]
+    assert "2 of 2 in 1 h, next " in rows[0]
+    assert "10 in 30 s" in rows[1]
     assert call("queues", "set", "mail", "4") == "queue mail: concurrency 4\n"
     assert queue(call, "mail")["rate_limit"] is None
+
+
+@pytest.mark.parametrize(
+    ("period", "shown"),
+    [("60 s", "1 min"), ("5400 s", "1 h 30 min"), ("1 day 1 s", "1 d 1 s"), ("0.25 s", "250 ms"),
+     ("61.5 s", "1 min 1.5 s"), ("1 us", "0.001 ms"), ("400 days", "400 d")],
+)  # fmt: skip
+def test_a_period_is_shown_alike_by_sql_and_commands_and_is_read_back_as_it_was(
+    call: Any, db: Any, period: str, shown: str
+) -> None:
+    db.execute("select pyworker.set_queue('q', 1, 10, %s::interval)", [period])
+    assert call("queues").rstrip().endswith(f" 0 of 10 in {shown}")
+    sql = db.execute("select pyworker.action_sql('set_queue', 'q', '{\"concurrency\": 2}')").fetchone()[0]
+    assert sql == f"select pyworker.set_queue('q', 2, 10, '{shown}')"
+    assert db.execute("select %s::interval = %s::interval", [shown, period]).fetchone() == (True,)
 
 
 @pytest.mark.parametrize("rate", ["10", "/m", "a/m", "10/", "1.5/m", "-1/m", "10/-1m", "10/1m 2s"])

@@ -143,9 +143,9 @@ def test_an_action_that_changes_nothing_says_so(api, worker, one_of_each):
     assert outcome("set_queue", "q", '{"concurrency": 7}') == (True, "concurrency 7")
     assert outcome("set_queue", "q", '{"concurrency": null}') == (True, "no limit")
     rate = '{"rate_limit": "10", "rate_period": "1 min"}'
-    assert outcome("set_queue", "q", rate) == (True, "no limit, at most 10 in 00:01:00")
-    assert outcome("set_queue", "q", '{"concurrency": 3}') == (True, "concurrency 3, at most 10 in 00:01:00")
-    call = "select pyworker.set_queue('q', 4, 10, '00:01:00')"
+    assert outcome("set_queue", "q", rate) == (True, "no limit, at most 10 in 1 min")
+    assert outcome("set_queue", "q", '{"concurrency": 3}') == (True, "concurrency 3, at most 10 in 1 min")
+    call = "select pyworker.set_queue('q', 4, 10, '1 min')"
     assert api.value("select pyworker.action_sql('set_queue', 'q', '{\"concurrency\": 4}')") == call
     assert outcome("set_queue", "q", '{"rate_limit": null}') == (True, "concurrency 3")
     assert outcome("set_queue", "c:*", '{"fair": true}') == (True, "concurrency 1, fair")

@@ -92,8 +92,8 @@ def test_an_undo_says_how_many_it_could_not_undo_and_why(page, site, queue, work
     page.get_by_role("button", name="Undo").click()
     told = page.get_by_role("status")
     told.get_by_text("Undo retry: 2 undone, 2 could not be undone").wait_for()
-    assert f"1 × it has run since ({ran.id})" in told.inner_text()
-    assert f"1 × the job is gone ({job.id})" in told.inner_text()
+    assert f"it has run since ({ran.id})" in told.inner_text()
+    assert f"the job is gone ({job.id})" in told.inner_text()
     assert queue.rows("select count(*) from pyworker.history") == [(2,)]
 
 
@@ -156,11 +156,11 @@ def test_the_limits_of_a_queue_are_set_and_taken_away(page, site, queue):
     page.get_by_label("Rate of q").fill("10")
     page.get_by_label("Period for q").fill("1 min")
     told = confirmed(page, page.get_by_role("button", name="Set"), "set limits")
-    assert "concurrency 12, at most 10 in 00:01:00" in told
+    assert "concurrency 12, at most 10 in 1 min" in told
     assert queue.rows(limits) == [(12, 10, "00:01:00")]
     page.get_by_label("Concurrency of q").fill("")
     told = confirmed(page, page.get_by_role("button", name="Set"), "set limits")
-    assert "no limit, at most 10 in 00:01:00" in told
+    assert "no limit, at most 10 in 1 min" in told
     page.get_by_label("Rate of q").fill("")
     assert "no limit" in confirmed(page, page.get_by_role("button", name="Set"), "set limits")
     assert queue.rows(limits) == [(None, None, None)]

@@ -81,7 +81,7 @@ declare
 begin
     return format('set_queue(%L, %s', queue_name, coalesce(v_limits.concurrency::text, 'null'))
         || case when v_limits.rate_limit is null then ''
-                else format(', %s, %L', v_limits.rate_limit, v_limits.rate_period) end
+                else format(', %s, %L', v_limits.rate_limit, _words_of(v_limits.rate_period)) end
         || case when v_limits.fair then ', fair => true)' else ')' end;
 end;
 $$;
@@ -133,7 +133,7 @@ begin
         queue_name, v_limits.concurrency, v_limits.rate_limit, v_limits.rate_period, v_limits.fair);
     return coalesce('concurrency ' || v_limits.concurrency, 'no limit')
         || case when v_limits.rate_limit is null then ''
-                else format(', at most %s in %s', v_limits.rate_limit, v_limits.rate_period) end
+                else format(', at most %s in %s', v_limits.rate_limit, _words_of(v_limits.rate_period)) end
         || case when v_limits.fair then ', fair' else '' end;
 end;
 $$;
