@@ -1,4 +1,4 @@
-"""undo_actions of a retry against a worker that claims the job: either the job has its old end, or it runs."""
+"""undo_actions of a retry against a worker that claims the job: it has its old end, or it runs."""
 
 from __future__ import annotations
 
