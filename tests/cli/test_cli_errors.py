@@ -116,7 +116,7 @@ def test_a_refusal_is_one_line(cli: Any, db: Any, dsn: str, arguments: list[str]
         (["add", "t", "--meta", "{"], "--meta is not JSON"),
         (["add"], "Missing argument 'TASK'"),
         (["jobs", "--state", "lost"], "'lost' is not one of 'scheduled'"),
-        (["jobs", "x"], "'x' is not a valid integer"),
+        (["jobs", "x"], "'x' is not an integer"),
         (["jobs", "99999999999999999999"], "99999999999999999999 is not in the range"),
         (["retry", "0"], "0 is not in the range"),
         (["jobs", "--limit", "0"], "0 is not in the range x>=1"),
@@ -271,3 +271,33 @@ def test_what_is_no_time_is_refused_with_its_option(
     done = cli("add", "t", option, "soon", *keyed, DATABASE_URL=fresh_dsn)
     one_line(done, f"{option}: invalid input syntax for type", '"soon"')
     assert fresh.execute("select id from pyworker.jobs").fetchall() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["add", "t", "--depends-on", "x"], "'--depends-on': 'x' is not an integer."),
+        (["add", "t", "--priority", "1.5"], "'--priority': '1.5' is not an integer."),
+        (["run", "m", "--stuck-after", "1m"], "'--stuck-after': '1m' is not a number."),
+        (["run", "m", "-c", "0"], "'--concurrency' / '-c': 0 is not in the range 1<=x<=1000."),
+        (["queues", "set", "q", "--rate", "x"], "'--rate': 'x' is no rate: write it like 10/1m"),
+        (["queues", "set", "q", "ten"], "'CONCURRENCY': 'ten' is not an integer."),
+        (["jobs", "x"], "'JOB_ID': 'x' is not an integer."),
+        (["retry", "1", "0"], "'JOB_IDS...': 0 is not in the range"),
+        (["replay"], "Missing argument 'JOB_ID'."),
+        (["jobs", "--state", "done"], "'--state': 'done' is not one of 'scheduled'"),
+    ],
+)  # fmt: skip
+def test_a_bad_value_is_refused_by_the_name_of_its_option_or_argument_alone(
+    cli: Any, arguments: list[str], words: str
+) -> None:
+    done = cli(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert "PYWORKER_" not in done.stderr
+
+
+def test_a_bad_value_of_a_variable_is_refused_by_the_name_of_its_option_and_the_variable(cli: Any) -> None:
+    done = cli("add", "t", PYWORKER_ADD_PRIORITY="high")
+    assert done.returncode == 2
+    assert "'--priority' (from the variable PYWORKER_ADD_PRIORITY): 'high' is not an integer." in done.stderr
