@@ -16,12 +16,9 @@ from .._distribution import DISTRIBUTION
 from .._output import open_streams, unwritten
 from .._runner.config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER
 from ..errors import PyworkerError, SchemaVersionError, sqlstate_of
+from . import usage
 from .doctor import EXIT_UNKNOWN
 from .options import CliError
-
-_NUMBERS = {
-    "integer": "an integer", "integer range": "an integer", "float": "a number", "float range": "a number",
-}  # fmt: skip
 
 
 class Gone(Exception):
@@ -53,8 +50,8 @@ class Group(click.Group):
     def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except click.BadParameter as error:
-            _reword(error)
+        except click.UsageError as error:
+            usage.reword(error)
             raise
         except SchemaVersionError as error:
             codes = {"older": EXIT_DATABASE_OLDER, "newer": EXIT_DATABASE_NEWER}
@@ -69,23 +66,6 @@ class Group(click.Group):
             raise CliError(f"an argument is not UTF-8: {error.object!a}") from error
         except BrokenPipeError as error:
             raise Gone from error  # click would report an error
-
-
-def _reword(error: click.BadParameter) -> None:
-    """click names the variable of each option, which we do only if the bad value came from there."""
-    given = error.param
-    for words, better in _NUMBERS.items():
-        error.message = error.message.replace(f"is not a valid {words}.", f"is not {better}.")
-    if given is None or error.param_hint is not None:
-        return
-    if isinstance(given, click.Option):
-        hint = click.Parameter.get_error_hint(given, error.ctx)
-    else:
-        hint = given.get_error_hint(error.ctx).replace("[", "").replace("]", "")
-    source = error.ctx.get_parameter_source(str(given.name)) if error.ctx else None
-    if source is click.core.ParameterSource.ENVIRONMENT:
-        hint += f" (from the variable {given.envvar})"
-    error.param_hint = hint
 
 
 def _with_hint(error: PyworkerError) -> str:

@@ -67,3 +67,21 @@ def test_what_only_the_database_can_refuse_it_does(cli: Any, dsn: str, db: Any, 
 @pytest.mark.parametrize("words", [[], ["3", "--no-limit"]])
 def test_set_needs_a_limit_and_no_contradiction(cli: Any, dsn: str, db: Any, words: list[str]) -> None:
     assert cli("queues", "set", "q", *words, DATABASE_URL=dsn).returncode == 2
+
+
+def test_a_queue_that_was_not_paused_or_is_not_there_is_not_said_to_be_resumed(
+    cli: Any, call: Any, db: Any, dsn: str
+) -> None:
+    call("queues", "set", "mail", "2")
+    call("queues", "pause", "mail")
+    assert call("queues", "resume", "mail") == "queue mail resumed\n"
+    assert call("queues", "resume", "mail") == "queue mail was not paused\n"
+    done = cli("queues", "resume", "mial", DATABASE_URL=dsn)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("pyworker: no queue mial has jobs or a limit, or is paused")
+
+
+def test_a_unit_that_is_none_is_refused_by_the_name_of_the_option(cli: Any, db: Any, dsn: str) -> None:
+    done = cli("queues", "set", "q", "--rate", "10/parsec", DATABASE_URL=dsn)
+    assert done.returncode == 1
+    assert done.stderr == 'pyworker: --rate: invalid input syntax for type interval: "1 parsec"\n'
