@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -53,16 +53,16 @@ def _command(group: click.Command | None, word: str) -> str | None:
 
 def _suggest(error: click.UsageError, advice: str | None) -> None:
     if advice:
-        changed: Any = error
+        changed: Any = error  # what click declares as final
         changed.possibilities = None
-        error.message = f"{error.message} {advice}"
+        changed.message = f"{error.message} {advice}"
 
 
 def _bad_value(error: click.BadParameter) -> None:
     """click names the variable of each option, which we do only if the bad value came from there."""
-    given = error.param
+    given, changed = error.param, cast("Any", error)
     for words, better in _NUMBERS.items():
-        error.message = error.message.replace(f"is not a valid {words}.", f"is not {better}.")
+        changed.message = error.message.replace(f"is not a valid {words}.", f"is not {better}.")
     if given is None or error.param_hint is not None:
         return
     if isinstance(given, click.Option):
