@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, cast
@@ -103,6 +104,21 @@ def sequence_name(key: str) -> str:
         return key
     words = " · ".join(_words(value))
     return words or key
+
+
+def told(outcome: str) -> str:
+    """The outcome of an action without the name of the function that refused it."""
+    return re.sub(r"^\w+: ", "", outcome)
+
+
+def origin(text: str) -> str:
+    """Where a schedule was declared: 'sql', 'crontab:NAME' or 'code:MODULE'."""
+    kind, _, name = text.partition(":")
+    return {
+        "sql": "added by SQL",
+        "crontab": f"from the crontab {name}",
+        "code": f"from the code of {name}",
+    }.get(kind, text)
 
 
 def _words(value: Any) -> list[str]:

@@ -85,7 +85,7 @@ class Dashboard(Actions):
         )  # fmt: skip
         self.templates.filters.update(
             span=_show.span, period=_show.period, size=_show.size, pretty=_show.pretty, number=_show.number,
-            sequence_name=_show.sequence_name,
+            sequence_name=_show.sequence_name, origin=_show.origin, told=_show.told,
             last_line=lambda text: _output.text_of(text).plain,
         )  # fmt: skip
         cast("dict[str, Any]", self.templates.globals).update(
@@ -113,7 +113,7 @@ class Dashboard(Actions):
         chosen = request.query_params.get("range", "1h")
         if chosen not in _plots.RANGES:
             raise Problem(400, "No such range", f"range must be one of {', '.join(_plots.RANGES)}.")
-        _, minutes, step = _plots.RANGES[chosen]
+        _, minutes, step, _ = _plots.RANGES[chosen]
         with self.database() as db:
             whole, problems = db.overview(), db.problems()
             rows, workers = db.throughput(minutes, step), db.list_workers()
