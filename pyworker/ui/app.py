@@ -199,6 +199,7 @@ class Dashboard(Actions):
                 dict(zip(names, row, strict=True)) for row in db.job_errors(job_id)
             ]
             graph, statements = db.job_graph(job_id), db.job_actions(job_id)
+            began = job.locked_at or (db.last_claim(job_id) if job.finished_at else None)
             steps, signals, log = db.get_steps(job_id), db.job_signals(job_id), db.job_log(job_id)
             try:
                 reasons = db.explain_job(job_id)
@@ -207,7 +208,7 @@ class Dashboard(Actions):
         return self.page(
             request, "job.html", now=now, job=job, errors=errors[::-1], reasons=reasons,
             life=_life.events(job, errors), statements=statements,
-            ran=_show.seconds_between(job.locked_at, job.finished_at or (now if job.locked_at else None)),
+            ran=_show.seconds_between(began, job.finished_at or now),
             graph=_graph.drawn(job, graph, f"{request.scope.get('root_path', '').rstrip('/')}/jobs/"),
             steps=steps, signals=signals, log=log, show_payloads=self.show_payloads, every=5,
         )  # fmt: skip

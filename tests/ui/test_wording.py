@@ -23,9 +23,9 @@ def test_a_schedule_says_where_it_was_declared(client, queue):
         queue.rows("select pyworker.declare_schedules(array[%s], %s)", [origin, item % name])
     page = words(client, "/schedules")
     for line in (
-        "by hand added by SQL",
-        "of code from the code of shop.tasks",
-        "of a file from the crontab prod",
+        "added by SQL",
+        "from the code of shop.tasks",
+        "from the crontab prod",
     ):
         assert line in page
 
