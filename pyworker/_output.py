@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -30,6 +31,7 @@ STYLES = {
 }
 
 
+UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 FULL = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -83,10 +85,26 @@ def rate_of(row: Mapping[str, Any]) -> str:
     return f"{used}{row['rate_limit']} in {period_of(row['rate_period'])}{rest}"
 
 
-def period_of(span: timedelta) -> str:
-    """A span of time as people write it, exactly, and as PostgreSQL reads it: 1 h 30 min."""
-    seconds, words = abs(span), list[str]()
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+def span(seconds: float | None) -> str:
+    """How long something took or is ago, roughly: 5400 → '1 h 30 min'."""
+    if seconds is None:
+        return "—"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{round(seconds, 1):g} s"
+    whole = int(seconds)
+    for (size, unit), (smaller, name) in pairwise(UNITS):
+        if whole >= size:
+            rest = whole % size // smaller if whole < 10 * size else 0
+            return f"{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
+    return f"{whole} s"
+
+
+def period_of(time: timedelta) -> str:
+    """A setting, exactly, and as PostgreSQL reads it: '1 h 30 min'."""
+    seconds, words = abs(time), list[str]()
+    for size, unit in UNITS[:-1]:
         whole, seconds = divmod(seconds, timedelta(seconds=size))
         if whole:
             words.append(f"{whole} {unit}")
@@ -94,7 +112,7 @@ def period_of(span: timedelta) -> str:
         words.append(f"{_plain(seconds / timedelta(milliseconds=1))} ms")
     elif not words or seconds:
         words.append(f"{_plain(seconds.total_seconds())} s")
-    return ("-" if span < timedelta(0) else "") + " ".join(words)
+    return ("-" if time < timedelta(0) else "") + " ".join(words)
 
 
 def _plain(number: float) -> str:

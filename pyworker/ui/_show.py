@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import Any, cast
 
 from markupsafe import Markup
 
-from .._output import period_of
-
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+from .._output import period_of, span
 
 
 def utc(at: datetime | str | None) -> datetime | None:
@@ -21,25 +18,9 @@ def utc(at: datetime | str | None) -> datetime | None:
     return at.astimezone(UTC) if at else None
 
 
-def span(seconds: float | None) -> str:
-    """5400 → '1 h 30 min'."""
-    if seconds is None:
-        return "—"
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 10:
-        return f"{round(seconds, 1):g} s"
-    whole = int(seconds)
-    for (size, unit), (smaller, name) in pairwise(_UNITS):
-        if whole >= size:
-            rest = whole % size // smaller if whole < 10 * size else 0
-            return f"{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
-    return f"{whole} s"
-
-
-def period(span: timedelta | str | None) -> str:
+def period(time: timedelta | str | None) -> str:
     """The period of a rate; what a form gave stays as it is."""
-    return period_of(span) if isinstance(span, timedelta) else span or ""
+    return period_of(time) if isinstance(time, timedelta) else time or ""
 
 
 def ago(at: datetime | str | None, now: datetime) -> str:
