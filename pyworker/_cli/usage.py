@@ -23,7 +23,7 @@ _OPTIONS = {
     "--queues": "--queue", "--loglevel": "--log-level", "--in": "--delay", "--countdown": "--delay",
     "--at": "--run-at", "--eta": "--run-at", "--retries": "--max-attempts", "--job-key": "--key",
 }  # fmt: skip
-_SCHEDULE = "SELECT pyworker.add_schedule(name, cron, task) adds one, and so does @cron in Python"
+_SCHEDULE = "To add one: SELECT pyworker.add_schedule(name, cron, task), or @cron in Python"
 _NUMBERS = {
     "integer": "an integer", "integer range": "an integer", "float": "a number", "float range": "a number",
 }  # fmt: skip

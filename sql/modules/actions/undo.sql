@@ -194,7 +194,8 @@ begin
     end loop;
     with refused as (
         insert into audit_log (at, actor, db_role, action, target, ok, outcome)
-        select clock(), undo_actions.actor, session_user, _undoing(d.action), d.target, false, _undo_problem(d)
+        select clock(), undo_actions.actor, session_user, _undoing(d.action), d.target, false,
+               _undo_problem(d)
         from unnest(v_done) d where _undo_problem(d) is not null order by d.id
         returning audit_log.target, audit_log.ok, audit_log.outcome)
     select v_rows || coalesce(jsonb_agg(to_jsonb(r)), '[]') into v_rows from refused r;
