@@ -314,7 +314,7 @@ def test_a_bad_value_of_a_variable_is_refused_by_the_name_of_its_option_and_the_
         (["jbos"], "Did you mean 'jobs'?"),
         (["queues", "list"], "No such command 'list'. To list them: pyworker queues"),
         (["tasks", "ls"], "To list them: pyworker tasks"),
-        (["schedules", "add"], "To add one: SELECT pyworker.add_schedule(name, cron, task), or @cron in Python"),
+        (["schedules", "add"], "To add one: SELECT pyworker.add_schedule(name, cron, task)"),
         (["queues", "resmue", "q"], "No such command 'resmue'. Did you mean 'resume'?"),
         (["run", "m", "--workers", "5"], "No such option '--workers'. Did you mean '--processes'?"),
         (["add", "t", "--in", "5m"], "No such option '--in'. Did you mean '--delay'?"),
