@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Unpack, cast, overload
 
 from ._arguments import AddOptions, JobSpec, On, TaskLike
 from ._db import queue
-from ._db.drivers import AsyncConnection, Rows, SyncConnection, query
+from ._db.drivers import AsyncConnection, Rows, SyncConnection, not_a_connection, query
 from ._db.rows import JobRow, job_row
 
 
@@ -80,6 +80,8 @@ def add_job(
     run_at. schema: where pyworker is installed, by default $PYWORKER_SCHEMA or "pyworker". Returns the
     job. Raises InvalidArgument and other PyworkerErrors.
     """
+    if isinstance(conn, str):  # a call that begins with the task, as elsewhere
+        raise not_a_connection("add_job", conn)
     call = queue.add_job_call(schema or default_schema(), *job_of(identifier, payload, cast("Any", options)))
     return query("add_job", conn, call, _one)
 

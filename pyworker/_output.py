@@ -8,7 +8,8 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -30,6 +31,7 @@ STYLES = {
 }
 
 
+UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 FULL = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -80,7 +82,41 @@ def rate_of(row: Mapping[str, Any]) -> str:
         return ""
     used = "" if row["rate_used"] is None else f"{row['rate_used']} of "
     rest = f", next {row['rate_free_at']:%H:%M:%S}" if row["rate_free_at"] else ""
-    return f"{used}{row['rate_limit']} in {row['rate_period']}{rest}"
+    return f"{used}{row['rate_limit']} in {period_of(row['rate_period'])}{rest}"
+
+
+def span(seconds: float | None) -> str:
+    """How long something took or is ago, roughly: 5400 → '1 h 30 min'."""
+    if seconds is None:
+        return "—"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{round(seconds, 1):g} s"
+    whole = int(seconds)
+    for (size, unit), (smaller, name) in pairwise(UNITS):
+        if whole >= size:
+            rest = whole % size // smaller if whole < 10 * size else 0
+            return f"{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
+    return f"{whole} s"
+
+
+def period_of(time: timedelta) -> str:
+    """A setting, exactly, and as PostgreSQL reads it: '1 h 30 min'."""
+    seconds, words = abs(time), list[str]()
+    for size, unit in UNITS[:-1]:
+        whole, seconds = divmod(seconds, timedelta(seconds=size))
+        if whole:
+            words.append(f"{whole} {unit}")
+    if not words and timedelta(0) < seconds < timedelta(seconds=1):
+        words.append(f"{_plain(seconds / timedelta(milliseconds=1))} ms")
+    elif not words or seconds:
+        words.append(f"{_plain(seconds.total_seconds())} s")
+    return ("-" if time < timedelta(0) else "") + " ".join(words)
+
+
+def _plain(number: float) -> str:
+    return f"{number:.6f}".rstrip("0").rstrip(".")
 
 
 def say(text: str, err: bool = False) -> None:

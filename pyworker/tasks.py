@@ -314,12 +314,20 @@ def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:
             if missing and (name == missing or name.startswith(missing + ".")):
                 raise TaskError(
                     f"there is no module {name!r} to load tasks from"
-                    " (looked in the current directory and in Python's path)"
+                    f" (looked in the current directory and in Python's path){_advice(name)}"
                 ) from None
+            if name.startswith("."):
+                raise TaskError(f"{name!r} is not the name of a module{_advice(name)}") from None
             raise TaskError(f"module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not _registry:
         raise TaskError(f"no function with @task was found in {', '.join(modules)}")
     return registered()
+
+
+def _advice(name: str) -> str:
+    """For the name of a file, or of a function in a module, as other queues take it."""
+    module = name.partition(":")[0].removeprefix("./").removesuffix(".py").replace("/", ".").lstrip(".")
+    return f": write {module}" if module and module != name else ""
 
 
 def registered() -> dict[str, Task[..., Any]]:

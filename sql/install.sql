@@ -103,6 +103,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/pages/problems.sql
 \ir modules/actions/actions.sql
 \ir modules/actions/bulk.sql
+\ir modules/actions/undo.sql
 \ir modules/monitoring/health.sql
 \ir modules/monitoring/activity.sql
 \ir modules/monitoring/metrics.sql

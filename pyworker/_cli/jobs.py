@@ -129,7 +129,8 @@ def _parsed(name: str, text: str) -> JsonText:
     try:
         json.loads(text, parse_int=str, parse_constant=_refuse)
     except ValueError as error:
-        raise click.UsageError(f"{name} is not JSON: {error}") from error
+        example = """, such as '{"to": "ada@example.org"}'""" if name == "PAYLOAD" else ""
+        raise click.UsageError(f"{name} is not JSON{example}: {error}") from error
     return JsonText(text)
 
 

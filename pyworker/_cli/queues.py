@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import click
+import psycopg
 
-from .._db.database import Database
 from .._output import print_json, print_table, rate_of, say
-from .options import CliError, as_json, database, part_of_group, reads, verb
+from .options import CliError, as_json, database, part_of_group, reads
 
 
 @click.group(invoke_without_command=True)
@@ -77,7 +77,10 @@ def set_queue(
     if concurrency is None and not (no_limit or rate or fair):
         raise click.UsageError("name a number, --no-limit, --rate or --fair")
     with database(*where) as db:
-        db.set_queue(queue, concurrency, rate, fair)
+        try:
+            db.set_queue(queue, concurrency, rate, fair)
+        except psycopg.DataError as error:
+            raise CliError(f"--rate: {error.diag.message_primary}") from error
     limits = [
         "no limit" if concurrency is None else f"concurrency {concurrency}",
         *([f"at most {rate[0]} starts in any {rate[1]}"] if rate else []),
@@ -103,7 +106,17 @@ def pause_queue(where: tuple[str, str], queue: str, create: bool) -> None:
     say(f"queue {queue} is paused")
 
 
-verb(queues, "resume", Database.resume_queue, "resumed", "Resume a paused QUEUE.")
+@queues.command("resume")
+@click.argument("queue")
+@part_of_group
+def resume_queue(where: tuple[str, str], queue: str) -> None:
+    """Resume a paused QUEUE."""
+    with database(*where) as db:
+        known, paused = db.has_queue(queue), db.is_paused(queue)
+        db.resume_queue(queue)
+        if not known:
+            raise CliError(f"no queue {queue} has jobs or a limit, or is paused (pyworker queues lists them)")
+    say(f"queue {queue} {'resumed' if paused else 'was not paused'}")
 
 
 @click.group(invoke_without_command=True)

@@ -16,6 +16,7 @@ from .._distribution import DISTRIBUTION
 from .._output import open_streams, unwritten
 from .._runner.config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER
 from ..errors import PyworkerError, SchemaVersionError, sqlstate_of
+from . import usage
 from .doctor import EXIT_UNKNOWN
 from .options import CliError
 
@@ -49,6 +50,9 @@ class Group(click.Group):
     def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            usage.reword(error)
+            raise
         except SchemaVersionError as error:
             codes = {"older": EXIT_DATABASE_OLDER, "newer": EXIT_DATABASE_NEWER}
             raise CliError(_with_hint(error), codes.get(error.detail or "", 1)) from error

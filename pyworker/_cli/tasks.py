@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from .. import tasks as _tasks
-from .._output import print_json, print_table
+from .._output import period_of, print_json, print_table
 from ..errors import TaskError
 from .options import CliError, as_json, database, part_of_group, reads
 
@@ -68,7 +68,7 @@ def _show(rows: list[dict[str, Any]], machine: bool, nothing: str) -> None:
     shown: list[dict[str, Any]] = []
     for row in rows:
         options = {
-            name: value
+            name: period_of(value) if isinstance(value, timedelta) else value
             for name, value in row.items()
             if name not in ("identifier", "updated_at") and value is not None
         }

@@ -31,6 +31,10 @@ class Admin(Base):
         known = f"select from {self._s}.queue_stats q where q.queue_name = %s"
         return bool(self._rows(f"select exists ({known})", [queue_name])[0][0])
 
+    def is_paused(self, queue_name: str) -> bool:
+        paused = f"select from {self._s}.queue_stats q where q.queue_name = %s and q.paused"
+        return bool(self._rows(f"select exists ({paused})", [queue_name])[0][0])
+
     def job_errors(self, job_id: int) -> list[tuple[Any, ...]]:
         return self._rows(f"select run, at, worker, error from {self._s}.job_errors(%s)", [job_id])  # noqa: S608
 

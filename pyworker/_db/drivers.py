@@ -97,7 +97,11 @@ def query(
             return answer(_of_cursor(cursor, text, parameters))
     lends = hasattr(conn, "acquire") or (hasattr(conn, "getconn") and hasattr(conn, "connection"))
     advice = ": take a connection from the pool, and call it in its transaction" if lends else ""
-    raise TypeError(
+    raise not_a_connection(verb, conn, advice)
+
+
+def not_a_connection(verb: str, conn: object, advice: str = "") -> TypeError:
+    return TypeError(
         f"{verb}: conn must be a connection, cursor or session of psycopg, asyncpg, psycopg2, SQLAlchemy"
         f" or Django, got {type(conn).__name__}{advice}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -90,6 +91,11 @@ class Pages(Base):
             if len(found) == limit or (more is None and len(rows) < size):
                 return found
             after = more or rows[-1]["id"]
+
+    def last_claim(self, job_id: int) -> datetime | None:
+        """When the last run of a job began that is in history."""
+        rows = self._dicts("locked_at", "history where id = %s", job_id)
+        return rows[0]["locked_at"] if rows else None
 
     def jobs_waiting_for(self, job_id: int, limit: int) -> list[dict[str, Any]]:
         """The newest jobs that wait for the end of this one."""

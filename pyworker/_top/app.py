@@ -20,9 +20,9 @@ from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, Tab
 from .._db.connect import connect, first_line
 from .._db.database import Database
 from .._escape import shown
-from .._output import STATES, STYLES
+from .._output import STATES, STYLES, span
 from ..errors import PyworkerError
-from .pages import PAGES, ROWS, Page, Row, cell, filters, lately, packed, span
+from .pages import PAGES, ROWS, Page, Row, cell, filters, lately, packed
 from .screens import EVERY, Ask, JobPage
 
 T = TypeVar("T")
@@ -215,6 +215,8 @@ class Top(App[None]):
             return False
         if action == "act":
             return parameters[0] in PAGES[self.page].keys if self.ready else True
+        if action == "open":
+            return PAGES[self.page].job is not None if self.ready else True
         if action in ("filter", "older", "newest"):
             return self.page == "jobs" if self.ready else True
         return True
@@ -252,8 +254,8 @@ class Top(App[None]):
 
     def action_open(self) -> None:
         if row := self._row():
-            job_id = PAGES[self.page].job(row)
-            if job_id:
+            job_of = PAGES[self.page].job
+            if job_of and (job_id := job_of(row)):
                 self.push_screen(JobPage(job_id, self.ask, self.ask_back))
 
     def _row(self) -> Row | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from rich.text import Text
 
 from .._db.database import Database
-from .._output import STYLES, rate_of, text_of
+from .._output import STYLES, rate_of, span, text_of
 
 Row = dict[str, Any]
 
@@ -34,7 +35,7 @@ class Page:
     key: str
     columns: Mapping[str, Callable[[Row], Any]]
     keys: Mapping[str, Callable[[Row], str]]
-    job: Callable[[Row], Any] = lambda _: None  # the job that Enter shows
+    job: Callable[[Row], Any] | None = None  # the job that Enter shows
     what: str = ""
 
 
@@ -60,7 +61,7 @@ def _load(used: str, most: str, unlimited: str) -> Callable[[Row], str]:
 
 
 def _seconds(name: str) -> Callable[[Row], str]:
-    return lambda row: duration(row[name])
+    return lambda row: "" if row[name] is None else span(row[name])
 
 
 def _mega(size: Any) -> str:
@@ -130,11 +131,19 @@ PAGES = {
 
 
 def cell(value: Any, row: Row) -> Text:
-    text = text_of(value)
+    text = Text(_short(value)) if isinstance(value, datetime) else text_of(value)
     text.truncate(60, overflow="ellipsis")
     if style := STYLES.get(str(row.get("state")), "red" if row.get("halted_by") else ""):
         text.stylize(style)
     return text
+
+
+def _short(at: datetime) -> str:
+    """A time of today as 18:00:00, another one as 12-24 18:00, so that a row fits on 80 columns."""
+    local, now = at.astimezone(), datetime.now().astimezone()
+    if local.date() == now.date():
+        return f"{local:%H:%M:%S}"
+    return f"{local:%m-%d %H:%M}" if local.year == now.year else f"{local:%Y-%m-%d}"
 
 
 def lately(db: Database) -> Row:
@@ -160,25 +169,6 @@ def packed(parts: Sequence[Text], width: int) -> Text:
         text.append_text(part)
         used += len(part)
     return text
-
-
-def duration(seconds: float | None) -> str:
-    """1.25 → '1.25 s', 90 → '1:30'."""
-    if seconds is None:
-        return ""
-    return (
-        f"{seconds * 1000:.0f} ms"
-        if seconds < 1
-        else f"{seconds:.3g} s"
-        if seconds < 60
-        else span(int(seconds))
-    )
-
-
-def span(seconds: int) -> str:
-    minutes, seconds = divmod(max(seconds, 0), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def filters(text: str) -> dict[str, Any]:

@@ -52,10 +52,8 @@ ACTIONS: dict[str, tuple[str, str, bool]] = {
     "undo": ("Undo", "Takes the last actions back, as far as that is possible.", False),
 }
 # Actions that only undo_actions performs: their names for the notice and the audit.
-LABELS = {name: label for name, (label, _, _) in ACTIONS.items()} | {
-    "restore": "Undo cancel",
-    "undo_retry": "Undo retry",
-}
+UNDOS = {"restore": "Undo cancel", "undo_retry": "Undo retry", "undo": "Undo"}
+LABELS = {name: label for name, (label, _, _) in ACTIONS.items()} | UNDOS
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ from markupsafe import Markup
 
 from ._show import number, span
 
-WIDTH, HEIGHT, TOP, LEFT, FOOT = 720, 220, 12, 72, 24
+WIDTH, HEIGHT, TOP, LEFT, FOOT = 720, 220, 12, 84, 24
 INNER, FLOOR = WIDTH - LEFT - 4, HEIGHT - FOOT
 Row = Mapping[str, Any]
 
-# The ranges to choose from: their names, minutes, and minutes of a step.
+# The ranges to choose from: their names, minutes, minutes of a step, and the words after "in the last".
 RANGES = {
-    "15m": ("15 min", 15, 1),
-    "1h": ("1 h", 60, 1),
-    "24h": ("24 h", 1440, 15),
-    "7d": ("7 d", 10080, 120),
+    "15m": ("15 min", 15, 1, "15 minutes"),
+    "1h": ("1 h", 60, 1, "hour"),
+    "24h": ("24 h", 1440, 15, "24 hours"),
+    "7d": ("7 d", 10080, 120, "7 days"),
 }
 _SECONDS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400)  # the lines of the scale of times
 _KINDS = ("completed", "cancelled", "failed")

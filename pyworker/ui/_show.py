@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import Any, cast
 
 from markupsafe import Markup
 
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+from .._output import period_of, span
 
 
 def utc(at: datetime | str | None) -> datetime | None:
@@ -18,20 +18,9 @@ def utc(at: datetime | str | None) -> datetime | None:
     return at.astimezone(UTC) if at else None
 
 
-def span(seconds: float | None) -> str:
-    """5400 → '1 h 30 min'."""
-    if seconds is None:
-        return "—"
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 10:
-        return f"{round(seconds, 1):g} s"
-    whole = int(seconds)
-    for (size, unit), (smaller, name) in pairwise(_UNITS):
-        if whole >= size:
-            rest = whole % size // smaller if whole < 10 * size else 0
-            return f"{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
-    return f"{whole} s"
+def period(time: timedelta | str | None) -> str:
+    """The period of a rate; what a form gave stays as it is."""
+    return period_of(time) if isinstance(time, timedelta) else time or ""
 
 
 def ago(at: datetime | str | None, now: datetime) -> str:
@@ -96,6 +85,21 @@ def sequence_name(key: str) -> str:
         return key
     words = " · ".join(_words(value))
     return words or key
+
+
+def told(outcome: str) -> str:
+    """The outcome of an action without the name of the function that refused it."""
+    return re.sub(r"^\w+: ", "", outcome)
+
+
+def origin(text: str) -> str:
+    """Where a schedule was declared: 'sql', 'crontab:NAME' or 'code:MODULE'."""
+    kind, _, name = text.partition(":")
+    return {
+        "sql": "added by SQL",
+        "crontab": f"from the crontab {name}",
+        "code": f"from the code of {name}",
+    }.get(kind, text)
 
 
 def _words(value: Any) -> list[str]:

@@ -29,7 +29,7 @@ from .._db import connect
 from .._db.database import Database
 from ..errors import NotFound, PyworkerError
 from . import _graph, _guard, _life, _plots, _show
-from ._actions import ACTIONS, JOB_ACTIONS, LABELS, audit_of, without_notice
+from ._actions import ACTIONS, JOB_ACTIONS, LABELS, UNDOS, audit_of, without_notice
 from ._findings import Findings
 from ._perform import Actions
 from ._request import (
@@ -84,13 +84,13 @@ class Dashboard(Actions):
             undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self.templates.filters.update(
-            span=_show.span, size=_show.size, pretty=_show.pretty, number=_show.number,
-            sequence_name=_show.sequence_name,
+            span=_show.span, period=_show.period, size=_show.size, pretty=_show.pretty, number=_show.number,
+            sequence_name=_show.sequence_name, origin=_show.origin, told=_show.told,
             last_line=lambda text: _output.text_of(text).plain,
         )  # fmt: skip
         cast("dict[str, Any]", self.templates.globals).update(
             worker_facts=_show.worker_facts,
-            actions=ACTIONS, labels=LABELS, job_actions=JOB_ACTIONS, states=STATES, sorts=SORTS,
+            actions=ACTIONS, labels=LABELS, undos=UNDOS, job_actions=JOB_ACTIONS, states=STATES, sorts=SORTS,
             ranges=_plots.RANGES,
         )  # fmt: skip
 
@@ -113,7 +113,7 @@ class Dashboard(Actions):
         chosen = request.query_params.get("range", "1h")
         if chosen not in _plots.RANGES:
             raise Problem(400, "No such range", f"range must be one of {', '.join(_plots.RANGES)}.")
-        _, minutes, step = _plots.RANGES[chosen]
+        _, minutes, step, _ = _plots.RANGES[chosen]
         with self.database() as db:
             whole, problems = db.overview(), db.problems()
             rows, workers = db.throughput(minutes, step), db.list_workers()
@@ -199,6 +199,7 @@ class Dashboard(Actions):
                 dict(zip(names, row, strict=True)) for row in db.job_errors(job_id)
             ]
             graph, statements = db.job_graph(job_id), db.job_actions(job_id)
+            began = job.locked_at or (db.last_claim(job_id) if job.finished_at else None)
             steps, signals, log = db.get_steps(job_id), db.job_signals(job_id), db.job_log(job_id)
             try:
                 reasons = db.explain_job(job_id)
@@ -207,7 +208,7 @@ class Dashboard(Actions):
         return self.page(
             request, "job.html", now=now, job=job, errors=errors[::-1], reasons=reasons,
             life=_life.events(job, errors), statements=statements,
-            ran=_show.seconds_between(job.locked_at, job.finished_at or (now if job.locked_at else None)),
+            ran=_show.seconds_between(began, job.finished_at or now),
             graph=_graph.drawn(job, graph, f"{request.scope.get('root_path', '').rstrip('/')}/jobs/"),
             steps=steps, signals=signals, log=log, show_payloads=self.show_payloads, every=5,
         )  # fmt: skip

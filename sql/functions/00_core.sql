@@ -72,7 +72,7 @@ create or replace function _job_of(j live_jobs, deduplicated boolean default fal
         case when j.state = 'running' then j.worker_id::text end,
         j.state, j.delivery, encode(j.unique_key, 'hex'), j.sequence_key, deduplicated,
         case when j.parked = 'sequence' then _halted_by(j.sequence_key, j.id) end,
-        j.run, j.reason, j.finished_at, j.result, null, null)::job;
+        j.run, j.reason, j.finished_at, case when j.state = 'completed' then j.result end, null, null)::job;
 
 create or replace function _job_of(f finished_jobs) returns job
     language sql stable
@@ -184,6 +184,31 @@ begin
     return case when v_interval between interval '0' and interval '1000 years' then v_interval end;
 exception when data_exception then
     return null;
+end;
+$$;
+
+-- A span of time as people write it, exactly, and as PostgreSQL reads it: 1 h 30 min.
+create or replace function _words_of(span interval) returns text
+    language plpgsql immutable set search_path from current
+as $$
+declare
+    v_left numeric := abs(extract(epoch from span));
+    v_words text[] := '{}';
+    v_size integer;
+    v_unit text;
+begin
+    for v_size, v_unit in values (86400, 'd'), (3600, 'h'), (60, 'min') loop
+        if v_left >= v_size then
+            v_words := v_words || concat(div(v_left, v_size), ' ', v_unit);
+            v_left := mod(v_left, v_size);
+        end if;
+    end loop;
+    if v_words = '{}' and v_left < 1 and v_left > 0 then
+        v_words := array[trim_scale(v_left * 1000) || ' ms'];
+    elsif v_words = '{}' or v_left > 0 then
+        v_words := v_words || (trim_scale(v_left) || ' s');
+    end if;
+    return case when span < interval '0' then '-' else '' end || array_to_string(v_words, ' ');
 end;
 $$;
 

@@ -127,6 +127,7 @@ begin
             perform _unhalt_sequence(v_row.sequence_key, v_row.id);
         end if;
         v_row.state := 'completed';
+        v_row.result := null;
         v_row.reason := 'completed by hand';
         v_row.finished_at := clock();
         return next _job_of(v_row);

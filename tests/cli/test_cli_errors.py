@@ -112,11 +112,14 @@ def test_a_refusal_is_one_line(cli: Any, db: Any, dsn: str, arguments: list[str]
     [
         (["add", "t", "{'a': 1}"], "PAYLOAD is not JSON"),
         (["add", "t", "--run-at", "tomorrow", "--delay", "5"], "give --run-at or --delay, not both"),
-        (["add", "t", "NaN"], "PAYLOAD is not JSON: NaN is none of its numbers"),
+        (
+            ["add", "t", "NaN"],
+            'PAYLOAD is not JSON, such as \'{"to": "ada@example.org"}\': NaN is none of its numbers',
+        ),
         (["add", "t", "--meta", "{"], "--meta is not JSON"),
         (["add"], "Missing argument 'TASK'"),
         (["jobs", "--state", "lost"], "'lost' is not one of 'scheduled'"),
-        (["jobs", "x"], "'x' is not a valid integer"),
+        (["jobs", "x"], "'x' is not an integer"),
         (["jobs", "99999999999999999999"], "99999999999999999999 is not in the range"),
         (["retry", "0"], "0 is not in the range"),
         (["jobs", "--limit", "0"], "0 is not in the range x>=1"),
@@ -271,3 +274,70 @@ def test_what_is_no_time_is_refused_with_its_option(
     done = cli("add", "t", option, "soon", *keyed, DATABASE_URL=fresh_dsn)
     one_line(done, f"{option}: invalid input syntax for type", '"soon"')
     assert fresh.execute("select id from pyworker.jobs").fetchall() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["add", "t", "--depends-on", "x"], "'--depends-on': 'x' is not an integer."),
+        (["add", "t", "--priority", "1.5"], "'--priority': '1.5' is not an integer."),
+        (["run", "m", "--stuck-after", "1m"], "'--stuck-after': '1m' is not a number."),
+        (["run", "m", "-c", "0"], "'--concurrency' / '-c': 0 is not in the range 1<=x<=1000."),
+        (["queues", "set", "q", "--rate", "x"], "'--rate': 'x' is no rate: write it like 10/1m"),
+        (["queues", "set", "q", "ten"], "'CONCURRENCY': 'ten' is not an integer."),
+        (["jobs", "x"], "'JOB_ID': 'x' is not an integer."),
+        (["retry", "1", "0"], "'JOB_IDS...': 0 is not in the range"),
+        (["replay"], "Missing argument 'JOB_ID'."),
+        (["jobs", "--state", "done"], "'--state': 'done' is not one of 'scheduled'"),
+    ],
+)  # fmt: skip
+def test_a_bad_value_is_refused_by_the_name_of_its_option_or_argument_alone(
+    cli: Any, arguments: list[str], words: str
+) -> None:
+    done = cli(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert "PYWORKER_" not in done.stderr
+
+
+def test_a_bad_value_of_a_variable_is_refused_by_the_name_of_its_option_and_the_variable(cli: Any) -> None:
+    done = cli("add", "t", PYWORKER_ADD_PRIORITY="high")
+    assert done.returncode == 2
+    assert "'--priority' (from the variable PYWORKER_ADD_PRIORITY): 'high' is not an integer." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["worker"], "No such command 'worker'. Here that is: pyworker run"),
+        (["help"], "No such command 'help'. Here that is: pyworker --help"),
+        (["jbos"], "Did you mean 'jobs'?"),
+        (["queues", "list"], "No such command 'list'. To list them: pyworker queues"),
+        (["tasks", "ls"], "To list them: pyworker tasks"),
+        (["schedules", "add"], "To add one: SELECT pyworker.add_schedule(name, cron, task)"),
+        (["queues", "resmue", "q"], "No such command 'resmue'. Did you mean 'resume'?"),
+        (["run", "m", "--workers", "5"], "No such option '--workers'. Did you mean '--processes'?"),
+        (["add", "t", "--in", "5m"], "No such option '--in'. Did you mean '--delay'?"),
+        (["jobs", "--in", "5m"], "No such option '--in'."),
+    ],
+)  # fmt: skip
+def test_a_word_of_another_queue_or_a_misspelled_one_leads_to_ours(
+    cli: Any, arguments: list[str], words: str
+) -> None:
+    done = cli(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "--delay" not in done.stderr or "--delay" in words
+
+
+@pytest.mark.parametrize("name", ["tasks_of_ours.py", "./tasks_of_ours.py", "tasks_of_ours:greet"])
+def test_a_file_or_a_function_in_place_of_a_module_is_refused_with_the_name_of_the_module(
+    program: Any, tmp_path: Path, dsn: str, name: str
+) -> None:
+    (tmp_path / "tasks_of_ours.py").write_text(
+        "from pyworker import task\n\n@task\ndef greet(payload): ...\n"
+    )
+    done = program("run", name, "--once", DATABASE_URL=dsn, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.endswith(": write tasks_of_ours\n")
+    assert "Traceback" not in done.stderr

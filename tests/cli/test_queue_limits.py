@@ -28,10 +28,25 @@ def test_a_rate_and_turns_are_set_and_shown(call: Any, db: Any, worker: int) -> 
     assert queue(call, "t:*")["fair"] is True
     header, *rows = call("queues").splitlines()
     assert header.split()[-2:] == ["fair", "rate"]
-    assert "2 of 2 in 1:00:00, next " in rows[0]
-    assert "10 in 0:00:30" in rows[1]
+    assert "2 of 2 in 1 h, next " in rows[0]
+    assert "10 in 30 s" in rows[1]
     assert call("queues", "set", "mail", "4") == "queue mail: concurrency 4\n"
     assert queue(call, "mail")["rate_limit"] is None
+
+
+@pytest.mark.parametrize(
+    ("period", "shown"),
+    [("60 s", "1 min"), ("5400 s", "1 h 30 min"), ("1 day 1 s", "1 d 1 s"), ("0.25 s", "250 ms"),
+     ("61.5 s", "1 min 1.5 s"), ("1 us", "0.001 ms"), ("400 days", "400 d")],
+)  # fmt: skip
+def test_a_period_is_shown_alike_by_sql_and_commands_and_is_read_back_as_it_was(
+    call: Any, db: Any, period: str, shown: str
+) -> None:
+    db.execute("select pyworker.set_queue('q', 1, 10, %s::interval)", [period])
+    assert call("queues").rstrip().endswith(f" 0 of 10 in {shown}")
+    sql = db.execute("select pyworker.action_sql('set_queue', 'q', '{\"concurrency\": 2}')").fetchone()[0]
+    assert sql == f"select pyworker.set_queue('q', 2, 10, '{shown}')"
+    assert db.execute("select %s::interval = %s::interval", [shown, period]).fetchone() == (True,)
 
 
 @pytest.mark.parametrize("rate", ["10", "/m", "a/m", "10/", "1.5/m", "-1/m", "10/-1m", "10/1m 2s"])
@@ -52,3 +67,21 @@ def test_what_only_the_database_can_refuse_it_does(cli: Any, dsn: str, db: Any, 
 @pytest.mark.parametrize("words", [[], ["3", "--no-limit"]])
 def test_set_needs_a_limit_and_no_contradiction(cli: Any, dsn: str, db: Any, words: list[str]) -> None:
     assert cli("queues", "set", "q", *words, DATABASE_URL=dsn).returncode == 2
+
+
+def test_a_queue_that_was_not_paused_or_is_not_there_is_not_said_to_be_resumed(
+    cli: Any, call: Any, db: Any, dsn: str
+) -> None:
+    call("queues", "set", "mail", "2")
+    call("queues", "pause", "mail")
+    assert call("queues", "resume", "mail") == "queue mail resumed\n"
+    assert call("queues", "resume", "mail") == "queue mail was not paused\n"
+    done = cli("queues", "resume", "mial", DATABASE_URL=dsn)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("pyworker: no queue mial has jobs or a limit, or is paused")
+
+
+def test_a_unit_that_is_none_is_refused_by_the_name_of_the_option(cli: Any, db: Any, dsn: str) -> None:
+    done = cli("queues", "set", "q", "--rate", "10/parsec", DATABASE_URL=dsn)
+    assert done.returncode == 1
+    assert done.stderr == 'pyworker: --rate: invalid input syntax for type interval: "1 parsec"\n'

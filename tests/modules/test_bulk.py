@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from psycopg.types.json import Jsonb
 
 
 def ids(api, **named):
@@ -144,9 +143,9 @@ def test_an_action_that_changes_nothing_says_so(api, worker, one_of_each):
     assert outcome("set_queue", "q", '{"concurrency": 7}') == (True, "concurrency 7")
     assert outcome("set_queue", "q", '{"concurrency": null}') == (True, "no limit")
     rate = '{"rate_limit": "10", "rate_period": "1 min"}'
-    assert outcome("set_queue", "q", rate) == (True, "no limit, at most 10 in 00:01:00")
-    assert outcome("set_queue", "q", '{"concurrency": 3}') == (True, "concurrency 3, at most 10 in 00:01:00")
-    call = "select pyworker.set_queue('q', 4, 10, '00:01:00')"
+    assert outcome("set_queue", "q", rate) == (True, "no limit, at most 10 in 1 min")
+    assert outcome("set_queue", "q", '{"concurrency": 3}') == (True, "concurrency 3, at most 10 in 1 min")
+    call = "select pyworker.set_queue('q', 4, 10, '1 min')"
     assert api.value("select pyworker.action_sql('set_queue', 'q', '{\"concurrency\": 4}')") == call
     assert outcome("set_queue", "q", '{"rate_limit": null}') == (True, "concurrency 3")
     assert outcome("set_queue", "c:*", '{"fair": true}') == (True, "concurrency 1, fair")
@@ -174,147 +173,6 @@ def test_only_the_actions_that_would_change_a_job_are_offered_and_their_sql_does
             api.rows(api.rows("select * from pyworker.job_actions(%s)", [job.id])[0].statement)
             assert api.get_job(job.id).state == "available"
     assert api.rows("select * from pyworker.job_actions(999999)") == []
-
-
-# -- undo ------------------------------------------------------------------------------------------
-
-
-def test_a_cancel_is_undone_and_the_job_waits_for_its_old_time(api):
-    jobs = [api.add_job("t", run_at="2100-01-01").id for _ in range(12)]
-    other = api.add_job("t", run_at="2100-01-01").id
-    told = act(api, "cancel", states=["scheduled"], last_id=jobs[-1])
-    api.rows("select * from pyworker.perform_action('cancel', array[%s::text], 'bob')", [other])
-    first, last, undone = told[0].first_audit, told[-1].last_audit + 1, 0
-    while first is not None:
-        row = api.rows("select * from pyworker.undo_actions(%s, %s, 'ada', 5)", [first, last])[0]
-        undone, first = undone + row.done, row.next_audit
-    assert undone == 12
-    found = api.rows("select distinct state, extract(year from run_at)::int from pyworker.jobs")
-    assert found == [("scheduled", 2100)]
-    assert api.get_job(other).state == "cancelled"
-    again = api.rows("select * from pyworker.undo_actions(%s, %s, 'ada')", [told[0].first_audit, last])[0]
-    assert (again.done, again.refused) == (0, 12)
-
-
-def undo(api):
-    return api.rows("select * from pyworker.undo_actions(0, 1000000, 'ada')")[0]
-
-
-def perform(api, action, *jobs):
-    ids = [str(job.id) for job in jobs]
-    return api.rows("select * from pyworker.perform_action(%s, %s, 'ada')", [action, ids])
-
-
-def test_a_job_whose_cancel_is_undone_still_expires_when_it_was_to(api, clock):
-    job = api.add_job("t", expires_at=api.at("1 minute"))
-    perform(api, "cancel", job)
-    assert undo(api).done == 1
-    clock.advance(seconds=61)
-    api.rows("select pyworker.maintain()")
-    ended = api.get_job(job.id)
-    assert (ended.state, ended.reason) == ("cancelled", "expired")
-
-
-def test_a_job_whose_cancel_is_undone_keeps_its_max_wait_and_waits_for_its_parents(api, clock):
-    parent = api.add_job("parent")
-    child = api.add_job("child", depends_on=Jsonb([parent.id]))
-    put_off = "select id, run_at - created_at as wait from pyworker.add_job('t', job_key => 'k', "
-    job = api.rows(put_off + "run_at => pyworker.clock() + '1 min', max_wait => '2 min')")[0]
-    clock.advance(seconds=10)
-    perform(api, "cancel", job, child)
-    assert undo(api).done == 2
-    assert api.get_job(child.id).state == "pending"
-    again = api.rows(put_off + "run_at => pyworker.clock() + '1 hour')")[0]
-    assert (again.id, again.wait.total_seconds()) == (job.id, 120)
-
-
-def test_a_cancel_is_not_undone_once_the_job_would_have_expired(api, clock):
-    job = api.add_job("t", expires_at=api.at("1 minute"))
-    perform(api, "cancel", job)
-    clock.advance(seconds=61)
-    told = undo(api)
-    assert (told.done, told.outcomes[0]["outcome"]) == (0, "its expires_at is over")
-    assert api.get_job(job.id).state == "cancelled"
-
-
-def known(api, job):
-    """All that history and the job's page tell of it, but for the time of its last change."""
-    row = api.rows("select to_jsonb(j) - 'updated_at' as job from pyworker.get_job(%s) j", [job.id])[0].job
-    return row, api.rows("select error from pyworker.job_errors(%s)", [job.id])
-
-
-@pytest.mark.parametrize("state", ["discarded", "cancelled"])
-@pytest.mark.parametrize("sequenced", [False, True])
-def test_a_job_whose_retry_is_undone_is_as_it_had_ended(api, worker, clock, state, sequenced):
-    policy = Jsonb({"key": "s"}) if sequenced else None
-    job = api.add_job("t", max_attempts=1, queue_name="q", sequence_policy=policy)
-    behind = api.add_job("behind", queue_name="q", sequence_policy=policy)
-    claimed = api.claim(worker, "t")
-    if state == "cancelled":
-        api.cancel_job(job.id)
-    api.fail(claimed, "boom")
-    ended, halts = known(api, job), api.rows("select * from pyworker.sequence_halts")
-    assert ended[0]["state"] == state
-    clock.advance(seconds=10)
-    perform(api, "retry", job)
-    assert known(api, job) != ended
-    row = undo(api)
-    assert (row.done, row.outcomes[0]["outcome"]) == (1, state)
-    assert known(api, job) == ended
-    assert [h[:2] for h in api.rows("select * from pyworker.sequence_halts")] == [h[:2] for h in halts]
-    assert api.get_job(behind.id).state == ("pending" if sequenced else "available")
-    again = undo(api)
-    assert (again.done, again.refused, again.outcomes[0]["outcome"]) == (0, 1, f"it is {state} now")
-    perform(api, "retry", job)
-    assert api.get_job(job.id).state == ("pending" if sequenced else "available")
-
-
-def test_a_retry_that_ran_a_job_ahead_of_its_time_is_undone(api):
-    job = api.add_job("t", run_at=api.at("1 day"), expires_at=api.at("2 days"))
-    before = api.rows("select run_at, start_by, state from pyworker.live_jobs")
-    perform(api, "retry", job)
-    assert api.get_job(job.id).state == "available"
-    assert undo(api).done == 1
-    assert api.rows("select run_at, start_by, state from pyworker.live_jobs") == before
-
-
-def test_a_retry_is_not_undone_once_a_run_has_started(api, worker):
-    jobs = [api.add_job("t") for _ in range(2)]
-    for _ in jobs:
-        api.fail(api.claim(worker), "boom", discard=True)
-    perform(api, "retry", *jobs)
-    api.claim(worker)
-    released = api.claim(worker)
-    api.fail(released, "boom")
-    told = undo(api)
-    assert (told.done, told.refused) == (0, 2)
-    assert {o["outcome"] for o in told.outcomes} == {"it is running now", "it has run since"}
-    assert {api.get_job(j.id).state for j in jobs} == {"running", "retryable"}
-
-
-def test_the_retry_of_a_completed_job_and_a_deletion_are_not_undone(api, one_of_each):
-    perform(api, "retry", one_of_each["completed"])
-    perform(api, "delete", one_of_each["discarded"])
-    assert not api.value("select undoable from pyworker.action_outcomes(0, 1000000, 'ada')")
-    told = undo(api)
-    assert (told.done, told.refused) == (0, 1)
-    assert told.outcomes[0]["outcome"] == "the retry of a completed job cannot be undone"
-    assert api.get_job(one_of_each["completed"].id).state == "available"
-
-
-@pytest.mark.parametrize(("action", "opposite"), [("pause", "resume"), ("resume", "pause")])
-def test_a_pause_and_a_resume_are_undone(api, action, opposite):
-    api.add_schedule("nightly", "0 4 * * *", "report")
-    if action == "resume":
-        api.pause_queue("nightly")
-        api.pause_schedule("nightly")
-    before = api.rows("select paused from pyworker.schedules")
-    for kind in ("queue", "schedule"):
-        api.rows("select * from pyworker.perform_action(%s, '{nightly}', 'ada')", [f"{action}_{kind}"])
-    assert api.rows("select paused from pyworker.schedules") != before
-    row = api.rows("select * from pyworker.undo_actions(0, 1000000, 'ada')")[0]
-    assert (row.done, row.refused) == (2, 0)
-    assert api.rows("select paused from pyworker.schedules") == before
 
 
 def test_what_came_of_actions_is_told_by_the_rows_of_the_audit(api, one_of_each):

@@ -30,7 +30,7 @@ def test_a_job_that_waits_for_a_rate_is_told_the_moment(api: Any, worker: int, c
         reason, *_ = api.rows("select * from pyworker.explain_job(%s)", [job])
         moment = reason.reason.removeprefix("rate: none starts before ")
         assert (datetime.fromisoformat(moment) - first).total_seconds() == 60
-        assert f"queue {name} starts at most 2 in any 00:01:00, and has started 2" in reason.detail
+        assert f"queue {name} starts at most 2 in any 1 min, and has started 2" in reason.detail
     claim(api, worker)
     call = reason.remedy.removesuffix(" doubles the rate")
     api.rows(call)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -26,10 +27,12 @@ class Claimer(threading.Thread):
     """Works until nothing is left; rolls back one turn in ten, and its session is killed in one of fifty."""
 
     def __init__(
-        self, dsn: str, left: Callable[[], bool], batch: int, seed: int, level: str = LEVELS[0]
-    ) -> None:
+        self, dsn: str, over: threading.Event, turn: threading.Event, batch: int, seed: int,
+        level: str = LEVELS[0],
+    ) -> None:  # fmt: skip
         super().__init__(daemon=True)
-        self.dsn, self.left, self.batch, self.random = dsn, left, batch, random.Random(seed)
+        self.dsn, self.turn, self.batch, self.random = dsn, turn, batch, random.Random(seed)
+        self.left = lambda: not over.is_set()
         self.level = IsolationLevel[level.upper().replace(" ", "_")]
         self.errors: set[str | None] = set()
 
@@ -61,10 +64,32 @@ class Claimer(threading.Thread):
                     other.execute("select pg_terminate_backend(%s, 10000)", [conn.info.backend_pid])
                     other.execute("select pyworker.force_unlock_workers(array[%s::text])", [worker])
             conn.commit()
+            self.turn.set()
             ids, runs = [job[1] for job in jobs], [job[2] for job in jobs]
             if not jobs:
                 conn.execute("select pg_sleep(least(%s, 0.1))", [turn[3]])
                 conn.rollback()
+
+
+def work_off(
+    api: Any, dsn: str, batch: int, levels: list[str], between: Callable[[int], Any] = lambda n: None
+) -> None:
+    """Has one claimer for each of these levels run all jobs. `between` is called after turns of theirs."""
+    over, turn = threading.Event(), threading.Event()
+    crowd = [Claimer(dsn, over, turn, batch, seed, level) for seed, level in enumerate(levels)]
+    for claimer in crowd:
+        claimer.start()
+    n, until = 0, time.monotonic() + DEADLINE
+    while states(api) and time.monotonic() < until:
+        assert turn.wait(DEADLINE), "no claimer has had a turn"
+        turn.clear()
+        between(n)
+        api.sweep_workers()
+        n += 1
+    over.set()
+    for claimer in crowd:
+        claimer.join(DEADLINE)
+    assert states(api) == {}
 
 
 @pytest.mark.parametrize(
@@ -75,58 +100,24 @@ def test_no_window_holds_more_starts_than_the_rate(
 ) -> None:
     api.set_queue("q", limit, rate, f"{period} ms")
     add(api, 200)
-    over = threading.Event()
-    crowd = [Claimer(dsn, lambda: not over.is_set(), batch, seed) for seed in range(6)]
-    for claimer in crowd:
-        claimer.start()
-    for _ in range(int(DEADLINE * 20)):
-        if not states(api):
-            break
-        api.conn.execute("select pg_sleep(0.05)")
-        api.sweep_workers()
-    over.set()
-    for claimer in crowd:
-        claimer.join(DEADLINE)
-    assert states(api) == {}
+    work_off(api, dsn, batch, LEVELS[:1] * 6)
     assert worst(starts(api), timedelta(milliseconds=period)) <= rate
 
 
 def test_a_rate_that_changes_again_and_again_holds_the_largest_one(api: Any, dsn: str) -> None:
+    def change(n: int) -> None:
+        api.set_queue(*[("q", None), ("q", 5)][n % 2], [10, 4, 7][n % 3], "100 ms")
+
     api.set_queue("q", None, 10, "100 ms")
     add(api, 300)
-    over = threading.Event()
-    crowd = [Claimer(dsn, lambda: not over.is_set(), 4, seed) for seed in range(4)]
-    for claimer in crowd:
-        claimer.start()
-    for n in range(int(DEADLINE * 20)):
-        if not states(api):
-            break
-        api.set_queue(*[("q", None), ("q", 5)][n % 2], [10, 4, 7][n % 3], "100 ms")
-        api.conn.execute("select pg_sleep(0.05)")
-        api.sweep_workers()
-    over.set()
-    for claimer in crowd:
-        claimer.join(DEADLINE)
-    assert states(api) == {}
+    work_off(api, dsn, 4, LEVELS[:1] * 4, change)
     assert worst(starts(api), timedelta(milliseconds=100)) <= 10
 
 
 def test_claimers_at_each_isolation_level_together_keep_the_rate_and_leave_no_job(api: Any, dsn: str) -> None:
     api.set_queue("q", None, 10, "100 ms")
     add(api, 150)
-    over = threading.Event()
-    crowd = [Claimer(dsn, lambda: not over.is_set(), 4, seed, LEVELS[seed % 3]) for seed in range(6)]
-    for claimer in crowd:
-        claimer.start()
-    for _ in range(int(DEADLINE * 20)):
-        if not states(api):
-            break
-        api.conn.execute("select pg_sleep(0.05)")
-        api.sweep_workers()
-    over.set()
-    for claimer in crowd:
-        claimer.join(DEADLINE)
-    assert states(api) == {}
+    work_off(api, dsn, 4, LEVELS * 2)
     assert worst(starts(api), timedelta(milliseconds=100)) <= 10
 
 

@@ -392,3 +392,8 @@ def test_a_duplicate_names_the_job_that_is_in_the_way(conn: Any) -> None:
     with pytest.raises(pyworker.Duplicate) as caught:
         Database(conn).retry_job(old.id)
     assert (caught.value.existing_job_id, caught.value.existing_job_state) == (new.id, "available")
+
+
+def test_a_call_without_a_connection_is_refused_by_that_name() -> None:
+    with pytest.raises(TypeError, match=r"add_job: conn must be a connection, .*, got str"):
+        pyworker.add_job("t", {"a": 1})  # type: ignore[call-overload]

@@ -131,7 +131,7 @@ def test_definitions_are_written_at_deploy_time_and_sql_inherits_them(
     assert (done.returncode, done.stderr) == (0, "")
     assert "charge" in done.stdout
     assert (
-        "max_attempts 2, delivery at_most_once, timeout 0:01:30, backoff ['10 s'], retention 0:00:00"
+        "max_attempts 2, delivery at_most_once, timeout 1 min 30 s, backoff ['10 s'], retention 0 s"
         in done.stdout
     )
     assert "plain" not in done.stdout, "it says nothing of itself"

@@ -58,7 +58,7 @@ def test_all_that_match_are_counted_confirmed_cancelled_and_brought_back(page, s
     count = "select state, count(*) from pyworker.{} group by 1"
     assert queue.rows(count.format("history")) == [("cancelled", 620)]
     page.get_by_role("button", name="Undo").click()
-    page.get_by_role("status").get_by_text("Undo cancel: 620 done").wait_for()
+    page.get_by_role("status").get_by_text("Undo cancel: 620 undone").wait_for()
     assert queue.rows(count.format("jobs")) == [("scheduled", 624)]
 
 
@@ -70,12 +70,31 @@ def test_a_retry_is_undone_until_the_job_runs_again(page, site, queue, worker):
     page.goto(f"{site()}/jobs/{job.id}")
     confirmed(page, page.get_by_role("button", name="Retry", exact=True), "retry")
     page.get_by_role("button", name="Undo").click()
-    page.get_by_role("status").get_by_text("Undo retry: 1 done").wait_for()
+    page.get_by_role("status").get_by_text("Undo retry: 1 undone").wait_for()
     assert queue.rows(state, [job.id]) == ended
     confirmed(page, page.get_by_role("button", name="Retry", exact=True), "retry")
     queue.run(worker, "t")
     page.get_by_role("button", name="Undo").click()
     page.get_by_role("status").get_by_text("it is running now").wait_for()
+
+
+def test_an_undo_says_how_many_it_could_not_undo_and_why(page, site, queue, worker):
+    for _ in range(4):
+        job = queue.add_job("t")
+        queue.rows("select pyworker.finish_job(%s, %s)", [job.id, queue.run(worker, "t").run])
+    page.goto(f"{site()}/jobs?state=completed")
+    page.get_by_label("all 4 that match").check()
+    page.get_by_role("button", name="Retry").click()
+    page.get_by_role("button", name="Yes, retry").click()
+    page.get_by_role("status").get_by_text("Retry: 4 done").wait_for()
+    ran = queue.run(worker, "t", "boom")
+    queue.delete_job(job.id)
+    page.get_by_role("button", name="Undo").click()
+    told = page.get_by_role("status")
+    told.get_by_text("Undo retry: 2 undone, 2 could not be undone").wait_for()
+    assert f"it has run since ({ran.id})" in told.inner_text()
+    assert f"the job is gone ({job.id})" in told.inner_text()
+    assert queue.rows("select count(*) from pyworker.history") == [(2,)]
 
 
 def test_a_deletion_is_said_to_be_final_before_it_is_done(page, site, queue):
@@ -137,11 +156,11 @@ def test_the_limits_of_a_queue_are_set_and_taken_away(page, site, queue):
     page.get_by_label("Rate of q").fill("10")
     page.get_by_label("Period for q").fill("1 min")
     told = confirmed(page, page.get_by_role("button", name="Set"), "set limits")
-    assert "concurrency 12, at most 10 in 00:01:00" in told
+    assert "concurrency 12, at most 10 in 1 min" in told
     assert queue.rows(limits) == [(12, 10, "00:01:00")]
     page.get_by_label("Concurrency of q").fill("")
     told = confirmed(page, page.get_by_role("button", name="Set"), "set limits")
-    assert "no limit, at most 10 in 00:01:00" in told
+    assert "no limit, at most 10 in 1 min" in told
     page.get_by_label("Rate of q").fill("")
     assert "no limit" in confirmed(page, page.get_by_role("button", name="Set"), "set limits")
     assert queue.rows(limits) == [(None, None, None)]

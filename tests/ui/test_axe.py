@@ -11,7 +11,9 @@ AXE = os.environ.get("PYWORKER_AXE")
 
 
 @pytest.mark.skipif(not AXE, reason="PYWORKER_AXE names no axe.min.js (npm install axe-core)")
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+@pytest.mark.parametrize(
+    ("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)]
+)
 def test_no_page_has_a_serious_problem(browser, site, queue, worker, scheme, width):
     for task in ("head", "tail"):
         queue.add_job(task, sequence_policy={"key": "s"})
@@ -23,6 +25,7 @@ def test_no_page_has_a_serious_problem(browser, site, queue, worker, scheme, wid
     queue.pause_queue("paused")
     queue.add_schedule("nightly", "0 4 * * *", "report")
     queue.rows("select pyworker.perform_action('pause_schedule', '{nightly}', 'ada')")
+    (acted,) = queue.rows("select audit_id from pyworker.perform_action('retry', '{1}', 'local')")
     context = browser.new_context(
         viewport={"width": width, "height": 844}, color_scheme=scheme, bypass_csp=True
     )
@@ -30,7 +33,8 @@ def test_no_page_has_a_serious_problem(browser, site, queue, worker, scheme, wid
     problems = {}
     for path in (
         "/", "/jobs", "/jobs?state=completed", f"/jobs/{failed.id}", "/queues", "/sequences", "/schedules",
-        "/workers", "/health", "/audit", f"/confirm?action=delete&target={failed.id}",
+        "/workers", "/health", "/audit", f"/queues?done=1-{acted.audit_id}",
+        f"/confirm?action=delete&target={failed.id}",
         "/confirm?action=retry&all=1&state=discarded", "/nothing",
     ):  # fmt: skip
         page.goto(base + path)

@@ -76,8 +76,8 @@ def test_where_there_is_nothing_a_page_says_so_in_a_sentence(client, queue, work
     text = " ".join(read(client().get("/")).text.split())
     for sentence in (
         "Nothing needs attention.",
-        "No job ended in the last 1 h.",
-        "No job was completed in the last 1 h, so no time was measured.",
+        "No job ended in the last hour.",
+        "No job was completed in the last hour, so no time was measured.",
         "No job waits for a worker.",
         "No job is running.",
     ):

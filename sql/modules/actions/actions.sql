@@ -81,7 +81,7 @@ declare
 begin
     return format('set_queue(%L, %s', queue_name, coalesce(v_limits.concurrency::text, 'null'))
         || case when v_limits.rate_limit is null then ''
-                else format(', %s, %L', v_limits.rate_limit, v_limits.rate_period) end
+                else format(', %s, %L', v_limits.rate_limit, _words_of(v_limits.rate_period)) end
         || case when v_limits.fair then ', fair => true)' else ')' end;
 end;
 $$;
@@ -122,113 +122,6 @@ begin
 end;
 $$;
 
--- Takes back that a waiting job was cancelled: it waits again, for the time it had, with its limits.
-create or replace function _restore(target bigint) returns job
-    language plpgsql set search_path from current
-as $$
-declare
-    v_before job := get_job(target);
-    v_start_by timestamptz := (select f.start_by from finished_jobs f where f.id = target);
-    v_job job;
-begin
-    if v_before.state <> 'cancelled' then
-        raise exception 'it is % now', v_before.state using errcode = 'PW005';
-    elsif v_start_by <= clock() then
-        raise exception 'its expires_at is over' using errcode = 'PW005';
-    end if;
-    v_job := retry_job(target);
-    if v_before.run_at > clock() then
-        v_job := reschedule_jobs(array[target], run_at => v_before.run_at);
-    end if;
-    update live_jobs j set start_by = v_start_by where j.id = target and v_start_by is not null;
-    return v_job;
-end;
-$$;
-
--- What a retry takes from a job, for _undo_retry. Null for a completed job, whose result must not stay
--- here when the job is deleted.
-create or replace function _before_retry(target bigint) returns jsonb
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
-    return (
-        select jsonb_build_object(
-            'state', j.state, 'parked', j.parked, 'run', j.run, 'revision', j.revision, 'run_at', j.run_at,
-            'start_by', j.start_by, 'max_attempts', j.max_attempts, 'crashes', j.crashes,
-            'started_at', j.started_at, 'cancel_requested_at', j.cancel_requested_at,
-            'superseded', j.superseded, 'reason', j.reason, 'finished_at', j.finished_at,
-            'expires_at', j.expires_at, 'halted', exists (
-                select from sequence_halts h
-                where h.sequence_key = j.sequence_key and h.job_id = j.id))
-        from (select l.* from live_jobs l where l.id = target
-              union all
-              select f.* from finished_jobs f where f.id = target) j
-        where j.state <> 'completed');
-end;
-$$;
-
--- Ends a job that was retried as it had ended before. The caller has locked it.
-create or replace function _end_again(job live_jobs, was live_jobs, halted boolean) returns void
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
-    if was.state = 'discarded' then
-        perform _discard(job, null, was.reason);
-        update live_jobs j
-        set run_at = was.run_at, max_attempts = was.max_attempts, crashes = was.crashes,
-            started_at = was.started_at, finished_at = was.finished_at, expires_at = was.expires_at
-        where j.id = job.id;
-    else
-        perform _finalize_jobs(array[job.id], null, was.state, null, was.reason);
-        update finished_jobs f
-        set run_at = was.run_at, max_attempts = was.max_attempts, crashes = was.crashes,
-            started_at = was.started_at, finished_at = was.finished_at, expires_at = was.expires_at,
-            start_by = was.start_by, cancel_requested_at = was.cancel_requested_at,
-            superseded = was.superseded
-        where f.id = job.id;
-    end if;
-    if not found then
-        raise exception 'jobs that end are not kept any more' using errcode = 'PW005';
-    elsif job.sequence_key is not null and not halted then -- an operator had resumed it before the retry
-        perform _unhalt_sequence(job.sequence_key, job.id);
-    end if;
-end;
-$$;
-
--- Takes back a retry, by its row in the audit, if the job has not changed since: an ended job ends as it
--- had ended, a waiting job waits for the time it had.
-create or replace function _undo_retry(target bigint, audit_id bigint) returns job
-    language plpgsql set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_before jsonb := (
-        select a.before from audit_log a
-        where a.id = audit_id and a.target = _undo_retry.target::text and a.action = 'retry' and a.ok);
-    v_was live_jobs := jsonb_populate_record(null::live_jobs, v_before);
-    v_row live_jobs := _lock_job('undo_actions', target);
-    v_job job := get_job(target);
-begin
-    if v_was.state is null then
-        raise exception 'the retry of a completed job cannot be undone' using errcode = 'PW005';
-    elsif v_row.id is null or v_row.state in ('running', 'discarded') then
-        raise exception 'it is % now', v_job.state using errcode = 'PW005';
-    elsif v_row.run <> v_was.run or v_row.revision <> v_was.revision then
-        raise exception 'it has % since', case when v_row.run <> v_was.run then 'run' else 'changed' end
-            using errcode = 'PW005';
-    elsif v_was.state = 'pending' then
-        raise exception 'the retry of a pending job cannot be undone' using errcode = 'PW005';
-    elsif v_was.state in ('discarded', 'cancelled') then
-        perform _end_again(v_row, v_was, (v_before ->> 'halted')::boolean);
-    elsif v_was.start_by <= clock() then
-        raise exception 'its expires_at is over' using errcode = 'PW005';
-    else
-        perform reschedule_jobs(array[target], run_at => v_was.run_at);
-        update live_jobs j set start_by = v_was.start_by where j.id = target;
-    end if;
-    return get_job(target);
-end;
-$$;
-
 -- Sets the limits of a queue, and tells which they are.
 create or replace function _set_limits(queue_name text, options jsonb) returns text
     language plpgsql set search_path from current
@@ -240,7 +133,7 @@ begin
         queue_name, v_limits.concurrency, v_limits.rate_limit, v_limits.rate_period, v_limits.fair);
     return coalesce('concurrency ' || v_limits.concurrency, 'no limit')
         || case when v_limits.rate_limit is null then ''
-                else format(', at most %s in %s', v_limits.rate_limit, v_limits.rate_period) end
+                else format(', at most %s in %s', v_limits.rate_limit, _words_of(v_limits.rate_period)) end
         || case when v_limits.fair then ', fair' else '' end;
 end;
 $$;
@@ -350,6 +243,9 @@ begin
         begin
             outcome := _perform_action(action, target, options);
             ok := true;
+            if _skips_halts(v_before, target) then
+                v_before := v_before || '{"skips_halts": true}';
+            end if;
         exception when sqlstate 'PW001' or sqlstate 'PW003' or sqlstate 'PW004' or sqlstate 'PW005' then
             outcome := sqlerrm;
             ok := false;

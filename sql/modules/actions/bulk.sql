@@ -1,7 +1,7 @@
--- actions/bulk: perform_on_listed(), an action on all jobs that list_jobs() finds, a chunk at a time,
--- undo_actions(), which takes actions back, and action_outcomes(), what came of them.
+-- actions/bulk: perform_on_listed(), an action on all jobs that list_jobs() finds, a chunk at a time, and
+-- action_outcomes(), what came of actions.
 
--- What came of actions, as callers of the two functions below show it: equal outcomes are counted.
+-- What came of actions, as callers show it: equal outcomes are counted.
 create or replace function _told(rows jsonb, out done bigint, out refused bigint, out outcomes jsonb)
     language plpgsql stable set search_path from current
 as $$
@@ -10,8 +10,9 @@ begin
     from jsonb_to_recordset(rows) r(target text, ok boolean, outcome text);
     outcomes := (
         select coalesce(jsonb_agg(to_jsonb(g) order by g.ok desc, g.jobs desc), '[]')
-        from (select r.ok, regexp_replace(replace(r.outcome, 'job ' || r.target, 'the job'), '^\w+: ', '')
-                         as outcome,
+        from (select r.ok, regexp_replace(replace(replace(r.outcome,
+                         'there is no job ' || r.target, 'the job is gone'),
+                         'job ' || r.target, 'the job'), '^\w+: ', '') as outcome,
                      count(*) as jobs, min(r.target) as example
               from jsonb_to_recordset(rows) r(target text, ok boolean, outcome text)
               group by 1, 2 order by count(*) desc limit 20) g);
@@ -88,60 +89,6 @@ comment on function perform_on_listed(text, text, text[], text[], text[], text, 
     'of them, [{ok, outcome, jobs, example}]. next_id: call again with it as after_id, until it is null. '
     'first_audit, last_audit: the rows in the view audit, for undo_actions(). Errors: PW001.';
 
-create or replace function undo_actions(
-    first_audit bigint, last_audit bigint, actor text, max_actions integer default 500,
-    out done bigint, out refused bigint, out outcomes jsonb, out next_audit bigint)
-    language plpgsql security definer set search_path from current
-as $$
-#variable_conflict use_column
-declare
-    v_batch record;
-    v_rows jsonb := jsonb '[]';
-    v_last bigint;
-begin
-    if coalesce(max_actions, 0) not between 1 and 1000 then
-        raise exception 'undo_actions: max_actions must be from 1 to 1000, got %',
-            coalesce(max_actions::text, 'NULL') using errcode = 'PW001';
-    end if;
-    perform _check_action('retry', '{1}', actor, '{}');
-    for v_batch in
-        with chosen as materialized (
-            select a.id, a.action, a.target, a.outcome from audit_log a
-            where a.id between first_audit and last_audit and a.actor = undo_actions.actor and a.ok
-            order by a.id limit max_actions),
-        undoable as (
-            select c.id, c.target, case
-                when c.action in ('cancel', 'force_cancel') and c.outcome = 'cancelled' then 'restore'
-                when c.action = 'retry' then 'undo_retry'
-                when c.action = 'pause_queue' then 'resume_queue'
-                when c.action = 'resume_queue' then 'pause_queue'
-                when c.action = 'pause_schedule' then 'resume_schedule'
-                when c.action = 'resume_schedule' then 'pause_schedule' end as action
-            from chosen c)
-        select u.action, array_agg(distinct u.target) as targets,
-               jsonb_object_agg(u.target, u.id order by u.id) as audits,
-               (select case when count(*) = max_actions then max(c.id) end from chosen c) as last
-        from undoable u where u.action is not null group by u.action order by u.action
-    loop
-        v_last := v_batch.last;
-        select v_rows || jsonb_agg(to_jsonb(r)) into v_rows
-        from perform_action(
-            v_batch.action, v_batch.targets, actor,
-            case v_batch.action when 'undo_retry' then v_batch.audits else '{}' end) r;
-    end loop;
-    next_audit := v_last + 1;
-    select t.* into done, refused, outcomes from _told(v_rows) t;
-end;
-$$;
-comment on function undo_actions(bigint, bigint, text, integer) is
-    'Takes back the actions of this actor from first_audit to last_audit in the view audit, up to '
-    'max_actions at once, as far as they can be taken back: a job that was cancelled while it waited '
-    'waits again; a job that was retried ends as it had ended, or waits for the time it had, until a run '
-    'of it has started (not a completed or a pending job); what was paused is resumed, and what was '
-    'resumed is paused. A job that has changed since is refused and left as it is. '
-    'The results are those of perform_on_listed(). next_audit: call again with '
-    'it as first_audit, until it is null. Errors: PW001.';
-
 create or replace function action_outcomes(
     first_audit bigint, last_audit bigint, actor text,
     out action text, out done bigint, out refused bigint, out outcomes jsonb, out undoable boolean)
@@ -151,9 +98,7 @@ declare
     v_rows jsonb;
 begin
     select jsonb_agg(jsonb_build_object('target', a.target, 'ok', a.ok, 'outcome', a.outcome)), min(a.action),
-           bool_or(a.ok and (a.action in ('cancel', 'force_cancel') and a.outcome = 'cancelled'
-                             or a.before is not null and a.before ->> 'state' <> 'pending'
-                             or a.action ~ '^(pause|resume)_(queue|schedule)$'))
+           bool_or(a.ok and _undo_problem(row(a.*)::audit_log) is null)
     into v_rows, action, undoable
     from (select r.* from audit_log r
           where r.id between first_audit and last_audit and r.actor = action_outcomes.actor

@@ -325,7 +325,7 @@ begin
         ('invariants', 'what must always hold does hold'),
         ('schema', 'tables, indexes, views and functions are those that were installed'),
         ('indexes', 'all indexes are valid'),
-        ('grants', 'each role has what it needs, everybody has nothing'),
+        ('grants', 'each role has the rights that it needs, PUBLIC has none'),
         ('partitions', 'history has its partitions'),
         ('maintenance', 'due jobs are promoted, expired ones pruned'),
         ('workers', 'workers are alive, or nothing waits for one'),

@@ -27,7 +27,7 @@ begin
     return (
         select format('set_queue(%L, %s%s)', q.queue_name,
                       coalesce(_set_queue_call.concurrency::text, 'null'),
-                      ', ' || q.rate_limit::bigint * more || ', ' || quote_literal(q.rate_period))
+                      ', ' || q.rate_limit::bigint * more || ', ' || quote_literal(_words_of(q.rate_period)))
         from _queues_of(array[_set_queue_call.queue_name]) q);
 end;
 $$;
@@ -41,7 +41,7 @@ begin
     return query
     select format('rate: none starts before %s', l.rate_free_at),
            format('queue %s starts at most %s in any %s, and has started %s; the next may start at %s',
-                  l.queue_name, l.rate_limit, l.rate_period, l.rate_used, l.rate_free_at),
+                  l.queue_name, l.rate_limit, _words_of(l.rate_period), l.rate_used, l.rate_free_at),
            _as_statement(_set_queue_call(l.queue_name, l.concurrency, 2)) || ' doubles the rate'
     from _limits_of(array[_explain_rate.queue_name]) l where l.rate_left = 0;
 end;

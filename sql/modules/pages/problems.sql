@@ -69,7 +69,7 @@ begin
     select 'warning',
            format('jobs wait longer than usual: %s', _few(array_agg(
                format('queue %s for %s (job %s%s)', l.queue_name,
-                      date_trunc('second', make_interval(secs => l.seconds)), l.job_id,
+                      _words_of(make_interval(secs => trunc(l.seconds))), l.job_id,
                       '; 95 % of its jobs waited at most ' || round(l.usual_p95::numeric, 1) || ' s')
                order by l.seconds desc, l.queue_name))),
            _fix('select * from ~.explain_job(%s)',
