@@ -55,6 +55,7 @@ class Parent:
         self.respawn_at: list[float] = []  # one time for each child to be replaced
         self.respawn_delay = 0.1
         self.started = False  # a child has loaded its tasks, and the database has answered it
+        self.on_start: Callable[[], None] = lambda: None
         self.signals = 0
         self.pid = os.getpid()
         self.kill_at: float | None = None
@@ -78,7 +79,7 @@ class Parent:
         wakeup, notice = socket.socketpair()
         for end in (wakeup, notice):
             end.setblocking(False)
-        handlers = {signal.SIGCHLD: signals.nothing, **dict.fromkeys(signals.heard(), self._signalled)}
+        handlers = signals.handlers(self._signalled, self.config.supervised)
         signal.set_wakeup_fd(notice.fileno())
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
@@ -141,6 +142,7 @@ class Parent:
         """Log the start once a child has loaded its tasks: until then it may end in an error."""
         if not self.started and child.slots.stamps()[1]:
             self.started = True
+            self.on_start()
             log.info("pyworker %s started: %s", self._version(), self._about(child.slots.known()))
 
     def _about(self, tasks: list[str]) -> str:
