@@ -10,8 +10,8 @@ import click
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-# A password up to the last sign that may end it: in what libpq cannot read it may end anywhere.
-_PASSWORDS = re.compile(r"(?is)(?<=:)(?!//)[^:/][^:]*(?=@)|(?<=password=).*|(?<=password =).*")
+# All that may be a password in what libpq cannot read: from a colon to the last @, or to the end.
+_PASSWORDS = re.compile(r"(?is)((?<!^postgresql)(?<!^postgres):|password *=).*(?=@)|(password *=).*")
 
 
 class Place(NamedTuple):
@@ -56,13 +56,17 @@ def named(places: Sequence[tuple[str, str]]) -> dict[str, tuple[str, str]]:
     raise AssertionError("places that differ have names that differ")
 
 
+def _hidden(found: re.Match[str]) -> str:
+    return f"{found[1] or found[2]}***"
+
+
 def _place(number: int, dsn: str, schema: str) -> Place:
     try:
         given = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value}
     except psycopg.ProgrammingError as error:
         # What libpq quotes may be a part of the password.
         why = re.sub(r'\s*"[^"]*"', "", str(error)).strip().rstrip(":")
-        raise click.UsageError(f"--dsn number {number}, {_PASSWORDS.sub('***', dsn)}: {why}") from None
+        raise click.UsageError(f"--dsn number {number}, {_PASSWORDS.sub(_hidden, dsn)}: {why}") from None
     if service := given.get("service"):
         return Place(dsn, schema, given.get("host", ""), given.get("port", ""), given.get("dbname", service))
     default = {

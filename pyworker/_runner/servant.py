@@ -39,7 +39,7 @@ class Servant:
         self.failed = 0  # the exit code if it ended with an error and has not started its work since
         self._config, self._crontab = config, crontab
         self._inbox = b""
-        self._asked: dict[int, SimpleQueue[Answer | None]] = {}
+        self._asked: dict[int, tuple[float, SimpleQueue[Answer | None]]] = {}  # since when, and who waits
         self._number = 0
         self._lock = threading.Lock()  # HTTP requests ask in threads
 
@@ -57,8 +57,10 @@ class Servant:
             except OSError:
                 here.close()
                 raise
-        self.due, self.channel, self._inbox = None, here, b""
-        self._send({"config": asdict(self._config), "crontab": self._crontab})
+        self.due, self._inbox = None, b""
+        with self._lock:  # nothing is asked before the order
+            self.channel = here
+            self._send({"config": asdict(self._config), "crontab": self._crontab})
 
     def read(self) -> None:
         """Read what the process has sent. Called when there is something, or the end."""
@@ -78,7 +80,7 @@ class Servant:
             with self._lock:
                 asked = self._asked.pop(message["number"], None)
             if asked:
-                asked.put(Answer(*message["answer"]))
+                asked[1].put(Answer(*message["answer"]))
 
     def ended(self, code: int) -> None:
         """Called when the process has ended and was reaped."""
@@ -98,9 +100,15 @@ class Servant:
                 answer.put(None)
             else:
                 self._number += 1
-                self._asked[self._number] = answer
+                self._asked[self._number] = (time.monotonic(), answer)
                 self._send({"number": self._number, "path": path})
         return answer
+
+    def silent(self) -> bool:
+        """True if it has left a question unanswered for so long that it is stuck."""
+        with self._lock:
+            oldest = next((since for since, _ in self._asked.values()), None)
+        return oldest is not None and time.monotonic() - oldest > self._config.stuck_after
 
     def _send(self, message: dict[str, Any]) -> None:
         with suppress(OSError):  # it has just ended
@@ -113,5 +121,5 @@ class Servant:
             self.channel.close()
             self.channel = None
             asked, self._asked = self._asked, {}
-        for answer in asked.values():
+        for _, answer in asked.values():
             answer.put(None)

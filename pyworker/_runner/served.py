@@ -68,6 +68,7 @@ def main() -> NoReturn:
     except (PyworkerError, psycopg.Error) as error:
         log.error("%s", explained(error))
         code = exit_code_of(error)
+    signal.signal(signals.TOLD, signal.SIG_IGN)
     raise SystemExit(code)
 
 

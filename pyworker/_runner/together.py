@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from .servant import Answer, Servant
 
 _OWN = re.compile('(?<=[{,])database=(?=")')
-PATIENCE = 5.0  # seconds that all databases together have to answer
+# Seconds that all databases together have to answer. Probes have short timeouts; a process that is
+# just starting, or has no turn at once, is live.
+PATIENCE = {"/live": 0.5, "/ready": 2.0, "/metrics": 5.0}
 NOT_SERVED = (
     "# HELP pyworker_ready 1: this worker can claim jobs, as /ready says.\n"
     "# TYPE pyworker_ready gauge\npyworker_ready 0.0\n"
@@ -35,7 +37,7 @@ def routes(databases: Sequence[Servant], metrics: bool) -> dict[str, Route]:
 def _ask(databases: Sequence[Servant], path: str) -> list[tuple[Servant, Answer | None]]:
     """The answers of all, who are asked at the same time. None: no answer."""
     asked = [(one, one.ask(path)) for one in databases]
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + PATIENCE[path]
     answers: list[tuple[Servant, Answer | None]] = []
     for one, answer in asked:
         try:
@@ -52,10 +54,8 @@ def _verdict(databases: Sequence[Servant], path: str) -> tuple[int, str, str]:
         if answer:
             if answer.status != 200:
                 found += [f"{one.name}: {line}" for line in answer.text.splitlines()]
-        elif one.process:
-            found.append(f"{one.name}: process {one.process.pid} does not answer")
-        elif word == "ready":
-            found.append(f"{one.name}: its worker has ended and is started again (see the log)")
+        elif word == "ready" or one.silent():
+            found.append(f"{one.name}: its worker does not answer (see the log)")
     return 503 if found else 200, PLAIN, ("\n".join(found) or word) + "\n"
 
 
