@@ -55,7 +55,6 @@ class Parent:
         self.respawn_at: list[float] = []  # one time for each child to be replaced
         self.respawn_delay = 0.1
         self.started = False  # a child has loaded its tasks, and the database has answered it
-        self.on_start: Callable[[], None] = lambda: None
         self.signals = 0
         self.pid = os.getpid()
         self.kill_at: float | None = None
@@ -142,7 +141,6 @@ class Parent:
         """Log the start once a child has loaded its tasks: until then it may end in an error."""
         if not self.started and child.slots.stamps()[1]:
             self.started = True
-            self.on_start()
             log.info("pyworker %s started: %s", self._version(), self._about(child.slots.known()))
 
     def _about(self, tasks: list[str]) -> str:

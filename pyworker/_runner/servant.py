@@ -36,7 +36,7 @@ class Servant:
         self.due: float | None = 0.0  # when to start it; None: it runs, or starts no more
         self.began = 0.0
         self.delay = 0.0  # seconds until it was last started again
-        self.failed = 0  # the exit code if it ended with an error and has not started its work since
+        self.failed = 0  # the exit code, if it has last ended with an error
         self._config, self._crontab = config, crontab
         self._inbox = b""
         self._asked: dict[int, tuple[float, SimpleQueue[Answer | None]]] = {}  # since when, and who waits
@@ -74,9 +74,6 @@ class Servant:
         *lines, self._inbox = (self._inbox + data).split(b"\n")
         for line in lines:
             message = json.loads(line)
-            if "started" in message:
-                self.failed = 0
-                continue
             with self._lock:
                 asked = self._asked.pop(message["number"], None)
             if asked:
@@ -89,8 +86,7 @@ class Servant:
         assert self.process is not None  # noqa: S101
         self.process.returncode = code
         self.process = None
-        if code > 0:
-            self.failed = code
+        self.failed = max(code, 0)
 
     def ask(self, path: str) -> SimpleQueue[Answer | None]:
         """Ask the process for this path. None comes if it does not run, or ends instead."""

@@ -33,27 +33,15 @@ from .probes import PLAIN, Route
 log = logging.getLogger("pyworker.parent")
 
 
-class Channel:
-    """The socket to the supervisor."""
-
-    def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd)
-        self._socket.set_inheritable(False)
-        self._sending = threading.Lock()
-        self.orders: TextIO = self._socket.makefile("r", encoding="utf-8")
-
-    def send(self, **message: object) -> None:
-        with self._sending, suppress(OSError):  # the thread that reads sees that the supervisor is dead
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
-
-
 def main() -> NoReturn:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a frozen parent dies, too
     signal.signal(signals.TOLD, _leave)
     signals.leave_to_parent()
-    channel = Channel(int(sys.argv[1]))
-    order = json.loads(channel.orders.readline() or "null")
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
+    orders = channel.makefile("r", encoding="utf-8")
+    order = json.loads(orders.readline() or "null")
     if order is None:
         raise SystemExit(0)
     config = RunConfig(**order["config"])
@@ -62,9 +50,9 @@ def main() -> NoReturn:
         "/live": lambda: (200, PLAIN, "live\n"),
         "/ready": lambda: (503, PLAIN, "it is starting\n"),
     }
-    threading.Thread(target=_answer, args=[channel, routes], daemon=True, name="supervisor").start()
+    threading.Thread(target=_answer, args=[channel, orders, routes], daemon=True, name="supervisor").start()
     try:
-        code = _serve(config, order["crontab"], channel, routes)
+        code = _serve(config, order["crontab"], routes)
     except (PyworkerError, psycopg.Error) as error:
         log.error("%s", explained(error))
         code = exit_code_of(error)
@@ -72,23 +60,26 @@ def main() -> NoReturn:
     raise SystemExit(code)
 
 
-def _serve(config: RunConfig, crontab: str | None, channel: Channel, routes: dict[str, Route]) -> int:
+def _serve(config: RunConfig, crontab: str | None, routes: dict[str, Route]) -> int:
     if crontab:
         load_for_run(config.dsn, config.schema, crontab)
     parent = Parent(config)
-    parent.on_start = lambda: channel.send(started=True)
     with metrics.collected(parent) as own:
         routes |= {**probes.of_worker(parent), **own}
         return parent.run()
 
 
-def _answer(channel: Channel, routes: Mapping[str, Route]) -> None:
+def _answer(channel: socket.socket, orders: TextIO, routes: Mapping[str, Route]) -> None:
+    """Answer questions until the supervisor is dead."""
     with suppress(OSError):
-        for line in channel.orders:
+        for line in orders:
             asked = json.loads(line)
-            route = routes.get(asked["path"])
-            status, kind, text = route() if route else (503, PLAIN, "it is starting\n")
-            channel.send(number=asked["number"], answer=[status, kind, text])
+            try:
+                answer = routes[asked["path"]]() if asked["path"] in routes else (503, PLAIN, "starting\n")
+            except Exception as error:
+                log.exception("cannot answer %s", asked["path"])
+                answer = (500, PLAIN, f"{error}\n")
+            channel.sendall(json.dumps({"number": asked["number"], "answer": answer}).encode() + b"\n")
     os.kill(os.getpid(), signal.SIGKILL)
 
 

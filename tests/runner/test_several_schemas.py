@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from pyworker._db.migrations import migrate
+from tests.support import PYTHONPATH
 from tests.support.several import NAME
 from tests.support.several import other as other
 from tests.support.workers import Queue
@@ -63,6 +64,16 @@ def test_one_schema_counts_for_every_database(
     fresh_queue.run_once("--dsn", fresh_queue.dsn, "--dsn", other.dsn, PYWORKER_SCHEMA="tenant b")
     assert schemas["tenant b"].states(jobs[0]) == there.states(jobs[1]) == ["completed"]
     there.close()
+
+
+def test_databases_and_schemas_may_stand_before_the_command(
+    program: Any, fresh_queue: Queue, schemas: dict[str, Queue]
+) -> None:
+    jobs = {name: one.add("silent") for name, one in schemas.items()}
+    before = ["--dsn", fresh_queue.dsn, *(word for name in schemas for word in ("--schema", name))]
+    done = program(*before, "run", "handlers", "--once", PYTHONPATH=PYTHONPATH)
+    assert done.returncode == 0, done.stderr
+    assert all(one.states(jobs[name]) == ["completed"] for name, one in schemas.items())
 
 
 # -- wrong usage -----------------------------------------------------------------------------------
