@@ -18,10 +18,18 @@ from ._escape import shown, shown_json
 _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
+# The variable with the name of the database that a process serves, if its command serves several.
+DATABASE = "PYWORKER_LOG_DATABASE"
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object per line: time, level, logger, message, pid, exception, and all of `extra`.
 
     An extra with one of these names gets the prefix "extra_"."""
+
+    def __init__(self, database: str = "") -> None:
+        super().__init__()
+        self._database = {"database": database} if database else {}
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -30,6 +38,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": _message_of(record),
             "pid": record.process,
+            **self._database,
         }
         if exception := record.exc_text or (self.formatException(record.exc_info) if record.exc_info else ""):
             entry["exception"] = exception
@@ -83,8 +92,13 @@ def _text_of(value: Any) -> str:
 class TextFormatter(logging.Formatter):
     """For log files: full time, level, logger and process."""
 
-    def __init__(self) -> None:
+    def __init__(self, database: str = "") -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s[%(process)d] %(message)s")
+        self._database = f"{database}: " if database else ""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = self._database + record.message
+        return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
         return shown(super().format(record))
@@ -103,9 +117,10 @@ class ShortFormatter(logging.Formatter):
     Names other loggers.
     """
 
-    def __init__(self, terminal: bool) -> None:
+    def __init__(self, terminal: bool, database: str = "") -> None:
         super().__init__(datefmt="%H:%M:%S")
         self._start = "\r\x1b[K" if terminal else ""  # overwrites a progress bar
+        self._database = f"{database}: " if database else ""
         self._colours = terminal and "NO_COLOR" not in os.environ
 
     def format(self, record: logging.LogRecord) -> str:
@@ -116,7 +131,8 @@ class ShortFormatter(logging.Formatter):
         elif record.name.partition(".")[0] != "pyworker":
             who = f"{record.name}: "
         loud = record.levelno >= logging.WARNING
-        text = f"{f'{record.levelname.lower()}: ' if loud else ''}{who}{record.getMessage()}"
+        level = f"{record.levelname.lower()}: " if loud else ""
+        text = f"{self._database}{level}{who}{record.getMessage()}"
         if exception := record.exc_text or (self.formatException(record.exc_info) if record.exc_info else ""):
             text += f"\n{exception}"
         text = shown(text)
@@ -159,13 +175,13 @@ def is_json() -> bool:
 
 
 def set_up(log_format: str, level: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+    handler, database = logging.StreamHandler(sys.stderr), os.environ.get(DATABASE, "")
     if log_format == "json":
-        handler.setFormatter(JsonFormatter())
+        handler.setFormatter(JsonFormatter(database))
         _catch_the_rest()
     elif log_format == "short" or on_terminal():
-        handler.setFormatter(ShortFormatter(on_terminal()))
+        handler.setFormatter(ShortFormatter(on_terminal(), database))
     else:
-        handler.setFormatter(TextFormatter())
+        handler.setFormatter(TextFormatter(database))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("psycopg").setLevel(logging.ERROR)  # lost connections are logged by Backoff

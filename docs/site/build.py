@@ -266,7 +266,10 @@ def cli_reference() -> str:
     parts = ["# Command line reference\n"]
 
     def walk(group: click.Command, path: list[str]) -> None:
-        context = click.Context(group, info_name=" ".join(path), max_content_width=100, terminal_width=100)
+        context = click.Context(
+            group, info_name=" ".join(path), max_content_width=100, terminal_width=100,
+            **command.context_settings,
+        )  # fmt: skip
         parts.append(
             f"{'#' * min(len(path) + 1, 4)} {' '.join(path)}\n\n```text\n{group.get_help(context)}\n```\n"
         )

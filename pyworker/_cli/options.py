@@ -22,6 +22,7 @@ from .._logging import is_json
 from .._output import say
 
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+URLS = ("postgresql://", "postgres://")
 _MODE = "pyworker.mode"  # where --sql and --dry-run store their choice for `database`
 
 as_json = click.option("--json", "machine", is_flag=True, help="Print JSON.")
@@ -84,24 +85,55 @@ def _say_what_is_taken_back(changes: list[tuple[str, int, int, int]]) -> None:
 
 
 class WhereOption(click.Option):
-    """An option of each command that may also stand before the command: `pyworker --dsn X jobs`."""
+    """An option of each command that may also stand before the command: `pyworker --dsn X jobs`.
+
+    All commands take it several times, so that those which take one can refuse more.
+    """
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        """Of several databases DATABASE_URL has the URLs, with spaces between them.
+
+        The spaces in libpq's key=value form separate no databases.
+        """
+        value = self.resolve_envvar_value(ctx)
+        if value is None:
+            return None
+        parts = value.split()
+        urls = self.name == "dsn" and all(part.startswith(URLS) for part in parts)
+        return parts if urls and parts else [value]
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, Any]:
         value, source = super().consume_value(ctx, opts)
         given = ctx.find_root().params.get(str(self.name))
-        if given is None or source is click.core.ParameterSource.COMMANDLINE:
+        if not given or source is click.core.ParameterSource.COMMANDLINE:
             return value, source
         return given, click.core.ParameterSource.DEFAULT_MAP
 
 
-schema_option = click.option(
-    "--schema",
-    cls=WhereOption,
-    default="pyworker",
-    envvar="PYWORKER_SCHEMA",
-    show_default=True,
-    help="Schema in which pyworker is installed.",
-)
+def _one(_ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str:
+    if len(values) > 1:
+        raise click.UsageError(
+            f"{param.opts[0]} names {len(values)} {'databases' if param.name == 'dsn' else 'schemas'}:"
+            " only `pyworker run` takes several"
+        )
+    return values[0] if values else ""
+
+
+def _schema_option(several: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    about = " Can be repeated, see --dsn; given once it counts for each database." if several else ""
+    return click.option(
+        "--schema",
+        cls=WhereOption,
+        multiple=True,
+        default=("pyworker",),
+        callback=None if several else _one,
+        envvar="PYWORKER_SCHEMA",
+        show_default=True,
+        help=f"Schema in which pyworker is installed.{about}",
+    )
+
+
+schema_option = _schema_option(several=False)
 
 
 class PortOption(click.Option):
@@ -120,17 +152,20 @@ class PortOption(click.Option):
         return None
 
 
-def common(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that name the database and the schema."""
+def common(command: Callable[..., Any], several: bool = False) -> Callable[..., Any]:
+    """Add the options that name the database and the schema, or several."""
+    about = " Can be repeated: one worker for each database." if several else ""
 
     @click.option(
         "--dsn",
         cls=WhereOption,
-        default="",
+        multiple=True,
+        callback=None if several else _one,
         envvar="DATABASE_URL",
-        help="Database: a postgresql:// URL, libpq's key=value, `demo` or `dev`. Default: the PG* variables.",
+        help="Database: a postgresql:// URL, libpq's key=value, `demo` or `dev`. Default: the PG* variables."
+        + about,
     )
-    @schema_option
+    @_schema_option(several)
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return command(*args, **kwargs)

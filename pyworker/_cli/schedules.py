@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import logging
-from pathlib import Path
-from typing import Any, cast
-
 import click
 
-from .._db import migrations
 from .._db.database import Database
-from .._distribution import pip_install
 from .._output import print_json, print_table, report, say
+from .._runner.crontab import load_crontab
 from ..errors import InvalidArgument
 from .options import CliError, as_json, database, part_of_group, question_of_group, reads, verb
-
-log = logging.getLogger("pyworker.schedules")
 
 
 @click.group(invoke_without_command=True)
@@ -96,40 +87,6 @@ def load(where: tuple[str, str], file: str, dry_run: bool) -> None:
         say(f"{row['name']}: {'would be ' if dry_run else ''}{row['action']}")
     plural = "" if len(done) == 1 else "s"
     say(f"{len(done)} schedule{plural}{', nothing was changed' if dry_run else ''}")
-
-
-def load_crontab(db: Database, file: str, dry_run: bool = False) -> list[dict[str, Any]]:
-    path = Path(file)
-    wanted = [
-        {**schedule, **({"payload": _json_of(payload, line)} if payload else {})}
-        for line, schedule, payload in db.parse_crontab(path.read_text("utf-8"))
-    ]
-    return db.declare_schedules([f"crontab:{path.name}"], wanted, dry_run)
-
-
-def _json_of(payload: str, line: int) -> Any:
-    try:
-        return json.loads(payload)
-    except ValueError:
-        pass
-    if importlib.util.find_spec("json5") is None:
-        raise CliError(
-            f"the payload on line {line} of crontab is not plain JSON; for JSON5: {pip_install('crontab')}"
-        )
-    import json5
-
-    try:
-        return cast("Any", json5).loads(payload)
-    except ValueError as error:
-        raise CliError(f"Failed to parse JSON5 payload on line {line} of crontab: {error}") from None
-
-
-def load_for_run(dsn: str, schema: str, file: str) -> None:
-    """Load a crontab when a worker starts."""
-    with database(dsn, schema) as db:
-        db.check_version(migrations.newest())
-        for row in load_crontab(db, file):
-            log.info("schedule %s: %s", row["name"], row["action"])
 
 
 @schedules.command("run")

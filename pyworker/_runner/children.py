@@ -58,7 +58,7 @@ def start_child(config: RunConfig, worker_id: int, slots: Slots) -> ChildProcess
             [sys.executable, "-m", "pyworker._runner.child"],
             stdin=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": _python_path()},
+            env={**os.environ, "PYTHONPATH": python_path()},
             pass_fds=[slots.fd],
         )
     child = ChildProcess(worker_id, process, time.monotonic(), slots)
@@ -74,7 +74,7 @@ def memory_of(pid: int) -> int:
         return 0
 
 
-def _python_path() -> str:
+def python_path() -> str:
     """Children import what the parent can: the current directory comes first, as in `python -m`."""
     return os.pathsep.join(
         dict.fromkeys([os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])

@@ -36,16 +36,16 @@ def text_of(rows: Iterable[Mapping[str, Any]]) -> str:
         by_name.setdefault(row["name"], []).append(row)
     lines: list[str] = []
     for name, group in by_name.items():
-        lines += [f"# HELP {name} {_escaped(group[0]['help'])}", f"# TYPE {name} {group[0]['kind']}"]
+        lines += [f"# HELP {name} {escaped(group[0]['help'])}", f"# TYPE {name} {group[0]['kind']}"]
         for row in group:
             labels = ",".join(
-                f'{label}="{_escaped(value, True)}"' for label, value in sorted(row["labels"].items())
+                f'{label}="{escaped(value, True)}"' for label, value in sorted(row["labels"].items())
             )
             lines.append(f"{name}{'{' + labels + '}' if labels else ''} {row['value']:.17g}")
     return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str, quoted: bool = False) -> str:
+def escaped(text: str, quoted: bool = False) -> str:
     text = text.replace("\\", "\\\\").replace("\n", "\\n")
     return text.replace('"', '\\"') if quoted else text
 

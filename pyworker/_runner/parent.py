@@ -78,7 +78,7 @@ class Parent:
         wakeup, notice = socket.socketpair()
         for end in (wakeup, notice):
             end.setblocking(False)
-        handlers = {signal.SIGCHLD: signals.nothing, **dict.fromkeys(signals.heard(), self._signalled)}
+        handlers = signals.handlers(self._signalled, self.config.supervised)
         signal.set_wakeup_fd(notice.fileno())
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .parent import Parent
 
 SILENT = 15.0  # seconds without an answer; beats are due every 2, a child with full slots asks every 10
+PLAIN = "text/plain; charset=utf-8"
 
 Route = Callable[[], tuple[int, str, str]]  # status, content type, text
 
@@ -60,7 +61,7 @@ def in_flight(parent: Parent) -> int:
 def _verdict(parent: Parent, ready: bool) -> tuple[int, str, str]:
     found = problems(parent, ready)
     text = "\n".join(found) or ("ready" if ready else "live")
-    return 503 if found else 200, "text/plain; charset=utf-8", text + "\n"
+    return 503 if found else 200, PLAIN, text + "\n"
 
 
 def of_worker(parent: Parent) -> dict[str, Route]:
@@ -85,7 +86,7 @@ class _Server(ThreadingHTTPServer):
             def _answer(self, body: bool) -> None:
                 route = routes.get(self.path.partition("?")[0])
                 if route is None:
-                    status, kind, text = 404, "text/plain; charset=utf-8", " ".join(routes) + "\n"
+                    status, kind, text = 404, PLAIN, " ".join(routes) + "\n"
                 else:
                     status, kind, text = route()
                 data = text.encode()

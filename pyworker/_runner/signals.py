@@ -1,16 +1,18 @@
 """The signals that stop a worker.
 
 They may reach every process of the worker (Ctrl-C, `kill -- -PGID`, systemd); only the parent acts
-on them."""
+on them. The parents of several databases leave them to their supervisor, which sends TOLD."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+TOLD = signal.SIGUSR1  # from the supervisor of several databases to their parents: stop
+Handler = Callable[[int, object], None]
 
 
 def heard() -> list[signal.Signals]:
@@ -27,6 +29,17 @@ def heard() -> list[signal.Signals]:
 
 def nothing(_number: int, _frame: object) -> None:
     """A signal handler that does nothing; the signal interrupts a wait."""
+
+
+def handlers(stop: Handler, supervised: bool) -> dict[int, Handler]:
+    """What the parent does at which signal."""
+
+    def told(_number: int, frame: object) -> None:
+        stop(signal.SIGTERM, frame)
+
+    if supervised:
+        return {signal.SIGCHLD: nothing, **dict.fromkeys(heard(), nothing), TOLD: told}
+    return {signal.SIGCHLD: nothing, **dict.fromkeys(heard(), stop)}
 
 
 @contextmanager

@@ -1,0 +1,59 @@
+"""What a command or a worker says of an error that ends it, and the exit code."""
+
+from __future__ import annotations
+
+import psycopg
+
+from .._db.connect import first_line
+from ..errors import PyworkerError, SchemaVersionError, sqlstate_of
+from .config import EXIT_DATABASE_NEWER, EXIT_DATABASE_OLDER
+
+
+def explained(error: PyworkerError | psycopg.Error) -> str:
+    """The cause, and what to do."""
+    if isinstance(error, psycopg.Error):
+        return _of_postgres(error)
+    return f"{error}. {error.hint}" if error.hint else str(error)
+
+
+def exit_code_of(error: PyworkerError | psycopg.Error) -> int:
+    codes = {"older": EXIT_DATABASE_OLDER, "newer": EXIT_DATABASE_NEWER}
+    return codes.get(error.detail or "", 1) if isinstance(error, SchemaVersionError) else 1
+
+
+def _of_postgres(error: psycopg.Error) -> str:
+    first = first_line(error)
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        ways_out = {
+            "for database": "Its owner can GRANT CREATE ON DATABASE … TO your role",
+            "create role": "Let a role with CREATEROLE run it, or go without --roles",
+            "owner of": "Upgrade as the role that installed it",
+        }
+        otherwise = (
+            "Ask the owner of the schema: GRANT <schema>_admin (or _producer, _worker, _reader) TO your role"
+        )
+        return f"{first}. {next((way for words, way in ways_out.items() if words in first), otherwise)}"
+    if isinstance(
+        error,
+        psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction | psycopg.errors.UndefinedTable,
+    ):
+        return (
+            f"{first}. Is pyworker installed here? Run: pyworker migrate (or name its schema with --schema)"
+        )
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        return (
+            f"{first}: another session holds a lock on pyworker's tables for too long."
+            " Nothing was changed; try again"
+        )
+    if "session is read-only" in first:
+        return (
+            f"{first}: default_transaction_read_only is on for this server, database or role."
+            " Its owner can turn it off"
+        )
+    if isinstance(error, psycopg.OperationalError) and sqlstate_of(error) is None:
+        return (
+            f"cannot reach the database: {first}. Name one with --dsn, DATABASE_URL or PGHOST, PGDATABASE …"
+        )
+    if isinstance(error, psycopg.ProgrammingError) and sqlstate_of(error) is None:
+        return f"{first}. --dsn, DATABASE_URL take postgresql://user@host/database, or host=… user=… dbname=…"
+    return first
