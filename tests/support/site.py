@@ -26,7 +26,8 @@ class Answer:
     def __init__(self, raw: bytes) -> None:
         head, _, self.body = raw.partition(b"\r\n\r\n")
         lines = head.decode("latin-1").split("\r\n")
-        self.status = int(lines[0].split()[1]) if raw else 0  # 0: the connection was closed without a word
+        # 0: the connection was closed without a word, or the answer is in HTTP/0.9.
+        self.status = int(lines[0].split()[1]) if raw.startswith(b"HTTP/1") else 0
         self.headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines[1:])}
 
     @property
