@@ -78,3 +78,10 @@ def test_what_doctor_and_explain_offer_to_run_quotes_names(api: Any, worker: int
         assert first, text
         assert [type(s).__name__ for s in statements_of(first[0])] == ["SelectStmt"], text
         assert "drop table" not in re.sub(r"E?'(?:[^'\\]|''|\\\\)*'", "", text), text
+
+
+@pytest.mark.parametrize("option", ["concurrency", "rate_limit", "fair"])
+def test_an_option_that_is_no_number_is_refused(api: Any, option: str) -> None:
+    for value in ("1e-9999", "1e40", "2147483648", '"x"', "[]"):
+        with api.refusal("PW001", "must be whole numbers or null"):
+            api.action_sql("set_queue", "q", f'{{"{option}": {value}}}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable
@@ -256,7 +257,7 @@ class Values:
     def _part(self) -> Any:
         rng = self.rng
         pool: list[Any] = rng.choice([TEXTS, INTEGERS, BIGINTS, TIMES, INTERVALS, SPECIAL, SPECIAL])
-        return rng.choice(pool)
+        return copy.deepcopy(rng.choice(pool))  # it may be changed in its turn
 
 
 SPECIAL: list[Any] = [

@@ -70,9 +70,14 @@ begin
                             else v_now.rate_period end;
     end if;
     fair := coalesce((options ->> 'fair')::boolean, v_now.fair and right(queue_name, 1) = '*');
-exception when invalid_datetime_format or datetime_field_overflow or interval_field_overflow then
-    raise exception 'perform_action: rate_period must be an interval such as ''1 minute'', got %',
-        quote_literal(options ->> 'rate_period') using errcode = 'PW001';
+exception
+    when invalid_datetime_format or datetime_field_overflow or interval_field_overflow then
+        raise exception 'perform_action: rate_period must be an interval such as ''1 minute'', got %',
+            quote_literal(options ->> 'rate_period') using errcode = 'PW001';
+    when invalid_text_representation or numeric_value_out_of_range then
+        raise exception 'perform_action: concurrency and rate_limit must be whole numbers or null, '
+            'fair true or false, got %', left(options::text, 140)
+            using errcode = 'PW001';
 end;
 $$;
 
