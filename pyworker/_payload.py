@@ -126,6 +126,11 @@ def _library(parts: set[Any]) -> Library | None:
     return "pydantic" if _importable("pydantic") else None
 
 
+# Where messages of the libraries quote what the payload has.
+_TAG = re.compile(r"(?s) '.*'(?= found using )")
+_VALUE = re.compile(r"(?s)^(Invalid (?:enum )?value) .*?( - at `[^`]*`)?$")
+
+
 def _by_pydantic(hint: Any) -> Codec:
     from pydantic import TypeAdapter, ValidationError
 
@@ -141,7 +146,7 @@ def _by_pydantic(hint: Any) -> Codec:
         except ValidationError as error:
             # Without the input: payloads must not appear in errors and logs.
             problems = "; ".join(
-                f"{e['msg']} - at `{'.'.join(str(part) for part in e['loc'])}`"
+                f"{_TAG.sub('', e['msg'])} - at `{'.'.join(str(part) for part in e['loc'])}`"
                 for e in error.errors(include_input=False)
             )
             raise ValueError(f"the payload does not fit {hint!r}: {problems}") from None
@@ -161,7 +166,8 @@ def _by_msgspec(hint: Any) -> Codec:
         try:
             return msgspec.convert(payload, hint, str_keys=True)  # the keys of a JSON object are strings
         except msgspec.ValidationError as error:
-            raise ValueError(f"the payload does not fit {hint!r}: {error}") from None
+            problem = _VALUE.sub(r"\1\2", str(error))
+            raise ValueError(f"the payload does not fit {hint!r}: {problem}") from None
 
     return Codec(hint, encode, decode)
 

@@ -39,7 +39,7 @@ def wait_for_job(
 def wait_for_job(
     conn: Any, job_id: int, timeout: timedelta | float = 60.0, *, schema: str | None = None
 ) -> Any:
-    """Wait until a job has ended, and return it: completed, cancelled or discarded.
+    """Wait until a job has ended, and return it, without its payload: completed, cancelled or discarded.
 
     conn: a connection of psycopg outside a transaction, for this alone (it LISTENs); await the result of an
     asynchronous one. timeout: a timedelta or seconds. The job must have a history: one with retention 0 is

@@ -5,16 +5,16 @@
 -- A role gets its privileges if it exists. `pyworker migrate --roles` or psql's `-v roles=yes`
 -- creates the roles.
 
--- What each role may call and read.
+-- What each role may call and read. name/n: only the function of that name with n arguments.
 create or replace function _granted() returns table (role text, functions text[], views text[])
     language plpgsql stable set search_path from current
 as $$
 declare
     v_producer constant text[] := '{
-        add_job, add_jobs, add_batch, extend_batch, remove_job, once, unique_opts, conformance, _json_of,
+        add_job, add_jobs, add_batch, extend_batch, remove_job, once/1, unique_opts, conformance, _json_of,
         send_signal, await_job, clock, schema_version}'::text[];
     v_worker constant text[] := v_producer || '{
-        define_task, register_worker, update_worker, hold_worker_lock, report_crash,
+        once, define_task, register_worker, update_worker, hold_worker_lock, report_crash,
         sweep_workers, open_worker, work, beat, close_worker, start_job, worker_ttl, heartbeat,
         unregister_worker, claim_jobs, seconds_until_due, finish_jobs, finish_job,
         was_finished, fail_jobs, snooze_job, snooze_jobs, release_jobs, force_unlock_workers, reconcile,
@@ -56,10 +56,15 @@ begin
     for v_kind in
         select g.role, g.functions, g.views from _granted() g join pg_roles r on r.rolname = g.role
     loop
+        execute format('revoke all on all routines in schema %I from %I', v_schema, v_kind.role);
+        execute format('revoke all on all tables in schema %I from %I', v_schema, v_kind.role);
+        execute format('revoke all on all sequences in schema %I from %I', v_schema, v_kind.role);
         execute format('grant usage on schema %I to %I', v_schema, v_kind.role);
         for v_function in
             select p.oid::regprocedure from pg_proc p join pg_namespace n on n.oid = p.pronamespace
-            where n.nspname = v_schema and p.proname = any (v_kind.functions)
+            where n.nspname = v_schema
+              and (p.proname = any (v_kind.functions)
+                   or concat(p.proname, '/', p.pronargs) = any (v_kind.functions))
         loop
             execute format('grant execute on function %s to %I', v_function, v_kind.role);
         end loop;

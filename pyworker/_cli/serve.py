@@ -8,6 +8,7 @@ import errno
 import ipaddress
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ import click
 from .._dev.url import resolved
 from .._distribution import pip_install
 from .options import CliError, PortOption, common, database
+
+SLOW = 10.0  # seconds that a client may take to send a request
+MOST = 500  # connections at once; a process may open some 1,000 files
 
 
 @click.command()
@@ -84,8 +88,9 @@ def ui(
         sockets = _listening(host, port)
         # With --auth-header the address of the proxy counts, not the one that it reports.
         config = uvicorn.Config(
-            app, log_level="warning", server_header=False, proxy_headers=auth_header is None
-        )
+            app, log_level="warning", server_header=False, proxy_headers=auth_header is None,
+            http="h11", ws="none", limit_concurrency=MOST,
+        )  # fmt: skip
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(_serve(uvicorn.Server(config), sockets))
 
@@ -155,7 +160,28 @@ async def _serve(server: Any, sockets: list[socket.socket]) -> None:
             click.echo(
                 f"the dashboard is at http://{f'[{name}]' if ':' in name else name}:{port}/ (Ctrl-C ends it)"
             )
+    dropping = asyncio.create_task(_drop_slow(server))
     await task
+    dropping.cancel()
+
+
+async def _drop_slow(server: Any) -> None:
+    """Close connections whose request does not come to its end: uvicorn waits for it for ever."""
+    since: dict[tuple[Any, Any], float] = {}
+    while True:
+        await asyncio.sleep(0.5)
+        now = time.monotonic()
+        connections = [(one, one.cycle) for one in server.server_state.connections]
+        unsent = [(one, cycle) for one, cycle in connections if _is_unsent(cycle)]
+        since = {key: since.get(key, now) for key in unsent}
+        for (one, _), began in since.items():
+            if now - began > SLOW:
+                one.transport.abort()
+
+
+def _is_unsent(cycle: Any) -> bool:
+    """True if the next request, or the rest of this one, is still to come."""
+    return cycle is None or cycle.response_complete or cycle.more_body
 
 
 def _users(auth_file: str | None) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import socket
 import threading
 import time
@@ -62,6 +63,11 @@ _WORKERS = {
     "lock_timeout": "0",
     "statement_timeout": "0",
 }
+_KNOWN = re.compile('missing "="|invalid (connection option|URI query parameter:) "[a-z_]{1,30}"')
+_UNREADABLE = (
+    "the connection string cannot be read (it may contain a password, so it is not shown)."
+    " In a URL, a password has %25 for %, %2F for /, %3A for :, %3F for ?, %40 for @"
+)
 FENCE = 15.0  # seconds at most without an answered heartbeat
 ANSWER_TIMEOUT = 5.0  # seconds for an answer
 BLIND_TIMEOUT = 60.0  # seconds, if no other connection can tell whether the statement runs
@@ -88,7 +94,18 @@ def forbids(error: psycopg.Error) -> bool:
 
 
 def _given(dsn: str) -> dict[str, Any]:
-    return {key: value for key, value in conninfo_to_dict(dsn).items() if value is not None}
+    """What a connection string says. No error about it quotes it: a password may be in any part of it."""
+    try:
+        given = {key: value for key, value in conninfo_to_dict(dsn).items() if value is not None}
+    except psycopg.ProgrammingError as error:
+        known = _KNOWN.match(str(error))
+        raise psycopg.ProgrammingError(
+            f"{known[0]} in the connection string" if known else _UNREADABLE
+        ) from None
+    host, port = str(given.get("host", "")), str(given.get("port", ""))
+    if ("@" in host and host[0] not in "@/") or not re.fullmatch("[0-9,]*", port):
+        raise psycopg.ProgrammingError(_UNREADABLE)  # they are the rest of a password
+    return given
 
 
 def conninfo(dsn: str, application_name: str = "pyworker") -> str:

@@ -5,12 +5,13 @@ They use only the state of the process, so an unreachable database kills no work
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import PyworkerError
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 SILENT = 15.0  # seconds without an answer; beats are due every 2, a child with full slots asks every 10
 PLAIN = "text/plain; charset=utf-8"
+
+MOST = 50  # connections at once; for one more, the oldest is closed
+SLOW = 10.0  # seconds that a client may take to send its request
 
 Route = Callable[[], tuple[int, str, str]]  # status, content type, text
 
@@ -73,7 +77,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, port: int, routes: Mapping[str, Route]) -> None:
         class Handler(BaseHTTPRequestHandler):
-            timeout = 10  # seconds that a client may take to send its request
+            timeout = SLOW  # of each read and write; service_actions limits all reads together
             server_version = "pyworker"
             sys_version = ""
 
@@ -100,12 +104,38 @@ class _Server(ThreadingHTTPServer):
             def log_message(self, format: str, *args: object) -> None:
                 """Probes come every few seconds; log none."""
 
+        self._open: dict[socket.socket, float] = {}  # since when, the oldest first
         both = socket.has_dualstack_ipv6()
         super().__init__(("", port), Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = socket.create_server(
             ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both
         )
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._open) >= MOST:
+            oldest = next(iter(list(self._open)))
+            self._open.pop(oldest, None)
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        self._open[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Called twice a second: ends the wait for requests that come too slowly."""
+        for request, since in list(self._open.items()):
+            if time.monotonic() - since > SLOW:
+                with suppress(OSError):
+                    request.shutdown(socket.SHUT_RD)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has gone, or was closed, is nothing to log."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 @contextmanager

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hmac
 import secrets
 from collections.abc import Mapping, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "pyworker_csrf"
+MAX_BODY = 2**20  # bytes of a request; a form with 1,000 ids has 40,000
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -25,7 +26,7 @@ _HEADERS = {
 
 
 class Guard:
-    """Checks the Host header and who asks, and sets response headers.
+    """Checks the Host header, the size and who asks, and sets response headers.
 
     A user gives name and password (HTTP Basic), or a proxy has authenticated the user and gives the
     name in a header. Without passwords the Host check is essential: otherwise another site could
@@ -62,8 +63,12 @@ class Guard:
             refusal = PlainTextResponse(f"this dashboard does not answer to the name {host!a}", 421)
             await refusal(scope, receive, send_with_headers)
             return
+        if _is_too_long(headers.get("content-length", "")):
+            await PlainTextResponse(_TOO_LONG, 413)(scope, receive, send_with_headers)
+            return
         if self.user_header:
-            user = headers.get(self.user_header, "").strip()
+            named = headers.getlist(self.user_header)
+            user = named[0].strip() if len(named) == 1 else ""  # of two, one may be the client's
             if not (user and (scope.get("client") or ("",))[0] in self.proxies):
                 await PlainTextResponse("only the proxy that authenticates users may ask here", 401)(
                     scope, receive, send_with_headers
@@ -79,13 +84,15 @@ class Guard:
                 )
                 return
             scope = {**scope, "pyworker.user": user}
-        await self.app(scope, receive, send_with_headers)
+        # Before a Mount in the dashboard adds to it.
+        scope = {**scope, "pyworker.root": scope.get("root_path", "").rstrip("/")}
+        await self.app(scope, _limited(receive), send_with_headers)
 
     def _user(self, authorization: str) -> str | None:
         kind, _, value = authorization.partition(" ")
         try:
             name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # not ASCII, no base64, or not UTF-8
             return None
         # Make every comparison, each in constant time, so that the time reveals no name.
         matches = [
@@ -97,7 +104,30 @@ class Guard:
 
 
 def _name_of(host: str) -> str:
-    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+    name, bracket, _ = host.partition("]")
+    return name + bracket if host.startswith("[") else host.partition(":")[0]
+
+
+_TOO_LONG = f"a request may have {MAX_BODY:,} bytes"
+
+
+def _is_too_long(length: str) -> bool:
+    return length.isascii() and length.isdecimal() and (len(length) > 9 or int(length) > MAX_BODY)
+
+
+def _limited(receive: Receive) -> Receive:
+    """The same without the rest of a body that is too long, however it is sent."""
+    left = MAX_BODY
+
+    async def receive_some() -> Message:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise HTTPException(413, _TOO_LONG)
+        return message
+
+    return receive_some
 
 
 def csrf_token(request: Request) -> str:

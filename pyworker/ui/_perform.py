@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from .._db.database import Database
 from . import _guard
 from ._actions import Asked, asked, filters_of, with_notice
-from ._request import Problem
+from ._request import Problem, root_of
 
 PATIENCE = 5.0  # seconds after which a request says how far it has come
 NOTHING = (0, 0)  # no rows of the audit: no job matched any more
@@ -120,4 +120,4 @@ class Actions:
             )
         if not self.may_act(request):
             raise Problem(403, "Read-only", "You may look, but not act: ask an operator of this dashboard.")
-        return asked(given, request.scope.get("root_path", "").rstrip("/"))
+        return asked(given, root_of(request))

@@ -59,15 +59,25 @@ def actor_of(request: Request) -> str:
     return str(user or f"{request.client.host if request.client else 'unknown'}, without a name")
 
 
+def root_of(request: Request) -> str:
+    """The path at which the dashboard is mounted, without a slash at its end."""
+    return str(request.scope["pyworker.root"])
+
+
 def link(**query: Any) -> str:
     return "?" + urlencode(query)
+
+
+def is_id(text: str) -> bool:
+    """True for a bigint that is not negative."""
+    return text.isascii() and text.isdigit() and len(text) <= 19 and int(text) < 2**63
 
 
 def number_of(given: Mapping[str, str], name: str) -> int | None:
     text = given.get(name, "")
     if not text:
         return None
-    if not (text.isascii() and text.isdigit() and int(text) < 2**63):
+    if not is_id(text):
         raise Problem(400, "No such page", f"{name} must be the id of a job, got {text!r}.")
     return int(text)
 

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from psycopg_pool import ConnectionPool, PoolTimeout
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -37,9 +37,11 @@ from ._request import (
     Problem,
     actor_of,
     filters_of,
+    is_id,
     link,
     number_of,
     problem_of,
+    root_of,
     search_of,
 )  # fmt: skip
 
@@ -182,9 +184,9 @@ class Dashboard(Actions):
         )  # fmt: skip
 
     def job(self, request: Request) -> Response:
-        job_id = request.path_params["job_id"]
-        if job_id >= 2**63:
-            raise Problem(404, "No such job", f"There is no job {job_id}.")
+        if not is_id(request.path_params["job_id"]):
+            raise Problem(404, "No such job", "There is no job of this id.")
+        job_id = int(request.path_params["job_id"])
         with self.database() as db:
             now = db.clock()
             job = db.get_job(job_id)
@@ -208,8 +210,8 @@ class Dashboard(Actions):
         return self.page(
             request, "job.html", now=now, job=job, errors=errors[::-1], reasons=reasons,
             life=_life.events(job, errors), statements=statements,
-            ran=_show.seconds_between(began, job.finished_at or now),
-            graph=_graph.drawn(job, graph, f"{request.scope.get('root_path', '').rstrip('/')}/jobs/"),
+            ran=_show.seconds_between(began, job.finished_at or (now if began else None)),
+            graph=_graph.drawn(job, graph, f"{root_of(request)}/jobs/"),
             steps=steps, signals=signals, log=log, show_payloads=self.show_payloads, every=5,
         )  # fmt: skip
 
@@ -271,7 +273,7 @@ class Dashboard(Actions):
         return {**told, "audit": f"{audit[0]}-{audit[1]}"} if told["action"] or audit == (0, 0) else None
 
     def page(self, request: Request, template: str, status: int = 200, **context: Any) -> Response:
-        root = request.scope.get("root_path", "").rstrip("/")
+        root = root_of(request)
 
         def when(at: datetime | str | None) -> Markup:
             return _show.when(at, context["now"])
@@ -307,9 +309,12 @@ class Dashboard(Actions):
     async def not_found(self, request: Request, error: Exception) -> Response:
         return self.problem(request, Problem(404, "No such page", "There is no such page."))
 
+    async def gone(self, request: Request, error: Exception) -> Response:
+        return Response(status_code=400)  # no one reads it
+
     def app(self, guard: Mapping[str, Any]) -> Starlette:
         pages = {
-            "/": self.overview, "/jobs": self.jobs, "/jobs/{job_id:int}": self.job, "/queues": self.queues,
+            "/": self.overview, "/jobs": self.jobs, "/jobs/{job_id}": self.job, "/queues": self.queues,
             "/sequences": self.sequences, "/schedules": self.schedules, "/workers": self.workers,
             "/audit": self.audit, "/health": self.health, "/confirm": self.confirm,
         }  # fmt: skip
@@ -321,7 +326,11 @@ class Dashboard(Actions):
                 Mount("/static", StaticFiles(directory=HERE / "static"), name="static"),
             ],
             middleware=[Middleware(_guard.Guard, **guard)],
-            exception_handlers={404: self.not_found, **dict.fromkeys(kinds, self.problem)},
+            exception_handlers={
+                404: self.not_found,
+                ClientDisconnect: self.gone,
+                **dict.fromkeys(kinds, self.problem),
+            },
             lifespan=self._lifespan,
         )
 

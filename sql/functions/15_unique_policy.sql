@@ -178,7 +178,7 @@ create or replace function unique_opts(
     by_args jsonb default null, by_period interval default null, by_queue boolean default null,
     by_state text[] default null, exclude_kind boolean default null, on_conflict text default null)
     returns jsonb
-    language plpgsql stable set search_path from current
+    language plpgsql stable security definer set search_path from current
     set intervalstyle = 'postgres' -- by_period is stored as text, written in this style
 as $$
 declare

@@ -28,19 +28,31 @@ comment on function start_job(bigint, bigint) is
     'Returns false if the claim was lost, the job was cancelled, or it was started before. You '
     'may call it for a job with delivery at_least_once, too; that changes nothing for the job.';
 
+-- True once for each mark.
+create or replace function _once(mark text) returns boolean
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    perform _commit_durably();
+    insert into once_keys (key, at) values (mark, clock()) on conflict do nothing;
+    return found;
+end;
+$$;
+
 create or replace function once(key text) returns boolean
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_column
 begin
     if once.key is null or once.key = '' or length(once.key) > 512 then
         raise exception 'once: key must be 1 to 512 characters long, got %',
             coalesce(quote_literal(left(once.key, 530)), 'NULL')
             using errcode = 'PW001';
+    elsif starts_with(once.key, 'pyworker/') then
+        raise exception 'once: key must not begin with pyworker/, as the marks of jobs do, got %',
+            quote_literal(once.key)
+            using errcode = 'PW001', hint = 'For a step of a job, call once(job_id, run, name).';
     end if;
-    perform _commit_durably();
-    insert into once_keys (key, at) values (once.key, clock()) on conflict do nothing;
-    return found;
+    return _once(once.key);
 end;
 $$;
 comment on function once(text) is

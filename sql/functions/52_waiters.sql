@@ -28,11 +28,13 @@ begin
         perform setval('waited_until', greatest(
             pg_sequence_last_value('waited_until'::regclass), (extract(epoch from v_until) * 1000)::bigint));
     end if;
+    v_job.payload := null; -- who may add jobs may wait for any, and is not to read all payloads
     return v_job;
 end;
 $$;
 comment on function await_job(bigint, double precision) is
-    'Returns the job, and if it has not ended, has its end NOTIFY the channel named like the schema with '
+    'Returns the job, without its payload, and if it has not ended, has its end NOTIFY the channel named '
+    'like the schema with '
     '''_ended'' behind it, with the job''s id, for so many seconds (0 to 3600). LISTEN there before, and '
     'commit: then look again when notified, and after a second or so in any case. Errors: PW001; PW004.';
 

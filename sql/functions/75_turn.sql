@@ -205,6 +205,9 @@ begin
         raise exception 'work: done_ids, done_runs and done_results must be of one length, got %, % and %',
             v_done, coalesce(cardinality(done_runs), 0), coalesce(cardinality(done_results), 0)
             using errcode = 'PW001';
+    elsif array_ndims(done_runs) > 1 then
+        raise exception 'work: done_runs must be a plain list, got %', left(done_runs::text, 140)
+            using errcode = 'PW001';
     elsif jsonb_typeof(reports) <> 'array' then
         raise exception 'work: reports must be a JSON array of objects, got %', jsonb_typeof(reports)
             using errcode = 'PW001';
@@ -384,7 +387,7 @@ begin
             coalesce(run::text, 'NULL')
             using errcode = 'PW002', hint = 'The claim was lost: roll back, and drop the result.';
     end if;
-    return once(format('pyworker/job/%s/%s', job_id, name));
+    return _once(format('pyworker/job/%s/%s', job_id, name));
 end;
 $$;
 comment on function once(bigint, bigint, text) is

@@ -60,7 +60,7 @@ def test_without_a_database_a_command_says_how_to_name_one(
 @pytest.mark.parametrize(
     ("dsn", "words"),
     [
-        ("not a dsn", 'missing "=" after "not"'),
+        ("not a dsn", 'missing "=" in the connection string'),
         ("postgresql+psycopg://localhost/x", 'missing "="'),
         ("postgres://localhost:99999/x", "invalid port number"),
         ("host=localhost database=x", 'invalid connection option "database"'),

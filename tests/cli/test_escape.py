@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from tests.support import PYTHONPATH
 
 EVIL = "\x1b]0;owned\x07\x9b2J\r\x7f\u202e"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
@@ -88,3 +97,48 @@ def test_a_log_for_machines_keeps_them_as_json_does(queue: Any) -> None:
     worker = queue.run_once("--log-format", "json")
     assert not CONTROL.search(worker.log)
     assert f"one{EVIL}\ntwo" in [json.loads(line)["message"] for line in worker.log.splitlines()]
+
+
+def test_top_sends_none_of_them_to_a_real_terminal(evil: Any) -> None:
+    """On each of its pages, and on the page of a job; what it sends of its own begins otherwise."""
+    worker = evil.value("select max(id) from pyworker.live_workers")
+    evil.rows("select pyworker.update_worker(%s, %s)", worker, json.dumps({"host": EVIL, "version": EVIL}))
+    outside, inside = pty.openpty()
+    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 250, 0, 0))
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": PYTHONPATH,
+        "TERM": "xterm",
+        "DATABASE_URL": evil.dsn,
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "pyworker", "top"], stdin=inside, stdout=inside, stderr=inside,
+        env=environment,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        os.close(inside)
+        sent = b""
+        try:
+            # Jobs, one of them, back, queues, sequences, schedules, workers.
+            for key in (b"", b"\r", b"\x1b", b"2", b"3", b"4", b"6"):
+                os.write(outside, key)
+                part = b""
+                while (key != b"\x1b" and b"owned" not in part) or not part:
+                    part += os.read(outside, 65536)
+                sent += part
+            os.write(outside, b"q")
+            while part := read_or_end(outside):
+                sent += part
+        finally:
+            process.kill()
+            os.close(outside)
+    assert sent.count(b"\\x1b]0;owned\\x07") >= 6
+    for raw in (b"\x1b]0;owned", b"owned\x07", "\x9b".encode(), "\u202e".encode(), b"owned\r"):
+        assert raw not in sent, raw
+
+
+def read_or_end(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # its other end is closed
+        return b""

@@ -145,6 +145,24 @@ def test_no_reader_sees_a_payload_or_a_result(own: Any) -> None:
     own.rows("reset role")
 
 
+def test_a_producer_reads_no_payload_of_a_job_whose_key_it_does_not_know(own: Any) -> None:
+    """Ids are easy to guess. It sees how a job ended, which it may wait for."""
+    job = own.add_job("t", f'{{"password": "{SECRET}"}}')
+    own.rows("set role pyworker_producer")
+    assert SECRET not in str(own.await_job(job.id))
+    for statement in (
+        "get_job(1)",
+        "job_errors(1)",
+        "job_log(1)",
+        "get_steps(1)",
+        "job_signals(1)",
+        "explain_job(1)",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            own.rows(f"select * from pyworker.{statement}")
+    own.rows("reset role")
+
+
 # Built-in functions and operators that our functions use, in versions that do something else.
 FALSE_FRIENDS = """
     create function evil.length(text) returns integer language sql as 'select 999999';

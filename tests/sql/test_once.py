@@ -212,3 +212,16 @@ def test_producers_may_ask_once_and_touch_no_mark(api: Any, actor: Any, role: st
     if role == "pyworker_producer":
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             a.start_job(1, 1)
+
+
+def test_no_caller_takes_the_mark_of_a_jobs_step(api: Any, actor: Any, worker: int) -> None:
+    """Or one that may only add jobs would keep a handler from its mail."""
+    api.add_job("t")
+    job = api.claim(worker)
+    a = actor()
+    a.rows("set role pyworker_producer")
+    with a.refusal("PW001", "key must not begin with pyworker/", "pyworker/job/1/mail"):
+        a.once(f"pyworker/job/{job.id}/mail")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        a.once(job.id, job.run, "mail")
+    assert [api.once(job.id, job.run, "mail"), api.once(job.id, job.run, "mail")] == [True, False]

@@ -7,6 +7,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -20,6 +21,7 @@ with warnings.catch_warnings():
 
 from pyworker.ui import create_app
 from tests.support.api import Api, statement
+from tests.support.site import Site
 
 
 class Queue(Api):
@@ -98,3 +100,22 @@ def page(browser: Any, site: Any) -> Iterator[Any]:
     yield page
     context.close()
     assert complaints == []
+
+
+@pytest.fixture
+def attacked(dsn: str, db: Any, tmp_path: Path) -> Iterator[Callable[..., Site]]:
+    """attacked(*options) starts a dashboard. It must live on, without a traceback, and serve at the end."""
+    sites: list[tuple[Site, dict[str, str], int]] = []
+
+    def start(
+        *options: str, ends_with: dict[str, str] | None = None, status: int = 200, **environment: str
+    ) -> Site:
+        sites.append((Site(dsn, tmp_path, *options, **environment), ends_with or {}, status))
+        return sites[-1][0]
+
+    yield start
+    for site, headers, status in sites:
+        assert site.ask("/jobs", **headers).status == status
+        site.close()
+        assert "Traceback" not in site.log()
+        assert "secret" not in site.log()

@@ -7,6 +7,10 @@ create or replace function action_sql(action text, target text, options jsonb de
     language plpgsql stable security definer set search_path from current
 as $$
 begin
+    if action in ('retry', 'cancel', 'force_cancel', 'delete') and (target ~ '^[0-9]{1,18}$') is not true then
+        raise exception 'action_sql: target of % must be the id of a job, got %', action,
+            coalesce(quote_literal(left(target, 140)), 'NULL') using errcode = 'PW001';
+    end if;
     return format(case action
         when 'retry' then 'select * from %I.retry_job(%s)'
         when 'cancel' then 'select * from %I.cancel_job(%s)'
@@ -14,17 +18,17 @@ begin
         when 'delete' then 'select * from %I.delete_job(%s)'
         when 'pause_queue' then 'select %I.pause_queue(%L)'
         when 'resume_queue' then 'select %I.resume_queue(%L)'
-        when 'set_queue' then 'select %I.' || _limits_call(target, options)
+        when 'set_queue' then 'select %1$I.%3$s' -- a name in it may look like a format
         when 'resume_sequence' then 'select %I.resume_sequence(%L)'
         when 'run_schedule' then 'select * from %I.run_schedule(%L)'
         when 'pause_schedule' then 'select * from %I.pause_schedule(%L)'
         when 'resume_schedule' then 'select * from %I.resume_schedule(%L)' end,
-        current_schema(), target);
+        current_schema(), target, case action when 'set_queue' then _limits_call(target, options) end);
 end;
 $$;
 comment on function action_sql(text, text, jsonb) is
     'The SQL that does what perform_action() does with this action, target and options, but for the '
-    'record in the view audit. Null for an action that does not exist.';
+    'record in the view audit. Null for an action that does not exist. Errors: PW001.';
 
 create or replace function job_actions(job_id bigint) returns table (action text, statement text)
     language plpgsql stable security definer set search_path from current
@@ -66,9 +70,14 @@ begin
                             else v_now.rate_period end;
     end if;
     fair := coalesce((options ->> 'fair')::boolean, v_now.fair and right(queue_name, 1) = '*');
-exception when invalid_datetime_format or datetime_field_overflow or interval_field_overflow then
-    raise exception 'perform_action: rate_period must be an interval such as ''1 minute'', got %',
-        quote_literal(options ->> 'rate_period') using errcode = 'PW001';
+exception
+    when invalid_datetime_format or datetime_field_overflow or interval_field_overflow then
+        raise exception 'perform_action: rate_period must be an interval such as ''1 minute'', got %',
+            quote_literal(options ->> 'rate_period') using errcode = 'PW001';
+    when invalid_text_representation or numeric_value_out_of_range then
+        raise exception 'perform_action: concurrency and rate_limit must be whole numbers or null, '
+            'fair true or false, got %', left(options::text, 140)
+            using errcode = 'PW001';
 end;
 $$;
 
@@ -192,6 +201,8 @@ declare
                    coalesce(quote_literal(action), 'NULL'))
         when coalesce(cardinality(targets), 0) not between 1 and 1000 then
             format('targets must be 1 to 1000, got %s', coalesce(cardinality(targets), 0))
+        when array_ndims(targets) > 1 then
+            format('targets must be a plain list, got %s', left(targets::text, 140))
         when v_bad is not null or array_position(targets, null) is not null then
             format('targets of %s must be %s, got %s', action,
                    case when v_jobs then 'ids of jobs' else 'names' end,

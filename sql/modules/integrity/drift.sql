@@ -327,6 +327,7 @@ begin
                     from unnest(p.proargtypes::oid[]) with ordinality a(type, nr)
                     join pg_type t on t.oid = a.type)), 'execute on function'
         from role g join pg_proc p on p.proname = any (g.functions)
+            or concat(p.proname, '/', p.pronargs) = any (g.functions)
         join pg_namespace n on n.oid = p.pronamespace
         where n.nspname = current_schema() and not has_function_privilege(g.role, p.oid, 'execute')
         union all

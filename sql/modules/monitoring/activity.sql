@@ -135,6 +135,8 @@ begin
     elsif coalesce(minutes, 0) not between 1 and 10080 then
         raise exception 'activity: minutes must be from 1 to 10080, got %', coalesce(minutes::text, 'NULL')
             using errcode = 'PW001';
+    elsif max_names < 0 then
+        raise exception 'activity: max_names must not be negative, got %', max_names using errcode = 'PW001';
     end if;
     v_exact := (select coalesce(bool_and(p.every = 1), true) from _pages_since(v_since) p);
     return query

@@ -197,6 +197,9 @@ begin
     if coalesce(max_jobs, 0) not between 1 and 1000 then
         raise exception 'list_jobs: max_jobs must be from 1 to 1000, got %', coalesce(max_jobs::text, 'NULL')
             using errcode = 'PW001';
+    elsif array_ndims(states) > 1 then
+        raise exception 'list_jobs: states must be a plain list, got %', left(states::text, 140)
+            using errcode = 'PW001';
     elsif v_unknown is not null or array_position(states, null) is not null then
         raise exception 'list_jobs: states must be names of states, got %',
             coalesce(quote_literal(v_unknown), 'NULL') using errcode = 'PW001';

@@ -106,7 +106,7 @@ comment on function declare_schedules(text[], jsonb, boolean) is
     'removed, or ''left to'' and the other origin. dry_run: returns the actions and changes '
     'nothing. Errors: PW001.';
 
--- Decodes the URL encoding of an option.
+-- Decodes the URL encoding of an option; null if that gives no text (%00, half of a character).
 create or replace function _url_decoded(value text) returns text
     language plpgsql immutable set search_path from current
 as $$
@@ -116,6 +116,8 @@ begin
                                else convert_to(m.found[2], 'UTF8') end, '' order by m.n)
         from regexp_matches(replace(value, '+', ' '), '%([0-9a-fA-F]{2})|([^%]+|%)',
                             'g') with ordinality m(found, n)), 'UTF8');
+exception when character_not_in_repertoire then
+    return null;
 end;
 $$;
 
@@ -132,6 +134,7 @@ declare
         {priority,priority,"^-?[0-9]{1,9}$"}}'::text[];
     v_text text;
     v_option text;
+    v_raw text;
     v_value text;
     v_at integer;
     v_problem text;
@@ -139,7 +142,8 @@ declare
 begin
     foreach v_text in array coalesce(string_to_array(options, '&'), '{}') loop
         v_option := _url_decoded(split_part(v_text, '=', 1));
-        v_value := coalesce(_url_decoded(substr(v_text, length(split_part(v_text, '=', 1)) + 2)), '');
+        v_raw := substr(v_text, length(split_part(v_text, '=', 1)) + 2);
+        v_value := case when v_raw = '' then '' else _url_decoded(v_raw) end;
         v_at := (select min(n.n) from generate_series(1, array_length(v_known, 1)) n(n)
                  where v_known[n.n][1] = v_option);
         v_problem := case
@@ -147,6 +151,7 @@ begin
                 format('contains unsupported key ''%s''; supported keys are: %s.', v_option,
                        (select string_agg(quote_literal(v_known[n.n][1]), ', ' order by n.n)
                         from generate_series(1, array_length(v_known, 1)) n(n)))
+            when v_value is null then format('contains an invalid value for ''%s'': ''%s''.', v_option, v_raw)
             when v_found ? v_known[v_at][2] then format('specifies ''%s'' more than once.', v_option)
             when v_value !~ v_known[v_at][3] then
                 format('contains an invalid value for ''%s'': ''%s''.', v_option, v_value) end;
