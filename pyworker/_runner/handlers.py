@@ -1,9 +1,10 @@
 """Runs handlers in threads and on the event loop, from the claimed job to its one outcome.
 
     ready → _start → running → run_job | run_job_async → _ended → outcomes
+                               run_batch | run_batch_async
 
-Only `_ended` ends a job. If it cannot, the process exits (`_give_up`) and the parent hands its jobs
-back.
+A call of a handler has one job, or those of a batch, and takes one slot. Only `_ended` ends jobs. If it
+cannot, the process exits (`_give_up`) and the parent hands its jobs back.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from typing import Any, NoReturn, cast
 
 from .. import tasks
 from .._escape import shown
-from ..job import Job
 from .attempt import run_job, run_job_async
-from .claimed import Claimed
+from .batches import gathered, run_batch, run_batch_async
+from .claimed import Call, Claimed
 from .config import EXIT_BROKEN, RunConfig
 from .connections import Connections
 from .copies import end_copy, keep_from_copies
-from .outcomes import Ended, Outcome, Outcomes, Report, failure_of, release, tell
+from .outcomes import Ended, Outcome, Outcomes, Report, failures_of, release, tell
 from .shared import Slots
 
 log = logging.getLogger("pyworker.worker")
@@ -49,20 +50,22 @@ class Handlers:
         self.connections = connections
         self.tasks: dict[str, tasks.Task[..., Any]] = {}
         self.context = copy_context()  # holds what task modules set; each handler runs in its own copy
-        # `lock` guards `ready` (claimed, not started) and `running`.
+        # `lock` guards `ready` (claimed, not started), `running`, `latest` and `calls`.
         self.lock = threading.Lock()
         self.ready: deque[Claimed] = deque()
         self.running: dict[
             tuple[int, int], Claimed
         ] = {}  # by id and run: a job may run again before the handler of its lost run ends
+        self.latest: dict[int, Claimed] = {}  # by id: its latest run
+        self.calls: list[Call | None] = [None] * config.concurrency  # by slot
         self.handed_back: list[Claimed] = []  # referenced, so that no handler is garbage collected
         self.broken = False  # a job's outcome could not be recorded
         self.isolated = False  # the running job may have crashed a process before, so it runs alone
         self.free_slots = list(range(config.concurrency))
         self.threads = 0
-        self.thread_jobs: SimpleQueue[Claimed] = SimpleQueue()
+        self.thread_calls: SimpleQueue[Call] = SimpleQueue()
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._spawned: deque[Claimed] = deque()  # asyncio tasks that may not have started yet
+        self._spawned: deque[Call] = deque()  # asyncio tasks that may not have started yet
         self._looking = False
         # Filled by handlers, emptied by the turn. deque.append is atomic.
         self.outcomes: deque[Outcome] = deque()
@@ -75,7 +78,8 @@ class Handlers:
 
     @property
     def load(self) -> int:
-        return len(self.ready) + len(self.running)
+        """Calls that run, and jobs that wait for one."""
+        return len(self.ready) + self.config.concurrency - len(self.free_slots)
 
     @property
     def idle(self) -> bool:
@@ -129,6 +133,7 @@ class Handlers:
                 self._release(self.running.values())
                 self.handed_back.extend(self.running.values())
                 self.running.clear()
+                self.latest.clear()
 
     def cancel(self, runs: set[tuple[int, int]]) -> None:
         """Cancel these jobs, or jobs that are no longer ours.
@@ -155,55 +160,68 @@ class Handlers:
 
     def _cancel(self, job: Claimed) -> None:
         job.cancelled = True
-        if isinstance(job.handler, Job):
-            job.handler._cancelled = True  # pyright: ignore[reportPrivateUsage] - its reader is the handler
-        elif job.handler is not None:
-            self._event_loop().call_soon_threadsafe(job.handler.cancel)
-        self.slots.set(job.slot, job.id, job.run, time.monotonic() + CANCEL_GRACE)
+        if job.handed is not None:
+            job.handed._cancelled = True  # pyright: ignore[reportPrivateUsage] - its reader is the handler
+        call = self.calls[job.slot]
+        if call is None or not call.cancelled:
+            return  # the call of a batch goes on for its other jobs
+        if call.handler is not None:
+            self._event_loop().call_soon_threadsafe(call.handler.cancel)
+        self._mark(call, time.monotonic() + CANCEL_GRACE)
 
-    def _start(self) -> list[Claimed]:
+    def _mark(self, call: Call, deadline: float) -> None:
+        """Tell the parent that a call runs."""
+        if isinstance(call, Claimed):
+            self.slots.set(call.slot, call.id, call.run, deadline)
+        else:
+            self.slots.set_batch(call.slot, [(job.id, job.run) for job in call.jobs], deadline)
+
+    def _start(self) -> list[Call]:
         """Assign free slots to ready jobs.
 
-        Call it with the lock held; dispatch the returned jobs after releasing it.
+        Call it with the lock held; dispatch the returned calls after releasing it.
         """
-        begun: list[Claimed] = []
+        begun: list[Call] = []
         if self.ready and self.slots.expired():  # this process was suspended: release what is still ours
             self._release(self.ready)
             self.ready.clear()
-        while (
-            self.ready and len(self.running) < self.config.concurrency and not (self.isolated or self.broken)
-        ):
+        while self.ready and self.free_slots and not (self.isolated or self.broken):
             if self.ready[0].crashes and self.running:
                 break
-            job = self.ready.popleft()
-            self.isolated = job.crashes > 0
-            for lost in [lost for lost in self.running.values() if lost.id == job.id]:
-                self._cancel(lost)  # an earlier run of the same job: its claim is lost
-            self.running[job.id, job.run] = job
-            job.slot = self.free_slots.pop()
-            limit = job.timeout
+            first = self.ready.popleft()
+            self.isolated = first.crashes > 0
+            task = self.tasks[first.task_identifier]
+            call = first if task.batch is None else gathered(first, self.ready, task.batch)
+            slot = call.slot = self.free_slots.pop()
+            self.calls[slot] = call
+            for job in call.jobs:
+                job.slot = slot
+                if (lost := self.latest.get(job.id)) is not None:
+                    self._cancel(lost)  # an earlier run of the same job: its claim is lost
+                self.latest[job.id] = self.running[job.id, job.run] = job
+            limit = call.timeout
             # An async handler is cancelled at its limit; the parent kills only after CANCEL_GRACE
             # more.
-            patience = CANCEL_GRACE if limit and self.tasks[job.task_identifier].is_async else 0.0
-            self.slots.set(job.slot, job.id, job.run, time.monotonic() + limit + patience if limit else 0.0)
-            begun.append(job)
+            patience = CANCEL_GRACE if limit and task.is_async else 0.0
+            self._mark(call, time.monotonic() + limit + patience if limit else 0.0)
+            begun.append(call)
         return begun
 
-    def _dispatch(self, begun: list[Claimed], in_thread: bool = False) -> Claimed | None:
-        """Send each job to where its handler runs.
+    def _dispatch(self, begun: list[Call], in_thread: bool = False) -> Call | None:
+        """Send each call to where its handler runs.
 
-        A handler thread gets one job back to run next: handing it over would cost more than many a
+        A handler thread gets one call back to run next: handing it over would cost more than many a
         handler.
         """
-        mine: Claimed | None = None
-        to_loop: list[Claimed] = []
-        for job in begun:
-            if self.tasks[job.task_identifier].is_async:
-                to_loop.append(job)
+        mine: Call | None = None
+        to_loop: list[Call] = []
+        for call in begun:
+            if self.tasks[call.task_identifier].is_async:
+                to_loop.append(call)
             elif in_thread and mine is None:
-                mine = job
+                mine = call
             else:
-                self.thread_jobs.put(job)
+                self.thread_calls.put(call)
                 if self.threads < self.config.concurrency:
                     self.threads += 1
                     threading.Thread(target=self._handle, daemon=True, name=f"handler-{self.threads}").start()
@@ -216,26 +234,30 @@ class Handlers:
         return mine
 
     def _handle(self) -> None:
-        suspects: list[Claimed] = []
+        suspects: list[Call] = []
         try:
             while True:
-                job: Claimed | None = self.thread_jobs.get()
-                while job:
-                    suspects = [job]
-                    task = self.tasks[job.task_identifier]
-                    begun = self._ended(job, self.context.copy().run(run_job, job, task, self.connections))
+                call: Call | None = self.thread_calls.get()
+                while call:
+                    suspects = [call]
+                    begun = self._ended(call, self.context.copy().run(self._run, call))
                     suspects = []
-                    job = self._dispatch(begun, in_thread=True)
+                    call = self._dispatch(begun, in_thread=True)
         except BaseException as error:
             self._give_up(suspects, error)
 
-    def _spawn(self, jobs: list[Claimed]) -> None:
+    def _run(self, call: Call) -> Sequence[Ended]:
+        task = self.tasks[call.task_identifier]
+        if isinstance(call, Claimed):
+            return (run_job(call, task, self.connections),)
+        return run_batch(call, task, self.connections)
+
+    def _spawn(self, calls: list[Call]) -> None:
         assert self.loop is not None  # noqa: S101
-        for job in jobs:
-            # The loop has only weak references; `running` keeps the task from being garbage
-            # collected.
-            job.handler = self.loop.create_task(self._run_async(job), context=self.context.copy())
-        self._spawned.extend(jobs)
+        for call in calls:
+            # The loop has only weak references; `calls` keeps the task from being garbage collected.
+            call.handler = self.loop.create_task(self._run_async(call), context=self.context.copy())
+        self._spawned.extend(calls)
         if not self._looking:
             self._looking = True
             self.loop.call_soon(self._look, len(self._spawned))
@@ -247,25 +269,29 @@ class Handlers:
         """
         assert self.loop is not None  # noqa: S101
         for _ in range(count):
-            job = self._spawned.popleft()
-            if cast("asyncio.Task[None]", job.handler).done() and self.running.get((job.id, job.run)) is job:
-                self._end(job, (release(job), None))
+            call = self._spawned.popleft()
+            if cast("asyncio.Task[None]", call.handler).done() and self.calls[call.slot] is call:
+                self._end(call, [(release(job), None) for job in call.jobs])
         self._looking = bool(self._spawned)
         if self._looking:
             self.loop.call_soon(self._look, len(self._spawned))
 
-    async def _run_async(self, job: Claimed) -> None:
+    async def _run_async(self, call: Call) -> None:
+        task, ends = self.tasks[call.task_identifier], list[Ended]()
         try:
-            ended = await run_job_async(job, self.tasks[job.task_identifier], self.connections)
+            if isinstance(call, Claimed):
+                ends.append(await run_job_async(call, task, self.connections))
+            else:
+                ends = await run_batch_async(call, task, self.connections)
         except BaseException as error:
-            ended = failure_of(job, error)
-        self._end(job, ended)
+            ends = failures_of(call.jobs, error)
+        self._end(call, ends)
 
-    def _end(self, job: Claimed, ended: Ended) -> None:
-        """Record the outcome of an async job; runs on the loop."""
-        suspects = [job]
+    def _end(self, call: Call, ends: Sequence[Ended]) -> None:
+        """Record the outcomes of an async call; runs on the loop."""
+        suspects = [call]
         try:
-            begun = self._ended(job, ended)
+            begun = self._ended(call, ends)
             suspects = []
             if begun:
                 self._dispatch(begun)
@@ -295,44 +321,54 @@ class Handlers:
             except (SystemExit, KeyboardInterrupt) as error:
                 why = type(error).__name__
             except BaseException as error:
-                self._give_up(
-                    [job for job in self.running.values() if isinstance(job.handler, asyncio.Task)], error
-                )
+                self._give_up([call for call in self.calls if call and call.handler is not None], error)
             if os.getpid() != self._pid:
                 end_copy()
             log.error("a handler has stopped the event loop (%s); it goes on", why)
 
     # -- where a job ends -------------------------------------------------------------------------
 
-    def _ended(self, job: Claimed, ended: Ended) -> list[Claimed]:
-        """The one place where a job ends.
+    def _ended(self, call: Call, ends: Sequence[Ended]) -> list[Call]:
+        """The one place where jobs end.
 
-        Returns jobs that may start now, for the caller to dispatch.
+        Returns calls that may start now, for the caller to dispatch.
         """
-        outcome, said = ended
         if os.getpid() != self._pid:
-            end_copy(said)
-        if isinstance(outcome, Report) and outcome.error is not None:
-            with contextlib.suppress(Exception):  # raised by the application's logging filters or handlers
-                tell(job, outcome, said, self.config.tracebacks)
+            end_copy(ends[0][1])
+        told: Any = None
+        for job, (outcome, said) in zip(call.jobs, ends, strict=True):
+            if isinstance(outcome, Report) and outcome.error is not None:
+                with contextlib.suppress(
+                    Exception
+                ):  # raised by the application's logging filters or handlers
+                    tell(job, outcome, said, self.config.tracebacks and said is not told)
+                told = said  # what the whole batch has raised, its first job tells in full
         with self.lock:
-            self.slots.clear(job.slot)
-            self.free_slots.append(job.slot)
+            self.slots.clear(call.slot)
+            self.calls[call.slot] = None
+            self.free_slots.append(call.slot)
             self.isolated = False
-            if self.running.pop((job.id, job.run), None) is None:
-                return []  # it was handed back in the meantime
-            # Others wait for its end in its queue or sequence, or a crash now would make it `lost`.
-            self.urgent |= bool(job.queue_name or job.sequence_key) or job.delivery == "at_most_once"
-            self.outcomes.append(outcome)
-            if job.completed:  # by its own transaction: the report will be refused as stale
-                self.slots.count(done=1)
+            ended = [self._leaves(job, outcome) for job, (outcome, _) in zip(call.jobs, ends, strict=True)]
             begun = self._start()
-        if len(self.ready) <= self.wake_at or (self.urgent and self.wake_at == IF_URGENT):
+        if any(ended) and (len(self.ready) <= self.wake_at or (self.urgent and self.wake_at == IF_URGENT)):
             self.wake_at = NEVER  # wake the turn only once
             self._wake()
         return begun
 
-    def _give_up(self, suspects: list[Claimed], error: BaseException) -> NoReturn:
+    def _leaves(self, job: Claimed, outcome: Outcome) -> bool:
+        """Note a job's outcome. False if it was handed back in the meantime."""
+        if self.running.pop((job.id, job.run), None) is None:
+            return False
+        if self.latest.get(job.id) is job:
+            del self.latest[job.id]
+        # Others wait for its end in its queue or sequence, or a crash now would make it `lost`.
+        self.urgent |= bool(job.queue_name or job.sequence_key) or job.delivery == "at_most_once"
+        self.outcomes.append(outcome)
+        if job.completed:  # by its own transaction: the report will be refused as stale
+            self.slots.count(done=1)
+        return True
+
+    def _give_up(self, suspects: list[Call], error: BaseException) -> NoReturn:
         """End this process because a job's outcome could not be recorded.
 
         The parent hands its jobs back and blames only the suspects.
@@ -340,7 +376,7 @@ class Handlers:
         with contextlib.suppress(BaseException):  # a handler may have broken what this needs
             if os.getpid() != self._pid:
                 end_copy(error)
-        after = "".join(f" after job {job.id} ({job.task_identifier})" for job in suspects)
+        after = "".join(f" after job {call.jobs[0].id} ({call.task_identifier})" for call in suspects)
         text = f"this process ends, as it cannot go on{shown(after)}"
         try:
             log.critical("%s", text, exc_info=error)
@@ -348,7 +384,7 @@ class Handlers:
             os.write(2, f"pyworker: {text}\n".encode(errors="replace"))
         with contextlib.suppress(BaseException):
             self.broken = True  # no further job starts
-            self.slots.blame([(job.slot, job.id, job.run) for job in suspects])
+            self.slots.blame((call.slot, [(job.id, job.run) for job in call.jobs]) for call in suspects)
             self._wake()
             time.sleep(LAST_WORD)  # meanwhile the turn reports outcomes and ends the process
         os._exit(EXIT_BROKEN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Collection
 
 MAX_PREFETCH = 500
 
@@ -16,6 +17,7 @@ class Pace:
         self.claim_at = 0.0  # or at this time
         self.notified = False  # notified since the last claim was sent
         self.prefetch = 0
+        self.batch = 0  # jobs of a call, as long as claims bring batches alone
 
     def hear(self) -> None:
         """Handle a notification: there may be jobs to claim."""
@@ -30,8 +32,13 @@ class Pace:
         if self.nothing_available and not reporting and time.monotonic() < self.claim_at:
             return 0
         room = self._concurrency + self.prefetch - load
-        # Prefer one large claim to many small ones, unless a handler would be idle.
-        return room if load < self._concurrency or room >= self.prefetch // 2 else 0
+        if load < self._concurrency:  # a handler would be idle
+            return max(room, self.batch)
+        return room if room >= self.prefetch // 2 else 0  # prefer one large claim to many small ones
+
+    def meet(self, batches: Collection[int | None]) -> None:
+        """Learn how many jobs a call takes of the tasks that a claim has brought (None: a plain task)."""
+        self.batch = 0 if None in batches else max(size or 0 for size in batches)
 
     def put_off(self, seconds: float) -> None:
         self.nothing_available, self.claim_at = True, time.monotonic() + seconds
@@ -44,7 +51,8 @@ class Pace:
         if got < asked:
             self.prefetch //= 2
         elif reported >= self.prefetch // 2:
-            self.prefetch = min(MAX_PREFETCH, max(2 * self.prefetch, 2 * reported))
+            most = max(MAX_PREFETCH, 2 * self.batch)
+            self.prefetch = min(most, max(2 * self.prefetch, 2 * reported))
         else:
             self.prefetch = max(2 * reported, self.prefetch // 2)
 
