@@ -94,7 +94,10 @@ class _Steps:
         _connections: Connections
         _in_transaction: Any
         _transaction: str
-        _book: Book
+
+        @property
+        def _book(self) -> Book: ...
+
         _batched: bool
 
     @contextmanager

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack
 
 import psycopg
@@ -109,20 +109,34 @@ class _JobFields(Generic[PayloadT]):
     payload: PayloadT = field(repr=False)
     attempts: int
     max_attempts: int
-    run_at: datetime
+    _run_at: float = field(repr=False)  # seconds since 1970: most handlers do not need the datetime
     queue_name: str | None
     key: str | None
     flags: dict[str, bool] | None
     meta: dict[str, Any] | None = field(repr=False)
     sequence_key: str | None
-    created_at: datetime
+    _created_at: float = field(repr=False)
     _connections: Connections = field(repr=False)
     _in_transaction: Any = field(default=None, repr=False)
     _cancelled: bool = field(default=False, repr=False)
     _transaction: str = field(default="", repr=False)  # "open", or "committed", which completed the job
-    _book: Book = field(default_factory=Book, repr=False)
+    _steps: Book | None = field(default=None, repr=False)
     _silent_until: float = field(default=0.0, repr=False)  # until then progress writes nothing
     _batched: bool = field(default=False, repr=False)  # its handler got other jobs, too: a batch
+
+    @property
+    def run_at(self) -> datetime:
+        return datetime.fromtimestamp(self._run_at, UTC)
+
+    @property
+    def created_at(self) -> datetime:
+        return datetime.fromtimestamp(self._created_at, UTC)
+
+    @property
+    def _book(self) -> Book:
+        if self._steps is None:
+            self._steps = Book()
+        return self._steps
 
     @property
     def cancelled(self) -> bool:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 import pytest
@@ -39,6 +39,7 @@ from ._client import default_schema
 from ._db import migrations
 from ._db.database import Database
 from ._db.rows import JobRow
+from ._dev.expected import fits, in_words, listed
 from ._dev.postgres import Server, temporary_server
 from ._runner.announce import announce
 from ._runner.batches import run_call, run_call_async
@@ -255,11 +256,11 @@ class Queue:
     def drain(self, *only: Task[..., Any] | str, raise_errors: bool = True) -> list[Ran]:
         """Run every due job of these tasks, or of all imported tasks.
 
-        They run in the order of one worker; a batch handler gets what is due of its task, up to a full batch.
-        Jobs that they add run, too. Schedules fire first. An
-        exception of a handler ends the drain and is raised, unless raise_errors is false; its job
-        has failed by then, as in a worker. Ctrl-C, pytest.fail and pytest.skip are always raised.
-        Jobs that wait for their time or a retry stay; move the clock to run them.
+        They run in the order of one worker; a batch handler gets what is due of its task, up to a full
+        batch. Jobs that they add run, too. Schedules fire first. An exception of a handler ends the drain
+        and is raised, unless raise_errors is false; its job has failed by then, as in a worker. Ctrl-C,
+        pytest.fail and pytest.skip are always raised. Jobs that wait for their time or a retry stay; move
+        the clock to run them.
         """
         ran: list[Ran] = []
         with self._worker() as worker:
@@ -317,7 +318,7 @@ class Queue:
             job
             for job in jobs
             if (task is None or job.task_identifier == _name(task))
-            and all(_fits(getattr(job, name), wanted) for name, wanted in fields.items())
+            and all(fits(getattr(job, name), wanted) for name, wanted in fields.items())
         ]
 
     def assert_enqueued(self, task: Task[..., Any] | str, **fields: Any) -> JobRow:
@@ -326,14 +327,14 @@ class Queue:
         if found := self.enqueued(task, **fields):
             return found[0]
         raise AssertionError(
-            f"no job of {_name(task)!r} waits{_words(fields)}; there are:{_list(self.enqueued())}"
+            f"no job of {_name(task)!r} waits{in_words(fields)}; there are:{listed(self.enqueued())}"
         )
 
     def assert_not_enqueued(self, task: Task[..., Any] | str, **fields: Any) -> None:
         """Assert that enqueued(…) finds no job."""
         __tracebackhide__ = True
         if found := self.enqueued(task, **fields):
-            raise AssertionError(f"jobs of {_name(task)!r} wait{_words(fields)}:{_list(found)}")
+            raise AssertionError(f"jobs of {_name(task)!r} wait{in_words(fields)}:{listed(found)}")
 
 
 def _name(task: Task[..., Any] | str) -> str:
@@ -347,36 +348,6 @@ def _known(task: Task[..., Any] | str, known: Collection[str], where: str) -> st
             " Import the module that defines it"
         )
     return name
-
-
-def _fits(value: Any, wanted: Any) -> bool:
-    if callable(wanted):
-        return bool(wanted(value))
-    if isinstance(wanted, dict) and isinstance(value, dict):
-        return all(
-            name in value and _fits(value[name], part)
-            for name, part in cast("dict[str, Any]", wanted).items()
-        )
-    return value == wanted
-
-
-def _words(fields: dict[str, Any]) -> str:
-    return " with " + ", ".join(f"{name}={value!r}" for name, value in fields.items()) if fields else ""
-
-
-def _list(jobs: list[JobRow]) -> str:
-    return (
-        "".join(
-            f"\n  {job.id} {job.task_identifier} {job.payload!r} {job.state} run_at={job.run_at}"
-            + "".join(
-                f" {name}={getattr(job, name)!r}"
-                for name in ("queue_name", "key", "sequence_key")
-                if getattr(job, name)
-            )
-            for job in jobs
-        )
-        or " none"
-    )
 
 
 @pytest.fixture

@@ -309,7 +309,8 @@ class Child:
             outcomes = Outcomes()
             asked, claimed = asked + part.most, claimed + len(turn.jobs)
             if self.batches and turn.jobs:
-                self.pace.meet({self.batches.get(row[2]) for row in turn.jobs})
+                sizes = {self.batches.get(row[2]) for row in turn.jobs}
+                self.pace.meet(sizes, sum(len(row[3]) for row in turn.jobs))
             self.handlers.begin(turn.jobs)
             if len(turn.jobs) < part.most:
                 again_in = min(again_in, turn.again_in)

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..job import AsyncJob, Job
@@ -53,16 +52,20 @@ class Claimed:
         """The Job or AsyncJob that the handler gets."""
         return kind(  # positional: keyword arguments take twice the time
             self.id, self.run, self.task_identifier, _decoded(self.payload),
-            self.attempts, self.max_attempts, datetime.fromtimestamp(self.run_at, UTC),
+            self.attempts, self.max_attempts, self.run_at,
             self.queue_name, self.key,
             _decoded(self.flags) if self.flags else None, _decoded(self.meta) if self.meta else None,
-            self.sequence_key, datetime.fromtimestamp(self.created_at, UTC), connections,
+            self.sequence_key, self.created_at, connections,
         )  # fmt: skip
 
     @property
     def jobs(self) -> Sequence[Claimed]:
         """The jobs of its call: itself alone."""
         return (self,)
+
+    @property
+    def runs(self) -> Sequence[tuple[int, int]]:
+        return ((self.id, self.run),)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +80,10 @@ class Batch:
     @property
     def task_identifier(self) -> str:
         return self.jobs[0].task_identifier
+
+    @property
+    def runs(self) -> Sequence[tuple[int, int]]:
+        return [(job.id, job.run) for job in self.jobs]
 
     @property
     def timeout(self) -> float | None:

@@ -25,11 +25,11 @@ from .. import tasks
 from .._escape import shown
 from .attempt import run_job, run_job_async
 from .batches import gathered, run_batch, run_batch_async
-from .claimed import Call, Claimed
+from .claimed import Batch, Call, Claimed
 from .config import EXIT_BROKEN, RunConfig
 from .connections import Connections
 from .copies import end_copy, keep_from_copies
-from .outcomes import Ended, Outcome, Outcomes, Report, failures_of, release, tell
+from .outcomes import Ended, Outcome, Outcomes, Report, failure_of, failures_of, release, tell
 from .shared import Slots
 
 log = logging.getLogger("pyworker.worker")
@@ -50,14 +50,13 @@ class Handlers:
         self.connections = connections
         self.tasks: dict[str, tasks.Task[..., Any]] = {}
         self.context = copy_context()  # holds what task modules set; each handler runs in its own copy
-        # `lock` guards `ready` (claimed, not started), `running`, `latest` and `calls`.
+        # `lock` guards `ready` (claimed, not started), `running`, `lost` and `batches`.
         self.lock = threading.Lock()
         self.ready: deque[Claimed] = deque()
-        self.running: dict[
-            tuple[int, int], Claimed
-        ] = {}  # by id and run: a job may run again before the handler of its lost run ends
-        self.latest: dict[int, Claimed] = {}  # by id: its latest run
-        self.calls: list[Call | None] = [None] * config.concurrency  # by slot
+        self.running: dict[int, Claimed] = {}  # by id
+        # By id and run: a job may run again before the handler of its lost run ends.
+        self.lost: dict[tuple[int, int], Claimed] = {}
+        self.batches: dict[int, Batch] = {}  # that run, by slot
         self.handed_back: list[Claimed] = []  # referenced, so that no handler is garbage collected
         self.broken = False  # a job's outcome could not be recorded
         self.isolated = False  # the running job may have crashed a process before, so it runs alone
@@ -84,7 +83,7 @@ class Handlers:
     @property
     def idle(self) -> bool:
         with self.lock:  # `_ended` moves a job from `running` to `outcomes`
-            return not (self.ready or self.running or self.outcomes)
+            return not (self.ready or self.running or self.lost or self.outcomes)
 
     def begin(self, claimed: Iterable[Sequence[Any]]) -> None:
         """Take claimed jobs.
@@ -110,14 +109,14 @@ class Handlers:
     def queues(self) -> list[str | None]:
         """The queue of each job that waits or runs here."""
         with self.lock:
-            return [job.queue_name for job in (*self.ready, *self.running.values())]
+            return [job.queue_name for job in (*self.ready, *self.running.values(), *self.lost.values())]
 
     def known(self) -> list[tuple[int, int]]:
         """Id and run of every job that this process believes it holds."""
         with self.lock:
             return (
-                [(job.id, job.run) for job in self.ready]
-                + [*self.running]
+                [(job.id, job.run) for job in (*self.ready, *self.running.values())]
+                + [*self.lost]
                 + [outcome[:2] for outcome in self.outcomes]
             )
 
@@ -130,10 +129,10 @@ class Handlers:
             self._release(self.ready)
             self.ready.clear()
             if everything:
-                self._release(self.running.values())
-                self.handed_back.extend(self.running.values())
-                self.running.clear()
-                self.latest.clear()
+                for jobs in (self.running, self.lost):
+                    self._release(jobs.values())
+                    self.handed_back.extend(jobs.values())
+                    jobs.clear()
 
     def cancel(self, runs: set[tuple[int, int]]) -> None:
         """Cancel these jobs, or jobs that are no longer ours.
@@ -144,9 +143,10 @@ class Handlers:
             for job in [job for job in self.ready if (job.id, job.run) in runs]:
                 self.ready.remove(job)
                 self._release([job])  # if it is still ours, the database ends it as cancelled
-            for run in runs & self.running.keys():
-                if not self.running[run].cancelled:
-                    self._cancel(self.running[run])
+            for job_id, run in runs:
+                job = self.running.get(job_id)
+                if job is not None and job.run == run and not job.cancelled:
+                    self._cancel(job)
 
     def leave(self) -> None:
         """Record that no handler is to blame for the end of this process."""
@@ -162,19 +162,12 @@ class Handlers:
         job.cancelled = True
         if job.handed is not None:
             job.handed._cancelled = True  # pyright: ignore[reportPrivateUsage] - its reader is the handler
-        call = self.calls[job.slot]
-        if call is None or not call.cancelled:
-            return  # the call of a batch goes on for its other jobs
+        call = self.batches.get(job.slot, job)
+        if not call.cancelled:
+            return  # a batch goes on for its other jobs
         if call.handler is not None:
             self._event_loop().call_soon_threadsafe(call.handler.cancel)
-        self._mark(call, time.monotonic() + CANCEL_GRACE)
-
-    def _mark(self, call: Call, deadline: float) -> None:
-        """Tell the parent that a call runs."""
-        if isinstance(call, Claimed):
-            self.slots.set(call.slot, call.id, call.run, deadline)
-        else:
-            self.slots.set_batch(call.slot, [(job.id, job.run) for job in call.jobs], deadline)
+        self.slots.set_call(call.slot, call.runs, time.monotonic() + CANCEL_GRACE)
 
     def _start(self) -> list[Call]:
         """Assign free slots to ready jobs.
@@ -186,26 +179,37 @@ class Handlers:
             self._release(self.ready)
             self.ready.clear()
         while self.ready and self.free_slots and not (self.isolated or self.broken):
-            if self.ready[0].crashes and self.running:
-                break
-            first = self.ready.popleft()
-            self.isolated = first.crashes > 0
-            task = self.tasks[first.task_identifier]
-            call = first if task.batch is None else gathered(first, self.ready, task.batch)
-            slot = call.slot = self.free_slots.pop()
-            self.calls[slot] = call
-            for job in call.jobs:
-                job.slot = slot
-                if (lost := self.latest.get(job.id)) is not None:
-                    self._cancel(lost)  # an earlier run of the same job: its claim is lost
-                self.latest[job.id] = self.running[job.id, job.run] = job
+            if self.ready[0].crashes and len(self.free_slots) < self.config.concurrency:
+                break  # another call runs
+            job = self.ready.popleft()
+            self.isolated = job.crashes > 0
+            task, slot = self.tasks[job.task_identifier], self.free_slots.pop()
+            if task.batch is None:
+                call = job
+                self._runs(job, slot)
+            else:
+                call = self.batches[slot] = gathered(job, self.ready, task.batch)
+                call.slot = slot
+                for one in call.jobs:
+                    self._runs(one, slot)
             limit = call.timeout
-            # An async handler is cancelled at its limit; the parent kills only after CANCEL_GRACE
-            # more.
+            # An async handler is cancelled at its limit; the parent kills only CANCEL_GRACE later.
             patience = CANCEL_GRACE if limit and task.is_async else 0.0
-            self._mark(call, time.monotonic() + limit + patience if limit else 0.0)
+            deadline = time.monotonic() + limit + patience if limit else 0.0
+            if task.batch is None:
+                self.slots.set(slot, job.id, job.run, deadline)
+            else:
+                self.slots.set_call(slot, call.runs, deadline)
             begun.append(call)
         return begun
+
+    def _runs(self, job: Claimed, slot: int) -> None:
+        job.slot = slot
+        if job.id in self.running:
+            lost = self.running[job.id]  # an earlier run of the same job: its claim is lost
+            self.lost[lost.id, lost.run] = lost
+            self._cancel(lost)
+        self.running[job.id] = job
 
     def _dispatch(self, begun: list[Call], in_thread: bool = False) -> Call | None:
         """Send each call to where its handler runs.
@@ -240,23 +244,20 @@ class Handlers:
                 call: Call | None = self.thread_calls.get()
                 while call:
                     suspects = [call]
-                    begun = self._ended(call, self.context.copy().run(self._run, call))
+                    task, context = self.tasks[call.task_identifier], self.context.copy()
+                    run: Any = run_job if isinstance(call, Claimed) else run_batch
+                    begun = self._ended(call, context.run(run, call, task, self.connections))
                     suspects = []
                     call = self._dispatch(begun, in_thread=True)
         except BaseException as error:
             self._give_up(suspects, error)
 
-    def _run(self, call: Call) -> Sequence[Ended]:
-        task = self.tasks[call.task_identifier]
-        if isinstance(call, Claimed):
-            return (run_job(call, task, self.connections),)
-        return run_batch(call, task, self.connections)
-
     def _spawn(self, calls: list[Call]) -> None:
         assert self.loop is not None  # noqa: S101
         for call in calls:
-            # The loop has only weak references; `calls` keeps the task from being garbage collected.
-            call.handler = self.loop.create_task(self._run_async(call), context=self.context.copy())
+            # The loop has only weak references; `running` and `batches` keep the task.
+            run = self._run_async(call) if isinstance(call, Claimed) else self._run_batch(call)
+            call.handler = self.loop.create_task(run, context=self.context.copy())
         self._spawned.extend(calls)
         if not self._looking:
             self._looking = True
@@ -270,28 +271,34 @@ class Handlers:
         assert self.loop is not None  # noqa: S101
         for _ in range(count):
             call = self._spawned.popleft()
-            if cast("asyncio.Task[None]", call.handler).done() and self.calls[call.slot] is call:
-                self._end(call, [(release(job), None) for job in call.jobs])
+            job = call.jobs[0]
+            held = self.running.get(job.id) is job or (job.id, job.run) in self.lost
+            if held and cast("asyncio.Task[None]", call.handler).done():
+                ends: list[Ended] = [(release(job), None) for job in call.jobs]
+                self._end(call, ends[0] if isinstance(call, Claimed) else ends)
         self._looking = bool(self._spawned)
         if self._looking:
             self.loop.call_soon(self._look, len(self._spawned))
 
-    async def _run_async(self, call: Call) -> None:
-        task, ends = self.tasks[call.task_identifier], list[Ended]()
+    async def _run_async(self, job: Claimed) -> None:
         try:
-            if isinstance(call, Claimed):
-                ends.append(await run_job_async(call, task, self.connections))
-            else:
-                ends = await run_batch_async(call, task, self.connections)
+            ended = await run_job_async(job, self.tasks[job.task_identifier], self.connections)
         except BaseException as error:
-            ends = failures_of(call.jobs, error)
-        self._end(call, ends)
+            ended = failure_of(job, error)
+        self._end(job, ended)
 
-    def _end(self, call: Call, ends: Sequence[Ended]) -> None:
-        """Record the outcomes of an async call; runs on the loop."""
+    async def _run_batch(self, batch: Batch) -> None:
+        try:
+            ends = await run_batch_async(batch, self.tasks[batch.task_identifier], self.connections)
+        except BaseException as error:
+            ends = failures_of(batch.jobs, error)
+        self._end(batch, ends)
+
+    def _end(self, call: Call, ended: Ended | list[Ended]) -> None:
+        """Record the outcome of an async job, or those of a batch; runs on the loop."""
         suspects = [call]
         try:
-            begun = self._ended(call, ends)
+            begun = self._ended(call, ended)
             suspects = []
             if begun:
                 self._dispatch(begun)
@@ -321,52 +328,54 @@ class Handlers:
             except (SystemExit, KeyboardInterrupt) as error:
                 why = type(error).__name__
             except BaseException as error:
-                self._give_up([call for call in self.calls if call and call.handler is not None], error)
+                calls = (*self.batches.values(), *self.running.values(), *self.lost.values())
+                self._give_up([call for call in calls if call.handler is not None], error)
             if os.getpid() != self._pid:
                 end_copy()
             log.error("a handler has stopped the event loop (%s); it goes on", why)
 
     # -- where a job ends -------------------------------------------------------------------------
 
-    def _ended(self, call: Call, ends: Sequence[Ended]) -> list[Call]:
+    def _ended(self, call: Call, ended: Ended | list[Ended]) -> list[Call]:
         """The one place where jobs end.
 
         Returns calls that may start now, for the caller to dispatch.
         """
+        ends: Sequence[tuple[Claimed, Ended]]
+        if isinstance(call, Claimed):
+            ends = ((call, cast("Ended", ended)),)
+        else:
+            ends = [*zip(call.jobs, cast("list[Ended]", ended), strict=True)]
         if os.getpid() != self._pid:
-            end_copy(ends[0][1])
+            end_copy(ends[0][1][1])
         told: Any = None
-        for job, (outcome, said) in zip(call.jobs, ends, strict=True):
+        for job, (outcome, said) in ends:
             if isinstance(outcome, Report) and outcome.error is not None:
                 with contextlib.suppress(
                     Exception
                 ):  # raised by the application's logging filters or handlers
                     tell(job, outcome, said, self.config.tracebacks and said is not told)
-                told = said  # what the whole batch has raised, its first job tells in full
+                told = said  # what all jobs of a batch have raised, the first one tells in full
         with self.lock:
             self.slots.clear(call.slot)
-            self.calls[call.slot] = None
             self.free_slots.append(call.slot)
+            self.batches.pop(call.slot, None)
             self.isolated = False
-            ended = [self._leaves(job, outcome) for job, (outcome, _) in zip(call.jobs, ends, strict=True)]
+            for job, (outcome, _) in ends:
+                if self.running.get(job.id) is job:
+                    del self.running[job.id]
+                elif self.lost.pop((job.id, job.run), None) is None:
+                    continue  # it was handed back in the meantime
+                # Others wait for its end in its queue or sequence, or a crash now would make it `lost`.
+                self.urgent |= bool(job.queue_name or job.sequence_key) or job.delivery == "at_most_once"
+                self.outcomes.append(outcome)
+                if job.completed:  # by its own transaction: the report will be refused as stale
+                    self.slots.count(done=1)
             begun = self._start()
-        if any(ended) and (len(self.ready) <= self.wake_at or (self.urgent and self.wake_at == IF_URGENT)):
+        if len(self.ready) <= self.wake_at or (self.urgent and self.wake_at == IF_URGENT):
             self.wake_at = NEVER  # wake the turn only once
             self._wake()
         return begun
-
-    def _leaves(self, job: Claimed, outcome: Outcome) -> bool:
-        """Note a job's outcome. False if it was handed back in the meantime."""
-        if self.running.pop((job.id, job.run), None) is None:
-            return False
-        if self.latest.get(job.id) is job:
-            del self.latest[job.id]
-        # Others wait for its end in its queue or sequence, or a crash now would make it `lost`.
-        self.urgent |= bool(job.queue_name or job.sequence_key) or job.delivery == "at_most_once"
-        self.outcomes.append(outcome)
-        if job.completed:  # by its own transaction: the report will be refused as stale
-            self.slots.count(done=1)
-        return True
 
     def _give_up(self, suspects: list[Call], error: BaseException) -> NoReturn:
         """End this process because a job's outcome could not be recorded.
@@ -384,7 +393,7 @@ class Handlers:
             os.write(2, f"pyworker: {text}\n".encode(errors="replace"))
         with contextlib.suppress(BaseException):
             self.broken = True  # no further job starts
-            self.slots.blame((call.slot, [(job.id, job.run) for job in call.jobs]) for call in suspects)
+            self.slots.blame((call.slot, call.runs) for call in suspects)
             self._wake()
             time.sleep(LAST_WORD)  # meanwhile the turn reports outcomes and ends the process
         os._exit(EXIT_BROKEN)

@@ -118,7 +118,7 @@ class Slots:
     def set(self, slot: int, job_id: int, run: int, deadline: float = 0.0) -> None:
         _SLOT.pack_into(self._memory, _HEAD_SIZE + slot * _SLOT.size, job_id, run, deadline, 0)
 
-    def set_batch(self, slot: int, runs: Sequence[tuple[int, int]], deadline: float = 0.0) -> None:
+    def set_call(self, slot: int, runs: Sequence[tuple[int, int]], deadline: float = 0.0) -> None:
         """Set the slot of a call with these jobs, by id and run."""
         (job_id, run), *others = runs
         if others:  # first, as they are read only once the slot says how many there are
@@ -134,7 +134,7 @@ class Slots:
         size = len(self._memory) - _HEAD_SIZE
         self._memory[_HEAD_SIZE:] = bytes(size)
         for slot, runs in calls:
-            self.set_batch(slot, runs)
+            self.set_call(slot, runs)
 
     def running(self) -> list[Running]:
         """Every job that runs, those of a batch included."""
