@@ -48,6 +48,7 @@ class Scenario(NamedTuple):
     part: float  # of --jobs
     concurrency: int
     spec: str  # members of the i-th job, in SQL
+    options: tuple[str, ...] = ()  # of `pyworker run`
 
 
 SCENARIOS = {
@@ -83,8 +84,12 @@ class Version:
         with psycopg.connect(self.server.url(), autocommit=True) as conn:
             conn.execute(f"{verb} database {name} {more}")  # type: ignore[arg-type]
 
+    def configure(self, settings: str) -> None:
+        with psycopg.connect(self.server.url(self.template), autocommit=True) as conn:
+            conn.execute(f"select pyworker.configure({settings})")  # type: ignore[arg-type]
+
     @contextmanager
-    def running(self, directory: Path, concurrency: int) -> Iterator[tuple[psycopg.Connection[Any], int]]:
+    def running(self, directory: Path, scenario: Scenario) -> Iterator[tuple[psycopg.Connection[Any], int]]:
         """A new database and a worker on it."""
         self.database("drop", "if exists serial", "with (force)")
         self.database("create", "serial", f"template {self.template}")
@@ -92,8 +97,9 @@ class Version:
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute("checkpoint")
             conn.execute("set search_path = pyworker, public")
+            options = ["--dsn", dsn, "--concurrency", str(scenario.concurrency), *scenario.options]
             worker = subprocess.Popen(
-                [*self.command, "run", "serial_tasks", "--dsn", dsn, "--concurrency", str(concurrency)],
+                [*self.command, "run", "serial_tasks", *options],
                 env={**os.environ, "PYTHONPATH": str(directory)},
                 cwd=directory,  # else -m would import the package that is here
                 stdout=subprocess.DEVNULL,
@@ -107,7 +113,7 @@ class Version:
                 worker.wait()
 
     def drain(self, directory: Path, scenario: Scenario, jobs: int) -> Cost:
-        with self.running(directory, scenario.concurrency) as (conn, worker):
+        with self.running(directory, scenario) as (conn, worker):
             postmaster = postmaster_of(conn)
 
             def read() -> tuple[float, float, int]:

@@ -77,10 +77,14 @@ class JobSpec(AddOptions, total=False):
 
 
 class TaskOptions(_Defaults, total=False):
-    """The options of @task. timeout and retention: timedeltas, or seconds."""
+    """The options of @task. timeout and retention: timedeltas, or seconds.
+
+    batch: the handler is called with a list of up to so many jobs.
+    """
 
     name: str | None
     result: bool
+    batch: int | None
     timeout: timedelta | float | None
     backoff: list[Any] | dict[str, Any] | None
     retention: timedelta | float | None

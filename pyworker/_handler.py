@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import functools
 import inspect
 import types
@@ -15,14 +16,17 @@ from .job import AsyncJob, Job
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+LISTS = (list, collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable)
+JOBS = (Job, AsyncJob)
 
 
 class Handler:
     """The function of a task. Errors name the task."""
 
-    def __init__(self, function: Callable[..., Any], task: object) -> None:
+    def __init__(self, function: Callable[..., Any], task: object, batch: int | None = None) -> None:
         self._function = function
         self._task = task
+        self._batch = batch
 
     def encoded(self, payload: Any) -> Any:
         """The payload as JSON values from which a worker can restore the annotated type."""
@@ -34,7 +38,8 @@ class Handler:
     def invocation(self) -> Callable[[Any], Any]:
         """The function as the worker calls it with a job.
 
-        It converts the payload, and passes payload and job if the handler takes them.
+        It converts the payload, and passes payload and job if the handler takes them. A batch handler is
+        called with the list of its jobs, whose payloads `convert` has converted.
         """
         takes_payload, job_name = self._taken()
         called = called_by(self._function)
@@ -42,12 +47,24 @@ class Handler:
             raise TaskError(f"{self._task!r}: a handler that yields would not be run to its end")
         codec = self._codec() if takes_payload else None
         function = self._function
+        if self._batch is not None:
+            if not takes_payload:
+                raise TaskError(
+                    f"{self._task!r}: a batch handler takes the list of its jobs,"
+                    " such as jobs: list[Job]; this one takes no argument for it"
+                )
+            return function
 
         def invoke(job: Any) -> Any:
             args = () if not takes_payload else (job.payload if codec is None else codec.decode(job.payload),)
             return function(*args, **({job_name: job} if job_name else {}))
 
         return invoke
+
+    def conversion(self) -> Callable[[Any], Any] | None:
+        """Makes of a JSON payload the type in `list[Job[Type]]` of a batch handler, if that needs it."""
+        codec = self._codec() if self._batch is not None else None
+        return codec and codec.decode
 
     def _taken(self) -> tuple[bool, str | None]:
         """Whether it takes the payload, and the name of the parameter that takes the job."""
@@ -60,9 +77,10 @@ class Handler:
                 if position > 0:
                     raise TaskError(f"{self._task!r}: the payload must be its first parameter")
             elif parameter.default is parameter.empty and parameter.kind not in VARIADIC:
+                takes = "payload and job" if self._batch is None else "the list of its jobs"
                 raise TaskError(
                     f"{self._task!r}: parameter {parameter.name!r} has nothing to fill it;"
-                    " a handler takes payload and job"
+                    f" a {'' if self._batch is None else 'batch '}handler takes {takes}"
                 )
         return takes_payload, job_name
 
@@ -90,10 +108,33 @@ class Handler:
         first = next(iter(self._parameters), None)
         if first is None or self._is_job(first) or first.kind not in POSITIONAL:
             return Any
-        return self._hints.get(first.name, Any)
+        hint = self._hints.get(first.name, Any)
+        return hint if self._batch is None else self._hint_within(first.name, hint)
+
+    def _hint_within(self, name: str, hint: Any) -> Any:
+        """Type of list[Job[Type]]; Any of list[Job], and without an annotation."""
+        if hint is Any or hint in LISTS:
+            return Any
+        (job,) = typing.get_args(hint) if typing.get_origin(hint) in LISTS else (None,)
+        if job is Any or job in JOBS:
+            return Any
+        if typing.get_origin(job) in JOBS:
+            return typing.get_args(job)[0]
+        raise TaskError(
+            f"{self._task!r}: parameter {name!r} of a batch handler gets a list of jobs:"
+            f" annotate it list[Job], or list[Job[Type]] for payloads of a type, not {hint!r}"
+        )
 
     def _is_job(self, parameter: inspect.Parameter) -> bool:
-        return parameter.name == "job" or self._hints.get(parameter.name) in (Job, AsyncJob)
+        if self._batch is not None:
+            return False
+        hint = self._hints.get(parameter.name)
+        if typing.get_origin(hint) in JOBS:
+            raise TaskError(
+                f"{self._task!r}: parameter {parameter.name!r} is annotated {hint!r}, which is for the"
+                " jobs of a batch; annotate the payload with its type, and the job Job or AsyncJob"
+            )
+        return parameter.name == "job" or hint in JOBS
 
     @functools.cached_property
     def _hints(self) -> dict[str, Any]:

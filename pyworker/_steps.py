@@ -45,6 +45,11 @@ def suspends(error: BaseException) -> bool:
     return isinstance(error, Suspended)
 
 
+def refuse_in_batch(batched: bool, caller: str, why: str) -> None:
+    if batched:
+        raise WrongState(f"{caller}: not in a batch handler: {why}")
+
+
 class Step(Generic[C]):
     """A step within job.step_transaction().
 
@@ -89,7 +94,11 @@ class _Steps:
         _connections: Connections
         _in_transaction: Any
         _transaction: str
-        _book: Book
+
+        @property
+        def _book(self) -> Book: ...
+
+        _batched: bool
 
     @contextmanager
     def _named(self, caller: str, name: str) -> Iterator[None]:
@@ -191,6 +200,7 @@ class Steps(_Steps):
         timeout: a timedelta or seconds, from the first call on; None: no end. Raises InvalidArgument,
         Duplicate, WrongState (also for delivery at_most_once), ClaimLost. (SQL: wait_for_signal)
         """
+        refuse_in_batch(self._batched, "job.wait_for()", "it would end the run of one job within the call")
         with self._named("job.wait_for()", name):
             seconds = None if timeout is None else seconds_of("job.wait_for()", timeout)
             answer = self._connections.wait_for_signal(self.id, self.run, name, seconds)
@@ -239,6 +249,7 @@ class AsyncSteps(_Steps):
 
     async def wait_for(self, name: str, timeout: timedelta | float | None = None) -> Any:
         """Like Job.wait_for."""
+        refuse_in_batch(self._batched, "job.wait_for()", "it would end the run of one job within the call")
         with self._named("job.wait_for()", name):
             seconds = None if timeout is None else seconds_of("job.wait_for()", timeout)
             answer = await self._connections.wait_for_signal_async(self.id, self.run, name, seconds)

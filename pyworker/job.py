@@ -12,8 +12,8 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack
 
 import psycopg
 
@@ -22,12 +22,19 @@ from ._arguments import AddOptions, TaskLike
 from ._db.rows import JobRow
 from ._inputs import Inputs, inputs_of
 from ._logging import JobLogger
-from ._steps import AsyncSteps, Book, Steps
+from ._steps import AsyncSteps, Book, Steps, refuse_in_batch
 from .errors import InvalidArgument, WrongState
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # with a default: Job is Job[Any]
+
     from ._runner.connections import Connections
 
+    PayloadT = TypeVar("PayloadT", default=Any)
+else:
+    from typing import TypeVar
+
+    PayloadT = TypeVar("PayloadT")
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 _LEVELS = {
@@ -95,26 +102,50 @@ class Failed(Outcome):
 
 
 @dataclass(slots=True)
-class _JobFields:
+class _JobFields(Generic[PayloadT]):
     id: int
     run: int
     task_identifier: str
-    payload: Any = field(repr=False)
+    payload: PayloadT = field(repr=False)
     attempts: int
     max_attempts: int
-    run_at: datetime
+    _run_at: float = field(repr=False)  # seconds since 1970: most handlers do not need the datetime
     queue_name: str | None
     key: str | None
     flags: dict[str, bool] | None
     meta: dict[str, Any] | None = field(repr=False)
     sequence_key: str | None
-    created_at: datetime
+    _created_at: float = field(repr=False)
     _connections: Connections = field(repr=False)
     _in_transaction: Any = field(default=None, repr=False)
     _cancelled: bool = field(default=False, repr=False)
     _transaction: str = field(default="", repr=False)  # "open", or "committed", which completed the job
-    _book: Book = field(default_factory=Book, repr=False)
+    _steps: Book | None = field(default=None, repr=False)
     _silent_until: float = field(default=0.0, repr=False)  # until then progress writes nothing
+    _batched: bool = field(default=False, repr=False)  # its handler got other jobs, too: a batch
+
+    @property
+    def run_at(self) -> datetime:
+        return datetime.fromtimestamp(self._run_at, UTC)
+
+    @property
+    def created_at(self) -> datetime:
+        return datetime.fromtimestamp(self._created_at, UTC)
+
+    @property
+    def _book(self) -> Book:
+        if self._steps is None:
+            self._steps = Book()
+        return self._steps
+
+    @property
+    def cancelled(self) -> bool:
+        """True if the job was cancelled (cancel_job) while it runs, or its claim was lost.
+
+        A handler that runs long should check it periodically, and return. After five seconds its process is
+        killed. In async handlers asyncio.CancelledError is raised. A batch handler is stopped only if all of
+        its jobs are cancelled: it may leave out the cancelled ones, and answer Cancel() for them."""
+        return self._cancelled
 
     @property
     def _completed(self) -> bool:
@@ -122,6 +153,7 @@ class _JobFields:
         return self._transaction == "committed"
 
     def _begin_transaction(self) -> None:
+        refuse_in_batch(self._batched, "job.transaction()", "its jobs end when the call returns")
         if self._transaction == "open":
             raise WrongState(
                 "job.transaction(): not inside another job.transaction() or step_transaction() of this job:"
@@ -165,23 +197,16 @@ class _JobFields:
         return JobLogger(logger, {"job_id": self.id, "run": self.run, "task": self.task_identifier})
 
 
-class Job(_JobFields, Steps):
+class Job(_JobFields[PayloadT], Steps):
     """The running job, for a handler with a parameter named `job` or annotated `Job`.
 
     Its fields: id, run (the fencing token: it grows with each claim; pass it to systems that must
     refuse a late writer), task_identifier, payload, attempts (including this one), max_attempts,
-    priority, run_at, queue_name, key, flags, meta, sequence_key, created_at, logger.
+    priority, run_at, queue_name, key, flags, meta, sequence_key, created_at, logger. A batch handler
+    gets a list of jobs: `jobs: list[Job[Order]]` converts each payload to an Order.
     """
 
     __slots__ = ()
-
-    @property
-    def cancelled(self) -> bool:
-        """True if the job was cancelled (cancel_job) while it runs, or its claim was lost.
-
-        A handler that runs long should check it periodically, and return. After five seconds its
-        process is killed. (In async handlers asyncio.CancelledError is raised.)"""
-        return self._cancelled
 
     @property
     def inputs(self) -> Inputs:
@@ -254,7 +279,7 @@ class Job(_JobFields, Steps):
             return _client.add_job(conn, identifier, payload, schema=self._connections.schema, **options)
 
 
-class AsyncJob(_JobFields, AsyncSteps):
+class AsyncJob(_JobFields[PayloadT], AsyncSteps):
     """`Job` for async handlers: `async with job.transaction()`, `await job.add_job(…)`."""
 
     __slots__ = ()

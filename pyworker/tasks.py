@@ -27,6 +27,7 @@ R = TypeVar("R")
 Payload = TypeVar("Payload")
 
 _registry: dict[str, Task[..., Any]] = {}
+MAX_BATCH = 10_000  # jobs of a call
 
 
 class Task(Generic[P, R]):
@@ -36,7 +37,14 @@ class Task(Generic[P, R]):
     type.
     """
 
-    def __init__(self, function: Callable[P, R], name: str, options: dict[str, Any], result: bool) -> None:
+    def __init__(
+        self,
+        function: Callable[P, R],
+        name: str,
+        options: dict[str, Any],
+        result: bool,
+        batch: int | None = None,
+    ) -> None:
         # Attributes of the function must not hide those of Task.
         self.__dict__.update(
             {k: v for k, v in getattr(function, "__dict__", {}).items() if not hasattr(Task, k)}
@@ -46,8 +54,9 @@ class Task(Generic[P, R]):
         self.name = name
         self.options = options
         self.result = result
+        self.batch = batch  # the jobs of a call at most; None: the handler takes one payload
         self.schedules: list[dict[str, Any]] = []
-        self._handler = Handler(function, self)
+        self._handler = Handler(function, self, batch)
         origin = named_by(function)
         self.module, self.qualname = str(origin.__module__), str(origin.__qualname__)
         self.is_async = inspect.iscoroutinefunction(called_by(function))
@@ -59,7 +68,7 @@ class Task(Generic[P, R]):
         return f"<task {self.name} ({self.module}.{self.qualname})>"
 
     # The payload is the handler's first parameter. A handler without parameters, or with a job
-    # alone, has none.
+    # alone, has none. A batch handler's first parameter is a list of jobs, each with a payload.
     @overload
     def add(
         self: Callable[[], Any],
@@ -83,6 +92,24 @@ class Task(Generic[P, R]):
         self: Callable[Concatenate[AsyncJob, ...], Any],
         conn: AsyncConnection,
         payload: None = None,
+        *,
+        schema: str | None = None,
+        **options: Unpack[AddOptions],
+    ) -> Coroutine[Any, Any, JobRow]: ...
+    @overload
+    def add(
+        self: Callable[Concatenate[list[Job[Payload]], ...], Any],
+        conn: AsyncConnection,
+        payload: Payload,
+        *,
+        schema: str | None = None,
+        **options: Unpack[AddOptions],
+    ) -> Coroutine[Any, Any, JobRow]: ...
+    @overload
+    def add(
+        self: Callable[Concatenate[list[AsyncJob[Payload]], ...], Any],
+        conn: AsyncConnection,
+        payload: Payload,
         *,
         schema: str | None = None,
         **options: Unpack[AddOptions],
@@ -119,6 +146,24 @@ class Task(Generic[P, R]):
         self: Callable[Concatenate[AsyncJob, ...], Any],
         conn: SyncConnection,
         payload: None = None,
+        *,
+        schema: str | None = None,
+        **options: Unpack[AddOptions],
+    ) -> JobRow: ...
+    @overload
+    def add(
+        self: Callable[Concatenate[list[Job[Payload]], ...], Any],
+        conn: SyncConnection,
+        payload: Payload,
+        *,
+        schema: str | None = None,
+        **options: Unpack[AddOptions],
+    ) -> JobRow: ...
+    @overload
+    def add(
+        self: Callable[Concatenate[list[AsyncJob[Payload]], ...], Any],
+        conn: SyncConnection,
+        payload: Payload,
         *,
         schema: str | None = None,
         **options: Unpack[AddOptions],
@@ -154,8 +199,13 @@ class Task(Generic[P, R]):
 
     @functools.cached_property
     def invoke(self) -> Callable[[Any], Any]:
-        """The function as the worker calls it with a job."""
+        """The function as the worker calls it with a job, or with the list of a batch's jobs."""
         return self._handler.invocation()
+
+    @functools.cached_property
+    def convert(self) -> Callable[[Any], Any] | None:
+        """Converts the payload of a batch's job; None if there is nothing to convert."""
+        return self._handler.conversion()
 
 
 @overload
@@ -170,9 +220,10 @@ def task(function: Any = None, /, **options: Any) -> Any:
     Write @task, @task("name") or @task(max_attempts=5, …).
 
     name: the identifier in add_job, by default the function's name. result: store what it returns
-    with the finished job. unique_policy: in River's or the Open Job Spec's terms
-    (docs/unique-jobs.md). sequence_policy: such as {"by_args": ["customer_id"]}: one at a time, in
-    order, per customer (docs/sequences-and-queues.md). The others are those of define_task:
+    with the finished job. batch=100: call the handler with a list of 1 to 100 jobs; it returns None, or a
+    list with an outcome for each job (docs/batches.md). unique_policy: in River's or the Open Job
+    Spec's terms (docs/unique-jobs.md). sequence_policy: such as {"by_args": ["customer_id"]}: one at a
+    time, in order, per customer (docs/sequences-and-queues.md). The others are those of define_task:
     max_attempts, priority, queue_name, delivery, timeout, backoff, retention; timeout and retention
     are timedeltas or seconds.
 
@@ -182,6 +233,7 @@ def task(function: Any = None, /, **options: Any) -> Any:
     """
     name: str | None = options.pop("name", None)
     result: bool = options.pop("result", False)
+    batch = _checked_batch(options.pop("batch", None))
     if isinstance(function, str):
         if name is not None:
             raise TypeError(f"task: two names were given, {function!r} and {name!r}")
@@ -189,7 +241,7 @@ def task(function: Any = None, /, **options: Any) -> Any:
     if name is not None and (not isinstance(name, str) or not name):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"task: name must be a string that is not empty, got {name!r}")
     if unknown := options.keys() - TASK_OPTIONS:
-        known = ", ".join(["name", "result", *sorted(TASK_OPTIONS)])
+        known = ", ".join(["name", "result", "batch", *sorted(TASK_OPTIONS)])
         raise TypeError(f"task has no option {sorted(unknown)[0]!r} (known: {known})")
     for key in ("timeout", "retention"):
         if isinstance(options.get(key), int | float):
@@ -198,9 +250,19 @@ def task(function: Any = None, /, **options: Any) -> Any:
 
     def decorate(function: Callable[P, R]) -> Task[P, R]:
         handler = _checked(function)
-        return _register(Task(handler, name or _name_of(handler), given, result))
+        return _register(Task(handler, name or _name_of(handler), given, result, batch))
 
     return decorate if function is None else decorate(function)
+
+
+def _checked_batch(batch: Any) -> int | None:
+    if batch is None:
+        return None
+    if isinstance(batch, bool) or not isinstance(batch, int):
+        raise TypeError(f"task: batch must be an integer, got {batch!r}")
+    if not 1 <= batch <= MAX_BATCH:
+        raise ValueError(f"task: batch must be from 1 to {MAX_BATCH}, got {batch}")
+    return batch
 
 
 def _checked(function: Any) -> Any:
@@ -334,4 +396,5 @@ def registered() -> dict[str, Task[..., Any]]:
     """Every task of the imported modules."""
     for known in _registry.values():
         known.invoke  # noqa: B018 - checks signatures now, not with the first job
+        known.convert  # noqa: B018
     return dict(_registry)

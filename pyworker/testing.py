@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 import pytest
@@ -39,14 +39,15 @@ from ._client import default_schema
 from ._db import migrations
 from ._db.database import Database
 from ._db.rows import JobRow
+from ._dev.expected import fits, in_words, listed
 from ._dev.postgres import Server, temporary_server
 from ._runner.announce import announce
-from ._runner.attempt import run_job, run_job_async
+from ._runner.batches import run_call, run_call_async
 from ._runner.claimed import Claimed
 from ._runner.config import RunConfig
 from ._runner.connections import Connections
 from ._runner.exchange import NOTHING, Exchange
-from ._runner.outcomes import Outcomes, Report, tell
+from ._runner.outcomes import Ended, Outcomes, Report, tell
 from ._runner.shares import Share
 from ._steps import Suspended
 from .errors import TaskError
@@ -169,24 +170,37 @@ class _Worker:
         self._exchange = Exchange(config, worker_id, lambda _: None, self._connections.lines)
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def claim(self, names: Sequence[str]) -> Claimed | None:
-        self._exchange.task_names = names
-        turn = self._exchange.work(self.db, Outcomes(), Share(1, None))
-        return Claimed(*turn.jobs[0], slot=0) if turn and turn.jobs else None
+    def claim(self, names: Sequence[str], fill: bool = True) -> list[Claimed]:
+        """The next job. Of a batch task and with `fill`, also what else is due of it, up to a full batch."""
+        jobs = self._claim(1, names)
+        batch = self.tasks[jobs[0].task_identifier].batch if jobs and fill else None
+        if batch is not None and batch > 1:
+            jobs += self._claim(batch - 1, [jobs[0].task_identifier])
+        return jobs
 
-    def run_one(self, job: Claimed) -> Ran:
-        task = self.tasks[job.task_identifier]
+    def _claim(self, most: int, names: Sequence[str]) -> list[Claimed]:
+        self._exchange.task_names = names
+        turn = self._exchange.work(self.db, Outcomes(), Share(most, None))
+        return [Claimed(*row, slot=0) for row in turn.jobs] if turn else []
+
+    def run(self, jobs: list[Claimed]) -> list[Ran]:
+        """Call the handler of these jobs of one task once."""
+        task = self.tasks[jobs[0].task_identifier]
         if task.is_async:  # on its own loop, as the test may run on one
-            attempt = run_job_async(job, task, self._connections)
-            outcome, said = asyncio.run_coroutine_threadsafe(attempt, self._event_loop()).result()
+            attempt = run_call_async(jobs, task, self._connections)
+            ends = asyncio.run_coroutine_threadsafe(attempt, self._event_loop()).result()
         else:
-            outcome, said = run_job(job, task, self._connections)
+            ends = run_call(jobs, task, self._connections)
         outcomes = Outcomes()
-        outcomes.add(outcome)
-        if isinstance(outcome, Report) and outcome.error is not None:
-            tell(job, outcome, said, tracebacks=False)  # the test gets the exception
+        for job, (outcome, said) in zip(jobs, ends, strict=True):
+            outcomes.add(outcome)
+            if isinstance(outcome, Report) and outcome.error is not None:
+                tell(job, outcome, said, tracebacks=False)  # the test gets the exception
         self._exchange.work(self.db, outcomes, NOTHING)
-        after = self.db.get_job(job.id)
+        return [self._ran(job, ended) for job, ended in zip(jobs, ends, strict=True)]
+
+    def _ran(self, job: Claimed, ended: Ended) -> Ran:
+        after, (outcome, said) = self.db.get_job(job.id), ended
         assert after is not None  # noqa: S101
         return Ran(after, error=said) if isinstance(outcome, Report) else Ran(after, said)
 
@@ -242,23 +256,25 @@ class Queue:
     def drain(self, *only: Task[..., Any] | str, raise_errors: bool = True) -> list[Ran]:
         """Run every due job of these tasks, or of all imported tasks.
 
-        They run in the order of one worker. Jobs that they add run, too. Schedules fire first. An
-        exception of a handler ends the drain and is raised, unless raise_errors is false; its job
-        has failed by then, as in a worker. Ctrl-C, pytest.fail and pytest.skip are always raised.
-        Jobs that wait for their time or a retry stay; move the clock to run them.
+        They run in the order of one worker; a batch handler gets what is due of its task, up to a full
+        batch. Jobs that they add run, too. Schedules fire first. An exception of a handler ends the drain
+        and is raised, unless raise_errors is false; its job has failed by then, as in a worker. Ctrl-C,
+        pytest.fail and pytest.skip are always raised. Jobs that wait for their time or a retry stay; move
+        the clock to run them.
         """
         ran: list[Ran] = []
         with self._worker() as worker:
             names = [_known(task, worker.tasks, "drain") for task in only] or sorted(worker.tasks)
             worker.db.maintain()
-            while job := worker.claim(names):
-                ran.append(worker.run_one(job))
-                error = ran[-1].error
-                if error is not None and not isinstance(error, ANSWERS if raise_errors else FAILURES):
-                    raise error
+            while jobs := worker.claim(names):
+                call = worker.run(jobs)
+                ran += call
+                for error in [one.error for one in call if one.error is not None]:
+                    if not isinstance(error, ANSWERS if raise_errors else FAILURES):
+                        raise error
                 if len(ran) >= ENOUGH:
                     raise AssertionError(
-                        f"drain: {ENOUGH} jobs have run, the last one of {job.task_identifier!r}:"
+                        f"drain: {ENOUGH} jobs have run, the last one of {jobs[0].task_identifier!r}:"
                         " does it add itself?"
                     )
         return ran
@@ -273,13 +289,13 @@ class Queue:
             job = worker.db.add_job(
                 _known(task, worker.tasks, "run_task"), payload, **{"priority": -32768} | options
             )
-            claimed = worker.claim([job.task_identifier])
-            if claimed is None or claimed.id != job.id:
+            claimed = worker.claim([job.task_identifier], fill=False)
+            if [one.id for one in claimed] != [job.id]:
                 reasons = "; ".join(str(row["detail"]) for row in worker.db.explain_job(job.id))
                 raise AssertionError(
                     f"run_task: job {job.id} ({job.task_identifier}) does not run: {reasons}"
                 )
-            ran = worker.run_one(claimed)
+            (ran,) = worker.run(claimed)
         if ran.error is not None:
             raise ran.error
         return ran.result
@@ -302,7 +318,7 @@ class Queue:
             job
             for job in jobs
             if (task is None or job.task_identifier == _name(task))
-            and all(_fits(getattr(job, name), wanted) for name, wanted in fields.items())
+            and all(fits(getattr(job, name), wanted) for name, wanted in fields.items())
         ]
 
     def assert_enqueued(self, task: Task[..., Any] | str, **fields: Any) -> JobRow:
@@ -311,14 +327,14 @@ class Queue:
         if found := self.enqueued(task, **fields):
             return found[0]
         raise AssertionError(
-            f"no job of {_name(task)!r} waits{_words(fields)}; there are:{_list(self.enqueued())}"
+            f"no job of {_name(task)!r} waits{in_words(fields)}; there are:{listed(self.enqueued())}"
         )
 
     def assert_not_enqueued(self, task: Task[..., Any] | str, **fields: Any) -> None:
         """Assert that enqueued(…) finds no job."""
         __tracebackhide__ = True
         if found := self.enqueued(task, **fields):
-            raise AssertionError(f"jobs of {_name(task)!r} wait{_words(fields)}:{_list(found)}")
+            raise AssertionError(f"jobs of {_name(task)!r} wait{in_words(fields)}:{listed(found)}")
 
 
 def _name(task: Task[..., Any] | str) -> str:
@@ -332,36 +348,6 @@ def _known(task: Task[..., Any] | str, known: Collection[str], where: str) -> st
             " Import the module that defines it"
         )
     return name
-
-
-def _fits(value: Any, wanted: Any) -> bool:
-    if callable(wanted):
-        return bool(wanted(value))
-    if isinstance(wanted, dict) and isinstance(value, dict):
-        return all(
-            name in value and _fits(value[name], part)
-            for name, part in cast("dict[str, Any]", wanted).items()
-        )
-    return value == wanted
-
-
-def _words(fields: dict[str, Any]) -> str:
-    return " with " + ", ".join(f"{name}={value!r}" for name, value in fields.items()) if fields else ""
-
-
-def _list(jobs: list[JobRow]) -> str:
-    return (
-        "".join(
-            f"\n  {job.id} {job.task_identifier} {job.payload!r} {job.state} run_at={job.run_at}"
-            + "".join(
-                f" {name}={getattr(job, name)!r}"
-                for name in ("queue_name", "key", "sequence_key")
-                if getattr(job, name)
-            )
-            for job in jobs
-        )
-        or " none"
-    )
 
 
 @pytest.fixture

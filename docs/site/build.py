@@ -54,6 +54,7 @@ MENU = {
         "unique-jobs",
         "schedules",
         "workflows",
+        "batches",
         "middleware",
     ],
     "In your stack": ["integrations", "django", "testing", "development"],

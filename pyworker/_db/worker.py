@@ -44,6 +44,13 @@ def start_job_statement(schema: str) -> str:
     return f"select {quoted(schema)}.start_job(%s, %s)"
 
 
+def start_jobs_statement(schema: str) -> str:
+    """The ids of those jobs that may start. Locked in the order of ids, as everywhere."""
+    jobs = "select * from unnest(%s::bigint[], %s::bigint[]) i(id, run) order by id offset 0"
+    started = f"select j.id, {quoted(schema)}.start_job(j.id, j.run) as started from ({jobs}) j"  # noqa: S608
+    return f"select coalesce(array_agg(s.id) filter (where s.started), '{{}}') from ({started}) s"  # noqa: S608
+
+
 def save_step_statement(schema: str) -> str:
     return f"select {quoted(schema)}.save_step(%s, %s, %s, %s::jsonb)"
 
@@ -202,6 +209,9 @@ class Worker(Base):
     def start_job(self, job_id: int, run: int) -> bool:
         return self._value("start_job(%s, %s)", job_id, run)
 
+    def start_jobs(self, job_ids: Sequence[int], runs: Sequence[int]) -> list[int]:
+        return self._rows(start_jobs_statement(self.schema), [list(job_ids), list(runs)])[0][0]
+
     def once(self, key: str) -> bool:
         return self._value("once(%s)", key)
 
@@ -226,8 +236,8 @@ class Worker(Base):
     def was_finished(self, job_id: int, run: int, transaction: str) -> bool | None:
         return self._value("was_finished(%s, %s, %s::xid8)", job_id, run, transaction)
 
-    def fail_job(self, failure: Mapping[str, Any]) -> None:
-        self._value("fail_jobs(%s::jsonb)", json.dumps([_printable(failure)]))
+    def fail_jobs(self, failures: Sequence[Mapping[str, Any]]) -> None:
+        self._value("fail_jobs(%s::jsonb)", json.dumps([_printable(failure) for failure in failures]))
 
     def report_crash(self, worker_id: int, jobs: Sequence[tuple[int, int]], error: str) -> None:
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))

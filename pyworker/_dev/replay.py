@@ -16,7 +16,7 @@ from .._db.database import Database
 from .._db.rows import JobRow
 from .._escape import shown
 from .._output import say
-from .._runner.attempt import run_job, run_job_async
+from .._runner.batches import run_call, run_call_async
 from .._runner.claimed import Claimed
 from .._runner.config import RunConfig
 from .._runner.connections import Connections
@@ -79,16 +79,17 @@ def _task_of(job: JobRow, modules: list[str]) -> tasks.Task[..., Any]:
 
 
 def _attempt(job: Claimed, task: tasks.Task[..., Any], connections: Connections) -> Ended:
-    """Run the handler, without a time limit, because of the debugger."""
+    """Run the handler, without a time limit, because of the debugger. A batch handler gets this job alone."""
 
     async def run_async() -> Ended:
         try:
-            return await run_job_async(job, task, connections)
+            (ended,) = await run_call_async([job], task, connections)
+            return ended
         finally:
             await connections.close_async()
 
     try:
-        return asyncio.run(run_async()) if task.is_async else run_job(job, task, connections)
+        return asyncio.run(run_async()) if task.is_async else run_call([job], task, connections)[0]
     finally:
         connections.close()
 

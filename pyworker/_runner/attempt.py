@@ -20,7 +20,7 @@ def run_job(job: Claimed, task: tasks.Task[..., Any], connections: Connections) 
     """Run a sync handler in the calling thread. Never raises."""
     made = None
     try:
-        job.handler = made = job.made(Job, connections)
+        job.handed = made = job.made(Job, connections)
         made._cancelled = job.cancelled  # pyright: ignore[reportPrivateUsage]
         if job.delivery == "at_most_once":
             with _unless_unknown():
@@ -46,7 +46,7 @@ async def run_job_async(job: Claimed, task: tasks.Task[..., Any], connections: C
     Raises nothing after its first step."""
     made, scope, limit = None, None, job.timeout
     try:
-        made = job.made(AsyncJob, connections)
+        job.handed = made = job.made(AsyncJob, connections)
         if job.cancelled:
             raise asyncio.CancelledError
         if not limit:

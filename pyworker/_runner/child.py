@@ -127,6 +127,7 @@ class Child:
         self.ask_at = 0.0  # when to check for cancelled jobs
         self.reconcile_in, self.reconcile_at = 0.0, math.inf
         self.exit_code = 0
+        self.batches: dict[str, int] = {}  # jobs of a call, of the tasks whose handlers take several
 
     # -- orders from the parent --------------------------------------------------------------------
 
@@ -203,7 +204,9 @@ class Child:
         announce(db, self.config, self.worker_id, self.handlers.tasks, not self.declared)
         self.exchange.task_names = self.config.only_tasks or sorted(self.handlers.tasks)
         if not self.declared:
-            self.slots.know(self.exchange.task_names)
+            self.batches = {name: size for name, task in self.handlers.tasks.items() if (size := task.batch)}
+            self.pace.meet({self.batches.get(name) for name in self.exchange.task_names})
+            self.slots.know(self.exchange.task_names, max(self.batches.values(), default=1))
             self.slots.answered()
             signals.wake_parent()  # it logs the start, before the first job logs anything
         self.declared = True
@@ -305,6 +308,9 @@ class Child:
                 return
             outcomes = Outcomes()
             asked, claimed = asked + part.most, claimed + len(turn.jobs)
+            if self.batches and turn.jobs:
+                sizes = {self.batches.get(row[2]) for row in turn.jobs}
+                self.pace.meet(sizes, sum(len(row[3]) for row in turn.jobs))
             self.handlers.begin(turn.jobs)
             if len(turn.jobs) < part.most:
                 again_in = min(again_in, turn.again_in)

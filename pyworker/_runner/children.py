@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,7 +27,7 @@ class ChildProcess:
     process: subprocess.Popen[str]
     started: float
     slots: Slots
-    culprit: tuple[int, int] | None = None  # id and run of the job for which it was killed
+    culprits: Sequence[tuple[int, int]] = ()  # id and run of the jobs of the call for which it was killed
     killed: str = ""  # why we killed it
     leaving: bool = False  # told to stop because of its memory
     condition: str | None = None  # shown by worker_health
@@ -48,7 +49,7 @@ class Ended:
     worker_id: int
     crashed: bool
     running: list[tuple[int, int]]  # jobs that may have crashed it
-    failure: dict[str, Any] | None  # report for the one job for which it was killed
+    failures: list[dict[str, Any]]  # reports for the jobs of the call for which it was killed
     why: str
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..job import AsyncJob, Job
@@ -43,7 +43,8 @@ class Claimed:
     run_at: float  # seconds since 1970
     created_at: float
     slot: int = -1  # while it runs: its index in the memory shared with the parent
-    handler: asyncio.Task[Any] | Job | None = None  # while it runs: cancel this
+    handler: asyncio.Task[Any] | None = None  # while it runs on the loop: cancel this
+    handed: Job | AsyncJob | None = None  # what its handler got
     cancelled: bool = False
     completed: bool = False  # by job.transaction(); the handler may still raise
 
@@ -51,8 +52,48 @@ class Claimed:
         """The Job or AsyncJob that the handler gets."""
         return kind(  # positional: keyword arguments take twice the time
             self.id, self.run, self.task_identifier, _decoded(self.payload),
-            self.attempts, self.max_attempts, datetime.fromtimestamp(self.run_at, UTC),
+            self.attempts, self.max_attempts, self.run_at,
             self.queue_name, self.key,
             _decoded(self.flags) if self.flags else None, _decoded(self.meta) if self.meta else None,
-            self.sequence_key, datetime.fromtimestamp(self.created_at, UTC), connections,
+            self.sequence_key, self.created_at, connections,
         )  # fmt: skip
+
+    @property
+    def jobs(self) -> Sequence[Claimed]:
+        """The jobs of its call: itself alone."""
+        return (self,)
+
+    @property
+    def runs(self) -> Sequence[tuple[int, int]]:
+        return ((self.id, self.run),)
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Jobs of one task that one call of its handler gets."""
+
+    jobs: list[Claimed]
+    called: Sequence[Claimed] = ()  # those that have come to the call, where not all have
+    slot: int = -1
+    handler: asyncio.Task[Any] | None = None
+
+    @property
+    def task_identifier(self) -> str:
+        return self.jobs[0].task_identifier
+
+    @property
+    def runs(self) -> Sequence[tuple[int, int]]:
+        return [(job.id, job.run) for job in self.jobs]
+
+    @property
+    def timeout(self) -> float | None:
+        """The least of its jobs', which differ only where the task was defined again meanwhile."""
+        return min((job.timeout for job in self.jobs if job.timeout), default=None)
+
+    @property
+    def cancelled(self) -> bool:
+        """True if no job is left for which the call should go on."""
+        return all(job.cancelled for job in self.called or self.jobs)
+
+
+Call = Claimed | Batch  # of a handler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from .._db.worker import (
     save_step_statement,
     set_progress_statement,
     start_job_statement,
+    start_jobs_statement,
     steps_statement,
     wait_for_signal_statement,
 )
@@ -135,6 +136,20 @@ class Connections:
             return True
         async with self.async_connection() as conn:
             row = await _row(conn, start_job_statement(self.schema), job_id, run)
+        return row[0]
+
+    def start_jobs(self, job_ids: Sequence[int], runs: Sequence[int]) -> list[int]:
+        """Start the jobs in one transaction. Returns the ids of those that may run."""
+        if self.rehearsal:
+            return [*job_ids]
+        with self.connection() as conn:
+            return Database(conn, self.schema).start_jobs(job_ids, runs)
+
+    async def start_jobs_async(self, job_ids: Sequence[int], runs: Sequence[int]) -> list[int]:
+        if self.rehearsal:
+            return [*job_ids]
+        async with self.async_connection() as conn:
+            row = await _row(conn, start_jobs_statement(self.schema), [*job_ids], [*runs])
         return row[0]
 
     def once(self, key: str) -> bool:

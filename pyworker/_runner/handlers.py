@@ -1,9 +1,10 @@
 """Runs handlers in threads and on the event loop, from the claimed job to its one outcome.
 
     ready → _start → running → run_job | run_job_async → _ended → outcomes
+                               run_batch | run_batch_async
 
-Only `_ended` ends a job. If it cannot, the process exits (`_give_up`) and the parent hands its jobs
-back.
+A call of a handler has one job, or those of a batch, and takes one slot. Only `_ended` ends jobs. If it
+cannot, the process exits (`_give_up`) and the parent hands its jobs back.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from typing import Any, NoReturn, cast
 
 from .. import tasks
 from .._escape import shown
-from ..job import Job
 from .attempt import run_job, run_job_async
-from .claimed import Claimed
+from .batches import gathered, run_batch, run_batch_async
+from .claimed import Batch, Call, Claimed
 from .config import EXIT_BROKEN, RunConfig
 from .connections import Connections
 from .copies import end_copy, keep_from_copies
-from .outcomes import Ended, Outcome, Outcomes, Report, failure_of, release, tell
+from .outcomes import Ended, Outcome, Outcomes, Report, failure_of, failures_of, release, tell
 from .shared import Slots
 
 log = logging.getLogger("pyworker.worker")
@@ -49,20 +50,21 @@ class Handlers:
         self.connections = connections
         self.tasks: dict[str, tasks.Task[..., Any]] = {}
         self.context = copy_context()  # holds what task modules set; each handler runs in its own copy
-        # `lock` guards `ready` (claimed, not started) and `running`.
+        # `lock` guards `ready` (claimed, not started), `running`, `lost` and `batches`.
         self.lock = threading.Lock()
         self.ready: deque[Claimed] = deque()
-        self.running: dict[
-            tuple[int, int], Claimed
-        ] = {}  # by id and run: a job may run again before the handler of its lost run ends
+        self.running: dict[int, Claimed] = {}  # by id
+        # By id and run: a job may run again before the handler of its lost run ends.
+        self.lost: dict[tuple[int, int], Claimed] = {}
+        self.batches: dict[int, Batch] = {}  # that run, by slot
         self.handed_back: list[Claimed] = []  # referenced, so that no handler is garbage collected
         self.broken = False  # a job's outcome could not be recorded
         self.isolated = False  # the running job may have crashed a process before, so it runs alone
         self.free_slots = list(range(config.concurrency))
         self.threads = 0
-        self.thread_jobs: SimpleQueue[Claimed] = SimpleQueue()
+        self.thread_calls: SimpleQueue[Call] = SimpleQueue()
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._spawned: deque[Claimed] = deque()  # asyncio tasks that may not have started yet
+        self._spawned: deque[Call] = deque()  # asyncio tasks that may not have started yet
         self._looking = False
         # Filled by handlers, emptied by the turn. deque.append is atomic.
         self.outcomes: deque[Outcome] = deque()
@@ -75,12 +77,13 @@ class Handlers:
 
     @property
     def load(self) -> int:
-        return len(self.ready) + len(self.running)
+        """Calls that run, and jobs that wait for one."""
+        return len(self.ready) + self.config.concurrency - len(self.free_slots)
 
     @property
     def idle(self) -> bool:
         with self.lock:  # `_ended` moves a job from `running` to `outcomes`
-            return not (self.ready or self.running or self.outcomes)
+            return not (self.ready or self.running or self.lost or self.outcomes)
 
     def begin(self, claimed: Iterable[Sequence[Any]]) -> None:
         """Take claimed jobs.
@@ -106,14 +109,14 @@ class Handlers:
     def queues(self) -> list[str | None]:
         """The queue of each job that waits or runs here."""
         with self.lock:
-            return [job.queue_name for job in (*self.ready, *self.running.values())]
+            return [job.queue_name for job in (*self.ready, *self.running.values(), *self.lost.values())]
 
     def known(self) -> list[tuple[int, int]]:
         """Id and run of every job that this process believes it holds."""
         with self.lock:
             return (
-                [(job.id, job.run) for job in self.ready]
-                + [*self.running]
+                [(job.id, job.run) for job in (*self.ready, *self.running.values())]
+                + [*self.lost]
                 + [outcome[:2] for outcome in self.outcomes]
             )
 
@@ -126,9 +129,10 @@ class Handlers:
             self._release(self.ready)
             self.ready.clear()
             if everything:
-                self._release(self.running.values())
-                self.handed_back.extend(self.running.values())
-                self.running.clear()
+                for jobs in (self.running, self.lost):
+                    self._release(jobs.values())
+                    self.handed_back.extend(jobs.values())
+                    jobs.clear()
 
     def cancel(self, runs: set[tuple[int, int]]) -> None:
         """Cancel these jobs, or jobs that are no longer ours.
@@ -139,9 +143,10 @@ class Handlers:
             for job in [job for job in self.ready if (job.id, job.run) in runs]:
                 self.ready.remove(job)
                 self._release([job])  # if it is still ours, the database ends it as cancelled
-            for run in runs & self.running.keys():
-                if not self.running[run].cancelled:
-                    self._cancel(self.running[run])
+            for job_id, run in runs:
+                job = self.running.get(job_id)
+                if job is not None and job.run == run and not job.cancelled:
+                    self._cancel(job)
 
     def leave(self) -> None:
         """Record that no handler is to blame for the end of this process."""
@@ -155,55 +160,72 @@ class Handlers:
 
     def _cancel(self, job: Claimed) -> None:
         job.cancelled = True
-        if isinstance(job.handler, Job):
-            job.handler._cancelled = True  # pyright: ignore[reportPrivateUsage] - its reader is the handler
-        elif job.handler is not None:
-            self._event_loop().call_soon_threadsafe(job.handler.cancel)
-        self.slots.set(job.slot, job.id, job.run, time.monotonic() + CANCEL_GRACE)
+        if job.handed is not None:
+            job.handed._cancelled = True  # pyright: ignore[reportPrivateUsage] - its reader is the handler
+        call = self.batches.get(job.slot, job)
+        if not call.cancelled:
+            return  # a batch goes on for its other jobs
+        if call.handler is not None:
+            self._event_loop().call_soon_threadsafe(call.handler.cancel)
+        self.slots.set_call(call.slot, call.runs, time.monotonic() + CANCEL_GRACE)
 
-    def _start(self) -> list[Claimed]:
+    def _start(self) -> list[Call]:
         """Assign free slots to ready jobs.
 
-        Call it with the lock held; dispatch the returned jobs after releasing it.
+        Call it with the lock held; dispatch the returned calls after releasing it.
         """
-        begun: list[Claimed] = []
+        begun: list[Call] = []
         if self.ready and self.slots.expired():  # this process was suspended: release what is still ours
             self._release(self.ready)
             self.ready.clear()
-        while (
-            self.ready and len(self.running) < self.config.concurrency and not (self.isolated or self.broken)
-        ):
-            if self.ready[0].crashes and self.running:
-                break
+        while self.ready and self.free_slots and not (self.isolated or self.broken):
+            if self.ready[0].crashes and len(self.free_slots) < self.config.concurrency:
+                break  # another call runs
             job = self.ready.popleft()
             self.isolated = job.crashes > 0
-            for lost in [lost for lost in self.running.values() if lost.id == job.id]:
-                self._cancel(lost)  # an earlier run of the same job: its claim is lost
-            self.running[job.id, job.run] = job
-            job.slot = self.free_slots.pop()
-            limit = job.timeout
-            # An async handler is cancelled at its limit; the parent kills only after CANCEL_GRACE
-            # more.
-            patience = CANCEL_GRACE if limit and self.tasks[job.task_identifier].is_async else 0.0
-            self.slots.set(job.slot, job.id, job.run, time.monotonic() + limit + patience if limit else 0.0)
-            begun.append(job)
+            task, slot = self.tasks[job.task_identifier], self.free_slots.pop()
+            if task.batch is None:
+                call = job
+                self._runs(job, slot)
+            else:
+                call = self.batches[slot] = gathered(job, self.ready, task.batch)
+                call.slot = slot
+                for one in call.jobs:
+                    self._runs(one, slot)
+            limit = call.timeout
+            # An async handler is cancelled at its limit; the parent kills only CANCEL_GRACE later.
+            patience = CANCEL_GRACE if limit and task.is_async else 0.0
+            deadline = time.monotonic() + limit + patience if limit else 0.0
+            if task.batch is None:
+                self.slots.set(slot, job.id, job.run, deadline)
+            else:
+                self.slots.set_call(slot, call.runs, deadline)
+            begun.append(call)
         return begun
 
-    def _dispatch(self, begun: list[Claimed], in_thread: bool = False) -> Claimed | None:
-        """Send each job to where its handler runs.
+    def _runs(self, job: Claimed, slot: int) -> None:
+        job.slot = slot
+        if job.id in self.running:
+            lost = self.running[job.id]  # an earlier run of the same job: its claim is lost
+            self.lost[lost.id, lost.run] = lost
+            self._cancel(lost)
+        self.running[job.id] = job
 
-        A handler thread gets one job back to run next: handing it over would cost more than many a
+    def _dispatch(self, begun: list[Call], in_thread: bool = False) -> Call | None:
+        """Send each call to where its handler runs.
+
+        A handler thread gets one call back to run next: handing it over would cost more than many a
         handler.
         """
-        mine: Claimed | None = None
-        to_loop: list[Claimed] = []
-        for job in begun:
-            if self.tasks[job.task_identifier].is_async:
-                to_loop.append(job)
+        mine: Call | None = None
+        to_loop: list[Call] = []
+        for call in begun:
+            if self.tasks[call.task_identifier].is_async:
+                to_loop.append(call)
             elif in_thread and mine is None:
-                mine = job
+                mine = call
             else:
-                self.thread_jobs.put(job)
+                self.thread_calls.put(call)
                 if self.threads < self.config.concurrency:
                     self.threads += 1
                     threading.Thread(target=self._handle, daemon=True, name=f"handler-{self.threads}").start()
@@ -216,26 +238,27 @@ class Handlers:
         return mine
 
     def _handle(self) -> None:
-        suspects: list[Claimed] = []
+        suspects: list[Call] = []
         try:
             while True:
-                job: Claimed | None = self.thread_jobs.get()
-                while job:
-                    suspects = [job]
-                    task = self.tasks[job.task_identifier]
-                    begun = self._ended(job, self.context.copy().run(run_job, job, task, self.connections))
+                call: Call | None = self.thread_calls.get()
+                while call:
+                    suspects = [call]
+                    task, context = self.tasks[call.task_identifier], self.context.copy()
+                    run: Any = run_job if isinstance(call, Claimed) else run_batch
+                    begun = self._ended(call, context.run(run, call, task, self.connections))
                     suspects = []
-                    job = self._dispatch(begun, in_thread=True)
+                    call = self._dispatch(begun, in_thread=True)
         except BaseException as error:
             self._give_up(suspects, error)
 
-    def _spawn(self, jobs: list[Claimed]) -> None:
+    def _spawn(self, calls: list[Call]) -> None:
         assert self.loop is not None  # noqa: S101
-        for job in jobs:
-            # The loop has only weak references; `running` keeps the task from being garbage
-            # collected.
-            job.handler = self.loop.create_task(self._run_async(job), context=self.context.copy())
-        self._spawned.extend(jobs)
+        for call in calls:
+            # The loop has only weak references; `running` and `batches` keep the task.
+            run = self._run_async(call) if isinstance(call, Claimed) else self._run_batch(call)
+            call.handler = self.loop.create_task(run, context=self.context.copy())
+        self._spawned.extend(calls)
         if not self._looking:
             self._looking = True
             self.loop.call_soon(self._look, len(self._spawned))
@@ -247,9 +270,12 @@ class Handlers:
         """
         assert self.loop is not None  # noqa: S101
         for _ in range(count):
-            job = self._spawned.popleft()
-            if cast("asyncio.Task[None]", job.handler).done() and self.running.get((job.id, job.run)) is job:
-                self._end(job, (release(job), None))
+            call = self._spawned.popleft()
+            job = call.jobs[0]
+            held = self.running.get(job.id) is job or (job.id, job.run) in self.lost
+            if held and cast("asyncio.Task[None]", call.handler).done():
+                ends: list[Ended] = [(release(job), None) for job in call.jobs]
+                self._end(call, ends[0] if isinstance(call, Claimed) else ends)
         self._looking = bool(self._spawned)
         if self._looking:
             self.loop.call_soon(self._look, len(self._spawned))
@@ -261,11 +287,18 @@ class Handlers:
             ended = failure_of(job, error)
         self._end(job, ended)
 
-    def _end(self, job: Claimed, ended: Ended) -> None:
-        """Record the outcome of an async job; runs on the loop."""
-        suspects = [job]
+    async def _run_batch(self, batch: Batch) -> None:
         try:
-            begun = self._ended(job, ended)
+            ends = await run_batch_async(batch, self.tasks[batch.task_identifier], self.connections)
+        except BaseException as error:
+            ends = failures_of(batch.jobs, error)
+        self._end(batch, ends)
+
+    def _end(self, call: Call, ended: Ended | list[Ended]) -> None:
+        """Record the outcome of an async job, or those of a batch; runs on the loop."""
+        suspects = [call]
+        try:
+            begun = self._ended(call, ended)
             suspects = []
             if begun:
                 self._dispatch(begun)
@@ -295,44 +328,56 @@ class Handlers:
             except (SystemExit, KeyboardInterrupt) as error:
                 why = type(error).__name__
             except BaseException as error:
-                self._give_up(
-                    [job for job in self.running.values() if isinstance(job.handler, asyncio.Task)], error
-                )
+                calls = (*self.batches.values(), *self.running.values(), *self.lost.values())
+                self._give_up([call for call in calls if call.handler is not None], error)
             if os.getpid() != self._pid:
                 end_copy()
             log.error("a handler has stopped the event loop (%s); it goes on", why)
 
     # -- where a job ends -------------------------------------------------------------------------
 
-    def _ended(self, job: Claimed, ended: Ended) -> list[Claimed]:
-        """The one place where a job ends.
+    def _ended(self, call: Call, ended: Ended | list[Ended]) -> list[Call]:
+        """The one place where jobs end.
 
-        Returns jobs that may start now, for the caller to dispatch.
+        Returns calls that may start now, for the caller to dispatch.
         """
-        outcome, said = ended
+        ends: Sequence[tuple[Claimed, Ended]]
+        if isinstance(call, Claimed):
+            ends = ((call, cast("Ended", ended)),)
+        else:
+            ends = [*zip(call.jobs, cast("list[Ended]", ended), strict=True)]
         if os.getpid() != self._pid:
-            end_copy(said)
-        if isinstance(outcome, Report) and outcome.error is not None:
-            with contextlib.suppress(Exception):  # raised by the application's logging filters or handlers
-                tell(job, outcome, said, self.config.tracebacks)
+            end_copy(ends[0][1][1])
+        told: Any = None
+        for job, (outcome, said) in ends:
+            if isinstance(outcome, Report) and outcome.error is not None:
+                with contextlib.suppress(
+                    Exception
+                ):  # raised by the application's logging filters or handlers
+                    tell(job, outcome, said, self.config.tracebacks and said is not told)
+                told = said  # what all jobs of a batch have raised, the first one tells in full
         with self.lock:
-            self.slots.clear(job.slot)
-            self.free_slots.append(job.slot)
+            self.slots.clear(call.slot)
+            self.free_slots.append(call.slot)
+            self.batches.pop(call.slot, None)
             self.isolated = False
-            if self.running.pop((job.id, job.run), None) is None:
-                return []  # it was handed back in the meantime
-            # Others wait for its end in its queue or sequence, or a crash now would make it `lost`.
-            self.urgent |= bool(job.queue_name or job.sequence_key) or job.delivery == "at_most_once"
-            self.outcomes.append(outcome)
-            if job.completed:  # by its own transaction: the report will be refused as stale
-                self.slots.count(done=1)
+            for job, (outcome, _) in ends:
+                if self.running.get(job.id) is job:
+                    del self.running[job.id]
+                elif self.lost.pop((job.id, job.run), None) is None:
+                    continue  # it was handed back in the meantime
+                # Others wait for its end in its queue or sequence, or a crash now would make it `lost`.
+                self.urgent |= bool(job.queue_name or job.sequence_key) or job.delivery == "at_most_once"
+                self.outcomes.append(outcome)
+                if job.completed:  # by its own transaction: the report will be refused as stale
+                    self.slots.count(done=1)
             begun = self._start()
         if len(self.ready) <= self.wake_at or (self.urgent and self.wake_at == IF_URGENT):
             self.wake_at = NEVER  # wake the turn only once
             self._wake()
         return begun
 
-    def _give_up(self, suspects: list[Claimed], error: BaseException) -> NoReturn:
+    def _give_up(self, suspects: list[Call], error: BaseException) -> NoReturn:
         """End this process because a job's outcome could not be recorded.
 
         The parent hands its jobs back and blames only the suspects.
@@ -340,7 +385,7 @@ class Handlers:
         with contextlib.suppress(BaseException):  # a handler may have broken what this needs
             if os.getpid() != self._pid:
                 end_copy(error)
-        after = "".join(f" after job {job.id} ({job.task_identifier})" for job in suspects)
+        after = "".join(f" after job {call.jobs[0].id} ({call.task_identifier})" for call in suspects)
         text = f"this process ends, as it cannot go on{shown(after)}"
         try:
             log.critical("%s", text, exc_info=error)
@@ -348,7 +393,7 @@ class Handlers:
             os.write(2, f"pyworker: {text}\n".encode(errors="replace"))
         with contextlib.suppress(BaseException):
             self.broken = True  # no further job starts
-            self.slots.blame([(job.slot, job.id, job.run) for job in suspects])
+            self.slots.blame((call.slot, call.runs) for call in suspects)
             self._wake()
             time.sleep(LAST_WORD)  # meanwhile the turn reports outcomes and ends the process
         os._exit(EXIT_BROKEN)

@@ -10,10 +10,10 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from .. import tasks
 from .._escape import shown
@@ -46,6 +46,7 @@ class Report(NamedTuple):
 
 Outcome = Done | Report
 Ended = tuple[Outcome, Any]  # and what the handler returned or raised
+ANSWERS = Snooze | Cancel | Discard | Failed | NotStarted  # a handler may return them, too
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ def outcome_of(job: Claimed, task: tasks.Task[..., Any], value: Any) -> Ended:
     """
     if value is None:
         return (job.id, job.run, None), None
-    if isinstance(value, Snooze | Cancel | Discard | Failed | NotStarted):
+    if isinstance(value, ANSWERS):
         raise value
     if inspect.isawaitable(value):  # and nothing has run yet
         raise TypeError(f"{task!r} returned {type(value).__name__} to be awaited; make it an async function")
@@ -92,6 +93,20 @@ def failure_of(job: Claimed, error: BaseException) -> Ended:
     except BaseException as problem:
         report = _failed(job, f"{name_of(error)}: the exception cannot be shown ({name_of(problem)})")
     return report, error
+
+
+def failures_of(jobs: Sequence[Claimed], error: BaseException) -> list[Ended]:
+    """The outcomes of the jobs of a call that raised. The text of the error is made once."""
+    made: dict[bool, Report] = {}
+    for job in jobs:
+        if job.cancelled not in made:
+            made[job.cancelled] = cast("Report", failure_of(job, error)[0])
+    ends: list[Ended] = []
+    for job in jobs:
+        report = made[job.cancelled]
+        last = report.error is not None and _is_last(job, report.do)
+        ends.append((report._replace(id=job.id, run=job.run, last=last), error))
+    return ends
 
 
 def release(job: Claimed) -> Report:
@@ -135,8 +150,13 @@ def _report(job: Claimed, error: BaseException) -> Report:
 
 
 def _failed(job: Claimed, error: str, do: str = "fail", **more: Any) -> Report:
-    last = job.attempts >= job.max_attempts or job.delivery == "at_most_once" or do == "discard"
-    return Report(job.id, job.run, do, limited(error), more, job.task_identifier, last)
+    return Report(
+        job.id, job.run, do, limited(error), more, job.task_identifier, _is_last(job, do)
+    )  # fmt: skip
+
+
+def _is_last(job: Claimed, do: str) -> bool:
+    return job.attempts >= job.max_attempts or job.delivery == "at_most_once" or do == "discard"
 
 
 def tell(job: Claimed, report: Report, error: BaseException, tracebacks: bool) -> None:

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -213,9 +213,9 @@ class Parent:
         while self.to_unregister:
             ended = self.to_unregister[0]
             charged = [job_id for job_id, _ in ended.running]
-            if ended.failure:
-                db.fail_job(ended.failure)
-                charged.append(ended.failure["id"])
+            if ended.failures:
+                db.fail_jobs(ended.failures)
+                charged += [failure["id"] for failure in ended.failures]
             if ended.crashed:
                 db.report_crash(ended.worker_id, ended.running, ended.why)
             db.close_worker(ended.worker_id)
@@ -295,11 +295,9 @@ class Parent:
         # A child that we killed for one job, or while stopping, did not crash: its jobs are
         # released, and this attempt does not count.
         crashed = crashed and not self.signals and (not child.killed or child.killed == MEMORY)
-        failure = None
-        if child.culprit:
-            failure = {"id": child.culprit[0], "run": child.culprit[1], "error": child.killed}
+        failures = [{"id": job_id, "run": run, "error": child.killed} for job_id, run in child.culprits]
         why = f"its worker process ended with {exit_text(code)}{child.killed and ': ' + child.killed}"
-        self.to_unregister.append(Ended(child.worker_id, crashed, running if crashed else [], failure, why))
+        self.to_unregister.append(Ended(child.worker_id, crashed, running if crashed else [], failures, why))
         self.ended.update(child.slots.counts())
         child.slots.close()
         if deliberate and code in (EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER):
@@ -315,11 +313,11 @@ class Parent:
             self.respawn_delay = 0.1 if lived > 60 else min(self.respawn_delay * 2, 5.0)
             self.respawn_at.append(time.monotonic() + self.respawn_delay)
 
-    def _kill(self, child: ChildProcess, why: str, culprit: tuple[int, int] | None = None) -> None:
-        log.warning(
-            "ending worker process %s: %s%s", child.process.pid, f"job {culprit[0]} " if culprit else "", why
-        )
-        child.killed, child.culprit = why, culprit
+    def _kill(self, child: ChildProcess, why: str, culprits: Sequence[tuple[int, int]] = ()) -> None:
+        more = f"and {len(culprits) - 1} more of its batch " if culprits[1:] else ""
+        who = f"job {culprits[0][0]} {more}" if culprits else ""
+        log.warning("ending worker process %s: %s%s", child.process.pid, who, why)
+        child.killed, child.culprits = why, culprits
         os.kill(child.process.pid, signal.SIGKILL)
 
     def _watch(self, now: float) -> None:
@@ -331,9 +329,8 @@ class Parent:
                 self.next_beat = now
             late = [job for job in child.slots.running() if job.deadline and now > job.deadline]
             if late:
-                self._kill(
-                    child, "timed out, or did not stop when it was cancelled", (late[0].job_id, late[0].run)
-                )
+                of_call = [(job.job_id, job.run) for job in late if job.slot == late[0].slot]
+                self._kill(child, "timed out, or did not stop when it was cancelled", of_call)
             elif self.config.max_memory:
                 memory = memory_of(child.process.pid)
                 if memory > self.config.max_memory * 1.5:

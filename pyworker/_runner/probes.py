@@ -58,7 +58,7 @@ def in_flight(parent: Parent) -> int:
     count = 0
     for child in list(parent.children.values()):
         with suppress(ValueError):
-            count += len(child.slots.running())
+            count += len({job.slot for job in child.slots.running()})
     return count
 
 

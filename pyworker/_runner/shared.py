@@ -14,16 +14,18 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 COUNTED = ("done", "fail", "discard", "cancel", "snooze")  # how reports end a run
 _STAMPS = struct.Struct("ddd")  # turned, answered, lease
 _COUNTS = struct.Struct("q" * len(COUNTED))
-_HEAD_SIZE = _STAMPS.size + _COUNTS.size
+_BATCH = struct.Struct("q")  # jobs of a call at most
+_HEAD_SIZE = _STAMPS.size + _COUNTS.size + _BATCH.size
 _TIME = struct.Struct("d")
-_SLOT = struct.Struct("qqd")
+_SLOT = struct.Struct("qqdq")  # id, run, deadline, and how many more jobs its call has
+_RUN = struct.Struct("qq")  # id, run
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -31,11 +33,18 @@ class Running(NamedTuple):
     job_id: int
     run: int
     deadline: float  # by time.monotonic(), which all processes of a machine share; 0: none
+    slot: int  # of its call
 
 
 class Slots:
+    """A slot for each handler that may run, with the job of its call.
+
+    The other jobs of a batch are in the file behind all slots, and then the names of the tasks. Only the
+    child knows how large batches are, once it has loaded its tasks."""
+
     def __init__(self, fd: int, count: int) -> None:
         self.fd = fd
+        self._count = count
         self._counting = threading.Lock()
         self._memory = mmap.mmap(fd, _HEAD_SIZE + count * _SLOT.size)
 
@@ -84,13 +93,19 @@ class Slots:
     def counts(self) -> dict[str, int]:
         return dict(zip(COUNTED, _COUNTS.unpack_from(self._memory, _STAMPS.size), strict=True))
 
-    def know(self, tasks: Iterable[str]) -> None:
-        """Called by the child: the tasks that it has loaded. They stand behind the slots."""
-        os.pwrite(self.fd, json.dumps([*tasks]).encode(), len(self._memory))
+    def know(self, tasks: Iterable[str], batch: int = 1) -> None:
+        """Called by the child: the tasks that it has loaded, and how many jobs a call of theirs may have."""
+        _BATCH.pack_into(self._memory, _HEAD_SIZE - _BATCH.size, batch)
+        os.pwrite(self.fd, json.dumps([*tasks]).encode(), self._others_of(self._count))
 
     def known(self) -> list[str]:
-        size = os.fstat(self.fd).st_size - len(self._memory)
-        return json.loads(os.pread(self.fd, size, len(self._memory)) or b"[]")
+        begin = self._others_of(self._count)
+        return json.loads(os.pread(self.fd, os.fstat(self.fd).st_size - begin, begin) or b"[]")
+
+    def _others_of(self, slot: int) -> int:
+        """Where in the file the jobs of a slot's batch are, but for the first one."""
+        (batch,) = _BATCH.unpack_from(self._memory, _HEAD_SIZE - _BATCH.size)
+        return len(self._memory) + slot * max(batch - 1, 0) * _RUN.size
 
     def prolong(self, until: float) -> None:
         """Called by the parent: the lease lasts until this boottime()."""
@@ -101,20 +116,38 @@ class Slots:
         return time.clock_gettime(_BOOTTIME) > _TIME.unpack_from(self._memory, 16)[0]
 
     def set(self, slot: int, job_id: int, run: int, deadline: float = 0.0) -> None:
-        _SLOT.pack_into(self._memory, _HEAD_SIZE + slot * _SLOT.size, job_id, run, deadline)
+        _SLOT.pack_into(self._memory, _HEAD_SIZE + slot * _SLOT.size, job_id, run, deadline, 0)
+
+    def set_call(self, slot: int, runs: Sequence[tuple[int, int]], deadline: float = 0.0) -> None:
+        """Set the slot of a call with these jobs, by id and run."""
+        (job_id, run), *others = runs
+        if others:  # first, as they are read only once the slot says how many there are
+            os.pwrite(self.fd, b"".join(_RUN.pack(*other) for other in others), self._others_of(slot))
+        at = _HEAD_SIZE + slot * _SLOT.size
+        _SLOT.pack_into(self._memory, at, job_id, run, deadline, len(others))
 
     def clear(self, slot: int) -> None:
-        _SLOT.pack_into(self._memory, _HEAD_SIZE + slot * _SLOT.size, 0, 0, 0.0)
+        _SLOT.pack_into(self._memory, _HEAD_SIZE + slot * _SLOT.size, 0, 0, 0.0, 0)
 
-    def blame(self, jobs: Iterable[tuple[int, int, int]]) -> None:
-        """Called by the child before it ends: only these (slot, id, run) are to blame."""
+    def blame(self, calls: Iterable[tuple[int, Sequence[tuple[int, int]]]]) -> None:
+        """Called by the child before it ends: only these calls are to blame, by slot and jobs."""
         size = len(self._memory) - _HEAD_SIZE
         self._memory[_HEAD_SIZE:] = bytes(size)
-        for slot, job_id, run in jobs:
-            self.set(slot, job_id, run)
+        for slot, runs in calls:
+            self.set_call(slot, runs)
 
     def running(self) -> list[Running]:
-        return [job for job in map(Running._make, _SLOT.iter_unpack(self._memory[_HEAD_SIZE:])) if job.job_id]
+        """Every job that runs, those of a batch included."""
+        found: list[Running] = []
+        for slot, (job_id, run, deadline, more) in enumerate(_SLOT.iter_unpack(self._memory[_HEAD_SIZE:])):
+            if not job_id:
+                continue
+            others = os.pread(self.fd, more * _RUN.size, self._others_of(slot)) if more else b""
+            now = _SLOT.unpack_from(self._memory, _HEAD_SIZE + slot * _SLOT.size)
+            if not others or now[:2] == (job_id, run):  # else they may be those of the slot's next call
+                found.append(Running(job_id, run, deadline, slot))
+                found += [Running(other[0], other[1], deadline, slot) for other in _RUN.iter_unpack(others)]
+        return found
 
 
 def _anonymous_file() -> int:

@@ -20,6 +20,11 @@ from pyworker import AsyncJob, Cancel, Job, Snooze, task
 class Order:
     id: int
 
+@task(batch=10, result=True)
+def in_batches(jobs: list[Job[Order]]):
+    print("once:", jobs[0].once("mail"))
+    return [f"{job.payload.id} of {len(jobs)}" for job in jobs]
+
 @task(result=True)
 def book(order: Order, job: Job):
     with job.transaction() as conn:
@@ -122,6 +127,14 @@ def test_a_job_may_be_in_any_state_and_stays_as_it_is(replay: Any, prepare: str,
     assert (done.returncode, done.stdout) == (0, 'it would be completed, with the result "abab"\n')
     assert f"(twice, {state}) is run here, and rolled back\n" in done.stderr
     assert f"attempt {25 if state == 'discarded' else 1} of 25" in done.stderr
+
+
+def test_a_batch_handler_gets_the_job_alone(replay: Any) -> None:
+    done = replay("in_batches", {"id": 7})
+    assert (done.returncode, done.stdout) == (
+        0,
+        'once: True\nit would be completed, with the result "7 of 1"\n',
+    )
 
 
 def test_an_answer_other_than_success_is_told(replay: Any) -> None:

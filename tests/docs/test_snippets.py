@@ -48,7 +48,12 @@ TABLES = {
     "README": "create table invoices (id bigint, charged boolean default false)",
 }
 # Tasks of which jobs must have been completed by the worker when a page is through.
-RUN = {"index": {"send_email"}, "README": {"charge", "send_email"}, "start": {"greet"}}
+RUN = {
+    "index": {"send_email"},
+    "README": {"charge", "send_email"},
+    "start": {"greet"},
+    "batches": {"index", "convert"},
+}
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def test_options_are_kept_for_the_database_and_seconds_become_intervals() -> Non
 def test_an_unknown_option_is_refused_with_those_there_are(decorate: Any) -> None:
     with pytest.raises(
         TypeError,
-        match=r"task has no option '(retries|job_key|run_at)' \(known: name, result, backoff, delivery, ",
+        match=r"task has no option '(retries|job_key|run_at)' \(known: name, result, batch, backoff, ",
     ):
         decorate()
 

@@ -77,6 +77,26 @@ def writes(payload, job):
         conn.execute("create table if not exists public.written (n integer)")
         conn.execute("insert into public.written values (1)")
 
+@task(batch=3, result=True)
+def many(jobs):
+    return [ValueError("bad") if job.payload == "bad" else len(jobs) for job in jobs]
+
+@task(batch=3)
+async def many_async(jobs):
+    many_async.seen = [job.payload for job in jobs]
+
+def test_a_batch_handler_gets_what_is_due_and_each_job_its_outcome(pyworker_db, drain, run_task):
+    for payload in ("a", "b", "c", "bad"):
+        many.add(pyworker_db, payload)
+    ran = drain(raise_errors=False)
+    assert [(r.job.state, r.result) for r in ran[:3]] == [("completed", 3)] * 3
+    assert (ran[3].job.state, str(ran[3].error)) == ("retryable", "bad")
+    many.add(pyworker_db, "a")
+    assert run_task(many, "alone") == 1
+    assert run_task(many_async, [5]) is None and many_async.seen == [[5]]
+    with pytest.raises(ValueError, match="bad"):
+        run_task(many, "bad")
+
 def test_a_wrong_expectation_says_what_there_is(pyworker_db, assert_enqueued, assert_not_enqueued):
     shop.sign_up(pyworker_db, "ann@example.com")
     words = "no job of 'send_welcome' waits with payload=.*bob.*there are:\\n  1 send_welcome .*ann"
@@ -128,7 +148,7 @@ def test_the_clock_moves_for_every_connection(pyworker_dsn, clock):
 def test_the_fixtures_keep_their_promises(project: Any) -> None:
     code, output = project({"test_cases.py": CASES})
     assert code == 0, output
-    assert "7 passed" in output
+    assert "8 passed" in output
 
 
 INTERRUPTED = """

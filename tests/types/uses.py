@@ -256,3 +256,35 @@ def waits_and_flows(conn: psycopg.Connection[Any], connection: psycopg.AsyncConn
         flow.add(nothing, after=[first, first], delay=5)
         flow.add(nothing, after="first")  # wrong
         flow.add(nothing, on="always")  # wrong
+
+
+@task(batch=100)
+def of_mails(jobs: list[Job[Mail]]) -> list[int]:
+    assert_type(jobs[0].payload, Mail)
+    assert_type(jobs[0].cancelled, bool)
+    return [job.payload.fax for job in jobs]  # wrong
+
+
+@task(batch=100, result=True, timeout=5)
+async def of_mails_async(jobs: list[AsyncJob[Mail]]) -> None:
+    await jobs[0].step("x", len, jobs[0].payload.to)
+    jobs[0].transaction().__enter__()  # wrong
+
+
+@task(batch=1)
+async def of_anything(jobs: list[AsyncJob]) -> None:
+    assert_type(jobs[0].payload, Any)
+
+
+@task(batch="100")  # wrong
+def of_text(jobs: list[Job]) -> None: ...
+
+
+async def batches(conn: psycopg.Connection[Any], connection: psycopg.AsyncConnection[Any]) -> None:
+    assert_type(of_mails.add(conn, Mail("x")), JobRow)
+    assert_type(await of_mails_async.add(connection, Mail("x"), priority=1), JobRow)
+    of_anything.add(conn, {"any": "thing"})
+    of_mails.add(conn, "x")  # wrong
+    of_mails.add(conn, [Mail("x")])  # wrong
+    await of_mails_async.add(connection, 5)  # wrong
+    of_mails_async.add(connection, Mail("x"))  # wrong
