@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 from tests.crashpoints.crash import Known, Run
 from tests.crashpoints.script import SIGNAL, TICK
@@ -14,11 +16,20 @@ if TYPE_CHECKING:
     from tests.crashpoints.judge import Verdict
 
 WORK = "select kind, id, run, task_identifier, delivery from pyworker.work(%s, %s, %s, %s, %s, %s)"
+WORDS = [
+    "select pyworker.once(%s, %s, 'a mark')",
+    "select pyworker.save_step(%s, %s, 'a step')",
+    "select pyworker.set_progress(%s, %s, 0.9)",
+    "select pyworker.wait_for_signal(%s, %s, 'other', '1 s')",
+    "select pyworker.snooze_job(%s, %s, '1 s')",
+    "select pyworker.finish_job(%s, %s)",
+]
 JOBS = """
     select id, state, reason, run, delivery, task_identifier from pyworker.jobs
     union all select id, state, reason, run, delivery, task_identifier from pyworker.history
 """
-MINUTES = 40  # rounds of the new worker, with up to an hour between them
+ROUNDS = 40  # of the new worker; an hour passes after each that finds nothing
+OWN_TRANSACTIONS = {"book", "last"}
 # The reasons for which a job may end without having run to its end.
 REASONS = {"expired", "unmet", "cancelled", "lost", "superseded", "replaced", "removed",
            "worker lost on the last attempt"}  # fmt: skip
@@ -40,9 +51,11 @@ class Aftermath:
     def forget_lost_adds(self) -> None:
         """With synchronous_commit off, an add that was answered may be lost, and its id is given out again."""
         self.known.added &= self.jobs.keys()
+        self.known.sent.clear()
         self.known.asked = {run: id for run, id in self.known.asked.items() if run[0] in self.jobs}
 
     def live_through(self) -> None:
+        self.prepared()
         self.transactions()
         early = {worker for worker in self.known.workers if self.random.random() < 0.5}
         for worker in early:
@@ -59,6 +72,16 @@ class Aftermath:
         self.drain()
         self.ends()
         self.marks()
+
+    def prepared(self) -> None:
+        """Transactions that were prepared are there, and can be committed."""
+        there = [row[0] for row in self.conn.execute("select gid from pg_prepared_xacts").fetchall()]
+        for id in there:
+            self.conn.execute(f"commit prepared '{id}'")  # type: ignore[arg-type]
+        tasks = {row[0] for row in self.conn.execute("select task_identifier from pyworker.jobs").fetchall()}
+        if missing := self.known.prepared - set(there) - tasks:
+            self.verdict.fault(f"prepared transactions are lost: {missing}")
+        self.jobs = {row[0]: row[1:] for row in self.conn.execute(JOBS).fetchall()}
 
     def transactions(self) -> None:
         """A worker whose COMMIT was not answered asks about it, perhaps late: other transactions come first,
@@ -94,8 +117,21 @@ class Aftermath:
         self.verdict.tell(f"worker {worker} comes back, {alive}: reports {held}, holds {sorted(running)}")
         if running and alive != "alive":
             self.verdict.fault(f"worker {worker} was declared dead, and its runs {running} are not freed")
+        for id, run in held:
+            if (id, run) not in running:
+                self.is_refused(self.random.choice(WORDS), id, run)
         self.report(worker, held, running if alive == "alive" else set())
         self.report(worker, held, set())
+
+    def is_refused(self, statement: str, id: int, run: int) -> None:
+        """A handler whose claim was lost goes on until it is told."""
+        try:
+            self.conn.execute(statement, [id, run])  # type: ignore[arg-type]
+        except psycopg.Error as e:
+            if e.sqlstate == "PW002":
+                return
+            raise
+        self.verdict.fault(f"run {run} of job {id} was lost, and may do this: {statement}")
 
     def report(self, worker: int, runs: list[Run], right: set[Run]) -> None:
         """Reports success: the runs in `right` must be accepted, and no others."""
@@ -139,43 +175,65 @@ class Aftermath:
 
     def drain(self) -> None:
         """The new worker runs all that can run."""
-        done, parked = list[tuple[Run, str | None]](), list[dict[str, Any]]()
         for statement in (
             "select pyworker.resume_queue(q.queue_name) from pyworker.queue_stats q where q.paused",
             "select pyworker.run_schedules()",
             "select pyworker.pause_schedule(s.name) from pyworker.schedules s where not s.paused",
         ):
             self.conn.execute(statement)  # type: ignore[arg-type]
-        for _ in range(MINUTES):
-            rows = self.conn.execute(
-                WORK,
-                [self.worker, [run[0] for run, _ in done], [run[1] for run, _ in done],
-                 [result for _, result in done], psycopg.types.json.Jsonb(parked), 50],
-            ).fetchall()  # fmt: skip
-            refused = [row for row in rows if row[0] == "refused" and row[1] not in {p["id"] for p in parked}]
-            if refused:
-                self.verdict.fault(f"reports of the new worker are refused: {refused}")
+        done, parked = list[tuple[Run, str | None]](), list[Run]()
+        for _ in range(ROUNDS):
+            claimed = self.turn(done, parked)
             done, parked = [], []
-            for _, id, run, task, delivery in (row for row in rows if row[0] == "job"):
+            for id, run, task, delivery in claimed:
                 self.claim_is_new(id, run)
                 if delivery == "at_most_once":
                     self.begin(id, run)
-                answer = self.value("select pyworker.wait_for_signal(%s, %s, 'go', '1 hour')::text", id, run) \
-                    if task == SIGNAL else None
-                if task == SIGNAL and answer is None:
-                    parked.append({"id": id, "run": run, "do": "release"})
-                else:
+                if task in OWN_TRANSACTIONS:
+                    self.book(id, run)
+                elif task != SIGNAL:
+                    done.append(((id, run), None))
+                elif (answer := self.wait(id, run)) is not None:
                     done.append(((id, run), answer))
-            if not done and not parked:
+                else:
+                    parked.append((id, run))
+            if not claimed:
                 if not self.value("select count(*) from pyworker.jobs where state <> 'discarded'"):
                     return
-                self.conn.execute(
-                    "select pyworker.resume_sequence(s.sequence_key) from pyworker.sequences s"
-                )
+                self.value("select pyworker.resume_sequence(s.sequence_key) from pyworker.sequences s")
                 self.value("select pyworker.advance_clock('1 hour')")
                 self.value("select kind from pyworker.beat(%s)", self.worker)
         left = self.conn.execute("select id, state from pyworker.jobs where state <> 'discarded'").fetchall()
         self.verdict.fault(f"jobs do not come to an end: {left}")
+
+    def turn(self, done: list[tuple[Run, str | None]], parked: list[Run]) -> list[Any]:
+        """Reports and claims; returns the claimed jobs."""
+        ids, runs = [run[0] for run, _ in done], [run[1] for run, _ in done]
+        rows = self.conn.execute(
+            WORK,
+            [self.worker, ids, runs, [result for _, result in done],
+             Jsonb([{"id": id, "run": run, "do": "release"} for id, run in parked]), 50],
+        ).fetchall()  # fmt: skip
+        if refused := [row[1] for row in rows if row[0] == "refused" and row[1] in ids]:
+            self.verdict.fault(f"reports of the new worker are refused: {refused}")
+        return [row[1:] for row in rows if row[0] == "job"]
+
+    def wait(self, id: int, run: int) -> str | None:
+        """The signal as JSON text; None if the job waits."""
+        answer = self.value("select pyworker.wait_for_signal(%s, %s, 'go', '1 hour')::text", id, run)
+        sent = self.known.sent.get(id)
+        if sent is not None and answer != json.dumps(sent):
+            self.verdict.fault(f"job {id} has got {answer} instead of the signal {sent!r}")
+        return answer
+
+    def book(self, id: int, run: int) -> None:
+        """The handler's writes and the end of its job, in one transaction."""
+        try:
+            with self.conn.transaction():
+                self.conn.execute("insert into app.payments values (%s, 1)", [id])
+                self.conn.execute("select pyworker.finish_job(%s, %s)", [id, run])
+        except psycopg.errors.UniqueViolation:
+            self.verdict.fault(f"job {id} runs again, and its writes are there")
 
     def claim_is_new(self, id: int, run: int) -> None:
         before = [known for job, known in self.known.claimed if job == id]
@@ -205,14 +263,10 @@ class Aftermath:
                 self.verdict.fault(f"job {id} ({task}) has not run to its end: it is {state}, {reason}")
 
     def marks(self) -> None:
-        """What was marked is marked; signals and ticks are neither lost nor doubled."""
+        """What was marked is marked; ticks are neither lost nor doubled."""
         for key in self.known.once:
             if self.value("select pyworker.once(%s)", key):
                 self.verdict.fault(f"once({key!r}) is true again")
-        for job, what in self.known.sent.items():
-            result = self.value("select result from pyworker.get_job(%s)", job)
-            if result is not None and result != what:
-                self.verdict.fault(f"job {job} has got {result!r} instead of the signal {what!r}")
         ticks = self.conn.execute(
             "select (payload -> '_cron' ->> 'ts')::timestamptz from "
             "(select id from pyworker.jobs union all select id from pyworker.history) i, "

@@ -78,6 +78,7 @@ class Known:
     started: set[Run] = field(default_factory=set[Run])  # handlers with delivery at_most_once have begun
     once: set[str] = field(default_factory=set[str])
     sent: dict[int, str] = field(default_factory=dict[int, str])
+    prepared: set[str] = field(default_factory=set[str])  # two-phase commits
     asked: dict[Run, str] = field(default_factory=dict[Run, str])  # ended in this transaction, perhaps
 
     def held(self, worker: int) -> list[Run]:
@@ -101,6 +102,8 @@ class Known:
                     self.started.add(values)  # type: ignore[arg-type]
                 case "once":
                     self.once.add(values[0])
+                case "prepared":
+                    self.prepared.add(values[0])
                 case "sent":
                     self.sent.setdefault(*values)
                 case "asked":

@@ -20,7 +20,7 @@ from tests.support.servers import Postgres
 UNLOGGED = {"waiters", "late_arrivals"}
 SETTINGS = {
     "full_page_writes": "on", "wal_level": "replica", "checkpoint_timeout": "1d", "max_wal_size": "10GB",
-    "autovacuum": "off", "max_connections": "30",
+    "autovacuum": "off", "max_connections": "30", "max_prepared_transactions": "4",
     # Nothing but a commit that waits for the disk writes the log: so an asynchronous one is lost as late
     # as can be.
     "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "bgwriter_lru_maxpages": "0",
@@ -40,6 +40,7 @@ class Fact(NamedTuple):
     values: tuple[Any, ...]
 
 
+Spoil = Callable[[psycopg.Connection[Any]], None]
 Learn = Callable[[list[Any]], Sequence[Fact]]
 
 
@@ -162,22 +163,23 @@ class Recording:
         raise SystemExit(f"there is no crash point {name!r}: --list shows all")
 
 
-def install(server: Postgres, mutant: str) -> None:
+def install(server: Postgres, spoil: Spoil | None) -> None:
     with psycopg.connect(server.url, autocommit=True) as conn:
         migrate(conn, movable_clock=True)
         conn.execute("create schema app; create table app.payments (job bigint primary key, amount numeric)")
-        conn.execute(mutant)  # type: ignore[arg-type]
+        if spoil:
+            spoil(conn)
 
 
 @contextmanager
 def recorded(
-    script: Callable[[Recorder], None], synchronous: bool = True, mutant: str = ""
+    script: Callable[[Recorder], None], synchronous: bool = True, spoil: Spoil | None = None
 ) -> Iterator[Recording]:
-    """Plays the script; the recording is kept as long as the block lasts. `mutant`: SQL that breaks something."""
+    """Plays the script; the recording is kept as long as the block lasts. `spoil` breaks something first."""
     settings = SETTINGS | {"synchronous_commit": "on" if synchronous else "off"}
     with ExitStack() as stack:
         server = Postgres(stack, **settings)
-        install(server, mutant)
+        install(server, spoil)
         server.stop_cleanly()
         data = Path(server.server.host)
         base, log = data.with_name("base"), data.with_name("log_of_all")

@@ -15,6 +15,7 @@ from tests.crashpoints.recording import ALWAYS, NEVER, USUALLY, Fact, Recorder
 TICK, SIGNAL = "report", "approval"  # the tasks of the schedule, and of the jobs that wait for a signal
 OFF = "set_config('synchronous_commit', 'off', true)"  # as pyworker's own runner claims and beats
 ROW = "kind, id, run, task_identifier, queue_name, sequence_key, delivery, why"
+PREPARED = Fact("prepared", ("prepared",))  # a transaction called like the task of the job that it adds
 Runs = Sequence[tuple[int, int]]
 
 
@@ -140,10 +141,16 @@ def adds(it: Recorder) -> None:
     it.step("begin-add", "begin", on="producer")
     add(it, "add-uncommitted", "plain", on="producer")
     it.steps[-1].facts.clear()  # never committed: its id may be given again
+    it.step("no-notify", "set pyworker.notify = off", on="two-phase")
+    it.step("begin-prepare", "begin", on="two-phase")
+    add(it, "add-prepared", "prepared", on="two-phase")
+    it.steps[-1].facts.clear()
+    it.step("prepare", "prepare transaction 'prepared'", on="two-phase", learns=lambda _: [PREPARED])
     it.step("begin-rollback", "begin", on="waverer")
     add(it, "add-rolled-back", "plain", "job_key => 'k'", on="waverer")
     it.steps[-1].facts.clear()
     it.step("rollback", "rollback", on="waverer")
+    it.step("commit-prepared", "commit prepared 'prepared'", on="two-phase")
 
 
 def turns(it: Recorder, ada: Runner) -> None:
@@ -346,16 +353,7 @@ def schedules(it: Recorder, ada: Runner, bob: Runner) -> None:
 def endings(it: Recorder, ada: Runner, bob: Runner) -> None:
     """Claims that are on no disk yet; dead workers; housekeeping."""
     cy = Runner(it, "cy")
-    add(it, "add-last", "last")
-    add(it, "add-last", "last")
-    add(it, "add-last-charge", "charge")
-    cy.turn("claim-last-charge", 1, ["charge"])
-    (last, *_) = cy.turn("claim-last", 1, ["last"])
-    # Nothing of this is on disk when the COMMIT is sent, and its answer may never come.
-    cy.handler("begin-last", "begin")
-    cy.handler("write-last", "insert into app.payments values (%s, 7)", [last[0]])
-    cy.handler("finish-last", FINISH, last, learns=asked(last))
-    cy.handler("commit-last", "commit", learns=lambda _: [Fact("accepted", last)])
+    last_claims(it, cy)
     cy.turn("claim-and-close", 1, ["last"])
     it.step("close", f"select pyworker.close_worker({cy.id})", on="cy", learns=closed(cy.id))
     dan = Runner(it, "dan")
@@ -371,6 +369,17 @@ def endings(it: Recorder, ada: Runner, bob: Runner) -> None:
     ada.turn("claim-at-the-end", 2)
     it.step("remove-schedule", "select name from pyworker.remove_schedule('minutely')", on="operator")
     advance(it, "1 minute")
+
+
+def last_claims(it: Recorder, cy: Runner) -> None:
+    """Nothing of a claim and of its handler's transaction is on disk when the COMMIT is sent, and its answer
+    may never come."""
+    add(it, "add-last", "last")
+    add(it, "add-last", "last")
+    add(it, "add-last-charge", "charge")
+    cy.turn("claim-last-charge", 1, ["charge"])
+    (last, *_) = cy.turn("claim-last", 1, ["last"])
+    book(cy, "last", last)
 
 
 def advance(it: Recorder, interval: str, *alive: Runner) -> None:
