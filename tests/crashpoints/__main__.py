@@ -1,9 +1,9 @@
 """Crashes a PostgreSQL after the records of its log, and judges what is left and what comes after.
 
-    python -m tests.crashpoints                    a part of the points, chosen by --seed
-    python -m tests.crashpoints --all              all points
-    python -m tests.crashpoints --at commit-last.2 one point, with its story
-    python -m tests.crashpoints --list             the steps of the script, and how many points each has
+python -m tests.crashpoints                    a part of the points, chosen by --seed
+python -m tests.crashpoints --all              all points
+python -m tests.crashpoints --at commit-last.2 one point, with its story
+python -m tests.crashpoints --list             the steps of the script, and how many points each has
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from multiprocessing import get_context
 from random import Random
 
 from tests.crashpoints import wal
-from tests.crashpoints.crash import Wreck
+from tests.crashpoints.crash import Wreck, answered, expected
 from tests.crashpoints.judge import Verdict, judge
 from tests.crashpoints.recording import Point, Recording, recorded
 from tests.crashpoints.script import script
@@ -34,7 +34,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--points", type=int, default=100, metavar="N", help="so many points (default: 100)")
     parser.add_argument("--off", action="store_true", help="with synchronous_commit off for all sessions")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="so many crashes at once (default: 2)")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at once (default: 2)")
     return parser.parse_args()
 
 
@@ -49,18 +49,25 @@ def some(recording: Recording, count: int, seed: int) -> list[Point]:
     return chosen
 
 
-def judged(recording: Recording, points: list[Point], seed: int, jobs: int) -> Iterator[Verdict]:
+def new(recording: Recording, points: list[Point]) -> set[int]:
+    """The points after which sessions may act as after no other one: the last record of each that has the same
+    rows and answers."""
+    keys = {p.number: (id(expected(recording, p)[1]), len(answered(recording, p))) for p in points}
+    return set({key: number for number, key in keys.items()}.values())
+
+
+def judged(recording: Recording, points: list[Point], options: argparse.Namespace) -> Iterator[Verdict]:
     """Some processes, each with a server of its own: it ends with the thread that started it."""
-    parts = [points[n::jobs] for n in range(jobs)]
     fork = get_context("fork")  # they share the recording
-    queue = fork.SimpleQueue()
+    queue, whole = fork.SimpleQueue(), new(recording, points)
 
     def work(part: list[Point]) -> None:
         with ExitStack() as stack:
             wreck = Wreck(stack, recording)
             for point in part:
-                queue.put(judge(wreck, point, seed))
+                queue.put(judge(wreck, point, options.seed, point.number in whole))
 
+    parts = [points[n :: options.jobs] for n in range(options.jobs)]
     processes = [fork.Process(target=work, args=[part]) for part in parts if part]
     for process in processes:
         process.start()
@@ -75,13 +82,16 @@ def tried(options: argparse.Namespace, synchronous: bool) -> int:
     with recorded(script, synchronous) as recording:
         points = recording.points if options.all else some(recording, options.points, options.seed)
         faults = 0
-        for verdict in judged(recording, points, options.seed, options.jobs):
+        for count, verdict in enumerate(judged(recording, points, options), 1):
+            if sys.stderr.isatty() or count % 500 == 0:
+                print(f"{count} of {len(points)}", end="\r", file=sys.stderr, flush=True)
             faults += bool(verdict.faults)
             for fault in verdict.faults[:3]:
                 print(f"{verdict.point.name:24} {fault}", flush=True)
         print(
-            f"synchronous_commit {'on' if synchronous else 'off'}: {len(points)} crashes in "
-            f"{len(recording.steps)} statements, {faults} with faults, {time.monotonic() - began:.0f} s"
+            f"synchronous_commit {'on' if synchronous else 'off'}: {len(points)} crashes, "
+            f"{len(new(recording, points))} of them lived through to the end, in {len(recording.steps)} "
+            f"statements; {faults} with faults; {time.monotonic() - began:.0f} s"
         )
     return faults
 

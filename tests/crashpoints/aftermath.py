@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +37,7 @@ REASONS = {"expired", "unmet", "cancelled", "lost", "superseded", "replaced", "r
 
 
 class Aftermath:
-    def __init__(
-        self, conn: psycopg.Connection[Any], known: Known, verdict: Verdict, random: Random
-    ) -> None:
+    def __init__(self, conn: psycopg.Connection[Any], known: Known, verdict: Verdict, random: Random) -> None:
         self.conn, self.known, self.verdict, self.random = conn, known, verdict, random
         self.jobs = {row[0]: row[1:] for row in conn.execute(JOBS).fetchall()}
         self.reported = set[Run]()  # by workers of before, and accepted after the crash
@@ -47,12 +46,6 @@ class Aftermath:
     def value(self, statement: str, *parameters: Any) -> Any:
         row = self.conn.execute(statement, parameters).fetchone()  # type: ignore[arg-type]
         return row and row[0]
-
-    def forget_lost_adds(self) -> None:
-        """With synchronous_commit off, an add that was answered may be lost, and its id is given out again."""
-        self.known.added &= self.jobs.keys()
-        self.known.sent.clear()
-        self.known.asked = {run: id for run, id in self.known.asked.items() if run[0] in self.jobs}
 
     def live_through(self) -> None:
         self.prepared()
@@ -87,6 +80,8 @@ class Aftermath:
         """A worker whose COMMIT was not answered asks about it, perhaps late: other transactions come first,
         and get the ids of those that were lost."""
         for (job, run), id in self.known.asked.items():
+            if job not in self.jobs:  # its add is lost, too, since synchronous_commit is off
+                continue
             while int(self.value("select pg_current_xact_id()::text")) <= int(id):
                 pass
             answer = self.value("select pyworker.was_finished(%s, %s, %s::xid8)", job, run, id)
@@ -145,7 +140,9 @@ class Aftermath:
             rows = [("refused", *run) for run in runs]
         accepted = set(runs) - {(row[1], row[2]) for row in rows if row[0] == "refused"}
         if accepted - right:
-            self.verdict.fault(f"a report of worker {worker} is accepted that must not be: {accepted - right}")
+            self.verdict.fault(
+                f"a report of worker {worker} is accepted that must not be: {accepted - right}"
+            )
         if right - accepted:
             self.verdict.fault(f"a report of worker {worker} is refused: {right - accepted}")
         self.reported |= accepted
@@ -274,6 +271,6 @@ class Aftermath:
             "is not null and extract(second from (payload -> '_cron' ->> 'ts')::timestamptz) = 0 order by 1",
             [TICK],
         ).fetchall()
-        gaps = {(b[0] - a[0]).total_seconds() for a, b in zip(ticks, ticks[1:], strict=False)}
+        gaps = {(b[0] - a[0]).total_seconds() for a, b in pairwise(ticks)}
         if gaps - {60.0}:
             self.verdict.fault(f"ticks are lost or doubled: {[tick[0] for tick in ticks]}")

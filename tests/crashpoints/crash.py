@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyworker._dev import postgres
 from tests.crashpoints import wal
-from tests.crashpoints.recording import ALWAYS, SETTINGS, Point, Recording, State, Step, UNLOGGED
+from tests.crashpoints.recording import ALWAYS, SETTINGS, UNLOGGED, Point, Recording, State, Step
 
 Run = tuple[int, int]
 
@@ -85,8 +85,11 @@ class Known:
         """The runs that it would report now."""
         return [run for run, by in self.claimed.items() if by == worker and run not in self.accepted]
 
-    def learn(self, step: Step) -> None:
+    def learn(self, step: Step, lost: bool) -> None:
         for kind, values in step.facts:
+            # What may be lost: an add, a report, a signal. That it was answered is no promise then.
+            if lost and kind in ("added", "accepted", "sent", "closed"):
+                continue
             match kind:
                 case "worker":
                     self.workers.append(values[0])
@@ -118,10 +121,15 @@ def answered(recording: Recording, point: Point) -> list[Step]:
     return [step for step in recording.steps if step.acked <= point.record.end]
 
 
+def lost(step: Step, point: Point) -> bool:
+    return any(record.end > point.record.end for record in step.commits)
+
+
 def known(recording: Recording, point: Point) -> Known:
-    it = Known()
+    it, forgotten = Known(), False
     for step in answered(recording, point):
-        it.learn(step)
+        forgotten = forgotten or lost(step, point)  # so are all that follow: they are behind it in the log
+        it.learn(step, forgotten)
     for step in recording.steps:
         if step.began <= point.record.end:
             it.started.difference_update(step.undone)
@@ -138,7 +146,7 @@ def expected(recording: Recording, point: Point) -> tuple[State, Step | None]:
 
 
 def must_be_kept(recording: Recording, step: Step) -> bool:
-    return step.durable == ALWAYS or recording.synchronous and step.durable != "never"
+    return step.durable == ALWAYS or (recording.synchronous and step.durable != "never")
 
 
 __all__ = ["UNLOGGED", "Known", "Run", "Wreck", "answered", "expected", "known", "must_be_kept"]

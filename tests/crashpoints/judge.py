@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from tests.crashpoints.aftermath import Aftermath
-from tests.crashpoints.crash import Wreck, answered, expected, known, must_be_kept
+from tests.crashpoints.crash import Wreck, answered, expected, known, lost, must_be_kept
 from tests.crashpoints.recording import UNLOGGED, Point, Recording, state_of
 from tests.support import ROOT
 
@@ -27,8 +27,10 @@ class Verdict:
         self.story.append(f"WRONG: {what}")
 
 
-def judge(wreck: Wreck, point: Point, seed: int = 1) -> Verdict:
-    """Crashes there, and judges what comes after. `seed`: which workers report before they are swept."""
+def judge(wreck: Wreck, point: Point, seed: int = 1, whole: bool = True) -> Verdict:
+    """Crashes there, and judges what is left, and what comes after unless told not to.
+
+    `seed`: which workers report before they are swept."""
     random = Random(seed * 1_000_003 + point.number)
     after = wreck.recording.points[point.number + 1 : point.number + 2]
     # Half of the next record at most: the last bytes of a record may be zero, as is what was not written.
@@ -38,11 +40,9 @@ def judge(wreck: Wreck, point: Point, seed: int = 1) -> Verdict:
     with wreck.crashed(point, torn) as server, psycopg.connect(server.url(), autocommit=True) as conn:
         rows(conn, wreck.recording, point, verdict)
         violations(conn, verdict, "after the crash", but="I1")  # the script's clock has run ahead of sweeps
-        aftermath = Aftermath(conn, known(wreck.recording, point), verdict, random)
-        if not wreck.recording.synchronous:
-            aftermath.forget_lost_adds()
-        aftermath.live_through()
-        violations(conn, verdict, "when all jobs have ended")
+        if whole:
+            Aftermath(conn, known(wreck.recording, point), verdict, random).live_through()
+            violations(conn, verdict, "when all jobs have ended")
     return verdict
 
 
@@ -50,7 +50,7 @@ def acknowledged(recording: Recording, point: Point, verdict: Verdict) -> None:
     """What was answered is in the log, but for what docs/delivery.md leaves out."""
     told = answered(recording, point)
     for step in told:
-        if any(record.end > point.record.end for record in step.commits):
+        if lost(step, point):
             verdict.tell(f"lost, though it was answered: {step.name}")
             if must_be_kept(recording, step):
                 verdict.fault(f"{step.name} was answered, and its commit is lost: {step.sql}")

@@ -200,7 +200,9 @@ def recorded(
         bindir = server.server.bindir
         found = wal.records(bindir, log, recorder.start, relations)
         points = points_of(recorder.steps, found)
-        yield Recording(base, log, bindir, recorder.steps, points, recorder.before, recorder.start, synchronous)
+        yield Recording(
+            base, log, bindir, recorder.steps, points, recorder.before, recorder.start, synchronous
+        )
 
 
 def points_of(steps: list[Step], found: list[wal.Record]) -> list[Point]:

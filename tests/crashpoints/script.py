@@ -6,81 +6,13 @@ others commit, and so does a producer that never commits.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from typing import Any
 
-from tests.crashpoints.recording import ALWAYS, NEVER, USUALLY, Fact, Recorder
+from tests.crashpoints.recording import ALWAYS, NEVER, Fact, Recorder
+from tests.crashpoints.runner import OFF, Runner, add, added
 
 TICK, SIGNAL = "report", "approval"  # the tasks of the schedule, and of the jobs that wait for a signal
-OFF = "set_config('synchronous_commit', 'off', true)"  # as pyworker's own runner claims and beats
-ROW = "kind, id, run, task_identifier, queue_name, sequence_key, delivery, why"
 PREPARED = Fact("prepared", ("prepared",))  # a transaction called like the task of the job that it adds
-Runs = Sequence[tuple[int, int]]
-
-
-def added(rows: list[Any]) -> list[Fact]:
-    return [Fact("added", (row[0],)) for row in rows]
-
-
-class Runner:
-    """A worker as docs/protocol.md describes it, one statement a step."""
-
-    def __init__(self, it: Recorder, name: str) -> None:
-        self.it, self.name, self.runs = it, name, dict[str, list[tuple[int, int]]]()
-        rows = it.step(
-            f"open-{name}", "select (pyworker.open_worker(%s) ->> 'worker')::bigint",
-            [json.dumps({"name": name})], on=name, learns=lambda rows: [Fact("worker", rows[0])],
-        )  # fmt: skip
-        self.id: int = rows[0][0]
-
-    def turn(
-        self,
-        step: str,
-        claim: int = 0,
-        tasks: Sequence[str] | None = None,
-        done: Runs = (),
-        reports: Sequence[dict[str, Any]] = (),
-    ) -> list[tuple[int, int]]:
-        """Reports and claims; returns the runs that were claimed."""
-        ends = [(report["id"], report["run"]) for report in reports if report["do"] != "log"] + [*done]
-
-        def learned(rows: list[Any]) -> list[Fact]:
-            refused = {(row[1], row[2]) for row in rows if row[0] == "refused"}
-            return [
-                *(Fact("accepted", run) for run in ends if run not in refused),
-                *(Fact("claimed", (self.id, *row[1:3])) for row in rows if row[0] == "job"),
-            ]
-
-        rows = self.it.step(
-            step,
-            f"select {ROW} from {'' if ends else OFF + ', '}pyworker.work(%s, %s, %s, null, %s, %s, %s)",
-            [self.id, [id for id, _ in done], [run for _, run in done], json.dumps(list(reports)), claim,
-             list(tasks) if tasks else None],
-            on=self.name, durable=ALWAYS if ends else NEVER, learns=learned,
-        )  # fmt: skip
-        self.it.steps[-1].undone = [(r["id"], r["run"]) for r in reports if r["do"] == "not_started"]
-        jobs = [row for row in rows if row[0] == "job"]
-        if any(row[4] or row[5] for row in jobs):  # of a queue or a sequence: on disk all the same
-            self.it.steps[-1].durable = ALWAYS
-        return [(row[1], row[2]) for row in jobs]
-
-    def start(self, step: str, run: tuple[int, int]) -> None:
-        self.it.step(
-            step, "select pyworker.start_job(%s, %s)", run, on=f"{self.name}-handler", durable=ALWAYS,
-            learns=lambda rows: [Fact("started", run)] if rows[0][0] else [],
-        )  # fmt: skip
-
-    def beat(self, step: str, held: Runs = ()) -> None:
-        self.it.step(
-            step,
-            f'select kind, id, why from {OFF}, pyworker.beat(%s, %s, %s, "lock" => true)',
-            [self.id, [id for id, _ in held], [run for _, run in held]],
-            on=f"{self.name}-beat", durable=NEVER,
-        )  # fmt: skip
-
-    def handler(self, step: str, statement: str, parameters: Sequence[Any] = (), **more: Any) -> list[Any]:
-        return self.it.step(step, statement, parameters, on=f"{self.name}-handler", **more)
 
 
 def script(it: Recorder) -> None:
@@ -97,15 +29,8 @@ def script(it: Recorder) -> None:
     waiting(it, ada)
     people(it, ada)
     schedules(it, ada, bob)
+    below(it)
     endings(it, ada, bob)
-
-
-def add(it: Recorder, step: str, task: str, options: str = "", **more: Any) -> int:
-    rows = it.step(
-        step, f"select id, state from pyworker.add_job('{task}'{options and ', ' + options})",
-        learns=added, **more,
-    )  # fmt: skip
-    return rows[0][0] if rows else 0
 
 
 def settings(it: Recorder) -> None:
@@ -193,7 +118,9 @@ def at_most_once(it: Recorder, ada: Runner) -> None:
         ada.start("start", run)
     ada.start("start-twice", runs[0])
     ada.turn("done-charge", done=runs[:1])
-    ada.turn("not-started", reports=[{"id": runs[1][0], "run": runs[1][1], "do": "not_started", "delay_s": 5}])
+    ada.turn(
+        "not-started", reports=[{"id": runs[1][0], "run": runs[1][1], "do": "not_started", "delay_s": 5}]
+    )
     # runs[2] is started and not reported, runs[3] claimed and not started, when the end comes.
     it.step("once", "select pyworker.once('mail 7')", durable=ALWAYS, learns=marked("mail 7"))
     it.step("once-again", "select pyworker.once('mail 7')")
@@ -262,7 +189,7 @@ def queues(it: Recorder, bob: Runner) -> None:
 
 def sequences(it: Recorder, ada: Runner) -> None:
     for n in range(4):
-        add(it, "add-sequenced", "ordered", f"'{{\"n\": {n}}}', sequence_policy => '{{\"key\": \"s\"}}'")
+        add(it, "add-sequenced", "ordered", f'\'{{"n": {n}}}\', sequence_policy => \'{{"key": "s"}}\'')
     one = ada.turn("claim-ordered", 4, ["ordered"])
     two = ada.turn("done-ordered", 1, ["ordered"], done=one)
     ada.turn("discard-ordered", reports=[{"id": two[0][0], "run": two[0][1], "do": "discard", "error": "no"}])
@@ -274,7 +201,7 @@ def waiting(it: Recorder, ada: Runner) -> None:
     """Dependencies, batches, steps and signals."""
     first = add(it, "add-parent", "parent")
     add(it, "add-child", "child", f"depends_on => '[{first}]'")
-    add(it, "add-child-of-end", "child", f"depends_on => '[{{\"id\": {first}, \"on\": \"end\"}}]'")
+    add(it, "add-child-of-end", "child", f'depends_on => \'[{{"id": {first}, "on": "end"}}]\'')
     rows = it.step(
         "add-batch",
         """select id from pyworker.add_batch('[{"identifier": "part"}, {"identifier": "part"}]',
@@ -284,14 +211,16 @@ def waiting(it: Recorder, ada: Runner) -> None:
     whole = rows[-1][0]
     it.step(
         "extend-batch",
-        f"select id from pyworker.extend_batch({whole}, '[{{\"identifier\": \"part\"}}]')",
+        f'select id from pyworker.extend_batch({whole}, \'[{{"identifier": "part"}}]\')',
         learns=added,
     )
     parts = ada.turn("claim-parents", 4, ["parent", "part"])
     ada.turn("done-parents", done=parts[:3])
     waits = [add(it, "add-approval", SIGNAL) for _ in range(3)]
     runs = ada.turn("claim-approvals", 3, [SIGNAL])
-    ada.handler("step", "select pyworker.save_step(%s, %s, 'draft', '{\"page\": 1}')", runs[0], durable=ALWAYS)
+    ada.handler(
+        "step", "select pyworker.save_step(%s, %s, 'draft', '{\"page\": 1}')", runs[0], durable=ALWAYS
+    )
     send(it, "send-early", waits[1])
     for number, run in enumerate(runs[:2]):
         rows = ada.handler(
@@ -350,6 +279,57 @@ def schedules(it: Recorder, ada: Runner, bob: Runner) -> None:
     it.step("run-schedule", "select id from pyworker.run_schedule('minutely')", learns=added)
 
 
+def below(it: Recorder) -> None:
+    """The functions below `work`, and some for many jobs at once."""
+    on = {"on": "fay"}
+    rows = it.step(
+        "register", "select pyworker.register_worker('{\"name\": \"fay\"}')", durable=ALWAYS,
+        learns=lambda rows: [Fact("worker", rows[0])], **on,
+    )  # fmt: skip
+    fay = rows[0][0]
+    it.step("update-worker", f'select pyworker.update_worker({fay}, \'{{"host": "h"}}\')', **on)
+    it.step("hold-lock", f"select pyworker.hold_worker_lock({fay})", on="fay-beat")
+    it.step("heartbeat", f"select pyworker.heartbeat({fay})", on="fay-beat")
+    for _ in range(7):
+        add(it, "add-low", "low")
+    runs = it.step(
+        "claim-jobs", f"select id, run from pyworker.claim_jobs({fay}, 7, '{{low}}')", **on,
+        learns=lambda rows: [Fact("claimed", (fay, *row)) for row in rows],
+    )  # fmt: skip
+
+    def report(step: str, call: str, *ended: int) -> None:
+        it.step(step, f"select pyworker.{call}", learns=lambda _: [Fact("accepted", runs[n]) for n in ended],
+                **on)  # fmt: skip
+
+    (a, ra), (b, rb), (c, rc), (d, rd), (e, re), (f, rf), _ = runs
+    report("log-jobs", f'log_jobs(\'[{{"id": {a}, "run": {ra}, "message": "m"}}]\')')
+    report("finish-jobs", f"finish_jobs('{{{a}}}', '{{{ra}}}', array['1'::jsonb])", 0)
+    report("fail-jobs", f'fail_jobs(\'[{{"id": {b}, "run": {rb}, "error": "e"}}]\')', 1)
+    report("snooze-job", f"snooze_job({c}, {rc}, '1 hour')", 2)
+    report("snooze-jobs", f"snooze_jobs('{{{d}}}', '{{{rd}}}', '{{1 hour}}')", 3)
+    report("release-jobs", f"release_jobs('{{{e}}}', '{{{re}}}')", 4)
+    report("reconcile", f"reconcile({fay}, '{{{f}}}', '{{{rf}}}')", 6)
+    it.step("unregister", f"select pyworker.unregister_worker({fay})", learns=closed(fay), **on)
+    it.step("promote-jobs", "select pyworker.promote_jobs()", **on)
+    it.step(
+        "declare-schedules",
+        "select action from pyworker.declare_schedules('{code:app}', "
+        """'[{"name": "declared", "cron": "0 0 1 1 *", "identifier": "t"}]')""",
+    )
+    it.step(
+        "schedule-of-query",
+        "select name from pyworker.add_schedule('asked', '0 0 1 1 *', 'asked', query => 'select 7 priority')",
+    )
+    it.step("run-query", "select id from pyworker.run_schedule('asked')", learns=added)
+    people = {"on": "operator"}
+    rows = it.step(
+        "act-on-listed",
+        "select first_audit, last_audit from pyworker.perform_on_listed('cancel', 'eve', tasks => '{asked}')",
+        **people,
+    )
+    it.step("undo", "select done from pyworker.undo_actions(%s, %s, 'eve')", rows[0], **people)
+
+
 def endings(it: Recorder, ada: Runner, bob: Runner) -> None:
     """Claims that are on no disk yet; dead workers; housekeeping."""
     cy = Runner(it, "cy")
@@ -390,6 +370,3 @@ def advance(it: Recorder, interval: str, *alive: Runner) -> None:
 
 def closed(worker: int) -> Any:
     return lambda _: [Fact("closed", (worker,))]  # type: ignore[misc]
-
-
-__all__ = ["SIGNAL", "TICK", "USUALLY", "script"]
