@@ -50,8 +50,7 @@ def some(recording: Recording, count: int, seed: int) -> list[Point]:
 
 
 def new(recording: Recording, points: list[Point]) -> set[int]:
-    """The points after which sessions may act as after no other one: the last record of each that has the same
-    rows and answers."""
+    """Of all points with the same rows and answers the last: after it, sessions act as after the others."""
     keys = {p.number: (id(expected(recording, p)[1]), len(answered(recording, p))) for p in points}
     return set({key: number for number, key in keys.items()}.values())
 
