@@ -33,6 +33,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the steps")
     parser.add_argument("--points", type=int, default=100, metavar="N", help="so many points (default: 100)")
     parser.add_argument("--off", action="store_true", help="with synchronous_commit off for all sessions")
+    parser.add_argument(
+        "--behind",
+        type=int,
+        default=0,
+        metavar="N",
+        help="instead, a standby takes over, N statements behind",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at once (default: 2)")
     return parser.parse_args()
@@ -64,7 +71,7 @@ def judged(recording: Recording, points: list[Point], options: argparse.Namespac
         with ExitStack() as stack:
             wreck = Wreck(stack, recording)
             for point in part:
-                queue.put(judge(wreck, point, options.seed, point.number in whole))
+                queue.put(judge(wreck, point, options.seed, point.number in whole, options.behind))
 
     parts = [points[n :: options.jobs] for n in range(options.jobs)]
     processes = [fork.Process(target=work, args=[part]) for part in parts if part]
@@ -88,7 +95,9 @@ def tried(options: argparse.Namespace, synchronous: bool) -> int:
             for fault in verdict.faults[:3]:
                 print(f"{verdict.point.name:24} {fault}", flush=True)
         print(
-            f"synchronous_commit {'on' if synchronous else 'off'}: {len(points)} crashes, "
+            f"synchronous_commit {'on' if synchronous else 'off'}"
+            f"{f', a standby {options.behind} statements behind' if options.behind else ''}: "
+            f"{len(points)} crashes, "
             f"{len(new(recording, points))} of them lived through to the end, in {len(recording.steps)} "
             f"statements; {faults} with faults; {time.monotonic() - began:.0f} s"
         )
@@ -97,7 +106,9 @@ def tried(options: argparse.Namespace, synchronous: bool) -> int:
 
 def told(options: argparse.Namespace) -> int:
     with recorded(script, not options.off) as recording, ExitStack() as stack:
-        verdict = judge(Wreck(stack, recording), recording.point(options.at), options.seed)
+        verdict = judge(
+            Wreck(stack, recording), recording.point(options.at), options.seed, True, options.behind
+        )
     point = verdict.point
     print(f"{point.name}: the log ends at {wal.shown(point.record.end)}, after {point.record.kind} "
           f"{point.record.told}, in\n    {point.step.session}: {point.step.sql}\n")  # fmt: skip

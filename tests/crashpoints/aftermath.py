@@ -37,8 +37,16 @@ REASONS = {"expired", "unmet", "cancelled", "lost", "superseded", "replaced", "r
 
 
 class Aftermath:
-    def __init__(self, conn: psycopg.Connection[Any], known: Known, verdict: Verdict, random: Random) -> None:
+    def __init__(
+        self,
+        conn: psycopg.Connection[Any],
+        known: Known,
+        verdict: Verdict,
+        random: Random,
+        standby: bool,
+    ) -> None:
         self.conn, self.known, self.verdict, self.random = conn, known, verdict, random
+        self.standby = standby  # it was behind: it may give out ids of before
         self.jobs = {row[0]: row[1:] for row in conn.execute(JOBS).fetchall()}
         self.reported = set[Run]()  # by workers of before, and accepted after the crash
         self.begun = {id for id, _ in known.started}
@@ -54,7 +62,7 @@ class Aftermath:
         for worker in early:
             self.come_back(worker)
         self.worker = self.value("select (pyworker.open_worker() ->> 'worker')::bigint")
-        if self.worker in self.known.workers:
+        if self.worker in self.known.workers and not self.standby:
             self.verdict.fault(f"worker {self.worker} has the id of a worker of before")
         self.ids_are_new()
         self.bury()

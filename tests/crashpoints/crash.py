@@ -66,6 +66,11 @@ def _print(stat: os.stat_result) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
+# What is no promise where the commit is lost; that a run was claimed, its worker knows all the same.
+FORGOTTEN = ("added", "accepted", "sent", "closed")
+FORGOTTEN_BY_A_STANDBY = (*FORGOTTEN, "started", "once", "prepared")
+
+
 @dataclass
 class Known:
     """What the clients of before the crash have been told by then."""
@@ -85,10 +90,9 @@ class Known:
         """The runs that it would report now."""
         return [run for run, by in self.claimed.items() if by == worker and run not in self.accepted]
 
-    def learn(self, step: Step, lost: bool) -> None:
+    def learn(self, step: Step, but: tuple[str, ...]) -> None:
         for kind, values in step.facts:
-            # What may be lost: an add, a report, a signal. That it was answered is no promise then.
-            if lost and kind in ("added", "accepted", "sent", "closed"):
+            if kind in but:
                 continue
             match kind:
                 case "worker":
@@ -115,21 +119,25 @@ class Known:
                     raise ValueError(f"no fact is called {kind}")
 
 
-def answered(recording: Recording, point: Point) -> list[Step]:
+def answered(recording: Recording, point: Point, behind: int = 0) -> list[Step]:
     """The statements whose answers may have arrived by then: the crash has lost no log that was on disk as
-    they were answered. Those that do not wait for the disk are among them: their commits may be lost."""
-    return [step for step in recording.steps if step.acked <= point.record.end]
+    they were answered. Those that do not wait for the disk are among them: their commits may be lost.
+
+    `behind`: so many more were answered by a server whose standby had not received their log yet."""
+    count = sum(step.acked <= point.record.end for step in recording.steps)
+    return recording.steps[: count + behind]
 
 
 def lost(step: Step, point: Point) -> bool:
     return any(record.end > point.record.end for record in step.commits)
 
 
-def known(recording: Recording, point: Point) -> Known:
+def known(recording: Recording, point: Point, behind: int = 0) -> Known:
     it, forgotten = Known(), False
-    for step in answered(recording, point):
-        forgotten = forgotten or lost(step, point)  # so are all that follow: they are behind it in the log
-        it.learn(step, forgotten)
+    for step in answered(recording, point, behind):
+        gone = lost(step, point) or step.acked > point.record.end
+        forgotten = forgotten or gone  # so are all that follow: they are behind it in the log
+        it.learn(step, (FORGOTTEN_BY_A_STANDBY if behind else FORGOTTEN) if forgotten else ())
     for step in recording.steps:
         if step.began <= point.record.end:
             it.started.difference_update(step.undone)

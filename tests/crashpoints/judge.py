@@ -27,21 +27,24 @@ class Verdict:
         self.story.append(f"WRONG: {what}")
 
 
-def judge(wreck: Wreck, point: Point, seed: int = 1, whole: bool = True) -> Verdict:
+def judge(wreck: Wreck, point: Point, seed: int = 1, whole: bool = True, behind: int = 0) -> Verdict:
     """Crashes there, and judges what is left, and what comes after unless told not to.
 
-    `seed`: which workers report before they are swept."""
+    `seed`: which workers report before they are swept. `behind`: a standby takes over that was so many
+    statements behind; what it had not received is lost, and no promise but that of the fence is left."""
     random = Random(seed * 1_000_003 + point.number)
     after = wreck.recording.points[point.number + 1 : point.number + 2]
     # Half of the next record at most: the last bytes of a record may be zero, as is what was not written.
     torn = random.randrange(after[0].record.length // 2) if after else 0
     verdict = Verdict(point)
-    acknowledged(wreck.recording, point, verdict)
+    if not behind:
+        acknowledged(wreck.recording, point, verdict)
     with wreck.crashed(point, torn) as server, psycopg.connect(server.url(), autocommit=True) as conn:
         rows(conn, wreck.recording, point, verdict)
         violations(conn, verdict, "after the crash", but="I1")  # the script's clock has run ahead of sweeps
         if whole:
-            Aftermath(conn, known(wreck.recording, point), verdict, random).live_through()
+            told = known(wreck.recording, point, behind)
+            Aftermath(conn, told, verdict, random, behind > 0).live_through()
             violations(conn, verdict, "when all jobs have ended")
     return verdict
 

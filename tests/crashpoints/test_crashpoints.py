@@ -36,27 +36,47 @@ NO_VERBS |= {
 }
 
 
-def faults(recording: Recording, points: list[Point]) -> Iterator[str]:
-    off = "" if recording.synchronous else " --off"
+def faults(recording: Recording, points: list[Point], behind: int = 0) -> Iterator[str]:
+    options = (
+        f"--seed {SEED}{'' if recording.synchronous else ' --off'}{f' --behind {behind}' * (behind > 0)}"
+    )
     with ExitStack() as stack:
         wreck = Wreck(stack, recording)
         for point in points:
-            for fault in judge(wreck, point, SEED).faults:
-                yield f"{fault}\n    python -m tests.crashpoints --seed {SEED}{off} --at {point.name}"
+            for fault in judge(wreck, point, SEED, True, behind).faults:
+                yield f"{fault}\n    python -m tests.crashpoints {options} --at {point.name}"
 
 
-@pytest.mark.parametrize(("synchronous", "count"), [(True, 16), (False, 8)], ids=["on", "off"])
-def test_after_a_crash_at_any_record_all_that_was_acknowledged_is_there_and_no_promise_is_broken(
-    synchronous: bool, count: int
+@pytest.fixture(scope="module")
+def recording() -> Iterator[Recording]:
+    with recorded(script) as it:
+        yield it
+
+
+def test_after_a_crash_all_that_was_acknowledged_is_there_and_no_promise_is_broken(
+    recording: Recording,
 ) -> None:
-    """Some points; `make crashpoints` tries all. With synchronous_commit off, less is acknowledged."""
-    print(f"PYWORKER_SEED={SEED}")
-    with recorded(script, synchronous) as recording:
-        found = list(faults(recording, some(recording, count, SEED)))
+    """Some points; `make crashpoints` tries all."""
+    found = list(faults(recording, some(recording, 12, SEED)))
     assert not found, "\n".join(found)
 
 
-def test_the_script_calls_each_verb_and_none_fails_or_commits_twice(db: psycopg.Connection[Any]) -> None:
+def test_with_synchronous_commit_off_no_crash_breaks_what_is_promised_for_any_setting() -> None:
+    with recorded(script, synchronous=False) as recording:
+        found = list(faults(recording, some(recording, 8, SEED)))
+    assert not found, "\n".join(found)
+
+
+def test_a_standby_that_was_behind_accepts_no_report_of_a_claim_that_it_never_received(
+    recording: Recording,
+) -> None:
+    found = list(faults(recording, some(recording, 8, SEED), behind=8))
+    assert not found, "\n".join(found)
+
+
+def test_the_script_calls_each_verb_and_none_fails_or_commits_twice(
+    db: psycopg.Connection[Any], recording: Recording
+) -> None:
     verbs = {
         name
         for (name,) in db.execute(
@@ -65,11 +85,10 @@ def test_the_script_calls_each_verb_and_none_fails_or_commits_twice(db: psycopg.
             "and p.provolatile = 'v'"
         )
     }
-    with recorded(script) as recording:
-        called = set(re.findall(r"pyworker\.(\w+)\(", " ".join(step.sql for step in recording.steps)))
-        assert verbs - called == NO_VERBS
-        assert [step.name for step in recording.steps if isinstance(step.answer, str)] == []
-        assert {len(step.commits) for step in recording.steps} == {0, 1}
+    called = set(re.findall(r"pyworker\.(\w+)\(", " ".join(step.sql for step in recording.steps)))
+    assert verbs - called == NO_VERBS
+    assert [step.name for step in recording.steps if isinstance(step.answer, str)] == []
+    assert {len(step.commits) for step in recording.steps} == {0, 1}
 
 
 @dataclass(frozen=True)
