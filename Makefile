@@ -1,6 +1,6 @@
 # The README's commands by short names. They work without make, too.
 .DEFAULT_GOAL := help
-.PHONY: help demo quick t test lint schema docs torture interleavings nightly release dist mutants fresh bench
+.PHONY: help demo quick t test lint schema docs torture interleavings crashpoints nightly release dist mutants fresh bench
 
 install = python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q -e
 
@@ -42,6 +42,9 @@ torture: ## run the long tests: crashes, races, load
 interleavings: ## run every order of the statements of each two calls at once, with at most two switches
 	$(install) '.[test]' && .venv/bin/python -m tests.interleavings
 
+crashpoints: ## crash PostgreSQL after each record of its log, under a script that calls each verb
+	$(install) '.[test]' && .venv/bin/python -m tests.crashpoints --all
+
 nightly: ## run everything for hours: the README's last section has the figures
 	$(install) '.[test]'
 	PYWORKER_WALKS=50 PYWORKER_CRON_CASES=100000 PYWORKER_EXAMPLES=1000 PYWORKER_MODEL_EXAMPLES=1000 PYWORKER_MODEL_STEPS=60 .venv/bin/pytest -n auto
@@ -49,6 +52,7 @@ nightly: ## run everything for hours: the README's last section has the figures
 	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -m torture tests/stress/test_torture.py
 	.venv/bin/python -m tests.interleavings
 	.venv/bin/python -m tests.interleavings --triples 500 --sample --seed $$(date +%j)
+	.venv/bin/python -m tests.crashpoints --all --seed $$(date +%j)
 	PYWORKER_KILLS=2000 PYWORKER_CRASHES=200 PYWORKER_CUTS=5000 PYWORKER_FUZZ=1000000 PYWORKER_TORTURE_SECONDS=300 \
 		.venv/bin/pytest -n auto -m torture --ignore tests/stress/test_torture.py
 

@@ -171,9 +171,11 @@ comment on function finish_job(bigint, bigint) is
     'Errors: PW002 on a stale run, so that the writes of a late worker roll back as well.';
 
 -- The status of a transaction id is not enough: after a crash or a failover, the server gives out
--- the id of a lost transaction again. So the job must be out of this run as well.
+-- the id of a lost transaction again. So the job must have ended, too, and history must not know that
+-- another run ended it: a crash may have lost the claim with the transaction. Volatile: the tables are
+-- read after the status, so that they show what a transaction has done that is committed just now.
 create or replace function was_finished(job_id bigint, run bigint, transaction_id xid8) returns boolean
-    language plpgsql stable security definer set search_path from current
+    language plpgsql volatile security definer set search_path from current
     set enable_seqscan = off set jit = off
 as $$
 declare
@@ -183,15 +185,16 @@ begin
     if v_status = 'in progress' then
         return null;
     end if;
-    return coalesce(v_status = 'committed', false) and not exists (
-        select from live_jobs j where j.id = was_finished.job_id and j.run = was_finished.run
-            and j.state = 'running');
+    return coalesce(v_status = 'committed', false)
+       and not exists (select from live_jobs j where j.id = was_finished.job_id)
+       and not exists (select from finished_jobs f
+                       where f.id = was_finished.job_id and f.run <> was_finished.run);
 exception when invalid_parameter_value then -- the id has not been assigned yet
     return false;
 end;
 $$;
 comment on function was_finished(bigint, bigint, xid8) is
     'For a COMMIT that was not answered: true if the transaction that called finish_job for this '
-    'run committed, false if it did not. transaction_id is its pg_current_xact_id(). Null while '
-    'the transaction is in progress, because the server has not noticed yet that its client is '
-    'gone: ask again.';
+    'run committed, false if it did not, or if the job was retried since. transaction_id is its '
+    'pg_current_xact_id(). Null while the transaction is in progress, because the server has not '
+    'noticed yet that its client is gone: ask again.';

@@ -29,6 +29,7 @@ begin
         raise exception 'register_worker: info must be a JSON object, got %',
             coalesce(jsonb_typeof(info), 'NULL') using errcode = 'PW001';
     end if;
+    perform _commit_durably(); -- a crash that lost it would give its id out again
     insert into workers as w (info, started_at, beat_at, expires_at)
     select register_worker.info, v_now, v_now, v_now + s.worker_ttl from settings s
     returning w.id into v_id;

@@ -216,3 +216,11 @@ def test_a_number_that_a_crash_has_given_to_another_transaction_finishes_nothing
     ask = f"select pyworker.was_finished(%s, {run}, %s::xid8)"
     assert api.value(ask, [job_id, stranger]) is False
     assert api.value(ask, [job_id, str(int(stranger) + 10**6)]) is False  # not given out again yet
+    # The crash has lost the claim, too: the job waits, runs again, and is completed by another run.
+    lost = f"select pyworker.was_finished(%s, {run - 1}, %s::xid8)"
+    assert api.value(lost, [job_id, stranger]) is False
+    api.release_jobs([job_id], [run])
+    assert api.value(ask, [job_id, stranger]) is False
+    api.claim(worker)
+    api.finish(job_id)
+    assert api.value(lost, [job_id, stranger]) is False
