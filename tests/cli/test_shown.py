@@ -226,10 +226,7 @@ def test_a_dry_run_names_tables_and_numbers(zoo: Any) -> None:
     tried = call("cancel", "4", "--dry-run", "--json")
     assert json.loads(tried.stdout)[0]["state"] == "cancelled"
     assert tried.stderr == "dry run, rolled back: finished_jobs 1 inserted; live_jobs 1 deleted\n"
-    assert (
-        call("queues", "resume", "q", "--dry-run").stderr
-        == "dry run, rolled back: nothing would change\n"
-    )
+    assert call("queues", "resume", "q", "--dry-run").stderr == "dry run, rolled back: nothing would change\n"
 
 
 def test_a_dry_run_fails_as_the_verb_would(zoo: Any) -> None:
