@@ -40,7 +40,6 @@ def settings(it: Recorder) -> None:
         "discarded_retention => '30 days', max_crashes => 100)",
     )
     it.step("define-task", "select pyworker.define_task('fleeting', retention => '0', max_attempts => 2)")
-    it.step("define-charge", "select pyworker.define_task('charge', delivery => 'at_most_once')")
 
 
 def adds(it: Recorder) -> None:
@@ -111,6 +110,7 @@ def turns(it: Recorder, ada: Runner) -> None:
 
 
 def at_most_once(it: Recorder, ada: Runner) -> None:
+    it.step("define-charge", "select pyworker.define_task('charge', delivery => 'at_most_once')")
     for n in range(4):
         add(it, "add-charge", "charge", f"'{{\"amount\": {n}}}'")
     runs = ada.turn("claim-charges", 4, ["charge"])

@@ -157,11 +157,11 @@ SCENES = {
     "a queue that starts jobs without waiting for the disk": Scene(
         lambda it: at_most_once(it, Runner(it, "ada")), False, "start",
         mutant("_commit_durably", "not in ('on', 'remote_apply')", "is null"),
-        "is started twice|is claimed again after its start",
+        "start was answered, and its commit is lost",
     ),
     "a queue that forgets workers": Scene(
         opens, False, "open-ada", mutant("register_worker", "perform _commit_durably();", ""),
-        "has the id of a worker of before",
+        "open-ada was answered, and its commit is lost",
     ),
 }  # fmt: skip
 by_scene = pytest.mark.parametrize("scene", SCENES.values(), ids=[name.replace(" ", "-") for name in SCENES])
@@ -176,7 +176,7 @@ def test_a_crash_before_a_commit_breaks_no_promise(scene: Scene) -> None:
 @by_scene
 def test_a_queue_that_breaks_the_promise_is_caught(scene: Scene) -> None:
     with recorded(scene.script, scene.synchronous, scene.spoil) as recording:
-        assert any(re.search(scene.why, fault) for fault in faults(recording, scene.points(recording)))
+        assert any(scene.why in fault for fault in faults(recording, scene.points(recording)))
 
 
 def test_a_point_has_a_name_that_the_next_recording_knows() -> None:

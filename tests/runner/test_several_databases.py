@@ -195,9 +195,10 @@ def test_one_signal_lets_the_jobs_of_all_databases_end(
     queue: Queue, other: Queue, start: Callable[..., Worker], number: int, target: str
 ) -> None:
     queue.close_gate(1)
-    jobs = {one: [one.add("note", {"gate": 1}) for _ in range(3)] for one in (queue, other)}
-    worker = start("--concurrency", "1", "--shutdown-timeout", "3600", within=["setsid"])
+    jobs = {one: one.add("note", {"gate": 1}) for one in (queue, other)}
+    worker = start("--shutdown-timeout", "3600", within=["setsid"])
     queue.until_waiting(1, 2)
+    runs = {one: one.runs(job_id) for one, job_id in jobs.items()}
     if target == "the command":
         worker.signal(number)
     else:
@@ -205,12 +206,13 @@ def test_one_signal_lets_the_jobs_of_all_databases_end(
     if number == signal.SIGHUP:
         worker.until_log("stopping")
         worker.signal(number)  # a second one does not hurry it
-    for one in (queue, other):
-        one.until("select count(*) = 2 from pyworker.jobs where state = 'available' and attempts = 0")
+    for one in jobs:
+        worker.until_log(f"{one.value(NAME)}: stopping")
+        one.until("select bool_and(info ->> 'condition' = 'stopping') from pyworker.live_workers")
     queue.open_gate(1)
     assert worker.wait() == 0
-    for one, added in jobs.items():
-        assert sorted(one.states(*added)) == ["available", "available", "completed"]
+    for one, job_id in jobs.items():
+        assert (one.states(job_id), one.runs(job_id)) == (["completed"], runs[one])
         assert one.value("select count(*) from pyworker.live_workers") == 0
 
 
