@@ -270,7 +270,7 @@ class Aftermath:
     def marks(self) -> None:
         """What was marked is marked; ticks are neither lost nor doubled."""
         for key in self.known.once:
-            if self.value("select pyworker.once(%s)", key):
+            if self.value("select pyworker._once(%s)", key):
                 self.verdict.fault(f"once({key!r}) is true again")
         ticks = self.conn.execute(
             "select (payload -> '_cron' ->> 'ts')::timestamptz from "
