@@ -195,6 +195,7 @@ def test_what_is_missing_is_named(replay: Any) -> None:
         "pyworker: no live worker knows the task 'twice': name the module that defines it by --modules\n"
     )
     assert replay("unheard", 1).stderr == (
-        "pyworker: mytasks has no task 'unheard' (it has: book, book_async, broken, later, stops, twice)\n"
+        "pyworker: mytasks has no task 'unheard' (it has: book, book_async, broken, in_batches, later,"
+        " stops, twice)\n"
     )
     assert "there is no module 'nowhere'" in replay("twice", 1, "--modules", "nowhere").stderr

@@ -21,6 +21,8 @@ from tests.crashpoints.script import SIGNAL, at_most_once, last_claims, script, 
 from tests.interleavings.mutants import apply
 from tests.mutants import Mutant
 
+pytestmark = pytest.mark.torture  # each records a script of its own, and crashes a server for each point
+
 SEED = int(os.environ.get("PYWORKER_SEED", "1"))
 # They change no job: they read, or write hints that a crash may lose.
 NO_VERBS = {"await_job", "seconds_until_due", "seconds_until_tick", "was_finished"}
