@@ -75,20 +75,10 @@ class Parent:
         db.check_version(migrations.newest())  # later, the children check it
         while self.config.once and db.run_schedules(QUERY_TIMEOUT):
             pass
-        wakeup, notice = socket.socketpair()
-        for end in (wakeup, notice):
-            end.setblocking(False)
-        handlers = signals.handlers(self._signalled, self.config.supervised)
-        signal.set_wakeup_fd(notice.fileno())
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        try:
+        with signals.listening(self._signalled, self.config.supervised) as wakeup:
             for _ in range(self.config.processes):
                 self._spawn(db)
             self._work(wakeup)
-        finally:
-            signal.set_wakeup_fd(-1)
-            for number, handler in before.items():
-                signal.signal(number, handler)
         return self.exit_code
 
     def _work(self, wakeup: socket.socket) -> None:

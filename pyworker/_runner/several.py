@@ -43,18 +43,8 @@ class Supervisor:
         self._signalled: deque[int] = deque()
 
     def run(self) -> int:
-        wakeup, notice = socket.socketpair()
-        for end in (wakeup, notice):
-            end.setblocking(False)
-        handlers = signals.handlers(lambda number, _: self._signalled.append(number), False)
-        signal.set_wakeup_fd(notice.fileno())
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        try:
+        with signals.listening(lambda number, _: self._signalled.append(number)) as wakeup:
             self._work(wakeup)
-        finally:
-            signal.set_wakeup_fd(-1)
-            for number, handler in before.items():
-                signal.signal(number, handler)
         return self.exit_code
 
     def routes(self, metrics: bool) -> dict[str, Route]:

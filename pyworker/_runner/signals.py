@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -40,6 +41,23 @@ def handlers(stop: Handler, supervised: bool) -> dict[int, Handler]:
     if supervised:
         return {signal.SIGCHLD: nothing, **dict.fromkeys(heard(), nothing), TOLD: told}
     return {signal.SIGCHLD: nothing, **dict.fromkeys(heard(), stop)}
+
+
+@contextmanager
+def listening(stop: Handler, supervised: bool = False) -> Iterator[socket.socket]:
+    """Do what is to be done at each signal. Yields a socket that can be read after each of them."""
+    wakeup, notice = socket.socketpair()
+    for end in (wakeup, notice):
+        end.setblocking(False)
+    signal.set_wakeup_fd(notice.fileno())
+    acts = handlers(stop, supervised)
+    before = {number: signal.signal(number, act) for number, act in acts.items()}
+    try:
+        yield wakeup
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number, act in before.items():
+            signal.signal(number, act)
 
 
 @contextmanager
