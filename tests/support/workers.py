@@ -283,6 +283,7 @@ def one_worker(
         queue = Queue(dsn, directory)
         try:
             worker = queue.start(*options, modules=modules, **environment)
+            queue.until("select count(*) > 0 from pyworker.live_workers")  # it hears signals from now on
             yield queue
             assert worker.stop() == 0
         finally:
