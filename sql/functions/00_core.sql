@@ -193,7 +193,7 @@ create or replace function _words_of(span interval) returns text
 as $$
 declare
     v_left numeric := abs(extract(epoch from span));
-    v_words text[] := '{}';
+    v_words text[] := '{}'::text[];
     v_size integer;
     v_unit text;
 begin

@@ -35,7 +35,8 @@ declare
     v_ms constant bigint := date_part('epoch', clock_timestamp()) * 1000;
     v_count constant bigint := coalesce(pg_sequence_last_value('notifications'::regclass), 0);
     -- What the count was then, and when that was.
-    v_before constant bigint[] := string_to_array(current_setting('pyworker.notifications', true), ' ');
+    v_before constant bigint[] := string_to_array(
+        current_setting('pyworker.notifications', true), ' ')::bigint[];
     v_come constant bigint := v_count - v_before[1];
     v_in_ms constant bigint := v_ms - v_before[2];
     v_most_ms constant bigint := 5 * (fleet - 1);
