@@ -9,6 +9,8 @@ def confirmed(page, button, yes):
     button.click()
     page.get_by_role("button", name=f"Yes, {yes}").click()
     result = page.get_by_role("status")
+    result.wait_for()
+    page.wait_for_load_state()  # its style sheet, too: before that, nothing is in its place
     box = result.bounding_box()
     assert 0 <= box["y"] < 860 - box["height"], "the result is in sight"
     return result.inner_text()
