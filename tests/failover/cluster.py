@@ -47,13 +47,14 @@ def missing() -> str | None:
     return None if (programs() / "pg_rewind").exists() else f"there is no pg_rewind in {programs()}"
 
 
-def pid_of_child(parent: int, word: bytes) -> int | None:
-    """The child process that calls itself so."""
+def called(parent: int, word: bytes) -> list[int]:
+    """The child processes that call themselves so."""
+    found = []
     for pid in Queue.ps("pid", parent):
         with suppress(FileNotFoundError):
             if word in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return int(pid)
-    return None
+                found.append(int(pid))
+    return found
 
 
 class Node:
@@ -101,10 +102,10 @@ class Node:
             if self._process is not None and self._process.pid in pids:
                 self._process.wait()
 
-    def receiver(self) -> int | None:
-        """The process that receives the leader's log."""
+    def senders(self) -> list[int]:
+        """The processes that send the log to the standbys."""
         pid = self.postmaster()
-        return pid and pid_of_child(pid, b"walreceiver")
+        return [] if pid is None else called(pid, b"walsender")
 
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
