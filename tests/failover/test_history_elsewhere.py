@@ -110,8 +110,7 @@ def test_a_publication_of_deletes_needs_a_replica_identity_on_each_day(source: P
     source.execute("create publication everything for all tables")
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="does not have a replica identity"):
         source.execute(f"select pyworker.retry_job({ids[0]})")
-    for block in statements("DO $$").split(";;"):
-        source.execute(block)
+    source.execute(statements("DO $$"))
     source.execute(f"select pyworker.retry_job({ids[0]})")
     for _ in range(3):
         source.execute("select pyworker.advance_clock('1 day')")
