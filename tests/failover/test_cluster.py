@@ -68,7 +68,7 @@ def freeze(cluster: Cluster, load: Load) -> None:
         assert insider.acknowledged == [], "the leader of before has acknowledged an add"
         node.signal(signal.SIGCONT, frozen)
         insider.join(60)
-        assert not insider.is_alive()
+        assert not insider.is_alive(), cluster.report()
         assert insider.acknowledged == []
         cluster.until_whole()
 

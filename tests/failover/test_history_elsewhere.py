@@ -44,7 +44,7 @@ def archive(stack: ExitStack, source: Postgres) -> Postgres:
 def complete(server: Postgres, number: int = 1) -> list[int]:
     """Jobs that are added and completed now."""
     rows = server.execute(
-        f"select j.id from generate_series(1, {number}), pyworker.add_job('t', '{{\"a\": 1}}') j"
+        f"select (pyworker.add_job('t', '{{\"a\": 1}}')).id from generate_series(1, {number})"
     )
     ids = [row[0] for row in rows]
     server.execute(f"select pyworker.complete_jobs(array{ids}::bigint[])")

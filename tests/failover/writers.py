@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import psycopg
@@ -27,6 +28,7 @@ KINDS: list[dict[str, Any]] = [
     {"identifier": "plain_async"},
     {"identifier": "effect"},
     {"identifier": "only_once"},
+    {"identifier": "only_once", "run_at": timedelta(seconds=2)},
     {"identifier": "plain", "queue_name": "serial"},
     {"identifier": "plain", "payload": Jsonb({"customer": 1}),
      "sequence_policy": Jsonb({"by_args": ["customer"], "continue_on_discarded": True})},
@@ -72,6 +74,8 @@ class Writer(threading.Thread):
 
         mark = f"{self._number}-{next(self._numbers)}"
         given = {**self._rng.choice(KINDS), "meta": Jsonb({"mark": mark}), "max_attempts": 1000}
+        if "run_at" in given:
+            given["run_at"] += datetime.now(UTC)
         names = ", ".join(f"{name} => %s" for name in given)
         before = value(PLACE)
         job_id = value(f"select id from pyworker.add_job({names})", *given.values())
@@ -88,8 +92,9 @@ def until(what: str, condition: Callable[[], bool], deadline: float = DEADLINE) 
 
 
 @contextmanager
-def writers(dsn: str, number: int = 2) -> Iterator[list[Writer]]:
-    there = [Writer(dsn, n) for n in range(number)]
+def writers(dsn: str, first: int = 0) -> Iterator[list[Writer]]:
+    """Two of them; `first` is the number of one, which its marks begin with."""
+    there = [Writer(dsn, n) for n in (first, first + 1)]
     for writer in there:
         writer.start()
     try:
