@@ -166,7 +166,7 @@ class Cluster:
         process = self.run(
             "etcd", "--data-dir", str(home / "data"), "--listen-client-urls", client,
             "--advertise-client-urls", client, "--listen-peer-urls", peer,
-            "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
+            "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}", "--enable-v2",
             log=home / "log",
         )  # fmt: skip
 
@@ -184,7 +184,7 @@ class Cluster:
         return {
             "scope": SCOPE, "name": node.name, "tags": tags,
             "restapi": {"listen": f"127.0.0.1:{node.api}", "connect_address": f"127.0.0.1:{node.api}"},
-            "etcd3": {"hosts": f"127.0.0.1:{self._etcd}"},
+            "etcd": {"hosts": f"127.0.0.1:{self._etcd}"},  # not etcd3: see docs/failover.md
             "bootstrap": {
                 "dcs": {
                     "ttl": TTL, "loop_wait": 1, "retry_timeout": 3, "primary_start_timeout": 0, **mode,
