@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ class Load:
             conn.execute(INSTALL)
         Recorder("limits")("limit", queue="narrow", limit=2)
         self.record = Recorder("faults")
-        self.recoveries: list[tuple[str, float]] = []
+        self.recoveries: list[tuple[str, float, float]] = []  # what was lost, when, and for how long
         self._probe = Recorder("probe")
         self._stop, self._watching, crowded = threading.Event(), threading.Event(), threading.Event()
         self.looking = threading.Lock()  # held: the observer looks at nothing
@@ -137,7 +138,7 @@ class Load:
         return time.time()
 
     def recovered(self, how: str, since: float) -> None:
-        self.recoveries.append((how, self.do_one_job() - since))
+        self.recoveries.append((how, since, self.do_one_job() - since))
 
     def logs(self) -> str:
         return "\n".join(worker.log[-3000:] for worker in self.workers)
@@ -173,8 +174,21 @@ class Load:
         adds = [event for event in events if event["what"] == "add"]
         counts = {word: sum(add["outcome"] == word for add in adds) for word in ("ok", "unknown", "error")}
         lines = [f"adds: {counts}, jobs: {sum(event['what'] == 'final' for event in events)}"]
-        lines += [f"{how}: first new job done after {seconds:.1f} s" for how, seconds in self.recoveries]
+        ends = [(event["t"], "end") for event in events if event["what"] == "end"]
+        ends += [(add["t"], "add") for add in adds if add["outcome"] == "ok"]
+        for how, since, seconds in self.recoveries:
+            still = [pause([t for t, what in ends if what == of], since) for of in ("add", "end")]
+            lines.append(
+                f"{how}: no add for {still[0]:.1f} s, no handler ended for {still[1]:.1f} s, "
+                f"a new job done after {seconds:.1f} s"
+            )
         return "\n".join(lines)
+
+
+def pause(times: list[float], since: float) -> float:
+    """The longest time without one of these, of those that began in the minute after `since`."""
+    near = sorted(t for t in times if since - 1 < t < since + 90)
+    return max((later - t for t, later in pairwise(near) if t < since + 60), default=0.0)
 
 
 def found(events: list[Event]) -> list[str]:

@@ -29,7 +29,9 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def server(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Postgres:
-    need(FOUND[NEWEST], "pg_upgrade", "pg_dump", "pg_dumpall", "pg_restore", "psql", "vacuumdb", "pg_resetwal")
+    need(
+        FOUND[NEWEST], "pg_upgrade", "pg_dump", "pg_dumpall", "pg_restore", "psql", "vacuumdb", "pg_resetwal"
+    )
     monkeypatch.setenv("PYWORKER_PG_BIN", str(FOUND[OLDEST]))
     server = Postgres(stack)
     server.install()
@@ -60,7 +62,9 @@ def upgrade(server: Postgres, *options: str) -> None:
         if account:
             os.chown(place, account.pw_uid, account.pw_gid)
         made = place / "data"
-        run(bindir, "initdb", "-D", str(made), "-U", "postgres", "-A", "trust", *locale, *checksums, cwd=place)
+        run(
+            bindir, "initdb", "-D", str(made), "-U", "postgres", "-A", "trust", *locale, *checksums, cwd=place
+        )
         for stale in before.glob("*.lock"):
             stale.unlink()
         try:

@@ -79,9 +79,7 @@ class Writer(threading.Thread):
         names = ", ".join(f"{name} => %s" for name in given)
         before = value(PLACE)
         job_id = value(f"select id from pyworker.add_job({names})", *given.values())
-        self.acknowledged.append(
-            Added(mark, job_id, given["identifier"], before, value(PLACE), time.time())
-        )
+        self.acknowledged.append(Added(mark, job_id, given["identifier"], before, value(PLACE), time.time()))
 
 
 def until(what: str, condition: Callable[[], bool], deadline: float = DEADLINE) -> None:

@@ -148,4 +148,4 @@ def test_a_worker_that_is_pointed_at_a_standby_says_what_is_wrong(stack: ExitSta
     standby = Postgres(stack, primary, **REPLICATED)
     done = cli("run", "handlers", DATABASE_URL=standby.url)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "read-only" in done.stderr
+    assert "session is read-only: it is a standby" in done.stderr
