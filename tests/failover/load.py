@@ -3,6 +3,7 @@ one DSN with all servers, and find the leader by themselves."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -58,7 +59,9 @@ class Client(Producer):
 
 
 def children_wait(events: list[Event]) -> list[str]:
-    """Begins of a job before the first end of the job that it waits for."""
+    """Begins of a job before the first end of the job that it waits for. A cancelled job has ended, too, and
+    may run later all the same, if it is retried."""
+    cancelled = {event["id"] for event in events if event["what"] in ("cancel", "retry")}
     first: dict[tuple[str, int], float] = {}
     for event in sorted(events, key=lambda event: event["t"]):
         if event["what"] in ("begin", "end"):
@@ -67,6 +70,7 @@ def children_wait(events: list[Event]) -> list[str]:
         f"job {event['id']} began before its parent {event['parent']} had ended"
         for event in events
         if event["what"] == "add" and event["outcome"] == "ok" and "parent" in event
+        if event["parent"] not in cancelled
         if ("begin", event["id"]) in first and ("end", event["parent"]) in first
         if first["begin", event["id"]] < first["end", event["parent"]]
     ]
@@ -176,8 +180,9 @@ class Load:
         lines = [f"adds: {counts}, jobs: {sum(event['what'] == 'final' for event in events)}"]
         ends = [(event["t"], "end") for event in events if event["what"] == "end"]
         ends += [(add["t"], "add") for add in adds if add["outcome"] == "ok"]
-        for how, since, seconds in self.recoveries:
-            still = [pause([t for t, what in ends if what == of], since) for of in ("add", "end")]
+        losses = [since for _, since, _ in self.recoveries] + [math.inf]
+        for (how, since, seconds), until in zip(self.recoveries, losses[1:], strict=True):
+            still = [pause([t for t, what in ends if what == of], since, until) for of in ("add", "end")]
             lines.append(
                 f"{how}: no add for {still[0]:.1f} s, no handler ended for {still[1]:.1f} s, "
                 f"a new job done after {seconds:.1f} s"
@@ -185,10 +190,9 @@ class Load:
         return "\n".join(lines)
 
 
-def pause(times: list[float], since: float) -> float:
-    """The longest time without one of these, of those that began in the minute after `since`."""
-    near = sorted(t for t in times if since - 1 < t < since + 90)
-    return max((later - t for t, later in pairwise(near) if t < since + 60), default=0.0)
+def pause(times: list[float], since: float, until: float) -> float:
+    """The longest time without one of these between the two."""
+    return max((b - a for a, b in pairwise(sorted(t for t in times if since - 1 < t < until))), default=0.0)
 
 
 def found(events: list[Event]) -> list[str]:

@@ -83,9 +83,8 @@ def test_the_archive_gets_what_ends_and_keeps_it_when_its_day_is_dropped(
         source.execute("select pyworker.advance_clock('1 day')")
         maintained(source)
         after += complete(source)
-    assert source.execute(
-        "select count(*) from pyworker.finished_jobs where id = any (%s)" % f"array{before}"
-    )[0] == (0,)
+    old = f"select count(*) from pyworker.finished_jobs where id = any (array{before})"
+    assert source.execute(old)[0] == (0,)
     assert days(source) <= 6
     until_archived(archive, *before, *after)
     kept = archive.execute(
