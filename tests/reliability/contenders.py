@@ -38,7 +38,7 @@ CONTENDERS = {
             ("plain", "once", "unique", "sequence", "effect"),
             left="select (payload ->> 'op')::integer, concat_ws(', ', state, reason), state <> 'discarded' "
             "from pyworker.live_jobs",
-            settings="the defaults: `pyworker run` with 10 handlers; `delivery=\"at_most_once\"`, "
+            settings='the defaults: `pyworker run` with 10 handlers; `delivery="at_most_once"`, '
             "`unique_policy`, `sequence_policy`, `job.transaction()`",
             recovery="4 s after a `kill -9`, 25 s after a suspension",
             within=25,
@@ -72,10 +72,11 @@ CONTENDERS = {
             ("plain", "once", "unique", "sequence"),
             left="select (data ->> 'op')::integer, state::text, state in ('created', 'retry', 'active') "
             "from pgboss.job where state <> 'completed' and name = any('{plain,once,unique,sequence}')",
-            settings="LISTEN/NOTIFY; `heartbeatSeconds` 10, the least (off by default: then `expireInSeconds`, "
-            "15 minutes), supervision each second; `retryLimit` 0, policies `short` and `key_strict_fifo`",
+            settings="LISTEN/NOTIFY; `heartbeatSeconds` 10, the least (off by default: then "
+            "`expireInSeconds`, 15 minutes), supervision each second; `retryLimit` 0, "
+            "policies `short` and `key_strict_fifo`",
             recovery="10 s without a heartbeat",
-            within=25,
+            within=15,
             missing="its completion is not part of the handler's transaction",
         ),
         Contender(
@@ -84,8 +85,8 @@ CONTENDERS = {
             ("plain", "once", "unique", "sequence"),
             left="select (args ->> 'op')::integer, status::text, status in ('todo', 'doing') "
             "from procrastinate_jobs where status <> 'succeeded' and task_name <> 'retry_stalled_jobs'",
-            settings="10 jobs at once, and the documentation's periodic task that retries stalled jobs; no "
-            "`retry`, `queueing_lock`, `lock`",
+            settings="10 jobs at once, and the documentation's periodic task that retries stalled jobs, "
+            "each ten minutes; `retry` 25 or none, `queueing_lock`, `lock`",
             recovery="by that task: after 30 s without a heartbeat, at the next full ten minutes",
             within=630,
             missing="its completion is not part of the handler's transaction",
@@ -145,5 +146,3 @@ def version(contender: Contender) -> str:
 
         return pyworker.__version__
     return bench.version_of(contender.name).rstrip(": ")
-
-

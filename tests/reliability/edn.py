@@ -1,13 +1,13 @@
 """Writes a history as EDN, one operation a line, for checkers that others have written.
 
 queue.edn        for jepsen.checker/total-queue: an add is an :enqueue, a run of a handler a :dequeue. A
-                 rolled-back add is a :fail. The checker takes a :fail for an attempt, so it does not notice if
-                 such a job ran; the next file is for that
+                 rolled-back add is a :fail. The checker takes a :fail for an attempt, so it does not notice
+                 if such a job ran; the next file is for that
 list-append.edn  for Elle's elle.list-append (elle-cli --model list-append --consistency-models
                  strict-serializable): an add is a transaction that appends its number to a list, the list of
-                 its sequence or a list of its own. In the end an observer reads each list: a sequence's in the
-                 order in which its jobs first began, else each begin of a job that may begin once, each row
-                 of one whose effect happens once, and of the others that they ran. A rolled-back add in a
+                 its sequence or a list of its own. In the end an observer reads each list: a sequence's in
+                 the order in which its jobs first began, else each begin of a job that may begin once, each
+                 row of one whose effect happens once, and of the others that they ran. A rolled-back add in a
                  list is G1a, a second run a duplicate element, a lost one and a wrong order are cycles with
                  real time. What the queue still has to run in the end is not read
 
@@ -90,7 +90,9 @@ def lists(h: History) -> dict[str, list[int]]:
     """What the observer reads."""
     found: dict[str, list[int]] = {}
     waiting: set[str] = set()
-    for op, add in sorted(h.adds.items(), key=lambda pair: min((s["t"] for s in h.starts[pair[0]]), default=0)):
+    for op, add in sorted(
+        h.adds.items(), key=lambda pair: min((s["t"] for s in h.starts[pair[0]]), default=0)
+    ):
         if add["kind"] == "unique":
             continue
         name, starts, kind = _list_of(op, add), len(h.starts[op]), add["kind"]

@@ -32,7 +32,9 @@ def shown(contender: Contender) -> str:
 
 
 class Run:
-    def __init__(self, stack: ExitStack, contender: Contender, directory: Path, seed: str, pace: float) -> None:
+    def __init__(
+        self, stack: ExitStack, contender: Contender, directory: Path, seed: str, pace: float
+    ) -> None:
         self.contender, self.directory = contender, directory
         self.record = Recorder(directory / "harness.jsonl")
         self.server = Postgres(stack, max_connections="200")
@@ -104,9 +106,7 @@ class Run:
         for producer in self.producers:
             producer.join()
         wanted = {op for producer in self.producers for op in producer.answered}
-        self._await(
-            lambda: wanted <= {event["op"] for event in self.runs() if event["what"] == "end"}, drain
-        )
+        self._await(lambda: wanted <= {event["op"] for event in self.runs() if event["what"] == "end"}, drain)
         self.watch(1)  # what is done twice is done now
         with psycopg.connect(self.server.url, autocommit=True) as conn:
             for op, state, live in conn.execute(self.contender.left.encode()):
@@ -157,5 +157,3 @@ def run(
 
 def at_finish(events: list[dict]) -> float:
     return next(event["t"] for event in events if event["what"] == "finish")
-
-

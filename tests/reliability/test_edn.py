@@ -43,7 +43,9 @@ def exported(events: dict[str, Event], tmp_path: Path) -> dict[str, list[dict[st
 
 
 @pytest.mark.parametrize("name", ["queue", "list-append"])
-def test_a_process_does_one_thing_after_the_other_and_nothing_after_an_info(name: str, tmp_path: Path) -> None:
+def test_a_process_does_one_thing_after_the_other_and_nothing_after_an_info(
+    name: str, tmp_path: Path
+) -> None:
     """As Jepsen wants its histories."""
     ops = exported(history(), tmp_path)[name]
     assert [op[":index"] for op in ops] == list(range(len(ops)))

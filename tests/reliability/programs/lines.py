@@ -1,9 +1,9 @@
-"""What each program of a contender does: a producer answers a call a line, a handler writes down its begin and
-its end. (lines.mjs and river.go do the same.)
+"""What each program of a contender does: a producer answers a call a line, a handler writes down its begin
+and its end. (lines.mjs and river.go do the same.)
 
-A call: {"op": 7, "kind": "plain", "end": "commit", "key": null, "delay": 0, "ms": 30}. The producer adds the
-job in a transaction and ends that as told. Its answer: {"op": 7, "phase": "ok" or "rolled back"}; with the end
-"hang" it says "added" and waits to be killed. An error is the phase "unknown".
+A call: {"op": 7, "kind": "plain", "end": "commit", "key": null, "delay": 0, "ms": 30}. The producer adds
+the job in a transaction and ends that as told. Its answer: {"op": 7, "phase": "ok" or "rolled back"}; with
+the end "hang" it says "added" and waits to be killed. An error is the phase "unknown".
 """
 
 import json
