@@ -120,8 +120,7 @@ class Producer:
                 self._call(kind, "rollback" if self._rng.random() < 0.2 else "commit", key)
                 self._stop.wait(self._rng.uniform(0, 2 * self._pace))
         if self._process:
-            kill([self._process.pid])
-            self._process.wait()
+            self._bury()
 
     def _read(self, seconds: float) -> dict[str, Any]:
         """The next answer, or none: then the process is given up."""
@@ -140,13 +139,16 @@ class Producer:
         assert self._process
         kill([self._process.pid])
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError, AttributeError):
+                pipe.close()  # type: ignore[union-attr]
         at = self._record("process", phase="exit", process=self._process.pid, told=True)
         self._process = None
         return at
 
     def _ask(self, kind: str, end: str, key: str | None) -> int:
         op = next(self._numbers)
-        ms = self._rng.choice([20, 40, 60, 80, 1500])
+        ms = self._rng.choice([20, 50, 80, 1500, 1500])
         call = {"op": op, "kind": kind, "end": end, "key": key, "ms": ms}
         self._record("add", phase="invoke", producer=self._number, **call)
         assert self._process

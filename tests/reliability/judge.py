@@ -54,12 +54,19 @@ class History:
         return found
 
     def end_of(self, start: Event) -> float:
-        """When this run ended: as its handler recorded, or with its process."""
+        """When this run ended: as its handler recorded, or when its process began the job again or died."""
         same = "attempt", "process", "job"
         for end in self.ends[start["op"]]:
             if end["t"] >= start["t"] and all(end.get(name) == start.get(name) for name in same):
                 return end["t"]
-        return max(start["t"], self.deaths.get(start["process"], start["t"]))
+        again = [
+            other["t"]
+            for other in self.starts[start["op"]]
+            if other["process"] == start["process"] and other["t"] > start["t"]
+        ]
+        if (died := self.deaths.get(start["process"])) is not None:
+            again.append(died)
+        return max(start["t"], min(again, default=start["t"]))
 
     def suspended(self, process: int, begin: float, end: float) -> bool:
         return any(
@@ -68,13 +75,15 @@ class History:
         )
 
     def running_at(self, fault: Event) -> list[Event]:
-        """What ran in the processes that the fault hit, and had not ended there before it struck."""
+        """What ran in the processes that the fault hit, and had not been done before it struck."""
         hit = set(fault["processes"])
         return [
             start
             for starts in self.starts.values()
             for start in starts
-            if start["process"] in hit and start["t"] <= fault["t"] < self.end_of(start) + 1e-9
+            if start["process"] in hit
+            and start["t"] <= fault["t"] <= self.end_of(start)
+            and not any(end["t"] <= fault["t"] for end in self.ends[start["op"]])
         ]
 
 
@@ -250,7 +259,10 @@ def figures(h: History) -> dict[str, int]:
         "runs begun": sum(map(len, h.starts.values())),
         "jobs begun twice": sum(len(starts) > 1 for starts in h.starts.values()),
         "jobs done twice": sum(len(ends) > 1 for ends in h.ends.values()),
-        "still to run in the end": sum(bool(h.left.get(op, {}).get("live")) for op in wanted),
+        "not done in the end": sum(bool(h.left.get(op, {}).get("live")) and not h.ends[op] for op in wanted),
+        "done, and still to run in the end": sum(
+            bool(h.left.get(op, {}).get("live")) and bool(h.ends[op]) for op in wanted
+        ),
         "ended without success": sum(op in h.left and not h.left[op]["live"] for op in h.adds),
         "processes that ended by themselves": sum(
             e["phase"] == "exit" and not e.get("told") for e in h.of("process")

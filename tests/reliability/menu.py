@@ -101,8 +101,8 @@ def sent_off_producer(scene: Scene) -> None:
 
 # With the seconds until the next one.
 ROUND: list[tuple[Callable[[Scene], Any], float]] = [
-    (killed_worker, 6), (killed_producer, 1), (cut_network, 3), (sent_off_producer, 1), (stopped_server, 4),
-    (stopped_worker, 3), (ended_sessions, 3),
+    (killed_worker, 6), (killed_producer, 1), (cut_network, 3), (killed_worker, 6), (sent_off_producer, 1),
+    (stopped_server, 4), (stopped_worker, 3), (ended_sessions, 3),
 ]  # fmt: skip
 NAMES = {
     "kill": killed_worker,

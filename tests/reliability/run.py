@@ -89,7 +89,7 @@ class Run:
                     producer.unique.put(f"u{self._keys}")
             time.sleep(min(left, 0.1))
 
-    def faults(self, seconds: float, only: list[str] | None = None) -> None:
+    def faults(self, seconds: float, only: list[str] | None, haste: float) -> None:
         until = time.monotonic() + seconds
         self.watch(2)
         if only is None and seconds > 2 * menu.FREEZE:
@@ -98,7 +98,7 @@ class Run:
             for fault, pause in menu.ROUND:
                 if time.monotonic() < until and (not only or fault in [menu.NAMES[name] for name in only]):
                     fault(self.scene)
-                    self.watch(pause * self.rng.uniform(0.8, 1.2))
+                    self.watch(pause * haste * self.rng.uniform(0.8, 1.2))
 
     def finish(self, drain: float) -> None:
         for producer in self.producers:
@@ -118,7 +118,7 @@ class Run:
 
 def run(
     name: str, seconds: float, seed: str, out: Path, only: list[str] | None = None, drain: float = DRAIN,
-    pace: float = 0.2,
+    pace: float = 0.2, haste: float = 1.0,
 ) -> Path:  # fmt: skip
     """Writes OUT/NAME.jsonl.gz; the logs of its programs are in OUT/NAME.logs."""
     contender, logs = CONTENDERS[name], out / f"{name}.logs"
@@ -147,7 +147,7 @@ def run(
         record.close()
         it = Run(stack, contender, directory, seed, pace)
         ((postgres,),) = it.server.execute("show server_version")
-        it.faults(max(seconds - drain, 5), only)
+        it.faults(max(seconds - drain, 5), only, haste)
         it.finish(drain)
         events = merged(directory / file for file in ("about.jsonl", "harness.jsonl", "runs.jsonl"))
         events[0]["postgres"] = postgres

@@ -93,7 +93,17 @@ def test_what_did_not_begin_again_is_counted_with_how_long_it_was_watched() -> N
     assert violated(events) == {AGAIN: [1]}
     (kill,) = recoveries(History(events.values()))
     assert (kill.again, kill.not_again) == ([], pytest.approx([9.0]))
-    assert figures(History(events.values()))["still to run in the end"] == 2
+    assert figures(History(events.values()))["not done in the end"] == 2
+
+
+def test_a_run_that_a_crash_took_back_was_not_running_when_its_process_died_after_the_job_was_done() -> None:
+    events = history()
+    events["claim taken back"] = {**events["start 3"], "t": 2.05, "op": 1, "process": 10, "attempt": 0}
+    events["start 1 again"].update(t=2.3, process=10)
+    events["end 1"].update(t=2.4, process=10)
+    assert violated(events) == {}
+    (kill,) = recoveries(History(events.values()))
+    assert (kill.again, kill.not_again) == ([], [])
 
 
 def test_figures_count_what_is_no_promise() -> None:
