@@ -24,10 +24,10 @@ FAULTS = {
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
     head = list(head)
-    yield f"| {' | '.join(head)} |"
+    yield f"| {' | '.join(head)} |".replace("|  |", "| |")
     yield f"|{'---|' * len(head)}"
     for row in rows:
-        yield f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |")
+        yield f"| {' | '.join(row)} |"
     yield ""
 
 
