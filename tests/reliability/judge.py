@@ -253,9 +253,9 @@ def figures(h: History) -> dict[str, int]:
     return {
         "adds acknowledged": phases["ok"],
         "adds rolled back": phases["rolled back"],
-        "adds abandoned": phases["abandoned"],
-        "adds in doubt": phases["unknown"],
-        "adds in doubt that ran": sum(h.phase(op) == "unknown" and bool(h.starts[op]) for op in h.adds),
+        "adds abandoned with their producer": phases["abandoned"],
+        "adds with an error, or no answer": phases["unknown"],
+        "of these, jobs that ran": sum(h.phase(op) == "unknown" and bool(h.starts[op]) for op in h.adds),
         "runs begun": sum(map(len, h.starts.values())),
         "jobs begun twice": sum(len(starts) > 1 for starts in h.starts.values()),
         "jobs done twice": sum(len(ends) > 1 for ends in h.ends.values()),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.reliability.edn import export
+from tests.reliability.history import found, lines
 from tests.reliability.judge import Event, History
+from tests.reliability.page import PAGE
 from tests.reliability.planted import history
 
 TOKEN = re.compile(r'[\s,]*([{}\[\]]|"(?:[^"\\]|\\.)*"|[^\s,{}\[\]]+)')
@@ -37,17 +41,12 @@ def _value(tokens: list[str]) -> Any:
     return None if token == "nil" else token if token.startswith(":") else int(token)
 
 
-def exported(events: dict[str, Event], tmp_path: Path) -> dict[str, list[dict[str, Any]]]:
+def exported(events: dict[Any, Event], tmp_path: Path) -> dict[str, list[dict[str, Any]]]:
     paths = export(History(events.values()), tmp_path)
     return {path.stem: [read(line) for line in path.read_text().splitlines()] for path in paths}
 
 
-@pytest.mark.parametrize("name", ["queue", "list-append"])
-def test_a_process_does_one_thing_after_the_other_and_nothing_after_an_info(
-    name: str, tmp_path: Path
-) -> None:
-    """As Jepsen wants its histories."""
-    ops = exported(history(), tmp_path)[name]
+def check_processes(ops: list[dict[str, Any]]) -> None:
     assert [op[":index"] for op in ops] == list(range(len(ops)))
     assert [op[":time"] for op in ops] == sorted(op[":time"] for op in ops)
     last: dict[int, Any] = {}
@@ -58,6 +57,12 @@ def test_a_process_does_one_thing_after_the_other_and_nothing_after_an_info(
         else:
             assert (before[":type"], before[":f"]) == (":invoke", op[":f"])
         last[op[":process"]] = op
+
+
+@pytest.mark.parametrize("name", ["queue", "list-append"])
+def test_a_process_does_one_thing_after_another_and_nothing_after_an_info(name: str, tmp_path: Path) -> None:
+    """As Jepsen wants its histories."""
+    check_processes(exported(history(), tmp_path)[name])
 
 
 def total_queue(ops: list[dict[str, Any]]) -> dict[str, set[int]]:
@@ -108,3 +113,59 @@ def test_lists_have_each_add_and_in_the_end_a_read_of_what_ran(tmp_path: Path) -
         "s": [4, 5], "job 1": [1], "job 2": [2], "job 3": [3, 3], "job 8": [8], "job 9": [], "job 10": [10],
         "job 11": [11],
     }  # fmt: skip
+
+
+def anomalies(ops: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    """What Elle finds for lists that are read once, after all appends."""
+    appends: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    seen: set[tuple[str, str]] = set()
+    for op in ops:
+        (f, name, value), *_ = op[":value"]
+        if f == ":append":
+            appends.setdefault((name, value), []).append((op[":type"], op[":time"]))
+        elif op[":type"] == ":ok":
+            asked = {n: times for (of, n), times in appends.items() if of == name}
+            if len(set(value)) < len(value):
+                seen.add(("duplicate elements", name))
+            if any(asked[n][-1][0] == ":fail" for n in value):
+                seen.add(("aborted read", name))
+            if any(times[-1][0] == ":ok" and n not in value for n, times in asked.items()):
+                seen.add(("lost append", name))
+            if any(asked[later][-1][1] < asked[one][0][1] for one, later in pairwise(value)):
+                seen.add(("order against real time", name))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("plant", "anomaly"),
+    [
+        (lambda h: h.update(more={**h["start 10"], "op": 2}), ("aborted read", "job 2")),
+        (lambda h: h.update(more={**h["start 3"], "t": 5.0}), ("duplicate elements", "job 3")),
+        (lambda h: h.update(more={**h["effect 8"], "attempt": 2}), ("duplicate elements", "job 8")),
+        (lambda h: [h.pop("start 1"), h.pop("start 1 again")], ("lost append", "job 1")),
+        (lambda h: h["start 5"].update(t=7.35), ("order against real time", "s")),
+    ],
+)
+def test_a_checker_of_lists_finds_planted_violations(
+    plant: Callable[[dict[str, Event]], Any], anomaly: tuple[str, str], tmp_path: Path
+) -> None:
+    events = history()
+    assert anomalies(exported(events, tmp_path)["list-append"]) == set()
+    plant(events)
+    assert anomalies(exported(events, tmp_path)["list-append"]) == {anomaly}
+
+
+@pytest.mark.parametrize("name", sorted(found(PAGE.parent / "reliability")))
+def test_the_committed_histories_are_exported_and_say_the_same_there(name: str, tmp_path: Path) -> None:
+    events = list(lines(found(PAGE.parent / "reliability")[name]))
+    h = History(events)
+    ops = exported(dict(enumerate(events)), tmp_path)
+    for exported_ops in ops.values():
+        check_processes(exported_ops)
+    seen = total_queue(ops["queue"])
+    assert seen["unexpected"] == set()
+    assert all(op in h.left for op in seen["lost"])
+    assert seen["duplicated"] <= {op for op, starts in h.starts.items() if len(starts) > 1}
+    assert anomalies(ops["list-append"]) == set()
+    kinds = Counter(op[":type"] for op in ops["list-append"])
+    assert kinds[":fail"] == sum(h.phase(op) in ("rolled back", "abandoned") for op in h.adds)
