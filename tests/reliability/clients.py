@@ -94,14 +94,24 @@ class Producer:
         self.unique: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.answered: list[int] = []
         self._process: subprocess.Popen[str] | None = None
-        self._thread = threading.Thread(target=self._work)
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._guarded)
         self._thread.start()
 
     def stop(self) -> None:
         self._stop.set()
 
     def join(self) -> None:
+        """A fault of the harness itself is raised here."""
         self._thread.join()
+        if self._error:
+            raise self._error
+
+    def _guarded(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            self._error = error
 
     def _work(self) -> None:
         while not self._stop.is_set():
@@ -127,8 +137,8 @@ class Producer:
         process, lines = self._process, queue.SimpleQueue[str]()
         assert process
         assert process.stdout
-        stdout = process.stdout
-        threading.Thread(target=lambda: lines.put(stdout.readline()), daemon=True).start()
+        answers = filter(lambda line: line.startswith("{"), iter(process.stdout.readline, ""))
+        threading.Thread(target=lambda: lines.put(next(answers, "")), daemon=True).start()
         with suppress(queue.Empty):
             if line := lines.get(timeout=seconds):
                 return json.loads(line)

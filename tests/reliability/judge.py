@@ -258,7 +258,9 @@ def figures(h: History) -> dict[str, int]:
         "of these, jobs that ran": sum(h.phase(op) == "unknown" and bool(h.starts[op]) for op in h.adds),
         "runs begun": sum(map(len, h.starts.values())),
         "jobs begun twice": sum(len(starts) > 1 for starts in h.starts.values()),
-        "jobs done twice": sum(len(ends) > 1 for ends in h.ends.values()),
+        "jobs done twice": sum(
+            len(ends) > 1 and h.adds.get(op, {}).get("kind") != "effect" for op, ends in h.ends.items()
+        ),
         "not done in the end": sum(bool(h.left.get(op, {}).get("live")) and not h.ends[op] for op in wanted),
         "done, and still to run in the end": sum(
             bool(h.left.get(op, {}).get("live")) and bool(h.ends[op]) for op in wanted

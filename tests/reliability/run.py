@@ -94,6 +94,7 @@ class Run:
         self.watch(2)
         if only is None and seconds > 2 * menu.FREEZE:
             menu.frozen_worker(self.scene)
+            self.watch(4)
         while time.monotonic() < until:
             for fault, pause in menu.ROUND:
                 if time.monotonic() < until and (not only or fault in [menu.NAMES[name] for name in only]):

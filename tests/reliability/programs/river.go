@@ -175,7 +175,9 @@ func one(client *river.Client[pgx.Tx], pool *pgxpool.Pool, call Call) error {
 }
 
 func produce(pool *pgxpool.Pool) {
-	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{})
+	// Its logger writes to standard output by default, where our answers go.
+	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: logger})
 	check(err)
 	fmt.Println(`{"ready": true}`)
 	for lines := bufio.NewReader(os.Stdin); ; {
