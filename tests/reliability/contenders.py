@@ -72,8 +72,8 @@ CONTENDERS = {
             ("plain", "once", "unique", "sequence"),
             left="select (data ->> 'op')::integer, state::text, state in ('created', 'retry', 'active') "
             "from pgboss.job where state <> 'completed' and name = any('{plain,once,unique,sequence}')",
-            settings="LISTEN/NOTIFY; `heartbeatSeconds` 10, the least (off by default: then "
-            "`expireInSeconds`, 15 minutes), supervision each second; `retryLimit` 0, "
+            settings="LISTEN/NOTIFY, polling each 0.5 s; `heartbeatSeconds` 10, the least (off by "
+            "default: then `expireInSeconds`, 15 minutes), supervision each second; `retryLimit` 0, "
             "policies `short` and `key_strict_fifo`",
             recovery="10 s without a heartbeat",
             within=15,

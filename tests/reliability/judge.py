@@ -173,15 +173,31 @@ def victims(h: History, fault: Event) -> Iterator[tuple[Event, float | None]]:
             yield start, None
 
 
+def longest_rest(h: History, begin: float, end: float) -> float:
+    """The longest time without another fault: each may hit the worker that has taken the job over."""
+    between = [f["t"] for f in h.faults if begin < f["t"] < end and f["name"] != "producer"]
+    return max(later - one for one, later in pairwise([begin, *between, end]))
+
+
+def watched(h: History) -> Iterator[bool]:
+    """For each victim: did it begin again, or was there time for it?"""
+    within = h.about.get("within", float("inf")) + SLACK
+    for fault in h.faults:
+        if fault["name"] in ("kill", "freeze"):
+            for _, after in victims(h, fault):
+                yield after is not None or longest_rest(h, fault["t"], h.until) > within
+
+
 def dead_workers_jobs_run_again(h: History) -> Found:
+    """In the documented time, counted from the last fault."""
     within = h.about.get("within", float("inf")) + SLACK
     for fault in h.faults:
         if fault["name"] in ("kill", "freeze"):
             for start, after in victims(h, fault):
-                if after is None and h.until - fault["t"] > within:
-                    yield start["op"], f"did not begin again in {h.until - fault['t']:.0f} s"
-                elif after is not None and after > within:
-                    yield start["op"], f"began again after {after:.1f} s"
+                until = h.until if after is None else fault["t"] + after
+                if longest_rest(h, fault["t"], until) > within:
+                    word = "did not begin again in" if after is None else "began again after"
+                    yield start["op"], f"{word} {until - fault['t']:.1f} s"
 
 
 PROMISES: dict[str, tuple[Callable[[History], Found], str]] = {
@@ -209,8 +225,7 @@ class Verdict:
 
 def verdicts(h: History) -> list[Verdict]:
     kinds = {add["kind"] for add in h.adds.values()}
-    within = h.about.get("within", float("inf")) + SLACK
-    if any(fault["name"] == "kill" and h.until - fault["t"] > within for fault in h.faults):
+    if any(watched(h)):
         kinds.add("kill")
     return [
         Verdict(promise, not kind or kind in kinds, list(judge(h)))

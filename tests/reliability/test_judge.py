@@ -86,6 +86,16 @@ def test_recovery_is_from_the_kill_to_the_next_begin_elsewhere() -> None:
     assert kill.next_done == pytest.approx([3.6])
 
 
+def test_the_documented_time_is_counted_from_the_last_fault() -> None:
+    events = history()
+    events["start 1 again"].update(t=9.1)
+    events["end 1"].update(t=9.2)
+    events["another"] = {"what": "fault", "name": "kill", "t": 5.0, "processes": [40]}
+    assert violated(events) == {}
+    events["another"]["t"] = 9.05
+    assert violated(events) == {AGAIN: [1]}
+
+
 def test_what_did_not_begin_again_is_counted_with_how_long_it_was_watched() -> None:
     events = history()
     del events["start 1 again"], events["end 1"]

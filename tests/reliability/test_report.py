@@ -19,7 +19,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("reliability")
     quick = ["kill", "producer", "server"]
     # It ends as soon as all jobs are done.
-    run("pyworker", 26, seed="1", out=out, only=quick, drain=20, pace=0.15, haste=0.25)
+    run("pyworker", 22, seed="1", out=out, only=quick, drain=20, pace=0.15, haste=0.25)
     return out
 
 

@@ -7,6 +7,8 @@ import { produce, run, up } from "./lines.mjs";
 const connectionString = process.env.DATABASE_URL;
 const WORKERS = { plain: 6, once: 2, unique: 1, sequence: 3 };
 const heartbeatSeconds = 10;
+// Also while it listens: a job that is retried notifies no worker.
+const often = { pollingIntervalSeconds: 0.5, notifyPollingIntervalSeconds: 0.5 };
 const QUEUES = {
   plain: { retryLimit: 25, heartbeatSeconds, notify: true },
   once: { retryLimit: 0, heartbeatSeconds, notify: true },
@@ -38,7 +40,7 @@ const verbs = {
   async work() {
     const boss = await started({ useListenNotify: true, superviseIntervalSeconds: 1, monitorIntervalSeconds: 1 });
     for (const [name, localConcurrency] of Object.entries(WORKERS)) {
-      await boss.work(name, { batchSize: 1, localConcurrency, includeMetadata: true, pollingIntervalSeconds: 0.5 },
+      await boss.work(name, { batchSize: 1, localConcurrency, includeMetadata: true, ...often },
         async ([job]) => run(job.data, job.id, job.retryCount));
     }
     up();
