@@ -22,12 +22,11 @@ LOST, ROLLED_BACK, INVENTED, ONCE, EFFECT, UNIQUE, SEQUENCE, AGAIN = PROMISES
 def violated(events: dict[str, Event]) -> dict[str, list[Any]]:
     """The promises that do not hold, with the ids."""
     found = verdicts(History(events.values()))
-    assert all(verdict.judged for verdict in found)
     return {v.promise: [which for which, _ in v.found] for v in found if v.found}
 
 
 def test_a_history_of_faults_that_did_no_harm_has_no_violation() -> None:
-    assert violated(history()) == {}
+    assert [v.word for v in verdicts(History(history().values()))] == ["holds"] * len(PROMISES)
 
 
 PLANTED: dict[str, tuple[Callable[[dict[str, Event]], Any], dict[str, list[Any]]]] = {
