@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -18,23 +19,36 @@ FREEZE = 28.0  # seconds: longer than any lease here
 
 
 class Scene:
-    """What faults may touch. `watch(seconds)` waits, and starts again what has ended meanwhile."""
+    """What faults may touch. `watch(seconds)` waits, and starts again what has ended meanwhile;
+    `running(processes)` counts their handlers."""
 
     def __init__(
         self, server: Postgres, network: Proxy, workers: Workers, producers: list[Producer],
         record: Recorder, rng: random.Random, watch: Callable[[float], None],
+        running: Callable[[list[int]], int],
     ) -> None:  # fmt: skip
         self.server, self.network, self.workers, self.producers = server, network, workers, producers
-        self.record, self.rng, self.watch = record, rng, watch
+        self.record, self.rng, self.watch, self.running = record, rng, watch, running
+
+    def busy_worker(self) -> tuple[subprocess.Popen[str], list[int]]:
+        """One of the workers, as soon as it runs two jobs, with its processes."""
+        worker = self.rng.choice(self.workers.all)
+        for _ in range(50):
+            if worker.poll() is not None:  # it ended by itself, and another one has its place
+                worker = self.rng.choice(self.workers.all)
+            if self.running(family(worker.pid)) >= 2:
+                break
+            self.watch(0.1)
+        return worker, family(worker.pid)
 
 
 def killed_worker(scene: Scene) -> None:
     """kill -9 of a worker with all its processes, amid jobs; another one starts at once"""
-    worker = scene.rng.choice(scene.workers.all)
-    pids = family(worker.pid)
+    worker, pids = scene.busy_worker()
     kill(pids)
     scene.record("fault", name="kill", processes=pids)
-    scene.workers.replace(worker)
+    if worker in scene.workers.all:
+        scene.workers.replace(worker)
 
 
 def stopped_worker(scene: Scene) -> None:
@@ -54,8 +68,7 @@ def stopped_worker(scene: Scene) -> None:
 
 def frozen_worker(scene: Scene) -> None:
     """SIGSTOP of a worker for 28 seconds, then SIGCONT, as when a virtual machine is suspended"""
-    worker = scene.rng.choice(scene.workers.all)
-    pids = family(worker.pid)
+    _, pids = scene.busy_worker()
     for sign in (signal.SIGSTOP, signal.SIGCONT):
         for pid in pids:
             with suppress(ProcessLookupError):

@@ -61,12 +61,20 @@ class Run:
         self._keys = 0
         self._next_key = time.monotonic()
         self.scene = menu.Scene(
-            self.server, network, self.workers, self.producers, self.record, self.rng, self.watch
-        )
+            self.server, network, self.workers, self.producers, self.record, self.rng, self.watch,
+            self.running,
+        )  # fmt: skip
 
     def runs(self) -> list[dict]:
         path = self.directory / "runs.jsonl"
         return list(lines(path)) if path.exists() else []
+
+    def running(self, processes: list[int]) -> int:
+        """How many handlers have begun in these processes, and have not ended."""
+        there = [event for event in self.runs() if event["process"] in processes]
+        ended = {(event["op"], event["attempt"]) for event in there if event["what"] == "end"}
+        begun = {(event["op"], event["attempt"]) for event in there if event["what"] == "start"}
+        return len(begun - ended)
 
     def _await(self, condition: object, seconds: float) -> bool:
         until = time.monotonic() + seconds

@@ -8,7 +8,7 @@ import pytest
 
 from tests.reliability import page
 from tests.reliability.contenders import CONTENDERS
-from tests.reliability.judge import PROMISES, History, recoveries, verdicts
+from tests.reliability.judge import PROMISES, History, figures, recoveries, verdicts
 from tests.reliability.run import run
 
 TIMELY = "a dead worker's jobs run again in the documented time"
@@ -19,7 +19,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("reliability")
     quick = ["kill", "producer", "server"]
     # It ends as soon as all jobs are done.
-    run("pyworker", 22, seed="1", out=out, only=quick, drain=20, pace=0.15, haste=0.25)
+    run("pyworker", 38, seed="1", out=out, only=quick, drain=30, pace=0.15, haste=0.25)
     return out
 
 
@@ -31,6 +31,7 @@ def test_under_kills_and_a_crash_of_the_server_every_promise_is_judged_and_holds
     assert {promise for promise, verdict in found.items() if not verdict.judged} <= {TIMELY}  # too short
     assert {it.name for it in recoveries(h)} == {"kill", "producer", "server"}
     assert all(it.next_done for it in recoveries(h) if it.name != "producer")
+    assert figures(h)["not done in the end"] == 0
     assert {h.phase(op) for op in h.adds} >= {"ok", "rolled back", "abandoned"}
 
 
