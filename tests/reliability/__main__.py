@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.reliability import edn, page
@@ -43,12 +44,14 @@ def told(name: str, h: History) -> bool:
     return not any(verdict.found for verdict in found)
 
 
-def check(directory: Path) -> int:
+def check(directory: Path, blamed: Callable[[str], bool] = lambda name: True) -> int:
+    """Judges all. Returns 1 if one that is to blame violates a promise."""
     histories = page.read(directory)
     if not histories:
         print(f"there is no history (*.jsonl, *.jsonl.gz) in {directory}", file=sys.stderr)
         return 2
-    return 0 if all([told(name, h) for name, h in histories.items()]) else 1
+    held = {name: told(name, h) for name, h in histories.items()}
+    return 1 if any(blamed(name) and not fine for name, fine in held.items()) else 0
 
 
 def export(directory: Path, out: Path) -> int:
@@ -103,7 +106,7 @@ def main() -> int:
     record(names, given.seconds or SECONDS / len(names), given.seed, given.out)
     if given.command == "report":
         page.write(given.out)
-        return check(given.out)
+        return check(given.out, lambda name: name == "pyworker")  # a report about others has not failed
     return 0
 
 

@@ -179,11 +179,13 @@ class Producer:
             self.answered.append(op)
 
     def _die(self, end: str) -> None:
-        """Killed while its transaction is open (hang), or as soon as the call is sent (commit)."""
+        """Killed while its transaction is open (hang), or just after the call is sent (commit)."""
         assert self._process
         pid, op = self._process.pid, self._ask("plain", end, None)
         if end == "hang":
             self._read(PATIENCE)
+        else:
+            self._stop.wait(self._rng.uniform(0, 0.02))
         if self._process:
             self._bury()
         self._record("fault", name="producer", processes=[pid], end=end)
