@@ -159,13 +159,16 @@ def sequences_keep_their_order(h: History) -> Found:
 SLACK = 2.0  # seconds: a machine under load
 
 
+def repeatable(h: History, fault: Event) -> list[Event]:
+    """The runs that it hit of jobs that may run again."""
+    return [start for start in h.running_at(fault) if h.adds.get(start["op"], {}).get("kind") != "once"]
+
+
 def victims(h: History, fault: Event) -> Iterator[tuple[Event, float | None]]:
     """Runs that a kill or a suspension has hit, and after how many seconds the job began elsewhere. None if
-    it did not. A suspended one may end where it was; one that may run once does not run again."""
-    for start in h.running_at(fault):
+    it did not. A suspended one that ended where it was is none."""
+    for start in repeatable(h, fault):
         op, hit = start["op"], fault["processes"]
-        if h.adds.get(op, {}).get("kind") == "once":
-            continue
         later = [s["t"] for s in h.starts[op] if s["t"] > fault["t"] and s["process"] not in hit]
         if later:
             yield start, min(later) - fault["t"]
@@ -242,6 +245,7 @@ class Recovery:
     next_done: list[float] = field(default_factory=list)  # until a job that began later was done
     again: list[float] = field(default_factory=list)  # until what had been running began elsewhere
     not_again: list[float] = field(default_factory=list)  # for how long it was watched, and did not begin
+    stayed: int = 0  # jobs that ended where they were, after the pause
 
 
 def recoveries(h: History) -> list[Recovery]:
@@ -253,7 +257,9 @@ def recoveries(h: History) -> list[Recovery]:
         if after := [end for begin, end in done if begin > fault["t"]]:
             it.next_done.append(min(after) - fault["t"])
         if fault["name"] in ("kill", "freeze"):
-            for _, after in victims(h, fault):
+            hit = list(victims(h, fault))
+            it.stayed += len(repeatable(h, fault)) - len(hit)
+            for _, after in hit:
                 if after is None:
                     it.not_again.append(h.until - fault["t"])
                 else:

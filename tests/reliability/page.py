@@ -52,6 +52,8 @@ def again(it: Recovery) -> str:
     if it.not_again:
         many = "1 job" if len(it.not_again) == 1 else f"{len(it.not_again)} jobs"
         parts.append(f"{many} not within {min(it.not_again):.0f} to {max(it.not_again):.0f} s")
+    if it.stayed:
+        parts.append(f"{it.stayed} ended where they were, after the pause")
     return "; ".join(parts) or "nothing was running"
 
 

@@ -85,6 +85,13 @@ def test_recovery_is_from_the_kill_to_the_next_begin_elsewhere() -> None:
     assert kill.next_done == pytest.approx([3.6])
 
 
+def test_a_suspended_job_that_was_given_to_no_other_ended_where_it_was() -> None:
+    events = history()
+    events["freeze"] = {"what": "fault", "name": "freeze", "t": 7.5, "processes": [20]}
+    _, freeze = recoveries(History(events.values()))
+    assert (freeze.stayed, freeze.again, freeze.not_again) == (1, [], [])
+
+
 def test_the_documented_time_is_counted_from_the_last_fault() -> None:
     events = history()
     events["start 1 again"].update(t=9.1)
