@@ -86,9 +86,9 @@ CONTENDERS = {
             left="select (args ->> 'op')::integer, status::text, status in ('todo', 'doing') "
             "from procrastinate_jobs where status <> 'succeeded' and task_name <> 'retry_stalled_jobs'",
             settings="10 jobs at once, and the documentation's periodic task that retries stalled jobs, "
-            "each ten minutes; `retry` 25 or none, `queueing_lock`, `lock`",
-            recovery="by that task: after 30 s without a heartbeat, at the next full ten minutes",
-            within=630,
+            "each minute (there: each ten minutes); `retry` 25 or none, `queueing_lock`, `lock`",
+            recovery="by that task: after 30 s without a heartbeat, at the next full minute",
+            within=90,
             missing="its completion is not part of the handler's transaction",
         ),
     )

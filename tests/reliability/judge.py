@@ -271,6 +271,7 @@ def figures(h: History) -> dict[str, int]:
     """What is no promise, and worth to know."""
     phases = Counter(h.phase(op) for op in h.adds)
     wanted = h.acknowledged("plain", "sequence", "effect")
+    waiting = [op for op in wanted if h.left.get(op, {}).get("live")]
     return {
         "adds acknowledged": phases["ok"],
         "adds rolled back": phases["rolled back"],
@@ -282,10 +283,11 @@ def figures(h: History) -> dict[str, int]:
         "jobs done twice": sum(
             len(ends) > 1 and h.adds.get(op, {}).get("kind") != "effect" for op, ends in h.ends.items()
         ),
-        "not done in the end": sum(bool(h.left.get(op, {}).get("live")) and not h.ends[op] for op in wanted),
-        "done, and still to run in the end": sum(
-            bool(h.left.get(op, {}).get("live")) and bool(h.ends[op]) for op in wanted
+        "not done in the end": sum(not h.ends[op] for op in waiting),
+        "of these, never begun, in a sequence": sum(
+            not h.starts[op] and h.adds[op]["kind"] == "sequence" for op in waiting
         ),
+        "done, and still to run in the end": sum(bool(h.ends[op]) for op in waiting),
         "ended without success": sum(op in h.left and not h.left[op]["live"] for op in h.adds),
         "processes that ended by themselves": sum(
             e["phase"] == "exit" and not e.get("told") for e in h.of("process")
