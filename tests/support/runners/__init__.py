@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -30,9 +31,12 @@ UNAVAILABLE = (
 
 
 def _fetch(*command: str, directory: Path) -> None:
-    """Run a tool that fetches packages, and skip the test where it cannot."""
+    """Run a tool that fetches packages, and skip the test where it cannot. Go needs no C compiler then."""
+    environment = {**os.environ, "CGO_ENABLED": "0"}
     try:
-        done = subprocess.run(command, cwd=directory, capture_output=True, timeout=240, text=True)
+        done = subprocess.run(
+            command, cwd=directory, env=environment, capture_output=True, timeout=240, text=True
+        )
     except subprocess.TimeoutExpired as error:
         pytest.skip(f"{command[0]} cannot get packages here: {error}")
     if done.returncode and any(word in done.stderr for word in UNAVAILABLE):
