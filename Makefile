@@ -1,6 +1,6 @@
 # The README's commands by short names. They work without make, too.
 .DEFAULT_GOAL := help
-.PHONY: help demo quick t test lint schema docs torture interleavings crashpoints nightly release dist mutants fresh bench
+.PHONY: help demo quick t test lint schema docs torture interleavings crashpoints nightly release dist mutants fresh bench failover
 
 install = python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q -e
 
@@ -44,6 +44,9 @@ interleavings: ## run every order of the statements of each two calls at once, w
 
 crashpoints: ## crash PostgreSQL after each record of its log, under a script that calls each verb
 	$(install) '.[test]' && .venv/bin/python -m tests.crashpoints --all
+
+failover: ## lose the leader of a cluster under Patroni under load; dumps, pg_upgrade, history elsewhere
+	$(install) '.[test]' && .venv/bin/pytest -m 'torture or not torture' -s tests/failover
 
 nightly: ## run everything for hours: the README's last section has the figures
 	$(install) '.[test]'

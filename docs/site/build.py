@@ -59,7 +59,16 @@ MENU = {
         "middleware",
     ],
     "In your stack": ["integrations", "django", "testing", "development"],
-    "Operations": ["operations", "deployment", "monitoring", "dashboard", "top", "performance", "benchmarks"],
+    "Operations": [
+        "operations",
+        "deployment",
+        "failover",
+        "monitoring",
+        "dashboard",
+        "top",
+        "performance",
+        "benchmarks",
+    ],
     "Reference": [
         "reference-sql",
         "reference-python",
