@@ -1,6 +1,7 @@
 # The README's commands by short names. They work without make, too.
 .DEFAULT_GOAL := help
-.PHONY: help demo quick t test lint schema docs torture interleavings crashpoints nightly release dist mutants fresh bench failover
+.PHONY: help demo quick t test lint schema docs torture interleavings crashpoints nightly release dist mutants fresh
+.PHONY: bench failover report
 
 install = python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q -e
 
@@ -74,3 +75,6 @@ fresh: ## try the README's commands on a bare Debian (needs root and debootstrap
 
 bench: ## compare with other job queues, on one PostgreSQL (bench/README.md)
 	$(install) '.[bench]' && .venv/bin/python bench/run.py
+
+report: ## run pyworker and other job queues under faults, and write docs/reliability.md
+	$(install) '.[test]' && .venv/bin/python -m tests.reliability report

@@ -83,7 +83,7 @@ MENU = {
         "inside-crash-points",
     ],
     "Project": ["support", "changes", "contributing", "security"],
-    "Coming from elsewhere": ["coming-from", "comparison"],
+    "Coming from elsewhere": ["coming-from", "comparison", "reliability"],
 }
 # The SQL reference in the order of use: parts, and the files whose functions they show. The other
 # files' functions come last.
