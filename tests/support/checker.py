@@ -1,6 +1,6 @@
 """Proves the queue's invariants from a recorded history alone, long after the fact:
 
-    python tests/support/checker.py DIRECTORY        all *.jsonl in it
+    python -m tests.support.checker DIRECTORY        all *.jsonl in it
 
 Every line is one event of one process, with its time `t` (and `began`, if it took some): what
 producers asked for and what came of it (ok, error, unknown), when handlers began and ended, what
@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from tests.support.checker_of_workflows import WORKFLOWS
 
 Event = dict[str, Any]
 LIVE = {"scheduled", "pending", "available", "running", "retryable"}
@@ -259,7 +261,7 @@ def violations(events: Iterable[Event]) -> list[str]:
     history = History(events)
     return [
         f"{invariant.__name__.split('_')[0].upper()}: {found}"
-        for invariant in INVARIANTS
+        for invariant in [*INVARIANTS, *WORKFLOWS]
         for found in invariant(history)
     ]
 
@@ -274,6 +276,23 @@ def summary(events: list[Event]) -> str:
     counts = Counter(f"{event['what']} {event.get('outcome', '')}".strip() for event in events)
     kills = Counter(event["how"] for event in events if event["what"] == "kill")
     return f"{len(events)} events: {dict(sorted(counts.items()))}; {dict(kills)}"
+
+
+OPERATIONS = {"add", "remove", "cancel", "retry", "signal", "begin", "end", "step", "wait"}
+
+
+def figures(events: list[Event]) -> dict[str, int]:
+    """What is added up over runs: calls of clients, begins, ends, steps and waits of handlers; each process
+    of a worker or of the server that was ended by kill -9; crashes of the server; other faults."""
+    how = Counter(event["how"] for event in events if event["what"] in ("kill", "stop"))
+    return {
+        "operations": sum(event["what"] in OPERATIONS for event in events),
+        "jobs": sum(event["what"] == "final" for event in events),
+        "kill -9": sum(many for name, many in how.items() if name != "immediate"),
+        **{f"killed: {name}": many for name, many in sorted(how.items()) if name != "immediate"},
+        "server stopped": how["immediate"],
+        "faults": sum(event["what"] == "fault" for event in events),
+    }
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ def as_the_servers_user(directory: Path, host: str) -> dict[str, Any]:
 
 
 @contextmanager
-def pooler(queue: Any, tmp_path: Path) -> Iterator[str]:
-    """The DSN of the test's database by way of a pooler that has two connections for all."""
+def pooler(queue: Any, tmp_path: Path, size: int = 2) -> Iterator[str]:
+    """The DSN of the test's database by way of a pooler that has so many connections for all."""
     where = conninfo_to_dict(queue.dsn)
     port = free_port()
     (tmp_path / "users.txt").write_text(f'"{where["user"]}" ""\n')
@@ -45,7 +45,7 @@ def pooler(queue: Any, tmp_path: Path) -> Iterator[str]:
         f"[databases]\n{where['dbname']} = host={where['host']} port={where['port']} "
         f"dbname={where['dbname']} user={where['user']}\n"
         f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-        f"auth_file = {tmp_path}/users.txt\npool_mode = transaction\ndefault_pool_size = 2\n"
+        f"auth_file = {tmp_path}/users.txt\npool_mode = transaction\ndefault_pool_size = {size}\n"
         f"logfile = {tmp_path}/log\n"
         f"pidfile = {tmp_path}/pid\n"
     )
