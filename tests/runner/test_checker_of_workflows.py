@@ -104,6 +104,15 @@ def test_what_expired_may_have_begun_by_a_claim_that_a_crash_of_the_server_took_
     assert violations(recorded.values()) == []
 
 
+def test_where_the_clock_jumps_handlers_may_overlap_until_a_worker_hears_that_it_is_dead() -> None:
+    recorded = record()
+    recorded["end 1"].update(t=3.05)
+    recorded["add 2"].update(after=[])
+    assert violations(recorded.values()) != []
+    recorded["jump"] = {"what": "jump", "t": 2.5, "offset": 600.0}
+    assert violations(recorded.values()) == []
+
+
 @pytest.mark.parametrize(
     ("invariant", "doctor"), DOCTORED, ids=[f"{name}-{n}" for n, (name, _) in enumerate(DOCTORED)]
 )

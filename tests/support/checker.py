@@ -37,6 +37,9 @@ class History:
         self.retries = Counter(event["id"] for event in self.of("retry") if event["outcome"] != "error")
         self.adds = self.of("add")
         self._crashes = [event["t"] for event in self.of("stop")]
+        # Where the server's clock jumps, leases end early: a worker that was declared dead ends its
+        # handlers when it hears of that, and its reports are refused. Until then others may run its jobs.
+        self._leases_hold = not self.of("jump")
 
     def taken_back(self, before: Event, after: Event) -> bool:
         """True if a crash of the server may have lost the claim of the run that `before` shows. Only a
@@ -66,7 +69,9 @@ class History:
                 alive[process] = max(alive.get(process, 0), event["t"])
         found: dict[Any, list[tuple[float, float, Event]]] = defaultdict(list)
         for event in self.of("begin"):
-            if event[of] is not None:
+            if event[of] is not None and not self._leases_hold:
+                found[event[of]].append((event["t"], event["t"], event))
+            elif event[of] is not None:
                 end = ends.get(
                     (event["id"], event["run"], event["pid"]), alive[event["pid"], event["parent"]]
                 )
@@ -77,8 +82,10 @@ class History:
 def i1_nothing_stays_with_the_dead(h: History) -> Iterator[str]:
     """As long as another worker runs: from the first handler that it began to the last.
 
-    A worker has the pid of a process that was killed; one that started later only has its number.
+    A worker has the pid of a process that was killed; one that started later only has its number. When
+    the clock jumps, a lease may be counted from then on.
     """
+    jumps = [event["t"] for event in h.of("jump")]
     kills: dict[int, list[float]] = defaultdict(list)
     for event in h.of("kill"):
         kills[event["pid"]].append(event["t"])
@@ -86,8 +93,10 @@ def i1_nothing_stays_with_the_dead(h: History) -> Iterator[str]:
     for event in h.of("begin"):
         there[event["parent"]] = (there.get(event["parent"], (event["t"],))[0], event["t"])
     for sample in h.samples:
+        jumped = max((t for t in jumps if t <= sample["t"]), default=0.0)
         for job in sample["jobs"]:
             died = min((t for t in kills[job["worker"]] if t >= job["since"]), default=sample["t"])
+            died = max(died, jumped)
             if job["state"] == "running" and sample["t"] > died + TTL:
                 seen, until = 0.0, died
                 for begin, end in sorted(there.values()):
@@ -285,12 +294,13 @@ def figures(events: list[Event]) -> dict[str, int]:
     """What is added up over runs: calls of clients, begins, ends, steps and waits of handlers; each process
     of a worker or of the server that was ended by kill -9; crashes of the server; other faults."""
     how = Counter(event["how"] for event in events if event["what"] in ("kill", "stop"))
+    stops = how.pop("immediate", 0) + how.pop("full disk", 0)
     return {
         "operations": sum(event["what"] in OPERATIONS for event in events),
         "jobs": sum(event["what"] == "final" for event in events),
-        "kill -9": sum(many for name, many in how.items() if name != "immediate"),
-        **{f"killed: {name}": many for name, many in sorted(how.items()) if name != "immediate"},
-        "server stopped": how["immediate"],
+        "kill -9": sum(how.values()),
+        **{f"killed: {name}": many for name, many in sorted(how.items())},
+        "server stopped": stops,
         "faults": sum(event["what"] == "fault" for event in events),
     }
 

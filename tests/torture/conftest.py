@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.support.servers import Postgres
-from tests.torture.faults import RARE, USUAL
 from tests.torture.world import CONNECTIONS, World
 
 
@@ -30,10 +29,8 @@ def history(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.
 def make_world(history: Path, tmp_path: Path) -> Iterator[Callable[..., World]]:
     with ExitStack() as closing:
 
-        def make(
-            kind: type[World] = World, server: Any = Postgres, usual: Any = USUAL, rare: Any = RARE, **more: Any
-        ) -> World:
+        def make(kind: type[World] = World, server: Any = Postgres, **more: Any) -> World:
             made = server(closing, max_connections=CONNECTIONS)
-            return kind(closing, made, tmp_path, history, list(usual), list(rare), **more)
+            return kind(closing, made, tmp_path, history, **more)
 
         yield make

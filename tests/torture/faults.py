@@ -88,7 +88,12 @@ class Faults:
         self._timers.append(timer)
 
     def crowd(self) -> None:
-        """Others take all connections, and those that workers lose."""
+        """Others take all connections, and those that workers lose; but not those by which workers show that
+        they live: without one for more than two seconds, a worker counts as dead while its handlers run."""
+        without_lock = (
+            "select count(*) from pyworker.workers w where w.dead_at is null and w.locked "
+            "and not pyworker._has_lock(w, pyworker._held_worker_locks())"
+        )
         held: list[Any] = []
 
         def fill() -> None:
@@ -96,14 +101,21 @@ class Faults:
                 while True:
                     held.append(psycopg.connect(self._server.url, autocommit=True, connect_timeout=5))
 
+        for _ in range(30):
+            if self._server.execute(without_lock) == [(0,)]:
+                break
+            time.sleep(0.1)
+        else:
+            return
         try:
             fill()
             for _ in range(3):
                 held[0].execute(
                     "select pg_terminate_backend(pid) from pg_stat_activity "
-                    "where application_name = 'pyworker' order by random() limit 3"
+                    "where application_name = 'pyworker' and query !~ 'beat[(]|hold_worker_lock' "
+                    "order by random() limit 3"
                 )
-                time.sleep(self._rng.uniform(0.1, 0.7))
+                time.sleep(self._rng.uniform(0.1, 1.0))
                 fill()
         finally:
             for conn in held:

@@ -17,7 +17,8 @@ from tests.support.tasks.recorded_tasks import Recorder
 
 TASKS = ["plain", "only_once", "in_turn", "queued", "booked"]
 CUSTOMERS, QUEUES = 30, 10
-WORK = "select kind, id, run, task_identifier, delivery, again_in_s from pyworker.work(%s, %s, %s, null, %s, %s)"
+WORK = """select kind, id, run, task_identifier, delivery, again_in_s
+          from pyworker.work(%s, %s, %s, null, %s, %s)"""
 
 
 def work(dsn: str, seed: str) -> None:

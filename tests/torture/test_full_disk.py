@@ -20,6 +20,7 @@ class FullDisks(Faults):
 
     def full(self) -> None:
         """A worker may die meanwhile."""
+        began = time.time()
         self._server.fill()
         try:
             time.sleep(self._rng.uniform(0.3, 2))
@@ -28,8 +29,9 @@ class FullDisks(Faults):
             time.sleep(self._rng.uniform(0.3, 2))
         finally:
             self._server.free()
-        if self._server.revive():
-            self._record("stop", how="full disk")
+        revived = self._server.revive()
+        if revived or not self._server.log_elsewhere:  # it may have crashed and recovered by itself
+            self._record("stop", how="full disk", t=began)
 
 
 class SmallWorld(World):

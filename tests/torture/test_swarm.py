@@ -10,7 +10,6 @@ import random
 import signal
 import time
 from collections import Counter, defaultdict
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace as Row

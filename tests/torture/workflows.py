@@ -76,9 +76,7 @@ class Planner(Client):
         sql = "select id from pyworker.add_batch(%s, %s, %s)"
         # Its effect is written in the transaction that completes it: the checker counts that.
         callback = Jsonb({"identifier": rng.choice(["effect", "effect_async"]), "max_attempts": 1000})
-        self._add_all(
-            edges, lambda conn: [row.id for row in conn.execute(sql, [Jsonb(specs), callback, on])]
-        )
+        self._add_all(edges, lambda conn: [row.id for row in conn.execute(sql, [Jsonb(specs), callback, on])])
 
     def trip(self) -> None:
         task = self._rng.choice(["trip", "trip_async"])

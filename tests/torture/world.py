@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from tests.support.servers import Postgres
 from tests.support.tasks.recorded_tasks import Recorder
 from tests.support.workers import Queue
 from tests.torture.crew import Crew
-from tests.torture.faults import Faults
+from tests.torture.faults import RARE, USUAL, Faults
 from tests.torture.observer import STARTS, finals, observe, pin
 from tests.torture.producers import Producer, Signs
 from tests.torture.workflows import Planner
@@ -58,8 +58,8 @@ class World:
     server: Postgres
     directory: Path
     history: Path
-    usual: list[str]
-    rare: list[str]
+    usual: list[str] = field(default_factory=lambda: USUAL)
+    rare: list[str] = field(default_factory=lambda: RARE)
     pause: float = 1.5  # at most, between two faults
     seed: str = SEED
 
