@@ -132,6 +132,8 @@ def i3_one_at_a_time_and_in_order(h: History) -> Iterator[str]:
         for begin, _, event in sorted(spans, key=lambda span: span[0]):
             first.setdefault(event["id"], begin)
         order = [job_id for job_id in first if not h.retries[job_id] and job_id in asked]
+        # One that depends on others joins its sequence when they have ended.
+        order = [job_id for job_id in order if not asked[job_id].get("after")]
         for one, other in pairwise(order):
             if one > other and asked[other]["t"] < asked[one]["began"]:
                 yield f"{sequence}: job {one} began before job {other}"

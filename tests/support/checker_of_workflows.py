@@ -118,7 +118,7 @@ def i22_no_tick_is_lost(h: History) -> Iterator[str]:
     """Of a schedule that is due each minute and makes up for what was missed."""
     dues: dict[str, list[float]] = defaultdict(list)
     for final in h.finals.values():
-        if final.get("due"):
+        if final.get("due") and final["task"] == "ticked":
             dues[final["schedule"]].append(datetime.fromisoformat(final["due"]).timestamp())
     for schedule, times in dues.items():
         for one, other in pairwise(sorted(times)):

@@ -109,11 +109,15 @@ class Crew:
                 self._record("ended", pid=worker.pid, how=self.kinds[at], code=code)
                 self.members[at] = self._recipes[at][1]()
 
+    def all_started(self) -> bool:
+        """One that begins just now has no handler of SIGTERM yet. One that found no database has ended."""
+        self.revive()
+        return all(" started: " in worker.log for worker in self.members if not isinstance(worker, Foreign))
+
     def end(self) -> dict[str, int]:
         """SIGTERM; the exit codes."""
-        for at, worker in enumerate(self.members):
-            if self.kinds[at].startswith(("python", "pooled")):
-                worker.until_log(" started: ")  # one that begins just now has no handler of SIGTERM yet
+        self._queue.until_so("all workers have started", self.all_started)
+        for worker in self.members:
             worker.process.send_signal(signal.SIGTERM)
         until = time.monotonic() + PATIENCE
         return {

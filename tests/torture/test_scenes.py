@@ -52,16 +52,24 @@ def test_when_a_full_disk_has_room_again_each_job_that_was_acknowledged_complete
     assert worker.stop() == 0
 
 
-def test_a_worker_that_finds_no_free_connection_begins_when_there_is_one(queue_on: Any) -> None:
-    server, queue = queue_on(max_connections="20")
-    job = queue.add("note")
+def test_a_worker_that_loses_its_connections_to_others_goes_on_when_they_give_them_back(
+    queue_on: Any,
+) -> None:
+    server, queue = queue_on(max_connections="30")
+    worker = queue.start("--concurrency", "1").until_ready()
     held = []
-    with suppress(psycopg.OperationalError):
-        while len(held) < 100:
-            held.append(psycopg.connect(server.url))
-    assert len(held) < 20
-    worker = queue.start("--concurrency", "1")
+
+    def fill() -> None:
+        with suppress(psycopg.OperationalError):
+            while len(held) < 100:
+                held.append(psycopg.connect(server.url))
+
+    fill()
+    queue.rows(f"select pg_terminate_backend(pid) from ({BACKENDS}) theirs")
+    fill()
+    assert len(held) < 30
     worker.until_log("too many clients")
+    job = queue.add("note")
     for conn in held:
         conn.close()
     queue.until_state("completed", job)

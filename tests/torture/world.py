@@ -160,8 +160,8 @@ class World:
         if kept := os.environ.get("PYWORKER_FIGURES"):
             with Path(kept).open("a") as file:
                 file.write(json.dumps(counted) + "\n")
-        assert found == []
-        assert broken == []
+        assert found == [], found[:50]
+        assert broken == [], broken
         assert standstill(events) < STANDSTILL
 
 
