@@ -45,7 +45,8 @@ def pooler(queue: Any, tmp_path: Path, size: int = 2) -> Iterator[str]:
         f"[databases]\n{where['dbname']} = host={where['host']} port={where['port']} "
         f"dbname={where['dbname']} user={where['user']}\n"
         f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-        f"auth_file = {tmp_path}/users.txt\npool_mode = transaction\ndefault_pool_size = {size}\nserver_login_retry = 1\n"
+        f"auth_file = {tmp_path}/users.txt\npool_mode = transaction\ndefault_pool_size = {size}\n"
+        f"server_login_retry = 1\n"
         f"logfile = {tmp_path}/log\n"
         f"pidfile = {tmp_path}/pid\n"
     )

@@ -17,7 +17,7 @@ from tests.support.servers import Postgres
 from tests.support.tasks.recorded_tasks import Recorder
 from tests.torture.crew import Crew
 
-USUAL = ["parent", "child", "child", "backend", "freeze", "cut", "hush_one", "still", "crowd"]
+USUAL = ["parent", "child", "child", "child", "backend", "freeze", "cut", "hush_one", "still", "crowd"]
 RARE = ["server", "kill_backend"]
 
 

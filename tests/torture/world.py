@@ -60,7 +60,7 @@ class World:
     history: Path
     usual: list[str] = field(default_factory=lambda: USUAL)
     rare: list[str] = field(default_factory=lambda: RARE)
-    pause: float = 1.5  # at most, between two faults
+    pause: float = 1.0  # at most, between two faults
     seed: str = SEED
 
     def __post_init__(self) -> None:
