@@ -41,6 +41,9 @@ class History:
         # handlers when it hears of that, and its reports are refused. Until then others may run its jobs.
         self._leases_hold = not self.of("jump")
 
+    def crashed_after(self, t: float) -> bool:
+        return any(crash > t for crash in self._crashes)
+
     def taken_back(self, before: Event, after: Event) -> bool:
         """True if a crash of the server may have lost the claim of the run that `before` shows. Only a
         job of a sequence or a queue is claimed durably. Who has claimed it may begin it after the crash."""
@@ -227,8 +230,12 @@ def i9_the_newest_run_has_the_last_word(h: History) -> Iterator[str]:
 
 
 def i10_a_rolled_back_add_leaves_nothing(h: History) -> Iterator[str]:
+    """After a crash of the server another add may be given its id."""
+    added = {add["id"] for add in h.adds if add["outcome"] == "ok"}
     for add in h.adds:
-        if add["outcome"] == "rolled back" and (add["id"] in h.finals or h.begins.get(add["id"])):
+        if add["outcome"] != "rolled back" or add["id"] in added and h.crashed_after(add["began"]):
+            continue
+        if add["id"] in h.finals or h.begins.get(add["id"]):
             yield f"job {add['id']} is there"
 
 
