@@ -233,7 +233,7 @@ def i10_a_rolled_back_add_leaves_nothing(h: History) -> Iterator[str]:
     """After a crash of the server another add may be given its id."""
     added = {add["id"] for add in h.adds if add["outcome"] == "ok"}
     for add in h.adds:
-        if add["outcome"] != "rolled back" or add["id"] in added and h.crashed_after(add["began"]):
+        if add["outcome"] != "rolled back" or (add["id"] in added and h.crashed_after(add["began"])):
             continue
         if add["id"] in h.finals or h.begins.get(add["id"]):
             yield f"job {add['id']} is there"

@@ -26,7 +26,7 @@ from tests.support.tasks.recorded_tasks import Recorder
 from tests.torture import swarm
 
 SEED = os.environ.get("PYWORKER_SEED", "3")
-WORKERS, ADDERS = 8, 2
+WORKERS, ADDERS = 10, 2
 BACKLOG = 2000
 FINAL = """
     select id, task_identifier as task, state, reason, run, queue_name as queue, sequence_key as sequence,
@@ -52,14 +52,14 @@ class Swarm:
         process.start()
         return process
 
-    def kill_one(self) -> None:
-        at = self._rng.randrange(len(self.workers))
-        pid = self.workers[at].pid
-        self.workers[at].kill()
-        self.workers[at].join()
-        self._record("killed", pid=pid)
-        self.kills += 1
-        self.workers[at] = self._start(swarm.work, SEED)
+    def kill_some(self) -> None:
+        for at in self._rng.sample(range(WORKERS), self._rng.choice([1, 1, 2, 4])):
+            pid = self.workers[at].pid
+            self.workers[at].kill()
+            self.workers[at].join()
+            self._record("killed", pid=pid)
+            self.kills += 1
+            self.workers[at] = self._start(swarm.work, SEED)
 
     def freeze_one(self) -> None:
         pid = self._rng.choice(self.workers).pid
@@ -97,7 +97,7 @@ def test_a_swarm_that_is_killed_all_the_time_loses_nothing(fresh_queue: Any, his
         while time.monotonic() < until:
             time.sleep(rng.uniform(0, 0.2))
             if rng.random() < 0.9:
-                many.kill_one()
+                many.kill_some()
             elif rng.random() < 0.5:
                 many.freeze_one()
             else:
