@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.servers import Postgres
+from tests.support.sql_fixtures import *  # noqa: F403
 from tests.support.worker_fixtures import *  # noqa: F403
 from tests.torture.world import CONNECTIONS, World
 
