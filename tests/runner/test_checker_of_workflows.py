@@ -33,8 +33,6 @@ def record() -> dict[str, Event]:
         "add 2": {**add, "id": 2, "after": [[1, "success"]]},
         "add 3": {**add, "id": 3},
         "add 8": {**add, "id": 8},
-        "ticks": {**add, "id": None, "outcome": "unknown"},
-        "tock": {**add, "id": None, "outcome": "unknown"},
         "begin 1": {**begin, "t": 2.0, "id": 1, "queue": "narrow"},
         "end 1": {"what": "end", "t": 2.1, "id": 1, "run": 1, "pid": 11},
         "begin 2": {**begin, "t": 3.0, "id": 2, "queue": "narrow"},
@@ -133,6 +131,6 @@ def test_figures_count_what_was_done_and_who_was_killed() -> None:
     kills = [{"what": "kill", "how": how} for how in ("parent", "child", "child")]
     stops = [{"what": "stop", "how": how} for how in ("immediate", "killed backend")]
     counted = figures([*record().values(), *kills, *stops])
-    assert counted["operations"] == 18
+    assert counted["operations"] == 16
     assert counted["kill -9"] == 4
     assert (counted["killed: child"], counted["server stopped"]) == (2, 1)

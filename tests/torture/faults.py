@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 
+from tests.support.pooler import Pooler
 from tests.support.proxy import Proxy
 from tests.support.servers import Postgres
 from tests.support.tasks.recorded_tasks import Recorder
@@ -27,6 +28,7 @@ class Faults:
         self._rng = random.Random(seed)
         self._record = Recorder("faults")
         self._timers: list[threading.Timer] = []
+        self.pooler: Pooler | None = None
 
     def strike(self, usual: list[str], rare: list[str]) -> None:
         self._crew.revive()
@@ -74,6 +76,26 @@ class Faults:
             "order by random() limit 2"
         )
 
+    def kill_pooler(self) -> None:
+        if self.pooler:
+            self._record("kill", how="pgbouncer", pid=self.pooler.process.pid)
+            self.pooler.end(signal.SIGKILL)
+            self.pooler.start()
+
+    def doze(self) -> None:
+        """A worker stands still for longer than its lease, and goes on when others have its jobs."""
+        worker = self._rng.choice(self._crew.members)
+        frozen = [worker.pid, *worker.children()]
+        self._record("doze", pid=worker.pid)
+        self._signal(frozen, signal.SIGSTOP)
+        self._later(self._rng.uniform(18.0, 30.0), frozen)
+
+    def _later(self, seconds: float, pids: list[int]) -> None:
+        self._timers = [timer for timer in self._timers if timer.is_alive()]
+        timer = threading.Timer(seconds, self._signal, [pids, signal.SIGCONT])
+        timer.start()
+        self._timers.append(timer)
+
     def still(self) -> None:
         """Some of the server's processes stand still, perhaps with locks in their hands, beside what else
         goes wrong."""
@@ -82,10 +104,7 @@ class Faults:
         )
         pids = [pid for (pid,) in rows]
         self._signal(pids, signal.SIGSTOP)
-        self._timers = [timer for timer in self._timers if timer.is_alive()]
-        timer = threading.Timer(self._rng.uniform(0.1, 4.0), self._signal, [pids, signal.SIGCONT])
-        timer.start()
-        self._timers.append(timer)
+        self._later(self._rng.uniform(0.1, 4.0), pids)
 
     def crowd(self) -> None:
         """Others take all connections, and those that workers lose; but not those by which workers show that

@@ -34,4 +34,18 @@ def test_workers_of_every_kind_share_a_queue(make_world: Callable[..., World]) -
         print("without a worker behind PgBouncer, which is not here")
     for name in ("node", "go"):
         world.crew.foreign(name, world.url)
+    world.usual = [*world.usual, "kill_pooler"]
+    world.run()
+
+
+def test_workers_that_stand_still_for_longer_than_their_leases_do_no_harm_when_they_go_on(
+    make_world: Callable[..., World],
+) -> None:
+    """Until they hear that they are dead, their handlers go on, beside those of others. None of their reports
+    counts, no job that may run once runs twice, no writes of a transaction are there twice."""
+    world = make_world(
+        usual=["doze", "child", "child", "backend", "cut"], rare=["parent", "still"], pause=6.0
+    )
+    for bounds in (False, False, True):
+        world.crew.python(world.network.dsn, bounds=bounds)
     world.run()

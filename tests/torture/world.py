@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import namedtuple_row
 
 from tests.support.checker import Event, figures, read, summary, violations
-from tests.support.pooler import pooler
+from tests.support.pooler import Pooler
 from tests.support.proxy import Proxy
 from tests.support.servers import Postgres
 from tests.support.tasks.recorded_tasks import Recorder
@@ -99,7 +99,11 @@ class World:
         """The DSN by way of PgBouncer in transaction mode."""
         directory = self.directory / "pgbouncer"
         directory.mkdir()
-        return self.closing.enter_context(pooler(self.queue, directory, size=20))
+        pooler = Pooler(self.queue, directory, size=20)
+        self.closing.callback(pooler.end)
+        pooler.until_it_answers()
+        self.faults.pooler = pooler
+        return pooler.dsn
 
     def run(self, seconds: float = SECONDS) -> None:
         """Clients work and faults strike for so long; then all ends well, and the record is judged."""
@@ -136,6 +140,7 @@ class World:
         self.queue.conn.close()
         self.queue.conn = psycopg.connect(self.server.url, autocommit=True, row_factory=namedtuple_row)
         self.planner._conn = self.queue.conn
+        self.queue.until("select coalesce(pyworker.seconds_until_tick(), 0) > 0")  # those of the past came
         asked: set[int] = set()
 
         def left() -> int:
@@ -144,8 +149,9 @@ class World:
                 if row.task_identifier.startswith("trip") and row.id not in asked:
                     asked.add(row.id)
                     self.planner.send(row.id, "go")
-            return len([row for row in rows if row.task_identifier != "ticked"])
+            return len(rows)
 
+        self.queue.rows("select pyworker.pause_schedule('ticks')")
         many = left()
         while many:
             self.queue.until_so(f"fewer than {many} jobs are left", lambda many=many: left() < many)  # type: ignore[misc]
