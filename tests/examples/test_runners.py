@@ -301,6 +301,7 @@ def test_beside_a_python_worker_nothing_is_lost_and_nothing_runs_too_often_when_
         assert starts == sorted(starts)
     findings = "select check_name, finding from pyworker.doctor() where severity in ('warning', 'error')"
     assert [row for row in queue.rows(findings) if "lost" not in row[1]] == []
+    queue.until("select count(*) >= 2 from pyworker.live_workers")  # both hear signals by now
     assert [queue.stop(process) for process in queue.processes[2:]] == [0, 0]
 
 
