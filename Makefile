@@ -53,12 +53,14 @@ nightly: ## run everything for hours: the README's last section has the figures
 	$(install) '.[test]'
 	PYWORKER_WALKS=50 PYWORKER_CRON_CASES=100000 PYWORKER_EXAMPLES=1000 PYWORKER_MODEL_EXAMPLES=1000 PYWORKER_MODEL_STEPS=60 .venv/bin/pytest -n auto
 	test ! -x $(older)/postgres || PYWORKER_PG_BIN=$(older) .venv/bin/pytest -n auto tests/sql tests/modules tests/races tests/model tests/stress
-	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -m torture tests/stress/test_torture.py
+	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -m torture tests/torture/test_torture.py -k record
+	PYWORKER_TORTURE_SECONDS=900 .venv/bin/pytest -m torture tests/torture -k "not record and not swarm"
+	PYWORKER_TORTURE_SECONDS=300 .venv/bin/pytest -m torture tests/torture/test_swarm.py
 	.venv/bin/python -m tests.interleavings
 	.venv/bin/python -m tests.interleavings --triples 500 --sample --seed $$(date +%j)
 	.venv/bin/python -m tests.crashpoints --all --seed $$(date +%j)
 	PYWORKER_KILLS=2000 PYWORKER_CRASHES=200 PYWORKER_CUTS=5000 PYWORKER_FUZZ=1000000 PYWORKER_TORTURE_SECONDS=300 \
-		.venv/bin/pytest -n auto -m torture --ignore tests/stress/test_torture.py
+		.venv/bin/pytest -n auto -m torture --ignore tests/torture
 
 release: nightly mutants ## the same, the mutants, and how long recovery takes
 	.venv/bin/python bench/recovery.py --rounds 100

@@ -15,7 +15,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from tests.support import DEADLINE
-from tests.support.torture import SEED
+from tests.failover.clients import SEED
 
 PLACE = "select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint"  # in the log
 MARKED = """

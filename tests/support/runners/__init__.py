@@ -44,23 +44,23 @@ def _fetch(*command: str, directory: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def node(directory: Path) -> list[str]:
-    """The command that starts the Node runner with the handlers of the tests."""
+def node(directory: Path, handlers: str = "handlers") -> list[str]:
+    """The command that starts the Node runner with handlers of tests."""
     if not (shutil.which("node") and shutil.which("npm")):
         pytest.skip("no node or no npm here")
     shutil.copytree(RUNNERS / "node", directory, ignore=shutil.ignore_patterns("node_modules"))
-    shutil.copy(HERE / "handlers.mjs", directory)
+    shutil.copy(HERE / f"{handlers}.mjs", directory)
     npm = ["npm", "install", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error"]
     _fetch(*npm, directory=directory)
-    return ["node", str(directory / "run.mjs"), str(directory / "handlers.mjs")]
+    return ["node", str(directory / "run.mjs"), str(directory / f"{handlers}.mjs")]
 
 
-def go(directory: Path, package: str = ".") -> list[str]:
+def go(directory: Path, package: str = ".", handlers: str = "handlers") -> list[str]:
     """The same for the Go runner, or for the other program of its module."""
     if not GO:
         pytest.skip("no go here")
     shutil.copytree(RUNNERS / "go", directory)
-    shutil.copy(HERE / "handlers.go", directory / "main.go")
+    shutil.copy(HERE / f"{handlers}.go", directory / "main.go")
     _fetch(GO, "build", "-o", "runner", package, directory=directory)
     return [str(directory / "runner")]
 
