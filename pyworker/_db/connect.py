@@ -149,7 +149,12 @@ def is_pooled(conn: psycopg.Connection[Any]) -> bool:
     return conn.execute(BACKEND_PID).fetchone() != (conn.info.backend_pid,)
 
 
-def cut(conn: psycopg.Connection[Any]) -> None:
+def place_of(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> tuple[str, int]:
+    """Which of the servers that the DSN names it is connected to."""
+    return conn.info.host, conn.info.port
+
+
+def cut(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     with suppress(OSError, psycopg.Error):
         end = socket.socket(fileno=conn.fileno())
         try:
@@ -234,6 +239,8 @@ class SilenceGuard:
         try:
             pid = conn.info.backend_pid
             with connect(self._dsn, worker=True) as other, answered(other):
+                if place_of(other) != place_of(conn):
+                    return False  # another server has taken over
                 row = other.execute(RUNS_IT, [pid]).fetchone()
         except psycopg.Error:
             return True  # no connection at all: reconnecting would not help

@@ -8,11 +8,12 @@ import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, cast
+from weakref import WeakSet
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from .._db.connect import BE_QUIET, conninfo, keepalives
+from .._db.connect import BE_QUIET, conninfo, cut, keepalives, place_of
 from .._db.database import Database
 from .._db.queue import dependency_results_statement
 from .._db.worker import (
@@ -49,6 +50,8 @@ class Connections:
         self._sync: ConnectionPool[psycopg.Connection[Any]] | None = None
         self._async: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None
         self._lock = threading.Lock()
+        self._opening = threading.Lock()  # guards the next
+        self._opened = WeakSet[psycopg.Connection[Any] | psycopg.AsyncConnection[Any]]()
         self.lines = Lines()
 
     @contextmanager
@@ -106,12 +109,28 @@ class Connections:
             return []
         return [keepalives(), (BE_QUIET,)] if self.rehearsal else [keepalives()]
 
+    def leave_all_but(self, place: tuple[str, int]) -> None:
+        """Cut the connections to other servers of the DSN: one of them has lost its role, and may hang.
+
+        Its keepalives may be answered all the same."""
+        with self._opening:
+            opened = list(self._opened)
+        for conn in opened:
+            if not conn.closed and place_of(conn) != place:
+                cut(conn)
+
+    def _opened_one(self, conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+        with self._opening:
+            self._opened.add(conn)
+
     def _configure(self, conn: psycopg.Connection[Any]) -> None:
+        self._opened_one(conn)
         for statement in self._settings():
             conn.execute(*statement)
         conn.commit()
 
     async def _configure_async(self, conn: psycopg.AsyncConnection[Any]) -> None:
+        self._opened_one(conn)
         for statement in self._settings():
             await conn.execute(*statement)
         await conn.commit()

@@ -47,8 +47,8 @@ def _of_postgres(error: psycopg.Error) -> str:
         )
     if "session is read-only" in first:
         return (
-            f"{first}: default_transaction_read_only is on for this server, database or role."
-            " Its owner can turn it off"
+            f"{first}: it is a standby and no leader was found, or default_transaction_read_only is on for"
+            " the server, database or role. Name the leader's host, too; or let the owner turn it off"
         )
     if isinstance(error, psycopg.OperationalError) and sqlstate_of(error) is None:
         return (

@@ -55,7 +55,12 @@ begin
             -- already, which would then refuse the row. New finishes wait for us, for a moment.
             lock table only finished_jobs in share row exclusive mode;
             execute format(
-                'create table %I (like finished_jobs including constraints including compression)', v_name);
+                'create table %I (like finished_jobs including constraints including compression '
+                'including storage)', v_name);
+            -- A publication of deletes needs it on each partition, and PostgreSQL does not inherit it.
+            if (select c.relreplident from pg_class c where c.oid = 'finished_jobs'::regclass) = 'f' then
+                execute format('alter table %I replica identity full', v_name);
+            end if;
             -- Writes the bounds in UTC: the caller's DateStyle may print a time zone abbreviation
             -- that means another zone.
             execute format('alter table finished_jobs attach partition %I for values from (%L) to (%L)',

@@ -77,6 +77,19 @@ begin
 end;
 $$;
 
+-- Numbers of transactions far above those of this server are of another one, from which this database
+-- was restored. Here no such transaction will end for long, so nothing waits for it.
+create or replace function _forget_other_server() returns void
+    language plpgsql set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_far constant bigint := pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 100000;
+begin
+    update promotion_requests w set after = null where w.after > v_far::text::xid8;
+    perform setval('silent_before', v_far - 100000) from silent_before s where s.last_value > v_far;
+end;
+$$;
+
 create or replace function maintain() returns jsonb
     language plpgsql security definer set search_path from current set lock_timeout = '200ms'
 as $$
@@ -116,6 +129,7 @@ begin
             order by k.unique_key limit 100));
     -- No session remembers a walk for longer, see 02_walks.
     delete from late_arrivals a where a.at < clock_timestamp() - interval '1 minute';
+    perform _forget_other_server();
     -- These take lanes and hold them until the transaction ends; a finish that meets one leaves a
     -- request.
     v_result := v_result || jsonb_build_object('rescued', sweep_workers() + _rescue_orphans());

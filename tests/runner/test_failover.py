@@ -3,9 +3,11 @@ the one that can be written to."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,19 @@ from psycopg.rows import namedtuple_row
 from tests.support.servers import Postgres
 from tests.support.workers import Queue
 
+ASKING = """
+from pyworker import task
+
+@task(backoff=["1 hour"])
+def ask(payload, job):
+    with job.transaction() as conn:
+        conn.execute("select pg_sleep(60)")
+
+@task(backoff=["1 hour"])
+async def ask_async(payload, job):
+    async with job.transaction() as conn:
+        await conn.execute("select pg_sleep(60)")
+"""
 REPLICATED = {"wal_level": "replica", "max_wal_senders": "4", "hot_standby": "on"}
 
 
@@ -61,6 +76,45 @@ def test_when_the_standby_takes_over_the_worker_goes_on_there(stack: ExitStack, 
     queue._gate.close()
 
 
+def stand_still(server: Postgres, stack: ExitStack) -> None:
+    """All its processes, as when its disk hangs: the kernel still answers for them."""
+    pids = [server.pid, *map(int, Queue.ps("pid", server.pid))]
+
+    def tell(number: signal.Signals) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    stack.callback(tell, signal.SIGCONT)
+    tell(signal.SIGSTOP)
+
+
+def test_a_server_that_stands_still_is_left_for_the_one_that_took_over(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    """It answers nothing, and its connections stay: what the worker has asked it, and what a handler has."""
+    (tmp_path / "asking.py").write_text(ASKING)
+    primary = Postgres(stack, **REPLICATED)
+    primary.install()
+    queue = Queue(primary.url, tmp_path)
+    stack.callback(queue.close)
+    standby = Postgres(stack, primary, **REPLICATED)
+    both = f"host={primary.server.host},{standby.server.host} port=5432,5432 user=postgres dbname=postgres"
+    to = f"{both} target_session_attrs=read-write connect_timeout=2"
+    worker = queue.start("--dsn", both, modules="handlers asking", DATABASE_URL=to).until_ready()
+    asking = [queue.add("ask"), queue.add("ask_async")]
+    queue.until("select count(*) = 2 from pg_stat_activity where query ~ '^select pg_sleep.60'")
+    queue.until("select pg_current_wal_lsn() = replay_lsn from pg_stat_replication")
+    stand_still(primary, stack)
+    standby.execute("select pg_promote()")
+    at(standby, queue)
+    after = [queue.add("note"), queue.add("write"), queue.add("deliver")]
+    queue.until_state("completed", *after)
+    queue.until_state("retryable", *asking)
+    assert worker.stop() == 0
+    queue._gate.close()
+
+
 def test_a_server_that_can_only_be_read_for_a_while_is_waited_for(stack: ExitStack, tmp_path: Path) -> None:
     """As providers do it when the disk is full, or at a switchover: the connections stay."""
     server = Postgres(stack)
@@ -94,4 +148,4 @@ def test_a_worker_that_is_pointed_at_a_standby_says_what_is_wrong(stack: ExitSta
     standby = Postgres(stack, primary, **REPLICATED)
     done = cli("run", "handlers", DATABASE_URL=standby.url)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "read-only" in done.stderr
+    assert "session is read-only: it is a standby" in done.stderr
