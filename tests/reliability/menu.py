@@ -68,16 +68,24 @@ def stopped_worker(scene: Scene) -> None:
 
 def frozen_worker(scene: Scene) -> None:
     """SIGSTOP of a worker for 28 seconds, then SIGCONT, as when a virtual machine is suspended"""
-    _, pids = scene.busy_worker()
-    for sign in (signal.SIGSTOP, signal.SIGCONT):
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, sign)
-        if sign == signal.SIGSTOP:
-            scene.record("fault", name="freeze", processes=pids)
-            scene.watch(FREEZE)
-        else:
-            scene.record("fault", name="freeze", phase="over", processes=pids)
+    for _ in range(50):
+        _, pids = scene.busy_worker()
+        send(signal.SIGSTOP, pids)
+        if scene.running(pids) >= 2:
+            break
+        send(signal.SIGCONT, pids)  # they ended just now
+        scene.watch(0.1)
+    scene.record("fault", name="freeze", processes=pids)
+    send(signal.SIGSTOP, pids)
+    scene.watch(FREEZE)
+    send(signal.SIGCONT, pids)
+    scene.record("fault", name="freeze", phase="over", processes=pids)
+
+
+def send(sign: int, pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, sign)
 
 
 def stopped_server(scene: Scene) -> None:
