@@ -1,6 +1,7 @@
 # The README's commands by short names. They work without make, too.
 .DEFAULT_GOAL := help
-.PHONY: help demo quick t test lint schema docs torture interleavings crashpoints nightly release dist mutants fresh bench failover
+.PHONY: help demo quick t test lint schema docs torture interleavings crashpoints nightly release dist mutants fresh
+.PHONY: bench failover report
 
 install = python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q -e
 
@@ -52,12 +53,14 @@ nightly: ## run everything for hours: the README's last section has the figures
 	$(install) '.[test]'
 	PYWORKER_WALKS=50 PYWORKER_CRON_CASES=100000 PYWORKER_EXAMPLES=1000 PYWORKER_MODEL_EXAMPLES=1000 PYWORKER_MODEL_STEPS=60 .venv/bin/pytest -n auto
 	test ! -x $(older)/postgres || PYWORKER_PG_BIN=$(older) .venv/bin/pytest -n auto tests/sql tests/modules tests/races tests/model tests/stress
-	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -m torture tests/stress/test_torture.py
+	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -m torture tests/torture/test_torture.py -k record
+	PYWORKER_TORTURE_SECONDS=900 .venv/bin/pytest -m torture tests/torture -k "not record and not swarm"
+	PYWORKER_TORTURE_SECONDS=300 .venv/bin/pytest -m torture tests/torture/test_swarm.py
 	.venv/bin/python -m tests.interleavings
 	.venv/bin/python -m tests.interleavings --triples 500 --sample --seed $$(date +%j)
 	.venv/bin/python -m tests.crashpoints --all --seed $$(date +%j)
 	PYWORKER_KILLS=2000 PYWORKER_CRASHES=200 PYWORKER_CUTS=5000 PYWORKER_FUZZ=1000000 PYWORKER_TORTURE_SECONDS=300 PYWORKER_FAILOVERS=5 \
-		.venv/bin/pytest -n auto -m torture --ignore tests/stress/test_torture.py
+		.venv/bin/pytest -n auto -m torture --ignore tests/torture
 
 release: nightly mutants ## the same, the mutants, and how long recovery takes
 	.venv/bin/python bench/recovery.py --rounds 100
@@ -74,3 +77,6 @@ fresh: ## try the README's commands on a bare Debian (needs root and debootstrap
 
 bench: ## compare with other job queues, on one PostgreSQL (bench/README.md)
 	$(install) '.[bench]' && .venv/bin/python bench/run.py
+
+report: ## run pyworker and other job queues under faults, and write docs/reliability.md
+	$(install) '.[test]' && .venv/bin/python -m tests.reliability report

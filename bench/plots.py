@@ -6,14 +6,64 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from contenders import FLOOR, FUNCTIONS
+from contenders import FLOOR, FUNCTIONS, PEERS
 from figures import COLUMNS, Medians, Results, in_groups
 
+# What the summary shows: scenario, group, and what the plot calls it.
+SUMMARY = (
+    ("A", "SQL, 1 connections", "an add by SQL"),
+    ("A", "own client, 1 connections", "an add by its own client"),
+    ("H", "fresh", "a unique add"),
+    ("D", "steadily 100 jobs/s, 5 ms each", "100 jobs/s, added and run"),
+    ("D", "steadily 300 jobs/s, 5 ms each", "300 jobs/s"),
+    ("S", "1,000 jobs/s", "1,000 jobs/s"),
+    ("S", "1,000 jobs/s, pinned", "the same, under an old snapshot"),
+    ("C", "one process", "a drain"),
+    ("C", "one process, without statistics", "the same, without statistics"),
+    ("K", "mixed", "a mixture, with failures"),
+    ("J", "1 MB", "payloads of 1 MB"),
+)
 PARTS = {"D": ("p50", "p95", "p99"), "E": ("first_fifth", "last_fifth")}  # the others: jobs/s and CPU
 
 
 def plot(letter: str, title: str, found: Medians, results: Results, out: Path) -> str | None:
     """Returns the name of the PNG; None where matplotlib is not installed."""
+    if (pyplot := _pyplot()) is None:
+        return None
+    figure = _memory(pyplot, results) if letter == "L" else _bars(pyplot, letter, found)
+    figure.suptitle(f"{letter}. {title}", fontsize=10)
+    return _save(pyplot, figure, out, letter)
+
+
+def summary(found: Medians, out: Path) -> str | None:
+    """All contenders at one look: what a job costs in each situation. None where too little was measured."""
+    rows = {
+        label: {name: row["cpu"] for (_, at, name), row in in_groups(letter, found).items() if at == group}
+        for letter, group, label in SUMMARY
+        if any(case[:2] == (letter, group) for case in found)
+    }
+    if len(rows) < 2 or (pyplot := _pyplot()) is None:
+        return None
+    figure, axes = pyplot.subplots(figsize=(9, 1.5 + 0.42 * len(rows)))
+    for number, name in enumerate(("pyworker", *PEERS)):
+        points = [(cpu[name], place) for place, cpu in enumerate(rows.values()) if cpu.get(name)]
+        if points:
+            style = (
+                dict(marker="D", s=70, color="#1b6")
+                if name == "pyworker"
+                else dict(marker="osv^<>P"[number % 7], s=38, color=pyplot.get_cmap("tab10")(number))
+            )
+            axes.scatter(*zip(*points, strict=True), label=name, zorder=3, **style)
+    axes.set(xscale="log", xlabel="CPU seconds per 1,000 jobs, clients and server together (less is better)")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_yticks(range(len(rows)), list(rows), fontsize=9)
+    axes.invert_yaxis()
+    axes.grid(axis="y", color="#ddd")
+    axes.legend(fontsize=8, ncols=4, loc="lower center", bbox_to_anchor=(0.4, 1.0), frameon=False)
+    return _save(pyplot, figure, out, "summary")
+
+
+def _pyplot() -> Any:
     try:
         import matplotlib
 
@@ -21,13 +71,15 @@ def plot(letter: str, title: str, found: Medians, results: Results, out: Path) -
         from matplotlib import pyplot
     except ImportError:
         return None
-    figure = _memory(pyplot, results) if letter == "L" else _bars(pyplot, letter, found)
-    figure.suptitle(f"{letter}. {title}", fontsize=10)
+    return pyplot
+
+
+def _save(pyplot: Any, figure: Any, out: Path, name: str) -> str:
     figure.tight_layout()
     for kind in ("png", "svg"):
-        figure.savefig(out / f"{letter}.{kind}", dpi=120)
+        figure.savefig(out / f"{name}.{kind}", dpi=120)
     pyplot.close(figure)
-    return f"{letter}.png"
+    return f"{name}.png"
 
 
 def _memory(pyplot: Any, results: Results) -> Any:

@@ -13,14 +13,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from contenders import CONTENDERS, FLOOR, PEERS, version_of
 from figures import BEST, COLUMNS, Medians, Results, in_groups, medians
-from plots import plot
+from plots import plot, summary
 from scenarios import SCENARIOS
 from targets import by_round
 
 
 def write(results: Results, out: Path) -> None:
     found = medians(results)
-    lines = [*introduction(results), "## Targets", "", verdicts(results, found), ""]
+    lines = [*introduction(results)]
+    if picture := summary(found, out):
+        lines += ["## At one look", "", f"![]({picture})", ""]
+    lines += ["## Targets", "", verdicts(results, found), ""]
     for letter, (title, _) in SCENARIOS.items():
         if any(case[0] == letter for case in found):
             lines += [f"## {letter}. {title}", "", scenario_table(letter, found)]

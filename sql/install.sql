@@ -21,7 +21,7 @@
 \endif
 \o /dev/null
 begin isolation level read committed;
-select set_config('pyworker.schema', :'schema', true), set_config('pyworker.newest', '2', true);
+select set_config('pyworker.schema', :'schema', true), set_config('pyworker.newest', '3', true);
 \ir setup/begin.sql
 
 -- Migrations: each file runs once, in order.
@@ -34,6 +34,11 @@ select not exists (select from migrations where version = 2) as pending \gset
 \if :pending
   \ir migrations/0002_fleet.sql
   insert into migrations (version, name, breaking) values (2, '0002_fleet', false);
+\endif
+select not exists (select from migrations where version = 3) as pending \gset
+\if :pending
+  \ir migrations/0003_history_storage.sql
+  insert into migrations (version, name, breaking) values (3, '0003_history_storage', false);
 \endif
 
 -- Functions, views and grants: every file runs at each installation.

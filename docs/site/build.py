@@ -39,6 +39,7 @@ GUESTS = {
     "docs/inside/leases.md": "inside-leases.md",
     "docs/inside/notify.md": "inside-notify.md",
     "docs/inside/queues.md": "inside-queues.md",
+    "docs/inside/torture.md": "inside-torture.md",
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
@@ -81,9 +82,10 @@ MENU = {
         "inside-queues",
         "inside-interleavings",
         "inside-crash-points",
+        "inside-torture",
     ],
     "Project": ["support", "changes", "contributing", "security"],
-    "Coming from elsewhere": ["coming-from", "comparison"],
+    "Coming from elsewhere": ["coming-from", "comparison", "reliability"],
 }
 # The SQL reference in the order of use: parts, and the files whose functions they show. The other
 # files' functions come last.

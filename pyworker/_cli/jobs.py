@@ -99,6 +99,7 @@ def add(
             raise _named(error, options) from error
         except NotFound as error:
             raise _without_parent(error) from error
+        untaken = None if machine else db.why_untaken(job.id)
     if machine:
         print_json(dataclasses.asdict(job))
     else:
@@ -106,6 +107,8 @@ def add(
         due = f", due {time_of(job.run_at)}" if job.state == "scheduled" else ""
         halted = f", its sequence is halted by job {job.sequence_halted_by}" if job.sequence_halted_by else ""
         click.echo(f"job {job.id} {job.state}{there}{due}{halted}")
+        if untaken:
+            say(f"pyworker: {untaken}", err=True)
 
 
 def _named(error: psycopg.DataError, options: dict[str, Any]) -> Exception:

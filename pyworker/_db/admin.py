@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
 
+import psycopg
+
 from .base import Base
 from .queue import add_job_call, send_signal_call
 from .rows import JOB_COLUMNS, JobRow, job_row
@@ -85,6 +87,15 @@ class Admin(Base):
 
     def explain_job(self, job_id: int) -> list[dict[str, Any]]:
         return self._dicts("reason, detail, remedy", "explain_job(%s) order by position", job_id)
+
+    def why_untaken(self, job_id: int) -> str | None:
+        """Why none of the live workers takes the job. None where this role may not ask."""
+        try:
+            call = "explain_job(%s) where reason = 'no worker takes it'"
+            rows = self._dicts("detail, remedy", call, job_id)
+        except psycopg.errors.InsufficientPrivilege:
+            return None
+        return next((f"{row['detail']}: {row['remedy']}" for row in rows), None)
 
     def retry_job(self, job_id: int) -> JobRow:
         return self._jobs("retry_job(%s)", job_id)[0]

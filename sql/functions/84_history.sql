@@ -55,7 +55,8 @@ begin
             -- already, which would then refuse the row. New finishes wait for us, for a moment.
             lock table only finished_jobs in share row exclusive mode;
             execute format(
-                'create table %I (like finished_jobs including constraints including compression)', v_name);
+                'create table %I (like finished_jobs including constraints including compression '
+                'including storage)', v_name);
             -- A publication of deletes needs it on each partition, and PostgreSQL does not inherit it.
             if (select c.relreplident from pg_class c where c.oid = 'finished_jobs'::regclass) = 'f' then
                 execute format('alter table %I replica identity full', v_name);

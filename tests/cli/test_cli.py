@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from psycopg.conninfo import make_conninfo
 
 from pyworker.cli import main
 from tests.support.cli import add as add
@@ -23,6 +24,28 @@ def test_add_says_what_became_of_the_job(call: Any, db: Any) -> None:
         r"job 3 scheduled, due 2100-01-0[12] \d\d:00:00[+-]\d\d\n",
         call("add", "t", "--run-at", "2100-01-02 00:00Z"),
     )
+
+
+def test_add_of_a_task_that_no_live_worker_knows_says_so(cli: Any, call: Any, db: Any, dsn: str) -> None:
+    assert call("add", "sned_email") == "job 1 available\n"  # before there are workers, any name may be right
+    db.execute("""select pyworker.register_worker('{"task_identifiers": ["send_email"]}')""")
+    assert call("add", "send_email") == "job 2 available\n"
+    done = cli("add", "sned_email", DATABASE_URL=dsn)
+    assert (done.returncode, done.stdout) == (0, "job 3 available\n")
+    assert done.stderr == (
+        "pyworker: no live worker (of 1) knows the task sned_email: start a worker with the module that "
+        "defines it, and without --task or with --task for it; or correct the name\n"
+    )
+
+
+def test_add_by_a_role_that_may_only_add_says_what_became_of_the_job(call: Any, db: Any, dsn: str) -> None:
+    db.execute("""select pyworker.register_worker('{"task_identifiers": ["send_email"]}')""")
+    db.execute("create role adds_only login in role pyworker_producer")
+    try:
+        of_role = make_conninfo(dsn, user="adds_only")
+        assert call("add", "sned_email", "--dsn", of_role) == "job 1 available\n"
+    finally:
+        db.execute("drop role adds_only")
 
 
 def test_add_takes_a_delay_in_seconds_or_words(call: Any, db: Any) -> None:

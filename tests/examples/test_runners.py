@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,34 @@ def test_a_commit_whose_answer_is_lost_is_asked_about(queue: Running, network: P
     assert list(network.asked("was_finished"))
 
 
+def refuse(network: Proxy, attempts: int) -> None:
+    """The server is away, until so many connections were tried."""
+    network.refuse()
+    network.cut()
+    with socket.create_server(("127.0.0.1", network.port)) as closed:
+        for _ in range(attempts):
+            closed.accept()[0].close()
+    network.accept()
+
+
+def test_when_the_server_is_back_the_runner_holds_its_lock_before_others_take_its_jobs(
+    queue: Running, network: Proxy
+) -> None:
+    """A sweep takes the jobs of a worker whose lock is free for two seconds. No sweep comes while the server
+    is away."""
+    queue.start()
+    job = queue.add("wait")
+    queue.until_begun(job)
+    run = queue.job(job, "run")
+    lock = "select count(*) > 0 from pg_locks where locktype = 'advisory' and granted"
+    queue.until(lock)
+    refuse(network, 12 if queue.command[0] == "node" else 24)  # the next one is seconds away if waits double
+    queue.until(f"select pyworker.sweep_workers() is null or ({lock})")
+    assert queue.job(job, "run") == run
+    assert queue.value("select count(*) from pyworker.workers where dead_at is not null") == 0
+    assert queue.job(job, "state") == "running"
+
+
 @pytest.mark.torture
 def test_handlers_stop_before_others_take_their_jobs_when_the_database_is_silent(
     queue: Running, network: Proxy
@@ -272,6 +301,7 @@ def test_beside_a_python_worker_nothing_is_lost_and_nothing_runs_too_often_when_
         assert starts == sorted(starts)
     findings = "select check_name, finding from pyworker.doctor() where severity in ('warning', 'error')"
     assert [row for row in queue.rows(findings) if "lost" not in row[1]] == []
+    queue.until("select count(*) >= 2 from pyworker.live_workers")  # both hear signals by now
     assert [queue.stop(process) for process in queue.processes[2:]] == [0, 0]
 
 

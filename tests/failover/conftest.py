@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.support.torture import history as history
+from tests.failover.clients import history as history
 
 
 @pytest.fixture

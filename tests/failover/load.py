@@ -16,10 +16,10 @@ from psycopg.rows import dict_row, namedtuple_row
 from psycopg.types.json import Jsonb
 
 from pyworker._db.migrations import migrate
+from tests.failover.clients import FINAL, Producer, observe
 from tests.failover.cluster import DEADLINE, Cluster
 from tests.support.checker import Event, read, violations
 from tests.support.tasks.recorded_tasks import Recorder
-from tests.support.torture import FINAL, Producer, observe
 from tests.support.workers import Queue
 
 PRODUCERS = 4

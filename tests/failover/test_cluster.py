@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.failover.clients import SEED
 from tests.failover.cluster import Cluster, missing
 from tests.failover.load import Insider, Load, found
 from tests.support.checker import summary
-from tests.support.torture import SEED
 
 ROUNDS = int(os.environ.get("PYWORKER_FAILOVERS", "2"))
 WHY_NOT = missing()

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg.types.json import Jsonb
 
+from tests.failover.clients import SEED
 from tests.support import DEADLINE
-from tests.support.torture import SEED
 
 PLACE = "select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint"  # in the log
 MARKED = """

@@ -15,7 +15,7 @@ from tests.model.machine import Machine, Workflows, run
 EXAMPLES = int(os.environ.get("PYWORKER_EXAMPLES", "0"))
 STEPS = int(os.environ.get("PYWORKER_STEPS", "60"))
 
-KINDS = pytest.mark.parametrize(("kind", "examples"), [(Machine, 60), (Workflows, 80)])
+KINDS = pytest.mark.parametrize(("kind", "examples"), [(Machine, 40), (Workflows, 50)])
 
 
 @KINDS

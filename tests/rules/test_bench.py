@@ -20,8 +20,9 @@ def test_the_benchmark_measures_and_reports_every_scenario(tmp_path):
     runs = json.loads((tmp_path / "results.json").read_text())["runs"]
     assert [run for run in runs if "error" in run] == []
     report = (tmp_path / "report.md").read_text()
-    assert {run["scenario"] for run in runs} == set("ABCDEFGHIJKLMN")
-    assert all(f"\n## {letter}. " in report for letter in "ABCDEFGHIJKLMN")
+    assert {run["scenario"] for run in runs} == set("ABCDEFGHIJKLMNS")
+    assert all(f"\n## {letter}. " in report for letter in "ABCDEFGHIJKLMNS")
+    assert (tmp_path / "summary.svg").exists() == ("\n## At one look\n" in report)
     assert all(run.get("jobs_s", run.get("p50", run.get("child", run.get("idle", 0)))) > 0 for run in runs)
 
 

@@ -12,6 +12,7 @@ import pytest
 import pyworker
 from pyworker._distribution import DISTRIBUTION, pip_install
 from tests.support import ROOT
+from tests.support.files import for_each
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 FILES = [
@@ -65,7 +66,7 @@ def test_files_are_read_at_all() -> None:
     assert installed_by("pip install -U pyworker';") == {"pyworker"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@for_each(FILES)
 def test_a_file_tells_to_install_what_is_ours_by_its_name(path: Path) -> None:
     text = path.read_text("utf-8", errors="replace")
     for wanted in installed_by(text):

@@ -15,6 +15,7 @@ import pytest
 
 import pyworker
 from pyworker._output import STATES
+from tests.support.files import for_each
 
 PACKAGE = Path(pyworker.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.read_text("utf-8"))
@@ -26,7 +27,6 @@ STATEMENT = re.compile(
         | set\s+(local\s+)?\w+\s*= | show\s+\w+$ | begin\b.*; | (listen|notify)\s+\w+$
         | (un)?lock\s+table\s )"""
 )
-by_name = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 
 
 def strings(path):
@@ -87,7 +87,7 @@ def imported(path):
             assert not [alias for alias in node.names if alias.name.split(".")[0] == "pyworker"]
 
 
-@by_name
+@for_each(MODULES)
 def test_imports_go_one_way(path):
     module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
     if module == "__init__":
@@ -110,13 +110,13 @@ def test_no_modules_import_each_other_in_a_circle():
     assert imports == {}
 
 
-@by_name
+@for_each(MODULES)
 def test_sql_is_in_one_room_only(path):
     if path.parent.name != "_db":
         assert [text for _, text in strings(path) if STATEMENT.match(text)] == []
 
 
-@by_name
+@for_each(MODULES)
 def test_python_knows_states_only_to_show_them(path):
     if path.stem not in ("_output", "_tasks", "demo") and path.parent.name not in (
         "_cli",
@@ -128,18 +128,13 @@ def test_python_knows_states_only_to_show_them(path):
         assert [(node.lineno, text) for node, text in strings(path) if text in STATES] == []
 
 
-@by_name
-def test_a_module_is_short_enough_to_be_read_at_once(path):
-    assert len(path.read_text("utf-8").splitlines()) <= 400
-
-
-@by_name
+@for_each(MODULES)
 def test_a_module_says_what_it_is_for(path):
     if path.stem != "__main__":
         assert ast.get_docstring(ast.parse(path.read_text("utf-8")))
 
 
-@by_name
+@for_each(MODULES)
 def test_the_first_line_of_a_docstring_stands_alone(path):
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, kinds)]

@@ -6,9 +6,9 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from tests.support import ROOT
+from tests.support.files import for_each
 
-ROOT = Path(__file__).parents[2]
 SQL = [path for path in sorted((ROOT / "sql").rglob("*.sql")) if path.name != "schema.sql"]  # it is generated
 PYTHON = [
     path
@@ -21,11 +21,7 @@ MODULES = sorted(path for path in (ROOT / "sql" / "modules").iterdir() if path.i
 WRITTEN_OUT = {"add_job": 73}
 
 
-def name(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
-@pytest.mark.parametrize("path", SQL, ids=name)
+@for_each(SQL)
 def test_a_function_of_sql_has_at_most_60_lines(path: Path) -> None:
     found = {match[1]: match[0].count("\n") + 1 for match in FUNCTION.finditer(path.read_text("utf-8"))}
     assert {
@@ -40,14 +36,14 @@ def test_functions_of_sql_are_found() -> None:
     assert {"claim_jobs", "add_job", "_finalize_jobs"} <= set(FUNCTION.findall(text))
 
 
-@pytest.mark.parametrize("path", [path for path in PYTHON if "pyworker" in name(path)], ids=name)
+@for_each(path for path in PYTHON if path.relative_to(ROOT).parts[0] == "pyworker")
 def test_a_function_of_the_package_has_at_most_60_lines(path: Path) -> None:
     tree = ast.parse(path.read_text("utf-8"))
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     assert {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno - f.lineno >= 60} == {}  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("path", [*SQL, *PYTHON], ids=name)
+@for_each([*SQL, *PYTHON])
 def test_a_file_has_at_most_400_lines_of_at_most_110_columns(path: Path) -> None:
     lines = path.read_text("utf-8").splitlines()
     limit = (
@@ -60,11 +56,11 @@ def test_a_file_has_at_most_400_lines_of_at_most_110_columns(path: Path) -> None
     assert [line for line in without_remarks if len(line) > 110] == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
+@for_each(MODULES)
 def test_a_module_of_sql_has_at_most_900_lines(path: Path) -> None:
     assert 0 < sum(len(file.read_text("utf-8").splitlines()) for file in path.glob("*.sql")) <= 900
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "mutants").glob("*.toml")), ids=name)
+@for_each(sorted((ROOT / "tests" / "mutants").glob("*.toml")))
 def test_a_list_of_mutants_has_at_most_400_lines(path: Path) -> None:
     assert len(path.read_text("utf-8").splitlines()) <= 400

@@ -2,11 +2,11 @@
 
 import re
 
-import pytest
 from pglast import ast, parse_sql
 
 from pyworker._db import migrations
 from tests.support import ROOT
+from tests.support.files import for_each
 
 SQL = ROOT / "sql"
 MIGRATIONS = sorted((SQL / "migrations").glob("*.sql"))
@@ -32,18 +32,18 @@ def repeatable(statement, path):
     return False
 
 
-@pytest.mark.parametrize("path", FUNCTIONS, ids=lambda path: path.stem)
+@for_each(FUNCTIONS)
 def test_current_code_can_be_loaded_again(path):
     assert [s for s in statements(path) if not repeatable(s, path)] == []
 
 
-@pytest.mark.parametrize("path", MIGRATIONS, ids=lambda path: path.stem)
+@for_each(MIGRATIONS)
 def test_a_migration_holds_no_code_that_is_loaded_again(path):
     code = (ast.CreateFunctionStmt, ast.ViewStmt, ast.CreateTrigStmt)
     assert [s for s in statements(path) if isinstance(s, code)] == []
 
 
-@pytest.mark.parametrize("path", MIGRATIONS, ids=lambda path: path.stem)
+@for_each(MIGRATIONS)
 def test_a_migration_says_whether_it_breaks_older_workers(path):
     found = re.search(r"(?m)^-- breaking: (yes|no)$", path.read_text("utf-8"))
     assert found, "a line '-- breaking: yes' or '-- breaking: no'"
@@ -81,7 +81,7 @@ def test_the_map_of_sql_names_every_file():
     assert [path.stem for path in FUNCTIONS if path.stem not in named] == []
 
 
-@pytest.mark.parametrize("path", [*MIGRATIONS, *FUNCTIONS], ids=lambda path: path.stem)
+@for_each([*MIGRATIONS, *FUNCTIONS])
 def test_no_file_names_the_schema(path):
     """It may be installed under any name."""
     code = re.sub(r"--.*|'[^']*'", "", path.read_text("utf-8"))

@@ -6,9 +6,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.support import ROOT
+from tests.support.files import for_each
 
 PROSE = [
     path
@@ -28,11 +27,7 @@ RIDDLES = r"\b(somebody|nobody|whoever|whatever|anew|in hand|at it|called off|ca
 ACCOUNT = re.compile(r"\"nobody\"|postgres or nobody")  # an account of the operating system
 
 
-def named(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
-@pytest.mark.parametrize("path", PROSE, ids=named)
+@for_each(PROSE)
 def test_a_sentence_says_who_acts(path: Path) -> None:
     lines = ACCOUNT.sub("", path.read_text("utf-8")).splitlines()
     assert [

@@ -205,6 +205,16 @@ def test_who_claimed_before_a_crash_may_begin_after_it() -> None:
     assert [line.split(":")[0] for line in violations(doctored.values())] == ["I7"]
 
 
+def test_after_a_crash_another_job_may_have_the_id_of_an_add_that_was_rolled_back() -> None:
+    recorded = history()
+    recorded["add 4 again"] = {**recorded["add 4"], "outcome": "ok", "began": 2.5, "t": 2.6}
+    recorded["begin 4"] = {**recorded["begin 1"], "id": 4, "t": 2.7}
+    recorded["final 4"] = {**recorded["final 3"], "id": 4, "run": 1, "schedule": None}
+    assert [line.split(":")[0] for line in violations(recorded.values())] == ["I10"]
+    recorded["crash"] = {"what": "stop", "t": 2.4, "how": "immediate"}
+    assert violations(recorded.values()) == []
+
+
 def test_a_handler_without_an_end_ran_while_its_process_is_known_to_have_lived() -> None:
     recorded = history()
     del recorded["end 2"]

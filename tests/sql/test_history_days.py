@@ -370,3 +370,22 @@ def test_what_expires_behind_much_that_does_not_is_found_by_one_call_or_another(
         if own.maintain()["pruned"]:
             break
     assert own.value(short) == 0
+
+
+def test_history_takes_a_large_payload_as_it_was_and_does_not_try_to_compress_it(
+    own: Any, fresh: psycopg.Connection[Any], advance: Callable[..., None]
+) -> None:
+    """The server has tried when the job was added. Here it was told not to, so the sizes tell."""
+    fresh.execute("alter table pyworker.live_jobs alter payload set storage external")
+    sizes = {}
+    for _ in range(2):
+        worker = own.register_worker()
+        own.add_job("t", '{"text": "' + "the same " * 10_000 + '"}')
+        job = own.claim(worker, "t")
+        own.finish_job(job.id, job.run)
+        size = "select pg_column_size(payload) from pyworker.finished_jobs where id = %s"
+        sizes[where(own, job)] = own.value(size, [job.id])
+        advance(days=1)
+        own.maintain()  # makes the next day
+    assert len(sizes) == 2
+    assert min(sizes.values()) > 90_000

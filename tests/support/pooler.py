@@ -35,39 +35,54 @@ def as_the_servers_user(directory: Path, host: str) -> dict[str, Any]:
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
+class Pooler:
+    """PgBouncer before the test's database, with so many connections for all."""
+
+    def __init__(self, queue: Any, directory: Path, size: int = 2) -> None:
+        self._queue, self._directory = queue, directory
+        where, port = conninfo_to_dict(queue.dsn), free_port()
+        (directory / "users.txt").write_text(f'"{where["user"]}" ""\n')
+        (directory / "pgbouncer.ini").write_text(
+            f"[databases]\n{where['dbname']} = host={where['host']} port={where['port']} "
+            f"dbname={where['dbname']} user={where['user']}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+            f"auth_type = any\nauth_file = {directory}/users.txt\npool_mode = transaction\n"
+            f"default_pool_size = {size}\nserver_login_retry = 1\nlogfile = {directory}/log\n"
+            f"pidfile = {directory}/pid\n"
+        )
+        self._become = as_the_servers_user(directory, str(where["host"]))
+        self.dsn = make_conninfo(
+            host="127.0.0.1", port=str(port), dbname=str(where["dbname"]), user=str(where["user"])
+        )
+        self.start()
+
+    def start(self) -> None:
+        (self._directory / "pid").unlink(missing_ok=True)
+        command = ["pgbouncer", "-q", str(self._directory / "pgbouncer.ini")]
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, **self._become)
+
+    def until_it_answers(self) -> None:
+        def answers() -> bool:
+            assert self.process.poll() is None, (self._directory / "log").read_text()
+            try:
+                psycopg.connect(self.dsn, connect_timeout=2).close()
+            except psycopg.OperationalError:
+                return False
+            return True
+
+        self._queue.until_so("the pooler answers", answers)
+
+    def end(self, sign: int = signal.SIGINT) -> None:
+        self.process.send_signal(sign)
+        self.process.wait()
+
+
 @contextmanager
 def pooler(queue: Any, tmp_path: Path) -> Iterator[str]:
     """The DSN of the test's database by way of a pooler that has two connections for all."""
-    where = conninfo_to_dict(queue.dsn)
-    port = free_port()
-    (tmp_path / "users.txt").write_text(f'"{where["user"]}" ""\n')
-    (tmp_path / "pgbouncer.ini").write_text(
-        f"[databases]\n{where['dbname']} = host={where['host']} port={where['port']} "
-        f"dbname={where['dbname']} user={where['user']}\n"
-        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-        f"auth_file = {tmp_path}/users.txt\npool_mode = transaction\ndefault_pool_size = 2\n"
-        f"logfile = {tmp_path}/log\n"
-        f"pidfile = {tmp_path}/pid\n"
-    )
-    become = as_the_servers_user(tmp_path, str(where["host"]))
-    process = subprocess.Popen(
-        ["pgbouncer", "-q", str(tmp_path / "pgbouncer.ini")], stderr=subprocess.DEVNULL, **become
-    )
-    dsn = make_conninfo(
-        host="127.0.0.1", port=str(port), dbname=str(where["dbname"]), user=str(where["user"])
-    )
-
-    def answers() -> bool:
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        try:
-            psycopg.connect(dsn, connect_timeout=2).close()
-        except psycopg.OperationalError:
-            return False
-        return True
-
+    made = Pooler(queue, tmp_path)
     try:
-        queue.until_so("the pooler answers", answers)
-        yield dsn
+        made.until_it_answers()
+        yield made.dsn
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait()
+        made.end()

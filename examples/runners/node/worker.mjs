@@ -44,8 +44,8 @@ export class Runner {
       if (this.isSilent) this.dead('the database does not answer', 1)
     }, 200)
     const over = () => this.stopping && !this.held.size
-    const beats = this.keep('4s', 6, () => this.closed, client => this.beats(client))
-    const working = await this.keep('0', 60, over, client => this.turn(client))
+    const beats = this.keep('4s', 6, 500, () => this.closed, client => this.beats(client))
+    const working = await this.keep('0', 60, 5000, over, client => this.turn(client))
     clearInterval(fence)
     this.closed = true
     this.wakeBeat()
@@ -69,8 +69,8 @@ export class Runner {
     return client
   }
 
-  // Repeats step until over(), on a connection that it makes again when it is lost.
-  async keep(statement_timeout, query_timeout, over, step) {
+  // Repeats step until over(), on a connection that it makes again when it is lost, after `most` ms at most.
+  async keep(statement_timeout, query_timeout, most, over, step) {
     const former = [] // the worker's lock is worth keeping until another connection has answered
     let client
     for (let failures = 0; !over(); ) {
@@ -92,7 +92,7 @@ export class Runner {
           this.lostIn = 1
           this.migrated = true // its notification may have been missed
         }
-        await sleep(Math.min(100 * 2 ** failures++, 5000) * (0.5 + Math.random() / 2))
+        await sleep(Math.min(100 * 2 ** failures++, most) * (0.5 + Math.random() / 2))
       }
     }
     return client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -30,9 +31,12 @@ UNAVAILABLE = (
 
 
 def _fetch(*command: str, directory: Path) -> None:
-    """Run a tool that fetches packages, and skip the test where it cannot."""
+    """Run a tool that fetches packages, and skip the test where it cannot. Go needs no C compiler then."""
+    environment = {**os.environ, "CGO_ENABLED": "0"}
     try:
-        done = subprocess.run(command, cwd=directory, capture_output=True, timeout=240, text=True)
+        done = subprocess.run(
+            command, cwd=directory, env=environment, capture_output=True, timeout=240, text=True
+        )
     except subprocess.TimeoutExpired as error:
         pytest.skip(f"{command[0]} cannot get packages here: {error}")
     if done.returncode and any(word in done.stderr for word in UNAVAILABLE):
@@ -40,23 +44,23 @@ def _fetch(*command: str, directory: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def node(directory: Path) -> list[str]:
-    """The command that starts the Node runner with the handlers of the tests."""
+def node(directory: Path, handlers: str = "handlers") -> list[str]:
+    """The command that starts the Node runner with handlers of tests."""
     if not (shutil.which("node") and shutil.which("npm")):
         pytest.skip("no node or no npm here")
     shutil.copytree(RUNNERS / "node", directory, ignore=shutil.ignore_patterns("node_modules"))
-    shutil.copy(HERE / "handlers.mjs", directory)
+    shutil.copy(HERE / f"{handlers}.mjs", directory)
     npm = ["npm", "install", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error"]
     _fetch(*npm, directory=directory)
-    return ["node", str(directory / "run.mjs"), str(directory / "handlers.mjs")]
+    return ["node", str(directory / "run.mjs"), str(directory / f"{handlers}.mjs")]
 
 
-def go(directory: Path, package: str = ".") -> list[str]:
+def go(directory: Path, package: str = ".", handlers: str = "handlers") -> list[str]:
     """The same for the Go runner, or for the other program of its module."""
     if not GO:
         pytest.skip("no go here")
     shutil.copytree(RUNNERS / "go", directory)
-    shutil.copy(HERE / "handlers.go", directory / "main.go")
+    shutil.copy(HERE / f"{handlers}.go", directory / "main.go")
     _fetch(GO, "build", "-o", "runner", package, directory=directory)
     return [str(directory / "runner")]
 

@@ -61,7 +61,7 @@ func sqlstate(err error) string {
 }
 
 // keep calls step until the worker ends, on a connection that it makes again when it is lost.
-func (w *worker) keep(timeout, first string, step func(*pgx.Conn) error) (conn *pgx.Conn) {
+func (w *worker) keep(timeout, first string, most time.Duration, step func(*pgx.Conn) error) (conn *pgx.Conn) {
 	config := w.pool.Config().ConnConfig
 	maps.Copy(config.RuntimeParams, map[string]string{
 		"statement_timeout": timeout, "lock_timeout": "0", "idle_session_timeout": "0",
@@ -103,8 +103,8 @@ func (w *worker) keep(timeout, first string, step func(*pgx.Conn) error) (conn *
 			conn, w.doubt, w.gap = nil, time.Now(), time.Second
 		}
 		w.mu.Unlock()
-		most := min(100*time.Millisecond<<min(failures, 6), 5*time.Second)
-		time.Sleep(most/2 + rand.N(most/2))
+		wait := min(100*time.Millisecond<<min(failures, 6), most)
+		time.Sleep(wait/2 + rand.N(wait/2))
 		failures++
 	}
 	return conn

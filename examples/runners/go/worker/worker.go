@@ -87,8 +87,8 @@ func Run(handlers map[string]Handler) int {
 	w.over, w.end = context.WithCancel(context.Background())
 	go w.watch()
 	beating := make(chan *pgx.Conn)
-	go func() { beating <- w.keep("4000", "LISTEN "+w.schema, w.beats) }()
-	w.keep("0", "", w.turn)
+	go func() { beating <- w.keep("4000", "LISTEN "+w.schema, 500*time.Millisecond, w.beats) }()
+	w.keep("0", "", 5*time.Second, w.turn)
 	if conn := <-beating; conn != nil {
 		ask[any](context.Background(), w, conn, "SELECT pyworker.close_worker($1)", w.former)
 	}
