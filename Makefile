@@ -59,7 +59,7 @@ nightly: ## run everything for hours: the README's last section has the figures
 	.venv/bin/python -m tests.interleavings
 	.venv/bin/python -m tests.interleavings --triples 500 --sample --seed $$(date +%j)
 	.venv/bin/python -m tests.crashpoints --all --seed $$(date +%j)
-	PYWORKER_KILLS=2000 PYWORKER_CRASHES=200 PYWORKER_CUTS=5000 PYWORKER_FUZZ=1000000 PYWORKER_TORTURE_SECONDS=300 \
+	PYWORKER_KILLS=2000 PYWORKER_CRASHES=200 PYWORKER_CUTS=5000 PYWORKER_FUZZ=1000000 PYWORKER_TORTURE_SECONDS=300 PYWORKER_FAILOVERS=5 \
 		.venv/bin/pytest -n auto -m torture --ignore tests/torture
 
 release: nightly mutants ## the same, the mutants, and how long recovery takes

@@ -68,6 +68,7 @@ def no_errors(server: Postgres) -> list[Any]:
         return [*found, *conn.execute("select * from _invariants()").fetchall()]
 
 
+@pytest.mark.torture
 def test_a_dump_of_a_busy_queue_is_one_moment_and_what_ended_later_runs_again(
     stack: ExitStack, history: Path, tmp_path: Path, old: Postgres, new: Postgres
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_dump_of_a_busy_queue_is_one_moment_and_what_ended_later_runs_again(
     assert twice, "no job with delivery at_most_once ran again in the copy: the test shows nothing"
 
 
+@pytest.mark.torture
 def test_a_queue_that_stands_still_moves_and_nothing_is_lost_or_done_twice(
     stack: ExitStack, history: Path, tmp_path: Path, old: Postgres, new: Postgres
 ) -> None:
