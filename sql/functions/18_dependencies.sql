@@ -115,9 +115,18 @@ as $$
 declare
     v_edges edges[];
     v_missing edges;
+    v_own record;
 begin
     perform nextval('coordination_used') where not _coordination_is_used();
     perform _refuse_refs(requests, label, batch_on is not null);
+    -- A number that only this call has given out named no job. It may even be the child's own.
+    select w.n, w.id into v_own from _wanted_edges(requests, batch_on) w
+    join unnest(ids, revisions, unchanged) i(id, revision, unchanged) on i.id = w.id
+    where i.revision = 0 and not i.unchanged and not _add_edges.unchanged[w.n] limit 1;
+    if found then
+        raise exception '%: depends_on: there is no job %', format(label, v_own.n), v_own.id
+            using errcode = 'PW004';
+    end if;
     v_edges := array(
         with wanted as materialized ( -- narrow rows, before they are joined
             select w.* from _wanted_edges(requests, batch_on) w where not unchanged[w.n]),

@@ -290,3 +290,15 @@ def test_explain_job_says_that_all_parents_have_ended_before_the_promotion_has_s
     job = child(api, [parent])
     api.finish(parent)
     assert [row.reason for row in api.rows("select * from pyworker.explain_job(%s)", [job])] == ["promotion"]
+
+
+def test_a_job_cannot_depend_on_the_id_that_it_is_about_to_get(api: Any) -> None:
+    """An id of no job is refused, also if it is the next one."""
+    following = api.add_job("t").id + 1
+    for add in (
+        lambda: api.add_job("t", depends_on=Jsonb([following])),
+        lambda: api.add_jobs([{"identifier": "t", "depends_on": [following + 1]}]),
+    ):
+        with pytest.raises(psycopg.errors.DatabaseError) as refused:
+            add()
+        assert refused.value.sqlstate == "PW004"

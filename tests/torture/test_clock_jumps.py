@@ -23,19 +23,23 @@ class Jumps(Faults):
     def jump(self) -> None:
         by = self._rng.choice([0.5, 5, 30, 120, 600])
         offset = self._server.offset + self._rng.choice([-1, 1]) * self._rng.uniform(by / 10, by)
-        self._server.jump_to(max(-FAR, min(FAR, offset)))
-        self._record("jump", offset=self._server.offset)
+        self.jump_to(max(-FAR, min(FAR, offset)))
+
+    def jump_to(self, offset: float) -> None:
+        self._server.jump_to(offset)
+        self._record("jump", offset=offset)
 
 
 class JumpingWorld(World):
     server: Any
+    faults: Any
 
     def make_faults(self) -> Faults:
         return Jumps(self.server, self.network, self.crew, self.seed)
 
     def calm(self) -> None:
         """What is due by the latest time that there was is due again."""
-        self.server.jump_to(self.server.furthest)
+        self.faults.jump_to(self.server.furthest)
         super().calm()
 
 

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-WALKS = int(os.environ.get("PYWORKER_WALKS", "3"))
+WALKS = int(os.environ.get("PYWORKER_WALKS", "1"))
 SEED = os.environ.get("PYWORKER_SEED", "3")
 STEPS = 200
 RATE, PERIOD = 3, timedelta(seconds=10)

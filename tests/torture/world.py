@@ -17,6 +17,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import namedtuple_row
 
+from tests.support import DEADLINE
 from tests.support.checker import Event, figures, read, summary, violations
 from tests.support.pooler import Pooler
 from tests.support.proxy import Proxy
@@ -138,7 +139,7 @@ class World:
     def calm(self) -> None:
         """All faults are over: each job ends, if it gets the signal that it waits for."""
         self.queue.conn.close()
-        self.queue.conn = psycopg.connect(self.server.url, autocommit=True, row_factory=namedtuple_row)
+        self.queue.conn = self.connect()
         self.planner._conn = self.queue.conn
         self.queue.until("select coalesce(pyworker.seconds_until_tick(), 0) > 0")  # those of the past came
         asked: set[int] = set()
@@ -156,6 +157,17 @@ class World:
         while many:
             self.queue.until_so(f"fewer than {many} jobs are left", lambda many=many: left() < many)  # type: ignore[misc]
             many = left()
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """When the server has recovered."""
+        until = time.monotonic() + DEADLINE
+        while True:
+            try:
+                return psycopg.connect(self.server.url, autocommit=True, row_factory=namedtuple_row)
+            except psycopg.OperationalError:
+                if time.monotonic() > until:
+                    raise
+                self.watched.stop.wait(0.1)
 
     def judge(self, broken: list[Any]) -> None:
         events = list(read(self.history))
