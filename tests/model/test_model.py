@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.model.machine import Machine, Workflows, run
+from tests.model.machine import Limits, Machine, Workflows, run
 
 EXAMPLES = int(os.environ.get("PYWORKER_EXAMPLES", "0"))
 STEPS = int(os.environ.get("PYWORKER_STEPS", "60"))
 
-KINDS = pytest.mark.parametrize(("kind", "examples"), [(Machine, 60), (Workflows, 80)])
+KINDS = pytest.mark.parametrize(("kind", "examples"), [(Machine, 60), (Workflows, 80), (Limits, 60)])
 
 
 @KINDS
