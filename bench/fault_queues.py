@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import psycopg
-from calls import Figures, add, cpu, pinned, register, seconds, turn
+from calls import Figures, add, cpu, pinned, register, turn
 
 
 def left_in_queue(conn: psycopg.Connection[Any]) -> int:
@@ -42,8 +42,8 @@ def pinned_queue(conn: psycopg.Connection[Any]) -> Figures:
 
 
 def pinned_limits(conn: psycopg.Connection[Any]) -> Figures:
-    """Limited queues under an old snapshot, before and after many of their jobs have ended; CPU us a job: claim
-    and finish, from a backlog; and add, claim and finish, one at a time, where no other job waits."""
+    """Limited queues under an old snapshot, before and after many of their jobs have ended; CPU us a job:
+    claim and finish, from a backlog; and add, claim and finish, one at a time, where no other job waits."""
     worker = register(conn)
     figures: Figures = {}
 

@@ -257,10 +257,7 @@ def fair() -> None:
             starts = together(all_of_them)
             cpu = sum(session.cpu for session in all_of_them) / len(starts)
             singles = [n for n, (_, queue) in enumerate(starts, 1) if queue[2:].isdigit()]
-            print(
-                f"{sessions:8} {batch:6} {others:13} {singles[99]:17} {singles[-1]:16}"
-                f" {cpu * 1e6:16.0f}"
-            )
+            print(f"{sessions:8} {batch:6} {others:13} {singles[99]:17} {singles[-1]:16} {cpu * 1e6:16.0f}")
 
 
 def plot(seconds: float = 20) -> None:

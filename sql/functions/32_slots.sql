@@ -73,8 +73,8 @@ $$;
 
 -- Ends the admission: of these queues with their free slots, closes the full ones, and tells which of them
 -- have more candidates, and in which paced queues jobs wait. Where none waits, there is nothing to go on
--- with: a job that is parked later comes with a request. `others`: queues whose lanes other sessions have. The
--- requests for them bring a worker back when those sessions have ended.
+-- with: a job that is parked later comes with a request. `others`: queues whose lanes other sessions have.
+-- The requests for them bring a worker back when those sessions have ended.
 create or replace function _close_queues(
     inout claim _claim, queue_names text[], free bigint[], crowded boolean[], waits boolean[], others text[])
     language plpgsql set search_path from current
@@ -144,8 +144,8 @@ begin
 end;
 $$;
 
--- What _refill_queues does in queues whose lanes this session holds. It leaves `others` to the next promotion:
--- those with more than 100 slots, whose running jobs that counts once for all ends until then.
+-- What _refill_queues does in queues whose lanes this session holds. It leaves `others` to the next
+-- promotion: those with more than 100 slots, whose running jobs that counts once for all ends until then.
 create or replace function _fill_after_ends(
     queue_names text[], limits integer[], out filled integer, out others text[])
     language plpgsql set search_path from current

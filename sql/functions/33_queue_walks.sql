@@ -4,13 +4,13 @@
 --
 -- A session that holds the queue's lane, and has had to walk far, remembers for a while, in one of the
 -- settings pyworker.walk_queue_0 to _15:
--- * `ids`, the jobs that take slots, and `seen`, how far it has read late_arrivals. While places are kept, each
---   job that gets a slot is listed there, by the session that holds the lane. So the next session with the
---   lane finds each of them, and the count is exact.
--- * the place before which no job of the queue's kind is parked. Adds hold no lane: one with an older run_at, or
---   in a transaction that commits late, parks a job before that place. As long as the fills from the place
---   find enough, such a job waits for the next walk from the head, at most 2 s. A fill that finds too few
---   leaves a request: so one of the next promotions walks from the head.
+-- * `ids`, the jobs that take slots, and `seen`, how far it has read late_arrivals. While places are kept,
+--   each job that gets a slot is listed there, by the session that holds the lane. So the next session with
+--   the lane finds each of them, and the count is exact.
+-- * the place before which no job of the queue's kind is parked. Adds hold no lane: one with an older run_at,
+--   or in a transaction that commits late, parks a job before that place. As long as the fills from the
+--   place find enough, such a job waits for the next walk from the head, at most 2 s. A fill that finds too
+--   few leaves a request: so one of the next promotions walks from the head.
 
 -- The setting that has what the session remembers of a queue.
 create or replace function _queue_walk(queue_name text) returns text
@@ -40,8 +40,8 @@ begin
 end;
 $$;
 
--- Walks a queue from the head, and remembers it. `began`: when it began to walk. The session holds the lane. Not if jobs of several kinds are
--- parked, or if more than 1,000 take slots.
+-- Walks a queue, whose lane the session holds, from the head, and remembers it. Not if jobs of several kinds
+-- are parked, or if more than 1,000 take slots. `began`: when the session began to walk.
 create or replace function _remember_queue(
     queue_name text, slots integer, began timestamptz default clock_timestamp()) returns void
     language plpgsql set search_path from current
@@ -84,8 +84,8 @@ begin
 end;
 $$;
 
--- After a fill of these queues that began at a time, and had read so many entries before: remembers them if it
--- has walked far.
+-- After a fill of these queues that began at a time, and had read so many entries before: remembers them if
+-- it has walked far.
 create or replace function _remember_queues(
     queue_names text[], limits integer[], read bigint, began timestamptz) returns void
     language plpgsql set search_path from current

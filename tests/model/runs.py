@@ -59,12 +59,12 @@ class Runs(State):
         return [(j.id, j.attempts, j.payload, j.key, j.queue) for j in claimed]
 
     def check_turns(self, job: Job, claimed: list[Job], ready: list[Job]) -> None:
-        """A queue of the family has not got more than one turn for each kind, before this one got its first."""
-        equal = [o for o in claimed if o.priority == job.priority and self.family(o.queue) == self.family(job.queue)]
-        if any(o.queue == job.queue for o in equal):
-            return
-        for queue in {o.queue for o in equal}:
-            kinds = {(o.task, bool(o.flags)) for o in ready if o.queue == queue and o.priority == job.priority}
+        """No queue of the family got more than one turn for each kind, before this one got its first."""
+        family = self.family(job.queue)
+        equal = [o for o in claimed if o.priority == job.priority and self.family(o.queue) == family]
+        for queue in {o.queue for o in equal if all(o.queue != job.queue for o in equal)}:
+            waited = [o for o in ready if o.queue == queue and o.priority == job.priority]
+            kinds = {(o.task, bool(o.flags)) for o in waited}
             assert sum(o.queue == queue for o in equal) <= len(kinds), (job, queue)
 
     def start(self, job_id: int, run: int) -> bool:

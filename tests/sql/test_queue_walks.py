@@ -20,7 +20,8 @@ def prolong(a: Any) -> None:
     a.rows(
         """select set_config(n.name, (n.walk || jsonb_build_object(
                   'until', date_part('epoch', clock_timestamp()) + 1.9))::text, false),
-                  setval('pyworker.walks_until', (date_part('epoch', clock_timestamp()) * 1000)::bigint + 10000)
+                  setval('pyworker.walks_until',
+                         (date_part('epoch', clock_timestamp()) * 1000)::bigint + 10000)
            from (select 'pyworker.walk_queue_' || i as name, nullif(current_setting(
                             'pyworker.walk_queue_' || i, true), '')::jsonb as walk
                  from generate_series(0, 15) i) n where n.walk is not null"""
@@ -202,7 +203,7 @@ def test_a_fill_that_is_rolled_back_leaves_what_was_remembered(two: Any, api: An
     assert running(api) == [two.jobs[0], two.jobs[2]]
 
 
-def test_a_request_that_a_fill_leaves_is_not_answered_in_the_same_claim(two: Any, api: Any, worker: int) -> None:
+def test_a_claim_does_not_answer_the_requests_of_its_own_fills(two: Any, api: Any, worker: int) -> None:
     two.finish(*two.jobs[:2])
     assert ids(two.claim_jobs(worker, 10)) == two.jobs[2:4]
     prolong(two)
