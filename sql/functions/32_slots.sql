@@ -29,6 +29,8 @@ declare
     v_rows tid[] := claim.admitted;
     v_admitted tid[]; -- of these
     v_slots bigint[]; -- the jobs among them that take slots
+    v_asking constant tid[] := array(
+        select a.tid from unnest(v_rows, queue_names) a(tid, name) where a.name is not null);
 begin
     select array_agg(q.name),
            coalesce(array_agg(q.name) filter (where q.n <= 500 and _try_lane('queue:' || q.name)), '{}')
@@ -43,8 +45,7 @@ begin
     select array_agg(r.queue_name), array_agg(r.free), array_agg(r.crowded), array_agg(r.paced_waits),
            array_agg(case when r.rated then r.free end), array_agg(r.queue_name) filter (where r.fair)
     into v_queues, v_free, v_crowded, v_waits, v_room, v_fair
-    from _room_in(v_held, v_rows, array(
-        select a.tid from unnest(v_rows, queue_names) a(tid, name) where a.name is not null), v_now) r;
+    from _room_in(v_held, v_rows, v_asking, v_now) r;
     if v_fair is not null then
         claim := _cut_at_priority(claim, queue_names, v_fair);
         v_rows := claim.admitted;
@@ -65,20 +66,22 @@ begin
     claim.admitted := v_admitted;
     claim.now := coalesce(case when array_remove(v_room, null) <> '{}'
                                then _record_starts(v_queues, v_room, v_free, v_now) end, claim.now);
-    perform _arrive_late(v_slots) where _places_are_kept(); -- to be counted: 33_queue_walks
-    claim := _close_queues(claim, v_queues, v_free, v_crowded, v_waits, array(
+    claim := _close_queues(claim, v_slots, v_queues, v_free, v_crowded, v_waits, array(
         select l.name from unnest(v_limited) l(name) where l.name <> all (v_held)));
 end;
 $$;
 
--- Ends the admission: of these queues with their free slots, closes the full ones, and tells which of them
--- have more candidates, and in which paced queues jobs wait. Where none waits, there is nothing to go on
--- with: a job that is parked later comes with a request. `others`: queues whose lanes other sessions have.
--- The requests for them bring a worker back when those sessions have ended.
+-- Ends the admission: `slots` are the jobs that took some. Of these queues with their free slots, closes the
+-- full ones, and tells which of them have more candidates, and in which paced queues jobs wait. Where none
+-- waits, there is nothing to go on with: a job that is parked later comes with a request. `others`: queues
+-- whose lanes other sessions have. The requests for them bring a worker back when those sessions have ended.
 create or replace function _close_queues(
-    inout claim _claim, queue_names text[], free bigint[], crowded boolean[], waits boolean[], others text[])
+    inout claim _claim, slots bigint[], queue_names text[], free bigint[], crowded boolean[],
+    waits boolean[], others text[])
     language plpgsql set search_path from current
 as $$
+declare
+    v_late constant boolean := _arrive_late(slots); -- so that other sessions count them: 33_queue_walks
 begin
     claim.full_queues := '{}';
     for i in 1..coalesce(cardinality(queue_names), 0) loop

@@ -41,7 +41,7 @@ end;
 $$;
 
 -- Walks a queue, whose lane the session holds, from the head, and remembers it. Not if jobs of several kinds
--- are parked, or if more than 1,000 take slots. `began`: when the session began to walk.
+-- are parked, or if more than 1,000 jobs take slots. `began`: when the session began to walk.
 create or replace function _remember_queue(
     queue_name text, slots integer, began timestamptz default clock_timestamp()) returns void
     language plpgsql set search_path from current
@@ -85,18 +85,17 @@ end;
 $$;
 
 -- After a fill of these queues that began at a time, and had read so many entries before: remembers them if
--- it has walked far.
+-- it has walked far. Queues with more slots are filled seldom (_fill_after_ends), for many jobs at once.
 create or replace function _remember_queues(
     queue_names text[], limits integer[], read bigint, began timestamptz) returns void
     language plpgsql set search_path from current
 as $$
 declare
-    v_enough constant bigint := 1000 * cardinality(queue_names) + 2 * (
-        select sum(least(l.slots, 100000)) from unnest(limits) l(slots));
+    v_slots constant bigint := sum(l.slots) from unnest(limits) l(slots) where l.slots <= 100;
 begin
-    if _queue_entries_read() - read > v_enough then
+    if _queue_entries_read() - read > 1000 * cardinality(queue_names) + 4 * v_slots then
         perform _remember_queue(q.name, q.slots, began)
-        from unnest(queue_names, limits) q(name, slots) where q.slots > 0 limit 16;
+        from unnest(queue_names, limits) q(name, slots) where q.slots between 1 and 100 limit 16;
     end if;
 end;
 $$;
