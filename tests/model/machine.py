@@ -15,7 +15,7 @@ from tests.model.calls import NAMES
 from tests.model.model import Model
 from tests.model.schedules import Schedules
 from tests.model.state import HALF, MOMENT, PERIOD, SOME, TTL
-from tests.model.strategies import LIMITED, definitions, hours, keys, numbers, several, specs, tasks
+from tests.model.strategies import definitions, hours, keys, numbers, several, specs, tasks
 from tests.model.together import with_a_job
 
 SEEN = """
@@ -342,21 +342,6 @@ class Machine(Schedules):
         self.compare_coordination()
         if Machine.steps % 5 == 0:  # the dearest part; what is wrong stays wrong
             self.check(self.api.conn)
-
-
-class Limits(Machine):
-    """All jobs in queues with limits, rates and turns, which few of the other examples have."""
-
-    define_task = once = resume_sequence = step_or_signal = add_batch = None  # type: ignore[assignment]
-    extend_batch = end_what_others_wait_for = None  # type: ignore[assignment]
-
-    def timed(self, spec: dict[str, Any], refs: list[str] | None = None) -> dict[str, Any]:
-        spec = {k: v for k, v in spec.items() if k not in ("after", "on_unmet", "expires_at", "max_wait")}
-        limited = sorted(LIMITED)
-        if spec.get("queue") not in LIMITED:
-            number = len(self.model.jobs) + len(spec)
-            spec["queue"] = limited[number % len(limited)]
-        return super().timed(spec, refs)
 
 
 class Workflows(Machine):

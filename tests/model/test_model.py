@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.model.machine import Limits, Machine, Workflows, run
+from tests.model.limits import Limits
+from tests.model.machine import Machine, Workflows, run
 
 EXAMPLES = int(os.environ.get("PYWORKER_EXAMPLES", "0"))
 STEPS = int(os.environ.get("PYWORKER_STEPS", "60"))
