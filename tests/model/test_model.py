@@ -44,7 +44,9 @@ def test_the_model_accepts_no_claim_that_breaks_a_promise_of_turns(
             return False
         return True
 
-    assert accepted(a, b, c) and accepted(a, b, d) and accepted(a, b, c, d, most=4)
+    assert accepted(a, b, c)
+    assert accepted(a, b, d)
+    assert accepted(a, b, c, d, most=4)
     assert not accepted(a, c, d)  # a better priority goes first
     assert not accepted(a, b)  # no worker is idle
     assert not accepted(a, b, e)  # within a queue, by run_at and id
