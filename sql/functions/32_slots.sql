@@ -75,6 +75,7 @@ $$;
 -- full ones, and tells which of them have more candidates, and in which paced queues jobs wait. Where none
 -- waits, there is nothing to go on with: a job that is parked later comes with a request. `others`: queues
 -- whose lanes other sessions have. The requests for them bring a worker back when those sessions have ended.
+drop function if exists _close_queues(_claim, text[], bigint[], boolean[], text[]);
 create or replace function _close_queues(
     inout claim _claim, slots bigint[], queue_names text[], free bigint[], crowded boolean[],
     waits boolean[], others text[])
@@ -288,6 +289,7 @@ $$;
 -- the limit was removed meanwhile), and whether there are more candidates. Slots that were given to
 -- the rows in `aside` are free. `paced_waits`: whether a paced queue has parked jobs or more candidates; null
 -- if it is not paced.
+drop function if exists _room_in(text[], tid[], tid[], timestamptz);
 create or replace function _room_in(queue_names text[], rows tid[], aside tid[], now timestamptz)
     returns table (
         queue_name text, free bigint, crowded boolean, rated boolean, paced_waits boolean, fair boolean)

@@ -191,6 +191,15 @@ def test_what_waits_for_people_goes_on_after_the_upgrade(released: str) -> None:
                 row[1] == "error"] == []  # fmt: skip
 
 
+def test_an_upgrade_leaves_no_function_behind_that_has_gone(
+    released: str, fresh: psycopg.Connection[Any]
+) -> None:
+    functions = "select oid::regprocedure::text from pg_proc where pronamespace = 'pyworker'::regnamespace"
+    with psycopg.connect(released, autocommit=True) as conn:
+        migrate(conn)
+        assert set(conn.execute(functions)) - set(fresh.execute(functions)) == set()
+
+
 def test_a_migration_of_a_released_version_is_never_edited(released: str) -> None:
     with psycopg.connect(released) as conn:
         applied = dict(conn.execute("select version, checksum from pyworker.migrations").fetchall())
