@@ -104,7 +104,8 @@ def test_a_server_that_stands_still_is_left_for_the_one_that_took_over(
     worker = queue.start("--dsn", both, modules="handlers asking", DATABASE_URL=to).until_ready()
     asking = [queue.add("ask"), queue.add("ask_async")]
     queue.until("select count(*) = 2 from pg_stat_activity where query ~ '^select pg_sleep.60'")
-    queue.until("select pg_current_wal_lsn() = replay_lsn from pg_stat_replication")
+    # What is inserted, not what is written: a claim does not wait for the disk.
+    queue.until("select pg_current_wal_insert_lsn() = replay_lsn from pg_stat_replication")
     stand_still(primary, stack)
     standby.execute("select pg_promote()")
     at(standby, queue)
