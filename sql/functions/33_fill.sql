@@ -251,14 +251,16 @@ begin
 end;
 $$;
 
--- Writes a request for each queue of a family that has parked jobs, candidates or running jobs.
--- This takes one index look-up per queue, not per job.
+-- Writes a request for each queue of a family that has parked jobs, candidates or running jobs. This takes
+-- one index look-up per queue, not per job. Where turns have ended, candidates lose the places that they had.
 create or replace function _fill_family(prefix text) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
+declare
+    v_names text[];
+    v_moved bigint[];
 begin
-    insert into promotion_requests (lane, changed)
     with recursive name as (
         select least(
             (select j.queue_name from live_jobs j
@@ -272,7 +274,20 @@ begin
             (select j.queue_name from live_jobs j where j.ready_at is not null and j.queue_name > n.queue_name
              order by j.queue_name limit 1))
         from name n where starts_with(n.queue_name, prefix))
-    select 'queue:' || n.queue_name, true from name n where starts_with(n.queue_name, prefix);
+    select array_agg(n.queue_name) into v_names from name n where starts_with(n.queue_name, prefix);
+    insert into promotion_requests (lane, changed)
+    select 'queue:' || n.name, true from unnest(v_names) n(name);
+    with candidate as (
+        update live_jobs j set ready_at = j.run_at
+        where j.ctid = any (array(
+            select c.ctid from _queues_of(v_names) q cross join lateral (
+                select i.ctid from live_jobs i
+                where i.queue_name = q.queue_name and i.ready_at > i.run_at and i.state = 'available'
+                order by i.queue_name, i.priority, i.run_at, i.id for update skip locked) c
+            where not q.fair))
+        returning j.id)
+    select array_agg(c.id) into v_moved from candidate c;
+    perform _arrive_late(v_moved);
 end;
 $$;
 

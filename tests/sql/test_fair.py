@@ -141,3 +141,12 @@ def test_a_session_that_holds_a_queue_holds_up_no_other_one(api: Any, worker: in
     assert served(api, api.register_worker(), 10) == ["t:b", "t:c"] * 3
     other.rollback()
     assert served(api, worker, 10) == ["t:a"] * 3
+
+
+def test_where_turns_end_a_queue_is_in_its_own_order_again(api: Any, worker: int) -> None:
+    """The first job had its place in the turns already, which is later than the others' run_at."""
+    api.set_queue("t:*", None, fair=True)
+    jobs = add(api, 5, "t:1")
+    api.promote_jobs()
+    api.set_queue("t:*", None, fair=False)
+    assert [api.claim_jobs(worker, 1)[0].id for _ in jobs] == jobs
