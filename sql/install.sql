@@ -66,7 +66,6 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/32_rates.sql
 \ir functions/32_slots.sql
 \ir functions/33_fill.sql
-\ir functions/33_queue_walks.sql
 \ir functions/34_edges.sql
 \ir functions/35_children.sql
 \ir functions/36_steps.sql

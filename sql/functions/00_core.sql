@@ -86,7 +86,6 @@ create or replace function _is_crowded(queue_name text) returns boolean
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 declare
-    v_read constant bigint := _queue_entries_read();
     v_began constant double precision := date_part('epoch', clock_timestamp());
     v_until text := current_setting('pyworker.crowded_until', true);
     v_looks constant boolean := v_until is null or v_until = '' or v_until::double precision < v_began;
@@ -94,7 +93,7 @@ declare
         select c.crowded from _crowded_of(array[_is_crowded.queue_name], '{1}', v_looks) c);
     v_ended constant double precision := date_part('epoch', clock_timestamp());
 begin
-    if v_ended > v_began + 0.0003 and _queue_entries_read() > v_read + 1000 then
+    if v_ended > v_began + 0.005 then
         v_until := (v_ended + least(20 * (v_ended - v_began), 2))::text;
         perform set_config('pyworker.crowded_until', v_until, false);
     end if;

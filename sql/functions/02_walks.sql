@@ -10,8 +10,7 @@
 -- a retry, a released job. They are listed in late_arrivals while walks_until says that a session
 -- remembers a place.
 --
--- There are three such walks: 'claim' (claim_jobs), 'due' and 'requests' (promote_jobs). What a session
--- remembers of a queue: 33_queue_walks.
+-- There are three such walks: 'claim' (claim_jobs), 'due' and 'requests' (promote_jobs).
 
 -- The walk that the session remembers for this owner; a row of nulls if none, or if it expired.
 create or replace function _walk_of(name text, owner bigint) returns _walk
@@ -39,28 +38,17 @@ create or replace function _entries_read(index regclass) returns bigint
 create or replace function _keep_walk(name text, walk _walk, began timestamptz) returns void
     language plpgsql set search_path from current set datestyle = iso
 as $$
+declare
+    v_ms bigint;
 begin
     if began is not null then
-        walk.until := _keep_until(began);
+        walk.until := clock_timestamp() + least(20 * (clock_timestamp() - began), interval '2 seconds');
+        v_ms := extract(epoch from walk.until) * 1000;
+        if (select w.last_value from walks_until w) < v_ms then
+            perform setval('walks_until', v_ms + 2000);
+        end if;
     end if;
     perform set_config('pyworker.walk_' || name, walk::text, false);
-end;
-$$;
-
--- Until when a session remembers a place that it has reached by a walk from the head. From now until then,
--- all sessions list what arrives late.
-create or replace function _keep_until(began timestamptz) returns timestamptz
-    language plpgsql set search_path from current
-as $$
-declare
-    v_until constant timestamptz :=
-        clock_timestamp() + least(20 * (clock_timestamp() - began), interval '2 seconds');
-    v_ms constant bigint := extract(epoch from v_until) * 1000;
-begin
-    if (select w.last_value from walks_until w) < v_ms then
-        perform setval('walks_until', v_ms + 2000);
-    end if;
-    return v_until;
 end;
 $$;
 

@@ -79,27 +79,19 @@ begin
 end;
 $$;
 
--- The id of the oldest request that is left. Requests that wait for transactions to end do not count, nor
--- those that this transaction has left for others (33_queue_walks).
+-- The id of the oldest request that is left; requests that wait for transactions to end do not
+-- count.
 create or replace function _oldest_request() returns bigint
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
-declare
-    v_own constant xid8 := pg_current_xact_id_if_assigned();
 begin
     if current_setting('pyworker.walk_requests', true) <> '' then
         return (
             select w.id from promotion_requests w
-            where w.id > _walked_requests() and w.after is null
-              and (w.job_id is not null or w.not_by is null or w.not_by is distinct from v_own)
-            order by w.id limit 1);
+            where w.id > _walked_requests() and w.after is null order by w.id limit 1);
     end if;
-    return (
-        select w.id from promotion_requests w
-        where w.after is null
-          and (w.job_id is not null or w.not_by is null or w.not_by is distinct from v_own)
-        order by w.id limit 1);
+    return (select w.id from promotion_requests w where w.after is null order by w.id limit 1);
 end;
 $$;
 

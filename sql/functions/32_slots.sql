@@ -22,13 +22,11 @@ declare
     v_queues text[]; -- those whose lanes are held, each with its free slots, and whether it is crowded
     v_free bigint[];
     v_crowded boolean[];
-    v_waits boolean[]; -- if it is paced: whether jobs wait in it
     v_queue integer;
     v_room bigint[]; -- what was free in those with a rate
     v_fair text[];
     v_rows tid[] := claim.admitted;
     v_admitted tid[]; -- of these
-    v_slots bigint[]; -- the jobs among them that take slots
     v_asking constant tid[] := array(
         select a.tid from unnest(v_rows, queue_names) a(tid, name) where a.name is not null);
 begin
@@ -42,9 +40,10 @@ begin
     end if;
     claim.in_turn := true;
     v_now := clock();
-    select array_agg(r.queue_name), array_agg(r.free), array_agg(r.crowded), array_agg(r.paced_waits),
-           array_agg(case when r.rated then r.free end), array_agg(r.queue_name) filter (where r.fair)
-    into v_queues, v_free, v_crowded, v_waits, v_room, v_fair
+    select array_agg(r.queue_name), array_agg(r.free), array_agg(r.crowded),
+           array_agg(case when r.rated then r.free end), array_agg(r.queue_name) filter (where r.paced),
+           array_agg(r.queue_name) filter (where r.fair)
+    into v_queues, v_free, v_crowded, v_room, claim.paced, v_fair
     from _room_in(v_held, v_rows, v_asking, v_now) r;
     if v_fair is not null then
         claim := _cut_at_priority(claim, queue_names, v_fair);
@@ -60,35 +59,27 @@ begin
         v_admitted := v_admitted || v_rows[i];
         if v_queue is not null then
             v_free[v_queue] := v_free[v_queue] - 1;
-            v_slots := v_slots || claim.ids[i];
         end if;
     end loop;
     claim.admitted := v_admitted;
-    claim.now := coalesce(case when array_remove(v_room, null) <> '{}'
-                               then _record_starts(v_queues, v_room, v_free, v_now) end, claim.now);
-    claim := _close_queues(claim, v_slots, v_queues, v_free, v_crowded, v_waits, array(
+    if claim.paced is not null then
+        claim.now := coalesce(_record_starts(v_queues, v_room, v_free, v_now), claim.now);
+    end if;
+    claim := _close_queues(claim, v_queues, v_free, v_crowded, array(
         select l.name from unnest(v_limited) l(name) where l.name <> all (v_held)));
 end;
 $$;
 
--- Ends the admission: `slots` are the jobs that took some. Of these queues with their free slots, closes the
--- full ones, and tells which of them have more candidates, and in which paced queues jobs wait. Where none
--- waits, there is nothing to go on with: a job that is parked later comes with a request. `others`: queues
--- whose lanes other sessions have. The requests for them bring a worker back when those sessions have ended.
-drop function if exists _close_queues(_claim, text[], bigint[], boolean[], text[]);
+-- Ends the admission: of these queues with their free slots, closes the full ones, and tells which of them
+-- have more candidates. `others`: queues whose lanes other sessions have. The requests for them bring a
+-- worker back when those sessions have ended.
 create or replace function _close_queues(
-    inout claim _claim, slots bigint[], queue_names text[], free bigint[], crowded boolean[],
-    waits boolean[], others text[])
+    inout claim _claim, queue_names text[], free bigint[], crowded boolean[], others text[])
     language plpgsql set search_path from current
 as $$
-declare
-    v_late constant boolean := _arrive_late(slots); -- so that other sessions count them: 33_queue_walks
 begin
     claim.full_queues := '{}';
     for i in 1..coalesce(cardinality(queue_names), 0) loop
-        if waits[i] or waits[i] is not null and (crowded[i] or claim.cut) then
-            claim.paced := claim.paced || queue_names[i];
-        end if;
         continue when (free[i] <= 0) is not true;
         claim.closed := claim.closed || queue_names[i];
         if crowded[i] then
@@ -111,7 +102,6 @@ declare
     v_held text[];
     v_limits integer[];
     v_left text[];
-    v_fill record;
     v_filled integer := 0;
     v_notified boolean;
 begin
@@ -133,10 +123,21 @@ begin
                  cardinality(queue_names) <= 200 and _try_lane('queue:' || q.queue_name) as held
           from _queues_of(queue_names) q
           where q.concurrency is not null or q.paced and requeued offset 0) q;
-    if v_held is not null then
-        v_fill := _fill_after_ends(v_held, v_limits);
-        v_filled := v_fill.filled;
-        v_left := v_left || v_fill.others;
+    if v_held is null then
+        v_filled := 0;
+    elsif v_limits = '{1}' and _fill_serial_queue(v_held[1]) then
+        v_filled := 1;
+    else
+        -- Where no job is parked there is nothing to do. A queue with more than 100 slots is left to the
+        -- next promotion, too, which counts its running jobs once for all ends until then.
+        select array_agg(h.name) filter (where h.few), array_agg(h.slots) filter (where h.few),
+               v_left || array_agg(h.name) filter (where not h.few)
+        into v_held, v_limits, v_left
+        from (select q.name, q.slots, coalesce(q.slots, 1) <= 100 as few
+              from unnest(v_held, v_limits) q(name, slots) cross join lateral _parked_in(q.name, 1)) h;
+        if v_held is not null then
+            v_filled := _fill_queues(v_held, v_limits);
+        end if;
     end if;
     if v_left is not null then
         insert into promotion_requests (lane) select 'queue:' || l.name from unnest(v_left) l(name);
@@ -148,49 +149,7 @@ begin
 end;
 $$;
 
--- What _refill_queues does in queues whose lanes this session holds. It leaves `others` to the next
--- promotion: those with more than 100 slots, whose running jobs that counts once for all ends until then.
-create or replace function _fill_after_ends(
-    queue_names text[], limits integer[], out filled integer, out others text[])
-    language plpgsql set search_path from current
-as $$
-declare
-    v_read constant bigint := _queue_entries_read();
-    v_began constant timestamptz := clock_timestamp();
-    v_rest record;
-    v_held text[];
-    v_limits integer[];
-begin
-    filled := 0;
-    if _queues_are_remembered() then
-        v_rest := _fill_remembered(queue_names, limits);
-        queue_names := v_rest.others;
-        limits := v_rest.other_limits;
-        filled := v_rest.filled;
-    end if;
-    if queue_names is null then
-        return;
-    elsif limits = '{1}' and _fill_serial_queue(queue_names[1]) then
-        filled := filled + 1;
-    else
-        -- Where no job is parked there is nothing to do.
-        select array_agg(h.name) filter (where h.few), array_agg(h.slots) filter (where h.few),
-               array_agg(h.name) filter (where not h.few)
-        into v_held, v_limits, others
-        from (select q.name, q.slots, coalesce(q.slots, 1) <= 100 as few
-              from unnest(queue_names, limits) q(name, slots)
-              cross join lateral _parked_in(q.name, 1)) h;
-        if v_held is not null then
-            filled := filled + _fill_from_head(v_held, v_limits);
-        end if;
-    end if;
-    if _queue_entries_read() - v_read > 1000 then
-        perform _remember_queues(queue_names, limits, v_read, v_began);
-    end if;
-end;
-$$;
-
--- _refill_queues for one queue; does nothing if queue_name is null.
+-- The same for one queue; does nothing if queue_name is null.
 create or replace function _refill_queue(queue_name text, requeued boolean default false) returns void
     language plpgsql set search_path from current
 as $$
@@ -287,31 +246,24 @@ $$;
 
 -- What a claim that has locked `rows` finds in queues whose lanes it holds: the free slots (null if
 -- the limit was removed meanwhile), and whether there are more candidates. Slots that were given to
--- the rows in `aside` are free. `paced_waits`: whether a paced queue has parked jobs or more candidates; null
--- if it is not paced.
-drop function if exists _room_in(text[], tid[], tid[], timestamptz);
+-- the rows in `aside` are free.
 create or replace function _room_in(queue_names text[], rows tid[], aside tid[], now timestamptz)
     returns table (
-        queue_name text, free bigint, crowded boolean, rated boolean, paced_waits boolean, fair boolean)
+        queue_name text, free bigint, crowded boolean, rated boolean, paced boolean, fair boolean)
     language sql stable
 begin atomic
-    select q.queue_name, least(q.slots - t.taken, r.room), c.crowded, q.rate_limit is not null,
-           case when q.paced then c.crowded or (
-               select true from live_jobs p where p.queue_name = q.queue_name and p.parked = 'queue'
-               order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
-                        p.priority, p.run_at, p.id limit 1) is not null end,
-           q.fair
+    select q.queue_name, least(q.slots - t.taken, r.room),
+           ( -- not by `exists`, which would drop the order, and with it the index
+               select true from live_jobs j
+               where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available'
+                 and j.ctid <> all (_room_in.rows)
+               order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null,
+           q.rate_limit is not null, q.paced, q.fair
     from _queues_of(_room_in.queue_names) q
     cross join lateral _taken_in(
         q.queue_name, case when q.concurrency is null then 0 else q.slots end, _room_in.aside) t
     left join lateral _rate_room(q.queue_name, q.rate_limit, q.rate_period, _room_in.now) r
-        on q.rate_limit is not null
-    cross join lateral (
-        select ( -- not by `exists`, which would drop the order, and with it the index
-            select true from live_jobs j
-            where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available'
-              and j.ctid <> all (_room_in.rows)
-            order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null as crowded offset 0) c;
+        on q.rate_limit is not null;
 end;
 
 -- How many jobs of each kind may be candidates in queues whose lanes this session holds: see

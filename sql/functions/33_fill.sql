@@ -1,7 +1,7 @@
 -- 33_fill: makes waiting jobs of limited queues candidates, or gives them slots (32_slots). The
 -- session holds the lanes of the queues.
 --
--- Most queues have jobs of one kind: _fill_from_head gives the first ones the free slots in one
+-- Most queues have jobs of one kind: _fill_queues gives the first ones the free slots in one
 -- statement; the other queues are left to _fill_by_kind. An end in a single serial queue uses the
 -- smaller statement of _fill_serial_queue.
 
@@ -9,32 +9,6 @@
 -- candidates. `limits`: the slots that each queue may give ahead of a claim; 0 while it is paused, null
 -- if none.
 create or replace function _fill_queues(queue_names text[], limits integer[]) returns integer
-    language plpgsql set search_path from current
-as $$
-declare
-    v_read constant bigint := _queue_entries_read();
-    v_began constant timestamptz := clock_timestamp();
-    v_rest record;
-    v_filled integer := 0;
-begin
-    if _queues_are_remembered() then
-        v_rest := _fill_remembered(queue_names, limits);
-        queue_names := v_rest.others;
-        limits := v_rest.other_limits;
-        v_filled := v_rest.filled;
-    end if;
-    if queue_names is not null then
-        v_filled := v_filled + _fill_from_head(queue_names, limits);
-        if _queue_entries_read() - v_read > 1000 then
-            perform _remember_queues(queue_names, limits, v_read, v_began);
-        end if;
-    end if;
-    return v_filled;
-end;
-$$;
-
--- The same, by walks from the head of each queue.
-create or replace function _fill_from_head(queue_names text[], limits integer[]) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
     set enable_incremental_sort = off

@@ -36,25 +36,12 @@ OVER = """
 """
 
 
-REMEMBER = """
-    select pyworker._remember_queue(q.queue_name, q.slots_ahead, clock_timestamp() - interval '1 second')
-    from pyworker._queues_of(%s) q
-    where q.slots_ahead > 0 and pyworker._try_lane('queue:' || q.queue_name)
-"""
-REMEMBERED = """
-    select count(*) filter (where pyworker._remembered_of(q.queue_name, q.slots_ahead) is not null)
-    from pyworker._queues_of(%s) q
-"""
-
-
-@pytest.mark.parametrize("remembers", [False, True])
 @pytest.mark.parametrize("seconds", [2.5, pytest.param(SECONDS, marks=pytest.mark.torture, id="long")])
 def test_limits_hold_and_no_job_is_forgotten_while_people_and_workers_change_everything(
-    api: Any, dsn: str, seconds: float, remembers: bool, record_property: Any
+    api: Any, dsn: str, seconds: float, record_property: Any
 ) -> None:
     """Queues of limit 1, 3 and none and two families, paused, resumed and set; jobs fail, snooze,
-    are cancelled and unlocked. Or sessions remember the queues, as they do while an old snapshot is open, and
-    settings change seldom: meanwhile none remembers any."""
+    are cancelled and unlocked."""
     for name, limit in {"one": 1, "three": 3, "f:*": 2, "x": 1, "g:*": 2, "free": None}.items():
         api.set_queue(name, limit)
     names = [*FIXED, *CHANGING, "free", "default"]
@@ -78,8 +65,6 @@ def test_limits_hold_and_no_job_is_forgotten_while_people_and_workers_change_eve
         while time.monotonic() < until:
             name = rng.choice(names[:-1])
             act = rng.random()
-            if remembers and rng.random() < 0.95:
-                act = rng.uniform(0.8, 1)
             with api.conn.transaction(force_rollback=rng.random() < 0.2):
                 if act < 0.3:
                     api.pause_queue(name)
@@ -95,8 +80,9 @@ def test_limits_hold_and_no_job_is_forgotten_while_people_and_workers_change_eve
                             api.cancel_job(rng.choice(waiting).id, act < 0.9).state == "cancelled"
                         )
                 else:
-                    if workers := api.rows("select id from pyworker.live_workers"):
-                        api.force_unlock_workers([str(rng.choice(workers).id)])
+                    api.force_unlock_workers(
+                        [str(rng.choice(api.rows("select id from pyworker.live_workers")).id)]
+                    )
             figures["acts"] += 1
         turmoil.clear()
         for name in names[:-1]:
@@ -108,9 +94,6 @@ def test_limits_hold_and_no_job_is_forgotten_while_people_and_workers_change_eve
         idle = 0
         left = "select count(*) from pyworker.jobs where state <> 'discarded'"
         while not calm.is_set() or api.value(left):
-            if remembers and rng.random() < 0.3:
-                api.rows(REMEMBER, [names[:-2]])
-                figures["remembered"] += api.value(REMEMBERED, [names[:-2]])
             jobs = api.claim_jobs(me, rng.choice([1, 3, 10]))
             idle = 0 if jobs or not calm.is_set() else idle + 1
             assert idle < 2000, "jobs are left that no worker can claim"
@@ -155,4 +138,3 @@ def test_limits_hold_and_no_job_is_forgotten_while_people_and_workers_change_eve
     print(f"\n{dict(figures)}")
     assert api.rows("select from pyworker.jobs where state <> 'discarded'") == []
     assert figures["looks"] > 5
-    assert (figures["remembered"] > 20) == remembers
