@@ -118,7 +118,7 @@ as $$
 declare
     v_now constant timestamptz := clock();
     v_ids bigint[];
-    v_passed text[]; -- fair queues whose candidates may not have their turns in the order of their jobs
+    v_passed text[]; -- fair queues in which a job was added before one that is a candidate already
     v_wanted text[];
     v_ranked bigint; -- in queues that no claim looks at again
     v_paused text[];
@@ -127,8 +127,7 @@ declare
 begin
     with queue as materialized (select o.* from _openings_in(queue_names, asked, turns, v_now) o),
     turn as materialized (
-        select q.queue_name, f.tid, q.paced, q.fair and k.number > 1 as is_other_kind,
-               case when q.fair then v_now + f.place * interval '1 us' end as at
+        select q.queue_name, f.tid, q.paced, case when q.fair then v_now + f.place * interval '1 us' end as at
         from queue q
         cross join lateral _kinds_in(q.queue_name) k
         left join lateral _last_of_candidates(
@@ -143,7 +142,7 @@ begin
         update live_jobs j
         set ready_at = greatest(j.run_at, t.at), parked = null, due_at = null
         from free f join turn t on t.tid = f.tid where j.ctid = f.tid
-        returning j.id, case when t.is_other_kind or t.at is not null and (
+        returning j.id, case when t.at is not null and (
             select true from _candidate_after(j.queue_name, j.priority, j.run_at, j.id))
             then j.queue_name end as passed),
     full_rate as (select q.queue_name, q.free_at from queue q where q.free_at is not null)
@@ -324,20 +323,19 @@ begin atomic
 end;
 
 -- The kinds of jobs that are parked in a queue, with one index look-up per kind, not per job.
-drop function if exists _kinds_in(text);
-create or replace function _kinds_in(queue_name text) returns table (task text, flags text, number integer)
+create or replace function _kinds_in(queue_name text) returns table (task text, flags text)
     language sql stable
 begin atomic
     with recursive kind as (
-        (select p.task collate "C" as task, p.flags collate "C" as flags, 1 as number -- as the index has them
+        (select p.task collate "C" as task, p.flags collate "C" as flags -- as the index has them
          from _parked_in(_kinds_in.queue_name, 1) p)
         union all
-        select n.*, k.number + 1 from kind k cross join lateral (
+        select n.* from kind k cross join lateral (
             select p.task_identifier, coalesce(p.flags::text, '') collate "C" from live_jobs p
             where p.queue_name = _kinds_in.queue_name and p.parked = 'queue'
               and (p.task_identifier, coalesce(p.flags::text, '') collate "C") > (k.task, k.flags)
             order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C" limit 1) n)
-    select k.task, k.flags, k.number from kind k;
+    select k.task, k.flags from kind k;
 end;
 
 -- The last of so many candidates of a kind; no row if there are fewer, or if `enough` is null.

@@ -50,7 +50,7 @@ class Runs(State):
         assert len(claimed) == limit or not left  # turns keep no worker idle
         for job in claimed:
             assert not [o for o in left if o.priority < job.priority]
-            assert not [o for o in others if o.queue == job.queue and o.rank() < job.rank()]
+            assert not [o for o in others if o.lane() == job.lane() and o.rank() < job.rank()]
             if not self.takes_turns(job.queue):
                 assert not [o for o in left if not self.takes_turns(o.queue) and o.rank() < job.rank()]
         for job in left:

@@ -89,6 +89,10 @@ class Job:
     def rank(self) -> Any:
         return self.priority, self.run_at, self.id
 
+    def lane(self) -> Any:
+        """In a queue that takes turns, jobs of one kind keep their order."""
+        return self.queue, self.task, sorted(self.flags or [])
+
     def lost(self) -> bool:
         return self.delivery == "at_most_once" and self.started
 

@@ -101,15 +101,6 @@ def test_a_job_with_an_earlier_run_at_takes_the_turn_of_its_queue(api: Any, work
     assert [job.id for _ in range(3) for job in api.claim_jobs(worker, 1)] == [earlier, other, later]
 
 
-def test_jobs_of_several_tasks_keep_their_order_in_a_queue(api: Any, worker: int) -> None:
-    api.set_queue("t:*", None, fair=True)
-    last, second, first = (
-        api.add_job(task, queue_name="t:a", run_at=api.at(f"{hours} hours")).id
-        for task, hours in (("t", -1), ("t", -2), ("u", -3))
-    )
-    assert [job.id for _ in range(3) for job in api.claim_jobs(worker, 1)] == [first, second, last]
-
-
 def test_a_queue_with_limits_of_its_own_takes_no_turns(api: Any, worker: int) -> None:
     api.set_queue("t:*", None, fair=True)
     api.set_queue("t:own", None)
