@@ -34,9 +34,9 @@ def test_limits_are_read_as_a_sentence(client, queue):
     queue.set_queue("mail", 3, rate_limit=5, rate_period="90 min")
     limits = "concurrency=3&rate_limit=5&rate_period=1+min"
     page = words(client, f"/confirm?action=set_queue&target=mail&{limits}")
-    assert "Set limits of mail: 3 at once, at most 5 in 1 min?" in page
+    assert "Set limits of mail: concurrency 3, at most 5 in 1 min?" in page
     read_only = re.sub(r"\s+", " ", read(client(read_only=True).get("/queues")).text)
-    assert "3 at once, at most 5 in 1 h 30 min" in read_only
+    assert "concurrency 3, at most 5 in 1 h 30 min" in read_only
 
 
 def test_the_page_of_a_running_job_tells_of_this_run_and_that_of_an_ended_one_of_the_last(
