@@ -86,7 +86,8 @@ class Dashboard(Actions):
             undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self.templates.filters.update(
-            local=_show.local, span=_show.span, period=_show.period, size=_show.size, pretty=_show.pretty, number=_show.number,
+            local=_show.local, span=_show.span, period=_show.period, size=_show.size, pretty=_show.pretty,
+            number=_show.number,
             sequence_name=_show.sequence_name, origin=_show.origin, told=_show.told,
             last_line=lambda text: _output.text_of(text).plain,
         )  # fmt: skip

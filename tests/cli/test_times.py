@@ -11,7 +11,7 @@ from tests.support.cli import add as add
 from tests.support.cli import call as call
 from tests.support.cli import zoo as zoo
 
-CLOCK = re.compile(r"\d\d:\d\d(?::\d\d(?:\.\d+)?)?([+-]\d\d(?:\d\d)?\b|)")
+CLOCK = re.compile(r"(?<!at )\d\d:\d\d(?::\d\d(?:\.\d+)?)?([+-]\d\d(?:\d\d)?\b|)")
 
 
 @pytest.fixture
@@ -20,7 +20,9 @@ def told(db: Any, zoo: dict[str, int]) -> None:
     db.execute("select pyworker.add_schedule('nightly', '0 4 * * *', 'report')")
     db.execute("select pyworker.run_schedule('nightly')")
     db.execute("select pyworker.define_task('report', max_attempts := 3)")
-    db.execute("select pyworker.set_queue('full', 1, 1, '1 hour'), pyworker.add_job('t', queue_name := 'full')")
+    db.execute(
+        "select pyworker.set_queue('full', 1, 1, '1 hour'), pyworker.add_job('t', queue_name := 'full')"
+    )
     db.execute("select pyworker.add_job('t', sequence_policy := '{\"key\": \"s\"}')")
     db.execute("select pyworker.permanently_fail_jobs(array[max(id)], 'no') from pyworker.jobs")
     worker = db.execute("select pyworker.register_worker()").fetchone()[0]
@@ -29,7 +31,8 @@ def told(db: Any, zoo: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["add t --delay 90", "jobs", "jobs 1", "explain 1", "queues", "sequences", "schedules", "tasks"]
+    "command",
+    ["add t --delay 90", "jobs", "jobs 1", "explain 1", "queues", "sequences", "schedules", "tasks"],
 )
 def test_each_time_has_its_zone(cli: Any, dsn: str, told: None, command: str) -> None:
     done = cli(*command.split(), DATABASE_URL=dsn)

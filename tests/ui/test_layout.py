@@ -18,7 +18,9 @@ def test_what_is_wrong_comes_first_then_one_row_of_states_then_the_plots(page, s
     queue.run(worker, "head", "boom", discard=True)
     queue.add_job("tail", sequence_policy={"key": "s"})
     page.goto(site())
-    tiles = page.locator(".strip a").evaluate_all("tiles => tiles.map((tile) => tile.getBoundingClientRect().top)")
+    tiles = page.locator(".strip a").evaluate_all(
+        "tiles => tiles.map((tile) => tile.getBoundingClientRect().top)"
+    )
     assert len(tiles) == 8
     assert len(set(tiles)) == 1
     assert top_of(page, "#problems .note") < tiles[0] < top_of(page, ".plot, #bars")
@@ -27,7 +29,9 @@ def test_what_is_wrong_comes_first_then_one_row_of_states_then_the_plots(page, s
 def test_what_matters_of_a_job_that_failed_25_times_is_above_the_fold(page, site, queue, worker):
     job = queue.add_job("t")
     for _ in range(25):
-        queue.run(worker, "t", "Traceback (most recent call last):\n" + "  File\n" * 40 + "ValueError: no card")
+        queue.run(
+            worker, "t", "Traceback (most recent call last):\n" + "  File\n" * 40 + "ValueError: no card"
+        )
         queue.retry_job(job.id)
     page.goto(f"{site()}/jobs/{job.id}")
     for seen in (
@@ -59,7 +63,9 @@ def rows_of_history(queue):
 def test_a_peak_flattens_neither_the_other_columns_nor_the_two_percentiles(page, site, queue, worker):
     rows_of_history(queue)
     page.goto(site())
-    heights = page.locator(".plot rect.completed").evaluate_all("all => all.map((r) => r.height.baseVal.value)")
+    heights = page.locator(".plot rect.completed").evaluate_all(
+        "all => all.map((r) => r.height.baseVal.value)"
+    )
     assert len(heights) == 50
     assert sorted(heights)[25] >= 40
     assert "1,000" in (page.locator(".plot .peak").text_content() or "")
@@ -84,7 +90,9 @@ def test_the_menu_stays_in_its_place_from_page_to_page(page, site, queue):
 def test_a_refresh_replaces_nothing_that_has_not_changed(page, site, queue):
     queue.add_job("t")
     page.goto(f"{site()}/jobs")
-    page.evaluate("document.querySelector('#j1').mark = document.querySelector('.tabs .running').mark = 'kept'")
+    page.evaluate(
+        "document.querySelector('#j1').mark = document.querySelector('.tabs .running').mark = 'kept'"
+    )
     queue.add_job("t")
     page.locator("#j2").wait_for()
     assert page.evaluate("document.querySelector('#j1').mark") == "kept"
@@ -128,7 +136,17 @@ def test_a_screen_narrower_than_a_phone_cuts_nothing_off(page, site, queue, work
     queue.add_schedule("nightly", "0 4 * * mon-fri", "report", timezone="Europe/Berlin")
     page.set_viewport_size({"width": width, "height": 600})
     base, found = site(), {}
-    for path in ("", "jobs", f"jobs/{job.id}", "queues", "sequences", "schedules", "workers", "health", "audit"):
+    for path in (
+        "",
+        "jobs",
+        f"jobs/{job.id}",
+        "queues",
+        "sequences",
+        "schedules",
+        "workers",
+        "health",
+        "audit",
+    ):
         page.goto(f"{base}/{path}")
         found[path] = page.evaluate(
             "[...document.querySelectorAll('html, .scroll, .card, .note')]"

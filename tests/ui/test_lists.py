@@ -71,14 +71,19 @@ def test_the_oldest_first_leads_on_to_the_newest_without_a_gap(client, queue):
 def test_a_row_says_how_long_the_job_ran_and_on_which_worker(client, queue, worker):
     queue.add_job("report")
     finish(queue, queue.run(worker, "report"), 90)
-    assert re.search(rf"1/25 ?now ?ended now ?1 min 30 s ?{worker} ", text_of(client, "/jobs?state=completed"))
+    assert re.search(
+        rf"1/25 ?now ?ended now ?1 min 30 s ?{worker} ", text_of(client, "/jobs?state=completed")
+    )
 
 
 def test_a_row_is_one_line_however_much_it_has_to_tell(page, site, queue, worker):
     long = "a name that is longer than any column can be " * 2
     for n in range(3):
         queue.add_job(
-            f"{long} {n}", queue_name=f"{long} {n}", job_key=f"{long} {n}", sequence_policy={"key": f"{long} {n}"}
+            f"{long} {n}",
+            queue_name=f"{long} {n}",
+            job_key=f"{long} {n}",
+            sequence_policy={"key": f"{long} {n}"},
         )
         queue.run(worker, f"{long} {n}", f"Traceback\nValueError: {long * 5}", discard=True)
     page.goto(f"{site()}/jobs")
