@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.support.pages import read
 
 
@@ -28,6 +30,21 @@ def test_a_schedule_says_where_it_was_declared(client, queue):
         "from the crontab prod",
     ):
         assert line in page
+
+
+@pytest.mark.parametrize(
+    ("zone", "clock"), [("UTC", "04:00+00"), ("Asia/Kolkata", "04:00+0530"), ("America/Caracas", "04:00-04")]
+)
+def test_a_tick_has_the_distance_of_its_clock_from_utc(client, queue, zone, clock):
+    queue.add_schedule("nightly", "0 4 * * *", "report", timezone=zone)
+    assert len(re.findall(rf"[A-Z][a-z]{{2}} {re.escape(clock)}(?!\d)", words(client, "/schedules"))) == 3
+
+
+def test_a_sequence_has_the_name_that_people_gave_it(client, queue):
+    queue.add_job("sync", {"customer": 42}, sequence_policy={"by_args": ["customer"]})
+    page = words(client, "/sequences")
+    assert "42" in page
+    assert "{" not in page
 
 
 def test_limits_are_read_as_a_sentence(client, queue):
