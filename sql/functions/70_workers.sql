@@ -191,7 +191,7 @@ begin
             perform _hand_back(v_job);
             continue;
         end if;
-        update live_jobs j set crashes = coalesce(j.crashes, 0) + 1 where j.id = v_job.id
+        update live_jobs j set crashes = least(coalesce(j.crashes, 0) + 1, 32767) where j.id = v_job.id
         returning j.* into v_job;
         perform _record_error(v_job, v_error);
         if v_alone and v_job.crashes >= v_limit and not _must_not_rerun(v_job) then
