@@ -8,6 +8,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+import psycopg
+
 from .._payload import to_json
 from .._texts import printable
 from ..errors import translated
@@ -237,7 +239,17 @@ class Worker(Base):
         return self._value("was_finished(%s, %s, %s::xid8)", job_id, run, transaction)
 
     def fail_jobs(self, failures: Sequence[Mapping[str, Any]]) -> None:
-        self._value("fail_jobs(%s::jsonb)", json.dumps([_printable(failure) for failure in failures]))
+        """Fail these jobs, but not those that another session has locked: they fail with their worker."""
+        if not failures:
+            return
+        try:
+            source = f"set_config('lock_timeout', '200ms', true), {self._s}.fail_jobs(%s::jsonb)"
+            told = json.dumps([_printable(failure) for failure in failures])
+            self._rows(f"select from {source}", [told])
+        except psycopg.errors.LockNotAvailable:
+            half = len(failures) // 2
+            for part in (failures[:half], failures[half:]) if half else ():
+                self.fail_jobs(part)
 
     def report_crash(self, worker_id: int, jobs: Sequence[tuple[int, int]], error: str) -> None:
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))

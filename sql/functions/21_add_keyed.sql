@@ -159,8 +159,7 @@ begin
         meta = request.meta, delivery = coalesce(request.delivery, task.delivery, 'at_least_once'),
         revision = j.revision % 2147483647 + 1, last_error = null, reason = null, finished_at = null,
         expires_at = null, started_at = null, crashes = null, start_by = request.expires_at,
-        wait_until = v_until,
-        waits_run = nullif(j.run, 0),
+        wait_until = v_until, waits_run = nullif(j.run, 0),
         waits_since = case when _waits_again(j) then v_now else j.waits_since end
     where j.job_key = request.job_key
       and (j.id = job.id or job.id is null and j.state not in ('running', 'discarded')

@@ -1,0 +1,59 @@
+"""A person has a running job locked, in a transaction that stays open, and the job's process ends: the worker
+goes on with other jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+
+@pytest.fixture
+def person(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(dsn) as conn:
+        yield conn
+
+
+def goes_on(queue: Any, worker: Any) -> None:
+    queue.until_state("completed", queue.add("note"))
+    assert "no connection to the database" not in worker.log
+    assert (
+        queue.value(
+            "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+            " and datname = current_database() and query ~ 'report_crash|close_worker|fail_jobs'"
+        )
+        == 0
+    )
+
+
+def test_a_process_that_dies_with_the_job_is_replaced_at_once(queue: Any, person: Any) -> None:
+    queue.close_gate(1)
+    job = queue.add("note", {"gate": 1})
+    worker = queue.start("--concurrency", "1")
+    queue.until_waiting(1)
+    person.execute("select pyworker.cancel_job(%s)", [job])
+    (child,) = worker.children()
+    os.kill(child, signal.SIGKILL)
+    goes_on(queue, worker)
+    person.rollback()
+    queue.open_gate(1)
+    queue.until_state("completed", job)
+    assert len(queue.seen(job)) == 2
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_a_job_that_takes_too_long_is_ended_all_the_same(queue: Any, person: Any, outcome: str) -> None:
+    job = queue.add("too_long")
+    worker = queue.start("--concurrency", "1")
+    person.execute("select from pg_stat_activity")  # its transaction is open before
+    queue.until("select count(*) = 1 from public.seen where job_id = %s", job)
+    person.execute("select pyworker.cancel_job(%s)", [job])
+    goes_on(queue, worker)
+    getattr(person, outcome)()
+    queue.until_state("cancelled" if outcome == "commit" else "retryable", job)
+    assert worker.stop() == 0
