@@ -88,7 +88,7 @@ class _Wait:
     def _look(self) -> JobRow:
         with translated(), self.conn.transaction():
             with psycopg.Cursor[Any](self.conn, row_factory=tuple_row) as cursor:
-                return cast("JobRow", job_row(cursor.execute(*self.call).fetchone()))
+                return cast("JobRow", job_row(cursor.execute(*cast("Any", self.call)).fetchone()))
 
     async def run_async(self) -> JobRow:
         await self._execute_async(self.listen)
@@ -109,5 +109,5 @@ class _Wait:
         with translated():
             async with self.conn.transaction():
                 async with psycopg.AsyncCursor[Any](self.conn, row_factory=tuple_row) as cursor:
-                    await cursor.execute(*self.call)
+                    await cursor.execute(*cast("Any", self.call))
                     return cast("JobRow", job_row(await cursor.fetchone()))

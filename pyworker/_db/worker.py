@@ -164,11 +164,12 @@ class Worker(Base):
         forbidden_flags: Sequence[str] | None = None,
         without: Sequence[str] | None = None,
         lines: Sequence[Mapping[str, Any]] = (),
+        patience: str | None = None,
     ) -> list[tuple[Any, ...]]:
         """One turn.
 
         `done`: id, run, and the result as JSON text or None. `without`: no job of these queues.
-        `lines`: what jobs have logged.
+        `lines`: what jobs have logged. `patience`: how long to wait for a lock.
 
         The rows have `kind` first, `why` and `again_in_s` last."""
         source = (
@@ -188,6 +189,8 @@ class Worker(Base):
             parameters[4] = json.dumps([*(_printable(report) for report in reports), *lines])
         if not (reports or done):  # only a claim, or lines: the commit need not wait for the disk
             source = f"set_config('synchronous_commit', 'off', true), {source}"
+        if patience is not None:
+            source = f"set_config('lock_timeout', '{patience}', true) patience, {source}"
         if without:
             source = f"set_config('pyworker.closed_queues', %s, true) closed, {source}"
             parameters.insert(0, _array(tuple(without)))

@@ -104,8 +104,8 @@ create or replace function _takes(worker workers, task text, queue text, flags j
        and coalesce(_reported_list(worker, 'queue_names') ? queue, true)
        and not coalesce(flags ?| _texts_of(_reported_list(worker, 'forbidden_flags')), false);
 
--- Locks the running jobs of these workers in the order of their ids, and returns them. It waits for those that
--- another session has locked.
+-- Locks the running jobs of these workers in the order of their ids, and returns them. It waits for those
+-- that another session has locked.
 create or replace function _lock_running_jobs(worker_ids bigint[]) returns setof live_jobs
     language plpgsql set search_path from current
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan

@@ -1,5 +1,5 @@
-"""A person has a running job locked, in a transaction that stays open, and the job's process ends: the worker
-goes on with other jobs."""
+"""Another session has a running job locked, in a transaction that stays open, and the job or its process
+ends: the worker goes on with other jobs."""
 
 from __future__ import annotations
 
@@ -57,3 +57,65 @@ def test_a_job_that_takes_too_long_is_ended_all_the_same(queue: Any, person: Any
     getattr(person, outcome)()
     queue.until_state("cancelled" if outcome == "commit" else "retryable", job)
     assert worker.stop() == 0
+
+
+LOCKS = {
+    "a person cancels it": "select pyworker.cancel_job(%s)",
+    "a producer replaces it": "select pyworker.add_job('silent', job_key => (pyworker.get_job(%s)).key)",
+}
+
+
+@pytest.mark.parametrize("how", LOCKS)
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_a_job_that_has_ended_holds_up_no_other_and_is_reported_when_it_is_free(
+    queue: Any, person: Any, how: str, outcome: str
+) -> None:
+    queue.close_gate(1)
+    job = queue.add("note", {"gate": 1}, job_key="k")
+    worker = queue.start("--concurrency", "2")
+    queue.until_waiting(1)
+    person.execute(LOCKS[how], [job])
+    queue.open_gate(1)
+    for _ in range(3):
+        goes_on(queue, worker)
+    assert queue.states(job) == ["running"]
+    getattr(person, outcome)()
+    queue.until_state("completed", job)
+    assert len(queue.seen(job)) == 1
+    assert "refused" not in worker.log
+    assert worker.stop() == 0
+
+
+def test_its_outcome_outlives_the_loss_of_the_connection(queue: Any, person: Any) -> None:
+    queue.close_gate(1)
+    job = queue.add("note", {"gate": 1})
+    worker = queue.start("--concurrency", "2")
+    queue.until_waiting(1)
+    person.execute("select pyworker.cancel_job(%s)", [job])
+    queue.open_gate(1)
+    goes_on(queue, worker)
+    goes_on(queue, worker)
+    queue.rows(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where application_name = 'pyworker' and datname = current_database()"
+    )
+    queue.until_state("completed", queue.add("note"))
+    person.rollback()
+    queue.until_state("completed", job)
+    assert len(queue.seen(job)) == 1
+    assert worker.stop() == 0
+
+
+def test_a_worker_that_is_told_to_stop_waits_for_the_report(queue: Any, person: Any) -> None:
+    queue.close_gate(1)
+    job = queue.add("note", {"gate": 1})
+    worker = queue.start("--concurrency", "2")
+    queue.until_waiting(1)
+    person.execute("select pyworker.cancel_job(%s)", [job])
+    queue.open_gate(1)
+    goes_on(queue, worker)
+    worker.signal()
+    worker.until_log("stopping")
+    person.rollback()
+    assert worker.wait() == 0
+    assert queue.states(job) == ["completed"]
