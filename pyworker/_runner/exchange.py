@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
+import random
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ log = logging.getLogger("pyworker.worker")
 NOTHING = Share(0, None)
 # How long a turn waits for a job that another session has locked, and a report that was set aside.
 PATIENCE, LESS = "1s", "200ms"
+MANY = 5  # locked jobs, after which all other reports are set aside, too: perhaps a table is locked
 
 
 class Turn(NamedTuple):
@@ -154,13 +156,19 @@ class Exchange:
         forbidden: psycopg.Error | None = None
         if error and not (isinstance(error, psycopg.Error) and (forbids(error) or self._is_locked(error))):
             log.warning("a report was refused, going on one by one: %s", _first_line(error))
-        for outcome in outcomes:
+        waiting, locked = deque(outcomes), 0
+        if error is None:
+            random.shuffle(waiting)  # so that locked jobs, which come again, keep no others from their turn
+        while waiting:
             one = Outcomes()
-            one.add(outcome)
+            one.add(outcome := waiting.popleft())
             try:
                 _, refused = self._call(db, one, patience=LESS)
             except Exception as problem:
                 if self._set_aside and self._is_locked(problem):
+                    locked += 1
+                    while waiting and locked >= MANY:
+                        one.add(waiting.popleft())
                     self._set_aside(one)
                     continue
                 if isinstance(problem, psycopg.Error) and (

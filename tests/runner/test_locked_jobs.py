@@ -119,3 +119,22 @@ def test_a_worker_that_is_told_to_stop_waits_for_the_report(queue: Any, person: 
     person.rollback()
     assert worker.wait() == 0
     assert queue.states(job) == ["completed"]
+
+
+def test_while_a_table_is_locked_many_outcomes_wait_and_are_reported_after_it(
+    queue: Any, person: Any
+) -> None:
+    queue.close_gate(1)
+    jobs = [queue.add("note", {"gate": 1}) for _ in range(12)]
+    worker = queue.start("--concurrency", "12")
+    queue.until_waiting(1, handlers=12)
+    person.execute("lock table pyworker.finished_jobs in share row exclusive mode")
+    queue.open_gate(1)
+    queue.until(
+        "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock'"
+        " and datname = current_database() and query ~ 'work'"
+    )
+    person.rollback()
+    queue.until_state("completed", *jobs)
+    assert len(queue.seen(*jobs)) == 12
+    assert worker.stop() == 0
