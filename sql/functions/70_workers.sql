@@ -121,8 +121,8 @@ end;
 $$;
 
 -- The same, but it waits for a moment only, and returns the jobs that it has locked: a report that is under
--- way ends soon, but a person's transaction may stay open for long. Sweeps find the others, once their workers
--- have ended.
+-- way ends soon, but a person's transaction may stay open for long. Sweeps find the others, once their
+-- workers have ended.
 create or replace function _lock_free_jobs(worker_ids bigint[]) returns setof live_jobs
     language plpgsql set search_path from current set lock_timeout = '200ms'
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
