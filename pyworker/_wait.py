@@ -86,8 +86,9 @@ class _Wait:
             self.conn.execute(statement)
 
     def _look(self) -> JobRow:
-        with translated(), self.conn.transaction(), self.conn.cursor(row_factory=tuple_row) as cursor:
-            return cast("JobRow", job_row(cursor.execute(*self.call).fetchone()))
+        with translated(), self.conn.transaction():
+            with psycopg.Cursor[Any](self.conn, row_factory=tuple_row) as cursor:
+                return cast("JobRow", job_row(cursor.execute(*cast("Any", self.call)).fetchone()))
 
     async def run_async(self) -> JobRow:
         await self._execute_async(self.listen)
@@ -106,6 +107,7 @@ class _Wait:
 
     async def _look_async(self) -> JobRow:
         with translated():
-            async with self.conn.transaction(), self.conn.cursor(row_factory=tuple_row) as cursor:
-                await cursor.execute(*self.call)
-                return cast("JobRow", job_row(await cursor.fetchone()))
+            async with self.conn.transaction():
+                async with psycopg.AsyncCursor[Any](self.conn, row_factory=tuple_row) as cursor:
+                    await cursor.execute(*cast("Any", self.call))
+                    return cast("JobRow", job_row(await cursor.fetchone()))

@@ -8,6 +8,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+import psycopg
+
 from .._payload import to_json
 from .._texts import printable
 from ..errors import translated
@@ -162,11 +164,12 @@ class Worker(Base):
         forbidden_flags: Sequence[str] | None = None,
         without: Sequence[str] | None = None,
         lines: Sequence[Mapping[str, Any]] = (),
+        patience: str | None = None,
     ) -> list[tuple[Any, ...]]:
         """One turn.
 
         `done`: id, run, and the result as JSON text or None. `without`: no job of these queues.
-        `lines`: what jobs have logged.
+        `lines`: what jobs have logged. `patience`: how long to wait for a lock.
 
         The rows have `kind` first, `why` and `again_in_s` last."""
         source = (
@@ -186,6 +189,8 @@ class Worker(Base):
             parameters[4] = json.dumps([*(_printable(report) for report in reports), *lines])
         if not (reports or done):  # only a claim, or lines: the commit need not wait for the disk
             source = f"set_config('synchronous_commit', 'off', true), {source}"
+        if patience is not None:
+            source = f"set_config('lock_timeout', '{patience}', true) patience, {source}"
         if without:
             source = f"set_config('pyworker.closed_queues', %s, true) closed, {source}"
             parameters.insert(0, _array(tuple(without)))
@@ -237,7 +242,17 @@ class Worker(Base):
         return self._value("was_finished(%s, %s, %s::xid8)", job_id, run, transaction)
 
     def fail_jobs(self, failures: Sequence[Mapping[str, Any]]) -> None:
-        self._value("fail_jobs(%s::jsonb)", json.dumps([_printable(failure) for failure in failures]))
+        """Fail these jobs, but not those that another session has locked: they fail with their worker."""
+        if not failures:
+            return
+        try:
+            source = f"set_config('lock_timeout', '200ms', true), {self._s}.fail_jobs(%s::jsonb)"
+            told = json.dumps([_printable(failure) for failure in failures])
+            self._rows(f"select from {source}", [told])
+        except psycopg.errors.LockNotAvailable:
+            half = len(failures) // 2
+            for part in (failures[:half], failures[half:]) if half else ():
+                self.fail_jobs(part)
 
     def report_crash(self, worker_id: int, jobs: Sequence[tuple[int, int]], error: str) -> None:
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))

@@ -36,6 +36,7 @@ from .._db.database import Database
 from ..errors import NotFound, PyworkerError, SchemaVersionError, TaskError, sqlstate_of
 from . import signals
 from .announce import announce
+from .aside import Aside
 from .config import (
     EXIT_BROKEN,
     EXIT_CANNOT_START,
@@ -114,7 +115,10 @@ class Child:
         self.connections = Connections(config)
         self.handlers = Handlers(config, slots, self.connections, self._wake)
         self.lines = self.connections.lines
-        self.exchange = Exchange(config, worker_id, self.handlers.take_back, self.lines, slots.count)
+        self.aside = Aside()
+        self.exchange = Exchange(
+            config, worker_id, self.handlers.take_back, self.lines, slots.count, self.aside.put
+        )
         self.pace = Pace(config.concurrency, config.poll_interval)
         self.db: Database | None = None
         self.backoff = Backoff(log)
@@ -235,7 +239,7 @@ class Child:
             # this check, at growing intervals.
             self.reconcile_at = time.monotonic() + (self.reconcile_in or math.inf)
             self.reconcile_in = self.reconcile_in * 2 if self.reconcile_in < RECONCILE * 64 else 0.0
-        held = self.handlers.known()
+        held = self.handlers.known() + self.aside.runs()
         # A beat extends the worker's lease, which a parent that stands still must not keep.
         if lost_answer or (held and not self.slots.expired()):
             self.handlers.cancel(set(db.runs_to_stop(self.worker_id, held, lost_answer)))
@@ -262,12 +266,19 @@ class Child:
             self.handlers.hand_back(everything=self.aborting)
         if min(self.ask_at, self.reconcile_at) <= time.monotonic():
             self._look_for_stops(db, self.reconcile_at <= time.monotonic())
+        if again := self.aside.take(hurry=self.stopping):
+            self.exchange.report_again(db, again)
+            self.aside.tried()
         outcomes = self.handlers.collect()
         room = 0 if self.stopping else self._room(bool(outcomes))
         if not (outcomes or room or self._must_log()):
-            return self.stopping and self.handlers.idle
+            return self.stopping and self._idle
         self._exchange(db, outcomes, room)
-        return (self.stopping or (self.config.once and self.pace.nothing_available)) and self.handlers.idle
+        return (self.stopping or (self.config.once and self.pace.nothing_available)) and self._idle
+
+    @property
+    def _idle(self) -> bool:
+        return self.handlers.idle and not self.aside
 
     def _must_log(self) -> bool:
         """True if what jobs have logged must not wait for a turn that is made anyway."""
@@ -336,6 +347,8 @@ class Child:
         timeout: float | None = None
         if not self.stopping and self.handlers.load < self.config.concurrency:
             timeout = self.pace.patience()
+        if self.aside:
+            timeout = min(self.aside.due_in(), math.inf if timeout is None else timeout)
         if self.handlers.running:
             until = max(min(self.ask_at - time.monotonic(), self.lines.due_in()), 0)
             timeout = until if timeout is None else min(timeout, until)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
+import random
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,9 @@ from .shares import Share
 log = logging.getLogger("pyworker.worker")
 
 NOTHING = Share(0, None)
+# How long a turn waits for a job that another session has locked, and a report that was set aside.
+PATIENCE, LESS = "1s", "200ms"
+MANY = 5  # locked jobs, after which all other reports are set aside, too: perhaps a table is locked
 
 
 class Turn(NamedTuple):
@@ -44,6 +48,7 @@ class Exchange:
         take_back: Callable[[Outcomes], None],
         lines: Lines,
         count: Callable[..., object] = dict,
+        set_aside: Callable[[Outcomes], None] | None = None,
     ) -> None:
         self.config = config
         self._lines = lines
@@ -51,6 +56,9 @@ class Exchange:
         self.worker_id = worker_id
         self.task_names: Sequence[str] = ()
         self._take_back = take_back  # gets outcomes that may not have been stored
+        # Gets outcomes whose jobs another session has locked. Without it, reports wait for as long as it
+        # takes.
+        self._set_aside = set_aside
         self._again: set[tuple[int, int]] = set()  # their jobs and runs
 
     def work(self, db: Database, outcomes: Outcomes, share: Share) -> Turn | None:
@@ -112,15 +120,24 @@ class Exchange:
         self._tell_of_ends(db, outcomes, refused)
         return turn
 
+    def report_again(self, db: Database, outcomes: Outcomes) -> None:
+        """Report outcomes that were set aside."""
+        self._report_one_by_one(db, outcomes)
+
     def _call(
-        self, db: Database, outcomes: Outcomes, share: Share = NOTHING, lines: Gathered | None = None
+        self,
+        db: Database,
+        outcomes: Outcomes,
+        share: Share = NOTHING,
+        lines: Gathered | None = None,
+        patience: str = PATIENCE,
     ) -> tuple[Turn, dict[tuple[int, int], str]]:
         """The turn, and why reports were refused, by id and run."""
         config, items = self.config, [report.item() for report in outcomes.reports]
         rows = db.work(
             self.worker_id, outcomes.done, items, share.most,
             self.task_names, share.queues, config.forbidden_flags or None, share.without,
-            as_items(lines) if lines else (),
+            as_items(lines) if lines else (), patience if outcomes and self._set_aside else None,
         )  # fmt: skip
         *_, again_in = rows.pop()
         first = 0
@@ -129,20 +146,31 @@ class Exchange:
         refused = {(row[1], row[2]): row[-2] for row in rows[:first]}
         return Turn([row[1:-2] for row in rows[first:]], again_in), refused
 
-    def _report_one_by_one(self, db: Database, outcomes: Outcomes, error: Exception) -> None:
+    def _report_one_by_one(self, db: Database, outcomes: Outcomes, error: Exception | None = None) -> None:
         """Report each job separately after a report was refused, as one job may be the reason.
+
+        Those whose jobs another session has locked are set aside.
 
         If the database forbids the report for any values, take it back and raise that error at the
         end."""
         forbidden: psycopg.Error | None = None
-        if not (isinstance(error, psycopg.Error) and forbids(error)):
+        if error and not (isinstance(error, psycopg.Error) and (forbids(error) or self._is_locked(error))):
             log.warning("a report was refused, going on one by one: %s", _first_line(error))
-        for outcome in outcomes:
+        waiting, locked = deque(outcomes), 0
+        if error is None:
+            random.shuffle(waiting)  # so that locked jobs, which come again, keep no others from their turn
+        while waiting:
             one = Outcomes()
-            one.add(outcome)
+            one.add(outcome := waiting.popleft())
             try:
-                _, refused = self._call(db, one)
+                _, refused = self._call(db, one, patience=LESS)
             except Exception as problem:
+                if self._set_aside and self._is_locked(problem):
+                    locked += 1
+                    while waiting and locked >= MANY:
+                        one.add(waiting.popleft())
+                    self._set_aside(one)
+                    continue
                 if isinstance(problem, psycopg.Error) and (
                     _connection_lost(problem, True) or forbids(problem)
                 ):
@@ -156,6 +184,9 @@ class Exchange:
                 self._tell_of_ends(db, one, refused)
         if forbidden:
             raise forbidden
+
+    def _is_locked(self, error: Exception) -> bool:
+        return self._set_aside is not None and isinstance(error, psycopg.errors.LockNotAvailable)
 
     def _fail_refused(self, db: Database, outcomes: Outcomes, refused: dict[tuple[int, int], str]) -> None:
         """Fail the jobs of malformed reports. A stale report is no fault: the claim was lost."""

@@ -52,9 +52,23 @@ create or replace function _send_notification() returns void
     language plpgsql set search_path from current
 as $$
 begin
-    if current_setting('pyworker.notify', true) is distinct from 'off' then
-        perform pg_notify(current_schema(), ''), nextval('notifications');
+    if _notify('') then
+        perform nextval('notifications');
     end if;
+end;
+$$;
+
+-- The same for any payload, on the channel named like the schema, with `suffix` behind it. False if
+-- notifications are switched off.
+create or replace function _notify(payload text, suffix text default '') returns boolean
+    language plpgsql set search_path from current
+as $$
+begin
+    if current_setting('pyworker.notify', true) = 'off' then
+        return false;
+    end if;
+    perform pg_notify(current_schema() || suffix, payload);
+    return true;
 end;
 $$;
 

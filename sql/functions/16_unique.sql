@@ -48,7 +48,7 @@ as $$
 begin
     insert into unique_keys as k (unique_key)
     select distinct h.key from unnest(keys) h(key) where h.key is not null order by h.key
-    on conflict on constraint unique_keys_pkey do update set adds = k.adds + 1;
+    on conflict on constraint unique_keys_pkey do update set adds = k.adds % 2147483647 + 1;
 end;
 $$;
 
@@ -108,7 +108,7 @@ begin
             end if;
             perform _finalize_jobs(array[v_replaced.id], null, 'cancelled', null, 'replaced');
             if v_replaced.state = 'running' then
-                perform pg_notify(current_schema(), 'cancel');
+                perform _notify('cancel');
             end if;
         end loop;
     end if;

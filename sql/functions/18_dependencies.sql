@@ -45,8 +45,8 @@ begin
             when jsonb_typeof(i.value) = 'number' or i.value ? 'id' and jsonb_typeof(i.value) = 'object'
                 then case when jsonb_typeof(v.id) <> 'number' or _bigint_of(v.id) is null
                           then format('id must be a job''s id, got %s', left(v.id::text, 40)) end
-            when jsonb_typeof(v.ref) <> 'string' or v.ref = '""'
-                then format('ref must be a string that is not empty, got %s', left(v.ref::text, 40))
+            when jsonb_typeof(v.ref) <> 'string' or length(v.ref #>> '{}') not between 1 and 512
+                then format('ref must be a string of 1 to 512 characters, got %s', left(v.ref::text, 40))
         end as problem) p
         where p.problem is not null order by i.n limit 1);
 end;
@@ -215,7 +215,7 @@ create or replace function _first_watch(first_id bigint, last_id bigint) returns
     language sql immutable
     return case when last_id - first_id > 1000 then first_id else last_id end;
 
--- Refuses refs of a call that are empty, used twice, unknown, or wait for each other in a circle.
+-- Refuses refs of a call that are empty, too long, used twice, unknown, or wait for each other in a circle.
 create or replace function _refuse_refs(requests _job_request[], label text, is_batch boolean) returns void
     language plpgsql immutable set search_path from current set enable_nestloop = off -- calls may be large
 as $$
@@ -226,10 +226,11 @@ declare
     v_left bigint;
 begin
     select r.ref, max(r.ordinality) as n into v_bad from unnest(requests) with ordinality r
-    where r.ref is not null group by r.ref having count(*) > 1 or r.ref = '' order by 2 limit 1;
+    where r.ref is not null group by r.ref having count(*) > 1 or length(r.ref) not between 1 and 512
+    order by 2 limit 1;
     if found then
-        raise exception '%: ref must be a string that no other job of the call has, got %',
-            format(label, v_bad.n), quote_literal(v_bad.ref) using errcode = 'PW001';
+        raise exception '%: ref must be a string of 1 to 512 characters that no other job of the call has, '
+            'got %', format(label, v_bad.n), quote_literal(left(v_bad.ref, 530)) using errcode = 'PW001';
     end if;
     with wanted as materialized (
         select r.ordinality as child, d.ref

@@ -39,6 +39,14 @@ begin
 end;
 $$;
 
+create or replace function _flags_of(flags text[]) returns jsonb
+    language plpgsql immutable strict set search_path from current
+as $$
+begin
+    return (select jsonb_object_agg(f.flag, true) from unnest(flags) f(flag));
+end;
+$$;
+
 -- Why the arguments of an add are invalid; null if they are valid. Single and bulk adds share these
 -- rules. PostgreSQL inlines the expression, so it costs no more than its comparisons.
 create or replace function _job_refusal(
@@ -69,6 +77,9 @@ create or replace function _job_refusal(
             then format('flags must be a plain list, got %s', flags)
         when array_position(flags, null) is not null
             then format('flags must not contain null, got %s', flags)
+        when flags is not null and octet_length(_flags_of(flags)::text) > 1500 -- an index has them
+            then format('flags must not be longer than 1500 bytes as JSON, got %s',
+                        octet_length(_flags_of(flags)::text))
         when meta is not null and jsonb_typeof(meta) <> 'object'
             then format('meta must be a JSON object, got %s', jsonb_typeof(meta))
         when delivery not in ('at_least_once', 'at_most_once')
@@ -224,11 +235,3 @@ comment on function add_job(text, text, text, timestamptz, integer, text, intege
     jsonb, jsonb, jsonb, text, jsonb, timestamptz, interval) is
     'add_job for a payload given as text. PostgreSQL resolves a plain literal to this one. Errors: '
     'PW001 if it is not JSON.';
-
-create or replace function _flags_of(flags text[]) returns jsonb
-    language plpgsql immutable strict set search_path from current
-as $$
-begin
-    return (select jsonb_object_agg(f.flag, true) from unnest(flags) f(flag));
-end;
-$$;

@@ -157,9 +157,9 @@ begin
         max_attempts = coalesce(request.max_attempts, task.max_attempts, 25), attempts = 0,
         priority = coalesce(request.priority, task.priority, 0), flags = _flags_of(request.flags),
         meta = request.meta, delivery = coalesce(request.delivery, task.delivery, 'at_least_once'),
-        revision = j.revision + 1, last_error = null, reason = null, finished_at = null, expires_at = null,
-        started_at = null, crashes = null, start_by = request.expires_at, wait_until = v_until,
-        waits_run = nullif(j.run, 0),
+        revision = j.revision % 2147483647 + 1, last_error = null, reason = null, finished_at = null,
+        expires_at = null, started_at = null, crashes = null, start_by = request.expires_at,
+        wait_until = v_until, waits_run = nullif(j.run, 0),
         waits_since = case when _waits_again(j) then v_now else j.waits_since end
     where j.job_key = request.job_key
       and (j.id = job.id or job.id is null and j.state not in ('running', 'discarded')

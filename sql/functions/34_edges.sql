@@ -38,8 +38,10 @@ begin atomic
     select e.parent_id, e.condition, e.ref, e.cancels, p.touched, p.state is null or p.state = 'discarded'
     from edges e
     left join lateral (
-        select i.state, i.xmax <> '0' and age(i.xmax) <= age(pg_snapshot_xmin(pg_current_snapshot())::xid)
-                        as touched
+        -- A row that several subtransactions have locked has a MultiXact there. In most databases the numbers
+        -- of transactions are higher.
+        select i.state, i.xmax <> '0' and (mxid_age(i.xmax) > 0 or age(i.xmax) <= age(
+                   pg_snapshot_xmin(pg_current_snapshot())::xid)) as touched
         from live_jobs i where i.id = e.parent_id offset 0) p on true
     where e.child_id = _open_edges.child_id and e.revision = _open_edges.revision
       and e.parent_id >= _open_edges.from_id and e.met is null
@@ -111,7 +113,7 @@ begin
         perform _notify_waiters(parent_ids);
     end if;
     if state = 'discarded' and (select s.notify_discarded from settings s) then
-        perform pg_notify(current_schema() || '_discarded', i.id::text) from unnest(parent_ids) i(id);
+        perform _notify(i.id::text, '_discarded') from unnest(parent_ids) i(id);
     end if;
     if _coordination_is_used() then
         perform _tell_children(parent_ids, state);

@@ -43,7 +43,7 @@ create or replace function _notify_waiters(job_ids bigint[]) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
-    perform pg_notify(current_schema() || '_ended', w.job_id::text)
+    perform _notify(w.job_id::text, '_ended')
     from (select distinct i.job_id from waiters i where i.job_id = any (job_ids)) w;
 end;
 $$;

@@ -104,7 +104,8 @@ create or replace function _takes(worker workers, task text, queue text, flags j
        and coalesce(_reported_list(worker, 'queue_names') ? queue, true)
        and not coalesce(flags ?| _texts_of(_reported_list(worker, 'forbidden_flags')), false);
 
--- Locks the running jobs of these workers in the order of their ids, and returns them.
+-- Locks the running jobs of these workers in the order of their ids, and returns them. It waits for those
+-- that another session has locked.
 create or replace function _lock_running_jobs(worker_ids bigint[]) returns setof live_jobs
     language plpgsql set search_path from current
     set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
@@ -116,6 +117,28 @@ begin
     select j.* from live_jobs j
     where j.id = any (v_ids) and j.worker_id = any (worker_ids) and j.state = 'running'
     order by j.id + 0 for update; -- + 0: never a walk along all ids
+end;
+$$;
+
+-- The same, but it waits for a moment only, and returns the jobs that it has locked: a report that is under
+-- way ends soon, but a person's transaction may stay open for long. Sweeps find the others, once their
+-- workers have ended.
+create or replace function _lock_free_jobs(worker_ids bigint[]) returns setof live_jobs
+    language plpgsql set search_path from current set lock_timeout = '200ms'
+    set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_ids constant bigint[] := _held_by(worker_ids);
+begin
+    begin
+        perform from _lock_running_jobs(worker_ids);
+    exception when lock_not_available then
+        null;
+    end;
+    return query
+    select j.* from live_jobs j
+    where j.id = any (v_ids) and j.worker_id = any (worker_ids) and j.state = 'running'
+    order by j.id + 0 for update skip locked;
 end;
 $$;
 
@@ -135,14 +158,15 @@ begin
     -- Not a delete: by this row, a sweep finds the jobs of a claim that was still open. The sweep
     -- deletes it a day later.
     update workers w set dead_at = clock() where w.id = unregister_worker.worker_id;
-    perform _hand_back(j) from _lock_running_jobs(array[unregister_worker.worker_id]) j;
+    perform _hand_back(j) from _lock_free_jobs(array[unregister_worker.worker_id]) j;
     perform _forget_claims(array[unregister_worker.worker_id]);
     perform _release_worker_lock(unregister_worker.worker_id);
 end;
 $$;
 comment on function unregister_worker(bigint) is
     'Ends a worker in an orderly way: the jobs that it still holds are handed back, get their '
-    'attempt back, and can be claimed at once.';
+    'attempt back, and can be claimed at once. A job that another session has locked for long is handed '
+    'on by a sweep when it is free.';
 
 create or replace function reconcile(worker_id bigint, job_ids bigint[], runs bigint[]) returns bigint[]
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
@@ -155,7 +179,7 @@ begin
         raise exception 'reconcile: worker % is unknown or was declared dead',
             coalesce(worker_id::text, 'NULL') using errcode = 'PW004';
     end if;
-    for v_job in select j.* from _lock_running_jobs(array[reconcile.worker_id]) j loop
+    for v_job in select j.* from _lock_free_jobs(array[reconcile.worker_id]) j loop
         if exists (select from unnest(job_ids, runs) k(id, run)
                    where k.id = v_job.id and k.run = v_job.run) then
             v_held := v_held || v_job.id;
@@ -163,7 +187,13 @@ begin
             perform _hand_back(v_job);
         end if;
     end loop;
-    return v_held;
+    return array(
+        select h.id from unnest(v_held) h(id)
+        union
+        select j.id from unnest(job_ids, runs) k(id, run) -- another session may have it locked
+        join live_jobs j on j.id = k.id and j.run = k.run and j.state = 'running'
+        where j.worker_id = reconcile.worker_id
+        order by 1);
 end;
 $$;
 comment on function reconcile(bigint, bigint[], bigint[]) is
@@ -185,13 +215,13 @@ declare
     v_job live_jobs;
 begin
     update workers w set dead_at = clock() where w.id = report_crash.worker_id and _is_registered(w);
-    for v_job in select j.* from _lock_running_jobs(array[report_crash.worker_id]) j loop
+    for v_job in select j.* from _lock_free_jobs(array[report_crash.worker_id]) j loop
         if not exists (select from unnest(job_ids, runs) k(id, run)
                        where k.id = v_job.id and k.run = v_job.run) then
             perform _hand_back(v_job);
             continue;
         end if;
-        update live_jobs j set crashes = coalesce(j.crashes, 0) + 1 where j.id = v_job.id
+        update live_jobs j set crashes = least(coalesce(j.crashes, 0) + 1, 32767) where j.id = v_job.id
         returning j.* into v_job;
         perform _record_error(v_job, v_error);
         if v_alone and v_job.crashes >= v_limit and not _must_not_rerun(v_job) then

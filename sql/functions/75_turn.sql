@@ -264,7 +264,7 @@ create or replace function _settle_reports(
     language plpgsql set search_path from current set enable_bitmapscan = off
 as $$
 declare
-    v_mixed boolean := reports <> '[]' or array_position(done_runs, null) > 0;
+    v_mixed boolean := reports <> '[]' or array_position(done_runs, null) is not null;
     v_ended record;
 begin
     if v_mixed is not true and cardinality(done_ids) > 1 then -- may name two runs of one job
@@ -297,6 +297,7 @@ as $$
 declare
     v_reports _report[] := array(select r from _reports_of(done_ids, done_runs, reports) r);
     v_counts _report[]; -- of each run the first report that is well-formed, if the run has not ended
+    v_results constant jsonb[] := array(select r.result from unnest(done_results) r(result)); -- begins at 1
     v_snoozed bigint[];
 begin
     v_counts := array(
@@ -308,7 +309,7 @@ begin
             select j.id from live_jobs j
             where j.id between s.id and s.id and j.run = s.run and j.state = 'running' for update) j);
     perform finish_jobs(
-            array_agg(c.id), array_agg(c.run), array_agg(done_results[c.position]))
+            array_agg(c.id), array_agg(c.run), array_agg(v_results[c.position]))
         from unnest(v_counts) c where c.verb = 'done' having count(*) > 0;
     perform fail_jobs(jsonb_agg(jsonb_build_object(
             'id', c.id, 'run', c.run, 'payload', c.value -> 'payload',

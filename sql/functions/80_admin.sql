@@ -59,7 +59,7 @@ begin
     elsif v_row.state = 'running' and force is not true then
         update live_jobs j set cancel_requested_at = coalesce(j.cancel_requested_at, v_now)
         where j.id = v_row.id returning j.* into v_row;
-        perform pg_notify(current_schema(), 'cancel');
+        perform _notify('cancel');
         return _job_of(v_row);
     end if;
     perform _finalize_jobs(array[v_row.id], null, 'cancelled', null, 'cancelled');

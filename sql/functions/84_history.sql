@@ -72,6 +72,9 @@ begin
                 null; -- the default partition has just received a first row of this day
             when lock_not_available then
                 return; -- a long transaction has finished a job; the next call tries again
+            when others then -- an event trigger of the database, for instance
+                raise warning 'no partition of history was made: %', sqlerrm;
+                return;
         end;
     end loop;
 end;
@@ -257,6 +260,9 @@ begin
         exception when lock_not_available then
             -- Another session reads history, and every finish waits behind us: the next call tries
             -- again.
+            return i - 1;
+        when others then -- an event trigger of the database, for instance: its jobs are pruned one by one
+            raise warning '% was not dropped: %', days[i], sqlerrm;
             return i - 1;
         end;
     end loop;

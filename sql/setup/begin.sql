@@ -31,6 +31,12 @@ begin
             current_setting('server_encoding')
             using errcode = 'PW006';
     end if;
+    if octet_length(current_setting('pyworker.schema')) > 53
+       and to_regclass(format('%I.migrations', current_setting('pyworker.schema'))) is null then
+        raise exception 'the name of the schema must not be longer than 53 bytes, got %',
+            quote_literal(current_setting('pyworker.schema'))
+            using errcode = 'PW001', hint = 'Names of channels and roles are made of it, of up to 63 bytes.';
+    end if;
     -- `create schema if not exists` needs the right to create schemas even if the schema exists.
     if not exists (select from pg_namespace n where n.nspname = current_setting('pyworker.schema')) then
         execute format('create schema %I', current_setting('pyworker.schema'));

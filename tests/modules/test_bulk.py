@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
+
+from tests.support.api import Api
 
 
 def ids(api, **named):
@@ -173,6 +176,17 @@ def test_only_the_actions_that_would_change_a_job_are_offered_and_their_sql_does
             api.rows(api.rows("select * from pyworker.job_actions(%s)", [job.id])[0].statement)
             assert api.get_job(job.id).state == "available"
     assert api.rows("select * from pyworker.job_actions(999999)") == []
+
+
+def test_reasons_are_told_without_the_name_of_a_function_whatever_backslashes_mean(api, worker, dsn):
+    jobs = [api.add_job("t").id for _ in range(2)]
+    api.claim_jobs(worker, 2)
+    for setting in ("on", "off"):
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute(f"set standard_conforming_strings = {setting}")
+            (told,) = act(Api(conn), "retry", tasks=["t"])
+        assert [o["outcome"] for o in told.outcomes] == ["the job is running"]
+    assert told.refused == len(jobs)
 
 
 def test_what_came_of_actions_is_told_by_the_rows_of_the_audit(api, one_of_each):

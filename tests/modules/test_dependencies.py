@@ -133,7 +133,7 @@ def test_refs_name_jobs_of_the_same_call(api: Any, worker: int) -> None:
         ([True], "PW001", "item 1: it must be an id, a ref or an object, got boolean"),
         ([1, 2.5], "PW001", "item 2: id must be a job's id, got 2.5"),
         (["a"], "PW001", "no job of the call has the ref 'a'"),
-        ([""], "PW001", 'ref must be a string that is not empty, got ""'),
+        ([""], "PW001", 'ref must be a string of 1 to 512 characters, got ""'),
         ([{"id": 1, "ref": "a"}], "PW001", "it must have either id or ref"),
         ([{}], "PW001", "it must have either id or ref"),
         ([{"id": "1"}], "PW001", 'id must be a job\'s id, got "1"'),

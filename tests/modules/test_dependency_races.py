@@ -231,3 +231,33 @@ def test_a_dependency_that_an_open_end_has_met_stays_met(api: Any, actor: Any, w
     assert api.get_job(parent).state == "available"
     (known,) = api.rows("select state from pyworker.dependency_results(%s)", [job])
     assert known.state == "discarded"
+
+
+# Each locks a job in a transaction, and then ends it in a savepoint of that transaction.
+IN_A_SAVEPOINT = {
+    "an action on a list": lambda a, job: a.rows(
+        "select * from pyworker.perform_on_listed('force_cancel', 'ada', tasks => '{parent}')"
+    ),
+    "once, and an end": lambda a, job: (
+        a.once(job, a.get_job(job).run, "mail"),
+        a.rows("savepoint s"),
+        a.finish(job),
+        a.rows("release s"),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", IN_A_SAVEPOINT)
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_an_open_end_in_a_savepoint_tells_a_child_that_is_added_meanwhile(
+    api: Any, actor: Any, worker: int, way: str, outcome: str
+) -> None:
+    """Two subtransactions have locked the parent, so its row names a MultiXact, which is no transaction."""
+    parent = running(api, worker)
+    a = actor()
+    a.begin()
+    IN_A_SAVEPOINT[way](a, parent)
+    job = child(api, [{"id": parent, "on": "end"}])
+    assert state(api, job) == "pending"
+    getattr(a, outcome)()
+    assert state(api, job) == ("available" if outcome == "commit" else "pending")

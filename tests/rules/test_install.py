@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+import pyworker
 from pyworker import SchemaVersionError
 from pyworker._db import migrations
 from tests.support import ROOT
@@ -206,6 +207,21 @@ def test_two_schemas_in_one_database_do_not_meet(fresh, dsn):
     assert fresh.execute(
         "select (select count(*) from one.jobs), (select count(*) from two.jobs)"
     ).fetchone() == (1, 0)
+
+
+def test_a_schema_has_room_behind_its_name_for_those_that_are_made_of_it(fresh, psql, dsn):
+    """Channels, roles and the schema of queries: the longest is NAME_discarded."""
+    longest, too_long = "ü" * 26 + "x", "ü" * 27
+    migrations.migrate(fresh, longest, roles=True)
+    for name in ("_ended", "_discarded", "_producer", "_queries"):
+        assert len((longest + name).encode()) <= 63
+    with pytest.raises(pyworker.InvalidArgument, match="53 bytes"):
+        migrations.migrate(fresh, too_long)
+    fresh.execute(f'create schema "{too_long}"')
+    with pytest.raises(pyworker.InvalidArgument, match="53 bytes"):
+        migrations.migrate(fresh, too_long)
+    done = psql("-v", f"schema={too_long}", "-f", SQL / "install.sql")
+    assert "53 bytes" in done.stderr
 
 
 def test_a_dry_run_tells_and_changes_nothing(fresh, dsn):

@@ -51,6 +51,19 @@ def test_it_is_woken_by_a_notification_and_right_without_one(queue: Any, alone: 
     thread.join()
 
 
+def test_any_kind_of_cursor_may_be_the_connections_own(queue: Any, dsn: str) -> None:
+    job = queue.add("no_such_task")
+    queue.rows("select pyworker.cancel_job(%s)", job)
+    with psycopg.connect(dsn, cursor_factory=psycopg.RawCursor) as conn:
+        assert pyworker.wait_for_job(conn, job).state == "cancelled"
+
+    async def run() -> None:
+        async with await psycopg.AsyncConnection.connect(dsn, cursor_factory=psycopg.AsyncRawCursor) as conn:
+            assert (await pyworker.wait_for_job(conn, job)).state == "cancelled"
+
+    asyncio.run(run())
+
+
 def test_a_job_that_does_not_end_in_time_is_in_the_exception(queue: Any, alone: Any) -> None:
     job = queue.add("no_such_task")
     with pytest.raises(

@@ -146,6 +146,33 @@ def test_notifications_can_be_switched_off_for_a_session(
     assert heard() == [""]
 
 
+QUIETLY: dict[str, Callable[[Any, Any], Any]] = {
+    "cancel_job": lambda api, job: api.cancel_job(job.id),
+    "an add that replaces it": lambda api, job: api.add_job(
+        "t", unique_policy={"keys": ["type"], "on_conflict": "replace"}
+    ),
+    "an end that a caller waits for": lambda api, job: api.finish(job.id),
+    "an end that listeners for discarded jobs wait for": lambda api, job: api.fail(job, discard=True),
+}
+
+
+@pytest.mark.parametrize("verb", QUIETLY)
+def test_a_transaction_with_notifications_switched_off_can_be_prepared(
+    api: Any, actor: Any, job_in: Any, heard: Any, verb: str
+) -> None:
+    job = job_in("running", unique_policy={"keys": ["type"]})
+    api.await_job(job.id)
+    api.configure(notify_discarded=True)
+    wait(api, api.register_worker())
+    a = actor()
+    a.rows("set pyworker.notify = off")
+    a.begin()
+    QUIETLY[verb](a, job)
+    a.rows("prepare transaction 'quiet'")
+    a.rows("commit prepared 'quiet'")
+    assert heard() == []
+
+
 def test_a_worker_is_told_at_once_when_its_job_is_cancelled(api: Any, job_in: Any, heard: Any) -> None:
     job = job_in("running")
     heard()

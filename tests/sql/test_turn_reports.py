@@ -61,6 +61,22 @@ def test_a_mixture_of_reports_is_settled_by_one_call(api: Any, worker: int) -> N
     assert api.value("select result from pyworker.finished_jobs where id = %s", [a.id]) == {"sum": 3}
 
 
+def test_results_are_told_by_their_place_whatever_the_bounds_of_their_array(api: Any, worker: int) -> None:
+    """PostgreSQL's arrays may begin at any number: '[0:1]={7,8}'."""
+    first, second, third = claimed(api, worker, *"tuv")
+    api.rows(
+        "select * from pyworker.work(%s, %s::text::bigint[], %s::text::bigint[], %s::text::jsonb[], %s, 0)",
+        [
+            worker,
+            f"[0:1]={{{first.id},{second.id}}}",
+            f"[-1:0]={{{first.run},{second.run}}}",
+            "[0:1]={7,8}",
+            Jsonb([word(third, "release")]),
+        ],
+    )
+    assert [api.get_job(job.id).result for job in (first, second)] == [7, 8]
+
+
 def test_ids_and_runs_may_be_strings(api: Any, worker: int) -> None:
     (job,) = claimed(api, worker, "t")
     report = {"id": str(job.id), "run": str(job.run), "do": "discard"}

@@ -12,7 +12,7 @@ begin
         select coalesce(jsonb_agg(to_jsonb(g) order by g.ok desc, g.jobs desc), '[]')
         from (select r.ok, regexp_replace(replace(replace(r.outcome,
                          'there is no job ' || r.target, 'the job is gone'),
-                         'job ' || r.target, 'the job'), '^\w+: ', '') as outcome,
+                         'job ' || r.target, 'the job'), '^[a-z_]+: ', '') as outcome,
                      count(*) as jobs, min(r.target) as example
               from jsonb_to_recordset(rows) r(target text, ok boolean, outcome text)
               group by 1, 2 order by count(*) desc limit 20) g);
