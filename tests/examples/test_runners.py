@@ -164,6 +164,17 @@ def test_a_report_whose_answer_is_lost_is_repeated(queue: Running) -> None:
     assert len(queue.seen(job)) == 1
 
 
+def test_a_turn_that_the_database_cancels_is_repeated(queue: Running) -> None:
+    queue.start()
+    queue.until_state("completed", queue.add("note"))
+    with queue.conn.transaction():  # a turn waits for this transaction
+        queue.conn.execute("lock table pyworker.live_jobs")
+        waits = "select pid from pg_stat_activity where wait_event_type = 'Lock' and query ~ 'work[(]'"
+        queue.until(f"select coalesce(pg_cancel_backend(({waits} limit 1)), false)")
+    queue.conn.execute("set pyworker.notify = off")
+    queue.until_state("completed", queue.add("note"))
+
+
 def test_it_opens_again_when_it_was_declared_dead_and_drops_what_it_was_running(queue: Running) -> None:
     queue.start()
     job = queue.add("wait")
