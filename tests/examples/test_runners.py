@@ -170,7 +170,8 @@ def test_a_turn_that_the_database_cancels_is_repeated(queue: Running) -> None:
     with queue.conn.transaction():  # a turn waits for this transaction
         queue.conn.execute("lock table pyworker.live_jobs")
         waits = "select pid from pg_stat_activity where wait_event_type = 'Lock' and query ~ 'work[(]'"
-        queue.until(f"select coalesce(pg_cancel_backend(({waits} limit 1)), false)")
+        cancel = f"coalesce(pg_cancel_backend(({waits} limit 1)), false)"
+        queue.until(f"select {cancel}, pg_stat_clear_snapshot()")
     queue.conn.execute("set pyworker.notify = off")
     queue.until_state("completed", queue.add("note"))
 

@@ -1,5 +1,6 @@
 // One attempt at a job: what its handler gets, what it may throw, and what is reported.
 import { setTimeout as sleep } from 'node:timers/promises'
+import { inspect } from 'node:util'
 
 // Throw one to end a job in another way than by a failure.
 export class Report extends Error {
@@ -26,7 +27,7 @@ export class Job {
   // Runs the handler, and notes what to report.
   async perform(handler) {
     try {
-      if (this.delivery === 'at_most_once') await this.start()
+      if (this.delivery === 'at_most_once' && !(await this.start())) throw new Report('release')
       const late = () => this.runner.abort(this, new Error(`timed out after ${this.timeout_s} s`))
       if (this.timeout_s) this.timer = setTimeout(late, Math.min(this.timeout_s * 1000, 2 ** 31 - 1))
       this.end({ do: 'done', result: await handler(this.payload, this) })
@@ -36,10 +37,10 @@ export class Job {
     clearTimeout(this.timer)
   }
 
+  // False also if the answer came late: this process was paused, and others have the job.
   async start() {
     const started = await this.runner.ask('start_job($1, $2)', this.id, this.run).catch(() => false)
-    // The answer may come late: this process was paused, and others have the job.
-    if (!started || this.signal.aborted || this.runner.isSilent) throw new Report('release')
+    return started && !this.signal.aborted && !this.runner.isSilent
   }
 
   // Only the first end is reported.
@@ -50,7 +51,7 @@ export class Job {
   // The handler has thrown this, or does not stop.
   fail(error) {
     const why = this.signal.aborted ? this.signal.reason : error
-    const failure = { do: 'fail', error: String(why?.stack ?? why).slice(0, 32000) }
+    const failure = { do: 'fail', error: String(why?.stack ?? inspect(why)).slice(0, 32000) }
     this.end(why instanceof Report ? why.report : failure)
   }
 

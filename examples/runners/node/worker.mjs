@@ -6,6 +6,7 @@ import pg from 'pg'
 import { Job, Report } from './job.mjs'
 
 const PREFETCH = 10 // jobs that wait here, besides those that run
+const DOUBTS = [0, 1, 3, 7, 15, 31, 63, 127] // seconds: a call whose answer was lost may still commit
 const SETTINGS = `set statement_timeout = '4s'; set tcp_user_timeout = 14000; set tcp_keepalives_idle = 8;
   set tcp_keepalives_interval = 2; set tcp_keepalives_count = 3`
 const idsOf = jobs => [jobs.map(job => job.id), jobs.map(job => job.run)]
@@ -17,30 +18,27 @@ export class Runner extends EventEmitter {
     Object.assign(this, { handlers, concurrency, shutdown_s, schema: pg.escapeIdentifier(schema) })
     this.held = new Set() // all jobs that this worker has claimed and not reported
     this.running = this.workAt = 0 // handlers, also of jobs that are lost; when to claim again
-    this.pool = this.poolOf(2 * concurrency + 2) // for work, and for what handlers call
-    this.ear = this.poolOf(1, async client => { // for beat: it has the worker's lock, and hears notifications
-      client.on('notification', ({ payload }) => this.notified(payload))
-      await client.query(`${SETTINGS}; listen ${this.schema}`)
-      this.notified() // one may have been missed
-    })
-  }
-
-  poolOf(max, onConnect) {
-    const pool = new pg.Pool({ connectionString: process.env.DATABASE_URL, connectionTimeoutMillis: 5000,
-      keepAlive: true, keepAliveInitialDelayMillis: 5000, idleTimeoutMillis: 0, max, onConnect })
-    pool.on('error', () => {})
-    pool.on('connect', client => client.on('error', () => {})) // one that is lost fails its query
-    return pool
+    const options = { connectionString: process.env.DATABASE_URL, connectionTimeoutMillis: 5000,
+      keepAlive: true, keepAliveInitialDelayMillis: 5000 }
+    // For work, and for what handlers call: a transaction, and another call during it.
+    this.pool = new pg.Pool({ ...options, max: 2 * concurrency + 2 })
+    // For beat. This one connection has the worker's lock, and hears notifications.
+    this.ear = new pg.Pool({ ...options, max: 1, onConnect: client => this.listen(client) })
+    for (const pool of [this.pool, this.ear]) {
+      pool.on('error', () => {}) // a connection that is lost fails its next query
+      pool.on('connect', client => client.on('error', () => {}))
+    }
   }
 
   // All calls: each is a transaction of its own.
-  async rows(call, values, on = this.pool) {
-    const text = `select * from ${call.replaceAll('pyworker.', `${this.schema}.`)}`
+  async rows(sql, values, on = this.pool) {
+    const text = sql.replaceAll('pyworker.', `${this.schema}.`)
     return (await on.query({ text, values, query_timeout: on === this.ear ? 6000 : 60000 })).rows
   }
 
   async ask(call, ...values) {
-    return (await this.rows(`pyworker.${call} as answer`, values))[0].answer
+    const [row] = await this.rows(`select pyworker.${call}`, values)
+    return Object.values(row)[0]
   }
 
   // No beat was answered for so long that others may have our jobs.
@@ -51,13 +49,14 @@ export class Runner extends EventEmitter {
   // Works until stop() is called. Returns the exit code.
   async run() {
     const fence = setInterval(() => this.isSilent && this.dead('the database does not answer', 1), 200)
-    const beats = this.repeat(500, () => this.closed, () => this.beats())
+    const beat = async () => this.pause('beat', this.opened ? await this.beat(this.ear) : 1)
+    const beats = this.repeat(500, () => this.closed, beat)
     await this.repeat(5000, () => this.stopping && !this.held.size, () => this.turn())
     clearInterval(fence)
     this.closed = true
     this.emit('beat')
     await beats
-    await this.rows('pyworker.close_worker($1)', [this.last?.worker], this.ear).catch(() => {})
+    await this.rows('select pyworker.close_worker($1)', [this.last?.worker], this.ear).catch(() => {})
     await Promise.all([this.ear.end(), this.pool.end()])
     return this.exitCode ?? 0
   }
@@ -74,7 +73,7 @@ export class Runner extends EventEmitter {
         this.workAt = 0
         if (code === 'PW004') this.dead(error.message)
         else if (code === 'PW006') this.stop(this.shutdown_s, 56)
-        else if (/^(none|08|57P|25006)/.test(code)) this.doubt()
+        else if (/^(none|08|57P|25006)/.test(code)) this.doubts = DOUBTS.map(seconds => now() + seconds)
         await sleep(Math.min(100 * 2 ** failures++, most) * (0.5 + Math.random() / 2))
       }
     }
@@ -84,6 +83,12 @@ export class Runner extends EventEmitter {
   pause(event, seconds) {
     const signal = AbortSignal.timeout(Math.ceil(Math.min(Math.max(seconds, 0), 2.5) * 1000))
     return once(this, event, { signal }).catch(() => {})
+  }
+
+  async listen(client) {
+    client.on('notification', ({ payload }) => this.notified(payload))
+    await client.query(`${SETTINGS}; listen ${this.schema}`)
+    this.notified() // one may have been missed
   }
 
   notified(payload) {
@@ -98,17 +103,11 @@ export class Runner extends EventEmitter {
     else await this.work()
   }
 
-  // An answer of work is missing. The lost call may still commit, so beat asks more than once.
-  doubt() {
-    this.doubts = [0, 1, 3, 7, 15, 31, 63, 127].map(seconds => now() + seconds)
-  }
-
   async open() {
     const sent = now()
     const info = { name: 'node', pid: process.pid, task_identifiers: Object.keys(this.handlers) }
-    const call = 'pyworker.close_worker($1), pyworker.open_worker($2, 1) as answer'
-    const [{ answer }] = await this.rows(call, [this.last?.worker, info])
-    this.opened = this.last = answer
+    const call = 'open_worker($1, 1) from pyworker.close_worker($2)' // of the former one
+    this.opened = this.last = await this.ask(call, info, this.last?.worker)
     this.aliveAt = sent
     this.doubts = []
     this.emit('beat')
@@ -121,11 +120,11 @@ export class Runner extends EventEmitter {
     const wait = room ? this.workAt - now() : 2.5
     if (!ended.length && wait > 0) return this.pause('work', wait)
     const me = this.opened
-    const call = `pyworker.read_reports($2::bigint[], $3::bigint[], $4) r,
-      pyworker.work($1, r.done_ids, r.done_runs, r.done_results, r.reports, $5, $6)`
+    const sql = `select w.* from pyworker.read_reports($2::bigint[], $3::bigint[], $4) r, pyworker.work(
+      $1, r.done_ids, r.done_runs, r.done_results, r.reports, $5, $6) w`
     const reports = [...idsOf(ended), ended.map(job => job.report)]
     this.workAt = Infinity // a notification from now on sets it to 0
-    const rows = await this.rows(call, [me.worker, ...reports, room, Object.keys(this.handlers)])
+    const rows = await this.rows(sql, [me.worker, ...reports, room, Object.keys(this.handlers)])
     if (me !== this.opened) return // declared dead meanwhile: none of this is ours
     for (const job of ended) this.held.delete(job)
     for (const row of rows) {
@@ -136,16 +135,13 @@ export class Runner extends EventEmitter {
     this.begin()
   }
 
-  async beats() {
-    await this.pause('beat', this.opened ? await this.beat(this.ear) : 1)
-  }
-
   // Names all jobs that are held, and hears which of them must stop. Returns when to beat again.
   async beat(on, lostAnswer = false) {
     const me = this.opened, sent = now(), held = [...this.held]
-    const fits = this.stopping ? '' : 'pyworker.check_version(1), ' // the one that this was tested with
-    const call = `${fits}pyworker.beat($1, $2::bigint[], $3::bigint[], $4, lost_answer => $5)`
-    const [alive, ...stops] = await this.rows(call, [me.worker, ...idsOf(held), !lostAnswer, lostAnswer], on)
+    const fits = this.stopping ? '' : ', pyworker.check_version(1)' // the one that this was tested with
+    const sql = `select b.* from pyworker.beat(
+      $1, $2::bigint[], $3::bigint[], $4, lost_answer => $5) b${fits}`
+    const [alive, ...stops] = await this.rows(sql, [me.worker, ...idsOf(held), !lostAnswer, lostAnswer], on)
     if (me !== this.opened) return 0
     if (alive.kind === 'dead') return this.dead('declared dead') ?? 0
     this.aliveAt = sent
@@ -153,7 +149,7 @@ export class Runner extends EventEmitter {
     for (const { id, run, why } of stops) {
       const job = held.find(job => job.id === id && job.run === run)
       if (job.report || job.finished) continue
-      if (why === 'lost') this.lose(job, why)
+      if (why === 'lost') this.lose([job], 'the claim is lost')
       else if (job.begun) job.abort(new Error('cancelled while it was running')) // it may ignore it
       else job.end({ do: 'release' })
     }
@@ -196,16 +192,18 @@ export class Runner extends EventEmitter {
     }, seconds * 1000)
   }
 
-  // Other workers have this job, or may have it soon.
-  lose(job, why, seconds) {
-    this.held.delete(job)
-    if (job.begun) this.abort(job, new Error(why), seconds)
+  // Other workers have these jobs, or may have them soon.
+  lose(jobs, why, seconds) {
+    for (const job of jobs) {
+      this.held.delete(job)
+      if (job.begun) this.abort(job, new Error(why), seconds)
+    }
   }
 
   dead(why, seconds) {
     log(why)
     this.opened = undefined
-    for (const job of this.held) this.lose(job, why, seconds)
+    this.lose(this.held, why, seconds)
     this.emit('work')
   }
 
