@@ -108,8 +108,8 @@ func (j *Job) call() (result any, err error) {
 	}()
 	if j.Delivery == "at_most_once" {
 		start, err := ask[bool](j.ctx, j.w, j.w.pool, "SELECT pyworker.start_job($1, $2)", j.ID, j.Run)
-		// The answer may be late: this process was paused, and others have the job. To be dead ends ctx.
-		if err != nil || !start || j.w.isSilent() || j.ctx.Err() != nil {
+		j.w.locked(j.w.fence) // the answer may be late: this process was paused, and others have the job
+		if err != nil || !start || j.ctx.Err() != nil {
 			return nil, errReleased
 		}
 	}

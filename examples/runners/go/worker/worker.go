@@ -98,32 +98,26 @@ func Run(handlers map[string]Handler) int {
 		pool:   pool, wake: make(chan struct{}, 1),
 	}
 	w.over, w.end = context.WithCancel(context.Background())
-	go w.watch()
-	var beats sync.WaitGroup
-	beats.Go(func() { w.repeat(500*time.Millisecond, w.beats) })
-	w.repeat(5*time.Second, w.turn)
-	beats.Wait()
-	if w.ear != nil { // it has the lock
-		ask[any](context.Background(), w, w.ear, "SELECT pyworker.close_worker($1)", w.former)
-	}
-	return w.code
-}
-
-// watch waits for signals, and for a database that does not answer.
-func (w *worker) watch() {
+	var loops sync.WaitGroup
+	loops.Go(func() { w.repeat(500*time.Millisecond, w.beats) })
+	loops.Go(func() { w.repeat(5*time.Second, w.turn) })
 	signals, patience := make(chan os.Signal, 2), patience
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
-	for {
+	for w.over.Err() == nil {
 		select {
 		case <-signals:
 			w.locked(func() { w.stop(patience, 0) })
 			patience = 0
 		case <-time.After(200 * time.Millisecond):
-			if w.isSilent() {
-				w.locked(func() { w.dead(errors.New("the database does not answer")) })
-			}
+			w.locked(w.fence)
+		case <-w.over.Done():
 		}
 	}
+	loops.Wait()
+	if w.ear != nil { // it has the lock
+		ask[any](context.Background(), w, w.ear, "SELECT pyworker.close_worker($1)", w.former)
+	}
+	return w.code
 }
 
 // repeat repeats a step until the worker ends. After an error it waits, each time twice as long.
@@ -333,7 +327,10 @@ func (w *worker) beat(ctx context.Context, on database, lostAnswer bool) (next t
 		return 0, err
 	}
 	for _, r := range answer {
-		at := slices.IndexFunc(w.jobs, func(j *Job) bool { return j.claim == r.claim })
+		j := &r.Job
+		if at := slices.IndexFunc(w.jobs, func(j *Job) bool { return j.claim == r.claim }); at >= 0 {
+			j = w.jobs[at]
+		}
 		switch {
 		case r.Kind == "dead":
 			w.dead(errors.New("this worker was declared dead"))
@@ -342,8 +339,13 @@ func (w *worker) beat(ctx context.Context, on database, lostAnswer bool) (next t
 			if strings.Contains(r.Why, "maintain") {
 				go ask[any](context.Background(), w, w.pool, "SELECT pyworker.maintain()")
 			}
-		case at >= 0:
-			w.told(w.jobs[at], r.Why)
+		case j.w == nil || j.report != "" || j.finished.Load(): // it has ended meanwhile
+		case r.Why == "lost":
+			w.lose(j)
+		case j.begun:
+			j.cancel(errors.New("the job was cancelled")) // the handler may ignore it
+		default:
+			j.end(nil, errReleased)
 		}
 	}
 	w.begin()
@@ -358,29 +360,16 @@ func (w *worker) locked(change func()) {
 	w.begin()
 }
 
-// isSilent: for so long no beat was answered that others may take the jobs.
-func (w *worker) isSilent() (silent bool) {
-	w.locked(func() { silent = w.silent() })
-	return silent
-}
-
-// The wall clock goes on while the machine sleeps, and the monotonic one is never set back. The caller holds
-// the lock, as of all below.
+// silent: for so long no beat was answered that others may take the jobs. The wall clock goes on while the
+// machine sleeps, and the monotonic one is never set back. The caller holds the lock, as of all below.
 func (w *worker) silent() bool {
 	since := max(time.Since(w.beaten), time.Now().Round(0).Sub(w.beaten.Round(0)))
 	return w.opened != nil && since >= seconds(min(w.opened.StopAfterS, 15))
 }
 
-// told does what a row of kind stop says.
-func (w *worker) told(j *Job, why string) {
-	switch {
-	case j.report != "" || j.finished.Load():
-	case why == "lost":
-		w.lose(j)
-	case j.begun:
-		j.cancel(errors.New("the job was cancelled")) // it may ignore it
-	default:
-		j.end(nil, errReleased)
+func (w *worker) fence() {
+	if w.silent() {
+		w.dead(errors.New("the database does not answer"))
 	}
 }
 
