@@ -48,13 +48,15 @@ comment on function read_reports(bigint[], bigint[], text[]) is
     'become U+FFFD. A report that is no JSON, cannot be stored, or would be malformed for work, becomes a '
     'failure of its run, which says why. So work refuses only stale ones. Errors: PW001.';
 
+-- The members of a failure. They replace those of the report that is at fault.
 create or replace function _failed_report(why text) returns jsonb
     language sql immutable
-    return jsonb_build_object('do', 'fail', 'error', 'its report is ' || why, 'delay_s', null, 'payload', null);
+    return jsonb_build_object(
+        'do', 'fail', 'error', 'its report is ' || why, 'delay_s', null, 'payload', null);
 
 -- True for a job with delivery at_most_once whose handler has begun under this run.
 create or replace function _was_started(id bigint, run bigint) returns boolean
-    language plpgsql stable set search_path from current set enable_seqscan = off
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     return exists (select from live_jobs j
