@@ -218,6 +218,16 @@ def test_a_commit_whose_answer_is_lost_is_asked_about(queue: Running, network: P
     assert list(network.asked("was_finished"))
 
 
+def test_a_second_transaction_of_a_job_is_rolled_back_and_harms_no_connection(queue: Running) -> None:
+    queue.start(PYWORKER_RUN_CONCURRENCY="1")
+    job = queue.add("twice")
+    queue.until_state("completed", job)
+    for _ in range(5):
+        queue.until_state("completed", queue.add("note", delivery="at_most_once"))
+    assert queue.rows("select job_id from booked") == [(job,)]
+    assert "transaction is aborted" not in (queue.directory / "0.log").read_text()
+
+
 def refuse(network: Proxy, attempts: int) -> None:
     """The server is away, until so many connections were tried."""
     network.refuse()

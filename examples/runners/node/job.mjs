@@ -63,6 +63,7 @@ export class Job {
   // A transaction that also completes the job: all of it commits, or nothing.
   async transaction(work) {
     const client = await this.runner.pool.connect()
+    let broken = true
     try {
       await client.query('begin')
       const result = await work(client)
@@ -70,17 +71,19 @@ export class Job {
       const { rows: [{ xid }] } = await client.query(finish, [this.id, this.run])
       this.finished = true
       await client.query('commit').catch(error => this.wasCommitted(xid, error))
+      broken = false
       return result
     } finally {
-      client.release(!this.finished) // true ends the connection, and so the transaction
+      client.release(broken) // true ends the connection, and so the transaction
     }
   }
 
   // The COMMIT was not answered: asks, until the database knows. Null: it may still commit.
   async wasCommitted(xid, error) {
     const ask = () => this.runner.ask('was_finished($1, $2, $3::xid8)', this.id, this.run, xid)
-    do this.finished = await ask().catch(() => sleep(100, null))
-    while (this.finished === null)
-    if (!this.finished) throw error
+    let answer
+    while ((answer = await ask().catch(() => null)) === null) await sleep(100)
+    this.finished = answer
+    if (!answer) throw error
   }
 }

@@ -68,6 +68,17 @@ var handlers = map[string]worker.Handler{
 			return err
 		})
 	},
+	"twice": func(ctx context.Context, job *worker.Job) (any, error) {
+		for _, id := range []int64{job.ID, -1} {
+			if err := job.Transaction(func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "insert into booked values ($1)", id)
+				return err
+			}); err != nil {
+				return nil, err
+			}
+		}
+		return nil, nil
+	},
 	"act": func(ctx context.Context, job *worker.Job) (any, error) {
 		var payload struct {
 			What, Error string

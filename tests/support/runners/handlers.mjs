@@ -27,6 +27,10 @@ export default {
       await sleep(20)
     })
   },
+  async twice(payload, job) {
+    await job.transaction(client => client.query('insert into booked values ($1)', [job.id]))
+    await job.transaction(client => client.query('insert into booked values (-1)'))
+  },
   async act({ what, ...members }, job) {
     await see(job)
     throw new Report(what, members)
