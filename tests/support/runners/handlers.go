@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"strings"
 	"time"
 
 	"example.org/pyworker/worker"
@@ -69,15 +70,17 @@ var handlers = map[string]worker.Handler{
 		})
 	},
 	"twice": func(ctx context.Context, job *worker.Job) (any, error) {
-		for _, id := range []int64{job.ID, -1} {
-			if err := job.Transaction(func(tx pgx.Tx) error {
+		book := func(id int64) error {
+			return job.Transaction(func(tx pgx.Tx) error {
 				_, err := tx.Exec(ctx, "insert into booked values ($1)", id)
 				return err
-			}); err != nil {
-				return nil, err
-			}
+			})
 		}
-		return nil, nil
+		err := book(job.ID)
+		book(-1)
+		_, again := job.Once("mail")
+		see(job, strings.Contains(again.Error(), "PW002"))
+		return nil, err
 	},
 	"act": func(ctx context.Context, job *worker.Job) (any, error) {
 		var payload struct {

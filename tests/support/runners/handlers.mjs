@@ -28,8 +28,10 @@ export default {
     })
   },
   async twice(payload, job) {
-    await job.transaction(client => client.query('insert into booked values ($1)', [job.id]))
-    await job.transaction(client => client.query('insert into booked values (-1)'))
+    const book = id => job.transaction(client => client.query('insert into booked values ($1)', [id]))
+    await book(job.id)
+    await book(-1).catch(() => {})
+    await see(job, await job.once('mail').catch(error => error.code === 'PW002')) // on the connection of book
   },
   async act({ what, ...members }, job) {
     await see(job)
