@@ -267,6 +267,8 @@ def test_handlers_stop_before_others_take_their_jobs_when_the_database_is_silent
     network.hush()
     queue.until_logged("not answer")
     assert queue.job(job, "run") == run
+    locks = "select count(*) from pg_locks where locktype = 'advisory' and granted"
+    assert queue.value(locks) == 1, "its lock was free while the handler ran"
     network.speak()
     network.cut()
     queue.until_begun(job, times=2)

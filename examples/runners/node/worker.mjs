@@ -7,6 +7,8 @@ import { Job, Report } from './job.mjs'
 
 const PREFETCH = 10 // jobs that wait here, besides those that run
 const DOUBTS = [0, 1, 3, 7, 15, 31, 63, 127] // seconds: a call whose answer was lost may still commit
+const CONNECTION = { connectionString: process.env.DATABASE_URL, connectionTimeoutMillis: 5000,
+  keepAlive: true, keepAliveInitialDelayMillis: 5000 }
 const SETTINGS = `set statement_timeout = '4s'; set tcp_user_timeout = 14000; set tcp_keepalives_idle = 8;
   set tcp_keepalives_interval = 2; set tcp_keepalives_count = 3`
 const idsOf = jobs => [jobs.map(job => job.id), jobs.map(job => job.run)]
@@ -18,22 +20,17 @@ export class Runner extends EventEmitter {
     Object.assign(this, { handlers, concurrency, shutdown_s, schema: pg.escapeIdentifier(schema) })
     this.held = new Set() // all jobs that this worker has claimed and not reported
     this.running = this.workAt = 0 // handlers, also of jobs that are lost; when to claim again
-    const options = { connectionString: process.env.DATABASE_URL, connectionTimeoutMillis: 5000,
-      keepAlive: true, keepAliveInitialDelayMillis: 5000 }
     // For work, and for what handlers call: a transaction, and another call during it.
-    this.pool = new pg.Pool({ ...options, max: 2 * concurrency + 2 })
-    // For beat. This one connection has the worker's lock, and hears notifications.
-    this.ear = new pg.Pool({ ...options, max: 1, onConnect: client => this.listen(client) })
-    for (const pool of [this.pool, this.ear]) {
-      pool.on('error', () => {}) // a connection that is lost fails its next query
-      pool.on('connect', client => client.on('error', () => {}))
-    }
+    this.pool = new pg.Pool({ ...CONNECTION, max: 2 * concurrency + 2 })
+    this.pool.on('error', () => {}) // a connection that is lost fails its next query
+    this.pool.on('connect', client => client.on('error', () => {}))
+    this.former = [] // connections for beat that did not answer, and may have the worker's lock
   }
 
   // All calls: each is a transaction of its own.
   async rows(sql, values, on = this.pool) {
     const text = sql.replaceAll('pyworker.', `${this.schema}.`)
-    return (await on.query({ text, values, query_timeout: on === this.ear ? 6000 : 60000 })).rows
+    return (await on.query({ text, values, query_timeout: on === this.pool ? 60000 : 6000 })).rows
   }
 
   async ask(call, ...values) {
@@ -49,20 +46,20 @@ export class Runner extends EventEmitter {
   // Works until stop() is called. Returns the exit code.
   async run() {
     const fence = setInterval(() => this.isSilent && this.dead('the database does not answer', 1), 200)
-    const beat = async () => this.pause('beat', this.opened ? await this.beat(this.ear) : 1)
-    const beats = this.repeat(500, () => this.closed, beat)
-    await this.repeat(5000, () => this.stopping && !this.held.size, () => this.turn())
+    const beats = this.repeat(500, () => this.closed, () => this.beats(), () => this.mistrust())
+    const over = () => this.stopping && !this.held.size
+    await this.repeat(5000, over, () => this.turn(), () => { this.doubts = DOUBTS.map(s => now() + s) })
     clearInterval(fence)
     this.closed = true
     this.emit('beat')
     await beats
     await this.rows('select pyworker.close_worker($1)', [this.last?.worker], this.ear).catch(() => {})
-    await Promise.all([this.ear.end(), this.pool.end()])
+    await Promise.all([this.ear?.end(), this.pool.end()])
     return this.exitCode ?? 0
   }
 
   // Repeats a step until over(). After an error it waits, each time twice as long, `most` ms at most.
-  async repeat(most, over, step) {
+  async repeat(most, over, step, lost) {
     for (let failures = 0; !over(); ) {
       try {
         await step()
@@ -73,7 +70,7 @@ export class Runner extends EventEmitter {
         this.workAt = 0
         if (code === 'PW004') this.dead(error.message)
         else if (code === 'PW006') this.stop(this.shutdown_s, 56)
-        else if (/^(none|08|57P|25006)/.test(code)) this.doubts = DOUBTS.map(seconds => now() + seconds)
+        else if (/^(none|08|57P|25006)/.test(code)) lost()
         await sleep(Math.min(100 * 2 ** failures++, most) * (0.5 + Math.random() / 2))
       }
     }
@@ -85,10 +82,29 @@ export class Runner extends EventEmitter {
     return once(this, event, { signal }).catch(() => {})
   }
 
-  async listen(client) {
+  // Beats, and waits until the next time.
+  async beats() {
+    if (!this.ear) await this.listen()
+    const seconds = this.opened ? await this.beat(this.ear) : 1
+    for (const client of this.former.splice(0)) client.connection.stream.destroy()
+    await this.pause('beat', seconds)
+  }
+
+  // This connection hears notifications, and its session has the worker's lock.
+  async listen() {
+    const client = new pg.Client(CONNECTION)
+    client.on('error', () => {})
     client.on('notification', ({ payload }) => this.notified(payload))
+    await client.connect()
+    this.ear = client
     await client.query(`${SETTINGS}; listen ${this.schema}`)
     this.notified() // one may have been missed
+  }
+
+  // The lock is worth keeping until another connection has answered: handlers run.
+  mistrust() {
+    if (this.ear) this.former.push(this.ear)
+    this.ear = undefined
   }
 
   notified(payload) {

@@ -59,6 +59,7 @@ type worker struct {
 	concurrency int
 	pool        *pgxpool.Pool   // for work, and for what handlers call
 	ear         *pgx.Conn       // for beat: it has the worker's lock, and hears notifications
+	formerEars  []*pgx.Conn     // have not answered: the lock is worth keeping until another one has
 	wake        chan struct{}   // there may be something to claim or to report
 	over        context.Context // of both loops
 	end         func()
@@ -191,7 +192,7 @@ func (w *worker) turn() error {
 	case me == nil:
 		return w.open()
 	case doubt:
-		_, err := w.beat(context.Background(), w.pool, true)
+		_, err := w.beat(w.pool, true)
 		return err
 	}
 	return w.work(me)
@@ -262,28 +263,44 @@ func (w *worker) work(me *opened) error {
 
 // beats beats, and hears notifications until the next time.
 func (w *worker) beats() (err error) {
-	if w.ear == nil || w.ear.IsClosed() {
+	if w.ear == nil {
 		if err = w.listen(); err != nil {
 			return err
 		}
 	}
-	soon, cancel := context.WithTimeout(context.Background(), 6*time.Second)
-	defer cancel()
-	next, err := w.beat(soon, w.ear, false)
+	var next time.Duration
+	answered := make(chan error, 1)
+	go func(ear *pgx.Conn) {
+		in, err := w.beat(ear, false)
+		next = in
+		answered <- err
+	}(w.ear)
+	select {
+	case err = <-answered:
+	case <-time.After(6 * time.Second):
+		err = errors.New("no answer to a beat within 6 s")
+	}
 	if err != nil {
 		if isLost(sqlstate(err)) {
-			w.ear.Close(soon)
+			w.formerEars, w.ear = append(w.formerEars, w.ear), nil
 		}
 		return err
 	}
+	for _, ear := range w.formerEars {
+		ear.PgConn().Conn().Close() // a goroutine may still wait for its answer
+	}
+	w.formerEars = nil
 	ctx, cancel := context.WithTimeout(w.over, next)
 	defer cancel()
 	for {
 		note, err := w.ear.WaitForNotification(ctx)
 		if ctx.Err() != nil {
 			return nil
-		} else if err != nil || note.Payload == "cancel" || note.Payload == "migrate" {
+		} else if err != nil {
+			w.formerEars, w.ear = append(w.formerEars, w.ear), nil
 			return err
+		} else if note.Payload == "cancel" || note.Payload == "migrate" {
+			return nil
 		}
 		w.notified()
 	}
@@ -308,7 +325,7 @@ func (w *worker) notified() {
 }
 
 // beat names the jobs that are held, and hears which of them must stop. It returns when to beat again.
-func (w *worker) beat(ctx context.Context, on database, lostAnswer bool) (next time.Duration, err error) {
+func (w *worker) beat(on database, lostAnswer bool) (next time.Duration, err error) {
 	sql := beatSQL
 	w.mu.Lock()
 	me, sent := w.opened, time.Now()
@@ -320,7 +337,7 @@ func (w *worker) beat(ctx context.Context, on database, lostAnswer bool) (next t
 	if me == nil {
 		return time.Second / 5, nil
 	}
-	answer, err := ask[[]*row](ctx, w, on, sql, me.Worker, ids, runs, !lostAnswer, lostAnswer)
+	answer, err := ask[[]*row](context.Background(), w, on, sql, me.Worker, ids, runs, !lostAnswer, lostAnswer)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err != nil || me != w.opened {
