@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -256,18 +257,23 @@ def test_when_the_server_is_back_the_runner_holds_its_lock_before_others_take_it
 
 
 @pytest.mark.torture
+@pytest.mark.parametrize("lease", ["12 seconds", "1 minute"])
 def test_handlers_stop_before_others_take_their_jobs_when_the_database_is_silent(
-    queue: Running, network: Proxy
+    queue: Running, network: Proxy, lease: str
 ) -> None:
-    queue.rows("select pyworker.configure(worker_ttl => '12 seconds')")
+    """The server's keepalives end the connection with the lock after 14 seconds, also in a long lease."""
+    queue.rows("select pyworker.configure(worker_ttl => %s::text::interval)", lease)
     worker = queue.start()
     job = queue.add("wait")
     queue.until_begun(job)
     run = queue.job(job, "run")
-    network.hush()
-    queue.until_logged("not answer")
-    assert queue.job(job, "run") == run
     locks = "select count(*) from pg_locks where locktype = 'advisory' and granted"
+    queue.until(f"select ({locks}) = 1")
+    network.hush()
+    began = time.monotonic()
+    queue.until_logged("not answer")
+    assert time.monotonic() - began < 16
+    assert queue.job(job, "run") == run
     assert queue.value(locks) == 1, "its lock was free while the handler ran"
     network.speak()
     network.cut()
