@@ -13,7 +13,8 @@ from psycopg.rows import namedtuple_row
 
 HOW = {"autocommit": True, "row_factory": namedtuple_row, "connect_timeout": 5, "tcp_user_timeout": 10000}
 URL, SCHEMA = os.environ.get("DATABASE_URL", ""), os.environ.get("PYWORKER_SCHEMA", "pyworker")
-WORK = f"select * from {SCHEMA}.work(%s, %s::bigint[], %s::bigint[], null, %s::jsonb, %s, %s)"  # noqa: S608
+WORK = f"""select w.* from {SCHEMA}.read_reports(%s::bigint[], %s::bigint[], %s::text[]) r,
+    {SCHEMA}.work(%s, r.done_ids, r.done_runs, r.done_results, r.reports, %s, %s) w"""  # noqa: S608
 BEAT = f"select * from {SCHEMA}.beat(%s, %s::bigint[], %s::bigint[], true)"  # noqa: S608
 START = f"select {SCHEMA}.start_job(%s, %s)"
 my = {"held": ([], []), "until": 1e99, "end": False}  # the job that runs, how long it may; was I told to end?
@@ -32,28 +33,27 @@ def beat(worker):  # in a thread; ends the process if a handler must stop: other
         os._exit(70)
 
 
-def perform(conn, handler, job):  # returns done_ids, done_runs, reports
+def perform(conn, handler, job):  # returns the report, as JSON
     if job.delivery == "at_most_once" and not conn.execute(START, [job.id, job.run]).fetchone()[0]:
-        return [], [], [{"id": job.id, "run": job.run, "do": "release"}]
+        return '{"do": "release"}'
     try:
         my.update(held=([job.id], [job.run]), until=time.monotonic() + (job.timeout_s or 1e9))
-        handler(job.payload)
+        return json.dumps({"do": "done", "result": handler(job.payload)})
     except BaseException as error:
-        text = repr(error).replace("\0", "\ufffd")
-        return [], [], [{"id": job.id, "run": job.run, "do": "fail", "error": text}]
+        return json.dumps({"do": "fail", "error": repr(error)})
     finally:
         my.update(held=([], []), until=1e99)
-    return [job.id], [job.run], []
 
 
-def run(conn, handlers, ended=([], [], [])):
+def run(conn, handlers, reports=([], [], [])):  # ids, runs, texts
     (worker,) = conn.execute(f"select {SCHEMA}.open_worker() -> 'worker'").fetchone()
     threading.Thread(target=beat, args=[worker], daemon=True).start()
-    while any(ended) or not my["end"]:
-        call = [worker, *ended[:2], json.dumps(ended[2]), 0 if my["end"] else 1, [*handlers]]
+    while any(reports) or not my["end"]:
+        call = [*reports, worker, 0 if my["end"] else 1, [*handlers]]
         *rows, turn = conn.execute(WORK, call).fetchall()
-        jobs = [row for row in rows if row.kind == "job"]  # one at most
-        ended = perform(conn, handlers[jobs[0].task_identifier], jobs[0]) if jobs else ([], [], [])
+        reports = ([], [], [])
+        for job in [row for row in rows if row.kind == "job"]:  # one at most
+            reports = [job.id], [job.run], [perform(conn, handlers[job.task_identifier], job)]
         if not rows and not my["end"]:
             list(conn.notifies(timeout=min(turn.again_in_s, 1), stop_after=1))
     conn.execute(f"select {SCHEMA}.close_worker(%s)", [worker])

@@ -15,7 +15,7 @@ declare
         send_signal, await_job, clock, schema_version}'::text[];
     v_worker constant text[] := v_producer || '{
         once, define_task, register_worker, update_worker, hold_worker_lock, report_crash,
-        sweep_workers, open_worker, work, beat, close_worker, start_job, worker_ttl, heartbeat,
+        sweep_workers, open_worker, read_reports, work, beat, close_worker, start_job, worker_ttl, heartbeat,
         unregister_worker, claim_jobs, seconds_until_due, finish_jobs, finish_job,
         was_finished, fail_jobs, snooze_job, snooze_jobs, release_jobs, force_unlock_workers, reconcile,
         save_step, get_steps, wait_for_signal, set_progress, log_job, log_jobs,

@@ -78,6 +78,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/60_fail.sql
 \ir functions/70_workers.sql
 \ir functions/72_sweep.sql
+\ir functions/74_reports.sql
 \ir functions/75_turn.sql
 \ir functions/76_beat.sql
 \ir functions/80_admin.sql

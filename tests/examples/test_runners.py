@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,18 @@ def test_a_report_whose_answer_is_lost_is_repeated(queue: Running) -> None:
     assert len(queue.seen(job)) == 1
 
 
+def test_a_turn_that_the_database_cancels_is_repeated(queue: Running) -> None:
+    queue.start()
+    queue.until_state("completed", queue.add("note"))
+    with queue.conn.transaction():  # a turn waits for this transaction
+        queue.conn.execute("lock table pyworker.live_jobs")
+        waits = "select pid from pg_stat_activity where wait_event_type = 'Lock' and query ~ 'work[(]'"
+        cancel = f"coalesce(pg_cancel_backend(({waits} limit 1)), false)"
+        queue.until(f"select {cancel}, pg_stat_clear_snapshot()")
+    queue.conn.execute("set pyworker.notify = off")
+    queue.until_state("completed", queue.add("note"))
+
+
 def test_it_opens_again_when_it_was_declared_dead_and_drops_what_it_was_running(queue: Running) -> None:
     queue.start()
     job = queue.add("wait")
@@ -206,6 +219,15 @@ def test_a_commit_whose_answer_is_lost_is_asked_about(queue: Running, network: P
     assert list(network.asked("was_finished"))
 
 
+def test_a_second_transaction_of_a_job_is_rolled_back_and_harms_no_connection(queue: Running) -> None:
+    queue.start()
+    job = queue.add("twice")
+    queue.until_begun(job)
+    assert queue.seen(job) == [(1, "true")]
+    assert queue.rows("select job_id from booked") == [(job,)]
+    assert queue.job(job, "state") == "completed"
+
+
 def refuse(network: Proxy, attempts: int) -> None:
     """The server is away, until so many connections were tried."""
     network.refuse()
@@ -235,17 +257,24 @@ def test_when_the_server_is_back_the_runner_holds_its_lock_before_others_take_it
 
 
 @pytest.mark.torture
+@pytest.mark.parametrize("lease", ["12 seconds", "1 minute"])
 def test_handlers_stop_before_others_take_their_jobs_when_the_database_is_silent(
-    queue: Running, network: Proxy
+    queue: Running, network: Proxy, lease: str
 ) -> None:
-    queue.rows("select pyworker.configure(worker_ttl => '12 seconds')")
+    """The server's keepalives end the connection with the lock after 14 seconds, also in a long lease."""
+    queue.rows("select pyworker.configure(worker_ttl => %s::text::interval)", lease)
     worker = queue.start()
     job = queue.add("wait")
     queue.until_begun(job)
     run = queue.job(job, "run")
+    locks = "select count(*) from pg_locks where locktype = 'advisory' and granted"
+    queue.until(f"select ({locks}) = 1")
     network.hush()
+    began = time.monotonic()
     queue.until_logged("not answer")
+    assert time.monotonic() - began < 16
     assert queue.job(job, "run") == run
+    assert queue.value(locks) == 1, "its lock was free while the handler ran"
     network.speak()
     network.cut()
     queue.until_begun(job, times=2)

@@ -96,6 +96,7 @@ FUNCTIONS = {
     "promote_jobs": {""},
     "prune": {""},
     "reconcile": {"worker_id job_ids runs"},
+    "read_reports": {"job_ids runs texts"},
     "register_worker": {"info"},
     "release_jobs": {"job_ids runs"},
     "remove_job": {"job_key"},

@@ -46,6 +46,7 @@ def conformance(payload):
     note(payload["name"], "end")
     if "do" in payload:
         raise ValueError(payload.get("error"))
+    return payload.get("result")
 
 
 HANDLERS = {"conformance": conformance, "conformance_timeout": conformance}
@@ -128,10 +129,10 @@ def test_the_go_runner_keeps_the_promises_that_take_no_waiting(play: Any, go: li
 def test_a_worker_that_leaves_something_out_is_told_which_promise_and_where_it_is_written(
     play: Any, minimal: Path
 ) -> None:
-    played = play(MINIMAL, "--only", "complete", "--only", "results")
-    assert (played.code, played.kept, list(played.broken)) == (1, ["complete"], ["results"]), played.output
-    assert "'a' was returned, None was kept" in played.broken["results"]
-    assert "docs/protocol.md, What to report: `done_results` (null: none) are kept" in played.output
+    played = play(MINIMAL, "--only", "complete", "--only", "discard")
+    assert (played.code, played.kept, list(played.broken)) == (1, ["complete"], ["discard"]), played.output
+    assert "they are {'retryable': 1}" in played.broken["discard"]
+    assert "docs/protocol.md, What to report: `discard` when trying again is useless" in played.output
 
 
 def broken_by(wrong: dict[str, str], directory: Path, play: Any, command: list[str]) -> None:

@@ -34,7 +34,7 @@ WORKER = PRODUCER | {
     "run_schedules", "seconds_until_tick", "declare_schedules",
     "parse_crontab", "next_runs",
     "describe_cron", "was_finished", "worker_health",
-    "open_worker", "work", "beat", "close_worker", "snooze_jobs",
+    "open_worker", "read_reports", "work", "beat", "close_worker", "snooze_jobs",
     "save_step", "get_steps", "wait_for_signal", "set_progress", "log_job", "log_jobs",
 }  # fmt: skip
 LOOKS = {

@@ -1,83 +1,68 @@
 // A runner by docs/protocol.md: new Runner({task: async (payload, job) => result}).run()
+import { EventEmitter, once } from 'node:events'
 import { uptime as now } from 'node:os' // goes on while the machine sleeps
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
-import { Job, failure, json } from './job.mjs'
+import { Job, Report } from './job.mjs'
 
-const SCHEMA_VERSION = 1 // schema_version() of the database that this was tested with
 const PREFETCH = 10 // jobs that wait here, besides those that run
-const SETTINGS = { lock_timeout: 0, idle_in_transaction_session_timeout: 0, synchronous_commit: 'off',
-  tcp_keepalives_idle: 8, tcp_keepalives_interval: 2, tcp_keepalives_count: 3, tcp_user_timeout: 14000 }
-const log = (...words) => console.error(new Date().toISOString(), ...words)
-const keyOf = job => `${job.id}/${job.run}`
+const DOUBTS = [0, 1, 3, 7, 15, 31, 63, 127] // seconds: a call whose answer was lost may still commit
+const CONNECTION = { connectionString: process.env.DATABASE_URL, connectionTimeoutMillis: 5000,
+  keepAlive: true, keepAliveInitialDelayMillis: 5000 }
+const SETTINGS = `set statement_timeout = '4s'; set tcp_user_timeout = 14000; set tcp_keepalives_idle = 8;
+  set tcp_keepalives_interval = 2; set tcp_keepalives_count = 3`
 const idsOf = jobs => [jobs.map(job => job.id), jobs.map(job => job.run)]
+const log = (...words) => console.error(new Date().toISOString(), ...words)
 
-export class Runner {
+export class Runner extends EventEmitter {
   constructor(handlers, { schema = 'pyworker', concurrency = 10, shutdown_s = 25 } = {}) {
+    super()
     Object.assign(this, { handlers, concurrency, shutdown_s, schema: pg.escapeIdentifier(schema) })
-    this.connection = { connectionString: process.env.DATABASE_URL, connectionTimeoutMillis: 5000,
-      keepAlive: true, keepAliveInitialDelayMillis: 5000 }
-    this.pool = new pg.Pool({ ...this.connection, max: concurrency * 2 }) // for handlers
-    this.pool.on('error', () => {})
-    this.pool.on('connect', client => client.on('error', () => {})) // one that is lost fails its query
-    this.held = new Map() // all jobs that this worker has claimed and not reported
+    this.held = new Set() // all jobs that this worker has claimed and not reported
     this.running = this.workAt = 0 // handlers, also of jobs that are lost; when to claim again
-    this.lostAt = Infinity // when to ask again which jobs a lost answer had
-    this.wakeWork = this.wakeBeat = () => {}
+    // For work, and for what handlers call: a transaction, and another call during it.
+    this.pool = new pg.Pool({ ...CONNECTION, max: 2 * concurrency + 2 })
+    this.pool.on('error', () => {}) // a connection that is lost fails its next query
+    this.pool.on('connect', client => client.on('error', () => {}))
+    this.former = [] // connections for beat that did not answer, and may have the worker's lock
   }
 
   // All calls: each is a transaction of its own.
-  async rows(on, call, values) {
-    return (await on.query(`select * from ${this.schema}.${call}`, values)).rows
+  async rows(sql, values, on = this.pool) {
+    const text = sql.replaceAll('pyworker.', `${this.schema}.`)
+    return (await on.query({ text, values, query_timeout: on === this.pool ? 60000 : 6000 })).rows
   }
 
   async ask(call, ...values) {
-    return (await this.rows(this.pool, `${call} as answer`, values))[0].answer
+    const [row] = await this.rows(`select pyworker.${call}`, values)
+    return Object.values(row)[0]
   }
 
-  get isSilent() { // no answer to a beat for so long that others may have our jobs
-    return this.opened && now() > this.aliveAt + this.opened.stop_after_s
+  // No beat was answered for so long that others may have our jobs.
+  get isSilent() {
+    return this.opened && now() > this.aliveAt + Math.min(this.opened.stop_after_s, 15)
   }
 
-  async run() { // until stop() is called; returns the exit code
-    const fence = setInterval(() => {
-      if (this.isSilent) this.dead('the database does not answer', 1)
-    }, 200)
+  // Works until stop() is called. Returns the exit code.
+  async run() {
+    const fence = setInterval(() => this.isSilent && this.dead('the database does not answer', 1), 200)
+    const beats = this.repeat(500, () => this.closed, () => this.beats(), () => this.mistrust())
     const over = () => this.stopping && !this.held.size
-    const beats = this.keep('4s', 6, 500, () => this.closed, client => this.beats(client))
-    const working = await this.keep('0', 60, 5000, over, client => this.turn(client))
+    await this.repeat(5000, over, () => this.turn(), () => { this.doubts = DOUBTS.map(s => now() + s) })
     clearInterval(fence)
     this.closed = true
-    this.wakeBeat()
-    const beating = await beats // this connection has the lock
-    if (this.last && beating) await this.rows(beating, 'close_worker($1)', [this.last.worker]).catch(() => {})
-    await Promise.all([working?.end(), beating?.end(), this.pool.end()])
+    this.emit('beat')
+    await beats
+    await this.rows('select pyworker.close_worker($1)', [this.last?.worker], this.ear).catch(() => {})
+    await Promise.all([this.ear?.end(), this.pool.end()])
     return this.exitCode ?? 0
   }
 
-  // -- calls
-
-  // Without an answer for so many seconds, a connection counts as lost.
-  async connect(statement_timeout, query_timeout) {
-    const client = new pg.Client({ ...this.connection, query_timeout: query_timeout * 1000 })
-    client.on('error', () => {})
-    client.on('notification', ({ payload }) => this.notified(payload))
-    await client.connect()
-    for (const pair of Object.entries({ ...SETTINGS, statement_timeout })) {
-      await client.query('select set_config($1, $2, false)', pair)
-    }
-    return client
-  }
-
-  // Repeats step until over(), on a connection that it makes again when it is lost, after `most` ms at most.
-  async keep(statement_timeout, query_timeout, most, over, step) {
-    const former = [] // the worker's lock is worth keeping until another connection has answered
-    let client
+  // Repeats a step until over(). After an error it waits, each time twice as long, `most` ms at most.
+  async repeat(most, over, step, lost) {
     for (let failures = 0; !over(); ) {
       try {
-        client ??= await this.connect(statement_timeout, query_timeout)
-        await step(client)
-        for (const old of former.splice(0)) old.connection.stream.destroy()
+        await step()
         failures = 0
       } catch (error) {
         const code = error instanceof pg.DatabaseError ? error.code : 'none'
@@ -85,193 +70,169 @@ export class Runner {
         this.workAt = 0
         if (code === 'PW004') this.dead(error.message)
         else if (code === 'PW006') this.stop(this.shutdown_s, 56)
-        else if (/^(none|08|57P|25006)/.test(code)) {
-          if (client) former.push(client)
-          client = undefined
-          this.lostAt = 0
-          this.lostIn = 1
-          this.migrated = true // its notification may have been missed
-        }
+        else if (/^(none|08|57P|25006)/.test(code)) lost()
         await sleep(Math.min(100 * 2 ** failures++, most) * (0.5 + Math.random() / 2))
       }
     }
-    return client
+  }
+
+  // Waits for the event, but so many seconds at most.
+  pause(event, seconds) {
+    const signal = AbortSignal.timeout(Math.ceil(Math.min(Math.max(seconds, 0), 2.5) * 1000))
+    return once(this, event, { signal }).catch(() => {})
+  }
+
+  // Beats, and waits until the next time.
+  async beats() {
+    if (!this.ear) await this.listen()
+    const seconds = this.opened ? await this.beat(this.ear) : 1
+    for (const client of this.former.splice(0)) client.connection.stream.destroy()
+    await this.pause('beat', seconds)
+  }
+
+  // This connection hears notifications, and its session has the worker's lock.
+  async listen() {
+    const client = new pg.Client(CONNECTION)
+    client.on('error', () => {})
+    client.on('notification', ({ payload }) => this.notified(payload))
+    await client.connect()
+    this.ear = client
+    await client.query(`${SETTINGS}; listen ${this.schema}`)
+    this.notified() // one may have been missed
+  }
+
+  // The lock is worth keeping until another connection has answered: handlers run.
+  mistrust() {
+    if (this.ear) this.former.push(this.ear)
+    this.ear = undefined
   }
 
   notified(payload) {
-    if (payload === 'cancel') return this.wakeBeat()
-    if (payload === 'migrate') this.migrated = true
+    if (payload === 'cancel' || payload === 'migrate') return this.emit('beat')
     this.workAt = 0
-    this.wakeWork()
+    this.emit('work')
   }
 
-  // The first call that is due.
-  async turn(client) {
-    if (!this.opened) return this.open(client)
-    if (now() >= this.lostAt) { // after 1, 2, 4 … 64 s once more: the lost call may still commit
-      await this.beat(client, false, true)
-      this.lostAt = this.lostIn > 64 ? Infinity : now() + this.lostIn
-      this.lostIn *= 2
-    } else if (this.migrated) {
-      this.migrated = false
-      await this.rows(client, 'check_version($1)', [SCHEMA_VERSION])
-    } else if (this.maintain) {
-      this.maintain = false
-      await this.rows(client, 'maintain()')
-    } else await this.work(client)
+  async turn() {
+    if (!this.opened) await this.open()
+    else if (now() >= this.doubts[0]) await this.beat(this.pool, Boolean(this.doubts.shift()))
+    else await this.work()
   }
 
-  async open(client) {
+  async open() {
+    const sent = now()
     const info = { name: 'node', pid: process.pid, task_identifiers: Object.keys(this.handlers) }
-    this.aliveAt = now()
-    if (this.last) await this.rows(client, 'close_worker($1)', [this.last.worker])
-    const [{ answer }] = await this.rows(client, 'open_worker($1, 1) as answer', [info])
-    this.opened = this.last = answer
-    this.lostAt = Infinity
-    this.wakeBeat()
+    const call = 'open_worker($1, 1) from pyworker.close_worker($2)' // of the former one
+    this.opened = this.last = await this.ask(call, info, this.last?.worker)
+    this.aliveAt = sent
+    this.doubts = []
+    this.emit('beat')
   }
 
   // Reports and claims, or waits until there is a reason to.
-  async work(client) {
-    const ended = [...this.held.values()].filter(job => job.report).slice(0, this.oneByOne ? 1 : Infinity)
+  async work() {
+    const ended = [...this.held].filter(job => job.report)
     const room = this.stopping ? 0 : Math.max(this.concurrency + PREFETCH - this.held.size + ended.length, 0)
-    if (!ended.length) {
-      this.oneByOne = false
-      if (!room || now() < this.workAt) return this.pause('wakeWork', room ? this.workAt - now() : 2.5)
-    }
-    const me = this.opened, done = ended.filter(job => job.report.do === 'done')
-    const others = ended.filter(job => job.report.do !== 'done')
-    const reports = json(others.map(({ id, run, report }) => ({ ...report, id, run })))
-    const values = [me.worker, ...idsOf(done), done.map(job => job.report.result), reports, room]
+    const wait = room ? this.workAt - now() : 2.5
+    if (!ended.length && wait > 0) return this.pause('work', wait)
+    const me = this.opened
+    const sql = `select w.* from pyworker.read_reports($2::bigint[], $3::bigint[], $4) r, pyworker.work(
+      $1, r.done_ids, r.done_runs, r.done_results, r.reports, $5, $6) w`
+    const reports = [...idsOf(ended), ended.map(job => job.report)]
     this.workAt = Infinity // a notification from now on sets it to 0
-    const call = 'work($1, $2::bigint[], $3::bigint[], $4::jsonb[], $5::jsonb, $6, $7)'
-    try {
-      this.answered(me, ended, await this.rows(client, call, [...values, Object.keys(this.handlers)]))
-    } catch (error) { // a report that the database refuses becomes a failure
-      this.oneByOne = error instanceof pg.DatabaseError && /^(22|PW001)/.test(error.code)
-      if (this.oneByOne && ended.length === 1) ended[0].report = failure(error)
-      throw error
-    }
-  }
-
-  answered(me, ended, rows) {
+    const rows = await this.rows(sql, [me.worker, ...reports, room, Object.keys(this.handlers)])
     if (me !== this.opened) return // declared dead meanwhile: none of this is ours
-    for (const job of ended) this.held.delete(keyOf(job))
+    for (const job of ended) this.held.delete(job)
     for (const row of rows) {
-      if (row.kind === 'job') this.held.set(keyOf(row), new Job(this, row))
+      if (row.kind === 'job') this.held.add(new Job(this, row))
       else if (row.kind === 'turn') this.workAt = this.workAt && now() + row.again_in_s
-      else this.refused(row, ended.find(job => keyOf(job) === keyOf(row)))
+      else log('refused', row.id, row.run, row.why)
     }
     this.begin()
   }
 
-  refused({ id, run, why }, job) {
-    if (why === 'stale') return
-    log('refused', id, run, why)
-    job.report = { do: 'fail', error: why } // malformed: the job still runs
-    this.held.set(keyOf(job), job)
-  }
-
-  // -- handlers
-
-  begin() {
-    for (const job of this.held.values()) {
-      if (job.begun || job.report) continue
-      if (this.stopping) { job.report = { do: 'release' }; continue }
-      if (this.running >= this.concurrency || this.alone || this.isSilent) return
-      if (job.crashes > 0 && this.running) return // it may end this process: it runs alone
-      this.alone = job.crashes > 0
-      this.running++
-      job.begun = true
-      job.perform(this.handlers[job.task_identifier]).then(report => this.end(job, report))
-    }
-  }
-
-  end(job, report) {
-    this.running--
-    this.alone = false
-    job.over = true
-    if (job.finished || job.lost) this.forget(job)
-    else job.report ??= report
-    this.begin()
-    this.wakeWork()
-  }
-
-  // Nothing but the end of the process stops a handler that does not listen to its signal.
-  abort(job, why, seconds) {
-    job.stop(why, seconds, () => {
-      log(`job ${job.id} does not stop: ${why}`)
-      if (job.lost) process.exit(70) // before others run it
-      this.stop(0, 70)
-    })
-  }
-
-  forget(job) {
-    if (this.held.get(keyOf(job)) === job) this.held.delete(keyOf(job))
-  }
-
-  lose(job, why, seconds) {
-    job.lost = true
-    this.forget(job)
-    if (job.begun && !job.over) this.abort(job, why, seconds)
-  }
-
-  // Other workers have our jobs, or may have them soon.
-  dead(why, seconds) {
-    log(why)
-    this.opened = undefined
-    for (const job of [...this.held.values()]) this.lose(job, why, seconds)
-    this.wakeWork()
-  }
-
-  stop(seconds = this.shutdown_s, code = 0) {
-    this.exitCode ||= code
-    this.stopping = true
-    log('stopping: the handlers that run have', seconds, 's')
-    this.begin() // hands back what has not begun
-    this.wakeWork()
-    setTimeout(() => {
-      for (const job of this.held.values()) {
-        job.handedBack = true
-        this.abort(job, 'the worker ends', 1)
-      }
-      setTimeout(() => this.closed || process.exit(70), 10000).unref() // the database does not answer
-    }, seconds * 1000).unref()
-  }
-
-  // Beats once, and waits until the next time.
-  async beats(client) {
-    if (client !== this.hearing) {
-      await client.query(`listen ${this.schema}`)
-      this.notified() // one may have been missed
-      this.hearing = client
-    }
-    await this.pause('wakeBeat', this.opened ? await this.beat(client, true, false) : 1)
-  }
-
-  async beat(client, lock, lostAnswer) {
-    const me = this.opened, sent = now(), values = [me.worker, ...idsOf([...this.held.values()])]
-    const call = 'beat($1, $2::bigint[], $3::bigint[], $4, lost_answer => $5)'
-    const [alive, ...stops] = await this.rows(client, call, [...values, lock, lostAnswer])
+  // Names all jobs that are held, and hears which of them must stop. Returns when to beat again.
+  async beat(on, lostAnswer = false) {
+    const me = this.opened, sent = now(), held = [...this.held]
+    const fits = this.stopping ? '' : ', pyworker.check_version(1)' // the one that this was tested with
+    const sql = `select b.* from pyworker.beat(
+      $1, $2::bigint[], $3::bigint[], $4, lost_answer => $5) b${fits}`
+    const [alive, ...stops] = await this.rows(sql, [me.worker, ...idsOf(held), !lostAnswer, lostAnswer], on)
     if (me !== this.opened) return 0
     if (alive.kind === 'dead') return this.dead('declared dead') ?? 0
     this.aliveAt = sent
-    this.maintain = alive.why?.includes('maintain')
-    for (const { why, ...named } of stops) {
-      const job = this.held.get(keyOf(named))
-      if (!job || job.report || job.finished) continue
-      if (why === 'lost') this.lose(job, 'the claim is lost')
-      else if (job.begun) job.abort.abort(new Error('cancelled while it was running')) // it may ignore it
-      else job.report = { do: 'release' }
+    if (alive.why?.includes('maintain')) this.ask('maintain()').catch(error => log(error.message))
+    for (const { id, run, why } of stops) {
+      const job = held.find(job => job.id === id && job.run === run)
+      if (job.report || job.finished) continue
+      if (why === 'lost') this.lose([job], 'the claim is lost')
+      else if (job.begun) job.abort(new Error('cancelled while it was running')) // it may ignore it
+      else job.end({ do: 'release' })
     }
-    this.wakeWork()
+    this.emit('work')
     return alive.next_in_s
   }
 
-  pause(name, seconds) {
-    return new Promise(done => {
-      const timer = setTimeout(done, Math.min(Math.max(seconds, 0), 5) * 1000)
-      this[name] = () => { clearTimeout(timer); done() }
-    })
+  // Begins those that wait, in their order.
+  begin() {
+    for (const job of [...this.held].filter(job => !job.begun && !job.report)) {
+      if (this.stopping) job.end({ do: 'release' })
+      else if (this.running >= this.concurrency || this.alone || this.isSilent) return
+      else if (job.crashes > 0 && this.running) return // it may end this process: it runs alone
+      else this.perform(job)
+    }
+  }
+
+  async perform(job) {
+    job.begun = true
+    this.running++
+    this.alone = job.crashes > 0
+    await job.perform(this.handlers[job.task_identifier])
+    clearTimeout(job.deaf)
+    this.alone = false
+    this.running--
+    if (job.finished) this.held.delete(job) // by its own transaction
+    this.begin()
+    this.emit('work')
+  }
+
+  // Tells a handler to stop. If it does not, only the end of this process stops it.
+  abort(job, why, seconds = 5) {
+    if (job.report) return
+    job.abort(why)
+    job.deaf ??= setTimeout(() => {
+      log(`job ${job.id} does not stop:`, why.message)
+      if (!this.held.has(job)) process.exit(70) // before others run it
+      job.fail()
+      this.stop(0, 70)
+    }, seconds * 1000)
+  }
+
+  // Other workers have these jobs, or may have them soon.
+  lose(jobs, why, seconds) {
+    for (const job of jobs) {
+      this.held.delete(job)
+      if (job.begun) this.abort(job, new Error(why), seconds)
+    }
+  }
+
+  dead(why, seconds) {
+    log(why)
+    this.opened = undefined
+    this.lose(this.held, why, seconds)
+    this.emit('work')
+  }
+
+  // Hands back the jobs that wait. The handlers that run have so many seconds.
+  stop(seconds = this.shutdown_s, code = 0) {
+    log('stopping: the handlers that run have', seconds, 's')
+    this.exitCode ||= code
+    this.stopping = true
+    this.begin()
+    this.emit('work')
+    setTimeout(() => {
+      for (const job of this.held) this.abort(job, new Report('release'), 1)
+      setTimeout(() => this.closed || process.exit(70), 10000).unref() // the database does not answer
+    }, seconds * 1000).unref()
   }
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"strings"
 	"time"
 
 	"example.org/pyworker/worker"
@@ -67,6 +68,19 @@ var handlers = map[string]worker.Handler{
 			time.Sleep(20 * time.Millisecond)
 			return err
 		})
+	},
+	"twice": func(ctx context.Context, job *worker.Job) (any, error) {
+		book := func(id int64) error {
+			return job.Transaction(func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "insert into booked values ($1)", id)
+				return err
+			})
+		}
+		err := book(job.ID)
+		book(-1)
+		_, again := job.Once("mail")
+		see(job, strings.Contains(again.Error(), "PW002"))
+		return nil, err
 	},
 	"act": func(ctx context.Context, job *worker.Job) (any, error) {
 		var payload struct {

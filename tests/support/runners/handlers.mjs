@@ -27,6 +27,12 @@ export default {
       await sleep(20)
     })
   },
+  async twice(payload, job) {
+    const book = id => job.transaction(client => client.query('insert into booked values ($1)', [id]))
+    await book(job.id)
+    await book(-1).catch(() => {})
+    await see(job, await job.once('mail').catch(error => error.code === 'PW002')) // on the connection of book
+  },
   async act({ what, ...members }, job) {
     await see(job)
     throw new Report(what, members)
