@@ -16,9 +16,11 @@ from psycopg.rows import dict_row, namedtuple_row
 from psycopg.types.json import Jsonb
 
 from pyworker._db.migrations import migrate
-from tests.failover.clients import FINAL, Producer, observe
+from tests.failover.clients import FINAL, SEED
 from tests.failover.cluster import DEADLINE, Cluster
 from tests.support.checker import Event, read, violations
+from tests.support.observer import observe
+from tests.support.producers import Producer, Signs
 from tests.support.tasks.recorded_tasks import Recorder
 from tests.support.workers import Queue
 
@@ -44,9 +46,10 @@ class Client(Producer):
     def deeds(self) -> list[Any]:
         return [*super().deeds(), self.add_child, self.add_child]
 
-    def _do(self, what: str, fields: dict[str, Any], deed: Any) -> None:
-        super()._do(what, fields, deed)
-        self.acknowledged += what == "add" and fields["outcome"] == "ok"
+    def _do(self, what: str, fields: dict[str, Any], deed: Any) -> str:
+        outcome = super()._do(what, fields, deed)
+        self.acknowledged += what == "add" and outcome == "ok"
+        return outcome
 
     def add_child(self) -> None:
         parent = self._ids[-1]
@@ -86,7 +89,7 @@ class Load:
         self.record = Recorder("faults")
         self.recoveries: list[tuple[str, float, float]] = []  # what was lost, when, and for how long
         self._probe = Recorder("probe")
-        self._stop, self._watching, crowded = threading.Event(), threading.Event(), threading.Event()
+        self._signs, self._watching = Signs(), threading.Event()
         self.looking = threading.Lock()  # held: the observer looks at nothing
         self.queue = Queue(cluster.dsn, directory)
         stack.callback(self.queue.close)
@@ -95,12 +98,12 @@ class Load:
             self.queue.start(*options, modules="recorded_tasks", PYWORKER_RUN_NO_UVLOOP=uvloop)
             for uvloop in "01"
         ]
-        self.clients = [Client(n, cluster.dsn, self._stop, crowded) for n in range(PRODUCERS)]
+        self.clients = [Client(f"producer-{n}", cluster.dsn, SEED, self._signs) for n in range(PRODUCERS)]
         self._threads = [threading.Thread(target=client.work, daemon=True) for client in self.clients]
-        observer = (cluster.dsn, self._watching, crowded, self.looking)
+        observer = (cluster.dsn, self._watching, self._signs.crowded, self.looking)
         self._observer = threading.Thread(target=observe, args=observer, daemon=True)
         stack.callback(self._watching.set)
-        stack.callback(self._stop.set)
+        stack.callback(self._signs.stop.set)
         for thread in (*self._threads, self._observer):
             thread.start()
         self.go_on()
@@ -149,7 +152,7 @@ class Load:
 
     def finish(self) -> list[Event]:
         """Let the workers end all jobs, write down how they ended, and return the whole record."""
-        self._stop.set()
+        self._signs.stop.set()
         for thread in self._threads:
             thread.join(60)
             assert not thread.is_alive(), "a client has not come back"

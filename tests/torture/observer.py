@@ -1,4 +1,4 @@
-"""What the database says: samples while it goes on, and how each job was in the end."""
+"""What the database says: how each job was in the end. And what keeps a snapshot meanwhile."""
 
 from __future__ import annotations
 
@@ -8,32 +8,9 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
+from tests.support.producers import Signs
 from tests.support.tasks.recorded_tasks import Recorder
-from tests.torture.producers import Signs
 
-BACKLOG = 300
-
-SAMPLE = """
-    select coalesce(json_agg(json_build_object(
-        'id', j.id, 'state', j.state, 'run', j.run, 'key', j.job_key, 'unique', encode(j.unique_key, 'hex'),
-            'sequence', j.sequence_key,
-        'queue', j.queue_name, 'worker', (w.info ->> 'pid')::bigint,
-            'since', extract(epoch from w.started_at))), '[]') as jobs
-    from pyworker.live_jobs j left join pyworker.workers w on w.id = j.worker_id
-    where j.state <> 'discarded' or j.job_key is not null -- the others only grow in number"""
-VIEWS = {
-    "jobs": ("select count(*) from pyworker.jobs", "select count(*) from pyworker.live_jobs"),
-    "history": ("select count(*) from pyworker.history", "select count(*) from pyworker.finished_jobs"),
-    "queue_stats": (
-        "select sum(available + running + pending + scheduled + retryable + discarded) "
-        "from pyworker.queue_stats",
-        "select nullif(count(*), 0) from pyworker.live_jobs",
-    ),
-    "live_workers": (
-        "select count(*) from pyworker.live_workers",
-        "select count(*) from pyworker.workers where dead_at is null",
-    ),
-}
 FINAL = """
     select j.id, j.task_identifier as task, j.state, j.reason, j.run, j.delivery,
         case when j.task_identifier = 'ticked' then j.task_identifier end as schedule,
@@ -58,21 +35,6 @@ STARTS = """
     create trigger note_start after update on pyworker.live_jobs for each row
         when (new.state = 'running' and new.run <> old.run and new.queue_name ~ '^rated')
         execute function public.note_start()"""
-
-
-def observe(dsn: str, watched: Signs, told: Signs) -> None:
-    record = Recorder("observer")
-    while not watched.stop.wait(0.2):
-        with suppress(psycopg.Error), psycopg.connect(dsn, row_factory=dict_row, connect_timeout=5) as conn:
-            conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            jobs = conn.execute(SAMPLE).fetchone()["jobs"]  # type: ignore[index,call-overload]
-            values = [
-                [name, *(int(conn.execute(sql).fetchone().popitem()[1] or 0) for sql in both)]
-                for name, both in VIEWS.items()
-            ]  # type: ignore
-            record("sample", jobs=jobs, views=values)
-            waiting = sum(job["state"] != "discarded" for job in jobs)
-            (told.crowded.set if waiting > BACKLOG else told.crowded.clear)()
 
 
 def pin(dsn: str, signs: Signs) -> None:

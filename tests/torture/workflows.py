@@ -8,7 +8,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from tests.torture.producers import KINDS, Client, Signs
+from tests.support.producers import KINDS, Client, Signs
 
 Edges = list[tuple[int, str]]  # for one of the jobs of a call: the place of each parent, and the condition
 

@@ -19,15 +19,17 @@ from psycopg.rows import namedtuple_row
 
 from tests.support import DEADLINE
 from tests.support.checker import Event, figures, read, summary, violations
+from tests.support.observer import observe
 from tests.support.pooler import Pooler
+from tests.support.producers import Producer, Signs
 from tests.support.proxy import Proxy
 from tests.support.servers import Postgres
 from tests.support.tasks.recorded_tasks import Recorder
 from tests.support.workers import Queue
 from tests.torture.crew import Crew
+from tests.torture.dangers import DANGERS
 from tests.torture.faults import RARE, USUAL, Faults
-from tests.torture.observer import STARTS, finals, observe, pin
-from tests.torture.producers import Producer, Signs
+from tests.torture.observer import STARTS, finals, pin
 from tests.torture.workflows import Planner
 
 SECONDS = float(os.environ.get("PYWORKER_TORTURE_SECONDS", "60"))
@@ -49,6 +51,11 @@ SETUP = f"""
     select pyworker.configure(completed_retention => '30 days', cancelled_retention => '30 days',
         discarded_retention => '30 days');
     select pyworker.add_schedule('ticks', '* * * * *', 'ticked', backfill := '1 day', max_attempts := 1000)"""
+
+
+class Adder(Producer):
+    queues = ("narrow", "serial", "rated", "rated and narrow", *(f"tenant:{n}" for n in range(4)))
+    dangers = DANGERS
 
 
 @dataclass
@@ -80,9 +87,9 @@ class World:
         self.closing.callback(self.queue.close)
         self.crew = Crew(self.queue, self.directory)
         self.closing.callback(self.crew.close)
-        self.signs, self.watched = Signs(), Signs()
+        self.signs, self.watched = Signs(), threading.Event()
         self.closing.callback(self.signs.stop.set)
-        self.closing.callback(self.watched.stop.set)
+        self.closing.callback(self.watched.set)
         self.planner = Planner("planner", self.network.dsn, self.seed, self.signs)
         self.faults = self.make_faults()
 
@@ -109,13 +116,13 @@ class World:
     def run(self, seconds: float = SECONDS) -> None:
         """Clients work and faults strike for so long; then all ends well, and the record is judged."""
         clients = [
-            Producer(f"producer-{n}", self.network.dsn if n else self.server.url, self.seed, self.signs)
+            Adder(f"producer-{n}", self.network.dsn if n else self.server.url, self.seed, self.signs)
             for n in range(4)
         ]
         clients += [self.planner]  # type: ignore[list-item]
         threads = [threading.Thread(target=client.work) for client in clients]
         threads += [threading.Thread(target=pin, args=(self.server.url, self.signs))]
-        observer = threading.Thread(target=observe, args=(self.server.url, self.watched, self.signs))
+        observer = threading.Thread(target=observe, args=(self.server.url, self.watched, self.signs.crowded))
         for thread in (*threads, observer):
             thread.start()
         until = time.monotonic() + seconds
@@ -130,7 +137,7 @@ class World:
             thread.join()
         self.crew.revive()
         self.calm()
-        self.watched.stop.set()
+        self.watched.set()
         observer.join()
         codes = self.crew.end()
         self.judge(finals(self.server.url))
@@ -167,7 +174,7 @@ class World:
             except psycopg.OperationalError:
                 if time.monotonic() > until:
                     raise
-                self.watched.stop.wait(0.1)
+                self.watched.wait(0.1)
 
     def judge(self, broken: list[Any]) -> None:
         events = list(read(self.history))

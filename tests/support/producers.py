@@ -1,11 +1,12 @@
-"""Clients: each does one thing after the other, and writes down what came of it."""
+"""Clients that add, remove, cancel and retry jobs at random. Each does one thing after the other, and writes
+down what came of it; checker.py judges the record."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,12 +16,10 @@ from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
 from tests.support.tasks.recorded_tasks import Recorder
-from tests.torture.dangers import DANGERS
 
 IN_SEQUENCE = {"by_args": ["customer"], "continue_on_cancelled": True, "continue_on_discarded": True}
 UNIQUE = {"keys": ["type", "args"], "on_conflict": "ignore"}
 KINDS = ["plain", "plain_async", "only_once", "effect", "effect_async"]
-QUEUES = ["narrow", "serial", "rated", "rated and narrow", "tenant:0", "tenant:1", "tenant:2", "tenant:3"]
 
 
 class Signs:
@@ -64,16 +63,24 @@ class Client:
             return "ok", deed(self._conn)
         except psycopg.Error as error:
             refused = self._conn is not None and not self._conn.closed and error.sqlstate
+            if self._conn is not None and isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+                self._conn.close()  # another server has taken over
             return ("error" if refused else "unknown"), None
 
-    def _do(self, what: str, fields: dict[str, Any], deed: Callable[[Any], dict[str, Any]]) -> None:
+    def _do(self, what: str, fields: dict[str, Any], deed: Callable[[Any], dict[str, Any]]) -> str:
+        """Returns the outcome."""
         began = time.time()
         outcome, more = self._outcome(deed)
-        self._record(what, **{"began": began, **fields, "outcome": outcome, **(more or {})})
+        event = {"began": began, **fields, "outcome": outcome, **(more or {})}
+        self._record(what, **event)
+        return event["outcome"]
 
 
 class Producer(Client):
     """Adds single jobs of every kind, removes, cancels and retries some."""
+
+    queues = ("narrow", "serial")
+    dangers: Sequence[tuple[str, str]] = ()  # tasks that mean harm, and how
 
     def __init__(self, name: str, dsn: str, seed: str, signs: Signs) -> None:
         super().__init__(name, dsn, seed, signs)
@@ -102,7 +109,7 @@ class Producer(Client):
                     "sequence_policy": Jsonb(IN_SEQUENCE),
                 }
             case 4 | 5:
-                arguments["queue_name"] = rng.choice(QUEUES)
+                arguments["queue_name"] = rng.choice(self.queues)
             case 6:
                 arguments["expires_at"] = datetime.now(UTC) + timedelta(seconds=rng.uniform(0.02, 1))
             case 7:
@@ -113,12 +120,12 @@ class Producer(Client):
                 }
         if rng.random() < 0.1:
             arguments["run_at"] = datetime.now(UTC) + timedelta(seconds=rng.uniform(0, 3))
-        if rng.random() < 0.03 and "job_key" not in arguments:
+        if self.dangers and rng.random() < 0.03 and "job_key" not in arguments:
             arguments |= self._danger()
         return arguments
 
     def _danger(self) -> dict[str, Any]:
-        task, how = self._rng.choice(DANGERS)
+        task, how = self._rng.choice(self.dangers)
         return {"identifier": task, "payload": Jsonb({"how": how}), "max_attempts": 3}
 
     def _add(self, conn: Any, arguments: dict[str, Any]) -> int:
