@@ -1,7 +1,6 @@
 """Which mutants of the SQL (tests/mutants) does the exploration notice by itself?
 
-A mutant that changes what one session does alone changes the serial orders as well, so only the
-invariants could notice it. The others take away a lock, a second look or a notification.
+The schedules run on the mutant, and their serial orders on the SQL without it.
 """
 
 from __future__ import annotations
@@ -11,20 +10,23 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
+from math import prod
 from typing import Any
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from tests.interleavings.cases import cases
+from tests.interleavings.cases import cases, part_of
 from tests.interleavings.explore import Case, explore
+from tests.interleavings.oracle import Outcomes
 from tests.interleavings.schedule import play
 from tests.interleavings.stage import Stage
+from tests.interleavings.states import STARTS
 from tests.interleavings.verbs import VERBS
 from tests.mutants import MUTANTS, Mutant, functions
 
-SECONDS = 60.0  # for one mutant
+Ran = dict[tuple[str, str], list[str]]  # verb and state: the functions of its steps
 NEXT = re.compile(r"(?m)^(?:create |comment on|drop |do )")
 # Mutants of which each test is one of races.
 CONCURRENT = [mutant for mutant in MUTANTS if all(test.startswith("races/") for test in mutant.tests)]
@@ -43,9 +45,8 @@ def apply(conn: Any, mutant: Mutant) -> None:
 
 
 @contextmanager
-def mutated(url: str, mutant: Mutant | None) -> Iterator[Stage]:
+def mutated(url: str, mutant: Mutant | None, name: str = "pyworker_interleavings") -> Iterator[Stage]:
     """A stage on a copy of the database, with this mutant in it."""
-    name = "pyworker_interleavings"
     with psycopg.connect(url, autocommit=True) as conn:
         copy, of = sql.Identifier(name), sql.Identifier(conn.info.dbname + "_template")
         conn.execute(sql.SQL("drop database if exists {} with (force)").format(copy))
@@ -61,14 +62,14 @@ def mutated(url: str, mutant: Mutant | None) -> Iterator[Stage]:
         it.close()
 
 
-def ran_by(it: Stage) -> dict[tuple[str, str], set[str]]:
-    """The functions that each verb runs, from each state, with another one beside it that does nothing."""
+def ran_by(it: Stage) -> Ran:
+    """The functions of the steps that each verb makes, from each state, with no other one beside it."""
     found = {}
-    for verb, start in product(VERBS, ("waiting", "running", "dead", "ended")):
+    for verb, start in product(VERBS, STARTS):
         if start in VERBS[verb].starts:
             it.restore(start)
             run = play([it.actor(0, verb, "rc", "commit")], it.steps, 0, (), lambda run: None)
-            found[verb, start] = {entry.name.partition(":")[0] for entry in run.trace}
+            found[verb, start] = [entry.name.partition(":")[0] for entry in run.trace]
     return found
 
 
@@ -90,45 +91,50 @@ def callers(it: Stage, name: str) -> set[str]:
     return found & stepped
 
 
-def chosen(it: Stage, mutant: Mutant, ran: dict[tuple[str, str], set[str]]) -> list[Case]:
-    """The cases in which it can matter, the likeliest first."""
+def chosen(it: Stage, mutant: Mutant, ran: Ran) -> list[Case]:
+    """The cases in which it can matter, the shortest first."""
     names = callers(it, mutant.function)
     levels = ["rr", "rc"] if "old snapshot" in mutant.name else ["rc", "rr"]
-    reached = any(functions & names for functions in ran.values())
-    ranked = []
-    for case in cases([], levels, ["commit-commit", "rollback-commit", "commit-rollback"]):
-        touched = [bool(ran[verb, case.start] & names) for verb in case.verbs]
-        if any(touched) or not reached:  # else it is reached only by two sessions at once
-            ranked.append((levels.index(case.level), case.hows != ("commit", "commit"), -sum(touched), case))
-    ranked.sort(key=lambda item: item[:3])
-    return [item[-1] for item in ranked]
+    touching = {key for key, functions in ran.items() if set(functions) & names}
+    reached = touching or set(ran)  # else it is reached only by two sessions at once
+
+    def cost(case: Case) -> tuple[int, int]:
+        keys = [(verb, case.start) for verb in case.verbs]
+        steps = prod(len(ran[key]) for key in keys)
+        return levels.index(case.level), steps * (1 if all(key in reached for key in keys) else 3)
+
+    pairs = cases([], levels, ["commit-commit", "rollback-commit", "commit-rollback"])
+    pairs = [case for case in pairs if any((verb, case.start) in reached for verb in case.verbs)]
+    return sorted(pairs, key=cost)
 
 
-def judged(url: str, mutant: Mutant, ran: dict[tuple[str, str], set[str]]) -> tuple[str | None, str, float]:
+def judged(
+    url: str, mutant: Mutant, ran: Ran, right: Outcomes, seconds: float
+) -> tuple[str | None, str, float]:
     """The schedule that notices it, why, and after how many seconds."""
-    began, schedules = time.monotonic(), 0
+    began, schedules, tried = time.monotonic(), 0, 0
     with mutated(url, mutant) as it:
+        here = Outcomes(it)
         for case in chosen(it, mutant, ran):
-            found = explore(it, case, stop=True)
-            schedules += found.schedules
+            found = explore(here, case, stop=True, right=right)
+            schedules, tried = schedules + found.schedules, tried + 1
             for id, fault in found.faults.items():
-                return id, fault.splitlines()[0], time.monotonic() - began
-            if time.monotonic() - began > SECONDS:
+                return id, " ".join(fault.splitlines()[:3]), time.monotonic() - began
+            if time.monotonic() - began > seconds:
                 break
-    return None, f"{schedules} schedules", time.monotonic() - began
+    return None, f"{schedules} schedules of {tried} cases", time.monotonic() - began
 
 
-def run(url: str, names: list[str]) -> int:
-    with mutated(url, None) as it:
-        ran = ran_by(it)
+def run(url: str, names: list[str], part: str, seconds: float) -> int:
     survived = 0
-    for mutant in MUTANTS if names else CONCURRENT:
-        if names and not any(mutant.name.startswith(name) for name in names):
-            continue
-        id, why, seconds = judged(url, mutant, ran)
-        survived += id is None
-        print(
-            f"{'killed' if id else 'SURVIVED':8}  {mutant.name}  {seconds:.0f} s  {id or ''}  {why[:160]}",
-            flush=True,
-        )
+    with mutated(url, None, "pyworker_right") as it:
+        ran, right = ran_by(it), Outcomes(it)
+        wanted = [m for m in MUTANTS if any(m.name.startswith(name) for name in names)] if names else CONCURRENT
+        for mutant in part_of(wanted, part):
+            id, why, took = judged(url, mutant, ran, right, seconds)
+            survived += id is None
+            print(
+                f"{'killed' if id else 'SURVIVED':8}  {mutant.name}  {took:.0f} s  {id or ''}  {why[:200]}",
+                flush=True,
+            )
     return survived

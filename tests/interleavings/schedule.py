@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.interleavings.footprint import Footprint, writes
 from tests.interleavings.rewrite import Rewritten
@@ -30,8 +31,10 @@ class Entry:
     touches: Footprint
     ends: frozenset[str] | None  # of the end of a transaction: the tables that it wrote
     able: frozenset[int]  # the other sessions that could have moved instead
-    changes: list[object] = field(default_factory=list)
+    changes: list[Any] = field(default_factory=list)
     blocked: bool = False
+    behind: frozenset[int] = frozenset()  # the sessions that it waits for
+    awaits: tuple[str, int | None] | None = None  # the row for which it waits: its table, its id
 
 
 @dataclass
@@ -41,16 +44,17 @@ class Run:
     notified: bool = False  # worker 3, since it looked last
     told: float | None = None  # when to look again, if it has looked
     taken: Counter[str] = field(default_factory=Counter)  # what it would have claimed then
+    knot: list[str] = field(default_factory=list)  # where sessions waited for each other
 
 
 @dataclass
 class Actor:
-    """A session and what it is to do in one transaction."""
+    """A session and what it is to do, in one transaction or two."""
 
     session: Session
     level: str
     script: list[str]
-    end: int  # the position of its commit or rollback
+    ends: tuple[int, ...]  # the positions of commit or rollback
     done: bool = False
     next: int = 0  # in the script
     count: int = 0
@@ -70,14 +74,14 @@ class Actor:
         if at is not None:
             step = steps.steps[at]
             touches = step.touches
-            if self.level != "read committed" and self.next <= self.end:
+            if self.level != "read committed" and self.next <= self.ends[0]:
                 # Its snapshot is that of the first call; what was committed since can only be in the way.
                 touches = frozenset(t for t in touches if t[0] != "read")
             if not self.began and writes(touches):
                 touches |= {("begin", "transactions")}
             return f"{step.function}:{step.line}", step.text, touches, None
         statement = self.script[self.next]
-        if self.next == self.end:
+        if self.next in self.ends:
             return statement, statement, frozenset(), self.wrote if statement == "commit" else frozenset()
         first = self.level != "read committed" and self.next == 0
         return "call", statement, frozenset({("snapshot", "*")} if first else ()), None
@@ -91,6 +95,8 @@ class Actor:
             self.began = self.began or bool(written)
             session.move()
         else:
+            if self.next - 1 in self.ends:
+                self.wrote, self.began = frozenset(), False
             statement, self.next = self.script[self.next], self.next + 1
             session.send(statement)
 
@@ -98,8 +104,8 @@ class Actor:
         """Its session has stopped: between two statements it may have come to the end."""
         if not self.session.active and self.next > len(self.answers):
             self.answers.append(self.session.answer)
-            if self.session.answer.sqlstate and self.next < self.end:
-                self.next = self.end  # the transaction has failed
+            if self.session.answer.sqlstate and self.next - 1 not in self.ends:  # the transaction has failed
+                self.next = next((end for end in self.ends if end >= self.next), self.next)
             self.done = self.next == len(self.script)
 
 
@@ -125,6 +131,7 @@ def play(
         elif able:
             current = able[0]
         else:
+            run.knot = run.knot or [waiting(run, n) for n, actor in enumerate(actors) if not actor.done]
             await_any(actors)
     return run
 
@@ -139,11 +146,21 @@ def make_step(run: Run, actors: list[Actor], n: int, steps: Rewritten, able: fro
     me.advance(steps)
     me.session.settle(others)
     entry.blocked, entry.changes = me.session.blocked, me.session.changes
+    if entry.blocked:
+        entry.behind = frozenset(
+            n for n, actor in enumerate(actors) if actor.session.pid in me.session.blockers
+        )
+        entry.awaits = me.session.controller.awaited(me.session.pid)
     me.settled()
     for actor in actors:
         if actor is not me and actor.session.blocked:
             actor.session.settle([x.session for x in actors if x is not actor])
             actor.settled()
+
+
+def waiting(run: Run, n: int) -> str:
+    """The step at which a session waits."""
+    return next(f"{'ABC'[n]} at {entry.name}" for entry in reversed(run.trace) if entry.session == n)
 
 
 def await_any(actors: list[Actor]) -> None:

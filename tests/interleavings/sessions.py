@@ -16,11 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
-from psycopg import pq
+from psycopg import pq, sql
 from psycopg.conninfo import make_conninfo
 
 from tests.interleavings.rewrite import KEYS
 
+# Before PostgreSQL waits for the transaction that has a row locked, it locks the row's place.
+AWAITED = """
+    select c.relname, format('(%%s,%%s)', l.page, l.tuple)::tid::text
+    from pg_locks l join pg_class c on c.oid = l.relation where l.pid = %s and l.locktype = 'tuple'
+"""
 QUIET = 0.002  # seconds after which a session may be waiting for a lock
 STUCK = 20.0
 
@@ -60,6 +65,20 @@ class Controller:
         row = self.conn.execute("select pg_blocking_pids(%s)", [pid]).fetchone()
         return row[0] if row else []
 
+    def awaited(self, pid: int) -> tuple[str, int | None] | None:
+        """The row for which a session waits: its table, and its id if it is a job. None if it waits for
+        a transaction alone, as an insert does."""
+        row = self.conn.execute(AWAITED, [pid]).fetchone()
+        if row is None:
+            return None
+        table, place = row
+        if table not in ("live_jobs", "finished_jobs"):
+            return table, None
+        job = self.conn.execute(
+            sql.SQL("select id from {} where ctid = %s").format(sql.Identifier("pyworker", table)), [place]
+        ).fetchone()
+        return table, job[0] if job else None
+
 
 class Session:
     """One stepped connection. `at` is the step before which it stands; None: between two statements."""
@@ -78,6 +97,7 @@ class Session:
         self.active = self.blocked = False
         self.answer = Answer()
         self.changes: list[Any] = []
+        self.blockers: set[int] = set()
         controller.hold(n)
 
     def _noticed(self, result: Any) -> None:
@@ -128,7 +148,8 @@ class Session:
         while self.moving:
             if select.select([self.pgconn.socket], [], [], quiet)[0]:
                 self.read()
-            elif set(self.controller.blockers(self.pid)) & {other.pid for other in others}:
+            elif blockers := set(self.controller.blockers(self.pid)) & {other.pid for other in others}:
+                self.blockers = blockers
                 self.read()
                 self.blocked = self.moving
                 return

@@ -9,7 +9,8 @@ import psycopg
 from tests.interleavings import rewrite
 from tests.interleavings.schedule import Actor, Run, Switches, play
 from tests.interleavings.sessions import Controller, Session
-from tests.interleavings.verbs import LEVELS, MAKE, VERBS
+from tests.interleavings.states import MAKE, MARKED
+from tests.interleavings.verbs import LEVELS, VERBS
 
 TABLES = [
     "live_jobs", "finished_jobs", "unique_keys", "errors", "promotion_requests", "workers", "claims",
@@ -33,6 +34,14 @@ RESTORE = """
             {registers}, setval('pyworker.coordination_used', 0, '{start}' = 'graph'),
             setval('pyworker.listening_until', (extract(epoch from clock_timestamp()) * 1000)::bigint + 5000),
             setval('pyworker.swept_at', (extract(epoch from clock_timestamp()) * 1000)::bigint);
+        if {marked} then
+            begin
+                perform from pyworker.live_jobs for update;
+                raise sqlstate 'PW099';
+            exception when sqlstate 'PW099' then
+                null;
+            end;
+        end if;
     end
     $$
 """
@@ -61,7 +70,6 @@ class Stage:
         self.conn.execute("select pyworker.maintain()")
         self.conn.execute(f"create schema keep_{start}")
         self.conn.execute(sql)
-        columns = {}
         for table in TABLES:
             self.conn.execute(f"create table keep_{start}.{table} as table pyworker.{table}")
         deletes = "\n".join(f"delete from pyworker.{table};" for table in TABLES)
@@ -72,7 +80,7 @@ class Stage:
         registers = ", ".join(f"setval('pyworker.{name}', 0)" for name in REGISTERS)
         self.conn.execute(
             RESTORE.format(
-                start=start, deletes=deletes, inserts=inserts, registers=registers, columns=columns
+                start=start, deletes=deletes, inserts=inserts, registers=registers, marked=start in MARKED
             )
         )
 
@@ -111,9 +119,15 @@ class Stage:
 
     def actor(self, n: int, verb: str, level: str, how: str) -> Actor:
         v = VERBS[verb]
-        script = [v.sql.replace("%by", "ABC"[n]), how, *([v.after] if v.after else [])]
+        script = [v.sql.replace("%by", "ABC"[n]), how]
+        ends: tuple[int, ...] = (1,)
+        if v.after:
+            script.append(v.after)
+        elif v.then:
+            script += ["begin", v.then.replace("%by", "ABC"[n]), "commit"]
+            ends = (1, 4)
         self.sessions[n].run("reset all")
-        return Actor(self.sessions[n], LEVELS[level], script, 1)
+        return Actor(self.sessions[n], LEVELS[level], script, ends)
 
     def play(
         self,

@@ -13,6 +13,7 @@ import pytest
 from tests.interleavings import mutants, plpgsql
 from tests.interleavings.cases import cases
 from tests.interleavings.explore import Case, explore, parse
+from tests.interleavings.oracle import Outcomes
 from tests.interleavings.stage import Stage
 from tests.interleavings.story import story
 from tests.interleavings.verbs import LEVELS
@@ -105,8 +106,9 @@ def test_of_two_sessions_stepped_inside_the_functions_the_outcome_is_that_of_one
     print(f"PYWORKER_SEED={SEED}")
     random = Random(SEED * PARTS + part)
     faults: dict[str, str] = {}
+    here = Outcomes(stage)
     for case in random.sample(cases([], list(LEVELS), ENDS), CASES):
-        faults |= explore(stage, case, chosen=random).faults
+        faults |= explore(here, case, chosen=random).faults
     assert not faults, told(stage, faults)
 
 
@@ -135,6 +137,6 @@ def test_a_lock_a_second_look_or_a_notification_that_is_missing_is_noticed(
         with psycopg.connect(dsn, autocommit=True) as conn:
             mutants.apply(conn, mutant)
         it = Stage(dsn)
-        found = explore(it, case, stop=True)
+        found = explore(Outcomes(it), case, stop=True)
         it.close()
     assert found.faults
