@@ -11,7 +11,6 @@ from tests.interleavings.explore import Case
 from tests.interleavings.states import STARTS
 from tests.interleavings.verbs import VERBS
 
-
 T = TypeVar("T")
 
 
@@ -54,9 +53,7 @@ def drawn(chosen: list[Case], number: int, seed: int) -> list[Case]:
     random, by_verbs = Random(seed), dict[tuple[str, ...], list[Case]]()
     for case in chosen:
         by_verbs.setdefault(case.verbs, []).append(case)
-    return [
-        case for some in by_verbs.values() for case in random.sample(some, min(number, len(some)))
-    ]
+    return [case for some in by_verbs.values() for case in random.sample(some, min(number, len(some)))]
 
 
 def triples(number: int, seed: int, levels: list[str], ends: list[str]) -> list[Case]:

@@ -128,8 +128,10 @@ def explore(
     stop: bool = False,
     chosen: Random | None = None,
     right: Outcomes | None = None,
+    some: int = SAMPLE,
 ) -> Found:
-    """All schedules of the case; with `stop`, until the first fault; with `chosen`, some at random.
+    """All schedules of the case; with `stop`, until the first fault; with `chosen`, `some` at random
+    of those with one switch, and of those with two.
     `right`: see Oracle."""
     began, stage = time.monotonic(), here.stage
     oracle, found = Oracle(here, case.verbs, case.start, right), Found(case)
@@ -159,7 +161,7 @@ def explore(
             for first, switches, used, run in runs
             for more in branches(run, switches, used, unique, known)
         ]
-        if chosen and len(waiting) > SAMPLE:
-            waiting = chosen.sample(waiting, SAMPLE)
+        if chosen and len(waiting) > some:
+            waiting = chosen.sample(waiting, some)
     found.seconds = time.monotonic() - began
     return found

@@ -9,8 +9,9 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import product
-from math import prod
+from dataclasses import dataclass
+from math import log, sqrt
+from random import Random
 from typing import Any
 
 import psycopg
@@ -18,15 +19,15 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from tests.interleavings.cases import cases, part_of
-from tests.interleavings.explore import Case, explore
-from tests.interleavings.oracle import Outcomes
+from tests.interleavings.explore import Case, explore, parse
+from tests.interleavings.oracle import Fault, Oracle, Outcomes
 from tests.interleavings.schedule import play
+from tests.interleavings.sessions import Stuck
 from tests.interleavings.stage import Stage
-from tests.interleavings.states import STARTS
 from tests.interleavings.verbs import VERBS
 from tests.mutants import MUTANTS, Mutant, functions
 
-Ran = dict[tuple[str, str], list[str]]  # verb and state: the functions of its steps
+Ran = dict[tuple[str, str], "Alone"]  # by verb and state
 NEXT = re.compile(r"(?m)^(?:create |comment on|drop |do )")
 # Mutants of which each test is one of races.
 CONCURRENT = [mutant for mutant in MUTANTS if all(test.startswith("races/") for test in mutant.tests)]
@@ -62,15 +63,29 @@ def mutated(url: str, mutant: Mutant | None, name: str = "pyworker_interleavings
         it.close()
 
 
-def ran_by(it: Stage) -> Ran:
-    """The functions of the steps that each verb makes, from each state, with no other one beside it."""
-    found = {}
-    for verb, start in product(VERBS, STARTS):
-        if start in VERBS[verb].starts:
-            it.restore(start)
-            run = play([it.actor(0, verb, "rc", "commit")], it.steps, 0, (), lambda run: None)
-            found[verb, start] = [entry.name.partition(":")[0] for entry in run.trace]
-    return found
+@dataclass
+class Alone:
+    """What a verb does with no other one beside it."""
+
+    functions: list[str]  # of its steps
+    rows: set[tuple[str, Any]]  # that it changes
+
+
+def alone(it: Stage, verb: str, start: str) -> Alone:
+    it.restore(start)
+    run = play([it.actor(0, verb, "rc", "commit")], it.steps, 0, (), lambda run: None)
+    rows: set[tuple[str, Any]] = set()
+    for _, table, old, new in (change for entry in run.trace for change in entry.changes):
+        if table not in ("promotion_requests", "late_arrivals", "claims", "audit_log"):
+            row = old or new
+            rows |= {(table, row[name]) for name in ("job_key", "unique_key", "queue_name") if row.get(name)}
+            if row.get("id", 11) <= 10:  # else it is new
+                rows.add((table, row["id"]))
+    return Alone([entry.name.partition(":")[0] for entry in run.trace], rows)
+
+
+def all_alone(it: Stage) -> Ran:
+    return {(verb, start): alone(it, verb, start) for verb in VERBS for start in VERBS[verb].starts}
 
 
 def callers(it: Stage, name: str) -> set[str]:
@@ -92,20 +107,33 @@ def callers(it: Stage, name: str) -> set[str]:
 
 
 def chosen(it: Stage, mutant: Mutant, ran: Ran) -> list[Case]:
-    """The cases in which it can matter, the shortest first."""
-    names = callers(it, mutant.function)
-    levels = ["rr", "rc"] if "old snapshot" in mutant.name else ["rc", "rr"]
-    touching = {key for key, functions in ran.items() if set(functions) & names}
-    reached = touching or set(ran)  # else it is reached only by two sessions at once
+    """The cases in which it can matter, at random, but the likelier earlier: those of verbs that change the
+    same rows, of few steps."""
+    names, random = callers(it, mutant.function), Random(mutant.name)
+    touching = {key for key, found in ran.items() if set(found.functions) & names}
+    touching = touching or set(ran)  # else it is reached only by two sessions at once
+    old = "old snapshot" in mutant.name
 
-    def cost(case: Case) -> tuple[int, int]:
-        keys = [(verb, case.start) for verb in case.verbs]
-        steps = prod(len(ran[key]) for key in keys)
-        return levels.index(case.level), steps * (1 if all(key in reached for key in keys) else 3)
+    def rank(case: Case) -> float:
+        a, b = (ran[verb, case.start] for verb in case.verbs)
+        weight = (1.0 if (case.level == "rr") == old else 0.2) * (8 if a.rows & b.rows else 1)
+        weight *= 1 if len(touching & {(verb, case.start) for verb in case.verbs}) > 1 else 0.5
+        return log(random.random()) * sqrt(len(a.functions) * len(b.functions)) / weight
 
-    pairs = cases([], levels, ["commit-commit", "rollback-commit", "commit-rollback"])
-    pairs = [case for case in pairs if any((verb, case.start) in reached for verb in case.verbs)]
-    return sorted(pairs, key=cost)
+    pairs = cases([], ["rc", "rr"], ["commit-commit", "rollback-commit", "commit-rollback"])
+    pairs = [case for case in pairs if any((verb, case.start) in touching for verb in case.verbs)]
+    return sorted(pairs, key=rank, reverse=True)
+
+
+def is_right(here: Outcomes, id: str) -> bool:
+    """A schedule proves nothing if it is also wrong without the mutant."""
+    case, first, switches = parse(id)
+    run = here.stage.play(case.verbs, case.start, case.level, case.hows, first, switches)
+    try:
+        Oracle(here, case.verbs, case.start).judge(run, case.level, case.hows)
+    except Fault:
+        return False
+    return True
 
 
 def judged(
@@ -116,10 +144,15 @@ def judged(
     with mutated(url, mutant) as it:
         here = Outcomes(it)
         for case in chosen(it, mutant, ran):
-            found = explore(here, case, stop=True, right=right)
+            try:
+                found = explore(here, case, stop=True, chosen=Random(1), right=right)
+            except Stuck as stuck:
+                return case.name, str(stuck), time.monotonic() - began
             schedules, tried = schedules + found.schedules, tried + 1
             for id, fault in found.faults.items():
-                return id, " ".join(fault.splitlines()[:3]), time.monotonic() - began
+                if is_right(right, id):
+                    return id, " ".join(fault.splitlines()[:3]), time.monotonic() - began
+                print(f"  wrong without a mutant, too: {id}", flush=True)
             if time.monotonic() - began > seconds:
                 break
     return None, f"{schedules} schedules of {tried} cases", time.monotonic() - began
@@ -128,8 +161,10 @@ def judged(
 def run(url: str, names: list[str], part: str, seconds: float) -> int:
     survived = 0
     with mutated(url, None, "pyworker_right") as it:
-        ran, right = ran_by(it), Outcomes(it)
-        wanted = [m for m in MUTANTS if any(m.name.startswith(name) for name in names)] if names else CONCURRENT
+        ran, right = all_alone(it), Outcomes(it)
+        wanted = (
+            [m for m in MUTANTS if any(m.name.startswith(name) for name in names)] if names else CONCURRENT
+        )
         for mutant in part_of(wanted, part):
             id, why, took = judged(url, mutant, ran, right, seconds)
             survived += id is None

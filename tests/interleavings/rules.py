@@ -18,7 +18,7 @@ def broken(run: Run, names: tuple[str, ...], level: str) -> Iterator[str]:
     """What a schedule has done that it must not."""
     verbs = [VERBS[name] for name in names]
     if run.knot:
-        yield f"they wait for each other: {', '.join(run.knot)}"
+        yield f"waiting for each other: {', '.join(run.knot)}"
     for entry in run.trace:
         if entry.blocked:
             yield from waits(entry, verbs)

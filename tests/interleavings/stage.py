@@ -60,7 +60,7 @@ class Stage:
         self.controller = Controller(dsn)
         self.sessions = [Session(dsn, n, self.controller) for n in (0, 1, 2)]
         self.listener = psycopg.connect(dsn, autocommit=True)
-        self.listener.execute("listen pyworker")
+        self.listener.execute("listen pyworker; set statement_timeout = '3s'")
         self.restored = 0
 
     def make(self, start: str, sql: str) -> None:
@@ -110,9 +110,14 @@ class Stage:
                 return
             run.notified = run.notified or bool(by)
         elif by:
-            self.listener.execute("begin")
-            taken = self.listener.execute(LOOK).fetchall()
-            self.listener.execute("rollback")
+            try:
+                self.listener.execute("begin")
+                taken = self.listener.execute(LOOK).fetchall()
+            except psycopg.errors.QueryCanceled:
+                run.knot = ["worker 3 at its claim"]
+                return
+            finally:
+                self.listener.execute("rollback")
             row = self.listener.execute("select pyworker.seconds_until_due()").fetchone()
             run.taken, run.told = Counter(job for (job,) in taken), row and row[0]
             run.notified = False

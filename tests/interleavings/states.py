@@ -12,8 +12,7 @@ graph    running; 7 depends on the ends of 2 and 6, 8 (key c) on the success of 
 fresh    nothing is promoted yet. q has two slots, and r is a serial queue with jobs of two kinds: 6 and 7
 slots    1 and 2 run on worker 1, 4 and 6 on worker 2, since q has two slots; nothing waits, but q and s are
          asked for; each row bears the mark of a transaction that was rolled back
-rated    nothing runs; q has a rate of two starts, and r is a serial queue with candidates of two kinds: 7
-         and 8
+rated    nothing runs; r has a rate of one start, and candidates of two kinds: 7 and 8
 """
 
 from __future__ import annotations
@@ -83,12 +82,11 @@ ASKED = """
 """
 RATE = """
     insert into pyworker.queues (queue_name, concurrency, rate_limit, rate_period)
-    values ('q', null, 2, '1 hour');
+    values ('r', null, 1, '1 hour');
 """
 KINDS = """
     select from pyworker.add_job('t', queue_name => 'r');
     select from pyworker.add_job('u', queue_name => 'r');
-    select from pyworker.add_job('t', queue_name => 'q');
 """
 MAKE = {
     WAITING: JOBS + PROMOTED + DUE,
@@ -97,7 +95,13 @@ MAKE = {
     ENDED: JOBS + PROMOTED + CLAIMED + ENDS + DUE,
     GRAPH: JOBS + PROMOTED + CLAIMED + CHILDREN,
     FRESH: TWO_SLOTS + JOBS + KINDS_OF_6,
-    SLOTS: TWO_SLOTS + JOBS + PROMOTED + "select from pyworker.complete_jobs('{3}');" + PROMOTED
-    + "select from pyworker.claim_jobs(1, 2); select from pyworker.claim_jobs(2, 2);" + FIRST_RUNS + ASKED,
+    SLOTS: TWO_SLOTS
+    + JOBS
+    + PROMOTED
+    + "select from pyworker.complete_jobs('{3}');"
+    + PROMOTED
+    + "select from pyworker.claim_jobs(1, 2); select from pyworker.claim_jobs(2, 2);"
+    + FIRST_RUNS
+    + ASKED,
     RATED: RATE + JOBS + KINDS + PROMOTED + PROMOTED,
 }

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.interleavings.states import (
-    DEAD, ENDED, FRESH, GRAPH, RATED, RUNNING, SLOTS, STARTS, WAITING,
+    DEAD,
+    ENDED,
+    FRESH,
+    GRAPH,
+    RATED,
+    RUNNING,
+    SLOTS,
+    STARTS,
+    WAITING,
 )  # fmt: skip
 
 ALL, RUNS, STILL = STARTS, (RUNNING, DEAD, GRAPH, SLOTS), (WAITING, ENDED, FRESH)
@@ -27,6 +35,7 @@ class Verb:
     claims: bool = False
     reports: bool = False  # of a worker: they wait for no claim
     names: tuple[int, ...] = ()  # jobs: it waits for no other one, and none refuses it
+    stale: list[tuple[str, ...]] | None = None  # what it answers as well if its worker has gone (PW004)
     parts: tuple[str, ...] = ()  # a call for many jobs, job by job: each is judged by itself
 
 
@@ -102,7 +111,7 @@ TURN = """select count(*) filter (where kind = 'refused') from pyworker.work(1, 
     '[{"id": 1, "run": 1, "do": "fail", "error": "%by", "delay_s": 3600}]', 0)"""
 
 CLAIM = taken("claim_jobs(2, 10)")
-END = {"starts": RUNS, "reports": True, "names": (1, 2, 6)}
+END: dict[str, Any] = {"starts": RUNS, "reports": True, "names": (1, 2, 6)}
 
 VERBS = {
     verb.name: verb
@@ -147,7 +156,7 @@ VERBS = {
         Verb("snooze", "select pyworker.snooze_job(1, 1, '1 hour')", RUNS, reports=True, names=(1,)),
         Verb("release", f"{RELEASE}('{{6,2,1}}', '{{1,1,1}}')) id order by id", **END,
              parts=tuple(f"{RELEASE}('{{{id}}}', '{{1}}')) id" for id in (1, 2, 6))),
-        Verb("turn", TURN, (RUNNING, SLOTS), reports=True, names=(1, 2)),
+        Verb("turn", TURN, (RUNNING, SLOTS), reports=True, names=(1, 2), stale=[("2",)]),
         Verb("close", "select pyworker.close_worker(1)", RUNS),
         Verb("force-unlock", "select pyworker.force_unlock_workers('{1}')", RUNS),
         Verb("reconcile", "select pyworker.reconcile(1, '{1}', '{1}')", RUNS),
