@@ -28,6 +28,7 @@ from tests.interleavings.verbs import VERBS
 from tests.mutants import MUTANTS, Mutant, functions
 
 Ran = dict[tuple[str, str], "Alone"]  # by verb and state
+SAMPLE = 4  # schedules of a case with one switch, and with two
 NEXT = re.compile(r"(?m)^(?:create |comment on|drop |do )")
 # Mutants of which each test is one of races.
 CONCURRENT = [mutant for mutant in MUTANTS if all(test.startswith("races/") for test in mutant.tests)]
@@ -145,7 +146,7 @@ def judged(
         here = Outcomes(it)
         for case in chosen(it, mutant, ran):
             try:
-                found = explore(here, case, stop=True, chosen=Random(1), right=right)
+                found = explore(here, case, stop=True, chosen=Random(1), right=right, some=SAMPLE)
             except Stuck as stuck:
                 return case.name, str(stuck), time.monotonic() - began
             schedules, tried = schedules + found.schedules, tried + 1

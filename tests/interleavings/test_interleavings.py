@@ -124,6 +124,22 @@ def test_of_two_sessions_stepped_inside_the_functions_the_outcome_is_that_of_one
             Case(("add-keyed", "add-keyed-all"), "waiting", "rc", ("commit", "commit")),
         ),
         (
+            "a bulk add takes new keys in any order",
+            Case(("add-two", "add-two-turned"), "waiting", "rc", ("commit", "commit")),
+        ),
+        (
+            "_promote_next waits for what is in somebody's hand",
+            Case(("finish-one", "cancel-waiter"), "running", "rc", ("commit", "commit")),
+        ),
+        (
+            "_fill_queues forgets what another session has locked",
+            Case(("promote", "cancel-queued"), "fresh", "rc", ("commit", "rollback")),
+        ),
+        (
+            "an old snapshot judges which keys are free",
+            Case(("add-unique-live", "delete-unique"), "ended", "rr", ("commit", "commit")),
+        ),
+        (
             "no worker looks for adds that saw none wait",
             Case(("add", "idle"), "running", "rc", ("commit", "commit")),
         ),
