@@ -55,8 +55,7 @@ class Stage:
         self.dsn = dsn
         self.conn = psycopg.connect(dsn, autocommit=True)
         self.steps = rewrite.rewrite(self.conn)
-        for start, make in MAKE.items():
-            self.make(start, make)
+        self.made: set[str] = set()
         self.controller = Controller(dsn)
         self.sessions = [Session(dsn, n, self.controller) for n in (0, 1, 2)]
         self.listener = psycopg.connect(dsn, autocommit=True)
@@ -85,6 +84,9 @@ class Stage:
         )
 
     def restore(self, start: str) -> None:
+        if start not in self.made:
+            self.make(start, MAKE[start])
+            self.made.add(start)
         if self.restored % 100 == 0:
             self.conn.execute("vacuum analyze " + ", ".join(f"pyworker.{t}" for t in TABLES[:-2]))
         self.restored += 1
