@@ -72,10 +72,12 @@ CHILDREN = f"""
 """
 # Not by set_queue: the change of a queue makes each promotion look again, which hides what is forgotten.
 TWO_SLOTS = "insert into pyworker.queues (queue_name, concurrency) values ('q', 2);"
-KINDS_OF_6 = """
-    update pyworker.live_jobs set queue_name = 'r', ready_at = null, parked = 'queue' where id = 6;
+# As if they had been added while their queues were full, and each end since had left a request.
+PARKED = """
     select from pyworker.add_job('u', queue_name => 'r');
-    insert into pyworker.promotion_requests (lane) values ('queue:r');
+    update pyworker.live_jobs set queue_name = coalesce(queue_name, 'r'), ready_at = null, parked = 'queue'
+    where id in (4, 6, 7);
+    insert into pyworker.promotion_requests (lane) values ('queue:q'), ('queue:r');
 """
 ASKED = """
     insert into pyworker.promotion_requests (lane) values ('sequence:s'), ('queue:q');
@@ -94,7 +96,7 @@ MAKE = {
     DEAD: JOBS + PROMOTED + CLAIMED,
     ENDED: JOBS + PROMOTED + CLAIMED + ENDS + DUE,
     GRAPH: JOBS + PROMOTED + CLAIMED + CHILDREN,
-    FRESH: TWO_SLOTS + JOBS + KINDS_OF_6,
+    FRESH: TWO_SLOTS + JOBS + PARKED,
     SLOTS: TWO_SLOTS
     + JOBS
     + PROMOTED
