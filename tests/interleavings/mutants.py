@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from math import log, sqrt
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ from psycopg.conninfo import make_conninfo
 
 from tests.interleavings.cases import cases, part_of
 from tests.interleavings.explore import Case, explore, parse
+from tests.interleavings.noticed import NOTICED
 from tests.interleavings.oracle import Fault, Oracle, Outcomes
 from tests.interleavings.schedule import play
 from tests.interleavings.sessions import Stuck
@@ -85,6 +87,7 @@ def alone(it: Stage, verb: str, start: str) -> Alone:
     return Alone([entry.name.partition(":")[0] for entry in run.trace], rows)
 
 
+@cache
 def all_alone(it: Stage) -> Ran:
     return {(verb, start): alone(it, verb, start) for verb in VERBS for start in VERBS[verb].starts}
 
@@ -137,40 +140,45 @@ def is_right(here: Outcomes, id: str) -> bool:
     return True
 
 
-def judged(
-    url: str, mutant: Mutant, ran: Ran, right: Outcomes, seconds: float
-) -> tuple[str | None, str, float]:
-    """The schedule that notices it, why, and after how many seconds."""
+def judged(url: str, mutant: Mutant, right: Outcomes, seconds: float) -> tuple[str | None, str]:
+    """The schedule that notices it, if one does, and why."""
     began, schedules, tried = time.monotonic(), 0, 0
     with mutated(url, mutant) as it:
         here = Outcomes(it)
-        for case in chosen(it, mutant, ran):
+
+        def likely() -> Iterator[tuple[Case, Random | None]]:
+            if mutant.name in NOTICED:
+                yield parse(f"{NOTICED[mutant.name]}/A")[0], None
+            for case in chosen(it, mutant, all_alone(right.stage)):
+                yield case, Random(case.name)
+
+        for case, random in likely():
             try:
-                found = explore(here, case, stop=True, chosen=Random(1), right=right, some=SAMPLE)
+                found = explore(here, case, stop=True, chosen=random, right=right, some=SAMPLE)
             except Stuck as stuck:
-                return case.name, str(stuck), time.monotonic() - began
+                return case.name, str(stuck)
             schedules, tried = schedules + found.schedules, tried + 1
             for id, fault in found.faults.items():
                 if is_right(right, id):
-                    return id, " ".join(fault.splitlines()[:3]), time.monotonic() - began
+                    return id, f"the {schedules}th schedule: {' '.join(fault.splitlines()[:3])}"
                 print(f"  wrong without a mutant, too: {id}", flush=True)
             if time.monotonic() - began > seconds:
                 break
-    return None, f"{schedules} schedules of {tried} cases", time.monotonic() - began
+    return None, f"{schedules} schedules of {tried} cases"
 
 
 def run(url: str, names: list[str], part: str, seconds: float) -> int:
     survived = 0
     with mutated(url, None, "pyworker_right") as it:
-        ran, right = all_alone(it), Outcomes(it)
-        wanted = (
-            [m for m in MUTANTS if any(m.name.startswith(name) for name in names)] if names else CONCURRENT
-        )
-        for mutant in part_of(wanted, part):
-            id, why, took = judged(url, mutant, ran, right, seconds)
+        right = Outcomes(it)
+        wanted = [m for m in MUTANTS if any(m.name.startswith(name) for name in names)]
+        for mutant in part_of(wanted or CONCURRENT, part):
+            began = time.monotonic()
+            id, why = judged(url, mutant, right, seconds)
             survived += id is None
+            took = f"{time.monotonic() - began:.0f} s"
             print(
-                f"{'killed' if id else 'SURVIVED':8}  {mutant.name}  {took:.0f} s  {id or ''}  {why[:200]}",
+                f"{'killed' if id else 'SURVIVED':8}  {mutant.name}  {took}  {id or ''}  {why[:160]}",
                 flush=True,
             )
     return survived

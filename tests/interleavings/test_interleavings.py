@@ -133,7 +133,7 @@ def test_of_two_sessions_stepped_inside_the_functions_the_outcome_is_that_of_one
         ),
         (
             "_fill_queues forgets what another session has locked",
-            Case(("promote", "cancel-queued"), "fresh", "rc", ("commit", "rollback")),
+            Case(("finish-one", "cancel-queued"), "running", "rc", ("commit", "rollback")),
         ),
         (
             "an old snapshot judges which keys are free",
