@@ -46,6 +46,12 @@ RESTORE = """
     $$
 """
 
+# Whether workers poll still must not depend on how long a schedule takes.
+POLLING = """
+    create or replace function pyworker._polling_ms(fleet integer) returns integer
+    language sql immutable return 60000
+"""
+
 # A job is known by who added it: its id depends on the schedule.
 LOOK = "select coalesce(meta ->> 'by', id::text) from pyworker.claim_jobs(3, 10)"
 
@@ -54,6 +60,7 @@ class Stage:
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
         self.conn = psycopg.connect(dsn, autocommit=True)
+        self.conn.execute(POLLING)
         self.steps = rewrite.rewrite(self.conn)
         self.made: set[str] = set()
         self.controller = Controller(dsn)
