@@ -43,6 +43,11 @@ def value(conn: psycopg.Connection[Any], sql: str, *parameters: Any) -> Any:
     return row and row[0]
 
 
+def finely(pid: int) -> float:
+    """CPU seconds of a backend to the microsecond, where cpu_of() counts ticks of 10 ms."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 class Session(threading.Thread):
     """A worker that claims and finishes; with `trouble` it also rolls back, and is killed."""
 
@@ -51,6 +56,7 @@ class Session(threading.Thread):
         self.batch, self.until, self.trouble, self.most = batch, until, trouble, most
         self.started: list[tuple[float, str]] = []
         self.rolled_back = self.killed = 0
+        self.cpu = 0.0  # of its backend for a start, in the second half of the starts
 
     def run(self) -> None:
         while time.time() < self.until and len(self.started) < self.most:
@@ -66,6 +72,7 @@ class Session(threading.Thread):
             "select kind, id, run, queue_name, again_in_s "
             f"from {SCHEMA}.work(%s, %s::bigint[], %s::bigint[], null, null, %s)"
         )
+        half: tuple[float, int] | None = None
         while time.time() < self.until and len(self.started) < self.most:
             *rows, (*_, again_in) = conn.execute(turn, [worker, ids, runs, self.batch]).fetchall()  # type: ignore[arg-type]
             chance = random.random() if self.trouble else 1
@@ -79,11 +86,15 @@ class Session(threading.Thread):
                 self.killed += 1
             conn.commit()
             now = time.time()
+            if half is None and len(self.started) > self.most / 2:
+                half = finely(conn.info.backend_pid), len(self.started)
             jobs = [row for row in rows if row[0] == "job"]
             self.started += [(now, job[3]) for job in jobs]
             ids, runs = [job[1] for job in jobs], [job[2] for job in jobs]
             if not jobs:
                 time.sleep(max(min(again_in, self.until - time.time()), 0))
+        if half:
+            self.cpu = (finely(conn.info.backend_pid) - half[0]) / (len(self.started) - half[1])
 
 
 def together(sessions: list[Session]) -> list[tuple[float, str]]:
@@ -175,11 +186,6 @@ def cost(jobs: int = 10_000, rounds: int = 3) -> None:
 STEADY = ("no queue", "no limit", "limit 100", "limit 1000", "rate", "fair")
 
 
-def finely(pid: int) -> float:
-    """CPU seconds of a backend to the microsecond, where cpu_of() counts ticks of 10 ms."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
-
-
 def steady(jobs: int = 3000, rounds: int = 3) -> None:
     """Each turn reports the jobs before it, and claims those that were added since; so nothing waits."""
     print("no backlog, limits that do not bind    add and work, us a job added alone, and in hundreds")
@@ -233,13 +239,15 @@ def beside(jobs: int = 20_000, rounds: int = 3) -> None:
 
 
 def fair() -> None:
-    print("sessions  batch  other queues   100th single at   last single at   jobs/s")
+    print("sessions  batch  other queues   100th single at   last single at   us CPU a start")
     for sessions, batch, others in (
         (1, 1, 0),
         (1, 10, 0),
         (1, 100, 0),
         (4, 10, 0),
         (4, 100, 0),
+        (1, 1, 50_000),
+        (1, 10, 50_000),
         (1, 100, 50_000),
     ):
         with fresh() as conn:
@@ -248,13 +256,11 @@ def fair() -> None:
             add(conn, 200, lambda n: {"queue_name": f"t:{n}"})
             add(conn, others, lambda n: {"queue_name": f"t:other {n}"})
             most = 3000 // sessions
-            began = time.time()
-            starts = together([Session(batch, began + 300, most=most) for _ in range(sessions)])
+            all_of_them = [Session(batch, time.time() + 300, most=most) for _ in range(sessions)]
+            starts = together(all_of_them)
+            cpu = statistics.mean(session.cpu for session in all_of_them)
             singles = [n for n, (_, queue) in enumerate(starts, 1) if queue[2:].isdigit()]
-            print(
-                f"{sessions:8} {batch:6} {others:13} {singles[99]:17} {singles[-1]:16}"
-                f" {len(starts) / (starts[-1][0] - began):8.0f}"
-            )
+            print(f"{sessions:8} {batch:6} {others:13} {singles[99]:17} {singles[-1]:16} {cpu * 1e6:16.0f}")
 
 
 def plot(seconds: float = 20) -> None:

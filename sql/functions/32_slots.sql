@@ -22,6 +22,7 @@ declare
     v_queues text[]; -- those whose lanes are held, each with its free slots, and whether it is crowded
     v_free bigint[];
     v_crowded boolean[];
+    v_waits boolean[]; -- if it is paced: whether jobs wait in it
     v_queue integer;
     v_room bigint[]; -- what was free in those with a rate
     v_fair text[];
@@ -40,10 +41,9 @@ begin
     end if;
     claim.in_turn := true;
     v_now := clock();
-    select array_agg(r.queue_name), array_agg(r.free), array_agg(r.crowded),
-           array_agg(case when r.rated then r.free end), array_agg(r.queue_name) filter (where r.paced),
-           array_agg(r.queue_name) filter (where r.fair)
-    into v_queues, v_free, v_crowded, v_room, claim.paced, v_fair
+    select array_agg(r.queue_name), array_agg(r.free), array_agg(r.crowded), array_agg(r.paced_waits),
+           array_agg(case when r.rated then r.free end), array_agg(r.queue_name) filter (where r.fair)
+    into v_queues, v_free, v_crowded, v_waits, v_room, v_fair
     from _room_in(v_held, v_rows, v_asking, v_now) r;
     if v_fair is not null then
         claim := _cut_at_priority(claim, queue_names, v_fair);
@@ -62,24 +62,29 @@ begin
         end if;
     end loop;
     claim.admitted := v_admitted;
-    if claim.paced is not null then
+    if array_remove(v_room, null) <> '{}' then
         claim.now := coalesce(_record_starts(v_queues, v_room, v_free, v_now), claim.now);
     end if;
-    claim := _close_queues(claim, v_queues, v_free, v_crowded, array(
+    claim := _close_queues(claim, v_queues, v_free, v_crowded, v_waits, array(
         select l.name from unnest(v_limited) l(name) where l.name <> all (v_held)));
 end;
 $$;
 
 -- Ends the admission: of these queues with their free slots, closes the full ones, and tells which of them
--- have more candidates. `others`: queues whose lanes other sessions have. The requests for them bring a
--- worker back when those sessions have ended.
+-- have more candidates, and in which paced queues jobs wait. Where none waits, there is nothing to go on
+-- with: a job that is parked later comes with a request. `others`: queues whose lanes other sessions have.
+-- The requests for them bring a worker back when those sessions have ended.
+drop function if exists _close_queues(_claim, text[], bigint[], boolean[], text[]);
 create or replace function _close_queues(
-    inout claim _claim, queue_names text[], free bigint[], crowded boolean[], others text[])
+    inout claim _claim, queue_names text[], free bigint[], crowded boolean[], waits boolean[], others text[])
     language plpgsql set search_path from current
 as $$
 begin
     claim.full_queues := '{}';
     for i in 1..coalesce(cardinality(queue_names), 0) loop
+        if waits[i] or waits[i] is not null and (crowded[i] or claim.cut) then
+            claim.paced := claim.paced || queue_names[i];
+        end if;
         continue when (free[i] <= 0) is not true;
         claim.closed := claim.closed || queue_names[i];
         if crowded[i] then
@@ -246,24 +251,31 @@ $$;
 
 -- What a claim that has locked `rows` finds in queues whose lanes it holds: the free slots (null if
 -- the limit was removed meanwhile), and whether there are more candidates. Slots that were given to
--- the rows in `aside` are free.
+-- the rows in `aside` are free. `paced_waits`: whether a paced queue has parked jobs or more candidates; null
+-- if it is not paced.
+drop function if exists _room_in(text[], tid[], tid[], timestamptz);
 create or replace function _room_in(queue_names text[], rows tid[], aside tid[], now timestamptz)
     returns table (
-        queue_name text, free bigint, crowded boolean, rated boolean, paced boolean, fair boolean)
+        queue_name text, free bigint, crowded boolean, rated boolean, paced_waits boolean, fair boolean)
     language sql stable
 begin atomic
-    select q.queue_name, least(q.slots - t.taken, r.room),
-           ( -- not by `exists`, which would drop the order, and with it the index
-               select true from live_jobs j
-               where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available'
-                 and j.ctid <> all (_room_in.rows)
-               order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null,
-           q.rate_limit is not null, q.paced, q.fair
+    select q.queue_name, least(q.slots - t.taken, r.room), c.crowded, q.rate_limit is not null,
+           case when q.paced then c.crowded or (
+               select true from live_jobs p where p.queue_name = q.queue_name and p.parked = 'queue'
+               order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
+                        p.priority, p.run_at, p.id limit 1) is not null end,
+           q.fair
     from _queues_of(_room_in.queue_names) q
     cross join lateral _taken_in(
         q.queue_name, case when q.concurrency is null then 0 else q.slots end, _room_in.aside) t
     left join lateral _rate_room(q.queue_name, q.rate_limit, q.rate_period, _room_in.now) r
-        on q.rate_limit is not null;
+        on q.rate_limit is not null
+    cross join lateral (
+        select ( -- not by `exists`, which would drop the order, and with it the index
+            select true from live_jobs j
+            where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available'
+              and j.ctid <> all (_room_in.rows)
+            order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null as crowded offset 0) c;
 end;
 
 -- How many jobs of each kind may be candidates in queues whose lanes this session holds: see

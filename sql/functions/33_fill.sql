@@ -118,6 +118,7 @@ as $$
 declare
     v_now constant timestamptz := clock();
     v_ids bigint[];
+    v_passed text[]; -- fair queues in which a job was added before one that is a candidate already
     v_wanted text[];
     v_ranked bigint; -- in queues that no claim looks at again
     v_paused text[];
@@ -141,17 +142,18 @@ begin
         update live_jobs j
         set ready_at = greatest(j.run_at, t.at), parked = null, due_at = null
         from free f join turn t on t.tid = f.tid where j.ctid = f.tid
-        returning j.id),
+        returning j.id, case when t.at is not null and (
+            select true from _candidate_after(j.queue_name, j.priority, j.run_at, j.id))
+            then j.queue_name end as passed),
     full_rate as (select q.queue_name, q.free_at from queue q where q.free_at is not null)
-    select (select array_agg(m.id) from moved m), array_agg(t.queue_name) filter (where t.tid is not null),
-           count(*) filter (where not t.paced),
+    select (select array_agg(m.id) from moved m),
+           (select array_agg(m.passed) from moved m where m.passed is not null),
+           array_agg(t.queue_name) filter (where t.tid is not null), count(*) filter (where not t.paced),
            (select array_agg(q.queue_name) from queue q where q.paused),
            (select array_agg(r.queue_name) from full_rate r), (select array_agg(r.free_at) from full_rate r)
-    into v_ids, v_wanted, v_ranked, v_paused, v_full, v_free_ats
+    into v_ids, v_passed, v_wanted, v_ranked, v_paused, v_full, v_free_ats
     from turn t;
-    if v_ids is not null then
-        perform _arrive_late(v_ids);
-    end if;
+    perform _arrive_late(v_ids || _deal_turns(v_passed));
     if v_paused is not null then
         insert into promotion_requests (lane, changed) -- claims ask for slots until all are parked
         select 'queue:' || l.queue_name, true from unnest(_park_candidates(v_paused)) l(queue_name);
@@ -166,6 +168,31 @@ begin
     return coalesce(cardinality(v_ids), 0);
 end;
 $$;
+
+-- Gives the turns that these fair queues have to their candidates in the order of their jobs: a job with an
+-- earlier run_at takes the turn of one that was there before. Returns the candidates.
+create or replace function _deal_turns(queue_names text[]) returns bigint[]
+    language sql volatile strict
+    set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off
+begin atomic
+    with candidate as materialized (
+        select c.*,
+               row_number() over (partition by c.queue_name, c.priority order by c.run_at, c.id) as place,
+               row_number() over (partition by c.queue_name, c.priority order by c.ready_at, c.id) as turn
+        from (select distinct u.name from unnest(_deal_turns.queue_names) u(name)) q
+        cross join lateral (
+            select j.ctid as tid, j.id, j.queue_name, j.priority, j.run_at, j.ready_at from live_jobs j
+            where j.queue_name = q.name and j.ready_at is not null and j.state = 'available'
+            order by j.queue_name, j.priority, j.run_at, j.id for update skip locked) c),
+    dealt as (
+        update live_jobs j set ready_at = t.ready_at + (c.place - 1) * interval '1 us'
+        from candidate c
+        join candidate t on t.queue_name = c.queue_name and t.priority = c.priority and t.turn = c.place
+        where j.ctid = c.tid
+        returning j.id)
+    select array_agg(d.id) from dealt d;
+end;
 
 -- Takes back the slots that no claim has used. Returns the queues in which some are left, because
 -- another session has their jobs locked.
@@ -323,6 +350,18 @@ begin atomic
       and _last_of_candidates.enough is not null
     order by c.queue_name, c.priority, c.run_at, c.id
     offset _last_of_candidates.enough - 1 limit 1;
+end;
+
+-- The candidate of a queue that follows a job in the order of its priority.
+create or replace function _candidate_after(queue_name text, priority smallint, run_at timestamptz, id bigint)
+    returns table (id bigint)
+    language sql stable
+begin atomic
+    select c.id from live_jobs c
+    where c.queue_name = _candidate_after.queue_name and c.ready_at is not null and c.state = 'available'
+      and c.priority = _candidate_after.priority
+      and (c.run_at, c.id) > (_candidate_after.run_at, _candidate_after.id)
+    order by c.queue_name, c.priority, c.run_at, c.id limit 1;
 end;
 
 -- The first jobs of one kind in a queue, parked or candidates; tid is null for those that already

@@ -58,6 +58,8 @@ class Machine(Schedules):
         self.model = Model(self.api.at())
         self.begin_schedules()
         self.set_rate("r", 2)
+        self.set_rate("g:*", 2)
+        self.set_fair("h:*", None)
         self.register()
         self.register()
         for spec in many:
@@ -111,9 +113,6 @@ class Machine(Schedules):
             self.register()
         worker = self.workers[(number if number % 5 else -1) % len(self.workers)]
         worker = worker if number % 11 == 0 or worker in self.model.workers else max(self.model.workers)
-        self.api.rows(
-            "reset pyworker.claim_note"
-        )  # how far the last claim came: it may pass over what came in before that, for a while
         runs: dict[int, int] = {}
         late = self.prepare_claim()
 
@@ -122,7 +121,7 @@ class Machine(Schedules):
             runs.update({j.id: j.run for j in rows})
             return [(j.id, j.attempts, j.payload, j.key, j.queue_name) for j in rows]
 
-        self.same(lambda m: m.claim(worker, limit, *only), theirs)
+        self.same(lambda m: m.claim(worker, limit, *only, got=list(runs)), theirs)
         for job in self.model.jobs:
             if job.id in runs:
                 assert runs[job.id] > job.run
@@ -268,31 +267,45 @@ class Machine(Schedules):
             self.register()
 
     @rule(
-        queue=st.sampled_from(["p", "q", "f:", "r"]),
+        queue=st.sampled_from(["p", "q", "f:", "r", "g:", "h:"]),
         verb=st.sampled_from(["set", "set", "pause", "resume"]),
         limit=st.sampled_from([None, 1, 2, 3]),
     )
     def change_a_queue(self, queue: str, verb: str, limit: int | None) -> None:
         if verb == "set":
-            if queue == "r":
+            if queue in ("r", "g:", "h:"):
                 return
             queue += "*" if queue == "f:" else ""
             self.api.set_queue(queue, limit)
             self.model.limits[queue] = limit
             return
-        queue += "1" if queue == "f:" else ""
+        queue += "1" if queue.endswith(":") else ""
         if verb == "pause":
             self.both(lambda m: m.pause(queue), lambda: self.api.pause_queue(queue))
         else:
             self.both(lambda m: m.paused.discard(queue), lambda: self.api.resume_queue(queue))
 
-    @rule(rate=st.integers(1, 4), limit=st.sampled_from([None, None, 1]))
-    def change_a_rate(self, rate: int, limit: int | None) -> None:
-        self.set_rate("r", rate, limit)
+    @rule(
+        queue=st.sampled_from(["r", "g:*"]),
+        rate=st.integers(1, 4),
+        limit=st.sampled_from([None, None, 1]),
+        fair=st.booleans(),
+    )
+    def change_a_rate(self, queue: str, rate: int, limit: int | None, fair: bool) -> None:
+        self.set_rate(queue, rate, limit, fair and queue == "g:*")
 
-    def set_rate(self, queue: str, rate: int, limit: int | None = None) -> None:
-        self.api.set_queue(queue, limit, rate, PERIOD)
-        self.model.limits[queue], self.model.rates[queue] = limit, rate
+    def set_rate(self, queue: str, rate: int, limit: int | None = None, fair: bool = False) -> None:
+        self.set_fair(queue, limit, fair, rate, PERIOD)
+        self.model.rates[queue] = rate
+
+    @rule(limit=st.sampled_from([None, None, 1, 2]), fair=st.sampled_from([True, True, False]))
+    def change_turns(self, limit: int | None, fair: bool) -> None:
+        self.set_fair("h:*", limit, fair)
+
+    def set_fair(self, queue: str, limit: int | None, fair: bool = True, *rate: Any) -> None:
+        self.api.set_queue(queue, limit, *(rate or (None, None)), fair)
+        self.model.limits[queue] = limit
+        (self.model.fair.add if fair else self.model.fair.discard)(queue)
 
     @rule(key=st.sampled_from(["s", "r", '{"kind":"t"}']))
     def resume_sequence(self, key: str) -> None:
@@ -335,7 +348,8 @@ class Workflows(Machine):
     """The same with less beside what jobs wait for, so that more of it meets in a few examples."""
 
     claim_some = start = finish_one = snooze = define_task = None  # type: ignore[assignment]
-    once = change_a_worker = change_a_queue = change_a_rate = resume_sequence = None  # type: ignore[assignment]
+    once = change_a_worker = change_a_queue = change_a_rate = change_turns = None  # type: ignore[assignment]
+    resume_sequence = None  # type: ignore[assignment]
 
     @initialize(
         many=st.lists(specs, min_size=3, max_size=6),

@@ -9,24 +9,63 @@ from tests.model.state import HALF, SOME, TTL, Job, Refused, State
 
 
 class Runs(State):
-    def claim(self, worker: int, limit: int, tasks: Any, queues: Any, forbidden: Any) -> list[Any]:
-        if worker not in self.workers:
-            raise Refused("PW004")
-        self.promote()
+    def claimable(self, tasks: Any, queues: Any, forbidden: Any) -> list[Job]:
         ready = [
             j for j in self.ready()
             if (tasks is None or j.task in tasks) and (queues is None or (j.queue or "default") in queues)
             and not set(forbidden or []) & set(j.flags or [])
         ]  # fmt: skip
+        return sorted(ready, key=Job.rank)
+
+    def take(self, job: Job, worker: int) -> None:
+        job.state, job.worker, job.attempts = "running", worker, job.attempts + 1
+        self.starts.append((job.queue or "", self.now))
+        job.cancelled_runs, job.start_by = False, None
+
+    def claim(self, worker: int, limit: int, *only: Any, got: list[int]) -> list[Any]:
+        """`got`: what the database has claimed, as the order of turns is no promise, only what must hold."""
+        if worker not in self.workers:
+            raise Refused("PW004")
+        self.promote()
+        ready = self.claimable(*only)
+        if any(self.takes_turns(job.queue) for job in ready):
+            return self.claim_in_turns(worker, limit, ready, got)
         claimed = []
-        for job in sorted(ready, key=Job.rank):
+        for job in ready:
             if len(claimed) == limit or self.room(job.queue) <= 0:
                 continue
             claimed.append(job)
-            job.state, job.worker, job.attempts = "running", worker, job.attempts + 1
-            self.starts.append((job.queue or "", self.now))
-            job.cancelled_runs, job.start_by = False, None
+            self.take(job, worker)
         return [(j.id, j.attempts, j.payload, j.key, j.queue) for j in claimed]
+
+    def claim_in_turns(self, worker: int, limit: int, ready: list[Job], got: list[int]) -> list[Any]:
+        """Of the claimable jobs, takes those that the database has claimed, if they keep all promises."""
+        claimed = [job for job_id in got for job in ready if job.id == job_id]
+        assert len(claimed) == len(got) <= limit
+        for job in claimed:
+            assert self.room(job.queue) > 0
+            self.take(job, worker)
+        others = [job for job in ready if job not in claimed]
+        left = [job for job in others if self.room(job.queue) > 0]
+        assert len(claimed) == limit or not left  # turns keep no worker idle
+        for job in claimed:
+            assert not [o for o in left if o.priority < job.priority]
+            assert not [o for o in others if o.lane() == job.lane() and o.rank() < job.rank()]
+            if not self.takes_turns(job.queue):
+                assert not [o for o in left if not self.takes_turns(o.queue) and o.rank() < job.rank()]
+        for job in left:
+            if self.takes_turns(job.queue):
+                self.check_turns(job, claimed, ready)
+        return [(j.id, j.attempts, j.payload, j.key, j.queue) for j in claimed]
+
+    def check_turns(self, job: Job, claimed: list[Job], ready: list[Job]) -> None:
+        """No queue of the family got more than one turn for each kind, before this one got its first."""
+        family = self.family(job.queue)
+        equal = [o for o in claimed if o.priority == job.priority and self.family(o.queue) == family]
+        for queue in {o.queue for o in equal if all(o.queue != job.queue for o in equal)}:
+            waited = [o for o in ready if o.queue == queue and o.priority == job.priority]
+            kinds = {(o.task, bool(o.flags)) for o in waited}
+            assert sum(o.queue == queue for o in equal) <= len(kinds), (job, queue)
 
     def start(self, job_id: int, run: int) -> bool:
         job = self.running(job_id, run)

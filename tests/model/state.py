@@ -89,6 +89,10 @@ class Job:
     def rank(self) -> Any:
         return self.priority, self.run_at, self.id
 
+    def lane(self) -> Any:
+        """In a queue that takes turns, jobs of one kind keep their order."""
+        return self.queue, self.task, sorted(self.flags or [])
+
     def lost(self) -> bool:
         return self.delivery == "at_most_once" and self.started
 
@@ -121,6 +125,7 @@ class State:
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     limits: dict[str, int | None] = field(default_factory=dict)
     rates: dict[str, int] = field(default_factory=dict)  # starts in PERIOD
+    fair: set[str] = field(default_factory=set)
     starts: list[tuple[str, datetime]] = field(default_factory=list)
     paused: set[str] = field(default_factory=set)
     halts: dict[tuple[str, int], datetime] = field(default_factory=dict)
@@ -149,10 +154,18 @@ class State:
         job = self.get(job_id)
         return job if job and job.state == "running" and job.run == run else None
 
+    def settings(self, queue: str) -> str:
+        """The name whose settings count for a queue."""
+        return queue if queue in self.limits else self.family(queue)
+
+    def family(self, queue: str | None) -> str:
+        return (queue or "")[:2] + "*"
+
     def limit(self, queue: str) -> int | None:
-        if queue in self.limits:
-            return self.limits[queue]
-        return self.limits.get(queue[:2] + "*", 1)
+        return self.limits.get(self.settings(queue), 1)
+
+    def takes_turns(self, queue: str | None) -> bool:
+        return queue is not None and self.settings(queue) in self.fair
 
     def waiting(self, sequence: str) -> list[Job]:
         """Next first, then by id."""
@@ -224,10 +237,11 @@ class State:
         if queue in self.paused:
             return 0
         slots = float("inf") if limit is None else limit - sum(j.queue == queue for j in self.live("running"))
-        if queue not in self.rates:
+        rate = self.rates.get(self.settings(queue)) if queue else None
+        if rate is None:
             return slots
         started = sum(name == queue and at > self.now - PERIOD for name, at in self.starts)
-        return min(slots, self.rates[queue] - started)
+        return min(slots, rate - started)
 
     # Ends
 

@@ -34,7 +34,8 @@ sequences = st.fixed_dictionaries(
     }
 )  # fmt: skip
 keys = st.sampled_from(["a", "b"])
-queues = st.sampled_from(["q", "q", "q", "p", "f:1", "r", "r", "default"])
+LIMITED = ["h:1", "g:1", "h:2", "g:2", "h:1", "r", "f:1", "h:3"]
+queues = st.sampled_from(["q", "q", "q", "p", "f:1", "r", "r", "default", "g:1", "g:2", "h:1", "h:2"])
 hours = st.sampled_from([-1, 1.5, 1.5, 3.5])
 plain = {
     "payload": st.sampled_from([{"n": 1}, {"n": 2}, [1], [2]]),

@@ -6,16 +6,18 @@ CI runs the same examples every time. For a long run with new ones: PYWORKER_EXA
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from typing import Any
 
 import pytest
 
+from tests.model.limits import Limits
 from tests.model.machine import Machine, Workflows, run
 
 EXAMPLES = int(os.environ.get("PYWORKER_EXAMPLES", "0"))
 STEPS = int(os.environ.get("PYWORKER_STEPS", "60"))
 
-KINDS = pytest.mark.parametrize(("kind", "examples"), [(Machine, 40), (Workflows, 50)])
+KINDS = pytest.mark.parametrize(("kind", "examples"), [(Machine, 40), (Workflows, 50), (Limits, 30)])
 
 
 @KINDS
@@ -23,6 +25,32 @@ def test_the_queue_behaves_like_its_model(
     api: Any, clock: Any, clean: Any, invariants: Any, kind: type[Machine], examples: int
 ) -> None:
     run(kind, api, clock, clean, invariants, EXAMPLES or examples, STEPS, derandomize=not EXAMPLES)
+
+
+def test_the_model_accepts_no_claim_that_breaks_a_promise_of_turns(
+    api: Any, clock: Any, clean: Any, invariants: Any
+) -> None:
+    machine = Limits(api, clock, clean, invariants)
+    queues = [("h:1", -1), ("h:1", -1), ("h:2", 1), ("h:3", 1), ("h:3", 1)]
+    specs = [{"task": "t", "queue": queue, "priority": priority} for queue, priority in queues]
+    machine.begin(many=specs, theme=None, claims=0)
+    a, b, c, d, e = (job.id for job in machine.model.jobs)
+    worker = machine.workers[0]
+
+    def accepted(*got: int, most: int = 3) -> bool:
+        try:
+            deepcopy(machine.model).claim(worker, most, None, None, None, got=list(got))
+        except AssertionError:
+            return False
+        return True
+
+    assert accepted(a, b, c)
+    assert accepted(a, b, d)
+    assert accepted(a, b, c, d, most=4)
+    assert not accepted(a, c, d)  # a better priority goes first
+    assert not accepted(a, b)  # no worker is idle
+    assert not accepted(a, b, e)  # within a queue, by run_at and id
+    assert not accepted(a, b, d, e, most=4)  # h:2 has its turn before the second one of h:3
 
 
 @pytest.mark.torture

@@ -75,11 +75,30 @@ def test_priority_goes_before_turns(api: Any, worker: int) -> None:
     assert served(api, worker, 4, 20)[:20] == ["t:urgent"] * 20
 
 
+def test_a_claim_goes_on_with_jobs_of_a_worse_priority(api: Any, worker: int) -> None:
+    api.set_queue("t:*", None, fair=True)
+    assert api.claim_jobs(worker, 5) == []  # from now on the worker listens, and claims do not look twice
+    add(api, 1, "t:a", priority=-1)
+    add(api, 1, "t:b", priority=1)
+    assert [job.queue_name for job in api.claim_jobs(worker, 5)] == ["t:a", "t:b"]
+
+
 def test_within_a_queue_the_order_stays_priority_run_at_id(api: Any, worker: int) -> None:
     api.set_queue("t:*", None, fair=True)
     low, high = add(api, 5, "t:a", priority=1), add(api, 5, "t:a")
     order = [job.id for _ in range(10) for job in api.claim_jobs(worker, 1)]
     assert order == high + low
+
+
+def test_a_job_with_an_earlier_run_at_takes_the_turn_of_its_queue(api: Any, worker: int) -> None:
+    api.set_queue("t:*", None, fair=True)
+    run_at = api.at("-1 hours")
+    ids = []
+    for queue, named in (("t:a", {}), ("t:b", {}), ("t:a", {"run_at": run_at})):
+        ids.append(api.add_job("t", queue_name=queue, **named).id)
+        api.promote_jobs()
+    later, other, earlier = ids
+    assert [job.id for _ in range(3) for job in api.claim_jobs(worker, 1)] == [earlier, other, later]
 
 
 def test_a_queue_with_limits_of_its_own_takes_no_turns(api: Any, worker: int) -> None:
