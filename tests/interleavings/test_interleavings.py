@@ -13,10 +13,11 @@ import pytest
 from tests.interleavings import mutants, plpgsql
 from tests.interleavings.cases import cases
 from tests.interleavings.explore import Case, explore, parse
+from tests.interleavings.noticed import NOTICED
 from tests.interleavings.oracle import Outcomes
 from tests.interleavings.stage import Stage
 from tests.interleavings.story import story
-from tests.interleavings.verbs import LEVELS
+from tests.interleavings.verbs import LEVELS, VERBS
 from tests.mutants import MUTANTS
 from tests.support.databases import copy_of
 
@@ -96,6 +97,13 @@ def test_the_same_schedule_gives_the_same_steps(stage: Stage) -> None:
     assert runs[0] == runs[1]
     turns = [session for session, _, _ in runs[0]]
     assert turns == [0] * 5 + [1] * 7 + [0] * turns[12:].count(0) + [1] * turns[12:].count(1)
+
+
+def test_the_cases_that_notice_mutants_are_cases_of_mutants_that_there_are() -> None:
+    assert set(NOTICED) <= {mutant.name for mutant in MUTANTS}
+    for name in NOTICED.values():
+        case = parse(f"{name}/A")[0]
+        assert all(case.start in VERBS[verb].starts for verb in case.verbs), name
 
 
 @pytest.mark.parametrize("part", range(PARTS))
