@@ -159,7 +159,7 @@ VERBS = {
         Verb("turn", TURN, (RUNNING, SLOTS), reports=True, names=(1, 2), stale=[("2",)]),
         Verb("close", "select pyworker.close_worker(1)", RUNS),
         Verb("force-unlock", "select pyworker.force_unlock_workers('{1}')", RUNS),
-        Verb("reconcile", "select pyworker.reconcile(1, '{1}', '{1}')", RUNS),
+        Verb("reconcile", "select pyworker.reconcile(1, '{1}', '{1}')", RUNS, stale=[("{}",)]),
         Verb("cancel", "select id from pyworker.cancel_job(1)", names=(1,)),
         Verb("force-cancel", "select id from pyworker.cancel_job(1, true)", names=(1,)),
         Verb("cancel-waiter", "select id from pyworker.cancel_job(3)", names=(3,)),
