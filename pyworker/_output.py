@@ -81,7 +81,7 @@ def rate_of(row: Mapping[str, Any]) -> str:
     if row["rate_limit"] is None:
         return ""
     used = "" if row["rate_used"] is None else f"{row['rate_used']} of "
-    rest = f", next {row['rate_free_at']:%H:%M:%S}" if row["rate_free_at"] else ""
+    rest = f", next {time_of(row['rate_free_at']).split()[1]}" if row["rate_free_at"] else ""
     return f"{used}{row['rate_limit']} in {period_of(row['rate_period'])}{rest}"
 
 

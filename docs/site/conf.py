@@ -22,8 +22,8 @@ html_js_files = [
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
-pygments_style = "friendly"
-pygments_dark_style = "github-dark"
+pygments_style = "a11y-light"
+pygments_dark_style = "github-dark-high-contrast"
 highlight_language = "text"
 # Code that a lexer cannot read through (an ellipsis in a DSN) is shown all the same.
 suppress_warnings = ["misc.highlighting_failure", "myst.header"]

@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-import click
 import psycopg
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -28,6 +27,7 @@ from .._db.connect import connect
 from .._db.database import Database
 from .._distribution import pip_install
 from .._files import directory
+from ..errors import PyworkerError
 from .postgres import kept_server
 
 CITIES = ["Oslo", "Lisbon", "Kyoto"]
@@ -41,7 +41,7 @@ class MailServer:
         try:
             from aiosmtpd.controller import Controller
         except ImportError as error:
-            raise click.ClickException(f"the demo needs a mail server: {pip_install('demo')}") from error
+            raise PyworkerError(f"the demo needs a mail server: {pip_install('demo')}") from error
         self.received: list[str] = []
         self.refused = 0
 
@@ -131,7 +131,7 @@ class Demo:
             bar = progress.add_task("", total=expected, note="")
             while done < expected:
                 if worker.poll() is not None or time.monotonic() - changed > NO_PROGRESS:
-                    raise click.ClickException(
+                    raise PyworkerError(
                         f"the worker did not get its work done:\n{Path(log).read_text()[-2000:]}"
                     )
                 counts = db.counts()

@@ -67,6 +67,7 @@ class Asked:
     last_id: int | None = None  # no job that was added later
     after: int | None = None  # where the next chunk begins
     audit: tuple[int, int] | None = None  # what was recorded so far, or what to undo
+    since: int | None = None  # of an undo: the newest row of the audit when it began
     options: dict[str, str | None] = field(default_factory=dict[str, str | None])
 
     def fields(self) -> Iterator[tuple[str, str]]:
@@ -76,7 +77,7 @@ class Asked:
         if self.filters is not None:
             yield ("all", "1")
             yield from self.filters.items()
-        for name, value in (("last_id", self.last_id), ("after", self.after)):
+        for name, value in (("last_id", self.last_id), ("after", self.after), ("since", self.since)):
             if value is not None:
                 yield (name, str(value))
         if self.audit:
@@ -106,6 +107,7 @@ def asked(given: FormData | QueryParams, root: str) -> Asked:
         number_of(words, "last_id"),
         number_of(words, "after"),
         audit_of(words),
+        number_of(words, "since"),
         {name: words[name].strip() or None for name in LIMITS if name in words}
         if action == "set_queue"
         else {},

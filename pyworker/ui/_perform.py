@@ -20,6 +20,7 @@ from ._actions import Asked, asked, filters_of, with_notice
 from ._request import Problem, root_of
 
 PATIENCE = 5.0  # seconds after which a request says how far it has come
+Rows = tuple[int, int]  # of the audit: the first and the last
 NOTHING = (0, 0)  # no rows of the audit: no job matched any more
 
 
@@ -67,25 +68,29 @@ class Actions:
                 " Go back, reload the page, and try again.",
             )
         wanted, actor = self._asked(request, form), self.actor(request)[:200]
-        if wanted.action == "undo":
-            wanted = self._undo(wanted, actor)
-        elif wanted.filters is not None:
-            wanted = self._chunks(wanted, actor)
-        else:
+        perform = self._chosen if wanted.filters is None else self._chunks
+        wanted, told_by = (self._undo if wanted.action == "undo" else perform)(wanted, actor)
+        if wanted.after is not None and told_by:  # there are more chunks
             with self.database() as db:
-                rows = db.perform_action(wanted.action, wanted.targets, actor, wanted.options)
-            ids = [row["audit_id"] for row in rows]
-            wanted = replace(wanted, audit=(min(ids), max(ids)))
-        if wanted.after is not None and wanted.audit:  # there are more chunks
-            with self.database() as db:
-                told = db.action_outcomes(*wanted.audit, actor)
-            return self.page(request, "going.html", now=datetime.now(UTC), wanted=wanted, told=told)
+                told = db.action_outcomes(*told_by, actor)
+            return self.page(
+                request, "going.html", now=datetime.now(UTC), wanted=wanted, told=told,
+                stop=with_notice(wanted.back, told_by),
+            )  # fmt: skip
         back = wanted.back
         if wanted.action == "delete" and "/jobs/" in back and len(wanted.targets) == 1:
             back = back.partition("/jobs/")[0] + "/jobs"  # its own page is gone
-        return RedirectResponse(with_notice(back, wanted.audit or NOTHING), 303)
+        return RedirectResponse(with_notice(back, told_by or NOTHING), 303)
 
-    def _chunks(self, wanted: Asked, actor: str) -> Asked:
+    # Each returns how to go on, if `after` is not None, and the rows of the audit that tell what was done.
+
+    def _chosen(self, wanted: Asked, actor: str) -> tuple[Asked, Rows]:
+        with self.database() as db:
+            rows = db.perform_action(wanted.action, wanted.targets, actor, wanted.options)
+        ids = [row["audit_id"] for row in rows]
+        return wanted, (min(ids), max(ids))
+
+    def _chunks(self, wanted: Asked, actor: str) -> tuple[Asked, Rows | None]:
         """Each chunk is a transaction of its own: what was done stays done if a later one fails."""
         began, after, audit = time.monotonic(), wanted.after, wanted.audit
         while True:
@@ -97,21 +102,26 @@ class Actions:
             if told["first_audit"]:
                 audit = (audit[0] if audit else told["first_audit"], told["last_audit"])
             if after is None or (audit and time.monotonic() - began > PATIENCE):
-                return replace(wanted, after=after, audit=audit)
+                return replace(wanted, after=after, audit=audit), audit
 
-    def _undo(self, wanted: Asked, actor: str) -> Asked:
+    def _undo(self, wanted: Asked, actor: str) -> tuple[Asked, Rows | None]:
+        """In chunks, too: the audit names what to undo, and the rows after `since` tell what was undone."""
         if wanted.audit is None:
             raise Problem(400, "Nothing to undo", "The form does not say which actions to undo.")
-        first, last = wanted.audit
-        with self.database() as db:
-            before = db.audit(None, 1)
-        while first is not None:
+        began, after, last = time.monotonic(), wanted.after or wanted.audit[0], wanted.audit[1]
+        since = self._newest_audit() if wanted.since is None else wanted.since
+        while after is not None:
             with self.database() as db:
-                first = db.undo_actions(first, last, actor)["next_audit"]
+                after = db.undo_actions(after, last, actor)["next_audit"]
+            if time.monotonic() - began > PATIENCE:
+                break
+        newest = self._newest_audit()
+        return replace(wanted, after=after, since=since), (since + 1, newest) if newest > since else None
+
+    def _newest_audit(self) -> int:
         with self.database() as db:
-            after = db.audit(None, 1)
-        done = (before[0]["id"] + 1, after[0]["id"]) if before and after[0]["id"] > before[0]["id"] else None
-        return replace(wanted, audit=done)
+            rows = db.audit(None, 1)
+        return rows[0]["id"] if rows else 0
 
     def _asked(self, request: Request, given: Any) -> Asked:
         if self.read_only:

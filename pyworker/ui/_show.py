@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, cast
 
 from markupsafe import Markup
@@ -50,6 +51,12 @@ def at_length(at: datetime | str | None, now: datetime) -> Markup:
     return Markup('<time datetime="{}">{}</time> <span class="dim">{}</span>').format(
         at.isoformat(), at.strftime("%Y-%m-%d %H:%M:%S"), ago(at, now)
     )
+
+
+def local(run: Mapping[str, Any]) -> str:
+    """The time of a tick by the clock of its schedule, with that clock's distance from UTC."""
+    offset = run["local_time"] - run["run_at"].astimezone(UTC).replace(tzinfo=None)
+    return run["local_time"].replace(tzinfo=timezone(offset)).strftime("%a %H:%M%z").removesuffix("00")
 
 
 def number(value: int, exact: bool = True) -> str:

@@ -86,7 +86,8 @@ class Dashboard(Actions):
             undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self.templates.filters.update(
-            span=_show.span, period=_show.period, size=_show.size, pretty=_show.pretty, number=_show.number,
+            local=_show.local, span=_show.span, period=_show.period, size=_show.size, pretty=_show.pretty,
+            number=_show.number,
             sequence_name=_show.sequence_name, origin=_show.origin, told=_show.told,
             last_line=lambda text: _output.text_of(text).plain,
         )  # fmt: skip
@@ -150,6 +151,7 @@ class Dashboard(Actions):
         filters = filters_of(given)
         sort = given.get("sort", "") or "id"
         newest_first = given.get("order") != "up"
+        oldest_first = given.get("sort") == "id" and not newest_first  # chosen; `newer` has no sort
         more_rows = sort != "id" and given.get("show") == str(MORE)
         search = search_of(filters)
         after = number_of(given, "after")
@@ -162,8 +164,10 @@ class Dashboard(Actions):
             others = {name: value for name, value in search.items() if name != "states"}
             narrowed = any(value is not None for value in others.values())
             counts = db.count_listed_jobs(**others) if narrowed else db.count_jobs()
-        older = newer = None
-        if sort == "id" and newest_first:
+        older = newer = further = None
+        if oldest_first:
+            further = more or (rows[-1]["id"] if len(rows) == PAGE else None)
+        elif sort == "id" and newest_first:
             older = more or (rows[-1]["id"] if len(rows) == PAGE else None)
             newer = (rows[0]["id"] if rows else after) if after else None
         elif sort == "id":
@@ -178,7 +182,9 @@ class Dashboard(Actions):
             counts=counts, matching=shown, exact=exact, narrowed=narrowed, sort=sort, link=link,
             older=link(**filters, after=older) if older else None,
             newer=link(**filters, after=newer, order="up") if newer else None,
-            first=link(**filters), paged=after is not None,
+            further=link(**filters, sort="id", order="up", after=further) if further else None,
+            first=link(**filters, **({"sort": "id", "order": "up"} if oldest_first else {})),
+            paged=after is not None,
             show=link(**filters, sort=sort, show=MORE) if sort != "id" and len(rows) == PAGE else None,
             every=5 if after is None else 0,
         )  # fmt: skip

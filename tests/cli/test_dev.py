@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -16,7 +17,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
+from pyworker._dev import url as urls
 from pyworker.cli import main
 from tests.support import ROOT
 from tests.support.workers import ends_of
@@ -146,6 +149,16 @@ def test_without_a_database_it_brings_one_whose_data_stay(dev: Any, tmp_path: Pa
         assert conn.execute("select state from pyworker.history").fetchall() == [("completed",)]
     assert again.end() == 0
     assert not any("applied" in line for line in again.lines)
+
+
+def test_other_commands_know_its_database_by_the_name_dev(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(urls, "_home", lambda: place)
+    for words in (["migrate"], ["add", "say"], ["jobs"]):
+        done = CliRunner().invoke(main, [*words, "--dsn", "dev"])
+        assert done.exit_code == 0, done.output
+    assert re.search(r"1 +say +available", done.output)
 
 
 def test_killed_it_leaves_no_process_behind(dev: Any, db: Any, dsn: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -117,39 +118,68 @@ def test_the_wheel_has_what_runs_and_the_source_what_tests_it(published: tuple[P
         assert name in names
 
 
+class Stranger:
+    """An empty home directory, an empty environment, and what the README says to type there."""
+
+    def __init__(self, directory: Path, **environment: str) -> None:
+        self.home, self.venv = directory / "home", directory / "venv"
+        self.home.mkdir()
+        kept = ("PATH", "PIP_", "SSL_", "HTTP", "http", "LANG")
+        ours = {name: value for name, value in os.environ.items() if name.startswith(kept)}
+        self.environment = ours | {"HOME": str(self.home)} | environment
+        self.base = getattr(sys, "_base_executable", sys.executable)
+        self.types(self.base, "-m", "venv", "--without-pip", str(self.venv))
+
+    def types(self, *command: str) -> str:
+        done = subprocess.run(
+            command, cwd=self.home, env=self.environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def installs(self, package: Path, extras: str = "") -> None:
+        """Downloads its dependencies, as the README's commands do."""
+        pip = (self.base, "-m", "pip", "--python", str(self.venv), "install", "-q", "--no-cache-dir")
+        self.types(*pip, f"{package}{extras}")
+
+    def runs(self, program: str, *arguments: str) -> str:
+        return self.types(str(self.venv / "bin" / program), *arguments)
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("kind", ["wheel", "source"])
 def test_it_installs_in_an_empty_environment_and_runs_a_job(
     published: tuple[Path, Path], tmp_path: Path, fresh_dsn: str, kind: str
 ) -> None:
-    """Downloads its dependencies, as the README's commands do."""
-    home = tmp_path / "home"
-    home.mkdir()
-    kept = ("PATH", "PIP_", "SSL_", "HTTP", "http", "LANG")
-    environment = {name: value for name, value in os.environ.items() if name.startswith(kept)} | {
-        "HOME": str(home), "DATABASE_URL": fresh_dsn, "PYWORKER_SCHEMA": "installed",
-    }  # fmt: skip
-
-    def run(*command: str) -> str:
-        done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    base = getattr(sys, "_base_executable", sys.executable)
-    venv = tmp_path / "venv"
-    run(base, "-m", "venv", "--without-pip", str(venv))
-    package = published[0] if kind == "wheel" else published[1]
-    run(base, "-m", "pip", "--python", str(venv), "install", "-q", "--no-cache-dir", str(package))
-    (home / "mytasks.py").write_text(
+    one = Stranger(tmp_path, DATABASE_URL=fresh_dsn, PYWORKER_SCHEMA="installed")
+    one.installs(published[0] if kind == "wheel" else published[1])
+    (one.home / "mytasks.py").write_text(
         "from pyworker import Job, task\n@task\ndef greet(payload, job: Job):\n    job.log('hello')\n"
         "    print('hello', payload['name'])\n"
     )
-    command = str(venv / "bin" / "pyworker")
-    run(command, "migrate")
-    run(command, "add", "greet", '{"name": "Ada"}')
-    assert "hello Ada" in run(command, "run", "mytasks", "--once")
-    assert "completed" in run(command, "jobs", "1")
-    assert run(command, "--version").split()[-1] == PROJECT["version"]
+    one.runs("pyworker", "migrate")
+    one.runs("pyworker", "add", "greet", '{"name": "Ada"}')
+    assert "hello Ada" in one.runs("pyworker", "run", "mytasks", "--once")
+    assert "completed" in one.runs("pyworker", "jobs", "1")
+    assert one.runs("pyworker", "--version").split()[-1] == PROJECT["version"]
+
+
+@pytest.mark.torture
+def test_each_extra_for_users_installs_and_the_demo_runs(
+    published: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The demo's server has an account of its own, which reaches no directory of pytest."""
+    extras = set(PROJECT["optional-dependencies"]) - {"test", "docs", "bench", "dev"}
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        Path(place).chmod(0o755)
+        one = Stranger(tmp_path, TMPDIR=place)
+        one.installs(published[0], f"[{','.join(sorted(extras))}]")
+        assert "0 of them twice" in one.runs("pyworker", "demo")
+        assert "send_welcome" in one.runs("pyworker", "jobs", "--dsn", "demo")
+    for module in ("ui", "otel", "sentry", "django", "testing"):
+        one.runs("python", "-c", f"import pyworker.{module}")
+    for command in ("ui", "top", "dev", "metrics"):
+        one.runs("pyworker", command, "--help")
 
 
 WORKFLOW: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text("utf-8"))

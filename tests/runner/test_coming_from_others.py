@@ -118,6 +118,6 @@ def test_the_code_of_a_cell_runs(lines: Any, code: str) -> None:
 
 def test_the_pages_of_the_others_are_linked_to_what_moves_their_jobs() -> None:
     text = (ROOT / "docs" / "coming-from.md").read_text("utf-8")
-    for name in ("RQ", "Dramatiq", "arq", "DBOS", "Hatchet"):
+    for name in ("Celery", "RQ", "Dramatiq", "arq", "procrastinate", "DBOS", "Hatchet"):
         assert f"\n### Move from {name}\n" in text
         assert f"(#move-from-{name.lower()})" in text

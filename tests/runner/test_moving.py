@@ -62,6 +62,35 @@ def test_what_waits_in_rq_is_passed_on_and_only_once(fresh: Any, passing_on: Any
             job.requeue() if job.is_failed else queue.enqueue_job(job)
 
 
+def test_what_waits_in_celery_is_passed_on(fresh: Any, passing_on: Any) -> None:
+    celery = pytest.importorskip("celery")
+    from celery.contrib.testing.worker import start_worker
+
+    app = celery.Celery("old", broker="memory://", backend="cache+memory://", set_as_current=True)
+    send_email = passing_on("from_celery").send_email
+    messages = [send_email.apply_async((to,), countdown=delay) for delay, to in enumerate(ADDRESSES)]
+    with start_worker(app, pool="solo", perform_ping_check=False, loglevel="error"):
+        assert [message.get(timeout=60) for message in messages] == [None, None]
+    assert passed_on(fresh) == ADDRESSES
+
+
+def test_what_waits_in_procrastinate_is_passed_on_with_its_lock(fresh: Any, passing_on: Any) -> None:
+    """It keeps its own tables in the same database."""
+    pytest.importorskip("procrastinate")
+    module = passing_on("from_procrastinate")
+
+    async def run() -> None:
+        async with module.app.open_async():
+            await module.app.schema_manager.apply_schema_async()
+            for to in ADDRESSES:
+                await module.send_email.configure(lock="ada's").defer_async(to=to)
+            await module.app.run_worker_async(wait=False, install_signal_handlers=False)
+
+    asyncio.run(run())
+    assert passed_on(fresh) == ADDRESSES
+    assert fresh.execute("select distinct queue_name from pyworker.jobs").fetchall() == [("ada's",)]
+
+
 def test_what_waits_in_dramatiq_is_passed_on_delayed_messages_too(fresh: Any, passing_on: Any) -> None:
     dramatiq = pytest.importorskip("dramatiq")
     from dramatiq.brokers.stub import StubBroker

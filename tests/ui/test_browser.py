@@ -204,7 +204,9 @@ def test_pictures_for_the_documentation(browser, site, queue, worker, name, sche
         from (select g, now() - interval '65 min' * (1 - (g + 300 * sin(g / 700.0)) / 6000) as at
               from generate_series(1, 6000) g) s
         where at < now() order by g""")  # fmt: skip
-    info = {"host": "web-1", "pid": 4711, "version": "0.1.0", "modules": ["shop.tasks"]}
+    tasks = ["charge", "cleanup", "reindex", "report", "send_email", "sync_account", "thumbnail"]
+    info = {"host": "web-1", "pid": 4711, "version": "0.1.0", "modules": ["shop.tasks"], "concurrency": 12}
+    info |= {"memory": 128 * 2**20, "task_identifiers": tasks}
     queue.update_worker(worker, info)
     for n in range(30):
         queue.add_job(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.support.pages import read
 
 
@@ -30,13 +32,28 @@ def test_a_schedule_says_where_it_was_declared(client, queue):
         assert line in page
 
 
+@pytest.mark.parametrize(
+    ("zone", "clock"), [("UTC", "04:00+00"), ("Asia/Kolkata", "04:00+0530"), ("America/Caracas", "04:00-04")]
+)
+def test_a_tick_has_the_distance_of_its_clock_from_utc(client, queue, zone, clock):
+    queue.add_schedule("nightly", "0 4 * * *", "report", timezone=zone)
+    assert len(re.findall(rf"[A-Z][a-z]{{2}} {re.escape(clock)}(?!\d)", words(client, "/schedules"))) == 3
+
+
+def test_a_sequence_has_the_name_that_people_gave_it(client, queue):
+    queue.add_job("sync", {"customer": 42}, sequence_policy={"by_args": ["customer"]})
+    page = words(client, "/sequences")
+    assert "42" in page
+    assert "{" not in page
+
+
 def test_limits_are_read_as_a_sentence(client, queue):
     queue.set_queue("mail", 3, rate_limit=5, rate_period="90 min")
     limits = "concurrency=3&rate_limit=5&rate_period=1+min"
     page = words(client, f"/confirm?action=set_queue&target=mail&{limits}")
-    assert "Set limits of mail: 3 at once, at most 5 in 1 min?" in page
+    assert "Set limits of mail: concurrency 3, at most 5 in 1 min?" in page
     read_only = re.sub(r"\s+", " ", read(client(read_only=True).get("/queues")).text)
-    assert "3 at once, at most 5 in 1 h 30 min" in read_only
+    assert "concurrency 3, at most 5 in 1 h 30 min" in read_only
 
 
 def test_the_page_of_a_running_job_tells_of_this_run_and_that_of_an_ended_one_of_the_last(

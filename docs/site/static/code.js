@@ -48,6 +48,10 @@
     return node?.nodeType === Node.COMMENT_NODE ? node.data.trim() : "";
   }
 
+  // What the theme leaves out, for screen readers and the keyboard.
+  for (const heading of document.querySelectorAll("[role=heading]:not([aria-level])")) heading.ariaLevel = 2;
+  for (const wide of document.querySelectorAll(".highlight-text pre, .table-wrapper")) wide.tabIndex = 0;
+
   const blocks = [];
   for (const pre of document.querySelectorAll("article div.highlight > pre")) {
     const block = pre.closest("[class*=highlight-]");
