@@ -40,8 +40,9 @@ docs: ## build the documentation into site/
 torture: ## run the long tests: crashes, races, load
 	$(install) '.[test]' && .venv/bin/pytest -n auto -m torture
 
-interleavings: ## run every order of the statements of each two calls at once, with at most two switches
-	$(install) '.[test]' && .venv/bin/python -m tests.interleavings
+interleavings: ## run each two calls at once, in many orders of their statements, and see that mutants are noticed
+	$(install) '.[test]' && .venv/bin/python -m tests.interleavings --each 1 --sample 10 --seed $$(date +%j)
+	.venv/bin/python -m tests.interleavings mutants
 
 crashpoints: ## crash PostgreSQL after each record of its log, under a script that calls each verb
 	$(install) '.[test]' && .venv/bin/python -m tests.crashpoints --all
@@ -56,7 +57,9 @@ nightly: ## run everything for hours: the README's last section has the figures
 	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -m torture tests/torture/test_torture.py -k record
 	PYWORKER_TORTURE_SECONDS=900 .venv/bin/pytest -m torture tests/torture -k "not record and not swarm"
 	PYWORKER_TORTURE_SECONDS=300 .venv/bin/pytest -m torture tests/torture/test_swarm.py
-	.venv/bin/python -m tests.interleavings
+	.venv/bin/python -m tests.interleavings --each 1 --seed $$(date +%j)
+	.venv/bin/python -m tests.interleavings --each 1 --sample 10 --seed $$(date +%j) --levels rr,ssi \
+		--ends commit-commit,rollback-commit,commit-rollback
 	.venv/bin/python -m tests.interleavings --triples 500 --sample --seed $$(date +%j)
 	.venv/bin/python -m tests.crashpoints --all --seed $$(date +%j)
 	PYWORKER_KILLS=2000 PYWORKER_CRASHES=200 PYWORKER_CUTS=5000 PYWORKER_FUZZ=1000000 PYWORKER_TORTURE_SECONDS=300 PYWORKER_FAILOVERS=5 \

@@ -24,12 +24,13 @@ from psycopg.conninfo import make_conninfo
 from pyworker._db.migrations import migrate
 from pyworker._dev.postgres import temporary_server
 from tests.interleavings import mutants
-from tests.interleavings.cases import cases, triples
-from tests.interleavings.explore import Case, explore, parse
-from tests.interleavings.oracle import Fault, Oracle
+from tests.interleavings.cases import cases, drawn, part_of, triples
+from tests.interleavings.explore import SAMPLE, Case, explore, parse
+from tests.interleavings.oracle import Fault, Oracle, Outcomes
 from tests.interleavings.stage import Stage
+from tests.interleavings.states import STARTS
 from tests.interleavings.story import story
-from tests.interleavings.verbs import LEVELS, STARTS
+from tests.interleavings.verbs import LEVELS
 
 
 @contextmanager
@@ -49,7 +50,7 @@ def replay(it: Stage, id: str) -> int:
     run = it.play(case.verbs, case.start, case.level, case.hows, first, switches)
     print(story(run))
     try:
-        Oracle(it, case.verbs, case.start).judge(run, case.level, case.hows)
+        Oracle(Outcomes(it), case.verbs, case.start).judge(run, case.level, case.hows)
     except Fault as fault:
         print(fault)
         return 1
@@ -57,11 +58,13 @@ def replay(it: Stage, id: str) -> int:
     return 0
 
 
-def tried(it: Stage, chosen: list[Case], sample: Random | None) -> int:
+def tried(it: Stage, chosen: list[Case], sample: int | None, seed: int) -> int:
     """Explores the cases and prints a line of each; returns the number of faults."""
     began, schedules, unreduced, faults = time.monotonic(), 0, 0, 0
+    here = Outcomes(it)
     for case in chosen:
-        found = explore(it, case, chosen=sample)
+        random = Random(f"{seed} {case.name}") if sample else None
+        found = explore(here, case, chosen=random, some=sample or 0)
         schedules, unreduced = schedules + found.schedules, unreduced + found.unreduced
         faults += len(found.faults)
         counts = f"{found.schedules:6} of {found.unreduced:6} {found.seconds:7.2f} s"
@@ -83,9 +86,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--ends", default="commit-commit", help="of commit-commit,rollback-commit,commit-rollback"
     )
-    parser.add_argument("--part", default="1/1", help="2/3: the second third of the cases")
+    parser.add_argument("--part", default="1/1", help="2/3: the second third of the cases, or of the mutants")
     parser.add_argument("--triples", type=int, metavar="N", help="instead: N cases of three verbs, at random")
-    parser.add_argument("--sample", action="store_true", help="of each case some schedules, at random")
+    parser.add_argument("--each", type=int, metavar="N", help="of each pair N cases, at random")
+    parser.add_argument(
+        "--sample", type=int, nargs="?", const=SAMPLE, metavar="N",
+        help="of each case N schedules with one switch and N with two, at random",
+    )  # fmt: skip
+    parser.add_argument("--seconds", type=float, default=120, help="for each mutant")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 
@@ -95,7 +103,7 @@ def main() -> int:
     levels, ends = options.levels.split(","), options.ends.split(",")
     with installed() as url:
         if options.names[:1] == ["mutants"]:
-            return mutants.run(url, options.names[1:]) > 0
+            return mutants.run(url, options.names[1:], options.part, options.seconds) > 0
         with mutants.mutated(url, None) as it:
             if any("/" in name for name in options.names):
                 return max(replay(it, name) for name in options.names)
@@ -103,9 +111,9 @@ def main() -> int:
                 chosen = triples(options.triples, options.seed, levels, ends)
             else:
                 chosen = cases(options.names, levels, ends, options.starts.split(","))
-            part, parts = map(int, options.part.split("/"))
-            sample = Random(options.seed) if options.sample else None
-            return tried(it, chosen[part - 1 :: parts], sample) > 0
+            if options.each:
+                chosen = drawn(chosen, options.each, options.seed)
+            return tried(it, part_of(chosen, options.part), options.sample, options.seed) > 0
 
 
 if __name__ == "__main__":

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import combinations_with_replacement
 from random import Random
+from typing import TypeVar
 
 from tests.interleavings.explore import Case
-from tests.interleavings.verbs import STARTS, VERBS
+from tests.interleavings.states import STARTS
+from tests.interleavings.verbs import VERBS
+
+T = TypeVar("T")
 
 
 def of(verbs: tuple[str, ...], levels: list[str], ends: list[str], starts: Iterable[str]) -> list[Case]:
@@ -24,6 +28,12 @@ def of(verbs: tuple[str, ...], levels: list[str], ends: list[str], starts: Itera
     return found
 
 
+def part_of(things: list[T], part: str) -> list[T]:
+    """Of `2/3` each third one, from the second on."""
+    n, parts = map(int, part.split("/"))
+    return things[n - 1 :: parts]
+
+
 def cases(names: list[str], levels: list[str], ends: list[str], starts: Iterable[str] = STARTS) -> list[Case]:
     """Each pair of verbs once. `names` are verbs, pairs or triples (`claim`, `claim+cancel`,
     `claim+cancel+finish`); none stands for all pairs."""
@@ -36,6 +46,14 @@ def cases(names: list[str], levels: list[str], ends: list[str], starts: Iterable
         if len(verbs) > 2:
             found += of(verbs, levels, ends, starts)
     return found
+
+
+def drawn(chosen: list[Case], number: int, seed: int) -> list[Case]:
+    """Of these cases so many of each pair, at random: from some of its states, at some of the levels."""
+    random, by_verbs = Random(seed), dict[tuple[str, ...], list[Case]]()
+    for case in chosen:
+        by_verbs.setdefault(case.verbs, []).append(case)
+    return [case for some in by_verbs.values() for case in random.sample(some, min(number, len(some)))]
 
 
 def triples(number: int, seed: int, levels: list[str], ends: list[str]) -> list[Case]:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tests.interleavings.footprint import meet, shown_by
-from tests.interleavings.oracle import Fault, Oracle
+from tests.interleavings.oracle import Fault, Oracle, Outcomes
 from tests.interleavings.schedule import Entry, Run, Switches
-from tests.interleavings.stage import Stage
 
 SWITCHES = 2
 SAMPLE = 10  # schedules with one switch, and with two, where not all are tried
@@ -123,10 +122,19 @@ def unreduced(lengths: list[int]) -> int:
     return 2 + a + b + 2 * a * b
 
 
-def explore(stage: Stage, case: Case, stop: bool = False, chosen: Random | None = None) -> Found:
-    """All schedules of the case; with `stop`, until the first fault; with `chosen`, some at random."""
-    began = time.monotonic()
-    oracle, found = Oracle(stage, case.verbs, case.start), Found(case)
+def explore(
+    here: Outcomes,
+    case: Case,
+    stop: bool = False,
+    chosen: Random | None = None,
+    right: Outcomes | None = None,
+    some: int = SAMPLE,
+) -> Found:
+    """All schedules of the case; with `stop`, until the first fault; with `chosen`, `some` at random
+    of those with one switch, and of those with two.
+    `right`: see Oracle."""
+    began, stage = time.monotonic(), here.stage
+    oracle, found = Oracle(here, case.verbs, case.start, right), Found(case)
     unique = stage.steps.catalog.unique
     n = len(case.verbs)
     known: list[list[Entry]] = [[] for _ in case.verbs]
@@ -153,7 +161,7 @@ def explore(stage: Stage, case: Case, stop: bool = False, chosen: Random | None 
             for first, switches, used, run in runs
             for more in branches(run, switches, used, unique, known)
         ]
-        if chosen and len(waiting) > SAMPLE:
-            waiting = chosen.sample(waiting, SAMPLE)
+        if chosen and len(waiting) > some:
+            waiting = chosen.sample(waiting, some)
     found.seconds = time.monotonic() - began
     return found

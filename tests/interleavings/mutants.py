@@ -1,7 +1,6 @@
 """Which mutants of the SQL (tests/mutants) does the exploration notice by itself?
 
-A mutant that changes what one session does alone changes the serial orders as well, so only the
-invariants could notice it. The others take away a lock, a second look or a notification.
+The schedules run on the mutant, and their serial orders on the SQL without it.
 """
 
 from __future__ import annotations
@@ -10,21 +9,28 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import product
+from dataclasses import dataclass
+from functools import cache
+from math import log, sqrt
+from random import Random
 from typing import Any
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from tests.interleavings.cases import cases
-from tests.interleavings.explore import Case, explore
+from tests.interleavings.cases import cases, part_of
+from tests.interleavings.explore import Case, explore, parse
+from tests.interleavings.noticed import NOTICED
+from tests.interleavings.oracle import Fault, Oracle, Outcomes
 from tests.interleavings.schedule import play
+from tests.interleavings.sessions import Stuck
 from tests.interleavings.stage import Stage
 from tests.interleavings.verbs import VERBS
 from tests.mutants import MUTANTS, Mutant, functions
 
-SECONDS = 60.0  # for one mutant
+Ran = dict[tuple[str, str], "Alone"]  # by verb and state
+SAMPLE = 4  # schedules of a case with one switch, and with two
 NEXT = re.compile(r"(?m)^(?:create |comment on|drop |do )")
 # Mutants of which each test is one of races.
 CONCURRENT = [mutant for mutant in MUTANTS if all(test.startswith("races/") for test in mutant.tests)]
@@ -43,9 +49,8 @@ def apply(conn: Any, mutant: Mutant) -> None:
 
 
 @contextmanager
-def mutated(url: str, mutant: Mutant | None) -> Iterator[Stage]:
+def mutated(url: str, mutant: Mutant | None, name: str = "pyworker_interleavings") -> Iterator[Stage]:
     """A stage on a copy of the database, with this mutant in it."""
-    name = "pyworker_interleavings"
     with psycopg.connect(url, autocommit=True) as conn:
         copy, of = sql.Identifier(name), sql.Identifier(conn.info.dbname + "_template")
         conn.execute(sql.SQL("drop database if exists {} with (force)").format(copy))
@@ -61,15 +66,30 @@ def mutated(url: str, mutant: Mutant | None) -> Iterator[Stage]:
         it.close()
 
 
-def ran_by(it: Stage) -> dict[tuple[str, str], set[str]]:
-    """The functions that each verb runs, from each state, with another one beside it that does nothing."""
-    found = {}
-    for verb, start in product(VERBS, ("waiting", "running", "dead", "ended")):
-        if start in VERBS[verb].starts:
-            it.restore(start)
-            run = play([it.actor(0, verb, "rc", "commit")], it.steps, 0, (), lambda run: None)
-            found[verb, start] = {entry.name.partition(":")[0] for entry in run.trace}
-    return found
+@dataclass
+class Alone:
+    """What a verb does with no other one beside it."""
+
+    functions: list[str]  # of its steps
+    rows: set[tuple[str, Any]]  # that it changes
+
+
+def alone(it: Stage, verb: str, start: str) -> Alone:
+    it.restore(start)
+    run = play([it.actor(0, verb, "rc", "commit")], it.steps, 0, (), lambda run: None)
+    rows: set[tuple[str, Any]] = set()
+    for _, table, old, new in (change for entry in run.trace for change in entry.changes):
+        if table not in ("promotion_requests", "late_arrivals", "claims", "audit_log"):
+            row = old or new
+            rows |= {(table, row[name]) for name in ("job_key", "unique_key", "queue_name") if row.get(name)}
+            if row.get("id", 11) <= 10:  # else it is new
+                rows.add((table, row["id"]))
+    return Alone([entry.name.partition(":")[0] for entry in run.trace], rows)
+
+
+@cache
+def all_alone(it: Stage) -> Ran:
+    return {(verb, start): alone(it, verb, start) for verb in VERBS for start in VERBS[verb].starts}
 
 
 def callers(it: Stage, name: str) -> set[str]:
@@ -90,45 +110,75 @@ def callers(it: Stage, name: str) -> set[str]:
     return found & stepped
 
 
-def chosen(it: Stage, mutant: Mutant, ran: dict[tuple[str, str], set[str]]) -> list[Case]:
-    """The cases in which it can matter, the likeliest first."""
-    names = callers(it, mutant.function)
-    levels = ["rr", "rc"] if "old snapshot" in mutant.name else ["rc", "rr"]
-    reached = any(functions & names for functions in ran.values())
-    ranked = []
-    for case in cases([], levels, ["commit-commit", "rollback-commit", "commit-rollback"]):
-        touched = [bool(ran[verb, case.start] & names) for verb in case.verbs]
-        if any(touched) or not reached:  # else it is reached only by two sessions at once
-            ranked.append((levels.index(case.level), case.hows != ("commit", "commit"), -sum(touched), case))
-    ranked.sort(key=lambda item: item[:3])
-    return [item[-1] for item in ranked]
+def chosen(it: Stage, mutant: Mutant, ran: Ran) -> list[Case]:
+    """The cases in which it can matter, at random, but the likelier earlier: those of verbs that change the
+    same rows, of few steps."""
+    names, random = callers(it, mutant.function), Random(mutant.name)
+    touching = {key for key, found in ran.items() if set(found.functions) & names}
+    touching = touching or set(ran)  # else it is reached only by two sessions at once
+    old = "old snapshot" in mutant.name
+
+    def rank(case: Case) -> float:
+        a, b = (ran[verb, case.start] for verb in case.verbs)
+        weight = (1.0 if (case.level == "rr") == old else 0.2) * (8 if a.rows & b.rows else 1)
+        weight *= 1 if len(touching & {(verb, case.start) for verb in case.verbs}) > 1 else 0.5
+        return log(random.random()) * sqrt(len(a.functions) * len(b.functions)) / weight
+
+    pairs = cases([], ["rc", "rr"], ["commit-commit", "rollback-commit", "commit-rollback"])
+    pairs = [case for case in pairs if any((verb, case.start) in touching for verb in case.verbs)]
+    return sorted(pairs, key=rank, reverse=True)
 
 
-def judged(url: str, mutant: Mutant, ran: dict[tuple[str, str], set[str]]) -> tuple[str | None, str, float]:
-    """The schedule that notices it, why, and after how many seconds."""
-    began, schedules = time.monotonic(), 0
+def is_right(here: Outcomes, id: str) -> bool:
+    """A schedule proves nothing if it is also wrong without the mutant."""
+    case, first, switches = parse(id)
+    run = here.stage.play(case.verbs, case.start, case.level, case.hows, first, switches)
+    try:
+        Oracle(here, case.verbs, case.start).judge(run, case.level, case.hows)
+    except Fault:
+        return False
+    return True
+
+
+def judged(url: str, mutant: Mutant, right: Outcomes, seconds: float) -> tuple[str | None, str]:
+    """The schedule that notices it, if one does, and why."""
+    began, schedules, tried = time.monotonic(), 0, 0
     with mutated(url, mutant) as it:
-        for case in chosen(it, mutant, ran):
-            found = explore(it, case, stop=True)
-            schedules += found.schedules
+        here = Outcomes(it)
+
+        def likely() -> Iterator[tuple[Case, Random | None]]:
+            if mutant.name in NOTICED:
+                yield parse(f"{NOTICED[mutant.name]}/A")[0], None
+            for case in chosen(it, mutant, all_alone(right.stage)):
+                yield case, Random(case.name)
+
+        for case, random in likely():
+            try:
+                found = explore(here, case, stop=True, chosen=random, right=right, some=SAMPLE)
+            except Stuck as stuck:
+                return case.name, str(stuck)
+            schedules, tried = schedules + found.schedules, tried + 1
             for id, fault in found.faults.items():
-                return id, fault.splitlines()[0], time.monotonic() - began
-            if time.monotonic() - began > SECONDS:
+                if is_right(right, id):
+                    return id, f"the {schedules}th schedule: {' '.join(fault.splitlines()[:3])}"
+                print(f"  wrong without a mutant, too: {id}", flush=True)
+            if time.monotonic() - began > seconds:
                 break
-    return None, f"{schedules} schedules", time.monotonic() - began
+    return None, f"{schedules} schedules of {tried} cases"
 
 
-def run(url: str, names: list[str]) -> int:
-    with mutated(url, None) as it:
-        ran = ran_by(it)
+def run(url: str, names: list[str], part: str, seconds: float) -> int:
     survived = 0
-    for mutant in MUTANTS if names else CONCURRENT:
-        if names and not any(mutant.name.startswith(name) for name in names):
-            continue
-        id, why, seconds = judged(url, mutant, ran)
-        survived += id is None
-        print(
-            f"{'killed' if id else 'SURVIVED':8}  {mutant.name}  {seconds:.0f} s  {id or ''}  {why[:160]}",
-            flush=True,
-        )
+    with mutated(url, None, "pyworker_right") as it:
+        right = Outcomes(it)
+        wanted = [m for m in MUTANTS if any(m.name.startswith(name) for name in names)]
+        for mutant in part_of(wanted or CONCURRENT, part):
+            began = time.monotonic()
+            id, why = judged(url, mutant, right, seconds)
+            survived += id is None
+            took = f"{time.monotonic() - began:.0f} s"
+            print(
+                f"{'killed' if id else 'SURVIVED':8}  {mutant.name}  {took}  {id or ''}  {why[:160]}",
+                flush=True,
+            )
     return survived

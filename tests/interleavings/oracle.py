@@ -8,17 +8,21 @@ listens was notified of what it can claim, or will come again by itself.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
-from tests.interleavings.schedule import Run
-from tests.interleavings.stage import Stage
-from tests.interleavings.verbs import IDLE, VERBS
+import psycopg
 
-# A call may raise these at a level; they mean "not done, try again".
-AGAIN = {"rc": {"55P03"}, "rr": {"40001", "55P03"}, "ssi": {"40001", "55P03"}}
+from tests.interleavings.rules import broken
+from tests.interleavings.schedule import Run
+from tests.interleavings.sessions import Answer
+from tests.interleavings.stage import Stage
+from tests.interleavings.states import IDLE
+from tests.interleavings.verbs import VERBS, Verb
 
 # Rows without their times and ids: a job is known by who added it.
 JOB = """
@@ -85,6 +89,8 @@ RAW = f"""
         'claims', (select jsonb_agg(x.r order by x.r) from (
             select jsonb_build_array(c.worker_id, c.job_ids) r from pyworker.claims c) x))::text
 """
+# When nothing is left to run, no request is left either: a worker would come again and again.
+REQUESTS = "select distinct w.lane from pyworker.promotion_requests w where w.after is null order by 1"
 CLAIM = "select coalesce(meta ->> 'by', id::text) from pyworker.claim_jobs(2, 50)"
 FINISH = """
     select pyworker.finish_jobs(array_agg(j.id order by j.id), array_agg(j.run order by j.id))
@@ -93,7 +99,9 @@ FINISH = """
 # What halts a sequence or pauses a queue must not have stranded what waits behind it.
 RESUME = "select pyworker.resume_queue('q'), pyworker.resume_sequence('s')"
 STAGES = ("when all runs", "when all has ended", "when resumed")
+KEYS_LEFT = re.compile(r'\\"unique\\": \d+, ')
 SOON = 0.5  # seconds
+KEPT = 4000  # outcomes that are known
 
 # Exceptions, whose states are compared with no serial order: a claim passes over a job that the other
 # call has locked already, and takes one that it has not.
@@ -111,14 +119,15 @@ class Outcome:
 
 
 def drain(conn: Any) -> str:
-    """Claims and finishes until nothing moves; returns the state."""
+    """Claims and finishes until nothing moves; returns the state, and the requests that are left."""
     for _ in range(20):
         finished = conn.execute(FINISH).fetchall()
         conn.execute("select pyworker.promote_jobs()")
         if not conn.execute(CLAIM).fetchall() and not finished:
             break
     check_invariants(conn)
-    return conn.execute(STATE).fetchone()[0]
+    requests = [lane for (lane,) in conn.execute(REQUESTS).fetchall()]
+    return json.dumps({**json.loads(conn.execute(STATE).fetchone()[0]), "requests": requests})
 
 
 def settle(conn: Any, verbs: tuple[str, ...]) -> Outcome:
@@ -141,7 +150,9 @@ def check_invariants(conn: Any) -> None:
         raise Fault(f"invariants: {violations}")
 
 
-Unit = tuple[int, int | None]  # a session, and a part of its call or all of it
+Unit = tuple[int, int | None]  # a session, and a part of its call, or all of it, or THEN
+THEN = -1  # its second transaction
+Came = tuple[list[Any], str]  # what the calls answered, and the state then
 
 
 def orders(lists: list[list[Unit]]) -> Iterator[tuple[Unit, ...]]:
@@ -154,72 +165,146 @@ def orders(lists: list[list[Unit]]) -> Iterator[tuple[Unit, ...]]:
                 yield (units[0], *order)
 
 
-class Oracle:
-    """Judges the schedules of one pair of verbs from one state."""
+def told(verb: Verb, answer: Answer) -> Any:
+    """What a call answered: its rows, or its SQLSTATE."""
+    return (verb.stale if answer.sqlstate == "PW004" else None) or answer.sqlstate or answer.rows
 
-    def __init__(self, stage: Stage, verbs: tuple[str, ...], start: str) -> None:
-        self.stage, self.verbs, self.start = stage, verbs, start
-        self.skips = any(set(pair) <= set(verbs) for pair in SKIPS)
-        self.settled: dict[str, Outcome] = {}
-        self.divided: list[tuple[list[Any], str]] = []  # outcomes of orders in which calls are divided
-        self.serial: dict[tuple[Unit, ...], tuple[list[Any], str]] = {}
 
-    def outcome(self) -> Outcome:
-        """The settled state; the work is done once for each state that schedules come to."""
+# What differs if of two jobs of a limited queue the other one runs.
+TURN = ("state", "run", "attempts", "worker_id", "later", "claimed_at")
+
+
+def blurred(came: Came) -> Any:
+    """The same, but of the jobs of one queue it does not tell which ones run, only how many."""
+    stages = []
+    for text in json.loads(came[1]):
+        state = json.loads(text)
+        turns = sorted([row["queue_name"], row["state"]] for row in state["jobs"] or [] if row["queue_name"])
+        rows = [
+            {n: v for n, v in row.items() if not (row["queue_name"] and n in TURN)}
+            for row in state["jobs"] or []
+        ]
+        rows.sort(key=lambda row: json.dumps(row, sort_keys=True))
+        stages.append({**state, "jobs": rows, "turns": turns})
+    return came[0], stages
+
+
+class Outcomes:
+    """What comes of the states of one stage. The work is done once for each state."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.settled: dict[tuple[str, bool, bytes], Outcome] = {}
+        self.serial: dict[tuple[tuple[str, ...], str, tuple[Unit, ...]], Came] = {}
+
+    def outcome(self, verbs: tuple[str, ...], start: str) -> Outcome:
         conn = self.stage.conn
         raw = conn.execute(RAW).fetchone()[0]
-        if raw not in self.settled:
-            check_invariants(conn)
-            self.settled[raw] = settle(conn, self.verbs)
-        return self.settled[raw]
+        state = start, "maintain" in verbs, sha256(raw.encode()).digest()
+        if state not in self.settled:
+            if len(self.settled) > KEPT:
+                self.settled.clear()
+            try:
+                check_invariants(conn)
+                self.settled[state] = settle(conn, verbs)
+            except psycopg.Error as error:
+                raise Fault(f"what runs then fails: {error}") from error
+        return self.settled[state]
 
-    def serially(self, order: tuple[Unit, ...]) -> tuple[list[Any], str]:
+    def serially(self, verbs: tuple[str, ...], start: str, order: tuple[Unit, ...]) -> Came:
         """What these calls answer one after the other, each committed, and the state then."""
-        if order not in self.serial:
-            self.stage.restore(self.start)
-            said: list[Any] = [None] * len(self.verbs)
+        key = verbs, start, order
+        if key not in self.serial:
+            if len(self.serial) > KEPT:
+                self.serial.clear()
+            self.stage.restore(start)
+            said: list[Any] = [None] * len(verbs)
             for n, part in order:
-                actor = self.stage.actor(n, self.verbs[n], "rc", "commit")
-                sql = actor.script[0] if part is None else VERBS[self.verbs[n]].parts[part]
-                answer = actor.session.run(sql)
-                said[n] = answer.sqlstate or (said[n] or []) + answer.rows
-            self.serial[order] = said, self.outcome().states
-        return self.serial[order]
+                actor, verb = self.stage.actor(n, verbs[n], "rc", "commit"), VERBS[verbs[n]]
+                if part == THEN:
+                    actor.session.run(verb.then.replace("%by", "ABC"[n]))
+                    continue
+                answer = actor.session.run(actor.script[0] if part is None else verb.parts[part])
+                said[n] = (
+                    told(verb, answer) if part is None else answer.sqlstate or (said[n] or []) + answer.rows
+                )
+            self.serial[key] = said, self.outcome(verbs, start).states
+        return self.serial[key]
 
-    def is_serial(self, found: tuple[list[Any], str], lasting: list[int]) -> bool:
+
+class Oracle:
+    """Judges the schedules of some verbs from one state. `right` has the SQL without mutants: what its serial
+    orders come to is right."""
+
+    def __init__(
+        self, here: Outcomes, verbs: tuple[str, ...], start: str, right: Outcomes | None = None
+    ) -> None:
+        self.here, self.right, self.verbs, self.start = here, right or here, verbs, start
+        # A claim passes over a job that another session has locked, and takes the next one of its queue.
+        self.claims = any(VERBS[verb].claims or VERBS[verb].then for verb in verbs)
+        self.skips = any(set(pair) <= set(verbs) for pair in SKIPS)
+        self.old = False  # a snapshot that may be too old to release unique keys: maintain() finds them later
+        self.divided: list[Came] = []  # outcomes of orders in which calls are divided
+
+    def serially(self, order: tuple[Unit, ...]) -> Came:
+        return self.seen(self.right.serially(self.verbs, self.start, order))
+
+    def seen(self, came: Came) -> Came:
+        return (came[0], KEYS_LEFT.sub("", came[1])) if self.old else came
+
+    def is_serial(self, found: Came, units: list[list[Unit]]) -> bool:
         """Is it what a serial order comes to? A call for many jobs may count as one for each of them."""
-        if any(found == self.serially(order) for order in orders([[(n, None)] for n in lasting])):
+        if any(found == self.serially(order) for order in orders(units)):
             return True
-        parts = {n: len(VERBS[self.verbs[n]].parts) for n in lasting}
-        if not any(parts.values()) or found in self.divided:
+        if self.claims and any(blurred(found) == blurred(self.serially(order)) for order in orders(units)):
+            return True
+        parts = [len(VERBS[verb].parts) for verb in self.verbs]
+        if not any(parts[n] for done in units for n, _ in done) or found in self.divided:
             return found in self.divided
-        units: list[list[Unit]] = [[(n, part) for part in range(parts[n])] or [(n, None)] for n in lasting]
-        for order in orders(units):
+        divided = [
+            [
+                (n, part)
+                for n, whole in done
+                for part in (range(parts[n]) if parts[n] and whole is None else [whole])
+            ]
+            for done in units
+        ]
+        for order in orders(divided):
             if found == self.serially(order):
                 self.divided.append(found)
                 return True
         return False
 
     def judge(self, run: Run, level: str, hows: tuple[str, ...]) -> None:
-        for entry in run.trace:
-            if entry.blocked and not VERBS[self.verbs[entry.session]].waits:
-                raise Fault(f"{'ABC'[entry.session]} waits at {entry.name}")
+        for fault in broken(run, self.verbs, level):
+            raise Fault(fault)
         said: list[Any] = [None] * len(self.verbs)
-        lasting = []
+        units: list[list[Unit]] = []
         for n, answers in enumerate(run.answers):
-            states = [answer.sqlstate for answer in answers if answer.sqlstate]
-            for state in states:
-                if state not in AGAIN[level] and not state.startswith("PW"):
-                    raise Fault(f"{'ABC'[n]} raised {state}: {answers[0].message or answers[1].message}")
+            states = [answer.sqlstate for answer in answers[:2] if answer.sqlstate]
+            done: list[Unit] = []
             if hows[n] == "commit" and not (states and not states[0].startswith("PW")):
-                said[n] = states[0] if states else answers[0].rows
-                lasting.append(n)
-        outcome = self.outcome()
-        found = said, outcome.states
-        if not self.skips and not self.is_serial(found, lasting):
-            allowed = [self.serially(order) for order in orders([[(n, None)] for n in lasting])]
-            raise Fault("\n".join(["no serial order comes to this:", difference(found, allowed)]))
-        if "idle" not in self.verbs or self.verbs.index("idle") in lasting:
+                said[n] = told(VERBS[self.verbs[n]], answers[0])
+                done.append((n, None))
+            if VERBS[self.verbs[n]].then and not any(answer.sqlstate for answer in answers[2:]):
+                done.append((n, THEN))
+            units.append(done)
+        outcome = self.here.outcome(self.verbs, self.start)
+        self.old = level != "rc"
+        found = self.seen((said, outcome.states))
+        # An end with an old snapshot leaves the turn to a later promotion: a retry may come in between.
+        reports = any(VERBS[verb].reports for verb in self.verbs)
+        left = self.old and reports and bool({"retry", "retry-many"} & {*self.verbs})
+        if not self.skips and not left and not self.is_serial(found, units):
+            raise Fault(
+                "\n".join(
+                    [
+                        "no serial order comes to this:",
+                        difference(found, [self.serially(order) for order in orders(units)]),
+                    ]
+                )
+            )
+        if "idle" not in self.verbs or units[self.verbs.index("idle")]:
             # A worker whose claim was rolled back claims again.
             self.judge_notifications(run, outcome.claimable)
 
@@ -228,27 +313,28 @@ class Oracle:
         if claimable <= run.taken or self.start not in IDLE:
             return
         if "idle" in self.verbs and not (answers := run.answers[self.verbs.index("idle")])[0].sqlstate:
-            told = answers[-1].rows[0][0]
+            due = answers[-1].rows[0][0]
         else:
-            told = run.told
-        if not run.notified and (told is None or float(told) > SOON):
+            due = run.told
+        if not run.notified and (due is None or float(due) > SOON):
             raise Fault(
-                f"worker 3 can claim {sorted(claimable.elements())}, was not notified, and was told {told}"
+                f"worker 3 can claim {sorted(claimable.elements())}, was not notified, and was told {due}"
             )
 
 
-def difference(found: tuple[list[Any], str], allowed: list[tuple[list[Any], str]]) -> str:
+def difference(found: Came, allowed: list[Came]) -> str:
     """In what the state differs from the nearest serial one, column by column."""
-    told = [f"said {found[0]}, serially {' or '.join(str(said) for said, _ in allowed)}"]
+    answers = [f"said {found[0]}, serially {' or '.join(str(said) for said, _ in allowed)}"]
     nearest: list[str] | None = None
-    for _, state in allowed:
+    alike = [came for came in allowed if came[0] == found[0]]
+    for _, state in alike or allowed:
         lines = []
         for when, ours, theirs in zip(STAGES, json.loads(found[1]), json.loads(state), strict=True):
             a, b = json.loads(ours), json.loads(theirs)
             lines += [f"{when}: {line}" for part in a for line in unlike(part, a[part], b[part])]
         if nearest is None or len(lines) < len(nearest):
             nearest = lines
-    return "\n".join(told + (nearest or []))
+    return "\n".join(answers + (nearest or []))
 
 
 def unlike(part: str, ours: Any, theirs: Any) -> list[str]:

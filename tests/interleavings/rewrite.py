@@ -16,25 +16,32 @@ from tests.interleavings.footprint import Catalog, Footprint, Function
 # Two-key advisory locks: (KEYS + session, 0 or 1). The controller holds one of the two; see sessions.py.
 KEYS = 74_000
 
-# The turn is an unlogged sequence: it outlives a rollback, and gives the transaction no number.
+# Turn and stop are unlogged sequences: each outlives a rollback, and gives the transaction no number.
 SETUP = f"""
     drop schema if exists pyworker_steps cascade;
     create schema pyworker_steps;
     create unlogged sequence pyworker_steps.turn_0 minvalue 0 start 0;
     create unlogged sequence pyworker_steps.turn_1 minvalue 0 start 0;
     create unlogged sequence pyworker_steps.turn_2 minvalue 0 start 0;
+    create unlogged sequence pyworker_steps.stop_0 minvalue 0 start 0;
+    create unlogged sequence pyworker_steps.stop_1 minvalue 0 start 0;
+    create unlogged sequence pyworker_steps.stop_2 minvalue 0 start 0;
     create function pyworker_steps.step(id integer) returns boolean
         language plpgsql set lock_timeout = 0 set client_min_messages = notice
     as $$
     declare
         v_session constant text := current_setting('pyworker_steps.session', true);
-        v_turn integer;
+        v_turn bigint;
+        v_stop bigint; -- two times the first turn that waits, and which lock it waits for
     begin
         if v_session <> '' then
-            v_turn := nextval(('pyworker_steps.turn_' || v_session)::regclass) % 2;
+            v_turn := nextval(('pyworker_steps.turn_' || v_session)::regclass);
             raise notice 'step %', id;
-            perform pg_advisory_lock({KEYS} + v_session::integer, v_turn);
-            perform pg_advisory_unlock({KEYS} + v_session::integer, v_turn);
+            v_stop := pg_sequence_last_value(('pyworker_steps.stop_' || v_session)::regclass);
+            if v_turn >= v_stop / 2 then
+                perform pg_advisory_lock({KEYS} + v_session::integer, (v_stop % 2)::integer);
+                perform pg_advisory_unlock({KEYS} + v_session::integer, (v_stop % 2)::integer);
+            end if;
         end if;
         return true;
     end;

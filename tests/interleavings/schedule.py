@@ -11,10 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.interleavings.footprint import Footprint, writes
 from tests.interleavings.rewrite import Rewritten
-from tests.interleavings.sessions import STUCK, Answer, Session, Stuck
+from tests.interleavings.sessions import ALL, STUCK, Answer, Session, Stuck
 
 Switches = tuple[tuple[int, int, int], ...]  # (session, its steps until then, the session that takes over)
 
@@ -30,8 +31,10 @@ class Entry:
     touches: Footprint
     ends: frozenset[str] | None  # of the end of a transaction: the tables that it wrote
     able: frozenset[int]  # the other sessions that could have moved instead
-    changes: list[object] = field(default_factory=list)
+    changes: list[Any] = field(default_factory=list)
     blocked: bool = False
+    behind: frozenset[int] = frozenset()  # the sessions that it waits for
+    awaits: tuple[str, int | None] | None = None  # the row for which it waits: its table, its id
 
 
 @dataclass
@@ -41,16 +44,17 @@ class Run:
     notified: bool = False  # worker 3, since it looked last
     told: float | None = None  # when to look again, if it has looked
     taken: Counter[str] = field(default_factory=Counter)  # what it would have claimed then
+    knot: list[str] = field(default_factory=list)  # where sessions waited for each other
 
 
 @dataclass
 class Actor:
-    """A session and what it is to do in one transaction."""
+    """A session and what it is to do, in one transaction or two."""
 
     session: Session
     level: str
     script: list[str]
-    end: int  # the position of its commit or rollback
+    ends: tuple[int, ...]  # the positions of commit or rollback
     done: bool = False
     next: int = 0  # in the script
     count: int = 0
@@ -65,41 +69,36 @@ class Actor:
     def begin(self) -> None:
         self.session.run(f"begin isolation level {self.level}")
 
-    def upcoming(self, steps: Rewritten) -> tuple[str, str, Footprint, frozenset[str] | None]:
-        at = self.session.at
-        if at is not None:
-            step = steps.steps[at]
-            touches = step.touches
-            if self.level != "read committed" and self.next <= self.end:
-                # Its snapshot is that of the first call; what was committed since can only be in the way.
-                touches = frozenset(t for t in touches if t[0] != "read")
-            if not self.began and writes(touches):
-                touches |= {("begin", "transactions")}
-            return f"{step.function}:{step.line}", step.text, touches, None
-        statement = self.script[self.next]
-        if self.next == self.end:
-            return statement, statement, frozenset(), self.wrote if statement == "commit" else frozenset()
-        first = self.level != "read committed" and self.next == 0
-        return "call", statement, frozenset({("snapshot", "*")} if first else ()), None
+    def step(self, steps: Rewritten, id: int) -> tuple[str, str, Footprint, frozenset[str] | None]:
+        """What it does in a step; it has made the steps before."""
+        step = steps.steps[id]
+        touches = step.touches
+        if self.level != "read committed" and self.next <= self.ends[0]:
+            # Its snapshot is that of the first call; what was committed since can only be in the way.
+            touches = frozenset(t for t in touches if t[0] != "read")
+        written = writes(step.touches)
+        if not self.began and writes(touches):
+            touches |= {("begin", "transactions")}
+        self.count, self.wrote, self.began = self.count + 1, self.wrote | written, self.began or bool(written)
+        return f"{step.function}:{step.line}", step.text, touches, None
 
-    def advance(self, steps: Rewritten) -> None:
-        self.count += 1
-        session = self.session
-        if session.at is not None:
-            written = writes(steps.steps[session.at].touches)
-            self.wrote |= written
-            self.began = self.began or bool(written)
-            session.move()
-        else:
-            statement, self.next = self.script[self.next], self.next + 1
-            session.send(statement)
+    def statement(self) -> tuple[str, str, Footprint, frozenset[str] | None]:
+        """What it does by its next statement, up to the first step."""
+        if self.next - 1 in self.ends:
+            self.wrote, self.began = frozenset(), False
+        statement, position = self.script[self.next], self.next
+        self.count, self.next = self.count + 1, self.next + 1
+        if position in self.ends:
+            return statement, statement, frozenset(), self.wrote if statement == "commit" else frozenset()
+        first = self.level != "read committed" and position == 0
+        return "call", statement, frozenset({("snapshot", "*")} if first else ()), None
 
     def settled(self) -> None:
         """Its session has stopped: between two statements it may have come to the end."""
         if not self.session.active and self.next > len(self.answers):
             self.answers.append(self.session.answer)
-            if self.session.answer.sqlstate and self.next < self.end:
-                self.next = self.end  # the transaction has failed
+            if self.session.answer.sqlstate and self.next - 1 not in self.ends:  # the transaction has failed
+                self.next = next((end for end in self.ends if end >= self.next), self.next)
             self.done = self.next == len(self.script)
 
 
@@ -119,31 +118,56 @@ def play(
         if left and left[0][:2] == (current, me.count) and left[0][2] in able:
             current = left.pop(0)[2]
         elif me.able:
-            make_step(run, actors, current, steps, frozenset(able))
+            most = ALL
+            if any(actor.session.blocked for actor in actors):
+                most = 1  # one that waits may go on after any of them
+            elif left and left[0][0] == current and left[0][1] > me.count:
+                most = left[0][1] - me.count
+            make_steps(run, actors, current, steps, frozenset(able), most)
             if run.trace[-1].ends is not None:
                 ended(run)
         elif able:
             current = able[0]
         else:
+            run.knot = run.knot or [waiting(run, n) for n, actor in enumerate(actors) if not actor.done]
             await_any(actors)
     return run
 
 
-def make_step(run: Run, actors: list[Actor], n: int, steps: Rewritten, able: frozenset[int]) -> None:
-    me = actors[n]
+def make_steps(
+    run: Run, actors: list[Actor], n: int, steps: Rewritten, able: frozenset[int], most: int
+) -> None:
+    """Lets a session make so many steps at most, of one statement."""
+    me, at = actors[n], actors[n].session.at
     others = [actor.session for actor in actors if actor is not me]
-    name, text, touches, ends = me.upcoming(steps)
-    entry = Entry(n, me.count, name, text, touches, ends, able)
-    run.trace.append(entry)
-    me.session.changes = []
-    me.advance(steps)
+    first = Entry(n, me.count, *(me.statement() if at is None else me.step(steps, at)), able)
+    if at is None:
+        me.session.send(first.text, most)
+    else:
+        me.session.move(most)
     me.session.settle(others)
-    entry.blocked, entry.changes = me.session.blocked, me.session.changes
+    made = [first]
+    for id in me.session.noticed if me.session.at is None else me.session.noticed[:-1]:
+        made.append(Entry(n, me.count, *me.step(steps, id), able))
+    for entry, changes in zip(made, me.session.changes, strict=False):
+        entry.changes = changes
+    run.trace += made
+    if me.session.blocked:
+        made[-1].blocked = True
+        made[-1].behind = frozenset(
+            m for m, actor in enumerate(actors) if actor.session.pid in me.session.blockers
+        )
+        made[-1].awaits = me.session.controller.awaited(me.session.pid)
     me.settled()
     for actor in actors:
         if actor is not me and actor.session.blocked:
             actor.session.settle([x.session for x in actors if x is not actor])
             actor.settled()
+
+
+def waiting(run: Run, n: int) -> str:
+    """The step at which a session waits."""
+    return next(f"{'ABC'[n]} at {entry.name}" for entry in reversed(run.trace) if entry.session == n)
 
 
 def await_any(actors: list[Actor]) -> None:

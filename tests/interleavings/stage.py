@@ -9,7 +9,8 @@ import psycopg
 from tests.interleavings import rewrite
 from tests.interleavings.schedule import Actor, Run, Switches, play
 from tests.interleavings.sessions import Controller, Session
-from tests.interleavings.verbs import LEVELS, MAKE, VERBS
+from tests.interleavings.states import MAKE, MARKED
+from tests.interleavings.verbs import LEVELS, VERBS
 
 TABLES = [
     "live_jobs", "finished_jobs", "unique_keys", "errors", "promotion_requests", "workers", "claims",
@@ -33,8 +34,22 @@ RESTORE = """
             {registers}, setval('pyworker.coordination_used', 0, '{start}' = 'graph'),
             setval('pyworker.listening_until', (extract(epoch from clock_timestamp()) * 1000)::bigint + 5000),
             setval('pyworker.swept_at', (extract(epoch from clock_timestamp()) * 1000)::bigint);
+        if {marked} then
+            begin
+                perform from pyworker.live_jobs for update;
+                raise sqlstate 'PW099';
+            exception when sqlstate 'PW099' then
+                null;
+            end;
+        end if;
     end
     $$
+"""
+
+# Whether workers poll still must not depend on how long a schedule takes.
+POLLING = """
+    create or replace function pyworker._polling_ms(fleet integer) returns integer
+    language sql immutable return 60000
 """
 
 # A job is known by who added it: its id depends on the schedule.
@@ -45,13 +60,13 @@ class Stage:
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
         self.conn = psycopg.connect(dsn, autocommit=True)
+        self.conn.execute(POLLING)
         self.steps = rewrite.rewrite(self.conn)
-        for start, make in MAKE.items():
-            self.make(start, make)
+        self.made: set[str] = set()
         self.controller = Controller(dsn)
         self.sessions = [Session(dsn, n, self.controller) for n in (0, 1, 2)]
         self.listener = psycopg.connect(dsn, autocommit=True)
-        self.listener.execute("listen pyworker")
+        self.listener.execute("listen pyworker; set statement_timeout = '3s'")
         self.restored = 0
 
     def make(self, start: str, sql: str) -> None:
@@ -61,7 +76,6 @@ class Stage:
         self.conn.execute("select pyworker.maintain()")
         self.conn.execute(f"create schema keep_{start}")
         self.conn.execute(sql)
-        columns = {}
         for table in TABLES:
             self.conn.execute(f"create table keep_{start}.{table} as table pyworker.{table}")
         deletes = "\n".join(f"delete from pyworker.{table};" for table in TABLES)
@@ -72,11 +86,14 @@ class Stage:
         registers = ", ".join(f"setval('pyworker.{name}', 0)" for name in REGISTERS)
         self.conn.execute(
             RESTORE.format(
-                start=start, deletes=deletes, inserts=inserts, registers=registers, columns=columns
+                start=start, deletes=deletes, inserts=inserts, registers=registers, marked=start in MARKED
             )
         )
 
     def restore(self, start: str) -> None:
+        if start not in self.made:
+            self.make(start, MAKE[start])
+            self.made.add(start)
         if self.restored % 100 == 0:
             self.conn.execute("vacuum analyze " + ", ".join(f"pyworker.{t}" for t in TABLES[:-2]))
         self.restored += 1
@@ -102,18 +119,29 @@ class Stage:
                 return
             run.notified = run.notified or bool(by)
         elif by:
-            self.listener.execute("begin")
-            taken = self.listener.execute(LOOK).fetchall()
-            self.listener.execute("rollback")
+            try:
+                self.listener.execute("begin")
+                taken = self.listener.execute(LOOK).fetchall()
+            except psycopg.errors.QueryCanceled:
+                run.knot = ["worker 3 at its claim"]
+                return
+            finally:
+                self.listener.execute("rollback")
             row = self.listener.execute("select pyworker.seconds_until_due()").fetchone()
             run.taken, run.told = Counter(job for (job,) in taken), row and row[0]
             run.notified = False
 
     def actor(self, n: int, verb: str, level: str, how: str) -> Actor:
         v = VERBS[verb]
-        script = [v.sql.replace("%by", "ABC"[n]), how, *([v.after] if v.after else [])]
+        script = [v.sql.replace("%by", "ABC"[n]), how]
+        ends: tuple[int, ...] = (1,)
+        if v.after:
+            script.append(v.after)
+        elif v.then:
+            script += ["begin", v.then.replace("%by", "ABC"[n]), "commit"]
+            ends = (1, 4)
         self.sessions[n].run("reset all")
-        return Actor(self.sessions[n], LEVELS[level], script, 1)
+        return Actor(self.sessions[n], LEVELS[level], script, ends)
 
     def play(
         self,

@@ -13,9 +13,11 @@ import pytest
 from tests.interleavings import mutants, plpgsql
 from tests.interleavings.cases import cases
 from tests.interleavings.explore import Case, explore, parse
+from tests.interleavings.noticed import NOTICED
+from tests.interleavings.oracle import Outcomes
 from tests.interleavings.stage import Stage
 from tests.interleavings.story import story
-from tests.interleavings.verbs import LEVELS
+from tests.interleavings.verbs import LEVELS, VERBS
 from tests.mutants import MUTANTS
 from tests.support.databases import copy_of
 
@@ -97,6 +99,13 @@ def test_the_same_schedule_gives_the_same_steps(stage: Stage) -> None:
     assert turns == [0] * 5 + [1] * 7 + [0] * turns[12:].count(0) + [1] * turns[12:].count(1)
 
 
+def test_the_cases_that_notice_mutants_are_cases_of_mutants_that_there_are() -> None:
+    assert set(NOTICED) <= {mutant.name for mutant in MUTANTS}
+    for name in NOTICED.values():
+        case = parse(f"{name}/A")[0]
+        assert all(case.start in VERBS[verb].starts for verb in case.verbs), name
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_of_two_sessions_stepped_inside_the_functions_the_outcome_is_that_of_one_after_the_other(
     stage: Stage, part: int
@@ -105,8 +114,9 @@ def test_of_two_sessions_stepped_inside_the_functions_the_outcome_is_that_of_one
     print(f"PYWORKER_SEED={SEED}")
     random = Random(SEED * PARTS + part)
     faults: dict[str, str] = {}
+    here = Outcomes(stage)
     for case in random.sample(cases([], list(LEVELS), ENDS), CASES):
-        faults |= explore(stage, case, chosen=random).faults
+        faults |= explore(here, case, chosen=random).faults
     assert not faults, told(stage, faults)
 
 
@@ -122,6 +132,22 @@ def test_of_two_sessions_stepped_inside_the_functions_the_outcome_is_that_of_one
             Case(("add-keyed", "add-keyed-all"), "waiting", "rc", ("commit", "commit")),
         ),
         (
+            "a bulk add takes new keys in any order",
+            Case(("add-two", "add-two-turned"), "waiting", "rc", ("commit", "commit")),
+        ),
+        (
+            "_promote_next waits for what is in somebody's hand",
+            Case(("finish-one", "cancel-waiter"), "running", "rc", ("commit", "commit")),
+        ),
+        (
+            "_fill_queues forgets what another session has locked",
+            Case(("finish-one", "cancel-queued"), "running", "rc", ("commit", "rollback")),
+        ),
+        (
+            "an old snapshot judges which keys are free",
+            Case(("add-unique-live", "delete-unique"), "ended", "rr", ("commit", "commit")),
+        ),
+        (
             "no worker looks for adds that saw none wait",
             Case(("add", "idle"), "running", "rc", ("commit", "commit")),
         ),
@@ -135,6 +161,6 @@ def test_a_lock_a_second_look_or_a_notification_that_is_missing_is_noticed(
         with psycopg.connect(dsn, autocommit=True) as conn:
             mutants.apply(conn, mutant)
         it = Stage(dsn)
-        found = explore(it, case, stop=True)
+        found = explore(Outcomes(it), case, stop=True)
         it.close()
     assert found.faults

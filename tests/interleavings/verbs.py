@@ -1,9 +1,5 @@
-"""What sessions do, one line each, and the states from which they begin.
+"""What sessions do, one line each. All verbs touch the same jobs: see states.py.
 
-All verbs touch the same jobs: 1 has the key k, heads the sequence s and the queue q; 2 has a unique
-key and is delivered at most once; 3 waits in the sequence, 4 in the queue; 5 is due, 6 has the key m.
-In the state `graph` 1, 2 and 6 run; 7 depends on the ends of 2 and 6, 8 (key c) on the success of 1, 9 on 7,
-and 10 waits for the signal go.
 `%by` marks the jobs that a session adds. A verb returns what can be compared: no times, no new ids.
 """
 
@@ -12,62 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-WAITING, RUNNING, DEAD, ENDED, GRAPH = STARTS = ("waiting", "running", "dead", "ended", "graph")
-ALL, RUNS, STILL = STARTS, (RUNNING, DEAD, GRAPH), (WAITING, ENDED)
-LEVELS = {"rc": "read committed", "rr": "repeatable read", "ssi": "serializable"}
+from tests.interleavings.states import (
+    DEAD,
+    ENDED,
+    FRESH,
+    GRAPH,
+    RATED,
+    RUNNING,
+    SLOTS,
+    STARTS,
+    WAITING,
+)  # fmt: skip
 
-BEGIN = """
-    select pyworker.register_worker() from generate_series(1, 3);
-    select from pyworker.add_job('t', '[0]', queue_name => 'q', job_key => 'k',
-        sequence_policy => '{"key": "s"}');
-    select from pyworker.add_job('t', '{"n": 1}', delivery => 'at_most_once',
-        unique_policy => '{"keys": ["args"]}');
-    select from pyworker.add_job('t', sequence_policy => '{"key": "s"}');
-    select from pyworker.add_job('t', queue_name => 'q');
-    select from pyworker.add_job('t', '[5]', job_key => 'later',
-        run_at => pyworker.clock() + interval '2 days');
-    select from pyworker.add_job('t', '[6]', job_key => 'm');
-    select from pyworker.add_schedule('tick', '0 0 1 1 *', 't', backfill => '2 years',
-        meta => '{"by": "tick"}');
-    select pyworker.promote_jobs();
-    update pyworker.schedule_entries set next_at = date_trunc('year', pyworker.clock());
-"""
-DUE = """
-    update pyworker.live_jobs set run_at = run_at - interval '2 days 1 hour',
-        due_at = run_at - interval '2 days 1 hour'
-    where id = 5;
-"""
-CLAIMED = """
-    select from pyworker.claim_jobs(1, 2);
-    select from pyworker.claim_jobs(2, 1);
-    update pyworker.live_jobs set run = 1 where state = 'running';
-    update pyworker.claims set run = 1;
-"""
-ENDS = """
-    select pyworker.fail_jobs('[{"id": 1, "run": 1, "error": "e", "discard": true}]'),
-        pyworker.finish_job(2, 1), pyworker.finish_job(6, 1);
-"""
-CHILDREN = """
-    select from pyworker.add_job('t', depends_on => '[{"id": 2, "on": "end"}, {"id": 6, "on": "end"}]');
-    select from pyworker.add_job('t', job_key => 'c', depends_on => '{"jobs": [1], "on_unmet": "cancel"}');
-    select from pyworker.add_job('t', depends_on => '[7]');
-    select from pyworker.add_job('t', priority => -1);
-    select pyworker.promote_jobs();
-    select from pyworker.claim_jobs(2, 1);
-    update pyworker.live_jobs set run = 1 where state = 'running';
-    update pyworker.claims set run = 1;
-    select pyworker.wait_for_signal(10, 1, 'go');
-    select pyworker.promote_jobs();
-"""
-# Where the jobs 1, 2 and 6 run, no job can be claimed: a worker that listens is idle.
-MAKE = {
-    WAITING: BEGIN + DUE,
-    RUNNING: BEGIN + CLAIMED,
-    DEAD: BEGIN + CLAIMED,
-    ENDED: BEGIN + CLAIMED + ENDS + DUE,
-    GRAPH: BEGIN + CLAIMED + CHILDREN,
-}
-IDLE = RUNS
+ALL, RUNS, STILL = STARTS, (RUNNING, DEAD, GRAPH, SLOTS), (WAITING, ENDED, FRESH)
+LEVELS = {"rc": "read committed", "rr": "repeatable read", "ssi": "serializable"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +30,12 @@ class Verb:
     sql: str
     starts: tuple[str, ...] = ALL
     after: str = ""  # a statement after the commit
+    then: str = ""  # a second transaction, at READ COMMITTED: others may come between
     waits: bool = True  # for a lock of another session
+    claims: bool = False
+    reports: bool = False  # of a worker: they wait for no claim
+    names: tuple[int, ...] = ()  # jobs: it waits for no other one, and none refuses it
+    stale: list[tuple[str, ...]] | None = None  # what it answers as well if its worker has gone (PW004)
     parts: tuple[str, ...] = ()  # a call for many jobs, job by job: each is judged by itself
 
 
@@ -107,6 +66,10 @@ def bulk(call: str, *ids: int) -> dict[str, Any]:
     }
 
 
+def add_unique(n: int) -> str:
+    return add(f"""'{{"n": {n}}}', """ + unique("replace"))
+
+
 RELEASE = "select id from unnest(pyworker.release_jobs"
 S = """sequence_policy => '{"key": "s"}'"""
 BULK = """[
@@ -131,6 +94,14 @@ TURNED = """[
     {"identifier": "t", "payload": [4], "job_key": "i", "meta": {"by": "%by"}},
     {"identifier": "t", "payload": [4], "job_key": "j", "meta": {"by": "%by"}},
     {"identifier": "t", "payload": [3], "job_key": "k", "meta": {"by": "%by"}}]"""
+# New keys, unless another session has added them.
+TWO = """[
+    {"identifier": "t", "payload": [5], "job_key": "i", "meta": {"by": "%by"}},
+    {"identifier": "t", "payload": [5], "job_key": "j", "meta": {"by": "%by"}}]"""
+TWO_TURNED = """[
+    {"identifier": "t", "payload": [5], "job_key": "j", "meta": {"by": "%by"}},
+    {"identifier": "t", "payload": [5], "job_key": "i", "meta": {"by": "%by"}}]"""
+ADD_TWO = f"select deduplicated from pyworker.add_jobs('{TWO}'::jsonb)"
 # The refs and ids of one call: one job after 6, one after that one and 2.
 TREE = """[
     {"identifier": "t", "ref": "a", "depends_on": [6], "meta": {"by": "%by"}},
@@ -139,54 +110,73 @@ MEMBERS = """[{"identifier": "t", "meta": {"by": "%by"}}]"""
 TURN = """select count(*) filter (where kind = 'refused') from pyworker.work(1, '{2}', '{1}', null,
     '[{"id": 1, "run": 1, "do": "fail", "error": "%by", "delay_s": 3600}]', 0)"""
 
+CLAIM = taken("claim_jobs(2, 10)")
+END: dict[str, Any] = {"starts": RUNS, "reports": True, "names": (1, 2, 6)}
+
 VERBS = {
     verb.name: verb
     for verb in [
         Verb("add", add("'{}'")),
         Verb("add-queued", add("'{}', queue_name => 'q'")),
+        Verb("add-queued-claim", add("'{}', queue_name => 'q'"), then=CLAIM),
         Verb("add-sequenced", add("'{}', queue_name => 'q', " + S)),
+        Verb("add-sequenced-claim", add("'{}', " + S), then=CLAIM),
         Verb("add-late", add("'{}', run_at => now() - interval '1 hour'")),
         Verb("add-keyed", add("'[1]', job_key => 'k'")),
         Verb("add-keyed-all", add("'[1]', job_key => 'k', queue_name => 'q', " + S)),
+        Verb("add-keyed-moved", add("'[1]', job_key => 'k', queue_name => 'r'")),
         Verb("add-preserve", add("'[1]', job_key => 'k', job_key_mode => 'preserve_run_at'")),
         Verb("add-dedupe", add("'[1]', job_key => 'k', job_key_mode => 'unsafe_dedupe'")),
         Verb("add-other-key", add("'[2]', job_key => 'j'")),
         Verb("add-unique", add("""'{"n": 1}', """ + unique("ignore"))),
         Verb("add-unique-live", add("""'{"n": 1}', """ + unique("ignore", ""))),
         Verb("add-unique-reject", add("""'{"n": 1}', """ + unique("reject"))),
-        Verb("add-unique-replace", add("""'{"n": 1}', """ + unique("replace"))),
+        Verb("add-unique-replace", add_unique(1)),
+        # In the order in which bulk calls take the keys.
+        Verb("add-uniques", f"select ({add_unique(1)}), ({add_unique(2)})"),
         Verb("add-many", f"select deduplicated from pyworker.add_jobs('{BULK}'::jsonb)"),
         Verb("add-many-turned", f"select deduplicated from pyworker.add_jobs('{TURNED}'::jsonb)"),
+        Verb("add-two", ADD_TWO),
+        Verb("add-two-turned", f"select deduplicated from pyworker.add_jobs('{TWO_TURNED}'::jsonb)"),
+        Verb("add-key-two", add("'[2]', job_key => 'j'"), then=ADD_TWO),
         Verb("remove", "select id, state from pyworker.remove_job('k')"),
-        Verb("claim", taken("claim_jobs(2, 10)"), waits=False),
-        Verb("claim-one", taken("claim_jobs(2)"), waits=False),
-        Verb("claim-queue", taken("claim_jobs(2, 10, '{t}', '{q}')"), waits=False),
-        Verb("work", taken("work(2, null, null, null, null, 10)"), waits=False),
+        Verb("claim", CLAIM, waits=False, claims=True),
+        Verb("claim-one", taken("claim_jobs(2)"), waits=False, claims=True),
+        Verb("claim-queue", taken("claim_jobs(2, 10, '{t}', '{q}')"), waits=False, claims=True),
+        Verb("claim-kind", taken("claim_jobs(2, 10, '{u}')"), (FRESH, RATED), waits=False, claims=True),
+        Verb("work", taken("work(2, null, null, null, null, 10)"), waits=False, claims=True),
         Verb("idle", taken("claim_jobs(3, 10)"),
-             after="select pyworker.seconds_until_due()", waits=False),
-        Verb("start", "select pyworker.start_job(2, 1)", RUNS),
-        Verb("finish", "select pyworker.finish_jobs('{6,2,1}', '{1,1,1}')", RUNS),
-        Verb("finish-one", "select pyworker.finish_job(1, 1)", RUNS),
-        Verb("fail", fail('"delay": "1 hour"'), RUNS),
-        Verb("fail-now", fail('"delay": "0"'), RUNS),
-        Verb("discard", fail('"discard": true'), RUNS),
-        Verb("snooze", "select pyworker.snooze_job(1, 1, '1 hour')", RUNS),
-        Verb("release", f"{RELEASE}('{{6,2,1}}', '{{1,1,1}}')) id order by id", RUNS,
+             after="select pyworker.seconds_until_due()", waits=False, claims=True),
+        Verb("start", "select pyworker.start_job(2, 1)", RUNS, reports=True, names=(2,)),
+        Verb("finish", "select pyworker.finish_jobs('{6,2,1}', '{1,1,1}')", **END),
+        Verb("finish-one", "select pyworker.finish_job(1, 1)", RUNS, reports=True, names=(1,)),
+        Verb("fail", fail('"delay": "1 hour"'), **END),
+        Verb("fail-now", fail('"delay": "0"'), **END),
+        Verb("discard", fail('"discard": true'), **END),
+        Verb("snooze", "select pyworker.snooze_job(1, 1, '1 hour')", RUNS, reports=True, names=(1,)),
+        Verb("release", f"{RELEASE}('{{6,2,1}}', '{{1,1,1}}')) id order by id", **END,
              parts=tuple(f"{RELEASE}('{{{id}}}', '{{1}}')) id" for id in (1, 2, 6))),
-        Verb("turn", TURN, (RUNNING,)),
+        Verb("turn", TURN, (RUNNING, SLOTS), reports=True, names=(1, 2), stale=[("2",)]),
         Verb("close", "select pyworker.close_worker(1)", RUNS),
-        Verb("cancel", "select id from pyworker.cancel_job(1)"),
-        Verb("force-cancel", "select id from pyworker.cancel_job(1, true)"),
-        Verb("cancel-waiter", "select id from pyworker.cancel_job(3)"),
+        Verb("force-unlock", "select pyworker.force_unlock_workers('{1}')", RUNS),
+        Verb("reconcile", "select pyworker.reconcile(1, '{1}', '{1}')", RUNS, stale=[("{}",)]),
+        Verb("cancel", "select id from pyworker.cancel_job(1)", names=(1,)),
+        Verb("force-cancel", "select id from pyworker.cancel_job(1, true)", names=(1,)),
+        Verb("cancel-waiter", "select id from pyworker.cancel_job(3)", names=(3,)),
+        Verb("cancel-queued", "select id from pyworker.cancel_job(4)", names=(4,)),
         Verb("retry", "select id from pyworker.retry_job(1)"),
+        Verb("retry-unique", "select id from pyworker.retry_job(2)"),
         Verb("retry-many", **bulk("retry_jobs('{%ids}')", 6, 1, 2, 3, 4, 5)),
-        Verb("delete", "select id from pyworker.delete_job(1)"),
-        Verb("delete-waiter", "select id from pyworker.delete_job(3)"),
+        Verb("delete", "select id from pyworker.delete_job(1)", names=(1,)),
+        Verb("delete-unique", "select id from pyworker.delete_job(2)", names=(2,)),
+        Verb("delete-waiter", "select id from pyworker.delete_job(3)", names=(3,)),
         Verb("reschedule", **bulk("reschedule_jobs('{%ids}', priority => 5)", 3, 6, 1, 2)),
         Verb("complete", **bulk("complete_jobs('{%ids}')", 3, 6, 1, 2)),
-        Verb("promote", taken("promote_jobs()"), waits=False),
+        Verb("fail-by-hand", **bulk("permanently_fail_jobs('{%ids}')", 4, 6, 1, 2)),
+        Verb("promote", taken("promote_jobs()"), waits=False, claims=True),
         Verb("sweep", taken("sweep_workers()"), (DEAD,), waits=False),
         Verb("beat", taken("beat(1)"), RUNS),
+        Verb("heartbeat", "select pyworker.heartbeat(1)", RUNS),
         Verb("maintain", taken("maintain()")),
         Verb("tick", taken("run_schedules()"), STILL),
         Verb("pause", "select pyworker.pause_queue('q')"),
