@@ -126,8 +126,9 @@ def wait(queue: Any, db: Any, codes: list[str]) -> None:
 
 def send(queue: Any, db: Any, codes: list[str]) -> None:
     id = pyworker.add_job(db, "run_line", "result = job.wait_for(name)").id
-    for payload in (1, 2):
-        eval(codes[0], {"pyworker": pyworker, "conn": db, "id": id, "name": "go", "payload": payload})
+    with db.transaction():  # or the job could have ended before the second one
+        for payload in (1, 2):
+            eval(codes[0], {"pyworker": pyworker, "conn": db, "id": id, "name": "go", "payload": payload})
     assert results(queue, id) == [1]
 
 

@@ -72,8 +72,8 @@ def test_a_transaction_whose_commit_never_arrived_is_rolled_back_and_its_job_tri
     assert [row.run for row in queue.seen(job_id)] == [queue.job(job_id).run]  # the last one
 
 
-# A turn that only claims sets synchronous_commit first.
-CLAIM, REPORT = ", pyworker.work(", "from pyworker.work("
+# A turn that only claims sets synchronous_commit first, one that reports lock_timeout.
+CLAIM, REPORT = "true), pyworker.work(", "patience, pyworker.work("
 LOST_CLAIMS = {
     "no answer": once(CLAIM, False, b"D"),
     "half an answer": once(CLAIM, False, b"D", spare=3),
