@@ -153,8 +153,8 @@ def worker(db: psycopg.Connection[Any]) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: twice as many processes as cores, since many tests wait for workers and locks."""
-    return 2 * (os.cpu_count() or 1)
+    """`-n auto`: half more processes than cores, since many tests wait for workers and locks."""
+    return (3 * (os.cpu_count() or 1) + 1) // 2
 
 
 def pytest_report_header() -> str:
