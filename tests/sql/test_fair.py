@@ -101,6 +101,22 @@ def test_a_job_with_an_earlier_run_at_takes_the_turn_of_its_queue(api: Any, work
     assert [job.id for _ in range(3) for job in api.claim_jobs(worker, 1)] == [earlier, other, later]
 
 
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_candidate_that_another_session_has_locked_holds_up_no_earlier_job(
+    api: Any, worker: int, actor: Any, end: str
+) -> None:
+    api.set_queue("t:*", None, fair=True)
+    later = api.add_job("t", queue_name="t:a").id
+    api.promote_jobs()
+    other = actor()
+    other.begin()
+    other.rows("select from pyworker.live_jobs where id = %s for update", [later])
+    earlier = api.add_job("t", queue_name="t:a", run_at=api.at("-1 hours")).id
+    assert [job.id for job in api.claim_jobs(worker, 2)] == [earlier]
+    getattr(other, end)()
+    assert [job.id for job in api.claim_jobs(worker, 2)] == [later]
+
+
 def test_a_queue_with_limits_of_its_own_takes_no_turns(api: Any, worker: int) -> None:
     api.set_queue("t:*", None, fair=True)
     api.set_queue("t:own", None)
