@@ -4,6 +4,7 @@ but for a moment in its order."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -264,6 +265,23 @@ def test_a_place_is_kept_for_two_seconds_at_most_however_long_the_walk_was(
         " from (select current_setting('pyworker.walk_due')::pyworker._walk as walk) w"
     )
     assert left <= 2
+    a.rows("select set_config('pyworker.walk_due', '', false)")
+
+
+def test_a_place_is_kept_for_twenty_times_as_long_as_the_walk_took(api: Any, actor: Any) -> None:
+    a = actor()
+    before = a.value("select clock_timestamp()")
+    a.rows(
+        "select pyworker._keep_walk('due', row(1, null, '{}', null, null)::pyworker._walk, "
+        "%s::timestamptz - interval '20 milliseconds')",
+        [before],
+    )
+    after = a.value("select clock_timestamp()")
+    kept = a.value(
+        "select (w.walk).until from (select current_setting('pyworker.walk_due')::pyworker._walk as walk) w"
+    )
+    took = timedelta(milliseconds=20)
+    assert before + 20 * took <= kept <= after + 20 * (after - before + took)
     a.rows("select set_config('pyworker.walk_due', '', false)")
 
 
