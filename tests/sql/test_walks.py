@@ -220,13 +220,20 @@ def test_a_job_that_arrives_late_is_looked_up_and_does_not_move_the_place_back(
     noted.commit()
 
 
+@pytest.mark.parametrize("other", ["no other walk", "another walk is kept"])
 def test_a_job_that_was_long_in_committing_waits_no_longer_than_the_place_is_kept(
-    noted: Any, hidden: int, api: Any, worker: int
+    noted: Any, hidden: int, worker: int, other: str
 ) -> None:
     assert noted.claim_jobs(worker, 1) == []
     assert 0 < noted.seconds_until_due() <= 0.9  # then the worker looks again
+    if other == "another walk is kept":  # else all are forgotten at once
+        noted.rows(
+            "select pyworker._keep_walk('due', row(1, null, '{}', null, null)::pyworker._walk, "
+            "clock_timestamp() - interval '1 hour')"
+        )
     prolong(noted, "-1 microsecond")
     assert ids(noted.claim_jobs(worker, 1)) == [hidden]
+    noted.rows("select set_config('pyworker.walk_due', '', false)")
 
 
 @pytest.mark.parametrize("ahead", ["1 hour", "2.5 seconds"])
