@@ -3,7 +3,10 @@ never in a circle."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 
 def meet(api: Any, actor: Any, held: str, first: Any, second: Any) -> tuple[Any, Any]:
@@ -81,3 +84,34 @@ def test_two_bulk_retries_of_finished_jobs_with_the_same_keys_never_deadlock(
     )  # fmt: skip
     assert [job.key for job in one] == ["k", "m", "l"]
     assert two == []
+
+
+# Each verb that takes many jobs, with their ids in any order.
+VERBS: dict[str, Callable[[Any, list[int]], Any]] = {
+    "retry_jobs": lambda a, ids: a.later.retry_jobs(ids),
+    "reschedule_jobs": lambda a, ids: a.later.reschedule_jobs(ids, priority=1, attempts=0),
+    "complete_jobs": lambda a, ids: a.later.complete_jobs(ids),
+    "permanently_fail_jobs": lambda a, ids: a.later.permanently_fail_jobs(ids),
+    **{
+        f"{action}, from a dashboard": lambda a, ids, action=action: a.later.perform_action(
+            action, [str(job_id) for job_id in ids], "me"
+        )
+        for action in ("retry", "cancel", "delete")
+    },
+}
+
+
+@pytest.mark.parametrize("second", VERBS)
+@pytest.mark.parametrize("first", VERBS)
+def test_two_verbs_on_the_same_jobs_in_other_orders_never_deadlock(
+    api: Any, actor: Any, worker: int, first: str, second: str
+) -> None:
+    heads, waiting = halted_sequences(api, worker)
+    ids = [job.id for job in (*heads, *waiting)]
+    held = f"select from pyworker.live_jobs where id = {heads[1].id} for update"
+    one, two = meet(
+        api, actor, held,
+        lambda a: VERBS[first](a, ids), lambda b: VERBS[second](b, ids[::-1]),
+    )  # fmt: skip
+    assert one
+    assert two is not None
