@@ -172,9 +172,12 @@ def test_a_start_counts_however_its_run_ends(api: Any, worker: int, clock: Any, 
 def test_a_job_that_goes_back_to_a_queue_whose_rate_has_room_can_be_claimed_at_once(
     api: Any, worker: int, end: str
 ) -> None:
-    api.set_queue("q", None, 2, "10 seconds")
-    (first,) = add(api, 1)
-    (job,) = api.claim_jobs(worker, 1)
+    api.set_queue("q", None, 500, "1 hour")
+    first, *others = add(api, 150)
+    job, *_ = jobs = api.claim_jobs(worker, 200)
+    assert [job.id for job in jobs] == [first, *others], "so many run that an add would park its job"
+    while api.rows("select from pyworker.promotion_requests"):
+        api.promote_jobs()  # the queue's change is handled
     match end:
         case "fail":
             api.fail(job, delay="0")
