@@ -1,7 +1,7 @@
 """A job's steps and waits: what one run has done, a later run need not do again.
 
-The rules are in sql/functions/36_steps.sql. This module reads the saved steps once a run, calls what is
-not saved, and keeps a name from being used twice.
+The rules are in sql/modules/coordination/steps.sql. This module reads the saved steps once a run, calls
+what is not saved, and keeps a name from being used twice.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 --     psql -v ON_ERROR_STOP=1 [-v schema=pyworker] [-v roles=yes] [-v clock=movable] -f sql/install.sql
 --
 -- It takes the same steps as `pyworker migrate`, in the same order, in one transaction. You may
--- repeat it, interrupt it or run it several times at once. The order of its files is also the order
--- in which to read them: it follows a job from add to history.
+-- repeat it, interrupt it or run it several times at once. The files follow a job from add to history;
+-- a module that the heart calls stands where a job comes to it.
 \set ON_ERROR_STOP on
 \set QUIET on
 \if :{?schema}
@@ -49,43 +49,43 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir functions/00_core.sql
 \ir functions/01_notify.sql
 \ir functions/02_walks.sql
-\ir functions/03_fleet.sql
+\ir modules/workers/fleet.sql
 \ir functions/10_tasks.sql
-\ir functions/12_canonical.sql
-\ir functions/15_unique_policy.sql
-\ir functions/16_unique.sql
-\ir functions/17_sequence.sql
-\ir functions/18_dependencies.sql
+\ir modules/keys/canonical.sql
+\ir modules/keys/unique_policy.sql
+\ir modules/keys/unique.sql
+\ir modules/sequences/sequences.sql
+\ir modules/dependencies/depends_on.sql
 \ir functions/19_specs.sql
 \ir functions/20_add.sql
-\ir functions/21_add_keyed.sql
+\ir modules/keys/add_keyed.sql
 \ir functions/22_add_jobs.sql
-\ir functions/23_deadlines.sql
+\ir modules/coordination/deadlines.sql
 \ir functions/30_promote.sql
-\ir functions/31_lanes.sql
-\ir functions/32_rates.sql
-\ir functions/32_slots.sql
-\ir functions/33_fill.sql
-\ir functions/34_edges.sql
-\ir functions/35_children.sql
-\ir functions/36_steps.sql
+\ir modules/queues/lanes.sql
+\ir modules/limits/rates.sql
+\ir modules/queues/slots.sql
+\ir modules/queues/fill.sql
+\ir modules/dependencies/edges.sql
+\ir modules/dependencies/children.sql
+\ir modules/coordination/steps.sql
 \ir functions/40_claim.sql
 \ir functions/45_start.sql
-\ir functions/46_log.sql
+\ir modules/runners/log.sql
 \ir functions/50_finish.sql
-\ir functions/52_waiters.sql
+\ir modules/coordination/waiters.sql
 \ir functions/55_requeue.sql
 \ir functions/60_fail.sql
-\ir functions/70_workers.sql
-\ir functions/72_sweep.sql
-\ir functions/74_reports.sql
-\ir functions/75_turn.sql
-\ir functions/76_beat.sql
-\ir functions/80_admin.sql
-\ir functions/81_retry.sql
-\ir functions/82_queues.sql
-\ir functions/84_history.sql
-\ir functions/85_maintain.sql
+\ir modules/workers/workers.sql
+\ir modules/workers/sweep.sql
+\ir modules/runners/reports.sql
+\ir modules/runners/turn.sql
+\ir modules/runners/beat.sql
+\ir modules/admin/jobs.sql
+\ir modules/admin/retry.sql
+\ir modules/limits/settings.sql
+\ir modules/history/partitions.sql
+\ir modules/history/maintain.sql
 \ir modules/coordination/batches.sql
 \ir modules/coordination/views.sql
 \ir modules/coordination/graph.sql
@@ -96,7 +96,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/schedules/queries.sql
 \ir modules/schedules/ticks.sql
 \ir modules/schedules/crontab.sql
-\ir modules/limits/rates.sql
+\ir modules/limits/usage.sql
 \ir modules/integrity/invariants.sql
 \ir modules/integrity/drift.sql
 \ir modules/diagnosis/explain_waits.sql

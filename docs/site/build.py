@@ -91,14 +91,14 @@ MENU = {
 # files' functions come last.
 PARTS = {
     "Define tasks": ("10_tasks",),
-    "Add jobs": ("20_add", "22_add_jobs", "21_add_keyed", "15_unique_policy", "batches"),
+    "Add jobs": ("20_add", "22_add_jobs", "unique_policy", "batches"),
     "Ask why": ("explain", "doctor"),
-    "Look up, cancel, retry": ("80_admin", "81_retry", "52_waiters", "60_fail"),
-    "Queues and sequences": ("82_queues",),
+    "Look up, cancel, retry": ("jobs", "retry", "waiters", "60_fail"),
+    "Queues and sequences": ("settings", "sequences"),
     "Schedules": ("schedules", "times", "words", "crontab", "ticks"),
-    "Steps and signals": ("36_steps", "views", "graph"),
+    "Steps and signals": ("steps", "views", "graph"),
     "Lists, for dashboards": ("list_jobs", "pages", "problems", "actions"),
-    "Monitoring and upkeep": ("metrics", "health", "85_maintain"),
+    "Monitoring and upkeep": ("metrics", "health", "maintain"),
     "For tests": ("optional",),
 }
 

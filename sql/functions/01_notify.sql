@@ -6,7 +6,7 @@
 --
 -- * A short claim sets listening_until to 5 s from now: its worker is waiting, so adds notify.
 -- * A short claim that found many jobs, or that learns of too many notifications for so many workers
---   (03_fleet), sets polling_until as well. Until then adds do not notify, and each waiting worker
+--   (workers/fleet), sets polling_until as well. Until then adds do not notify, and each waiting worker
 --   polls; the claim that begins such a period notifies the workers. The first short claim that finds
 --   few jobs after polling_until ends the period.
 -- * A full claim notifies the other workers, since its own worker may be busy for long. When the

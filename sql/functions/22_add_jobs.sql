@@ -1,6 +1,6 @@
 -- 22_add_jobs: add_jobs adds many jobs at once, for specs given as job_spec[], jsonb or text.
 --
--- Each spec has the effect of an add_job call: 16_unique, 20_add and 21_add_keyed decide that. This
+-- Each spec has the effect of an add_job call: keys/unique, 20_add and keys/add_keyed decide that. This
 -- file decides what concerns a whole call: the order of locks, the order of ids, and that one
 -- invalid spec refuses the whole call.
 

@@ -1,6 +1,6 @@
 -- 30_promote: promote_jobs makes jobs available: scheduled and retryable jobs that are due, pending
 -- jobs whose turn it is in their sequence, and parked jobs whose queue has a free slot. What asks
--- for the latter two is a request (31_lanes).
+-- for the latter two is a request (queues/lanes).
 
 create or replace function promote_jobs() returns integer
     language plpgsql security definer set search_path from current

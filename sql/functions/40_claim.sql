@@ -7,9 +7,9 @@
 --
 -- If the scan has to pass many dead index entries, the session's next claims continue from the
 -- place that it reached: see 02_walks. Which of the locked jobs of a limited queue may start: see
--- 32_slots.
+-- queues/slots.
 
--- A claim is a turn (75_turn) without reports.
+-- A claim is a turn (runners/turn) without reports.
 create or replace function claim_jobs(
     worker_id bigint, max_jobs integer default 1, task_identifiers text[] default null,
     queue_names text[] default null, forbidden_flags text[] default null)

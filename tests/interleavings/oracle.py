@@ -53,7 +53,7 @@ STATE = f"""
         'edges', (select jsonb_agg(x.r order by x.r) from (
             select jsonb_build_array(coalesce(j.meta ->> 'by', j.id::text),
                 coalesce(p.meta ->> 'by', e.parent_id::text), e.ref, e.condition, e.cancels,
-                -- Only some ends are written down: 34_edges.
+                -- Only some ends are written down: dependencies/edges.
                 case when not exists (
                     select from pyworker._open_edges(e.child_id, e.revision, e.parent_id) o
                     where o.parent_id = e.parent_id and o.condition = e.condition)

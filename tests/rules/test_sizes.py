@@ -61,6 +61,11 @@ def test_a_module_of_sql_has_at_most_900_lines(path: Path) -> None:
     assert 0 < sum(len(file.read_text("utf-8").splitlines()) for file in path.glob("*.sql")) <= 900
 
 
+def test_the_heart_of_sql_has_at_most_3200_lines() -> None:
+    heart = (ROOT / "sql" / "functions").glob("*.sql")
+    assert 2_000 < sum(len(file.read_text("utf-8").splitlines()) for file in heart) <= 3_200
+
+
 @for_each(sorted((ROOT / "tests" / "mutants").glob("*.toml")))
 def test_a_list_of_mutants_has_at_most_400_lines(path: Path) -> None:
     assert len(path.read_text("utf-8").splitlines()) <= 400

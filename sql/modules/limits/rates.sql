@@ -1,106 +1,257 @@
--- limits/rates: what people and checks see of rates (functions/32_rates.sql).
+-- limits/rates: queues with a rate, and queues that take turns; both are called paced. See
+-- docs/inside/queues.md.
+--
+-- A rate counts starts: claims that have committed. A claim records its starts in the table `starts`,
+-- in its own transaction, and holds the queue's lane until that ends. So claims of one queue come one
+-- after the other, and each one sees all starts before it. A start counts at time t if it was after
+-- t - rate_period: windows are half open.
+--
+-- While a rate is used up, one of the parked jobs has as due_at the time at which the rate has room. Like
+-- any due job, it brings a worker then, and a promotion.
 
--- The limits of queues and how much of each rate is used now: for list_queues and the view queue_stats. A
--- view's functions run with the rights of the role that reads it, which may not read these tables.
-create or replace function _limits_of(queue_names text[])
-    returns table (
-        queue_name text, concurrency integer, paused boolean, fair boolean, rate_limit integer,
-        rate_period interval, rate_used bigint, rate_left bigint, rate_free_at timestamptz)
-    language plpgsql stable security definer set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set jit = off
+-- What these statements look up. PostgreSQL inlines these two functions.
+
+create or replace function _last_start(queue_name text) returns table (at timestamptz, total bigint)
+    language sql stable
+begin atomic
+    select s.at, s.total from starts s where s.queue_name = _last_start.queue_name
+    order by s.queue_name desc, s.at desc, s.total desc limit 1;
+end;
+
+-- How many jobs a rate lets start now, and if none, when it has room again: when enough starts have left
+-- the window.
+create or replace function _rate_room(
+    queue_name text, rate_limit integer, rate_period interval, now timestamptz)
+    returns table (room bigint, free_at timestamptz)
+    language sql stable
+begin atomic
+    select _rate_room.rate_limit - u.used,
+           case when u.used >= _rate_room.rate_limit then (
+               select s.at + _rate_room.rate_period from starts s
+               where s.queue_name = _rate_room.queue_name and s.at > _rate_room.now - _rate_room.rate_period
+                 and s.total > u.total - _rate_room.rate_limit
+               order by s.queue_name, s.at, s.total limit 1) end
+    from (select l.total, coalesce(l.total, 0) - coalesce((
+              select s.total from starts s
+              where s.queue_name = _rate_room.queue_name and s.at <= _rate_room.now - _rate_room.rate_period
+              order by s.queue_name desc, s.at desc, s.total desc limit 1), 0) as used
+          from (select) o left join lateral _last_start(_rate_room.queue_name) l on true offset 0) u;
+end;
+
+-- Records what a claim starts in queues whose lanes it holds: the difference of `room`, null without a
+-- rate, and `free`. Returns when that is: never before an earlier start of these queues. Null if nothing.
+create or replace function _record_starts(
+    queue_names text[], room bigint[], free bigint[], now timestamptz) returns timestamptz
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
+declare
+    v_at timestamptz;
+    v_thin text[];
 begin
-    return query
-    select q.queue_name, q.concurrency, q.paused, q.fair, q.rate_limit, q.rate_period, q.rate_limit - r.room,
-           case when r.room > 0 then r.room when r.room <= 0 then 0 end, r.free_at
-    from _queues_of(queue_names) q
-    left join lateral _rate_room(q.queue_name, q.rate_limit, q.rate_period, clock()) r
-        on q.rate_limit is not null and right(q.queue_name, 1) <> '*'; -- a family's queues have one each
+    with started as materialized (
+        select q.name, q.room - q.free as jobs, l.at, coalesce(l.total, 0) as total
+        from unnest(queue_names, room, free) q(name, room, free)
+        left join lateral _last_start(q.name) l on true
+        where q.free < q.room),
+    origin as (
+        insert into starts (queue_name, at, total)
+        select s.name, '-infinity', 0 from started s where s.at is null),
+    recorded as (
+        insert into starts as r (queue_name, at, total)
+        select s.name, (select greatest(now, max(l.at)) from started l), s.total + s.jobs from started s
+        returning r.at)
+    select max(r.at), (select array_agg(s.name) from started s
+                       where s.total / 1000 < (s.total + s.jobs) / 1000)
+    into v_at, v_thin from recorded r;
+    if v_thin is not null then -- each thousandth start
+        perform _thin_starts(v_thin, now);
+    end if;
+    return v_at;
 end;
 $$;
 
--- A call that sets this queue alone to this concurrency and to its rate times `more`.
-create or replace function _set_queue_call(queue_name text, concurrency bigint, more integer) returns text
-    language plpgsql stable set search_path from current
+-- For how long starts are kept: a rate may be set to a longer period later.
+create or replace function _starts_kept(rate_period interval) returns interval
+    language sql immutable
+    return greatest(rate_period, interval '1 day');
+
+-- Thins out the starts that have left the windows of these queues, whose lanes this session holds: divides
+-- time into cells, and keeps the last row of each cell. What a deleted row counted, that row counts from
+-- then on, as if it had started later. A cell is as wide as the largest power of two microseconds that is
+-- no more than a sixteenth of the row's age. Each cell lies in one wider cell, so however often a start
+-- moves, it moves by a sixteenth of its age at most. So a longer period may count too much, and never too
+-- little. Of the rows that are too old the last one stays, as the total from which to count.
+create or replace function _thin_starts(queue_names text[], now timestamptz) returns void
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 begin
-    return (
-        select format('set_queue(%L, %s%s)', q.queue_name,
-                      coalesce(_set_queue_call.concurrency::text, 'null'),
-                      ', ' || q.rate_limit::bigint * more || ', ' || quote_literal(_words_of(q.rate_period)))
-        from _queues_of(array[_set_queue_call.queue_name]) q);
+    with old as materialized (
+        select s.*, q.kept, lead(s.at) over (partition by q.queue_name order by s.at, s.total) as next_at,
+               date_bin(s.width, s.at, 'epoch') as cell
+        from (select o.queue_name, _thin_starts.now - o.rate_period as since,
+                     _thin_starts.now - _starts_kept(o.rate_period) as kept
+              from _queues_of(queue_names) o where o.rate_period is not null) q
+        cross join lateral (
+            select r.ctid as tid, r.queue_name, r.at, r.total,
+                   interval '1 microsecond' * 2 ^ greatest(0, floor(
+                       log(2, extract(epoch from _thin_starts.now - r.at) * 1000000 / 16)))::float8 as width
+            from starts r
+            where r.queue_name = q.queue_name and r.at > '-infinity' and r.at <= q.since
+            order by r.queue_name, r.at, r.total limit 3000) s),
+    celled as materialized (
+        select o.*, lead(o.at) over (
+            partition by o.queue_name, o.width, o.cell order by o.at, o.total) is not null as followed
+        from old o),
+    gone as (
+        delete from starts d where d.ctid = any (array(
+            select c.tid from celled c where c.next_at < c.kept or c.followed)))
+    update starts s set total = g.total
+    from (select o.queue_name, max(o.total) as total from old o where o.next_at < o.kept
+          group by o.queue_name) g
+    where s.queue_name = g.queue_name and s.at = '-infinity';
 end;
 $$;
 
--- Why a rate lets no job of this queue start now, and when it does.
-create or replace function _explain_rate(queue_name text, out reason text, out detail text, out remedy text)
-    returns setof record
-    language plpgsql stable set search_path from current
+-- Deletes the starts of queues that have started nothing for a day, or for their period. Looks at a tenth
+-- of max_rows pages of the table, chosen at random.
+create or replace function _prune_starts(max_rows integer) returns void
+    language plpgsql set search_path from current
 as $$
+declare
+    v_now constant timestamptz := clock();
+    v_pages constant bigint := pg_relation_size('starts') / current_setting('block_size')::integer;
+    v_part constant real := least(100, max_rows * 10.0 / greatest(v_pages, 1));
+    v_held text[];
 begin
-    return query
-    select format('rate: none starts before %s', l.rate_free_at),
-           format('queue %s starts at most %s in any %s, and has started %s; the next may start at %s',
-                  l.queue_name, l.rate_limit, _words_of(l.rate_period), l.rate_used, l.rate_free_at),
-           _as_statement(_set_queue_call(l.queue_name, l.concurrency, 2)) || ' doubles the rate'
-    from _limits_of(array[_explain_rate.queue_name]) l where l.rate_left = 0;
+    v_held := array(
+        select i.queue_name from (
+            select distinct s.queue_name from starts s tablesample system (v_part)
+            where s.at < v_now - interval '1 day' limit 200) i
+        where _try_lane('queue:' || i.queue_name));
+    delete from starts d using _queues_of(v_held) q -- with a snapshot that is newer than the locks
+    where d.queue_name = q.queue_name
+      and not exists (
+          select from starts s
+          where s.queue_name = q.queue_name and s.at >= v_now - _starts_kept(q.rate_period));
 end;
 $$;
 
--- 'I15': no window holds more starts of a queue than its rate: of the jobs that run, whose claims tell
--- whether they could see the last change of the rate.
-create or replace function _violations_of_rates(max_rows bigint)
-    returns table (invariant text, subject text, found jsonb)
-    language plpgsql stable set search_path from current
+-- Counts the starts that a queue, or each queue of a family, has had before it had any rate: those that
+-- the running jobs show, and the 10,000 newest jobs in history. set_queue calls this before it sets a rate.
+create or replace function _count_earlier_starts(queue_name text, rate_period interval) returns void
+    language plpgsql set search_path from current set jit = off
 as $$
+declare
+    v_family constant boolean := right(queue_name, 1) = '*';
+    v_name constant text := case when v_family then left(queue_name, -1) else queue_name end;
+    v_since constant timestamptz := clock() - _starts_kept(rate_period);
 begin
-    return query
-    select distinct 'I15', w.queue_name, to_jsonb(w.rate_limit)
-    from (select n.queue_name, q.rate_limit, q.rate_period, j.claimed_at - lag(j.claimed_at, q.rate_limit)
-              over (partition by n.queue_name order by j.claimed_at) as apart
-          from (select distinct l.queue_name from live_jobs l
-                where l.queue_name is not null and l.ready_at is not null limit max_rows / 10) n
-          cross join lateral _queues_of(array[n.queue_name]) q
-          cross join lateral (
-              select r.claimed_at from live_jobs r
-              where r.queue_name = n.queue_name and r.ready_at is not null and r.state = 'running'
-                and exists (select from claims c
-                            where c.worker_id = r.worker_id and r.id = any (c.job_ids)
-                              and c.seen > coalesce(q.changed, '0'::xid8))) j
-          where q.rate_limit is not null) w
-    where w.apart < w.rate_period;
+    with begun as materialized (
+        select b.name, b.at, count(*) as jobs
+        from (select j.queue_name as name, j.claimed_at as at from live_jobs j
+              where j.queue_name >= v_name and (v_family or j.queue_name <= v_name)
+                and j.ready_at is not null and j.state = 'running'
+              union all
+              select f.queue_name, f.claimed_at
+              from (select h.queue_name, h.claimed_at from finished_jobs h
+                    order by h.id desc limit 10000) f) b
+        where case when v_family then starts_with(b.name, v_name) else b.name = v_name end and b.at > v_since
+        group by b.name, b.at),
+    -- A queue that has a rate already records its starts itself.
+    counted as materialized (
+        select b.name, b.at, l.at is null as first,
+               coalesce(l.total, 0) + sum(b.jobs) over (partition by b.name order by b.at) as total
+        from _queues_of(array(select distinct n.name from begun n)) q
+        join begun b on b.name = q.queue_name
+        left join lateral _last_start(b.name) l on true
+        where q.rate_limit is null and b.at > coalesce(l.at, '-infinity'))
+    insert into starts (queue_name, at, total)
+    select distinct c.name, '-infinity'::timestamptz, 0 from counted c where c.first
+    union all
+    select c.name, c.at, c.total from counted c
+    on conflict do nothing;
 end;
 $$;
 
--- The limits of the first 50 queues that were set or have started jobs of a rate, and how much of each rate
--- is used.
-create or replace function _metrics_of_limits()
-    returns table (name text, kind text, help text, labels jsonb, value double precision)
-    language plpgsql stable set search_path from current
+-- Leaves to the next round of a claim all jobs of a worse priority than the first job of a queue that takes
+-- turns: the queue may have more jobs of that priority, which are not candidates yet.
+create or replace function _cut_at_priority(inout claim _claim, queue_names text[], fair text[])
+    language plpgsql set search_path from current
 as $$
+declare
+    v_found constant integer := cardinality(claim.ids);
+    v_last integer;
+    v_priority smallint;
 begin
-    return query
-    with recursive started as (
-        (select s.queue_name from starts s order by s.queue_name limit 1)
-        union all
-        select (select s.queue_name from starts s where s.queue_name > t.queue_name
-                order by s.queue_name limit 1)
-        from started t where t.queue_name is not null),
-    queue as materialized (
-        select l.* from _limits_of(array(
-            (select k.queue_name from queues k order by k.queue_name limit 50)
-            union (select t.queue_name from started t where t.queue_name is not null limit 50)
-            limit 50)) l)
-    select m.name, 'gauge', m.help, jsonb_build_object('queue', m.queue), m.value::double precision
-    from (select 'pyworker_queue_concurrency' as name, q.queue_name as queue, q.concurrency::bigint as value,
-                 'How many jobs of a queue may run at once.' as help
-          from queue q
-          union all
-          select 'pyworker_queue_rate_limit', q.queue_name, q.rate_limit,
-                 'How many jobs of a queue may start in its period.' from queue q
-          union all
-          select 'pyworker_queue_rate_used', q.queue_name, q.rate_used,
-                 'How many jobs of a queue have started in the period that ends now.' from queue q) m
-    where m.value is not null;
+    for i in 1..v_found loop
+        if v_priority is null and queue_names[i] = any (fair) then
+            v_priority := claim.priorities[i];
+        end if;
+        exit when claim.priorities[i] > v_priority;
+        v_last := i;
+    end loop;
+    if v_last < v_found then
+        claim.cut := true;
+        claim.admitted := claim.admitted[:v_last];
+        claim.ids := claim.ids[:v_last];
+        claim.priorities := claim.priorities[:v_last];
+        claim.ready_ats := claim.ready_ats[:v_last];
+    end if;
+end;
+$$;
+
+-- Goes on after a round of a claim: parks the other candidates of full queues, and makes the next jobs
+-- of paced queues candidates. True if this claim may find some of them.
+create or replace function _go_on(claim _claim, max_jobs integer) returns boolean
+    language plpgsql set search_path from current
+as $$
+declare
+    v_made integer;
+begin
+    if claim.full_queues <> '{}' then
+        perform _park_candidates(claim.full_queues);
+        -- A queue may be full of slots that were given to jobs of another kind, which no worker may take.
+        insert into promotion_requests (lane)
+        select 'queue:' || f.name from unnest(claim.full_queues) f(name) where _has_given_slots(f.name);
+    end if;
+    if claim.paced is null then
+        return false;
+    end if;
+    -- One turn for each queue; if the claim wants more, what it wants in equal parts.
+    v_made := _make_candidates(
+        claim.paced, least(max_jobs, 1000),
+        greatest(1, least(ceil(claim.wanted::numeric / cardinality(claim.paced)), 1000))::integer);
+    if v_made > 0 and claim.wanted = 0 then
+        perform _notify_workers();
+    end if;
+    return claim.wanted > 0 and (claim.cut or v_made > 0 and claim.admitted is not null);
+end;
+$$;
+
+-- Lets queues whose rate is used up, and whose lanes this session holds, wait for the time at which it has
+-- room: parks their candidates, and makes a parked job of each one due then.
+create or replace function _wait_for_rates(queue_names text[], free_ats timestamptz[]) returns void
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+as $$
+declare
+    v_left text[] := _park_candidates(queue_names);
+begin
+    with waiting as materialized (
+        select q.name, q.free_at, p.tid from unnest(queue_names, free_ats) q(name, free_at)
+        cross join lateral _parked_in(q.name, 1) p),
+    held as materialized (
+        select j.ctid as tid from live_jobs j
+        where j.ctid = any (array(select w.tid from waiting w)) for update skip locked),
+    timed as (
+        update live_jobs j set due_at = w.free_at
+        from waiting w join held h on h.tid = w.tid
+        where j.ctid = w.tid and j.due_at is distinct from w.free_at)
+    select v_left || array_agg(w.name) into v_left from waiting w
+    where w.tid not in (select h.tid from held h);
+    insert into promotion_requests (lane)
+    select distinct 'queue:' || l.name from unnest(v_left) l(name);
 end;
 $$;

@@ -1,5 +1,5 @@
--- 84_history: the daily partitions of history: which days need one, how they are made, emptied and
--- dropped. Also how expired jobs and other expired rows are pruned. 85_maintain calls these
+-- history/partitions: the daily partitions of history: which days need one, how they are made, emptied and
+-- dropped. Also how expired jobs and other expired rows are pruned. history/maintain calls these
 -- functions in the right order.
 --
 -- A row is in the partition of the day (in UTC) on which it expires, or in the default partition

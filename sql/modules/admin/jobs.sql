@@ -1,5 +1,6 @@
--- 80_admin: what people do to jobs: get_job, cancel_job, delete_job, and Graphile Worker's
--- complete_jobs and permanently_fail_jobs. To run jobs again or at another time: 81_retry.
+-- admin/jobs: what people do to jobs: get_job, cancel_job, delete_job, and Graphile Worker's
+-- complete_jobs, permanently_fail_jobs and remove_job. To run jobs again or at another time:
+-- admin/retry.
 
 create or replace function get_job(id bigint) returns job
     language plpgsql stable security definer set search_path from current
@@ -166,3 +167,33 @@ $$;
 comment on function permanently_fail_jobs(bigint[], text) is
     'Discards jobs that are not running: attempts := max_attempts, last_error := error_message '
     '(Graphile Worker). A job keeps its key. Running and unknown jobs are left out.';
+
+create or replace function remove_job(job_key text) returns job
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_row live_jobs;
+begin
+    loop
+        select j.* into v_row from live_jobs j where j.job_key = remove_job.job_key for update;
+        -- The row that this statement waited for may have lost its key to a new job. Only a new
+        -- query can tell.
+        exit when found or not exists (select from live_jobs j where j.job_key = remove_job.job_key);
+    end loop;
+    if v_row.id is null then
+        return null;
+    elsif v_row.state = 'running' then
+        update live_jobs j
+        set job_key = null, attempts = j.max_attempts, superseded = 'removed', updated_at = clock()
+        where j.id = v_row.id
+        returning j.* into v_row;
+    else
+        perform _delete_live_job(v_row);
+    end if;
+    return _job_of(v_row);
+end;
+$$;
+comment on function remove_job(text) is
+    'Removes the job with this key (Graphile Worker). A job that is not running is deleted and '
+    'returned. A running job loses its key and will not run again, however its current run ends. '
+    'The result is a row of nulls if no job has the key.';

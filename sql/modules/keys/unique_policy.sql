@@ -1,4 +1,4 @@
--- 15_unique_policy: what a unique_policy means: which jobs it treats as equal, in which states, and
+-- keys/unique_policy: what a unique_policy means: which jobs it treats as equal, in which states, and
 -- for how long. There are two kinds of policies, told apart by their members:
 --
 --   Open Job Spec  keys, args_keys, meta_keys, states, on_conflict,

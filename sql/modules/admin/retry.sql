@@ -1,4 +1,4 @@
--- 81_retry: runs jobs again, or at another time: retry_job, retry_jobs, reschedule_jobs.
+-- admin/retry: runs jobs again, or at another time: retry_job, retry_jobs, reschedule_jobs.
 --
 -- A job that runs again needs its unique key and its job_key, which another job may hold by now,
 -- and resumes a sequence that it had halted. Unique keys are locked first, then halts and jobs in

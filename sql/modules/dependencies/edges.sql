@@ -1,4 +1,4 @@
--- 34_edges: how a child learns that its parents have ended.
+-- dependencies/edges: how a child learns that its parents have ended.
 --
 -- An end of a parent writes nothing into its edges: that it has ended shows by its place, in history and
 -- not in live_jobs. So a child need not hear of each end. It watches one of its open edges (`watches`). The
@@ -17,13 +17,14 @@
 -- What an end shows must outlast its job: _settle_edges writes it into the edges before a job comes back
 -- from history or is deleted, and when a job ends cancelled or discarded, which is rare.
 --
--- The lanes of these requests have a job_id and need no lock (31_lanes): the child's row is locked instead.
+-- The lanes of these requests have a job_id and need no lock (queues/lanes): the child's row is locked
+-- instead.
 -- The transaction that has written what a request is about does not answer it itself (`not_by`): an end
 -- that does not see the writing yet would be missed.
 --   child        look whether an edge is open
 --   unmet        a parent may have ended in another way: cancel the child if it says so
 --   parent       the parent has ended in a session that could not tell
---   signal       a signal was sent, or the job has begun to wait for one (36_steps)
+--   signal       a signal was sent, or the job has begun to wait for one (coordination/steps)
 create or replace function _job_lanes() returns text[]
     language sql immutable
     return array['child', 'parent', 'signal', 'unmet'];

@@ -1,4 +1,4 @@
--- 03_fleet: many workers share their looks at the queue, so that the looks cost the same however many
+-- workers/fleet: many workers share their looks at the queue, so that the looks cost the same however many
 -- workers there are.
 --
 -- A notification wakes each worker that listens. One of them gets the job; the others looked for nothing.

@@ -1,5 +1,5 @@
--- 85_maintain: prune removes all that has expired; maintain does every periodic duty in one call;
--- configure changes the settings. The single steps of pruning are in 84_history.
+-- history/maintain: prune removes all that has expired; maintain does every periodic duty in one call;
+-- configure changes the settings. The single steps of pruning are in history/partitions.
 
 -- Prunes what has expired, at most max_rows of each kind. `pruned`: how many jobs this call
 -- deleted. `days`: the partitions that are ready to be dropped; `rests`: how many rows each of them

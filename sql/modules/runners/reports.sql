@@ -1,4 +1,4 @@
--- 74_reports: read_reports: reports as JSON texts become the arguments of work. What a runner in any
+-- runners/reports: read_reports: reports as JSON texts become the arguments of work. What a runner in any
 -- language would otherwise have to do for itself is here: make texts storable, and let a report that cannot
 -- count end its run all the same.
 

@@ -1,5 +1,5 @@
--- 35_children: the promotion of jobs that wait for others, and of those that wait for a signal: what the
--- requests of 34_edges ask for.
+-- dependencies/children: the promotion of jobs that wait for others, and of those that wait for a signal:
+-- what the requests of dependencies/edges ask for.
 
 -- Handles the oldest requests that name a job; returns how many jobs became available to claims.
 create or replace function _promote_waiting(walked bigint) returns integer

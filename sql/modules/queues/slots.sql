@@ -1,7 +1,7 @@
--- 32_slots: which jobs of a limited queue may run: what a claim and an end do there.
+-- queues/slots: which jobs of a limited queue may run: what a claim and an end do there.
 -- docs/inside/queues.md explains slots, kinds and candidates.
 --
--- A lane (31_lanes) is tried, never waited for. A claim that does not get it leaves the job where
+-- A lane (queues/lanes) is tried, never waited for. A claim that does not get it leaves the job where
 -- it is; claims and ends that do not get it leave a request (promotion_requests). So a session that
 -- parks a job has seen every running job, and a session that ends a job has seen every parked job.
 
@@ -9,7 +9,7 @@
 -- jobs of queues without a limit, and of each limited queue as many as it has free slots. queue_names: for
 -- each job the queue that it asks, or null. Sets `closed`: the queues from which this claim takes no more
 -- jobs; `full_queues`: the full queues that have more candidates, which the claim has to park; `in_turn` if
--- some of the queues are limited; and what paced queues need (32_rates).
+-- some of the queues are limited; and what paced queues need (limits/rates).
 create or replace function _admit(inout claim _claim, queue_names text[])
     language plpgsql set search_path from current
 as $$

@@ -1,8 +1,9 @@
--- 18_dependencies: what depends_on means, and how an add writes it down.
+-- dependencies/depends_on: what depends_on means, and how an add writes it down.
 --
 -- A job with dependencies is added `pending`, parked as 'unmet', with an edge for each job that it
--- waits for (its parents), a watch, and a request to look at parents that were there before (34_edges). An
--- add locks no parent: so it never waits for the end of one, and never holds one up.
+-- waits for (its parents), a watch, and a request to look at parents that were there before
+-- (dependencies/edges). An add locks no parent: so it never waits for the end of one, and never holds
+-- one up.
 
 -- Why a depends_on is invalid; null if it is valid.
 create or replace function _depends_on_refusal(depends_on jsonb) returns text
@@ -146,10 +147,10 @@ begin
 end;
 $$;
 
--- Writes edges, what their children watch (34_edges), and requests for those children whose parents may have
--- ended already. `added`: the jobs that this call has added or changed. They end after its commit, and then
--- see what watches them; unless a later job of the call has replaced them: then they count as cancelled, also
--- without history. Returns an edge whose parent is no job, or null.
+-- Writes edges, what their children watch (dependencies/edges), and requests for those children whose
+-- parents may have ended already. `added`: the jobs that this call has added or changed. They end after
+-- its commit, and then see what watches them; unless a later job of the call has replaced them: then they
+-- count as cancelled, also without history. Returns an edge whose parent is no job, or null.
 create or replace function _write_edges(new_edges edges[], added bigint[]) returns edges
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_nestloop = off set jit = off -- calls may be large
@@ -210,7 +211,7 @@ end;
 $$;
 
 -- Which parent a new child watches. Parents tend to end in the order of their ids. So of few it is the last.
--- Of many it is the first: then the child chooses another one soon (35_children).
+-- Of many it is the first: then the child chooses another one soon (dependencies/children).
 create or replace function _first_watch(first_id bigint, last_id bigint) returns bigint
     language sql immutable
     return case when last_id - first_id > 1000 then first_id else last_id end;

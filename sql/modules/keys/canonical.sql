@@ -1,4 +1,4 @@
--- 12_canonical: one text for each JSON value, so that equal values give equal keys: RFC 8785 (JCS),
+-- keys/canonical: one text for each JSON value, so that equal values give equal keys: RFC 8785 (JCS),
 -- after Unicode normalization (NFC) of every string and key, as the Open Job Spec demands. Unique
 -- keys and computed sequence keys are made of it.
 

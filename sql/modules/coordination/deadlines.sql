@@ -1,4 +1,4 @@
--- 23_deadlines: limits of a job's waiting: expires_at, and max_wait of a job that adds put off.
+-- coordination/deadlines: limits of a job's waiting: expires_at, and max_wait of a job that adds put off.
 --
 -- The column start_by has expires_at until the job's first claim, which clears it. A claim passes over a
 -- job whose start_by is over; _expire_jobs cancels it, called by promotions and by one beat a second.

@@ -1,4 +1,4 @@
--- 33_fill: makes waiting jobs of limited queues candidates, or gives them slots (32_slots). The
+-- queues/fill: makes waiting jobs of limited queues candidates, or gives them slots (queues/slots). The
 -- session holds the lanes of the queues.
 --
 -- Most queues have jobs of one kind: _fill_queues gives the first ones the free slots in one

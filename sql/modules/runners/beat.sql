@@ -1,4 +1,4 @@
--- 76_beat: what a worker's runner calls every one or two seconds: its heartbeat, and the duties that
+-- runners/beat: what a worker's runner calls every one or two seconds: its heartbeat, and the duties that
 -- any worker may do for all: the sweep of dead workers and the schedules that are due.
 
 create or replace function beat(

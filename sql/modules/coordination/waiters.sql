@@ -1,4 +1,4 @@
--- 52_waiters: how a caller waits for the end of a job (wait_for_job in Python).
+-- coordination/waiters: how a caller waits for the end of a job (wait_for_job in Python).
 --
 -- It LISTENs on the channel named like the schema with '_ended' behind it, says so by await_job, looks at
 -- the job, and looks again when it is notified with the job's id, or after a second. While a caller waits,

@@ -1,4 +1,4 @@
--- 21_add_keyed: adds jobs with a job key, a unique key, a sequence or flags; remove_job.
+-- keys/add_keyed: adds jobs with a job key, a unique key, a sequence or flags.
 
 -- Adds one job with a job key, a unique key, a sequence or flags. It takes the policies that the
 -- request does not name from the task. Its settings pin the plans of the functions that it calls.
@@ -260,33 +260,3 @@ begin
     end if;
 end;
 $$;
-
-create or replace function remove_job(job_key text) returns job
-    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
-as $$
-declare
-    v_row live_jobs;
-begin
-    loop
-        select j.* into v_row from live_jobs j where j.job_key = remove_job.job_key for update;
-        -- The row that this statement waited for may have lost its key to a new job. Only a new
-        -- query can tell.
-        exit when found or not exists (select from live_jobs j where j.job_key = remove_job.job_key);
-    end loop;
-    if v_row.id is null then
-        return null;
-    elsif v_row.state = 'running' then
-        update live_jobs j
-        set job_key = null, attempts = j.max_attempts, superseded = 'removed', updated_at = clock()
-        where j.id = v_row.id
-        returning j.* into v_row;
-    else
-        perform _delete_live_job(v_row);
-    end if;
-    return _job_of(v_row);
-end;
-$$;
-comment on function remove_job(text) is
-    'Removes the job with this key (Graphile Worker). A job that is not running is deleted and '
-    'returned. A running job loses its key and will not run again, however its current run ends. '
-    'The result is a row of nulls if no job has the key.';

@@ -1,4 +1,4 @@
--- 72_sweep: how workers find that another worker has died, and what becomes of its jobs. A worker
+-- workers/sweep: how workers find that another worker has died, and what becomes of its jobs. A worker
 -- has died when its lease has run out, or when its control connection has ended.
 
 create or replace function _worker_lock_class() returns integer

@@ -1,5 +1,5 @@
--- 70_workers: who may claim. A worker is one row with a lease: it registers, extends the lease with
--- heartbeats, and unregisters. 72_sweep finds the workers that died.
+-- workers/workers: who may claim. A worker is one row with a lease: it registers, extends the lease with
+-- heartbeats, and unregisters. workers/sweep finds the workers that died.
 --
 -- Statements that look up jobs by an array of ids get generic plans (force_generic_plan). A custom
 -- plan knows the array's value, and PostgreSQL takes `id = any ('{}')` as proof of any condition.

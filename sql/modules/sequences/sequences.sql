@@ -1,5 +1,5 @@
--- 17_sequence: which sequence a job belongs to by its sequence_policy (River Pro), and what halts a
--- sequence. 30_promote decides which job is next.
+-- sequences/sequences: which sequence a job belongs to by its sequence_policy (River Pro), what halts
+-- a sequence, and what resumes it. 30_promote decides which job is next.
 --
 -- At most one job of each sequence is past `pending`: its head. A unique index guarantees that. The
 -- others wait in the order of their ids.
@@ -135,3 +135,30 @@ begin
                      and j.id > _blocks_sequence.job_id);
 end;
 $$;
+
+create or replace function resume_sequence(sequence_key text) returns boolean
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+as $$
+declare
+    v_first bigint := (
+        select min(j.id) from live_jobs j
+        where j.sequence_key = resume_sequence.sequence_key and j.parked <> 'queue'
+          and j.parked in ('sequence', 'next'));
+begin
+    delete from sequence_halts h
+    where (h.sequence_key, h.job_id) in (
+        select o.sequence_key, o.job_id from sequence_halts o
+        where o.sequence_key = resume_sequence.sequence_key
+          and (v_first is null or o.job_id < v_first) order by o.job_id for update);
+    if not found then
+        return false;
+    end if;
+    insert into promotion_requests (lane) values ('sequence:' || sequence_key);
+    perform _notify_workers();
+    return true;
+end;
+$$;
+comment on function resume_sequence(text) is
+    'Lets a halted sequence continue with its next waiting job; the job that halted it stays as '
+    'it ended. sequence_key: as the view sequences shows it. Returns false if the sequence was '
+    'not halted. To run the job again that halted it, call retry_job.';

@@ -1,4 +1,4 @@
--- 31_lanes: what asks for a promotion, and who may answer: docs/inside/queues.md.
+-- queues/lanes: what asks for a promotion, and who may answer: docs/inside/queues.md.
 --
 -- A promoter locks the lane, deletes the lane's requests that it can see, and only then reads the
 -- lane's jobs, with a fresh snapshot. So a promotion that begins after the commit of a change sees

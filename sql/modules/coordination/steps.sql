@@ -1,4 +1,4 @@
--- 36_steps: steps that a job need not do again, and waits for signals.
+-- coordination/steps: steps that a job need not do again, and waits for signals.
 --
 -- A handler begins again after a crash, a failure or a snooze. What it has saved as a step it need not
 -- do again: save_step stores the result for later runs, which read it by get_steps. Only the run that
@@ -8,7 +8,8 @@
 -- 'signal', and belongs to no worker. A later run asks again, and gets the answer.
 --
 -- A send does not lock the job, and a wait does not lock the signal. Each leaves a request (lane 'signal'
--- in 34_edges), and a promotion after its commit looks at both. So the one that commits last is seen.
+-- in dependencies/edges), and a promotion after its commit looks at both. So the one that commits last
+-- is seen.
 
 -- The running job, locked, if this run holds it. Errors: PW002.
 create or replace function _hold_run(caller text, job_id bigint, run bigint) returns live_jobs

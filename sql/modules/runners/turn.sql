@@ -1,4 +1,4 @@
--- 75_turn: one call a turn, for a runner in any language: open_worker, work and close_worker. See
+-- runners/turn: one call a turn, for a runner in any language: open_worker, work and close_worker. See
 -- docs/protocol.md. A turn settles the worker's reports, then promotes, then claims.
 
 create or replace function open_worker(info jsonb default '{}', protocol integer default 1) returns jsonb

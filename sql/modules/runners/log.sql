@@ -1,4 +1,4 @@
--- 46_log: the log of a job: turns, log_job and log_jobs write what its handler says, job_log shows it.
+-- runners/log: the log of a job: turns, log_job and log_jobs write what its handler says, job_log shows it.
 --
 -- A line belongs to a run. The last run of a job may log, also what it had not written when it ended; an
 -- older run may not. No job is locked: a line delays no report, and no report a line.
