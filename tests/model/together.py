@@ -42,6 +42,7 @@ with_a_job = precondition(lambda self: self.model.jobs)
 
 class Together(Calls, RuleBasedStateMachine):
     claim: Callable[[int, int], None]
+    time_passes: Callable[[int, int | None], None]
 
     @rule(many=st.lists(specs, max_size=3), callback=specs, on=conditions)
     def add_batch(self, many: list[dict[str, Any]], callback: dict[str, Any], on: str) -> None:
@@ -132,7 +133,7 @@ class Together(Calls, RuleBasedStateMachine):
     def step_or_signal(self, what: str, number: int, timeout: timedelta | None, value: Any) -> None:
         name = "x" if self.theme == "signal" or number % 3 else "y"
         if what == "signal":
-            waiting = [job.id for job in self.model.live("pending") if job.held == "signal"]
+            waiting = [job.id for job in self.model.waiting_for_signals()]
             job = waiting[number % len(waiting)] if waiting and number % 3 else self.any_job(number)
             self.same(
                 lambda m: m.send(job, name, value),
@@ -148,7 +149,34 @@ class Together(Calls, RuleBasedStateMachine):
                 lambda: self.api.save_step(*run, name, Jsonb(value)) or None,
             )
         else:
-            self.same(lambda m: m.wait_for(*run, name, timeout), lambda: self.answer(*run, name, timeout))
+            self.wait_for(*run, name, timeout)
+
+    @precondition(lambda self: self.model.waiting_for_signals())
+    @rule(
+        number=numbers,
+        before=st.sampled_from([0, 1, 1]),
+        after=st.sampled_from([0, 1, 1]),
+        timeout=st.sampled_from([None, HALF, HALF, timedelta(0)]),
+    )
+    def ask_again(self, number: int, before: int, after: int, timeout: timedelta | None) -> None:
+        """A person lets a job run that waits, and it asks again. Its timeout counts from the first call."""
+        jobs = self.model.waiting_for_signals()
+        job = jobs[number % len(jobs)]
+        job_id, name = job.id, job.awaits or ""
+        self.same(lambda m: m.retry(job_id), lambda: self.api.retry_job(job_id).state)
+        self.time_passes(before, None)
+        self.claim(number, 9)
+        again = self.model.get(job_id)
+        if again and again.state == "running":
+            self.wait_for(again.id, again.run, name, timeout)
+            self.time_passes(after, None)
+            self.settle()
+
+    def wait_for(self, job_id: int, run: int, name: str, timeout: timedelta | None) -> None:
+        self.same(
+            lambda m: m.wait_for(job_id, run, name, timeout),
+            lambda: self.answer(job_id, run, name, timeout),
+        )
 
     def answer(self, *wait: Any) -> Any:
         """In a list, to tell JSON null from none."""
