@@ -13,11 +13,14 @@ import pytest
 
 from tests.model.limits import Limits
 from tests.model.machine import Machine, Workflows, run
+from tests.model.signals import FATES, Signals
 
 EXAMPLES = int(os.environ.get("PYWORKER_EXAMPLES", "0"))
 STEPS = int(os.environ.get("PYWORKER_STEPS", "60"))
 
-KINDS = pytest.mark.parametrize(("kind", "examples"), [(Machine, 40), (Workflows, 50), (Limits, 30)])
+KINDS = pytest.mark.parametrize(
+    ("kind", "examples"), [(Machine, 40), (Workflows, 50), (Signals, 50), (Limits, 30)]
+)
 
 
 @KINDS
@@ -25,6 +28,8 @@ def test_the_queue_behaves_like_its_model(
     api: Any, clock: Any, clean: Any, invariants: Any, kind: type[Machine], examples: int
 ) -> None:
     run(kind, api, clock, clean, invariants, EXAMPLES or examples, STEPS, derandomize=not EXAMPLES)
+    if kind is Signals:
+        assert Signals.fates.keys() >= FATES, "what a wait may come to has not all been met"
 
 
 def test_the_model_accepts_no_claim_that_breaks_a_promise_of_turns(

@@ -42,7 +42,6 @@ with_a_job = precondition(lambda self: self.model.jobs)
 
 class Together(Calls, RuleBasedStateMachine):
     claim: Callable[[int, int], None]
-    time_passes: Callable[[int, int | None], None]
 
     @rule(many=st.lists(specs, max_size=3), callback=specs, on=conditions)
     def add_batch(self, many: list[dict[str, Any]], callback: dict[str, Any], on: str) -> None:
@@ -135,10 +134,7 @@ class Together(Calls, RuleBasedStateMachine):
         if what == "signal":
             waiting = [job.id for job in self.model.waiting_for_signals()]
             job = waiting[number % len(waiting)] if waiting and number % 3 else self.any_job(number)
-            self.same(
-                lambda m: m.send(job, name, value),
-                lambda: self.api.send_signal(job, name, Jsonb(value)) or None,
-            )
+            self.send(job, name, value)
             return
         if not self.model.live("running"):
             self.claim(number, 9)
@@ -151,26 +147,11 @@ class Together(Calls, RuleBasedStateMachine):
         else:
             self.wait_for(*run, name, timeout)
 
-    @precondition(lambda self: self.model.waiting_for_signals())
-    @rule(
-        number=numbers,
-        before=st.sampled_from([0, 1, 1]),
-        after=st.sampled_from([0, 1, 1]),
-        timeout=st.sampled_from([None, HALF, HALF, timedelta(0)]),
-    )
-    def ask_again(self, number: int, before: int, after: int, timeout: timedelta | None) -> None:
-        """A person lets a job run that waits, and it asks again. Its timeout counts from the first call."""
-        jobs = self.model.waiting_for_signals()
-        job = jobs[number % len(jobs)]
-        job_id, name = job.id, job.awaits or ""
-        self.same(lambda m: m.retry(job_id), lambda: self.api.retry_job(job_id).state)
-        self.time_passes(before, None)
-        self.claim(number, 9)
-        again = self.model.get(job_id)
-        if again and again.state == "running":
-            self.wait_for(again.id, again.run, name, timeout)
-            self.time_passes(after, None)
-            self.settle()
+    def send(self, job_id: int, name: str, value: Any) -> None:
+        self.same(
+            lambda m: m.send(job_id, name, value),
+            lambda: self.api.send_signal(job_id, name, Jsonb(value)) or None,
+        )
 
     def wait_for(self, job_id: int, run: int, name: str, timeout: timedelta | None) -> None:
         self.same(
