@@ -13,11 +13,13 @@ from tests.model.machine import Machine, Workflows
 from tests.model.state import HALF, HOUR, Job
 from tests.model.strategies import numbers, specs
 
+OTHER = {"x": "y", "y": "x"}
 with_a_wait = precondition(lambda self: self.model.waiting_for_signals())
 timeouts = st.sampled_from([None, HALF, HALF, 2.5 * HOUR, timedelta(0)])
-Ask = tuple[int, timedelta | None, int]  # hours, a later call's timeout, hours
+Ask = tuple[int, bool, timedelta | None, int]  # hours, by the same name, a timeout, hours
 asks = st.tuples(
     st.sampled_from([0, 1, 1]),
+    st.sampled_from([True, True, False]),
     st.sampled_from([None, HALF, HALF, timedelta(0), timedelta(0)]),
     st.sampled_from([0, 1, 1]),
 )
@@ -64,7 +66,8 @@ class Signals(Workflows):
     def answer_a_wait(self, number: int, value: Any) -> None:
         jobs = self.model.waiting_for_signals()
         job = jobs[number % len(jobs)]
-        self.send(job.id, job.awaits or "", value)
+        name = OTHER[job.awaits] if job.awaits and number % 4 == 0 else job.awaits or ""
+        self.send(job.id, name, value)
         self.settle()
 
     @with_a_wait
@@ -75,8 +78,9 @@ class Signals(Workflows):
 
     def ask(self, job: Job, then: Ask) -> None:
         """A person lets a job run that waits, and it asks again. Its timeout counts from the first call."""
-        before, timeout, after = then
-        job_id, name, until = job.id, job.awaits or "", job.waits[job.awaits or ""]
+        before, same, timeout, after = then
+        name = OTHER[job.awaits] if job.awaits and not same else job.awaits or ""
+        job_id, until = job.id, job.waits.get(name)
         self.same(lambda m: m.retry(job_id), lambda: self.api.retry_job(job_id).state)
         self.time_passes(before, None)
         self.claim(1, 9)
@@ -88,9 +92,9 @@ class Signals(Workflows):
         self.time_passes(after, None)
         self.settle()
         now = self.model.now
-        if until and until <= now and (later is None or later > now):
+        if until and until <= now and same and (later is None or later > now):
             self.fates["timed out before a later call's timeout"] += 1
-        if later and later <= now and (until is None or until > now):
+        if later and later <= now and same and (until is None or until > now):
             self.fates["waited on after a later call's timeout"] += 1
 
     @with_a_wait
