@@ -19,7 +19,7 @@ timeouts = st.sampled_from([None, HALF, HALF, 2.5 * HOUR, timedelta(0)])
 Ask = tuple[int, bool, timedelta | None, int]  # hours, by the same name, a timeout, hours
 asks = st.tuples(
     st.sampled_from([0, 1, 1]),
-    st.sampled_from([True, True, False]),
+    st.booleans(),
     st.sampled_from([None, HALF, HALF, timedelta(0), timedelta(0)]),
     st.sampled_from([0, 1, 1]),
 )
@@ -66,8 +66,8 @@ class Signals(Workflows):
     def answer_a_wait(self, number: int, value: Any) -> None:
         jobs = self.model.waiting_for_signals()
         job = jobs[number % len(jobs)]
-        name = OTHER[job.awaits] if job.awaits and number % 4 == 0 else job.awaits or ""
-        self.send(job.id, name, value)
+        names = [name for name in job.waits if name not in job.steps]  # of the last wait, and earlier ones
+        self.send(job.id, names[number % len(names)], value)
         self.settle()
 
     @with_a_wait
