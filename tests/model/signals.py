@@ -33,7 +33,7 @@ FATES = {
 class Signals(Workflows):
     """Each job that runs waits soon, and is sent its signal, or something else happens to it."""
 
-    add_many = add_batch = extend_batch = end_what_others_wait_for = None  # type: ignore[assignment]
+    add_many = add_batch = extend_batch = let_a_job_go_on = end_what_others_wait_for = None  # type: ignore[assignment]
     add_schedule = change_a_schedule = schedules_tick = run_schedule = None  # type: ignore[assignment]
     fates: ClassVar[Counter[str]] = Counter()
 
