@@ -118,8 +118,10 @@ class Signals(Workflows):
         if verb == "answer":
             self.send(job_id, name, 1)
             self.settle()
-        elif verb in ("cancel", "delete"):
-            (self.cancel_it if verb == "cancel" else self.delete_it)(job_id)
+        elif verb == "cancel":
+            self.same(lambda m: m.cancel(job_id, False), lambda: self.api.cancel_job(job_id, False).state)
+        elif verb == "delete":
+            self.same(lambda m: m.delete(job_id), lambda: self.api.delete_job(job_id) and None)
         elif verb == "complete":
             self.same(
                 lambda m: m.complete([job_id]), lambda: [j.id for j in self.api.complete_jobs([job_id])]
@@ -129,12 +131,6 @@ class Signals(Workflows):
                 lambda m: m.fail_for_good([job_id], "e"),
                 lambda: [j.id for j in self.api.permanently_fail_jobs([job_id], "e")],
             )
-
-    def cancel_it(self, job_id: int) -> None:
-        self.same(lambda m: m.cancel(job_id, False), lambda: self.api.cancel_job(job_id, False).state)
-
-    def delete_it(self, job_id: int) -> None:
-        self.same(lambda m: m.delete(job_id), lambda: self.api.delete_job(job_id) and None)
 
     @rule(by=st.sampled_from([1, 1, 2, 4]), silent=st.sampled_from([None, None, 0]))
     def time_passes(self, by: int, silent: int | None) -> None:
