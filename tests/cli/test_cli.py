@@ -224,6 +224,25 @@ def test_signal_sends_a_signal_and_jobs_shows_the_steps(call: Any, db: Any, zoo:
     assert [step["name"] for step in call("jobs", "4", "--json")["steps"]] == ["go", "[red]"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["999", "go"], 1, "send_signal: there is no job 999"),
+        (["2", "go"], 1, "send_signal: job 2 is cancelled"),
+        (["4", ""], 1, "send_signal: name must be 1 to 512 characters long, got ''"),
+        (["4", "go", "{"], 2, "PAYLOAD is not JSON"),
+        (["4", "go", '"\\u0000"'], 1, "send_signal: payload must not contain NUL"),
+    ],
+)
+def test_a_signal_that_reaches_no_job_is_refused(
+    cli: Any, db: Any, dsn: str, zoo: dict[str, int], arguments: list[str], code: int, words: str
+) -> None:
+    done = cli("signal", *arguments, DATABASE_URL=dsn)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert db.execute("select count(*) from pyworker.signals").fetchone() == (0,)
+
+
 def test_jobs_shows_what_the_attempts_of_a_job_have_logged(call: Any, db: Any, zoo: dict[str, int]) -> None:
     db.execute(
         "with mine as materialized (select * from pyworker.claim_jobs(pyworker.register_worker(), 9)) "

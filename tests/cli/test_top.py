@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -305,7 +306,11 @@ def test_workers_are_shown_with_what_they_run(top: Any, db: Any) -> None:
         "select pyworker.register_worker(%s)",
         [json.dumps({"host": "web-1", "pid": 42, "concurrency": 12, "memory": 99 << 20, "version": "0.1.0"})],
     ).fetchone()[0]
-    db.execute("select * from pyworker.claim_jobs(%s, 1, array['report'])", [worker])
+    db.execute(
+        "select pyworker.set_progress(id, run, 0.4, 'page 4 of 10') "
+        "from pyworker.claim_jobs(%s, 1, array['report'])",
+        [worker],
+    )
 
     async def steps(screen: Screen) -> None:
         await screen.on("workers")
@@ -313,6 +318,7 @@ def test_workers_are_shown_with_what_they_run(top: Any, db: Any) -> None:
         assert shown == [[str(worker), "web-1", "42", "1 of 12", "99 MB", "0.1.0", "report 6"]]
         await screen.press("enter")
         await screen.until(lambda: isinstance(screen.app.screen, JobPage) and "report" in screen.text("#job"))
+        assert re.search(r"progress +0\.4.*\n *progress_message +page 4 of 10", screen.text("#job"))
 
     top(steps)
 
@@ -354,7 +360,11 @@ def test_the_picture_in_the_documents(top: Any, db: Any) -> None:
     worker = db.execute(
         "select pyworker.register_worker(%s)", [json.dumps({"host": "web-1", "pid": 42})]
     ).fetchone()[0]
-    db.execute("select * from pyworker.claim_jobs(%s, 1, array['report'])", [worker])
+    db.execute(
+        "select pyworker.set_progress(id, run, 0.4, 'page 4 of 10') "
+        "from pyworker.claim_jobs(%s, 1, array['report'])",
+        [worker],
+    )
 
     async def steps(screen: Screen) -> None:
         await screen.press("down")

@@ -116,6 +116,9 @@ class Coordination(State):
 
     # Steps and signals
 
+    def waiting_for_signals(self) -> list[Job]:
+        return [job for job in self.live("pending") if job.held == "signal"]
+
     def hold(self, job_id: int, run: int) -> Job:
         if job := self.running(job_id, run):
             return job
@@ -136,7 +139,8 @@ class Coordination(State):
             raise Refused("PW005")
         if name in job.steps and name not in job.waits:
             raise Refused("PW003")
-        job.awaits, _ = name, job.waits.setdefault(name, timeout if timeout is None else self.now + timeout)
+        job.awaits = name
+        job.waits.setdefault(name, timeout if timeout is None else self.now + timeout)  # of the first call
         if name not in job.steps and job.answered(self.now):
             job.steps[name] = (job.signals.get(name), run)
         if name in job.steps:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
 from tests.support.api import ids
 from tests.support.dependencies import ENDS, state
+from tests.support.sessions import LEVELS
+
+EXTEND = "select * from pyworker.extend_batch(%s, %s)"
 
 
 def batch(api: Any, members: list[Any], *on: str, callback: Any = None) -> list[Any]:
@@ -46,9 +48,7 @@ def test_a_running_job_extends_its_batch(api: Any, actor: Any, worker: int) -> N
     assert ids(api.claim_jobs(worker, 10)) == [member.id]
     a = actor()
     a.begin()
-    (more,) = a.rows(
-        "select * from pyworker.extend_batch(%s, %s)", [callback.id, Jsonb([{"identifier": "t"}])]
-    )
+    (more,) = a.rows(EXTEND, [callback.id, Jsonb([{"identifier": "t"}])])
     api.finish(member.id)
     assert state(api, callback.id) == "pending"
     a.commit()
@@ -66,7 +66,7 @@ def test_an_extension_that_is_rolled_back_holds_the_callback_no_longer(
     assert ids(api.claim_jobs(worker, 10)) == [member.id]
     a = actor()
     a.begin()
-    a.rows("select * from pyworker.extend_batch(%s, %s)", [callback.id, Jsonb([{"identifier": "t"}])])
+    a.rows(EXTEND, [callback.id, Jsonb([{"identifier": "t"}])])
     api.finish(member.id)
     assert api.claim_jobs(worker, 10) == []
     getattr(a, outcome)()
@@ -74,40 +74,127 @@ def test_an_extension_that_is_rolled_back_holds_the_callback_no_longer(
 
 
 @pytest.mark.parametrize(
-    ("args", "sqlstate"),
+    ("args", "message"),
     [
-        (["{}", '{"identifier": "c"}', "end"], "PW001"),
-        (["[]", "[]", "end"], "PW001"),
-        (["[]", '{"identifier": "c"}', "always"], "PW001"),
-        (["[]", '{"identifier": "c", "depends_on": [1]}', "end"], "PW001"),
-        (["[7]", '{"identifier": "c"}', "end"], "PW001"),
-        (['[{"identifier": "t", "depends_on": ["c"]}]', '{"identifier": "c", "ref": "c"}', "end"], "PW001"),
+        (["{}", '{"identifier": "c"}', "end"], "jobs must be a JSON array of objects, got object"),
+        ([None, '{"identifier": "c"}', "end"], "jobs must be a JSON array of objects, got NULL"),
+        (["[]", "[]", "end"], "callback must be a JSON object, got array"),
+        (["[]", None, "end"], "callback must be a JSON object, got NULL"),
+        (["[]", '{"identifier": "c"}', "always"], "\"on\" must be success, end or failure, got 'always'"),
+        (["[]", '{"identifier": "c"}', None], '"on" must be success, end or failure, got NULL'),
+        (
+            ["[]", '{"identifier": "c", "depends_on": [1]}', "end"],
+            "callback must not have depends_on: it depends on all jobs of the batch",
+        ),
+        (["[7]", '{"identifier": "c"}', "end"], "add_jobs: specs.1. must be an object, got number"),
+        (
+            ['[{"identifier": "t", "depends_on": ["c"]}]', '{"identifier": "c", "ref": "c"}', "end"],
+            "depends_on: jobs wait for each other in a circle",
+        ),
     ],
 )
-def test_a_batch_that_means_nothing_is_refused(api: Any, args: list[str], sqlstate: str) -> None:
-    with pytest.raises(psycopg.Error) as error:
+def test_a_batch_that_means_nothing_is_refused(api: Any, args: list[Any], message: str) -> None:
+    with api.refusal("PW001", message):
         api.rows("select * from pyworker.add_batch(%s, %s, %s)", args)
-    assert error.value.sqlstate == sqlstate
     assert api.value("select count(*) from pyworker.jobs") == 0
 
 
-def test_a_batch_that_has_called_back_cannot_be_extended(api: Any, worker: int) -> None:
-    extend = 'select * from pyworker.extend_batch(%s, \'[{"identifier": "t"}]\')'
-    (callback,) = batch(api, [])
-    for job, sqlstate in ((callback.id, "PW005"), (1000, "PW004"), (None, "PW004")):
-        with pytest.raises(psycopg.Error) as error:
-            api.rows(extend, [job])
-        assert error.value.sqlstate == sqlstate
-    _, callback = batch(api, [{"identifier": "t"}])
-    with pytest.raises(psycopg.Error) as error:
-        api.rows(
-            "select * from pyworker.extend_batch(%s, %s)",
-            [callback.id, Jsonb([{"identifier": "t", "depends_on": [callback.id]}])],
-        )
-    assert error.value.sqlstate == "PW001"
+def called_back(api: Any, worker: int, how: str) -> Any:
+    """The callback of a batch without jobs."""
+    (callback,) = batch(api, [], callback={"identifier": "callback", "max_attempts": 1})
+    if how != "available":
+        api.claim_jobs(worker, 1)
+    match how:
+        case "completed":
+            api.finish(callback.id)
+        case "cancelled" | "discarded":
+            ENDS[how](api, callback.id)
+    assert api.get_job(callback.id).state == how
+    return callback
 
 
-EXTEND = "select * from pyworker.extend_batch(%s, %s)"
+@pytest.mark.parametrize("how", ["available", "running", "completed", "cancelled", "discarded"])
+def test_a_batch_that_has_called_back_cannot_be_extended(api: Any, worker: int, how: str) -> None:
+    callback = called_back(api, worker, how)
+    message = f"extend_batch: job {callback.id} waits for no other job any more: it is {how}"
+    with api.refusal("PW005", message) as caught:
+        api.rows(EXTEND, [callback.id, Jsonb([{"identifier": "t"}])])
+    assert caught.value.diag.message_hint == (
+        "Extend a batch before its last job ends, or from one of its jobs."
+    )
+    assert api.rows("select from pyworker.jobs where task_identifier = 't'") == []
+
+
+@pytest.mark.parametrize("unknown", [1000, None])
+def test_a_callback_that_is_no_job_cannot_be_extended(api: Any, unknown: int | None) -> None:
+    with api.refusal("PW004", f"extend_batch: there is no job {unknown or 'NULL'}"):
+        api.rows(EXTEND, [unknown, Jsonb([{"identifier": "t"}])])
+    assert api.rows("select from pyworker.jobs") == []
+
+
+@pytest.mark.parametrize(
+    ("jobs", "sqlstate", "message"),
+    [
+        ('{"identifier": "t"}', "PW001", "extend_batch: jobs must be a JSON array of objects, got object"),
+        (None, "PW001", "extend_batch: jobs must be a JSON array of objects, got NULL"),
+        ('[{"identifier": "t"}, 7]', "PW001", "add_jobs: specs.2. must be an object, got number"),
+        ('[{"identifier": "t"}, {"identifier": "t", "depends_on": [99]}]', "PW004", "there is no job 99"),
+        ('[{"identifier": "t", "depends_on": [%]}]', "PW001", "depends_on: job % would wait for itself"),
+    ],
+)
+def test_an_extension_that_means_nothing_adds_nothing(
+    api: Any, worker: int, jobs: str | None, sqlstate: str, message: str
+) -> None:
+    member, callback = batch(api, [{"identifier": "member"}])
+    with api.refusal(sqlstate, message.replace("%", str(callback.id))):
+        api.rows(EXTEND, [callback.id, jobs and jobs.replace("%", str(callback.id))])
+    assert ids(api.rows("select id from pyworker.jobs order by id")) == [member.id, callback.id]
+    assert ids(api.claim_jobs(worker, 10)) == [member.id]
+    api.finish(member.id)
+    assert ids(api.claim_jobs(worker, 10)) == [callback.id]
+
+
+@pytest.mark.parametrize("on", ["success", "end", "failure"])
+@pytest.mark.parametrize("ends", [["completed", "discarded"], ["discarded", "cancelled"], ["completed"] * 2])
+def test_an_extension_keeps_what_the_batch_waits_for(api: Any, worker: int, on: str, ends: list[str]) -> None:
+    """The first job is of the batch, the second of its extension."""
+    member, callback = batch(api, [{"identifier": "t"}], on)
+    (more,) = api.rows(EXTEND, [callback.id, Jsonb([{"identifier": "t"}])])
+    assert len(api.claim_jobs(worker, 10)) == 2
+    met = []
+    for job, end in zip((member, more), ends, strict=True):
+        assert state(api, callback.id) == "pending"
+        ENDS[end](api, job.id)
+        met.append(on in ("end", "success" if end == "completed" else "failure"))
+    assert state(api, callback.id) == ("available" if all(met) else "pending")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+@pytest.mark.parametrize("last", ["extension", "end"])
+def test_an_extension_and_the_last_end_that_are_open_at_once_meet(
+    api: Any, actor: Any, worker: int, last: str, outcome: str, level: str
+) -> None:
+    """`outcome`: of the extension. Neither waits for the other."""
+    member, callback = batch(api, [{"identifier": "t"}])
+    assert ids(api.claim_jobs(worker, 10)) == [member.id]
+    a, b = actor(), actor()
+    a.begin(level)
+    b.begin(level)
+    (more,) = a.rows(EXTEND, [callback.id, Jsonb([{"identifier": "t"}])])
+    b.finish(member.id)
+    if last == "extension":
+        b.commit()
+        assert state(api, callback.id) == "pending"
+        getattr(a, outcome)()
+    else:
+        getattr(a, outcome)()
+        assert state(api, callback.id) == "pending"
+        b.commit()
+    if outcome == "commit":
+        assert ids(api.claim_jobs(worker, 10)) == [more.id]
+        api.finish(more.id)
+    assert ids(api.claim_jobs(worker, 10)) == [callback.id]
 
 
 def test_an_extension_by_a_job_that_was_there_has_its_result(api: Any, worker: int) -> None:

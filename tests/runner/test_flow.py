@@ -39,6 +39,15 @@ def test_a_flow_adds_its_jobs_in_one_call_at_its_end(db: Any, dsn: str, kind: st
     ]
 
 
+def test_a_flow_is_one_statement(db: Any, conn: Any) -> None:
+    """On a connection without a transaction each statement is one."""
+    with pyworker.flow(conn) as flow:
+        a = flow.add("fetch")
+        flow.add("report", after=[a, flow.add("parse", after=a)], on="end")
+    counts = "select count(*), count(distinct xmin::text) from pyworker.live_jobs"
+    assert db.execute(counts).fetchone() == (3, 1)
+
+
 @pytest.mark.parametrize("kind", ASYNC)
 def test_a_flow_on_an_asynchronous_connection(db: Any, dsn: str, kind: str) -> None:
     async def add() -> list[int]:
@@ -180,6 +189,20 @@ def test_a_signal_that_means_nothing_is_refused(
 ) -> None:
     with pytest.raises(kind, match=words):
         pyworker.send_signal(conn, *arguments)
+
+
+def test_what_comes_too_late_is_refused(db: Any, conn: Any) -> None:
+    ended = pyworker.add_job(conn, "t")
+    pyworker.cancel_job(conn, ended.id)
+    with pytest.raises(pyworker.WrongState, match=f"send_signal: job {ended.id} is cancelled"):
+        pyworker.send_signal(conn, ended.id, "go")
+    callback = pyworker.add_batch(conn, [], "last").callback
+    with pytest.raises(pyworker.WrongState, match=f"extend_batch: job {callback.id} waits for no other job"):
+        pyworker.extend_batch(conn, callback.id, [{"identifier": "late"}])
+    with pytest.raises(pyworker.NotFound, match="extend_batch: there is no job 99"):
+        pyworker.extend_batch(conn, 99, [{"identifier": "late"}])
+    rows = db.execute("select task_identifier from pyworker.jobs").fetchall()
+    assert rows == [("last",)]
 
 
 @pytest.mark.parametrize("kind", ["gather", "gather_async"])

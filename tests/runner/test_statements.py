@@ -3,6 +3,8 @@ wire, where time adds hardly any. Beats and maintenance do not count: the clock 
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from typing import Any
 
@@ -91,5 +93,38 @@ def test_a_line_in_the_log_costs_no_statement_of_its_own(queue: Any, task: str) 
     network.fault = None
     assert 0 < statements.asked.total() <= 0.1 * jobs, statements.asked.most_common()
     assert queue.rows("select count(*) as n from pyworker.log_lines")[0].n == jobs
+    assert worker.stop() == 0
+    network.close()
+
+
+class Idle:
+    """A fault that loses nothing: it counts what the server executes from one beat to the fifth after it."""
+
+    def __init__(self) -> None:
+        self.beats, self.executed, self.over = list[float](), 0, threading.Event()
+
+    def __call__(self, message: Message) -> bool:
+        if message.up and message.kind in b"QE" and message.raw != EMPTY and not self.over.is_set():
+            if "beat(" in message.about:
+                self.beats.append(time.monotonic())
+            self.executed += len(self.beats) > 0
+            if len(self.beats) == 6:
+                self.over.set()
+        return True
+
+
+@pytest.mark.slow
+def test_an_idle_worker_executes_one_statement_a_second_on_two_connections(fresh_queue: Any) -> None:
+    network, idle = Proxy(fresh_queue.dsn), Idle()
+    worker = fresh_queue.start("--dsn", network.dsn).until_ready()
+    fresh_queue.until("select last_value > 0 from pyworker.maintain_at")  # the next is in a minute
+    connections = "select count(*) from pg_stat_activity where application_name = 'pyworker'"
+    fresh_queue.until(f"select ({connections} and datname = current_database()) = 2")
+    network.fault = idle
+    assert idle.over.wait(60)
+    network.fault = None
+    elapsed = idle.beats[5] - idle.beats[0]
+    assert 6 < idle.executed - 1 <= elapsed + 1, (idle.executed, elapsed)
+    assert len(network.links) == 2
     assert worker.stop() == 0
     network.close()

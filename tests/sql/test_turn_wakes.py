@@ -66,13 +66,17 @@ def test_of_two_turns_with_the_same_jobs_in_other_orders_none_deadlocks(
 
 
 @pytest.mark.parametrize("fate", ["commit", "rollback", "kill"])
-def test_a_report_waits_for_an_open_turn_about_the_same_run(
-    api: Any, actor: Any, worker: int, fate: str
+@pytest.mark.parametrize("by", ["turn", "handler"])
+def test_a_report_waits_for_an_open_transaction_that_completes_the_same_run(
+    api: Any, actor: Any, worker: int, by: str, fate: str
 ) -> None:
     (job,) = claimed(api, worker, "t")
     other = actor()
     other.begin()
-    work(other, worker, [(job.id, job.run)], None, 0)
+    if by == "turn":
+        work(other, worker, [(job.id, job.run)], None, 0)
+    else:
+        other.finish_job(job.id, job.run)
     mine = actor()
     waiting = later(mine, worker, (), [word(job, "discard"), {"id": 0, "run": 0, "do": "release"}], 0)
     mine.blocked(waiting)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.api import ids
 from tests.support.plans import touched
+from tests.support.turns import work
 
 MANY = 3_000
 
@@ -83,8 +84,9 @@ def test_nor_does_one_that_comes_back_short(noted: Any, api: Any, worker: int) -
     noted.rollback()
 
 
+@pytest.mark.parametrize("verb", ["claim_jobs", "work"])
 def test_nor_does_it_look_again_at_what_has_ended_under_an_old_snapshot(
-    api: Any, actor: Callable[[], Any], worker: int
+    api: Any, actor: Callable[[], Any], worker: int, verb: str
 ) -> None:
     read = "select pyworker._entries_read('pyworker.live_jobs_ready')"
     old, a = actor(), actor()
@@ -92,11 +94,18 @@ def test_nor_does_it_look_again_at_what_has_ended_under_an_old_snapshot(
     old.rows("select 1 from pyworker.jobs")
     jobs = add(api, MANY + 3)
     api.finish(*ids(api.claim_jobs(worker, MANY)))
+    held: list[Any] = []
+
+    def turn() -> list[Any]:
+        if verb == "claim_jobs":
+            return a.claim_jobs(worker, 1)
+        held[:] = work(a, worker, [(job.id, job.run) for job in held], room=1).jobs
+        return held
 
     def walked(*expected: int) -> int:
         a.begin()
         before = a.value(read)
-        assert ids(a.claim_jobs(worker, 1)) == [*expected]
+        assert ids(turn()) == [*expected]
         count = a.value(read) - before
         a.commit()
         prolong(a)

@@ -258,6 +258,74 @@ def waits_and_flows(conn: psycopg.Connection[Any], connection: psycopg.AsyncConn
         flow.add(nothing, on="always")  # wrong
 
 
+def batches_and_signals(conn: psycopg.Connection[Any]) -> None:
+    jobs: list[JobSpec] = [{"identifier": send, "payload": {"to": "x"}, "ref": "a"}]
+    batch = pyworker.add_batch(conn, jobs, nothing, "success")
+    assert_type(batch, pyworker.Batch)
+    assert_type(batch.callback, JobRow)
+    assert_type(pyworker.extend_batch(conn, batch.callback.id, jobs), list[JobRow])
+    pyworker.add_batch(conn, jobs, "last", "always")  # wrong
+    pyworker.add_batch(conn, jobs)  # wrong
+    pyworker.extend_batch(conn, batch.callback, jobs)  # wrong
+    pyworker.send_signal(conn, 1, "approved", {"by": "ann"})
+    pyworker.send_signal(conn, "1", "approved")  # wrong
+    with pyworker.flow(conn) as flow:
+        made = flow.add(send, Mail("x"), on_unmet="cancel", ref="first")
+        assert_type(made, pyworker.FlowJob)
+        flow.add(nothing, after=[made, batch.callback, 17])
+        flow.add(nothing, on_unmet="run")  # wrong
+    assert_type(made.id, int)
+    assert_type(made.job, JobRow)
+
+
+async def batches_and_signals_async(conn: psycopg.AsyncConnection[Any]) -> None:
+    batch = await pyworker.add_batch(conn, [{"identifier": "member"}], "last")
+    assert_type(batch, pyworker.Batch)
+    assert_type(await pyworker.extend_batch(conn, 1, []), list[JobRow])
+    await pyworker.send_signal(conn, 1, "approved")
+    pyworker.send_signal(conn, 1, "approved")  # wrong
+    pyworker.add_batch(conn, [], "last")  # wrong
+    assert_type(await pyworker.wait_for_job(conn, 1, 5), JobRow)
+    async with pyworker.flow(conn) as flow:
+        assert_type(flow.add(send, Mail("x")), pyworker.FlowJob)
+    with pyworker.flow(conn):  # wrong
+        pass
+
+
+@task
+def in_steps(payload: Mail, job: Job[Mail]) -> None:
+    assert_type(job.step("pay", len, payload.to), Any)
+    job.step(1, len, payload.to)  # wrong
+    job.step("pay")  # wrong
+    job.step("pay", payload.to)  # wrong
+    with job.step_transaction("book") as step:
+        assert_type(step.done, bool)
+        assert_type(step.connection, psycopg.Connection[Any])
+        step.done = True  # wrong
+    assert_type(job.wait_for("approved", timedelta(days=3)), Any)
+    assert_type(job.wait_for("approved", timeout=0.5), Any)
+    job.wait_for("approved", "soon")  # wrong
+    job.progress(0.4, "page 4 of 10")
+    job.progress("half")  # wrong
+    assert_type(job.inputs, pyworker.Inputs)
+    assert_type(job.inputs.ended[0].state, str | None)
+
+
+@task
+async def in_steps_async(payload: Mail, job: AsyncJob[Mail]) -> None:
+    assert_type(await job.step("pay", len, payload.to), Any)
+    job.step("pay", len, payload.to)  # wrong
+    async with job.step_transaction("book") as step:
+        assert_type(step.connection, psycopg.AsyncConnection[Any])
+    with job.step_transaction("book"):  # wrong
+        pass
+    assert_type(await job.wait_for("approved", timedelta(days=3)), Any)
+    job.wait_for("approved")  # wrong
+    await job.progress(0.4)
+    assert_type((await job.inputs)["fetch"], Any)
+    job.inputs["fetch"]  # wrong
+
+
 @task(batch=100)
 def of_mails(jobs: list[Job[Mail]]) -> list[int]:
     assert_type(jobs[0].payload, Mail)

@@ -2,11 +2,14 @@
 // handlers by task: async (payload, job) => result.
 import { resolve } from 'node:path'
 import { pathToFileURL } from 'node:url'
-import { Runner } from './worker.mjs'
+import { Worker } from './worker.mjs'
 
 const { default: handlers } = await import(pathToFileURL(resolve(process.argv[2])))
 const { PYWORKER_SCHEMA: schema = 'pyworker', PYWORKER_RUN_CONCURRENCY: concurrency = '10' } = process.env
-const runner = new Runner(handlers, { schema, concurrency: Number(concurrency) })
-const end = () => runner.stop(runner.stopping ? 0 : runner.shutdown_s)
-for (const name of ['SIGTERM', 'SIGINT']) process.on(name, end)
-process.exit(await runner.run())
+let worker
+for (const name of ['SIGTERM', 'SIGINT']) process.on(name, () => worker.stop())
+do {
+  worker = new Worker(handlers, { schema, concurrency: Number(concurrency), former: worker })
+  await worker.run()
+} while (!worker.stopping) // others had its jobs
+process.exit(worker.exitCode)

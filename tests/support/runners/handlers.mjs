@@ -1,7 +1,7 @@
 // The handlers of tests/examples/test_runners.py for examples/runners/node.
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
-import { Report, cancel, discard, fail, notStarted, snooze } from "./job.mjs"
+import { Report } from "./job.mjs"
 
 const pool = new pg.Pool()
 pool.on('error', () => {})
@@ -36,10 +36,6 @@ export default {
   async act({ what, ...members }, job) {
     await see(job)
     throw new Report(what, members)
-  },
-  async words({ word }) {
-    throw { snooze: snooze(60), discard: discard('no use'), cancel: cancel('not wanted'),
-      notStarted: notStarted('terminal is off'), fail: fail('boom', { delay_s: 60 }) }[word]
   },
   async answer(payload) { return payload },
   async nul() { return { text: 'a\0b\ud800' } },

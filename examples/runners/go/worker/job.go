@@ -16,14 +16,9 @@ import (
 // Handler runs one job. When ctx is done, it returns: context.Cause(ctx) says why.
 type Handler func(ctx context.Context, job *Job) (result any, err error)
 
-type claim struct {
-	ID  int64 `json:"id"`
-	Run int64 `json:"run"`
-}
-
 // Job is a claimed job. A null of the database is a zero value here.
 type Job struct {
-	claim
+	ID, Run     int64
 	Task        string `json:"task_identifier"`
 	Payload     json.RawMessage
 	Attempts    int
@@ -38,12 +33,11 @@ type Job struct {
 	RunAtS      float64 `json:"run_at_s"`
 	CreatedAtS  float64 `json:"created_at_s"`
 
-	w        *worker
-	ctx      context.Context
-	cancel   context.CancelCauseFunc
-	finished atomic.Bool // its own transaction completes it
-	begun    bool        // its handler runs, or has run
-	report   string      // JSON: how its run has ended
+	w          *worker
+	ctx        context.Context
+	stop, tell context.CancelCauseFunc // its handler must stop, or may
+	finished   atomic.Bool             // its own transaction completes it
+	report     string                  // JSON: how its run has ended
 }
 
 // Report is an end other than completion. A handler returns it as its error.
@@ -64,39 +58,22 @@ func (j *Job) Once(name string) (bool, error) {
 	return ask[bool](j.ctx, j.w, j.w.pool, "SELECT pyworker.once($1, $2, $3)", j.ID, j.Run, name)
 }
 
-// Transaction completes the job in the transaction of do: both commit, or neither.
+// Transaction completes the job in the transaction of do: both commit, or neither. If its COMMIT is not
+// answered, this is an error. Then the report waits until the database knows: if it has committed, the report
+// is stale.
 func (j *Job) Transaction(do func(pgx.Tx) error) error {
-	tx, err := j.w.pool.Begin(j.ctx)
-	if err != nil {
-		return err
-	}
-	always := context.WithoutCancel(j.ctx)
-	defer tx.Rollback(always)
-	if err := do(tx); err != nil {
-		return err
-	}
-	finish := "SELECT pg_current_xact_id()::text FROM pyworker.finish_job($1, $2)"
-	xid, err := ask[string](j.ctx, j.w, tx, finish, j.ID, j.Run)
-	if err != nil {
-		return err
-	}
-	j.finished.Store(true)
-	if err = tx.Commit(always); err != nil && !j.wasCommitted(always, xid) {
-		j.finished.Store(false)
-		return err
-	}
-	return nil
-}
-
-// wasCommitted asks, until the database knows, about a COMMIT that was not answered.
-func (j *Job) wasCommitted(ctx context.Context, xid string) bool {
-	for {
-		was := "SELECT pyworker.was_finished($1, $2, $3::text::xid8)" // null: it may still commit
-		if answer, err := ask[*bool](ctx, j.w, j.w.pool, was, j.ID, j.Run, xid); err == nil && answer != nil {
-			return *answer
+	err := pgx.BeginFunc(j.ctx, j.w.pool, func(tx pgx.Tx) error {
+		if err := do(tx); err != nil {
+			return err
 		}
-		time.Sleep(100 * time.Millisecond)
+		_, err := ask[any](j.ctx, j.w, tx, "SELECT pyworker.finish_job($1, $2)", j.ID, j.Run)
+		j.finished.Store(err == nil)
+		return err
+	})
+	if err != nil {
+		j.finished.Store(false)
 	}
+	return err
 }
 
 // call calls the handler.
@@ -108,14 +85,14 @@ func (j *Job) call() (result any, err error) {
 	}()
 	if j.Delivery == "at_most_once" {
 		start, err := ask[bool](j.ctx, j.w, j.w.pool, "SELECT pyworker.start_job($1, $2)", j.ID, j.Run)
-		j.w.locked(j.w.fence) // the answer may be late: this process was paused, and others have the job
+		j.w.locked(func() {}) // the answer may be late: this process was paused, and others have the job
 		if err != nil || !start || j.ctx.Err() != nil {
 			return nil, errReleased
 		}
 	}
 	if j.TimeoutS > 0 {
-		late := func() { j.w.abort(j, fmt.Errorf("timed out after %v s", j.TimeoutS)) }
-		defer j.w.after(seconds(j.TimeoutS), late).Stop()
+		late := func() { j.stop(fmt.Errorf("timed out after %v s", j.TimeoutS)) }
+		defer time.AfterFunc(seconds(j.TimeoutS), late).Stop()
 	}
 	return j.w.handlers[j.Task](j.ctx, j)
 }
@@ -126,7 +103,7 @@ func (j *Job) end(result any, err error) {
 	if j.report != "" {
 		return
 	}
-	if err != nil && j.ctx.Err() != nil {
+	if err != nil && j.ctx != nil && j.ctx.Err() != nil {
 		err = context.Cause(j.ctx)
 	}
 	report := &Report{Do: "done", Result: result}
