@@ -15,6 +15,8 @@ from tests.support.plans import touched
 from tests.support.turns import work
 
 MANY = 3_000
+LONG_WALK = """select pyworker._keep_walk('due', row(1, null, '{}', null, null)::pyworker._walk,
+    clock_timestamp() - interval '1 hour')"""
 
 
 def add(api: Any, count: int, **more: Any) -> list[int]:
@@ -237,10 +239,7 @@ def test_a_job_that_was_long_in_committing_waits_no_longer_than_the_place_is_kep
     assert noted.claim_jobs(worker, 1) == []
     assert 0 < noted.seconds_until_due() <= 0.9  # then the worker looks again
     if other == "another walk is kept":  # else all are forgotten at once
-        noted.rows(
-            "select pyworker._keep_walk('due', row(1, null, '{}', null, null)::pyworker._walk, "
-            "clock_timestamp() - interval '1 hour')"
-        )
+        noted.rows(LONG_WALK)
     prolong(noted, "-1 microsecond")
     assert ids(noted.claim_jobs(worker, 1)) == [hidden]
     noted.rows("select set_config('pyworker.walk_due', '', false)")
@@ -273,10 +272,7 @@ def test_a_place_is_kept_for_two_seconds_at_most_however_long_the_walk_was(
     api: Any, actor: Any, worker: int
 ) -> None:
     a = actor()
-    a.rows(
-        "select pyworker._keep_walk('due', row(1, null, '{}', null, null)::pyworker._walk, "
-        "clock_timestamp() - interval '1 hour')"
-    )
+    a.rows(LONG_WALK)
     left = a.value(
         "select extract(epoch from (w.walk).until - clock_timestamp())::float"
         " from (select current_setting('pyworker.walk_due')::pyworker._walk as walk) w"
@@ -300,7 +296,6 @@ def test_a_place_is_kept_for_twenty_times_as_long_as_the_walk_took(api: Any, act
     kept = a.value(
         "select (w.walk).until from (select current_setting('pyworker.walk_due')::pyworker._walk as walk) w"
     )
-    # No bound depends on how quick this machine is.
     assert before + min(20 * (before - began), timedelta(seconds=2)) <= kept <= after + 20 * (after - began)
     a.rows("select set_config('pyworker.walk_due', '', false)")
 
