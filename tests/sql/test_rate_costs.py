@@ -63,30 +63,30 @@ def test_a_plain_claim_looks_at_nothing_more_beside_a_thousand_queues_that_are_a
         assert other["live_jobs"] <= one["live_jobs"] + 5
 
 
-def test_a_claim_looks_at_few_starts_however_many_are_in_its_window(
+def test_a_claim_looks_at_few_starts_however_many_are_in_its_window_and_before_it(
     api: Any, worker: int, watched: Any
 ) -> None:
-    many = 100_000
+    many = 100_000  # half of them in the window
 
     def of_claims() -> list[dict[str, float]]:
-        """Of a claim that uses up the rate, and of one that finds it used up."""
+        """Of a claim that finds room, and of one that finds the rate used up."""
+        api.set_queue("q", None, 2 * many, "1 hour")
         add(api, 30, "q")
         settle(api)
-        first = cost_of_claim(watched, worker, 10)
-        last = api.value("select max(total) from pyworker.starts where queue_name = 'q'")
-        api.set_queue("q", None, last, "1 hour")
+        found = [cost_of_claim(watched, worker, 10)]
+        used = api.value("select rate_used from pyworker.list_queues() where queue_name = 'q'")
+        api.set_queue("q", None, used, "1 hour")
         settle(api)
-        return [first, cost_of_claim(watched, worker, 10)]
+        found.append(cost_of_claim(watched, worker, 10))
+        return found
 
-    api.set_queue("q", None, 2 * many, "1 hour")
     api.rows("analyze pyworker.starts")
-    for _ in range(6):
+    for _ in range(6):  # a plan may be kept from here on
         of_claims()
-        api.set_queue("q", None, 2 * many, "1 hour")
-    api.rows("delete from pyworker.starts")
     api.rows(
+        "delete from pyworker.starts; delete from pyworker.live_jobs;"
         "insert into pyworker.starts select 'q', '-infinity', 0 union all "
-        "select 'q', pyworker.clock() - (%s - n) * interval '10 ms', n from generate_series(1, %s) n",
+        "select 'q', pyworker.clock() - (%s - n) * interval '72 ms', n from generate_series(1, %s) n",
         [many, many],
     )
     for found in of_claims():
