@@ -14,6 +14,8 @@ import pytest
 from tests.model.limits import Limits
 from tests.model.machine import Machine, Workflows, run
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("PYWORKER_EXAMPLES", "0"))
 STEPS = int(os.environ.get("PYWORKER_STEPS", "60"))
 
