@@ -18,7 +18,7 @@ def test_a_hundred_queues_with_one_job_each_start_beside_a_large_one_within_one_
     api: Any, dsn: str, begun: Any, limit: int | None, batch: int
 ) -> None:
     api.set_queue("t:*", limit, fair=True)
-    add(api, 1000, "t:large")
+    add(api, 200, "t:large")
     for n in range(100):
         add(api, 1, f"t:{n}")
     work_off(api, dsn, batch, LEVELS[:1] * 4)

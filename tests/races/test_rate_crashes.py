@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import psycopg
@@ -13,7 +13,6 @@ from tests.support.servers import Postgres
 
 SETTINGS = {
     "rate": "select pyworker.set_queue('q', null, 5, '1 hour')",
-    "rate and limit": "select pyworker.set_queue('q', 100, 5, '1 hour')",
     "fair family": "select pyworker.set_queue('q*', null, 5, '1 hour', true)",
 }
 
@@ -34,8 +33,8 @@ def test_starts_that_sessions_have_seen_before_a_crash_count_after_it(server: Po
     server.execute("checkpoint")
     options = "-c synchronous_commit=off"
     with (
-        psycopg.connect(server.url, autocommit=True, options=options) as one,
-        psycopg.connect(server.url, options=options) as other,
+        closing(psycopg.connect(server.url, autocommit=True, options=options)) as one,
+        closing(psycopg.connect(server.url, options=options)) as other,
     ):
         seen = claim(one, 3)
         assert len(seen) == 3

@@ -33,7 +33,6 @@ def test_one_job_of_each_other_queue_starts_before_the_second_one_of_a_large_que
     assert last <= 42  # one round, and the turn that the large queue had before
 
 
-@pytest.mark.parametrize("most", [1, 10, 100])
 @pytest.mark.parametrize("most", [1, 100])
 def test_beside_20000_jobs_of_one_tenant_each_of_200_others_starts_its_job_within_250_starts(
     api: Any, worker: int, most: int
@@ -49,6 +48,7 @@ def test_beside_20000_jobs_of_one_tenant_each_of_200_others_starts_its_job_withi
     assert len({queue for queue in first if queue != "t:large"}) == 200
 
 
+@pytest.mark.parametrize("most", [1, 10, 100])
 def test_a_job_that_comes_while_a_large_queue_is_served_waits_for_one_round(
     api: Any, worker: int, most: int
 ) -> None:

@@ -83,8 +83,8 @@ def test_a_claim_looks_at_few_starts_however_many_are_in_its_window_and_before_i
     api.rows("analyze pyworker.starts")
     for _ in range(6):  # a plan may be kept from here on
         of_claims()
+    api.rows("delete from pyworker.starts; delete from pyworker.live_jobs")
     api.rows(
-        "delete from pyworker.starts; delete from pyworker.live_jobs;"
         "insert into pyworker.starts select 'q', '-infinity', 0 union all "
         "select 'q', pyworker.clock() - (%s - n) * interval '72 ms', n from generate_series(1, %s) n",
         [many, many],
