@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -32,6 +34,24 @@ def test_a_rate_and_turns_are_set_and_shown(call: Any, db: Any, worker: int) -> 
     assert "10 in 30 s" in rows[1]
     assert call("queues", "set", "mail", "4") == "queue mail: concurrency 4\n"
     assert queue(call, "mail")["rate_limit"] is None
+
+
+def test_the_list_shows_limit_running_waiting_oldest_and_what_is_left_of_the_rate(
+    call: Any, db: Any, worker: int
+) -> None:
+    db.execute("select pyworker.set_queue('mail', 4, 3, '1 hour')")
+    db.execute("select pyworker.add_job('t', queue_name => 'mail') from generate_series(1, 7)")
+    db.execute("select count(*) from pyworker.claim_jobs(%s, 2)", [worker])
+    mail = queue(call, "mail")
+    shown = ("concurrency", "running", "available", "rate_limit", "rate_used", "rate_left", "rate_free_at")
+    assert [mail[name] for name in shown] == [4, 2, 5, 3, 2, 1, None]
+    oldest = db.execute("select min(run_at) from pyworker.jobs where state = 'available'").fetchone()[0]
+    assert datetime.fromisoformat(mail["oldest_waiting"]) == oldest
+    header, row = (re.split(r"\s{2,}", line.strip()) for line in call("queues").splitlines())
+    cells = dict(zip(header, row, strict=True))
+    assert [cells[title] for title in ("concurrency", "running", "available")] == ["4", "2", "5"]
+    assert cells["rate"] == "2 of 3 in 1 h"
+    assert f"{oldest:%H:%M:%S}" in cells["oldest waiting"]
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,25 @@ def test_on_80_by_24_characters_a_row_of_jobs_and_of_queues_shows_its_last_colum
     top(steps, (80, 24))
 
 
+def test_a_queue_shows_what_runs_and_waits_since_when_and_what_is_used_of_its_rate(top: Any, db: Any) -> None:
+    db.execute("select pyworker.set_queue('api', 4, 2, '90 minutes')")
+    db.execute("select pyworker.set_queue('tenant:*', null, fair => true)")
+    db.execute("select pyworker.add_job('t', queue_name => 'api') from generate_series(1, 5)")
+    worker = db.execute("select pyworker.register_worker()").fetchone()[0]
+    db.execute("select count(*) from pyworker.claim_jobs(%s, 3, array['t'])", [worker])
+
+    async def steps(screen: Screen) -> None:
+        await screen.on("queues")
+        rows = {row[0]: row for row in screen.rows()}
+        _, running, available, oldest, paused, rate, fair = rows["api"]
+        assert (running, available, paused, fair) == ("2 of 4", "3", "", "")
+        assert oldest
+        assert re.fullmatch(r"2 of 2 in 1 h 30 min, next \d\d:\d\d:\d\d\S+", rate), rate
+        assert rows["tenant:*"][-1] == "fair"
+
+    top(steps)
+
+
 def test_what_shows_no_job_does_not_offer_to_explain_one(top: Any) -> None:
     async def steps(screen: Screen) -> None:
         def offered() -> set[str]:

@@ -3,122 +3,75 @@ job ends."""
 
 from __future__ import annotations
 
-import random
-import threading
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import IsolationLevel
 
-from tests.support import DEADLINE
-from tests.support.queues import add, claim, states
+from tests.support.claimers import work_off
+from tests.support.queues import add, claim
+from tests.support.rates import begun as begun
 from tests.support.rates import starts, worst
 from tests.support.sessions import LEVELS, SNAPSHOT_LEVELS
-
-SQL = "select kind, id, run, again_in_s from pyworker.work(%s, %s::bigint[], %s::bigint[], null, null, %s)"
-
-
-class Claimer(threading.Thread):
-    """Works until nothing is left; rolls back one turn in ten, and its session is killed in one of fifty."""
-
-    def __init__(
-        self, dsn: str, over: threading.Event, turn: threading.Event, batch: int, seed: int,
-        level: str = LEVELS[0],
-    ) -> None:  # fmt: skip
-        super().__init__(daemon=True)
-        self.dsn, self.turn, self.batch, self.random = dsn, turn, batch, random.Random(seed)
-        self.left = lambda: not over.is_set()
-        self.level = IsolationLevel[level.upper().replace(" ", "_")]
-        self.errors: set[str | None] = set()
-
-    def run(self) -> None:
-        while self.left():
-            with suppress(psycopg.OperationalError), psycopg.connect(self.dsn) as conn:
-                row = conn.execute("select pyworker.register_worker()").fetchone()
-                conn.commit()
-                conn.isolation_level = self.level
-                self.work(conn, row and row[0])
-
-    def work(self, conn: psycopg.Connection[Any], worker: Any) -> None:
-        ids: list[int] = []
-        runs: list[int] = []
-        while self.left():
-            try:
-                *rows, turn = conn.execute(SQL, [worker, ids, runs, self.batch]).fetchall()
-            except psycopg.errors.SerializationFailure as error:
-                self.errors.add(error.sqlstate)
-                conn.rollback()
-                continue
-            jobs = [row for row in rows if row[0] == "job"]
-            chance = self.random.random()
-            if chance < 0.1:
-                conn.rollback()
-                continue
-            if chance < 0.12:
-                with psycopg.connect(self.dsn) as other:
-                    other.execute("select pg_terminate_backend(%s, 10000)", [conn.info.backend_pid])
-                    other.execute("select pyworker.force_unlock_workers(array[%s::text])", [worker])
-            conn.commit()
-            self.turn.set()
-            ids, runs = [job[1] for job in jobs], [job[2] for job in jobs]
-            if not jobs:
-                conn.execute("select pg_sleep(least(%s, 0.1))", [turn[3]])
-                conn.rollback()
-
-
-def work_off(
-    api: Any, dsn: str, batch: int, levels: list[str], between: Callable[[int], Any] = lambda n: None
-) -> None:
-    """Has one claimer for each of these levels run all jobs. `between` is called after turns of theirs."""
-    over, turn = threading.Event(), threading.Event()
-    crowd = [Claimer(dsn, over, turn, batch, seed, level) for seed, level in enumerate(levels)]
-    for claimer in crowd:
-        claimer.start()
-    n, until = 0, time.monotonic() + DEADLINE
-    while states(api) and time.monotonic() < until:
-        assert turn.wait(DEADLINE), "no claimer has had a turn"
-        turn.clear()
-        between(n)
-        api.sweep_workers()
-        n += 1
-    over.set()
-    for claimer in crowd:
-        claimer.join(DEADLINE)
-    assert states(api) == {}
 
 
 @pytest.mark.parametrize(
     ("limit", "rate", "period", "batch"), [(None, 20, 100, 7), (3, 10, 100, 2), (None, 5, 50, 1)]
 )
 def test_no_window_holds_more_starts_than_the_rate(
-    api: Any, dsn: str, limit: int | None, rate: int, period: int, batch: int
+    api: Any, dsn: str, begun: Any, limit: int | None, rate: int, period: int, batch: int
 ) -> None:
     api.set_queue("q", limit, rate, f"{period} ms")
     add(api, 200)
     work_off(api, dsn, batch, LEVELS[:1] * 6)
-    assert worst(starts(api), timedelta(milliseconds=period)) <= rate
+    assert len(begun()) >= 200
+    assert worst(begun(), timedelta(milliseconds=period)) <= rate
 
 
-def test_a_rate_that_changes_again_and_again_holds_the_largest_one(api: Any, dsn: str) -> None:
+def most_at_once(api: Any, queue: str) -> int:
+    """How many jobs of a queue have run at the same time, each in its last run."""
+    sql = "select locked_at, finished_at from pyworker.history where queue_name = %s"
+    spans = [tuple(row) for row in api.rows(sql, [queue])]
+    return max(sum(begin <= at < end for begin, end in spans) for at, _ in spans)
+
+
+def test_each_queue_of_a_fair_family_keeps_its_rate_its_limit_and_the_order_of_sequences(
+    api: Any, dsn: str, begun: Any
+) -> None:
+    api.set_queue("k:*", 2, 6, "100 ms", True)
+    queues = [f"k:{n}" for n in range(4)]
+    specs = [{"identifier": "ab"[n % 2], "queue_name": queues[n % 4], "priority": n % 3} for n in range(160)]
+    api.add_jobs(
+        [s | ({} if n % 7 else {"sequence_policy": {"key": f"s{n % 3}"}}) for n, s in enumerate(specs)]
+    )
+    work_off(api, dsn, 5, LEVELS[:1] * 5)
+    for queue in queues:
+        assert len(begun(queue)) >= 40
+        assert worst(begun(queue), timedelta(milliseconds=100)) <= 6
+        assert most_at_once(api, queue) <= 2
+    ended = "select array_agg(id order by finished_at, id) from pyworker.history group by sequence_key"
+    for (order,) in api.rows(f"{ended} having sequence_key is not null"):
+        assert order == sorted(order)
+
+
+def test_a_rate_that_changes_again_and_again_holds_the_largest_one(api: Any, dsn: str, begun: Any) -> None:
     def change(n: int) -> None:
         api.set_queue(*[("q", None), ("q", 5)][n % 2], [10, 4, 7][n % 3], "100 ms")
 
     api.set_queue("q", None, 10, "100 ms")
     add(api, 300)
     work_off(api, dsn, 4, LEVELS[:1] * 4, change)
-    assert worst(starts(api), timedelta(milliseconds=100)) <= 10
+    assert worst(begun(), timedelta(milliseconds=100)) <= 10
 
 
-def test_claimers_at_each_isolation_level_together_keep_the_rate_and_leave_no_job(api: Any, dsn: str) -> None:
+def test_claimers_at_each_isolation_level_together_keep_the_rate_and_leave_no_job(
+    api: Any, dsn: str, begun: Any
+) -> None:
     api.set_queue("q", None, 10, "100 ms")
     add(api, 150)
     work_off(api, dsn, 4, LEVELS * 2)
-    assert worst(starts(api), timedelta(milliseconds=100)) <= 10
+    assert worst(begun(), timedelta(milliseconds=100)) <= 10
 
 
 def attempt(actor: Any, worker: int) -> list[int]:

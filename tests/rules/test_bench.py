@@ -1,6 +1,7 @@
 """The benchmark runs: all of it but the rivals, who need other languages."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -57,3 +58,16 @@ def test_what_jobs_that_wait_for_jobs_cost_is_measured_beside_another_checkout(t
     assert done.returncode == 0, done.stderr
     for what in ("a fan-in of 2,000: both", "last end to callback", "never used", "a step, by SQL"):
         assert what in done.stdout
+
+
+@pytest.mark.torture
+def test_the_bench_of_limits_finds_no_window_with_more_starts_than_the_rate():
+    command = [sys.executable, BENCH / "limits.py", "window=3", "many=3000"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    _, *rows, many = [line.split() for line in done.stdout.splitlines()]
+    assert len(rows) == 4
+    for limit, *_, starts, _, fullest, _, _ in rows:
+        assert 0 < int(fullest) <= min(int(limit), int(starts))
+    fullest = re.search(r"fullest window (\d+)", " ".join(many))
+    assert 0 < int(fullest[1]) <= 300

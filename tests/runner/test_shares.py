@@ -50,6 +50,27 @@ def test_a_job_that_ends_makes_room_for_the_next_one_of_its_queue(queue: Queue) 
     queue.until_state("completed", *waiting)
 
 
+def test_the_bound_of_each_process_and_the_limits_over_all_workers_hold_together(queue: Queue) -> None:
+    queue.value("select pyworker.set_queue('mail', 3)")
+    queue.value("select pyworker.set_queue('api', null, 3, '1 hour')")
+    queue.value("select pyworker.set_queue('free', null)")
+    queue.close_gate(1)
+    for name in ("mail", "api", "free"):
+        for _ in range(9):
+            queue.add("note", {"gate": 1}, queue_name=name)
+    for _ in range(2):
+        queue.start("--concurrency", "20", "--queue", "mail=2", "--queue", "api=2", "--queue", "*=1")
+    queue.until_waiting(1, 8)
+    for worker in queue.workers:
+        worker.until_ready(2)  # both have looked again, and found no more
+    assert running(queue) == {"mail": 3, "api": 3, "free": 2}
+    most = "select max(n) from (select count(*) as n from pyworker.jobs where locked_by is not null"
+    assert queue.value(f"{most} group by queue_name, locked_by) held") == 2
+    queue.open_gate(1)
+    queue.until("select count(*) = 6 from pyworker.jobs")
+    assert queue.value("select array_agg(distinct queue_name) from pyworker.jobs") == ["api"]
+
+
 def test_only_the_queues_that_are_named_are_taken(queue: Queue) -> None:
     mine = [queue.add("note", queue_name=name) for name in ("mail", "news")]
     other = queue.add("note", queue_name="other")

@@ -33,6 +33,22 @@ def test_one_job_of_each_other_queue_starts_before_the_second_one_of_a_large_que
     assert last <= 42  # one round, and the turn that the large queue had before
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [1, 100])
+def test_beside_20000_jobs_of_one_tenant_each_of_200_others_starts_its_job_within_250_starts(
+    api: Any, worker: int, most: int
+) -> None:
+    api.set_queue("t:*", None, fair=True)
+    spec = "jsonb_build_object('identifier', 't', 'queue_name', 't:large')"
+    api.rows(
+        f"select count(*) from pyworker.add_jobs((select jsonb_agg({spec}) from generate_series(1, 20000)))"
+    )
+    for n in range(200):
+        add(api, 1, f"t:{n}")
+    first = served(api, worker, most, 250)[:250]
+    assert len({queue for queue in first if queue != "t:large"}) == 200
+
+
 @pytest.mark.parametrize("most", [1, 10, 100])
 def test_a_job_that_comes_while_a_large_queue_is_served_waits_for_one_round(
     api: Any, worker: int, most: int
@@ -139,7 +155,8 @@ def test_turns_and_a_rate_hold_both(api: Any, worker: int, clock: Any) -> None:
     api.set_queue("t:*", None, 2, "10 seconds", True)
     for queue in "abc":
         add(api, 5, f"t:{queue}")
-    assert Counter(served(api, worker, 4)) == {"t:a": 2, "t:b": 2, "t:c": 2}
+    assert sorted(served(api, worker, 6, 6)) == ["t:a", "t:a", "t:b", "t:b", "t:c", "t:c"]
+    assert served(api, worker, 4) == []
     clock.advance(seconds=10)
     assert Counter(served(api, worker, 1)) == {"t:a": 2, "t:b": 2, "t:c": 2}
 
@@ -153,7 +170,19 @@ def test_four_sessions_together_take_turns(api: Any, worker: int, actor: Any) ->
     workers = [api.register_worker() for _ in sessions]
     order = [queue for _ in range(20) for s, w in zip(sessions, workers, strict=True)
              for queue in served(s, w, 3, 1)]  # fmt: skip
-    assert max(place for place, queue in enumerate(order, 1) if queue != "t:large") <= 4 * 42
+    assert max(place for place, queue in enumerate(order, 1) if queue != "t:large") <= 45
+
+
+def test_a_queue_that_its_rate_or_limit_holds_back_leaves_its_turns_to_the_others(
+    api: Any, worker: int
+) -> None:
+    api.set_queue("t:*", 1, 3, "1 hour", True)
+    add(api, 20, "t:a")
+    api.set_queue("u:*", None, fair=True)
+    for queue in "bc":
+        add(api, 20, f"u:{queue}")
+    assert Counter(job.queue_name for job in api.claim_jobs(worker, 21)) == {"t:a": 1, "u:b": 10, "u:c": 10}
+    assert Counter(job.queue_name for job in api.claim_jobs(worker, 20)) == {"u:b": 10, "u:c": 10}
 
 
 def test_a_session_that_holds_a_queue_holds_up_no_other_one(api: Any, worker: int, actor: Any) -> None:

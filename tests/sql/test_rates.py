@@ -103,7 +103,11 @@ def test_the_turn_that_uses_up_a_rate_says_itself_when_to_come_again(api: Any, w
     assert 0 < turn.again_in_s <= 1
 
 
-@pytest.mark.parametrize("leave", ["cancel", "delete", "remove", "other queue", "later", "retry"])
+@pytest.mark.parametrize(
+    "leave",
+    ["cancel", "delete", "remove", "complete", "discard", "expire", "other queue", "other task", "later",
+     "later by its key", "worse", "retry"],
+)  # fmt: skip
 def test_the_next_start_comes_though_the_job_that_waited_for_it_has_left(
     api: Any, worker: int, clock: Any, leave: str
 ) -> None:
@@ -122,8 +126,20 @@ def test_the_next_start_comes_though_the_job_that_waited_for_it_has_left(
             api.delete_job(waits)
         case "remove":
             api.remove_job("k1")
+        case "complete":
+            api.complete_jobs([waits])
+        case "discard":
+            api.permanently_fail_jobs([waits], "no")
+        case "expire":
+            api.add_job("t", queue_name="q", job_key="k1", expires_at=api.at("5 seconds"))
         case "other queue":
             api.add_job("t", queue_name="other", job_key="k1")
+        case "other task":
+            api.add_job("a", queue_name="q", job_key="k1")
+        case "later by its key":
+            api.add_job("t", queue_name="q", job_key="k1", run_at=api.at("1 hour"))
+        case "worse":
+            api.reschedule_jobs([waits], priority=9)
         case "later":
             api.reschedule_jobs([waits], run_at=str(api.at("1 hour")))
         case _:

@@ -166,6 +166,33 @@ def test_the_limits_of_a_queue_are_set_and_taken_away(page, site, queue):
     page.get_by_label("Rate of q").fill("")
     assert "no limit" in confirmed(page, page.get_by_role("button", name="Set"), "set limits")
     assert queue.rows(limits) == [(None, None, None)]
+    acts = queue.rows("select action, target, ok, outcome from pyworker.audit order by id")
+    assert [tuple(act) for act in acts] == [
+        ("set_queue", "q", True, "concurrency 12, at most 10 in 1 min"),
+        ("set_queue", "q", True, "no limit, at most 10 in 1 min"),
+        ("set_queue", "q", True, "no limit"),
+    ]
+
+
+def test_a_change_of_limits_that_is_not_confirmed_changes_nothing(page, site, queue):
+    queue.set_queue("q", 2)
+    page.goto(f"{site()}/queues")
+    page.get_by_label("Rate of q").fill("10")
+    page.get_by_label("Period for q").fill("1 min")
+    page.get_by_role("button", name="Set").click()
+    page.get_by_role("button", name="Yes, set limits").wait_for()
+    page.goto(f"{site()}/queues")
+    assert queue.rows("select concurrency, rate_limit from pyworker.queue_stats") == [(2, None)]
+    assert queue.rows("select from pyworker.audit") == []
+
+
+def test_the_queues_of_a_family_are_set_to_take_turns(page, site, queue):
+    queue.set_queue("customer:*", 2)
+    page.goto(f"{site()}/queues")
+    page.get_by_label("Turns of customer:*").select_option("true")
+    told = confirmed(page, page.get_by_role("button", name="Set"), "set limits")
+    assert "concurrency 2, fair" in told
+    assert queue.rows("select concurrency, fair from pyworker.queue_stats") == [(2, True)]
 
 
 def test_a_schedule_is_run_and_a_sequence_resumed(page, site, queue, worker):

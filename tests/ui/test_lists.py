@@ -120,6 +120,19 @@ def test_a_queue_says_how_long_its_oldest_job_waits_and_what_ended_in_the_last_h
     assert re.search(r"mail ?concurrency 1 ?0 ?1 ?5 min ago ?2 ?1", page), page
 
 
+def test_a_queue_says_its_limits_what_runs_and_waits_and_what_is_used_of_its_rate(client, queue, worker):
+    queue.set_queue("api", 4, 2, "90 min")
+    queue.set_queue("key:*", None, 10, "1 min", True)
+    queue.rows("select pyworker.add_job('t', queue_name => 'api') from generate_series(1, 5)")
+    queue.rows("select count(*) from pyworker.claim_jobs(%s, 3)", [worker])
+    queue.rows("update pyworker.live_jobs set run_at = run_at - interval '5 min' where state = 'available'"
+               " returning id")  # fmt: skip
+    page = " ".join(read(client(read_only=True).get("/queues")).text.split())
+    row = r"api ?concurrency 4, at most 2 in 1 h 30 min ?2 of 2 ?next in 1 h \d\d min ?2 ?3 ?5 min ago"
+    assert re.search(row, page), page
+    assert "key:* no limit, at most 10 in 1 min, fair" in page
+
+
 EMPTY = {
     "/jobs": "No jobs yet: SELECT pyworker.add_job('task') adds one.",
     "/jobs?search=nothing": "No job matches.",

@@ -1,0 +1,149 @@
+"""What queues with a rate or turns cost: a claim looks at few rows, however many have started, wait, or take
+turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.plans import touched
+from tests.support.queues import add, claim
+
+ADD_ONE_EACH = (
+    "select count(*) from pyworker.add_jobs((select jsonb_agg(jsonb_build_object("
+    "'identifier', 't', 'queue_name', %s::text || n)) from generate_series(1, %s) n))"
+)
+
+
+def settle(api: Any) -> None:
+    """Answers all requests that may be answered now."""
+    for _ in range(1000):
+        if not api.rows("select from pyworker.promotion_requests where after is null limit 1"):
+            return
+        api.promote_jobs()
+    raise AssertionError("there are always more requests")
+
+
+def cost_of_claim(watched: Callable[..., Any], worker: int, most: int) -> dict[str, float]:
+    """How many rows of each table a claim looks at. Its jobs are finished."""
+    plans = watched(lambda a: a.claim_jobs(worker, most))
+    jobs = watched.result  # type: ignore[attr-defined]
+    watched(lambda a: a.finish_jobs([job.id for job in jobs], [job.run for job in jobs]))
+    return {table: sum(touched(plans, table).values()) for table in ("live_jobs", "starts", "queues")}
+
+
+def test_a_plain_claim_looks_at_nothing_more_beside_a_thousand_queues_that_are_at_their_rate(
+    api: Any, worker: int, watched: Any
+) -> None:
+    api.set_queue("r*", None, 1, "1 day")
+    settle(api)
+
+    def of_plain_jobs() -> list[dict[str, float]]:
+        """A claim that gets all that it wants, and one that wants more than there is."""
+        add(api, 60, "default")
+        settle(api)
+        return [cost_of_claim(watched, worker, most) for most in (50, 100)]
+
+    for _ in range(6):  # a plan may be kept from here on
+        beside_none = of_plain_jobs()
+    for _ in range(3):
+        api.value(ADD_ONE_EACH, ["r", 1000])
+    settle(api)
+    started = 0
+    while jobs := api.claim_jobs(worker, 1000):
+        started += len(jobs)
+        api.finish_jobs([job.id for job in jobs], [job.run for job in jobs])
+        settle(api)
+    assert started == 1000
+    beside_many = of_plain_jobs()
+    for one, other in zip(beside_none, beside_many, strict=True):
+        assert other["starts"] == other["queues"] == 0
+        assert other["live_jobs"] <= one["live_jobs"] + 5
+
+
+def test_a_claim_looks_at_few_starts_however_many_are_in_its_window_and_before_it(
+    api: Any, worker: int, watched: Any
+) -> None:
+    many = 100_000  # half of them in the window
+
+    def of_claims() -> list[dict[str, float]]:
+        """Of a claim that finds room, and of one that finds the rate used up."""
+        api.set_queue("q", None, 2 * many, "1 hour")
+        add(api, 30, "q")
+        settle(api)
+        found = [cost_of_claim(watched, worker, 10)]
+        used = api.value("select rate_used from pyworker.list_queues() where queue_name = 'q'")
+        api.set_queue("q", None, used, "1 hour")
+        settle(api)
+        found.append(cost_of_claim(watched, worker, 10))
+        return found
+
+    api.rows("analyze pyworker.starts")
+    for _ in range(6):  # a plan may be kept from here on
+        of_claims()
+    api.rows("delete from pyworker.starts; delete from pyworker.live_jobs")
+    api.rows(
+        "insert into pyworker.starts select 'q', '-infinity', 0 union all "
+        "select 'q', pyworker.clock() - (%s - n) * interval '72 ms', n from generate_series(1, %s) n",
+        [many, many],
+    )
+    for found in of_claims():
+        assert found["starts"] <= 12, found
+
+
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    "rate": (None, 5, "1 hour"),
+    "turns": (None, None, None, True),
+    "limit, rate and turns": (2, 5, "1 hour", True),
+}
+
+
+@pytest.mark.parametrize("most", [1, 10])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_claim_looks_at_as_much_beside_thousands_of_queues_of_a_family_as_beside_hundreds(
+    api: Any, worker: int, watched: Any, setting: str, most: int
+) -> None:
+    api.set_queue("t:*", *SETTINGS[setting])
+    settle(api)
+    add(api, 1000, "t:large")
+    found: list[dict[str, float]] = []
+    for many in (300, 3000):
+        api.value(ADD_ONE_EACH, [f"t:{many} ", many])
+        settle(api)
+        found += [cost_of_claim(watched, worker, most) for _ in range(6)]
+    few, beside_many = found[5], found[-1]
+    for table in few:
+        assert beside_many[table] <= few[table] + 10, found
+
+
+@pytest.mark.parametrize("setting", [(None, 5), (3, 5), (5, 1_000_000)])
+def test_a_job_that_finds_room_in_its_rate_needs_no_promotion(
+    api: Any, worker: int, setting: tuple[int | None, int]
+) -> None:
+    api.set_queue("q", *setting, "1 hour")
+    settle(api)
+    while api.rows("select from pyworker.promotion_requests"):  # until those of before have ended
+        api.promote_jobs()
+    written = "select last_value from pyworker.promotion_requests_id_seq"
+    before = api.value(written)
+    for _ in range(3):
+        (job,) = add(api, 1)
+        assert claim(api, worker) == [job]
+        api.finish(job)
+    assert api.value(written) == before
+
+
+def test_metrics_look_at_few_starts_however_many_queues_have_a_rate(
+    api: Any, worker: int, watched: Any
+) -> None:
+    api.set_queue("k:*", None, 5, "1 hour")
+    api.rows(
+        "insert into pyworker.starts select 'k:' || n, t.at, t.total from generate_series(1, 5000) n "
+        "cross join (values (timestamptz '-infinity', 0), (pyworker.clock(), 3)) t(at, total)"
+    )
+    for _ in range(6):
+        plans = watched(lambda a: a.rows("select * from pyworker.metrics()"))
+    assert "pyworker_queue_rate_used" in {row.name for row in watched.result}
+    assert sum(touched(plans, "starts").values()) <= 300
