@@ -56,6 +56,12 @@ def test_a_file_has_at_most_400_lines_of_at_most_110_columns(path: Path) -> None
     assert [line for line in without_remarks if len(line) > 110] == []
 
 
+@for_each([ROOT / "README.md", ROOT / "sql" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
+def test_a_page_is_at_most_110_columns_wide_where_it_is_neither_code_nor_a_table(path: Path) -> None:
+    prose = re.sub(r"(?ms)^ *```.*?^ *```$", "", path.read_text("utf-8"))
+    assert [line for line in prose.splitlines() if len(line) > 110 and not line.startswith("|")] == []
+
+
 @for_each(MODULES)
 def test_a_module_of_sql_has_at_most_900_lines(path: Path) -> None:
     assert 0 < sum(len(file.read_text("utf-8").splitlines()) for file in path.glob("*.sql")) <= 900
