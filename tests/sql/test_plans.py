@@ -120,14 +120,18 @@ def test_a_hot_call_touches_little_more_than_it_returns(
 def test_a_claim_walks_the_index_in_order_and_sorts_nothing(
     api: Any, worker: int, watched: Any, statistics: str, limit: int
 ) -> None:
-    api.rows("truncate pyworker.live_jobs; analyze pyworker.live_jobs")
-    watched(lambda a: a.claim_jobs(worker, limit))
-    fill(api)
-    if statistics == "of a full table":
-        api.rows("analyze pyworker.live_jobs")
-    expected = api.rows("select id from pyworker.jobs order by priority, run_at, id limit %s", [limit])
-    plans = [p for p in watched(lambda a: a.claim_jobs(worker, limit)) if sum(touched([p]).values())]
-    assert [(job.id,) for job in watched.result] == expected
+    for _ in range(3):  # on a busy machine a look may seem slow, and then the claim promotes, too
+        api.rows("truncate pyworker.live_jobs; analyze pyworker.live_jobs")
+        watched(lambda a: a.claim_jobs(worker, limit))
+        fill(api)
+        if statistics == "of a full table":
+            api.rows("analyze pyworker.live_jobs")
+        expected = api.rows("select id from pyworker.jobs order by priority, run_at, id limit %s", [limit])
+        plans = [p for p in watched(lambda a: a.claim_jobs(worker, limit)) if sum(touched([p]).values())]
+        assert [(job.id,) for job in watched.result] == expected
+        if len(plans) == 3:
+            break
+    assert len(plans) == 3, [plan["Query Text"] for plan in plans]
     walk, update, read = plans
     kinds = [(node["Node Type"], node.get("Index Name")) for node in nodes(walk["Plan"])]
     assert ("Index Scan", "live_jobs_ready") in kinds

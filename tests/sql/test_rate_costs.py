@@ -89,8 +89,10 @@ def test_a_claim_looks_at_few_starts_however_many_are_in_its_window_and_before_i
         "select 'q', pyworker.clock() - (%s - n) * interval '72 ms', n from generate_series(1, %s) n",
         [many, many],
     )
-    for found in of_claims():
-        assert found["starts"] <= 12, found
+    found = of_claims()
+    api.rows("truncate pyworker.starts")  # tests after this one would have its pages
+    for claim_ in found:
+        assert claim_["starts"] <= 12, claim_
 
 
 SETTINGS: dict[str, tuple[Any, ...]] = {
