@@ -24,6 +24,8 @@ from pyworker.cli import main
 from tests.support import ROOT
 from tests.support.workers import ends_of
 
+pytestmark = pytest.mark.slow
+
 DEADLINE = 60.0
 TASKS = """
 from pyworker import task

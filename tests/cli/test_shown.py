@@ -16,6 +16,8 @@ import pytest
 from pyworker import tasks
 from pyworker.cli import main
 
+pytestmark = pytest.mark.slow
+
 CRONTAB = '0 4 * * * report ?id=nightly {"a": "ü"}\n* * * * * often {it: \'is JSON5\'}\n'
 DEPLOYED = """
 from pyworker import task

@@ -180,6 +180,7 @@ def test_an_interrupted_installation_leaves_nothing_behind(fresh, dsn):
     assert "applied 0001_init" in migrate(dsn).stdout
 
 
+@pytest.mark.slow
 def test_an_upgrade_behind_a_long_read_gives_up_and_changes_nothing(fresh, dsn, dump):
     migrate(dsn)
     before = dump()

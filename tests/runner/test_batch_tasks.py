@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 both = pytest.mark.parametrize("task", ["index", "index_async"])
 
 

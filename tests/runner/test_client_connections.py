@@ -15,6 +15,8 @@ from pyworker._db.migrations import migrate
 from tests.support.connections import ASYNC, LATER, SYNC, asyncpg_connection, count
 from tests.support.connections import conn as conn
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kind", SYNC)
 def test_a_job_is_part_of_the_callers_transaction(db: Any, dsn: str, kind: str) -> None:

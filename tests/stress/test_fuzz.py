@@ -19,6 +19,8 @@ import pytest
 
 from tests.support.hostile_values import Values
 
+pytestmark = pytest.mark.slow
+
 CALLS = int(os.environ.get("PYWORKER_FUZZ", "100000"))
 SEED = int(os.environ.get("PYWORKER_SEED", random.randrange(10**9)))
 REFUSALS = {"PW001", "PW002", "PW003", "PW004", "PW005", "PW006"}

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLD = 860  # pixels that the page of a laptop shows
 
 
