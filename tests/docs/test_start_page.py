@@ -10,6 +10,8 @@ import pytest
 
 from tests.support import ROOT
 
+pytestmark = pytest.mark.slow
+
 PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
 
 

@@ -18,6 +18,8 @@ from psycopg.rows import namedtuple_row
 from tests.support.servers import Postgres
 from tests.support.workers import Queue
 
+pytestmark = pytest.mark.slow
+
 ASKING = """
 from pyworker import task
 

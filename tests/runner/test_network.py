@@ -22,6 +22,8 @@ from pyworker._runner.config import RunConfig
 from pyworker._runner.connections import Connections
 from tests.support.proxy import Message, Proxy, Weather, once
 
+pytestmark = pytest.mark.slow
+
 CUTS = int(os.environ.get("PYWORKER_CUTS", "5000"))
 
 

@@ -27,6 +27,8 @@ from tests.support.several import other as other
 from tests.support.several import start as start
 from tests.support.workers import Queue, Worker, ends_of
 
+pytestmark = pytest.mark.slow
+
 
 def lines(worker: Worker) -> list[dict[str, Any]]:
     return [json.loads(line) for line in worker.log.splitlines()]

@@ -40,6 +40,11 @@ def days(api: Any) -> list[str]:
     )]  # fmt: skip
 
 
+def days_ahead(api: Any) -> list[str]:
+    """From tomorrow on: where the installation is of yesterday, it has made today's, too."""
+    return [name for name in days(api) if name > day(api, "0")]
+
+
 def day(api: Any, offset: str) -> str:
     return api.value(
         "select to_char(pyworker.clock() at time zone 'UTC' + %s, '\"finished_jobs_\"YYYYMMDD')", [offset]
@@ -55,7 +60,7 @@ def where(api: Any, job: Any) -> str:
 def test_history_is_kept_in_days_that_are_made_ahead_and_dropped_whole(own: Any, advance: Any) -> None:
     own.define_task("t", retention="5 days")
     own.maintain()
-    assert days(own) == [day(own, f"{n} days") for n in (1, 2, 3, 5, 6, 7)]
+    assert days_ahead(own) == [day(own, f"{n} days") for n in (1, 2, 3, 5, 6, 7)]
     worker = own.register_worker()
     jobs = [end(own, state, worker) for state in ("completed", "cancelled")] + [
         end(own, "completed", worker, "u")
@@ -133,7 +138,7 @@ def test_a_retention_beyond_a_year_needs_no_days_of_its_own(own: Any, advance: A
     own.maintain()
     job = end(own, "completed", own.register_worker())
     assert where(own, job) == "finished_jobs_default"
-    assert len(days(own)) == 3
+    assert len(days_ahead(own)) == 3
     advance(days=729)
     own.maintain()
     assert is_there(own, job)

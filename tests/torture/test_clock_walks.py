@@ -17,6 +17,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+pytestmark = pytest.mark.slow
+
 WALKS = int(os.environ.get("PYWORKER_WALKS", "1"))
 SEED = os.environ.get("PYWORKER_SEED", "3")
 STEPS = 200

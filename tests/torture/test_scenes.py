@@ -17,6 +17,8 @@ from tests.support.servers import Postgres
 from tests.support.workers import Queue
 from tests.torture.servers import LogElsewhere, WithJumpingClock
 
+pytestmark = pytest.mark.slow
+
 BACKENDS = "select pid from pg_stat_activity where application_name = 'pyworker'"
 
 

@@ -10,8 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support import DEADLINE
 from tests.support.site import Answer, Site, read_all
+
+pytestmark = pytest.mark.slow
 
 
 def memory(process: subprocess.Popen[str]) -> int:
