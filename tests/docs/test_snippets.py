@@ -54,6 +54,7 @@ RUN = {
     "README": {"charge", "send_email"},
     "start": {"greet"},
     "batches": {"index", "convert"},
+    "workflows": {"reserve", "charge", "settle"},  # the order waits for its approval
 }
 
 
@@ -234,8 +235,24 @@ def test_a_page_runs_its_sql_then_its_python_then_its_tasks_by_a_worker(
         python("-m", "pyworker", "run", module.stem, "--once", end="rollback")
     rows = owner.execute("select task_identifier from pyworker.history where state = 'completed'").fetchall()
     assert RUN.get(page, set()) <= {name for (name,) in rows}
+    if page == "workflows":
+        approved_in_the_end(owner, python)
     failed = "select id, task_identifier, last_error from pyworker.jobs where last_error is not null"
     assert owner.execute(failed).fetchall() == []
+
+
+def approved_in_the_end(conn: psycopg.Connection[Any], python: Any) -> None:
+    """The order at the head of the page: a person approves it, and it is done."""
+    waiting = conn.execute(
+        "select j.id, r.reason from pyworker.jobs j cross join lateral pyworker.explain_job(j.id) r "
+        "where j.task_identifier = 'approve' and r.position = 1"
+    ).fetchall()
+    ((job_id, reason),) = waiting
+    assert reason == "signal"
+    python("-m", "pyworker", "signal", str(job_id), "approved", '{"by": "ann"}', end="rollback")
+    python("-m", "pyworker", "run", "page_workflows", "--once", end="rollback")
+    done = conn.execute("select state from pyworker.history where task_identifier = 'done'").fetchall()
+    assert done == [("completed",)]
 
 
 # -- commands --------------------------------------------------------------------------------------

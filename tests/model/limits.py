@@ -16,7 +16,7 @@ class Limits(Machine):
 
     # What has little to do with it.
     define_task = once = resume_sequence = step_or_signal = add_batch = None  # type: ignore[assignment]
-    extend_batch = end_what_others_wait_for = remove_job = start = finish_one = None  # type: ignore[assignment]
+    extend_batch = let_a_job_go_on = end_what_others_wait_for = remove_job = start = finish_one = None  # type: ignore[assignment]
     add_schedule = change_a_schedule = schedules_tick = run_schedule = None  # type: ignore[assignment]
     many = delete = change_a_worker = None  # type: ignore[assignment]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 from psycopg.types.json import Jsonb
 
 from tests.model.calls import NAMES
+from tests.model.met import met
 from tests.model.model import Model
 from tests.model.schedules import Schedules
 from tests.model.state import HALF, MOMENT, PERIOD, SOME, TTL
@@ -36,6 +38,7 @@ with_a_running_job = precondition(lambda self: self.model.live("running"))
 
 class Machine(Schedules):
     steps = 0
+    met: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, api: Any, clock: Any, clean: Any, check: Any) -> None:
         super().__init__()
@@ -316,6 +319,7 @@ class Machine(Schedules):
         if self.model.now == datetime.min:
             return
         Machine.steps += 1
+        Machine.met += met(self.model)
         rows = {row.id: row for row in self.api.rows(SEEN)}
         ours = []
         for job in sorted(self.model.jobs, key=lambda j: j.id):
@@ -366,6 +370,7 @@ class Workflows(Machine):
 def run(kind: type[Machine], api: Any, clock: Any, clean: Any, check: Any, examples: int, steps: int,
         **more: Any) -> None:  # fmt: skip
     Machine.steps = 0
+    Machine.met.clear()
     run_state_machine_as_test(
         lambda: kind(api, clock, clean, check),
         settings=settings(

@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 
 from tests.model.calls import Calls
 from tests.model.model import Model
-from tests.model.state import HALF
+from tests.model.state import HALF, HOUR, Job
 from tests.model.strategies import conditions, numbers, specs
 from tests.support.api import ids
 
@@ -42,6 +42,7 @@ with_a_job = precondition(lambda self: self.model.jobs)
 
 class Together(Calls, RuleBasedStateMachine):
     claim: Callable[[int, int], None]
+    time_passes: Callable[[int, int | None], None]
 
     @rule(many=st.lists(specs, max_size=3), callback=specs, on=conditions)
     def add_batch(self, many: list[dict[str, Any]], callback: dict[str, Any], on: str) -> None:
@@ -101,9 +102,32 @@ class Together(Calls, RuleBasedStateMachine):
         number=numbers, how=st.sampled_from(["completed", "completed", "discarded", "cancelled", "deleted"])
     )
     def end_what_others_wait_for(self, number: int, how: str) -> None:
-        """By its worker, if it runs."""
         jobs = self.model.awaited_jobs()
-        job = jobs[number % len(jobs)]
+        self.end(jobs[number % len(jobs)], how)
+
+    @precondition(lambda self: any(job.held == "unmet" for job in self.model.jobs))
+    @rule(number=numbers)
+    def let_a_job_go_on(self, number: int) -> None:
+        """All that a job waits for ends as it must, and a worker claims what may run then."""
+        waiting = [job for job in self.model.live("pending") if job.held == "unmet"]
+        job_id = waiting[number % len(waiting)].id
+        for edge in waiting[number % len(waiting)].edges:
+            parent = self.model.get(edge.parent.id)
+            if edge.met or not parent:
+                continue
+            if parent.ended_as():
+                self.same(lambda m, j=parent.id: m.retry(j), lambda j=parent.id: self.api.retry_job(j).state)
+                parent = self.model.known(parent.id)
+            if not parent.ended_as():
+                self.end(parent, "discarded" if edge.condition == "failure" else "completed")
+        self.settle()
+        job = self.model.get(job_id)
+        if job and job.state == "scheduled" and job.run_at <= self.model.now + 4 * HOUR:
+            self.time_passes(4, None)
+        self.claim(1, 9)
+
+    def end(self, job: Job, how: str) -> None:
+        """By its worker, if it runs."""
         run, runs = (job.id, job.run), job.state == "running"
         failure = {"id": job.id, "run": job.run, "error": "e", "discard": True}
         if how == "cancelled" or (how == "deleted" and runs):

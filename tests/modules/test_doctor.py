@@ -9,7 +9,9 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pyworker._db.migrations import migrate
+from tests.support.dependencies import child, running, state
 from tests.support.doctor import HEALTHY, doctor, heals, of, repair, short, the
+from tests.support.waits import again, waiting
 
 
 def test_a_fresh_installation_is_healthy_and_so_is_an_upgraded_one(own: Any) -> None:
@@ -251,6 +253,41 @@ def test_stranded_jobs(api: Any, worker: int, kind: str) -> None:
     api.rows("delete from pyworker.promotion_requests; delete from pyworker.live_jobs where id = 1")
     heals(api, "invariants", "error", f"stranded {kind}: jobs wait and nothing will call them")
     assert api.claim(worker).id == 2
+
+
+@pytest.mark.parametrize("lost", ["request", "watch"])
+def test_a_job_whose_parents_have_ended_without_its_notice(api: Any, worker: int, lost: str) -> None:
+    parent = running(api, worker)
+    job = child(api, [parent])
+    assert state(api, job) == "pending"
+    if lost == "request":
+        api.finish(parent)
+        api.rows("delete from pyworker.promotion_requests where lane = 'child'")
+    else:
+        api.rows("delete from pyworker.watches")
+        api.finish(parent)
+    heals(api, "invariants", "error", "stranded child: jobs that depend on others wait and nothing will call")
+    assert api.get_job(job).state == "available"
+
+
+def test_a_job_that_waits_for_a_parent_that_it_does_not_watch(api: Any, worker: int) -> None:
+    parent = running(api, worker)
+    job = child(api, [parent])
+    assert state(api, job) == "pending"
+    api.rows("delete from pyworker.watches")
+    heals(api, "invariants", "error", "stranded child: ")
+    assert api.get_job(job).state == "pending"
+    api.finish(parent)
+    assert state(api, job) == "available"
+
+
+def test_a_job_whose_signal_was_sent_without_its_notice(api: Any, worker: int) -> None:
+    job = waiting(api, worker)
+    api.send_signal(job.id, "go", Jsonb(1))
+    api.rows("delete from pyworker.promotion_requests where lane = 'signal'")
+    heals(api, "invariants", "error", "stranded wait: jobs whose signal was sent wait and nothing will call")
+    mine = again(api, worker, job)
+    assert api.wait_for_signal(job.id, mine.run, "go") == 1
 
 
 def test_a_halt_by_a_job_that_has_not_ended(api: Any) -> None:

@@ -51,6 +51,19 @@ def test_it_is_woken_by_a_notification_and_right_without_one(queue: Any, alone: 
     thread.join()
 
 
+def test_a_notification_ends_the_wait_long_before_the_next_look(queue: Any, alone: Any) -> None:
+    """A look comes each second, so without the notification every wait would take nearly as long."""
+    late = []
+    for _ in range(5):
+        job = queue.add("no_such_task")
+        thread = later(queue, f"select pyworker.cancel_job({job})")
+        pyworker.wait_for_job(alone, job, timedelta(seconds=30))
+        late.append(queue.value("select clock_timestamp() - (pyworker.get_job(%s)).finished_at", job))
+        thread.join()
+        queue.rows("truncate pyworker.waiters")
+    assert min(late) < timedelta(seconds=0.5)
+
+
 def test_any_kind_of_cursor_may_be_the_connections_own(queue: Any, dsn: str) -> None:
     job = queue.add("no_such_task")
     queue.rows("select pyworker.cancel_job(%s)", job)

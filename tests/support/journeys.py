@@ -13,6 +13,7 @@ from psycopg.types.json import Jsonb
 from tests.support.databases import check_invariants
 
 STEPS = ("drawn", "booked", "go", "drawn again", "maybe", "booked again")
+BOUNDARIES = (*STEPS, "the end")
 STATES = {"journey": "completed", "join": "completed", "refuse": "discarded", "never": "cancelled"}
 
 
@@ -68,7 +69,8 @@ class Journeys:
             if not at_least:
                 return
 
-    def judge(self, queue: Any) -> None:
+    def judge(self, queue: Any) -> Counter[str]:
+        """Counts the runs that were cut off, by the step before which that happened."""
         told: dict[int, list[Any]] = defaultdict(list)
         for row in queue.rows("select job_id, run, told, said_at from public.seen order by at"):
             told[row.job_id].append(row)
@@ -88,9 +90,10 @@ class Journeys:
             if self.kinds.get(error.job_id) == "journey":
                 rows = [row for row in told[error.job_id] if row.run == error.run]
                 names = [name for row in rows if isinstance(row.told, dict) for name in row.told]
-                cut[(*STEPS, "the end")[STEPS.index(names[-1]) + 1 if names else 0]] += 1
+                cut[BOUNDARIES[STEPS.index(names[-1]) + 1 if names else 0]] += 1
         print(f"{len(journeys)} jobs of steps; runs that were cut off before: {dict(cut)}")
         assert cut, "no run was cut off: this proves nothing"
+        return cut
 
 
 def judge_steps(queue: Any, job_id: int, told: list[Any]) -> None:
