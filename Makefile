@@ -1,7 +1,7 @@
 # The README's commands by short names. They work without make, too.
 .DEFAULT_GOAL := help
 .PHONY: help demo quick t test lint schema docs torture interleavings crashpoints nightly release dist mutants fresh
-.PHONY: bench failover report
+.PHONY: bench failover report slow
 
 install = python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q -e
 
@@ -13,8 +13,11 @@ help: ## show this list
 demo: ## start a PostgreSQL and run jobs on it
 	$(install) '.[demo]' && .venv/bin/pyworker demo
 
-test: ## run all tests, but for the long ones
+test: ## run what each change must pass, in ten minutes
 	$(install) '.[test]' && .venv/bin/pytest -n auto
+
+slow: ## run what CI runs besides
+	$(install) '.[test]' && .venv/bin/pytest -n auto -m slow
 
 .venv/bin/pytest:
 	$(install) '.[test]'
@@ -26,7 +29,7 @@ quick: .venv/bin/pytest ## run most tests of the SQL, in a minute
 	.venv/bin/pytest -n auto -q -x tests/sql tests/modules tests/rules -k "not ($(long))"
 
 t: .venv/bin/pytest ## run the tests of one file: make t F=fail
-	.venv/bin/pytest -q $(wildcard tests/*/test_$(F).py)
+	.venv/bin/pytest -q -m 'not torture' $(wildcard tests/*/test_$(F).py)
 
 lint: ## check style and types
 	$(install) '.[dev]' && .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/pyright
@@ -52,8 +55,8 @@ failover: ## lose the leader of a cluster under Patroni under load; dumps, pg_up
 
 nightly: ## run everything for hours: the README's last section has the figures
 	$(install) '.[test]'
-	PYWORKER_WALKS=50 PYWORKER_CRON_CASES=100000 PYWORKER_EXAMPLES=1000 PYWORKER_MODEL_EXAMPLES=1000 PYWORKER_MODEL_STEPS=60 .venv/bin/pytest -n auto
-	test ! -x $(older)/postgres || PYWORKER_PG_BIN=$(older) .venv/bin/pytest -n auto tests/sql tests/modules tests/races tests/model tests/stress
+	PYWORKER_WALKS=50 PYWORKER_CRON_CASES=100000 PYWORKER_EXAMPLES=1000 PYWORKER_MODEL_EXAMPLES=1000 PYWORKER_MODEL_STEPS=60 .venv/bin/pytest -n auto -m 'not torture'
+	test ! -x $(older)/postgres || PYWORKER_PG_BIN=$(older) .venv/bin/pytest -n auto -m 'not torture' tests/sql tests/modules tests/races tests/model tests/stress
 	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -m torture tests/torture/test_torture.py -k record
 	PYWORKER_TORTURE_SECONDS=900 .venv/bin/pytest -m torture tests/torture -k "not record and not swarm"
 	PYWORKER_TORTURE_SECONDS=300 .venv/bin/pytest -m torture tests/torture/test_swarm.py

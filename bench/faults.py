@@ -305,7 +305,8 @@ def large_queue(conn: psycopg.Connection[Any]) -> Figures:
         assert row
         began = cpu(conn)
         for job, run in zip(*row, strict=True):
-            conn.execute("select finish_jobs(array[%s::bigint], array[%s::bigint])", [job, run])
+            # Written as a number: runs were integers once, and bigints would not do there.
+            conn.execute(f"select finish_jobs(array[{job}], array[{run}])")
         return (cpu(conn) - began) / len(row[0]) * 1e6
 
     conn.execute("select set_queue('large', 5000)")

@@ -17,6 +17,8 @@ from psycopg.conninfo import conninfo_to_dict
 from pyworker._dev import postgres
 from pyworker._dev.postgres import NoPostgres, Server, find_bindir, kept_server, temporary_server
 
+pytestmark = pytest.mark.slow
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
 
 

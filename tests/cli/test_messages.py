@@ -15,6 +15,8 @@ import pytest
 from tests.support import PYTHONPATH, ROOT
 from tests.support.workers import Queue
 
+pytestmark = pytest.mark.slow
+
 LINK = "tcp://10.96.0.17:8080"
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from .test_snippets import EXAMPLES, PAGES, RUN_SHOWN, Block, blocks_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def playground(site: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
+pytestmark = pytest.mark.slow
+
 django = pytest.importorskip("django")
 if django.VERSION < (6, 0):
     pytest.importorskip("django_tasks")

@@ -6,9 +6,12 @@ import textwrap
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg.types.json import Jsonb
 
 from .test_django import ADMIN, python
+
+pytestmark = pytest.mark.slow
 
 EVIL = "<script>alert(1)</script>\"><img src=x onerror=alert(1)>' onfocus='x"
 

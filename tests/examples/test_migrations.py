@@ -13,6 +13,8 @@ import pytest
 
 from pyworker._db import migrations
 
+pytestmark = pytest.mark.slow
+
 
 def psql(example: Any, *arguments: str) -> str:
     program = shutil.which("psql") or pytest.skip("no psql here")

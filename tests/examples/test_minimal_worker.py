@@ -14,6 +14,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "examples" / "minimal_worker.py"
 HANDLERS = """

@@ -15,6 +15,8 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.support.proxy import Proxy, once
 from tests.support.runners import COMMANDS, Running
 
+pytestmark = pytest.mark.slow
+
 TASKS = ["note", "deliver", "in_turn", "book", "flaky", "in_turn", "deliver", "note"]
 
 

@@ -18,6 +18,8 @@ from tests.support.checker import Event, read
 from tests.support.servers import Postgres
 from tests.support.workers import Queue, Worker
 
+pytestmark = pytest.mark.slow
+
 ENDS = {"lost", "failed, and must not be run twice"}  # as they were begun in the dump, or by a ValueError
 LEFT = "select count(*) = 0 from pyworker.jobs where state <> 'discarded'"
 

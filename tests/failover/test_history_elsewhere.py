@@ -15,6 +15,8 @@ from tests.failover.writers import until
 from tests.support import ROOT
 from tests.support.servers import Postgres
 
+pytestmark = pytest.mark.slow
+
 PAGE = ROOT / "docs" / "failover.md"
 PUBLISHER = {"wal_level": "logical", "max_wal_senders": "4", "max_replication_slots": "4"}
 ARCHIVED = "select array_agg(id order by id) from pyworker.finished_jobs"

@@ -22,9 +22,13 @@ from tests.upgrade.test_upgrade import jobs, left, settle
 FOUND = versions()
 OLDEST, NEWEST = min(FOUND), max(FOUND)
 WAITING = 5000
-pytestmark = pytest.mark.skipif(
-    OLDEST == NEWEST, reason=f"there is one PostgreSQL on this machine, {NEWEST}: an upgrade needs two"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        OLDEST == NEWEST,
+        reason=f"there is one PostgreSQL on this machine, {NEWEST}: an upgrade needs two",
+    ),
+]
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from tests.model.limits import Limits
 from tests.model.machine import Machine, Workflows, run
 from tests.model.signals import FATES, Signals
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("PYWORKER_EXAMPLES", "0"))
 STEPS = int(os.environ.get("PYWORKER_STEPS", "60"))
 

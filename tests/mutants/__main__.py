@@ -61,7 +61,8 @@ class Place:
         self.clean()
         nodes = [f"tests/{test}" for test in tests]
         ran = self.python(
-            "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *options, *nodes, seconds=seconds
+            "-m", "pytest", "-n", "0", "-q", "-m", "not torture", "-p", "no:cacheprovider",
+            *options, *nodes, seconds=seconds,
         )  # fmt: skip
         return ran.returncode, ran.stdout
 

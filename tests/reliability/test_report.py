@@ -11,6 +11,8 @@ from tests.reliability.contenders import CONTENDERS
 from tests.reliability.judge import PROMISES, History, figures, recoveries, verdicts
 from tests.reliability.run import run
 
+pytestmark = pytest.mark.slow
+
 TIMELY = "a dead worker's jobs run again in the documented time"
 
 

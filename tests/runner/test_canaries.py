@@ -23,6 +23,8 @@ from pyworker._runner.metrics import text_of
 from tests.support.health import until_health
 from tests.support.site import Answer, Site
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("password", "environment", "payload", "result", "step", "signal", "raised", "logged")
 CANARIES = {kind: f"canary{secrets.token_hex(12)}" for kind in KINDS}
 QUIET = ("password", "environment", "payload", "result", "step", "signal")

@@ -19,6 +19,8 @@ import pytest
 from pyworker.conformance.__main__ import IN_ORDER
 from tests.support import PYTHONPATH, ROOT, runners
 
+pytestmark = pytest.mark.slow
+
 PYTHON = [sys.executable, "-m", "pyworker", "run", "pyworker.conformance.tasks", "--no-uvloop"]
 MINIMAL = [sys.executable, "minimal_worker.py", "conformance_handlers"]
 PAGE = ROOT / "docs" / "conformance.md"

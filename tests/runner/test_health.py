@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.health import until_health
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_worker_that_can_claim_is_live_and_ready_by_name_by_id_and_at_its_port(
     queue: Any, health: Any, port: str

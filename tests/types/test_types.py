@@ -16,6 +16,8 @@ import pytest
 
 from tests.support import ROOT
 
+pytestmark = pytest.mark.slow
+
 USES = Path(__file__).with_name("uses.py")
 WRONG = {
     nr for nr, line in enumerate(USES.read_text("utf-8").splitlines(), 1) if re.search(r"# wrong$", line)
