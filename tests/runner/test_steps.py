@@ -100,6 +100,16 @@ def test_a_wait_ends_at_its_timeout_with_none(queue: Any, kind: str) -> None:
     assert queue.job(job).result == [None, None]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_signal_without_a_payload_is_none_as_a_timeout_is(queue: Any, kind: str) -> None:
+    started(queue)
+    job = queue.add(kind, {"do": [["wait", "go", 3600]]})
+    until_waiting(queue, job)
+    signal(queue, job, "go")
+    queue.until_state("completed", job)
+    assert queue.job(job).result == [None]
+
+
 def test_a_wait_in_a_subtask_ends_the_run_too(queue: Any) -> None:
     worker = started(queue)
     job = queue.add("stepped_async", {"do": [["wait in a subtask", "go"]]})

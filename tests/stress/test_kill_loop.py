@@ -2,8 +2,8 @@
 nothing is lost, nothing is done too often.
 
 PYWORKER_KILLS says how many processes are killed by SIGKILL (60 unless told; connections that are
-cut and processes that are stopped for a while come on top), PYWORKER_CRASHES how often the server
-crashes (12, every second time by an immediate stop).
+cut and processes that are stopped for a while come on top; from 300 on, some must have died before each
+step of a job), PYWORKER_CRASHES how often the server crashes (12, every second time by an immediate stop).
 """
 
 from __future__ import annotations
