@@ -149,9 +149,9 @@ def extend_batch(
     conn: SyncConnection, callback_id: int, jobs: Iterable[JobSpec], *, schema: str | None = None
 ) -> list[JobRow]: ...
 def extend_batch(conn: Any, callback_id: int, jobs: Iterable[JobSpec], *, schema: str | None = None) -> Any:
-    """Add jobs to a batch whose callback has not begun to run; one of its jobs may do so, too.
+    """Add jobs to a batch whose callback still waits for others; one of its jobs may do so, too.
 
-    The callback waits for them as for the others. Raises NotFound; WrongState if the callback has begun.
+    The callback waits for them as for the others. Raises NotFound; WrongState if the last job has ended.
     """
     call = queue.extend_batch_call(schema or default_schema(), callback_id, _sent(jobs))
     return query("extend_batch", conn, call, _all)

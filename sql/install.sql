@@ -97,6 +97,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/schedules/ticks.sql
 \ir modules/schedules/crontab.sql
 \ir modules/limits/usage.sql
+\ir modules/integrity/circles.sql
 \ir modules/integrity/invariants.sql
 \ir modules/integrity/drift.sql
 \ir modules/diagnosis/explain_waits.sql

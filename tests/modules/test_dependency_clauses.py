@@ -9,7 +9,7 @@ from psycopg.types.json import Jsonb
 
 from tests.support.api import ids
 from tests.support.dependencies import ENDS, child, running, state
-from tests.support.explain import CALL, explain, run
+from tests.support.explain import explain, run
 from tests.support.sessions import LEVELS
 from tests.support.waits import waiting
 
@@ -165,8 +165,7 @@ def test_the_remedy_for_a_deleted_parent_gives_the_child_up(api: Any) -> None:
     state(api, job)
     (unmet, *_) = explain(api, job)
     assert unmet.detail == f"waits for the success of job {parent} (cancelled)"
-    (call,) = CALL.findall(unmet.remedy)
-    api.rows(call)
+    run(api, unmet.remedy)
     assert api.get_job(job).state == "cancelled"
 
 

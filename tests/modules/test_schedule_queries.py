@@ -40,6 +40,20 @@ def test_no_row_is_no_job_and_a_missed_tick_is_not_asked_again(own: Any, roles: 
     assert [row.last_error for row in own.rows("select last_error from pyworker.schedules")] == [None, None]
 
 
+def test_a_query_may_say_what_its_jobs_wait_for(own: Any, roles: dict[str, str]) -> None:
+    parent = own.add_job("parent").id
+    add(own, roles, f'select \'[{{"id": {parent}, "on": "end"}}]\'::jsonb as depends_on', name="waits")
+    add(own, roles, "select '[\"no ref\"]'::jsonb as depends_on", name="bad")
+    tick(own)
+    waits = own.rows("select job_id, depends_on, condition from pyworker.dependencies")
+    assert [(row.depends_on, row.condition) for row in waits] == [(parent, "end")]
+    (error,) = own.rows("select last_error from pyworker.schedules where last_error is not null")
+    assert "no job of the call has the ref 'no ref'" in error.last_error
+    own.cancel_job(parent)
+    own.promote_jobs()
+    assert own.get_job(waits[0].job_id).state == "available"
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [

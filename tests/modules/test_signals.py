@@ -195,8 +195,9 @@ def test_a_job_may_wait_for_several_signals_one_after_the_other(api: Any, worker
 @pytest.mark.parametrize("state", ["completed", "cancelled"])
 def test_an_ended_job_refuses_signals(api: Any, job_in: Any, state: str) -> None:
     job = job_in(state)
-    with api.refusal("PW005", f"send_signal: job {job.id} is {state}"):
+    with api.refusal("PW005", f"send_signal: job {job.id} is {state}") as refused:
         api.send_signal(job.id, "go")
+    assert "retry_job" in refused.value.diag.message_hint
 
 
 @pytest.mark.parametrize("state", ["scheduled", "available", "running", "retryable", "discarded"])

@@ -189,7 +189,8 @@ begin
         raise exception 'send_signal: there is no job %', coalesce(job_id::text, 'NULL')
             using errcode = 'PW004', hint = 'A job whose add is not committed yet is no job.';
     elsif v_state in ('completed', 'cancelled') then
-        raise exception 'send_signal: job % is %', job_id, v_state using errcode = 'PW005';
+        raise exception 'send_signal: job % is %', job_id, v_state
+            using errcode = 'PW005', hint = 'Only a job that has not ended gets signals: retry_job first.';
     end if;
     perform nextval('coordination_used') where not _coordination_is_used();
     insert into signals (job_id, name, payload, at)

@@ -260,10 +260,35 @@ begin
         from unnest(v_children, v_parents) e(child, parent)
         where e.parent in (select u.child from unnest(v_children) u(child));
         if cardinality(v_children) = v_left then
-            raise exception '%: depends_on: jobs wait for each other in a circle',
-                format(label, v_children[1]) using errcode = 'PW001';
+            v_bad.n := _in_a_circle(v_children, v_parents);
+            raise exception '%: depends_on: jobs wait for each other in a circle%', format(label, v_bad.n),
+                coalesce(', of which the ref ' || quote_literal(requests[v_bad.n].ref) || ' is part', '')
+                using errcode = 'PW001';
         end if;
     end loop;
+end;
+$$;
+
+-- The first job of a circle, if each of these children waits for another one of them.
+create or replace function _in_a_circle(children bigint[], parents bigint[]) returns bigint
+    language plpgsql immutable set search_path from current
+as $$
+declare
+    v_up constant bigint[] := array(
+        select coalesce(e.parent, 0) from generate_series(1, (select max(c) from unnest(children) c)) n
+        left join (select u.child, min(u.parent) as parent from unnest(children, parents) u(child, parent)
+                   group by 1) e on e.child = n
+        order by n);
+    v_job bigint := children[1];
+    v_first bigint;
+begin
+    for i in 1..2 * cardinality(v_up) loop
+        v_job := v_up[v_job];
+        if i >= cardinality(v_up) then -- so many steps lead into a circle, and as many go round
+            v_first := least(v_first, v_job);
+        end if;
+    end loop;
+    return v_first;
 end;
 $$;
 

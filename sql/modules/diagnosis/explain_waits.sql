@@ -16,8 +16,8 @@ begin
                case when not e.ended
                     then _as_statement(format('explain_job(%s)', e.parent_id))
                          || ' tells what that job waits for'
-                    when e.state is null then 'that job was deleted: '
-                         || _as_statement(format('cancel_job(%s)', job.id)) || ' gives this one up'
+                    when e.state is null then _as_statement(format('cancel_job(%s)', job.id))
+                         || ' gives this one up: that job was deleted'
                     else _as_statement(format('retry_job(%s)', e.parent_id)) || ' runs that job again' end,
                count(*) over ()
         from (select o.*, (get_job(o.parent_id)).state

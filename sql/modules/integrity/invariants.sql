@@ -252,6 +252,7 @@ begin
     union all select v.* from _violations_of_rates(max_rows) v
     union all select v.* from _violations_of_sequences(max_rows) v
     union all select v.* from _violations_of_dependencies(max_rows) v
+    union all select v.* from _violations_of_circles(max_rows) v
     union all select v.* from _violations_of_waits(max_rows) v
     union all select v.* from _violations_of_schedules(max_rows) v;
 end;
@@ -264,8 +265,7 @@ create or replace function _meanings_of_invariants() returns table (invariant te
 as $$
 begin
     return query values
-        ('state', 'the columns of jobs contradict each other: job ',
-         'select ~._repair_jobs(%L)'),
+        ('state', 'the columns of jobs contradict each other: job ', 'select ~._repair_jobs(%L)'),
         ('history', 'finished jobs that cannot have ended like this: job ',
          'update ~.finished_jobs set state = case when state = ''completed'' and run > 0 then state '
          'else ''cancelled'' end, finished_at = coalesce(finished_at, now()), '
@@ -288,8 +288,7 @@ begin
                    'whose end would not free them: job ',
          'select ~._repair_jobs(%L)'),
         ('I13', 'more jobs than the limit allows are in flight in queue ',
-         'no other job of these queues starts before enough of them have ended; '
-         'cancel_job() ends one sooner'),
+         'no other job of these queues starts before enough of them have ended; cancel_job() ends one'),
         ('stranded queue', 'jobs wait and nothing will call them, in queue ',
          E'insert into ~.promotion_requests (lane) select ''queue:'' || unnest(%L::text[]);\n'
          'select ~.promote_jobs()'),
@@ -311,6 +310,8 @@ begin
          E'with d as (delete from ~.watches where child_id = any (%L))\n'
          'insert into ~.promotion_requests (lane, job_id) select ''child'', unnest(%1$L::bigint[]);\n'
          'select ~.promote_jobs()'),
+        ('circle', 'jobs wait for themselves, over other jobs: job ',
+         'select ~.cancel_job((%L::bigint[])[1]) -- or add one again by its key, with other depends_on'),
         ('stranded wait', 'jobs whose signal was sent wait and nothing will call them: job ',
          E'insert into ~.promotion_requests (lane, job_id) select ''signal'', unnest(%L::bigint[]);\n'
          'select ~.promote_jobs()'),

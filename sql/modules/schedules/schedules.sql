@@ -131,7 +131,7 @@ declare
                      where n.nspname = current_schema());
     v_function record;
     v_known constant text[] := '{identifier,payload,queue_name,run_at,max_attempts,job_key,priority,flags,
-                                 job_key_mode,unique_policy,sequence_policy,meta,delivery}'::text[];
+        job_key_mode,unique_policy,sequence_policy,meta,delivery,depends_on,expires_at,max_wait}'::text[];
     v_columns jsonb;
     v_problem text;
 begin
