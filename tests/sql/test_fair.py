@@ -33,6 +33,7 @@ def test_one_job_of_each_other_queue_starts_before_the_second_one_of_a_large_que
     assert last <= 42  # one round, and the turn that the large queue had before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 100])
 def test_beside_20000_jobs_of_one_tenant_each_of_200_others_starts_its_job_within_250_starts(
     api: Any, worker: int, most: int
