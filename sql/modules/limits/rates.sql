@@ -115,8 +115,8 @@ end;
 $$;
 
 -- Deletes the starts of queues that have started nothing for a day, or for their period. Looks at a tenth
--- of max_rows pages of the table, chosen at random, and at up to 200 such queues there, chosen at random, too:
--- some of them may have a longer period.
+-- of max_rows pages of the table, chosen at random, and at up to 200 such queues there. These are chosen at
+-- random, too, since some of them may have a longer period.
 create or replace function _prune_starts(max_rows integer) returns void
     language plpgsql set search_path from current
 as $$
