@@ -127,10 +127,13 @@ def test_a_waiting_job_that_another_session_has_locked_holds_up_no_other_and_is_
     api.set_queue("q", 2)
     while api.rows("select from pyworker.promotion_requests"):
         api.promote_jobs()  # both looks at the change
+    running = [api.add_job("t", queue_name="q").id for _ in range(2)]
+    assert claim(api, worker) == running
     first, second = (api.add_job(task, queue_name="q").id for task in tasks)
     a = actor()
     a.begin()
     HOLDS[how](a, first)
+    api.finish(*running)
     assert claim(api, worker) == [second]
     assert claim(api, worker) == []
     getattr(a, outcome)()

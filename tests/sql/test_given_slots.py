@@ -42,6 +42,14 @@ def test_jobs_of_several_kinds_get_no_slot_before_the_claim(api: Any) -> None:
     assert given(api) == []
 
 
+def test_nor_when_a_job_before_them_ends(api: Any, worker: int) -> None:
+    api.set_queue("q", 2)
+    first, _, *_ = add(api, *"aaab")
+    assert len(api.claim_jobs(worker, 2)) == 2
+    api.finish(first)
+    assert given(api) == []
+
+
 @pytest.mark.parametrize("later", ["another kind", "an urgent job", "an urgent job of another kind"])
 def test_a_slot_that_no_claim_has_used_is_taken_back_for_a_later_job(
     api: Any, worker: int, later: str

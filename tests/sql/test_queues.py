@@ -45,6 +45,20 @@ def test_the_order_in_a_queue_is_priority_run_at_id(api: Any, worker: int, limit
     assert seen == ids(sorted(jobs, key=lambda job: (job.priority, job.run_at, job.id)))
 
 
+def test_a_job_that_commits_after_the_job_before_it_has_ended_gets_its_turn(
+    api: Any, worker: int, actor: Any
+) -> None:
+    api.add_job("t", queue_name="q")
+    (before,) = api.claim_jobs(worker, 1)
+    a = actor()
+    a.begin()
+    added = a.add_job("t", queue_name="q").id
+    api.finish(before.id)
+    assert api.claim_jobs(worker, 1) == []
+    a.commit()
+    assert ids(api.claim_jobs(worker, 1)) == [added]
+
+
 def test_queues_run_side_by_side_and_beside_jobs_without_one(api: Any, worker: int) -> None:
     names = ["a", "b", "c", "default", "default"]
     jobs = api.add_jobs([{"identifier": "t", "queue_name": name} for name in names + names])

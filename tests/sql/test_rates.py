@@ -184,6 +184,26 @@ def test_a_start_counts_however_its_run_ends(api: Any, worker: int, clock: Any, 
     assert claim(api, again) == [first if end in ("release", "unregister") else second]
 
 
+@pytest.mark.parametrize("end", ["fail", "release", "snooze"])
+def test_a_job_that_goes_back_to_a_queue_whose_rate_has_room_can_be_claimed_at_once(
+    api: Any, worker: int, end: str
+) -> None:
+    api.set_queue("q", None, 500, "1 hour")
+    first, *others = add(api, 150)
+    job, *_ = jobs = api.claim_jobs(worker, 200)
+    assert [job.id for job in jobs] == [first, *others], "so many run that an add would park its job"
+    while api.rows("select from pyworker.promotion_requests"):
+        api.promote_jobs()  # the queue's change is handled
+    match end:
+        case "fail":
+            api.fail(job, delay="0")
+        case "release":
+            api.release_jobs([first], [job.run])
+        case _:
+            api.snooze_job(first, job.run, "0")
+    assert claim(api, worker) == [first]
+
+
 def test_each_queue_of_a_family_has_its_own_rate(api: Any, worker: int, clock: Any) -> None:
     api.set_queue("c:*", None, 2, "10 seconds")
     ids = {name: add(api, 4, name) for name in ("c:1", "c:2", "c:3")}

@@ -205,6 +205,11 @@ def test_a_follow_up_in_another_queue_takes_its_turn_there(api: Any, worker: int
     assert drain(api, worker) == [second.id]
 
 
+def test_and_at_once_where_that_queue_is_idle(api: Any, worker: int) -> None:
+    jobs = [add(api, 1, queue_name=name)[0] for name in "ab"]
+    assert drain(api, worker) == ids(jobs)
+
+
 def test_a_paused_queue_at_the_head_stalls_the_sequence(api: Any, worker: int) -> None:
     api.pause_queue("q")
     jobs = [add(api, 1, queue_name="q")[0], *add(api, 1)]

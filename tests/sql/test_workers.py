@@ -31,6 +31,15 @@ def test_the_heartbeat_of_an_unknown_worker_is_false(api: Any, who: int | None) 
     assert api.heartbeat(who) is False
 
 
+def test_a_worker_is_on_the_disk_when_its_registration_has_committed(api: Any, actor: Any) -> None:
+    """Else a crash of the server could forget it, and keep its claims."""
+    a = actor()
+    a.rows("set synchronous_commit = off")
+    a.begin()
+    a.register_worker()
+    assert a.value("show synchronous_commit") == "on"
+
+
 def test_heartbeats_keep_a_worker_and_its_jobs(api: Any, job_in: Any, worker: int, clock: Any) -> None:
     job = job_in("running")
     for _ in range(5):
