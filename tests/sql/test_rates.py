@@ -387,19 +387,3 @@ def test_a_queue_that_has_started_nothing_for_long_leaves_no_starts(
     clock.advance(hours=48)
     api.maintain()
     assert api.value(names) is None
-
-
-def test_the_starts_of_idle_queues_go_however_many_others_are_busy(api: Any, worker: int) -> None:
-    """One maintenance looks at some of the queues. It must not be the same ones each time."""
-    api.set_queue("*", None, 10, "1 minute")
-    api.rows(
-        "insert into pyworker.starts select k.kind || n, t.at, t.total "
-        "from (values ('busy ', interval '1 minute', 1000), ('idle ', '2 days', 100)) k(kind, ago, many) "
-        "cross join lateral generate_series(1, k.many) n "
-        "cross join lateral (values (timestamptz '-infinity', 0), (pyworker.clock() - k.ago, 1)) t(at, total)"
-    )
-    for _ in range(60):
-        api.maintain()
-    names = "select count(distinct queue_name) from pyworker.starts where queue_name ~ %s"
-    assert api.value(names, ["^idle"]) == 0
-    assert api.value(names, ["^busy"]) == 1000
