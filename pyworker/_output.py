@@ -76,12 +76,17 @@ def unwritten(error: BaseException) -> OSError | None:
     return found
 
 
+def _next(at: datetime, period: timedelta) -> str:
+    """The time of day; for a period of more than 12 hours with the date."""
+    return time_of(at) if period > timedelta(hours=12) else time_of(at).split()[1]
+
+
 def rate_of(row: Mapping[str, Any]) -> str:
     """The rate of a queue, how much of it is used, and when it has room again."""
     if row["rate_limit"] is None:
         return ""
     used = "" if row["rate_used"] is None else f"{row['rate_used']} of "
-    rest = f", next {time_of(row['rate_free_at']).split()[1]}" if row["rate_free_at"] else ""
+    rest = f", next {_next(row['rate_free_at'], row['rate_period'])}" if row["rate_free_at"] else ""
     return f"{used}{row['rate_limit']} in {period_of(row['rate_period'])}{rest}"
 
 

@@ -33,6 +33,10 @@ def _bounded(
             raise click.UsageError(f"--queue {queue}: write QUEUE or QUEUE=N, with N from 1 to 1000")
         else:
             bounds[name] = int(bound)
+        if name != "*" and name.endswith("*"):
+            raise click.UsageError(
+                f"--queue {queue}: name queues one by one; '*' alone stands for the others"
+            )
         if name in names:
             raise click.UsageError(f"--queue {name} is given twice")
         names.append(name)

@@ -54,6 +54,14 @@ def test_the_list_shows_limit_running_waiting_oldest_and_what_is_left_of_the_rat
     assert f"{oldest:%H:%M:%S}" in cells["oldest waiting"]
 
 
+def test_the_next_start_of_a_rate_of_days_is_shown_with_its_date(call: Any, db: Any, worker: int) -> None:
+    db.execute("select pyworker.set_queue('mail', null, 1, '30 days')")
+    db.execute("select pyworker.add_job('t', queue_name => 'mail') from generate_series(1, 2)")
+    db.execute("select count(*) from pyworker.claim_jobs(%s, 2)", [worker])
+    (at,) = db.execute("select rate_free_at from pyworker.list_queues()").fetchone()
+    assert f"1 of 1 in 30 d, next {at:%Y-%m-%d %H:%M:%S}" in call("queues")
+
+
 @pytest.mark.parametrize(
     ("period", "shown"),
     [("60 s", "1 min"), ("5400 s", "1 h 30 min"), ("1 day 1 s", "1 d 1 s"), ("0.25 s", "250 ms"),

@@ -92,6 +92,15 @@ def test_a_bound_that_is_none_is_refused(cli: Callable[..., Any], wrong: str) ->
     assert f"--queue {wrong}: write QUEUE or QUEUE=N" in " ".join(done.stderr.split())
 
 
+@pytest.mark.parametrize("family", ["customer:*", "customer:*=5"])
+def test_a_family_is_refused_as_no_job_is_in_a_queue_of_that_name(
+    cli: Callable[..., Any], family: str
+) -> None:
+    done = cli("run", "handlers", "--queue", family)
+    assert done.returncode == 2
+    assert f"--queue {family}: name queues one by one" in " ".join(done.stderr.split())
+
+
 def test_a_queue_given_twice_is_refused(cli: Callable[..., Any]) -> None:
     done = cli("run", "handlers", "--queue", "mail=1", "--queue", "mail=2")
     assert (done.returncode, "--queue mail is given twice" in done.stderr) == (2, True)

@@ -149,3 +149,19 @@ def test_metrics_look_at_few_starts_however_many_queues_have_a_rate(
         plans = watched(lambda a: a.rows("select * from pyworker.metrics()"))
     assert "pyworker_queue_rate_used" in {row.name for row in watched.result}
     assert sum(touched(plans, "starts").values()) <= 300
+
+
+def test_the_starts_of_idle_queues_go_however_many_others_are_busy(api: Any, worker: int) -> None:
+    """One maintenance looks at some of the queues. It must not be the same ones each time."""
+    api.set_queue("*", None, 10, "1 minute")
+    api.rows(
+        "insert into pyworker.starts select k.kind || n, t.at, t.total "
+        "from (values ('busy ', interval '1 minute', 1000), ('idle ', '2 days', 100)) k(kind, ago, many) "
+        "cross join lateral generate_series(1, k.many) n "
+        "cross join lateral (values (timestamptz '-infinity', 0), (pyworker.clock() - k.ago, 1)) t(at, total)"
+    )
+    for _ in range(60):
+        api.maintain()
+    names = "select count(distinct queue_name) from pyworker.starts where queue_name ~ %s"
+    assert api.value(names, ["^idle"]) == 0
+    assert api.value(names, ["^busy"]) == 1000

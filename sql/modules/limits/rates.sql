@@ -115,7 +115,8 @@ end;
 $$;
 
 -- Deletes the starts of queues that have started nothing for a day, or for their period. Looks at a tenth
--- of max_rows pages of the table, chosen at random.
+-- of max_rows pages of the table, chosen at random, and at up to 200 such queues there. These are chosen at
+-- random, too, since some of them may have a longer period.
 create or replace function _prune_starts(max_rows integer) returns void
     language plpgsql set search_path from current
 as $$
@@ -127,8 +128,11 @@ declare
 begin
     v_held := array(
         select i.queue_name from (
-            select distinct s.queue_name from starts s tablesample system (v_part)
-            where s.at < v_now - interval '1 day' limit 200) i
+            select d.queue_name from (
+                select distinct s.queue_name from starts s tablesample system (v_part)
+                where s.at < v_now - interval '1 day') d
+            cross join lateral _last_start(d.queue_name) l
+            where l.at < v_now - interval '1 day' order by random() limit 200) i
         where _try_lane('queue:' || i.queue_name));
     delete from starts d using _queues_of(v_held) q -- with a snapshot that is newer than the locks
     where d.queue_name = q.queue_name
