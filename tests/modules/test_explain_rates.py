@@ -21,9 +21,7 @@ def rate_of(api: Any, queue: str = "q") -> tuple[Any, ...]:
 def raise_limit(api: Any, job: int) -> None:
     """Follows the remedy of a job whose queue is full."""
     (full,) = [
-        row
-        for row in api.rows("select * from pyworker.explain_job(%s)", [job])
-        if row.reason == "queue full"
+        row for row in api.rows("select * from pyworker.explain_job(%s)", [job]) if row.reason == "queue full"
     ]
     api.rows(full.remedy.removesuffix(" lets one more run at once"))
 
