@@ -101,10 +101,10 @@ begin
             claim.full_queues := claim.full_queues || queue_names[i];
         end if;
     end loop;
-    if others <> '{}' then
+    if v_asked <> '{}' then
         claim.closed := claim.closed || others;
+        insert into promotion_requests (lane) select 'queue:' || a.name from unnest(v_asked) a(name);
     end if;
-    insert into promotion_requests (lane) select 'queue:' || a.name from unnest(v_asked) a(name);
 end;
 $$;
 
