@@ -238,8 +238,7 @@ def task(function: Any = None, /, **options: Any) -> Any:
         if name is not None:
             raise TypeError(f"task: two names were given, {function!r} and {name!r}")
         function, name = None, function
-    text = isinstance(name, str)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if name is not None and not (text and name):
+    if name == "" or not isinstance(name, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"task: name must be a string that is not empty, got {name!r}")
     if unknown := options.keys() - TASK_OPTIONS:
         known = ", ".join(["name", "result", "batch", *sorted(TASK_OPTIONS)])

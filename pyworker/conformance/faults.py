@@ -108,7 +108,7 @@ def _start_delayed(stage: Stage, jobs: list[Played]) -> Iterator[tuple[Holder, P
 
 @promise("beat: alive, and what must stop", "before you begin one, check it too")
 def pause(stage: Stage) -> str:
-    """A worker that is paused for longer than its lease begins and reports nothing that is not its own."""
+    """A worker that is paused for longer than its lease begins and reports only what is its own."""
     process = stage.ready(supervised=True)
     jobs = [stage.add({"ms": 3000}, delivery=f"at_{d}_once") for d in ("least", "most") * 10]
     stage.until_begun(*jobs[:2])
