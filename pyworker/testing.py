@@ -280,9 +280,7 @@ class Queue:
                     )
         return ran
 
-    def run_task(
-        self, task: Task[..., Any] | str, payload: Any = None, **options: Unpack[AddOptions]
-    ) -> Any:
+    def run_task(self, task: Task[..., Any] | str, payload: Any = None, **options: Unpack[AddOptions]) -> Any:
         """Add one job with these arguments of add_job and run it before all others.
 
         Returns what its handler returned, raises what it raised. Raises AssertionError with the
