@@ -116,7 +116,7 @@ def edges(db: Base, members: int, rounds: int) -> dict[str, list[float]]:
         db.vacuum()
         kinds = ("edges", "none") if turn % 2 else ("none", "edges")
         for kind in kinds:  # after a vacuum a session plans again, which is no edge's fault
-            db.add_for(kind, 10)
+            db.add_for(kind, 100)
             db.drain(500)
         for kind in kinds:
             added = db.add_for(kind, members)
