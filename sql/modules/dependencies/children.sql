@@ -124,10 +124,9 @@ begin
     end if;
     with child as materialized (
         select j.id, case when w.to_id - w.from_id >= 50 then _first_open(j.id, j.revision, w.from_id)
-                          else (select o.parent_id from _open_edges(j.id, j.revision, coalesce(w.from_id, 0)) o
-                                order by o.parent_id limit 1) end as parent_id
-        from unnest(v_held) h(id)
-        join live_jobs j on j.id between h.id and h.id
+                     else (select o.parent_id from _open_edges(j.id, j.revision, coalesce(w.from_id, 0)) o
+                           order by o.parent_id limit 1) end as parent_id
+        from unnest(v_held) h(id) join live_jobs j on j.id between h.id and h.id
         cross join lateral (
             select min(x.from_id) as from_id, max(x.parent_id) as to_id from watches x
             where x.child_id = j.id and x.revision = j.revision and x.from_id is not null) w),

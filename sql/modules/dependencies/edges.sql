@@ -54,9 +54,9 @@ begin atomic
                    'completed')) end;
 end;
 
--- The first open edge of a child, from this parent's id on; null if there is none. It looks up many parents at
--- once, more each time, and then at the edges of those only that may leave one open. Stable: all is seen as of
--- one moment.
+-- The first open edge of a child, from this parent's id on; null if there is none. It looks up many parents
+-- at once, more each time, and then looks at the edges of those only that may leave one open. Stable, so it
+-- sees all tables as of one moment.
 create or replace function _first_open(child_id bigint, revision integer, from_id bigint) returns bigint
     language plpgsql stable set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
