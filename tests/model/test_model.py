@@ -1,6 +1,8 @@
 """The whole SQL interface against a model in plain Python, step by step.
 
 CI runs the same examples every time. For a long run with new ones: PYWORKER_EXAMPLES=5000, or `-m torture`.
+Only the long run asks whether MET and FATES were met: thirty examples meet most of them, but any change to a
+rule or to what the machine may say is another choice of examples, which may miss one.
 """
 
 from __future__ import annotations
