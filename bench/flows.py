@@ -44,10 +44,17 @@ def listed(waits: Counter[str]) -> str:
 
 def of_edges(one: Stage, options: argparse.Namespace) -> Iterator[Row]:
     with base(one, "flows_edges") as db:
-        for members, rounds in ((1000, 4 * options.rounds), (options.members, options.rounds)):
-            found = edges(db, members, rounds)
+        few, many = 4 * options.rounds, options.rounds
+        for members, rounds, on in (
+            (1000, few, "end"), (1000, few, "success"), (options.members, many, "end")
+        ):  # fmt: skip
+            found = edges(db, members, rounds, on)
             for what, target in (("add", ""), ("end", ""), ("both", "≤ 4 µs")):
-                yield f"an edge of a fan-in of {members:,}: {what}", spread(found[what], "µs"), target
+                yield (
+                    f"an edge of a fan-in of {members:,}, on {on}: {what}",
+                    spread(found[what], "µs"),
+                    target,
+                )
 
 
 def of_fan_in(one: Stage, options: argparse.Namespace) -> Iterator[Row]:
