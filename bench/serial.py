@@ -8,6 +8,7 @@ with `pyworker run`. The worker has started and run some jobs before; one COMMIT
 
 The figures are microseconds of CPU per job: the worker's processes and the server's, without the
 session that watches. A ratio is the median of the ratios within each round, to the first version.
+`--only latency`: milliseconds from the add of a job to its claim, while the worker is idle.
 """
 
 from __future__ import annotations
@@ -131,6 +132,24 @@ class Version:
             used = [new - old for new, old in zip(after, before, strict=True)]
             return Cost(used[0] / jobs * 1e6, used[1] / jobs * 1e6, used[2] / jobs, jobs / taken)
 
+    def latency(self, directory: Path, jobs: int) -> tuple[float, float]:
+        """The median and the 99th percentile."""
+        scenario = SCENARIOS["plain, one at a time"]
+        with self.running(directory, scenario) as (conn, _):
+            add(conn, scenario.spec, WARM)
+            drained(conn)
+            for _ in range(jobs):
+                add(conn, scenario.spec, 1)
+                drained(conn)
+            found = conn.execute(
+                "select percentile_cont(array[0.5, 0.99]) within group "
+                "(order by extract(epoch from h.locked_at - h.created_at)::float8 * 1000) from ("
+                "select * from history order by id desc limit %s) h",
+                [jobs],
+            )
+            ((half, most),) = found.fetchone()  # type: ignore[misc]
+            return half, most
+
 
 def add(conn: psycopg.Connection[Any], spec: str, jobs: int) -> None:
     build = f"jsonb_build_object('identifier', 'noop', 'payload', jsonb_build_object('n', i), {spec})"
@@ -163,6 +182,14 @@ def report(name: str, costs: dict[str, list[Cost]]) -> None:
         )
 
 
+def report_latency(found: dict[str, list[tuple[float, float]]]) -> None:
+    first, *_ = found.values()
+    for version, times in found.items():
+        half, most = (statistics.median(column) for column in zip(*times, strict=True))
+        ratio = statistics.median(new[0] / old[0] for new, old in zip(times, first, strict=True))
+        print(f"latency: p50 {half:.2f} ms, {ratio:.3f} x, p99 {most:.2f} ms   {version}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -170,7 +197,9 @@ def main() -> None:
     parser.add_argument("versions", nargs="+", type=Path, metavar="CHECKOUT")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2500)
-    parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), metavar="SCENARIO")
+    parser.add_argument(
+        "--only", nargs="+", choices=[*SCENARIOS, "latency"], default=list(SCENARIOS), metavar="SCENARIO"
+    )
     parser.add_argument("--json", type=Path, help="a file for each round's figures")
     options = parser.parse_args()
     checkouts = [path.resolve() for path in options.versions]
@@ -182,6 +211,13 @@ def main() -> None:
         versions = [Version(path, server, number) for number, path in enumerate(checkouts)]
         print(f"PostgreSQL {server.version}, {options.rounds} rounds", flush=True)
         for name in options.only:
+            if name == "latency":
+                times: dict[str, list[tuple[float, float]]] = {v.name: [] for v in versions}
+                for turn in range(options.rounds):
+                    for version in versions if turn % 2 else versions[::-1]:
+                        times[version.name].append(version.latency(Path(directory), 100))
+                report_latency(times)
+                continue
             scenario, costs = SCENARIOS[name], rounds.setdefault(name, {v.name: [] for v in versions})
             for turn in range(options.rounds):
                 for version in versions if turn % 2 else versions[::-1]:

@@ -1,7 +1,8 @@
 """What single calls of the SQL functions cost, one by one, in batches or beside a backlog, for one or two
 versions of the SQL.
 
-    python bench/verbs.py [turns] [claim] [fail] [unique] [sweep] [--sql OTHER/sql] [--rounds N] [--backlog N]
+    python bench/verbs.py [turns] [add] [claim] [fail] [release] [unique] [sweep]
+                          [--sql OTHER/sql] [--rounds N] [--backlog N]
 
 It starts a PostgreSQL of its own, or uses DATABASE_URL, and installs this checkout's sql/ as one schema
 and that of --sql as another. The two versions take turns. Each figure is CPU time of the backend, or
@@ -136,6 +137,15 @@ def turns(version: Version) -> Figures:
             yield f"finish_jobs of one, {lane}", version.timed("select finish_jobs(%s, %s)", ids, runs)[0]
 
 
+def add(version: Version) -> Figures:
+    for _ in range(200):
+        yield "add_job of one", version.timed("select add_job('t', '{\"n\": 1}'::json)")[0]
+    specs = json.dumps([{"identifier": "t", "payload": {"n": 1}}] * 1000)
+    for _ in range(5):
+        took, _ = version.timed("select count(*) from add_jobs(%s::jsonb)", specs)
+        yield "add_jobs of 1,000, per job", took / 1000
+
+
 def claim(version: Version) -> Figures:
     version.add(2000)
     for batch, turns in ((100, 15), (1, 200)):
@@ -158,6 +168,15 @@ def fail(version: Version) -> Figures:
             ]
             took, _ = version.timed("select fail_jobs(%s::jsonb)", json.dumps(failures))
             yield f"fail_jobs of 100, {end}, per job", took / 100
+
+
+def release(version: Version) -> Figures:
+    version.add(1000)
+    for batch, turns in ((100, 10), (1, 50)):
+        for _ in range(turns):
+            _, ids, runs = version.claim(batch)
+            took, _ = version.timed("select release_jobs(%s, %s)", ids, runs)
+            yield f"release_jobs of {batch}, per job", took / batch
 
 
 def unique(version: Version) -> Figures:
@@ -199,7 +218,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "scenarios", nargs="*", help="turns, claim, fail, unique, sweep; all if none is named"
+        "scenarios", nargs="*", help="turns, add, claim, fail, release, unique, sweep; all if none"
     )
     parser.add_argument("--sql", type=Path, help="the sql/ of another checkout, to compare with")
     parser.add_argument("--rounds", type=int, default=5)
@@ -207,8 +226,10 @@ def main() -> None:
     options = parser.parse_args()
     scenarios: dict[str, Callable[[Version], Figures]] = {
         "turns": turns,
+        "add": add,
         "claim": claim,
         "fail": fail,
+        "release": release,
         "unique": unique,
         "sweep": lambda version: sweep(version, options.backlog),
     }

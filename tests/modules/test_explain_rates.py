@@ -18,6 +18,14 @@ def rate_of(api: Any, queue: str = "q") -> tuple[Any, ...]:
     return tuple(stats)
 
 
+def raise_limit(api: Any, job: int) -> None:
+    """Follows the remedy of a job whose queue is full."""
+    (full,) = [
+        row for row in api.rows("select * from pyworker.explain_job(%s)", [job]) if row.reason == "queue full"
+    ]
+    api.rows(full.remedy.removesuffix(" lets one more run at once"))
+
+
 @pytest.mark.parametrize("name", ["q", "it's", "c:1"])
 def test_a_job_that_waits_for_a_rate_is_told_the_moment(api: Any, worker: int, clock: Any, name: str) -> None:
     api.set_queue("c:*" if name == "c:1" else name, None, 2, "1 minute")
@@ -41,14 +49,25 @@ def test_the_limit_of_a_full_queue_is_raised_without_a_change_of_its_rate(api: A
     api.set_queue("q", 1, 5, "1 minute")
     ids = add(api, 2)
     claim(api, worker)
-    (full,) = [
-        row
-        for row in api.rows("select * from pyworker.explain_job(%s)", [ids[1]])
-        if row.reason == "queue full"
-    ]
-    api.rows(full.remedy.removesuffix(" lets one more run at once"))
+    raise_limit(api, ids[1])
     assert claim(api, worker) == ids[1:]
     assert rate_of(api)[:3] == (5, 2, 3)
+
+
+@pytest.mark.parametrize("rate", [(), (5, "1 minute")])
+def test_the_limit_of_a_full_queue_that_takes_turns_is_raised_for_its_family(
+    api: Any, worker: int, rate: tuple[Any, ...]
+) -> None:
+    """The queue's own setting would end its turns."""
+    api.set_queue("c*", 7)
+    api.set_queue("c:*", 1, *rate, fair=True)
+    ids = add(api, 2, "c:1")
+    claim(api, worker)
+    raise_limit(api, ids[1])
+    assert claim(api, worker) == ids[1:]
+    (stats,) = api.rows("select * from pyworker.queue_stats where queue_name = 'c:1'")
+    assert (stats.concurrency, stats.fair) == (2, True)
+    assert (stats.rate_limit, stats.rate_used) == ((5, 2) if rate else (None, None))
 
 
 def test_a_queue_shows_what_its_rate_has_used_and_left(api: Any, worker: int, clock: Any) -> None:

@@ -87,6 +87,31 @@ def test_the_oldest_available_job_is_found_at_any_priority(db: Any, worker: int,
     assert 7200 <= metric(db, "claim_lag_seconds") < 7300
 
 
+def test_the_oldest_available_job_of_each_queue_is_found_in_full_queues_too(
+    db: Any, worker: int, clock: Any
+) -> None:
+    db.execute("select pyworker.add_job('a', queue_name := 'full')")
+    clock.advance(hours=1)
+    db.execute("select pyworker.add_job('a', queue_name := 'full'), pyworker.add_job('a')")
+    db.execute("select pyworker.add_job('a', queue_name := 'later', run_at := pyworker.clock() + '1 day')")
+    clock.advance(hours=1)
+    oldest = metrics(db, "queue_oldest_available_seconds")
+    assert {queue: round(seconds / 3600) for (queue,), seconds in oldest.items()} == {"full": 2, "default": 1}
+    db.execute("select pyworker.claim_jobs(%s, 1)", [worker])
+    oldest = metrics(db, "queue_oldest_available_seconds")
+    assert {queue: round(seconds / 3600) for (queue,), seconds in oldest.items()} == {"full": 1, "default": 1}
+
+
+def test_of_very_many_queues_the_oldest_fifty_are_shown(db: Any, clock: Any) -> None:
+    db.execute("select pyworker.add_job('a', queue_name := 'late')")
+    clock.advance(hours=1)
+    db.execute("select pyworker.add_job('a', queue_name := 'q' || i) from generate_series(1, 60) i")
+    clock.advance(seconds=1)
+    oldest = metrics(db, "queue_oldest_available_seconds")
+    assert len(oldest) == 50
+    assert oldest["late",] > 3600
+
+
 def test_workers_and_expired_leases_are_counted(db: Any, worker: int, clock: Any) -> None:
     db.execute("""select pyworker.register_worker('{"condition": "starting"}')""")
     assert metrics(db, "workers") == {("ready",): 1, ("live",): 1}

@@ -9,20 +9,35 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
 
 from tests.support import SECONDS
-from tests.support.queues import add
-
-# All together -------------------------------------------------------------------------------------
 
 
-FIXED = {"one": 1, "three": 3, "f:a": 2, "f:b": 2}  # never set again: their limit holds at every moment
+class Scene(NamedTuple):
+    settings: dict[str, int | None]
+    fixed: list[str]  # never set again: their limit holds at every moment
+    changing: dict[str, list[int | None]]
+    added: int  # at once, at most
+    most: int  # jobs in all
+    claimed: list[int]
 
-CHANGING: dict[str, list[int | None]] = {"x": [1, 3, None], "g:a": [2, 4, None], "g:b": [2, 4, None]}
+
+FEW_SLOTS = Scene(
+    {"one": 1, "three": 3, "f:*": 2, "x": 1, "g:*": 2, "free": None},
+    ["one", "three", "f:a", "f:b"],
+    {"x": [1, 3, None], "g:a": [2, 4, None], "g:b": [2, 4, None]},
+    added=4, most=300, claimed=[1, 3, 10],
+)  # fmt: skip
+MANY_SLOTS = Scene(  # more than are given ahead
+    {"wide": 150, "x": 130, "g:*": 101},
+    ["wide"],
+    {"x": [30, 130, 1000], "g:a": [99, 101, 103, None]},
+    added=150, most=2000, claimed=[1, 40, 250],
+)  # fmt: skip
 
 OVER = """
     select j.queue_name, count(*)::integer, q.concurrency, q.paused
@@ -37,14 +52,15 @@ OVER = """
 
 
 @pytest.mark.parametrize("seconds", [2.5, pytest.param(SECONDS, marks=pytest.mark.torture, id="long")])
+@pytest.mark.parametrize("scene", [FEW_SLOTS, MANY_SLOTS], ids=["few slots", "many slots"])
 def test_limits_hold_and_no_job_is_forgotten_while_people_and_workers_change_everything(
-    api: Any, dsn: str, seconds: float, record_property: Any
+    api: Any, dsn: str, scene: Scene, seconds: float, record_property: Any
 ) -> None:
-    """Queues of limit 1, 3 and none and two families, paused, resumed and set; jobs fail, snooze,
-    are cancelled and unlocked."""
-    for name, limit in {"one": 1, "three": 3, "f:*": 2, "x": 1, "g:*": 2, "free": None}.items():
+    """Queues and families with limits and without are paused, resumed and set; jobs fail, snooze, are
+    cancelled and unlocked."""
+    for name, limit in scene.settings.items():
         api.set_queue(name, limit)
-    names = [*FIXED, *CHANGING, "free", "default"]
+    names = [*scene.fixed, *scene.changing, "free", "default"]
     turmoil, calm = threading.Event(), threading.Event()
     turmoil.set()
     figures: Counter[str] = Counter()
@@ -56,8 +72,9 @@ def test_limits_hold_and_no_job_is_forgotten_while_people_and_workers_change_eve
                 if rng.random() < 0.3:
                     api.add_job("t", queue_name=name, job_key=f"k{rng.randrange(4)}", max_attempts=3)
                 else:
-                    figures["added"] += len(add(api, rng.randrange(1, 5), name, priority=rng.randrange(3)))
-            while turmoil.is_set() and api.value("select count(*) from pyworker.jobs") > 300:
+                    specs = [{"identifier": "t", "queue_name": name, "priority": rng.choice([0, 0, 0, 1])}]
+                    figures["added"] += len(api.add_jobs(specs * rng.randint(1, scene.added)))
+            while turmoil.is_set() and api.value("select count(*) from pyworker.jobs") > scene.most:
                 pass
 
     def operator(api: Any, rng: random.Random) -> None:
@@ -71,8 +88,8 @@ def test_limits_hold_and_no_job_is_forgotten_while_people_and_workers_change_eve
                 elif act < 0.7:
                     api.resume_queue(name)
                 elif act < 0.8:
-                    name = rng.choice(list(CHANGING))
-                    api.set_queue("g:*" if name[0] == "g" else name, rng.choice(CHANGING[name]))
+                    name = rng.choice(list(scene.changing))
+                    api.set_queue("g:*" if name[0] == "g" else name, rng.choice(scene.changing[name]))
                 elif act < 0.95:
                     waiting = api.rows("select id from pyworker.jobs where state <> 'discarded' limit 20")
                     if waiting:
@@ -93,7 +110,7 @@ def test_limits_hold_and_no_job_is_forgotten_while_people_and_workers_change_eve
         idle = 0
         left = "select count(*) from pyworker.jobs where state <> 'discarded'"
         while not calm.is_set() or api.value(left):
-            jobs = api.claim_jobs(me, rng.choice([1, 3, 10]))
+            jobs = api.claim_jobs(me, rng.choice(scene.claimed))
             idle = 0 if jobs or not calm.is_set() else idle + 1
             assert idle < 2000, "jobs are left that no worker can claim"
             for job in jobs:
@@ -115,7 +132,7 @@ def test_limits_hold_and_no_job_is_forgotten_while_people_and_workers_change_eve
 
     def watcher(api: Any, rng: random.Random) -> None:
         while turmoil.is_set():
-            assert api.rows(OVER, [list(FIXED), list(FIXED)]) == []
+            assert api.rows(OVER, [scene.fixed, scene.fixed]) == []
             figures["looks"] += 1
 
     def one(work: Callable[[Any, random.Random], None], seed: int) -> None:

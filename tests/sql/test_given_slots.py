@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.api import ids
+from tests.support.notify import heard as heard
 from tests.support.slots import add, add_parked
 
 
@@ -174,11 +175,59 @@ def test_slots_that_were_given_never_add_up_to_more_than_a_lowered_limit(api: An
     assert ids(api.claim_jobs(worker, 10)) == jobs[3:]
 
 
-def test_of_very_many_slots_all_are_given(api: Any, worker: int) -> None:
-    """A thousand at once; the next promotion goes on."""
+def add_many(api: Any, count: int) -> None:
+    api.add_jobs([{"identifier": "a", "queue_name": "q"}] * count)
+    api.promote_jobs()
+
+
+def test_of_very_many_slots_a_hundred_are_given_ahead(api: Any, worker: int) -> None:
+    """And one more job is a candidate: its claim asks the queue, and finds that it is to be filled again."""
     api.set_queue("q", 2500)
-    api.add_jobs([{"identifier": "a", "queue_name": "q"}] * 3000)
-    assert len(api.claim_jobs(worker, 5000)) == 2500
+    add_many(api, 300)
+    first, *_ = given(api)
+    assert len(given(api)) == 100
+    assert api.value("select count(*) from pyworker.live_jobs where ready_at is not null") == 101
+    assert ids(api.claim_jobs(worker, 1)) == [first]
+
+
+@pytest.mark.parametrize("at_once", [1, 100, 101, 5000])
+def test_of_very_many_slots_all_are_used(api: Any, worker: int, at_once: int) -> None:
+    """Without the end of any job."""
+    api.set_queue("q", 250)
+    add_many(api, 300)
+    while api.claim_jobs(worker, at_once):
+        pass
+    assert api.value("select count(*) from pyworker.live_jobs where state = 'running'") == 250
+    assert api.value("select count(*) from pyworker.live_jobs where parked = 'queue'") == 50
+
+
+def test_most_claims_of_a_queue_with_very_many_slots_ask_for_none(
+    api: Any, worker: int, actor: Callable[[], Any]
+) -> None:
+    """So they do not wait for the session that has the lane."""
+    api.set_queue("q", 1000)
+    add_many(api, 400)
+    for _ in range(150):
+        (job,) = api.claim_jobs(worker, 1)
+        api.finish(job.id)
+    a = actor()
+    a.begin()
+    assert a.value("select pyworker._try_lane('queue:q')")
+    assert len(api.claim_jobs(worker, 1000)) >= 50
+    a.commit()
+    assert len(api.claim_jobs(worker, 1000)) >= 100
+
+
+def test_an_idle_worker_gets_the_slots_that_are_free_beyond_those_given_ahead(
+    api: Any, worker: int, actor: Callable[[], Any], heard: Any
+) -> None:
+    api.set_queue("q", 1000)
+    add_many(api, 300)
+    assert api.claim_jobs(worker, 1, task_identifiers=["other"]) == []  # it waits for a notification
+    assert heard() == []
+    assert len(actor().claim_jobs(api.register_worker(), 101)) == 101
+    assert heard() == [""]
+    assert len(api.claim_jobs(worker, 1000)) == 199
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])

@@ -19,16 +19,21 @@ begin
 end;
 $$;
 
--- A call that sets this queue alone to this concurrency and to its rate times `more`.
+-- A call that sets this queue alone, or its family if that takes turns, to this concurrency and to its rate
+-- times `more`.
 create or replace function _set_queue_call(queue_name text, concurrency bigint, more integer) returns text
     language plpgsql stable set search_path from current
 as $$
 begin
     return (
-        select format('set_queue(%L, %s%s)', q.queue_name,
+        select format('set_queue(%L, %s%s%s)', coalesce(f.queue_name, q.queue_name),
                       coalesce(_set_queue_call.concurrency::text, 'null'),
-                      ', ' || q.rate_limit::bigint * more || ', ' || quote_literal(_words_of(q.rate_period)))
-        from _queues_of(array[_set_queue_call.queue_name]) q);
+                      ', ' || q.rate_limit::bigint * more || ', ' || quote_literal(_words_of(q.rate_period)),
+                      case when q.fair then ', fair => true' end)
+        from _queues_of(array[_set_queue_call.queue_name]) q
+        left join queues f on q.fair and right(f.queue_name, 1) = '*'
+                              and starts_with(q.queue_name, left(f.queue_name, -1))
+        order by length(f.queue_name) desc limit 1);
 end;
 $$;
 

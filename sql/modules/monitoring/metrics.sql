@@ -52,7 +52,7 @@ end;
 $$;
 
 -- The first available job of each priority; the recursion skips through the index from priority to
--- priority.
+-- priority. And the oldest available job of each queue.
 create or replace function _metrics_of_waiting()
     returns table (name text, kind text, help text, labels jsonb, value double precision)
     language plpgsql stable set search_path from current
@@ -71,7 +71,14 @@ begin
     from p cross join lateral (
         select j.ready_at from live_jobs j
         where j.ready_at is not null and j.priority = p.priority and j.state = 'available'
-        order by j.priority, j.ready_at, j.id limit 1) f;
+        order by j.priority, j.ready_at, j.id limit 1) f
+    union all
+    (select 'pyworker_queue_oldest_available_seconds', 'gauge',
+            'For how long the oldest available job of a queue has been waiting, in the 50 queues where that '
+            'is longest. Looks at the first 5,000 jobs by id and in the order of claims.',
+            jsonb_build_object('queue', o.queue_name),
+            extract(epoch from clock() - o.since)::double precision
+     from _oldest_by_queue() o order by o.since, o.queue_name limit 50);
 end;
 $$;
 

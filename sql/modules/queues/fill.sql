@@ -7,7 +7,9 @@
 
 -- Fills the free slots of queues whose lanes this session holds; returns how many jobs became
 -- candidates. `limits`: the slots that each queue may give ahead of a claim; 0 while it is paused, null
--- if none.
+-- if none. No queue gives more than 100 ahead, so that a count finds no more than those and the running jobs.
+-- If more are free, the next job becomes a candidate without a slot: the claim that starts it asks the
+-- queue, and sees that it is time to fill it again. While there is one, half of the 100 will do.
 create or replace function _fill_queues(queue_names text[], limits integer[]) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
@@ -15,32 +17,39 @@ create or replace function _fill_queues(queue_names text[], limits integer[]) re
     set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
-    v_most constant integer := 1000; -- per queue in one call; a request is left for the others
+    v_ahead constant integer := 100;
     v_others text[]; -- queues left to _fill_by_kind
     v_ids bigint[];
     v_wanted text[];
 begin
     with queue as materialized (
-        select q.name, least(q.slots - t.taken, v_most) as free,
+        select q.name, q.slots - t.taken as free,
+               case when not t.asks or 2 * t.ahead <= v_ahead then v_ahead - t.ahead else -1 end as ahead,
                q.slots > 0 and t.taken <= q.slots and t.alike and (f.id is null or f.alike) as alike
         from unnest(queue_names, limits) q(name, slots)
         left join lateral _first_parked(q.name) f on true
-        -- `alike`: each job runs, or has a slot, is of the kind of the first parked job and
-        -- precedes it.
+        -- `alike`: each job runs, or is of the kind of the first parked job and precedes it.
         cross join lateral (
-            select count(*) as taken,
-                   coalesce(bool_and(f.id is null or j.state = 'running' or j.has_slot is not null and (
-                       (j.task_identifier, coalesce(j.flags::text, '') collate "C") = (f.task, f.flags)
-                       and (j.priority, j.run_at, j.id) < (f.priority, f.run_at, f.id))), true) as alike
+            select count(*) as taken, count(*) filter (where j.state <> 'running') as ahead,
+                   coalesce(bool_or(j.state <> 'running' and j.has_slot is null), false) as asks,
+                   coalesce(bool_and(f.id is null or j.state = 'running'
+                       or (j.task_identifier, coalesce(j.flags::text, '') collate "C") = (f.task, f.flags)
+                          and (j.priority, j.run_at, j.id) < (f.priority, f.run_at, f.id)), true) as alike
             from (select i.* from live_jobs i
                   where q.slots > 0 and i.queue_name = q.name and i.ready_at is not null
                   order by i.queue_name, i.priority, i.run_at, i.id limit q.slots::bigint + 1) j) t),
     turn as materialized (
-        select q.name, p.tid from queue q cross join lateral _parked_in(q.name, q.free) p
-        where q.alike and q.free > 0),
+        select q.name, p.tid, p.place <= q.ahead as given
+        from queue q
+        cross join lateral (
+            select f.tid, row_number() over () as place
+            from _parked_in(q.name, least(q.free, q.ahead + 1)) f) p
+        where q.alike and q.free > 0 and q.ahead >= 0),
     moved as (
-        update live_jobs j set ready_at = j.run_at, parked = null, has_slot = true, due_at = null
-        where j.ctid = any (array(
+        update live_jobs j
+        set ready_at = j.run_at, parked = null, has_slot = nullif(t.given, false), due_at = null
+        from turn t
+        where j.ctid = t.tid and j.ctid = any (array(
             select p.ctid from live_jobs p
             where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
         returning j.id)
@@ -51,8 +60,7 @@ begin
     if v_ids is not null then
         perform _arrive_late(v_ids);
     end if;
-    if cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) or cardinality(v_wanted) >= v_most then
-        -- Some were locked, or there may be more.
+    if cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) then -- some were locked
         insert into promotion_requests (lane)
         select distinct 'queue:' || w.name from unnest(v_wanted) w(name);
     end if;

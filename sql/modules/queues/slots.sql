@@ -23,6 +23,7 @@ declare
     v_free bigint[];
     v_crowded boolean[];
     v_waits boolean[]; -- if it is paced: whether jobs wait in it
+    v_low boolean[]; -- if not: whether jobs wait, and no candidate is left that asks
     v_queue integer;
     v_room bigint[]; -- what was free in those with a rate
     v_fair text[];
@@ -41,10 +42,10 @@ begin
     end if;
     claim.in_turn := true;
     v_now := clock();
-    select array_agg(r.queue_name), array_agg(r.free), array_agg(r.crowded), array_agg(r.paced_waits),
-           array_agg(case when r.rated then r.free end), array_agg(r.queue_name) filter (where r.fair)
-    into v_queues, v_free, v_crowded, v_waits, v_room, v_fair
-    from _room_in(v_held, v_rows, v_asking, v_now) r;
+    select array_agg(r.name), array_agg(r.free), array_agg(r.crowded), array_agg(r.waits), array_agg(r.low),
+           array_agg(case when r.rated then r.free end), array_agg(r.name) filter (where r.fair)
+    into v_queues, v_free, v_crowded, v_waits, v_low, v_room, v_fair
+    from _room_in(v_held, v_rows, v_asking, v_now) r(name, free, crowded, rated, waits, low, fair);
     if v_fair is not null then
         claim := _cut_at_priority(claim, queue_names, v_fair);
         v_rows := claim.admitted;
@@ -65,25 +66,34 @@ begin
     if array_remove(v_room, null) <> '{}' then
         claim.now := coalesce(_record_starts(v_queues, v_room, v_free, v_now), claim.now);
     end if;
-    claim := _close_queues(claim, v_queues, v_free, v_crowded, v_waits, array(
+    claim := _close_queues(claim, v_queues, v_free, v_crowded, v_waits, v_low, array(
         select l.name from unnest(v_limited) l(name) where l.name <> all (v_held)));
 end;
 $$;
 
 -- Ends the admission: of these queues with their free slots, closes the full ones, and tells which of them
 -- have more candidates, and in which paced queues jobs wait. Where none waits, there is nothing to go on
--- with: a job that is parked later comes with a request. `others`: queues whose lanes other sessions have.
--- The requests for them bring a worker back when those sessions have ended.
+-- with: a job that is parked later comes with a request. `low`: queues that are to be filled again, by the
+-- next round or the next claim. `others`: queues whose lanes other sessions have. The requests for them bring
+-- a worker back when those sessions have ended.
 drop function if exists _close_queues(_claim, text[], bigint[], boolean[], text[]);
+drop function if exists _close_queues(_claim, text[], bigint[], boolean[], boolean[], text[]);
 create or replace function _close_queues(
-    inout claim _claim, queue_names text[], free bigint[], crowded boolean[], waits boolean[], others text[])
+    inout claim _claim, queue_names text[], free bigint[], crowded boolean[], waits boolean[], low boolean[],
+    others text[])
     language plpgsql set search_path from current
 as $$
+declare
+    v_asked text[] := others;
 begin
     claim.full_queues := '{}';
     for i in 1..coalesce(cardinality(queue_names), 0) loop
         if waits[i] or waits[i] is not null and (crowded[i] or claim.cut) then
             claim.paced := claim.paced || queue_names[i];
+        end if;
+        if low[i] and free[i] > 0 then
+            v_asked := v_asked || queue_names[i];
+            claim.must_promote := true;
         end if;
         continue when (free[i] <= 0) is not true;
         claim.closed := claim.closed || queue_names[i];
@@ -91,9 +101,9 @@ begin
             claim.full_queues := claim.full_queues || queue_names[i];
         end if;
     end loop;
-    if others <> '{}' then
+    if v_asked <> '{}' then
         claim.closed := claim.closed || others;
-        insert into promotion_requests (lane) select 'queue:' || o.name from unnest(others) o(name);
+        insert into promotion_requests (lane) select 'queue:' || a.name from unnest(v_asked) a(name);
     end if;
 end;
 $$;
@@ -201,16 +211,17 @@ begin atomic
 end;
 
 -- Of these queues, and how many jobs are to be placed in each: whether they must wait (parked) for slots, as
--- others are there already. If not, they become candidates at once: a claim decides. So that the look stays
+-- others are there already. If not, they become candidates at once: a claim decides. So that the looks stay
 -- short, a queue with 100 jobs that run or are candidates, or with more than are to be placed, counts as
--- crowded, and without `looks` so does each limited one. A fair queue has its own order. At other isolation
--- levels the look could be too old, or make one of two producers fail.
+-- crowded. So does one that counts its running jobs if it gets more than 100 at once, and without `looks`
+-- each limited one. A fair queue has its own order. At other isolation levels the look could be too old, or
+-- make one of two producers fail.
 create or replace function _crowded_of(queue_names text[], jobs integer[], looks boolean default true)
     returns table (queue_name text, crowded boolean)
     language sql stable
 begin atomic
     select q.queue_name, q.slots is not null and (
-        q.fair or q.slots < n.jobs or not _crowded_of.looks
+        q.fair or q.slots < n.jobs or q.concurrency is not null and n.jobs > 100 or not _crowded_of.looks
         or current_setting('transaction_isolation') <> 'read committed'
         or ( -- not by `exists`, which would drop the order, and with it the index
             select true from live_jobs p where p.queue_name = q.queue_name and p.parked = 'queue'
@@ -250,21 +261,18 @@ end;
 $$;
 
 -- What a claim that has locked `rows` finds in queues whose lanes it holds: the free slots (null if
--- the limit was removed meanwhile), and whether there are more candidates. Slots that were given to
--- the rows in `aside` are free. `paced_waits`: whether a paced queue has parked jobs or more candidates; null
--- if it is not paced.
+-- the limit was removed meanwhile), and whether there are more candidates without a slot. Slots that were
+-- given to the rows in `aside` are free. `paced_waits`: whether a paced queue has parked jobs or more
+-- candidates; null if it is not paced. `low`: whether another one has parked jobs and no such candidate.
 drop function if exists _room_in(text[], tid[], tid[], timestamptz);
 create or replace function _room_in(queue_names text[], rows tid[], aside tid[], now timestamptz)
     returns table (
-        queue_name text, free bigint, crowded boolean, rated boolean, paced_waits boolean, fair boolean)
+        queue_name text, free bigint, crowded boolean, rated boolean, paced_waits boolean, low boolean,
+        fair boolean)
     language sql stable
 begin atomic
     select q.queue_name, least(q.slots - t.taken, r.room), c.crowded, q.rate_limit is not null,
-           case when q.paced then c.crowded or (
-               select true from live_jobs p where p.queue_name = q.queue_name and p.parked = 'queue'
-               order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
-                        p.priority, p.run_at, p.id limit 1) is not null end,
-           q.fair
+           case when q.paced then c.crowded or p.waits end, not q.paced and not c.crowded and p.waits, q.fair
     from _queues_of(_room_in.queue_names) q
     cross join lateral _taken_in(
         q.queue_name, case when q.concurrency is null then 0 else q.slots end, _room_in.aside) t
@@ -274,8 +282,13 @@ begin atomic
         select ( -- not by `exists`, which would drop the order, and with it the index
             select true from live_jobs j
             where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available'
-              and j.ctid <> all (_room_in.rows)
-            order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null as crowded offset 0) c;
+              and j.has_slot is null and j.ctid <> all (_room_in.rows)
+            order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null as crowded offset 0) c
+    cross join lateral (
+        select (
+            select true from live_jobs w where w.queue_name = q.queue_name and w.parked = 'queue'
+            order by w.queue_name, w.task_identifier, coalesce(w.flags::text, '') collate "C",
+                     w.priority, w.run_at, w.id limit 1) is not null as waits offset 0) p;
 end;
 
 -- How many jobs of each kind may be candidates in queues whose lanes this session holds: see
