@@ -56,6 +56,7 @@ def database(dsn: str, schema: str) -> Iterator[Database]:
             yield Printing(schema, real)
         return
     with resolved(dsn) as url, connect(url) as conn:
+        conn.add_notice_handler(_pass_on)
         try:
             with conn.transaction():
                 db = Database(conn, schema)
@@ -72,6 +73,13 @@ def database(dsn: str, schema: str) -> Iterator[Database]:
                     " What was asked for may or may not have been done"
                 ) from error
             raise
+
+
+def _pass_on(notice: psycopg.errors.Diagnostic) -> None:
+    """What a function of ours remarks, such as that a job waits for another signal."""
+    if notice.severity_nonlocalized == "NOTICE":
+        words = f"pyworker: {notice.message_primary}"
+        say(f"{words}. {notice.message_hint}" if notice.message_hint else words, err=True)
 
 
 def _say_what_is_taken_back(changes: list[tuple[str, int, int, int]]) -> None:
