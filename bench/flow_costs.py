@@ -60,10 +60,10 @@ class Base:
         rows = self.conn.execute("select id, run from claim_jobs(%s, %s)", [self.worker, many]).fetchall()
         return self.clock() - began, ([row[0] for row in rows], [row[1] for row in rows])
 
-    def add_for(self, kind: str, members: int) -> float:
+    def add_for(self, kind: str, members: int, on: str = "end") -> float:
         """Adds so many jobs and a callback, with edges or without."""
         if kind == "edges":
-            return self.timed(WITH_EDGES, specs(members), CALLBACK)
+            return self.timed(f"{WITH_EDGES[:-1]}, %s)", specs(members), CALLBACK, on)
         return self.timed(WITHOUT, specs(members + 1))
 
     def drain(self, batch: int) -> tuple[float, int]:
@@ -107,7 +107,7 @@ WITH_EDGES = "select count(*) from add_batch(%s::jsonb, %s::jsonb)"
 WITHOUT = "select count(*) from add_jobs(%s::jsonb)"
 
 
-def edges(db: Base, members: int, rounds: int) -> dict[str, list[float]]:
+def edges(db: Base, members: int, rounds: int, on: str = "end") -> dict[str, list[float]]:
     """What an edge costs: microseconds of a batch's add and end, less those of as many jobs without it."""
     found: dict[str, list[float]] = {"add": [], "end": [], "both": []}
     for turn in range(rounds + 1):
@@ -116,10 +116,10 @@ def edges(db: Base, members: int, rounds: int) -> dict[str, list[float]]:
         db.vacuum()
         kinds = ("edges", "none") if turn % 2 else ("none", "edges")
         for kind in kinds:  # after a vacuum a session plans again, which is no edge's fault
-            db.add_for(kind, 10)
+            db.add_for(kind, 100, on)
             db.drain(500)
         for kind in kinds:
-            added = db.add_for(kind, members)
+            added = db.add_for(kind, members, on)
             ended, done = db.drain(500)
             assert done == members + 1, f"{done} of {members + 1} jobs have ended"
             spent[kind] = [added / members, ended / members]

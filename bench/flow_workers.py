@@ -4,10 +4,12 @@ and what an edge costs, also with a rival. flows.py runs these measurements, and
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +44,7 @@ def lines_of(trail: Path, many: int) -> list[float]:
 
 @contextmanager
 def worker(db: Base, trail: Path, *options: str) -> Iterator[None]:
-    """`pyworker run` with the handlers of the benchmark, idle at first."""
+    """`pyworker run` with the handlers of the benchmark, idle after one job: before, its processes start."""
     trail.write_text("")
     process = subprocess.Popen(
         [sys.executable, "-m", "pyworker", "run", "ours_tasks", "--log-level", "error", *options],
@@ -54,8 +56,9 @@ def worker(db: Base, trail: Path, *options: str) -> Iterator[None]:
         },
     )
     try:
-        while not db.value("select exists (select from worker_health() where ready)"):
-            time.sleep(0.05)
+        db.value("select id from add_job('moment')")
+        lines_of(trail, 1)
+        trail.write_text("")
         yield
     finally:
         process.terminate()
@@ -69,6 +72,7 @@ class Ends:
         self.db, self.batch = db, batch
         self.last = 0.0  # when the latest end was committed
         self.failed: list[str] = []
+        self.ran, self.queued = 0, 0  # ns that the sessions were on a CPU, and that they waited for one
         self._threads = [threading.Thread(target=self._end) for _ in range(sessions)]
 
     def run(self) -> None:
@@ -85,6 +89,8 @@ class Ends:
                 row = conn.execute("select register_worker()").fetchone()
                 while ended := self._turn(conn, row[0] if row else 0):
                     self.last = max(self.last, ended)
+                ran, queued, _ = Path(f"/proc/{conn.info.backend_pid}/schedstat").read_text().split()
+                self.ran, self.queued = self.ran + int(ran), self.queued + int(queued)
         except psycopg.Error as error:
             self.failed.append(f"a session that ends jobs: {error}")
 
@@ -96,14 +102,15 @@ class Ends:
         return time.monotonic()
 
 
-def fan_in(stage: Stage, db: Base, members: int, rounds: int, sessions: int = 8) -> dict[str, Any]:
-    """How many lock waits over 10 ms there were, also of as many jobs without edges, and the milliseconds
-    from each last end to its callback."""
+def fan_in(stage: Stage, db: Base, members: int, rounds: int, sessions: int) -> dict[str, Any]:
+    """What sessions waited for longer than 10 ms, also those that end as many jobs without edges; how long
+    they waited for a CPU, of each millisecond on one; the milliseconds from each last end to its callback."""
     database = db.conn.info.dbname
     for setting in ("log_lock_waits = on", "deadlock_timeout = '10ms'"):
         stage.conn.execute(f"alter database {database} set {setting}")  # type: ignore[arg-type]
     waits: list[float] = []
-    locks: dict[str, int] = {"edges": 0, "none": 0}
+    locks: dict[str, Counter[str]] = {"edges": Counter(), "none": Counter()}
+    starved: list[float] = []
     trail = stage.out / "trail.txt"
     moment = CALLBACK.replace("callback", "moment")
     for turn in range(rounds):
@@ -111,7 +118,7 @@ def fan_in(stage: Stage, db: Base, members: int, rounds: int, sessions: int = 8)
         db.vacuum()
         with worker(db, trail, "--task", "moment"):
             for kind in ("none", "edges") if turn % 2 else ("edges", "none"):
-                before = lock_waits(stage)
+                before = lock_waits(stage.log)
                 if kind == "none":
                     db.conn.execute(WITHOUT, [specs(members)])  # type: ignore[arg-type]
                 else:
@@ -120,14 +127,23 @@ def fan_in(stage: Stage, db: Base, members: int, rounds: int, sessions: int = 8)
                 ends.run()
                 if kind == "edges":
                     waits.append((lines_of(trail, 1)[0] - ends.last) * 1000)
-                locks[kind] += lock_waits(stage) - before
+                    starved.append(ends.queued / ends.ran)
+                locks[kind] += lock_waits(stage.log) - before
         say(f"a fan-in of {members:,}: {waits[-1]:.1f} ms from the last end to the callback; {locks}")
-    return {"locks": locks if stage.log else None, "ms": sorted(waits)}
+    return {"locks": locks if stage.log else None, "ms": sorted(waits), "starved": starved}
 
 
-def lock_waits(stage: Stage) -> int:
-    """That the server has logged until now."""
-    return stage.log.read_bytes().count(b"still waiting for") if stage.log else 0
+WAIT = re.compile(
+    r"still waiting for \w+ on (.+) after .+\n.* DETAIL: .*(?:\n.* CONTEXT: .* relation \"(\w+)\")?"
+)
+
+
+def lock_waits(log: Path | None) -> Counter[str]:
+    """Those that the server has logged until now, by the table whose row, or what else, is waited for."""
+    found: Counter[str] = Counter()
+    for what, table in WAIT.findall(log.read_text() if log else ""):
+        found[table or ("NOTIFY" if "class 1262" in what else what)] += 1
+    return found
 
 
 def by_workers(site: Site, flows: int, members: int, rounds: int) -> dict[str, Any]:

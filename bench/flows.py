@@ -13,7 +13,7 @@ import argparse
 import os
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +25,7 @@ from flow_costs import WITH_EDGES, Base, base, edges, plain, specs, steps
 from flow_workers import by_handlers, by_workers, fan_in
 from stage import Stage, stage
 
+TABLES_OF_EDGES = {"edges", "watches", "promotion_requests", "vanished_parents"}
 Row = tuple[str, str, str]  # what, the figure, the target
 
 
@@ -37,21 +38,35 @@ def longest(ms: list[float]) -> str:
     return f"median {statistics.median(ms):.1f}, largest {max(ms):.1f} ms"
 
 
+def listed(waits: Counter[str]) -> str:
+    return ", ".join(f"{what} {many}" for what, many in waits.most_common()) or "0"
+
+
 def of_edges(one: Stage, options: argparse.Namespace) -> Iterator[Row]:
     with base(one, "flows_edges") as db:
-        for members, rounds in ((1000, 4 * options.rounds), (options.members, options.rounds)):
-            found = edges(db, members, rounds)
+        few, many = 4 * options.rounds, options.rounds
+        for members, rounds, on in (
+            (1000, few, "end"), (1000, few, "success"), (options.members, many, "end")
+        ):  # fmt: skip
+            found = edges(db, members, rounds, on)
             for what, target in (("add", ""), ("end", ""), ("both", "≤ 4 µs")):
-                yield f"an edge of a fan-in of {members:,}: {what}", spread(found[what], "µs"), target
+                yield (
+                    f"an edge of a fan-in of {members:,}, on {on}: {what}",
+                    spread(found[what], "µs"),
+                    target,
+                )
 
 
 def of_fan_in(one: Stage, options: argparse.Namespace) -> Iterator[Row]:
     with base(one, "flows_fan_in") as db:
-        found = fan_in(one, db, options.members, options.rounds)
-    title = f"fan-in of {options.members:,}, 8 sessions"
+        found = fan_in(one, db, options.members, options.rounds, options.sessions)
+    title = f"fan-in of {options.members:,}, {options.sessions} sessions"
     if locks := found["locks"]:
-        yield f"{title}: lock waits over 10 ms", str(locks["edges"]), "0"
-        yield "as many jobs without edges", str(locks["none"]), ""
+        ours = sum(many for what, many in locks["edges"].items() if what in TABLES_OF_EDGES)
+        yield f"{title}: lock waits over 10 ms for rows of edges", str(ours), "0"
+        yield "all lock waits over 10 ms", listed(locks["edges"]), "0"
+        yield "all, of as many jobs without edges", listed(locks["none"]), ""
+        yield "the sessions wait for a CPU, of each ms on one", spread(found["starved"], "ms"), ""
     yield f"{title}: last end to callback", longest(found["ms"]), "≤ 50 ms"
 
 
@@ -141,6 +156,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="the sql/ of a checkout of 50e0378")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--members", type=int, default=100_000, help="of the large fan-in")
+    parser.add_argument("--sessions", type=int, default=8, help="that end its members")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "flows")
     options = parser.parse_args()
     if unknown := set(options.parts) - PARTS.keys():

@@ -33,7 +33,8 @@ class CliError(click.ClickException):
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
-        self.exit_code = exit_code  # pyright: ignore[reportAttributeAccessIssue] - click declares it for the class
+        # click declares it for the class
+        self.exit_code = exit_code  # pyright: ignore[reportAttributeAccessIssue]
 
     def show(self, file: Any = None) -> None:
         if is_json():  # `pyworker run` with --log-format json: also the last line is JSON
@@ -55,6 +56,7 @@ def database(dsn: str, schema: str) -> Iterator[Database]:
             yield Printing(schema, real)
         return
     with resolved(dsn) as url, connect(url) as conn:
+        conn.add_notice_handler(_pass_on)
         try:
             with conn.transaction():
                 db = Database(conn, schema)
@@ -71,6 +73,13 @@ def database(dsn: str, schema: str) -> Iterator[Database]:
                     " What was asked for may or may not have been done"
                 ) from error
             raise
+
+
+def _pass_on(notice: psycopg.errors.Diagnostic) -> None:
+    """What a function of ours remarks, such as that a job waits for another signal."""
+    if notice.severity_nonlocalized == "NOTICE":
+        words = f"pyworker: {notice.message_primary}"
+        say(f"{words}. {notice.message_hint}" if notice.message_hint else words, err=True)
 
 
 def _say_what_is_taken_back(changes: list[tuple[str, int, int, int]]) -> None:

@@ -24,6 +24,8 @@ def test_add_says_what_became_of_the_job(call: Any, db: Any) -> None:
         r"job 3 scheduled, due 2100-01-0[12] \d\d:00:00[+-]\d\d\n",
         call("add", "t", "--run-at", "2100-01-02 00:00Z"),
     )
+    call("add", "t", "--delivery", "at_most_once")
+    assert db.execute("select delivery from pyworker.jobs where id = 4").fetchone() == ("at_most_once",)
 
 
 def test_add_of_a_task_that_no_live_worker_knows_says_so(cli: Any, call: Any, db: Any, dsn: str) -> None:
@@ -241,6 +243,32 @@ def test_a_signal_that_reaches_no_job_is_refused(
     assert (done.returncode, done.stdout) == (code, "")
     assert words in done.stderr
     assert db.execute("select count(*) from pyworker.signals").fetchone() == (0,)
+
+
+def test_a_signal_under_another_name_says_for_which_the_job_waits(
+    cli: Any, db: Any, dsn: str, zoo: dict[str, int]
+) -> None:
+    db.execute(
+        "with mine as materialized (select * from pyworker.claim_jobs(pyworker.register_worker(), 9)) "
+        "select pyworker.wait_for_signal(4, run, 'approved') from mine where id = 4"
+    )
+    for machine in ([], ["--json"]):
+        done = cli("signal", "4", "aproved", *machine, DATABASE_URL=dsn)
+        assert done.returncode == 0
+        assert done.stderr == (
+            "pyworker: send_signal: job 4 waits for the signal 'approved', and keeps 'aproved' for a later "
+            "wait. If you meant that one: send_signal(4, 'approved').\n"
+        )
+    assert cli("signal", "4", "approved", DATABASE_URL=dsn).stderr == ""
+
+
+@pytest.mark.parametrize("verb", [["retry"], ["cancel"], ["delete"], ["explain"], ["signal"]])
+def test_a_command_for_a_job_that_is_not_there_says_where_jobs_are(
+    cli: Any, dsn: str, zoo: dict[str, int], verb: list[str]
+) -> None:
+    done = cli(*verb, "99999", *(["go"] if verb == ["signal"] else []), DATABASE_URL=dsn)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.search(r"there is no job 99999\. List jobs by `pyworker jobs`, or by the views", done.stderr)
 
 
 def test_jobs_shows_what_the_attempts_of_a_job_have_logged(call: Any, db: Any, zoo: dict[str, int]) -> None:

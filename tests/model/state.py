@@ -252,7 +252,7 @@ class State:
             if state == "cancelled" and not (job.superseded or reason == "replaced"):
                 self.halt(job, 0)
             job.state, job.place, job.reason, job.error = state, None, reason, error or job.error
-            job.held, job.start_by, job.latest, job.since, job.since_run = None, None, None, job.created, 0
+            job.held, job.start_by = None, None  # but it keeps how long adds may put it off: for a retry
             retention = self.tasks.get(job.task, {}).get("retention", RETENTION[state])
             job.expires = self.now + retention
             self.tell(job, state)

@@ -1,11 +1,14 @@
 """The whole SQL interface against a model in plain Python, step by step.
 
 CI runs the same examples every time. For a long run with new ones: PYWORKER_EXAMPLES=5000, or `-m torture`.
+Only the long run asks whether MET and FATES were met: thirty examples meet most of them, but any change to a
+rule or to what the machine may say is another choice of examples, which may miss one.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -76,6 +79,27 @@ def test_the_model_accepts_no_claim_that_breaks_a_promise_of_turns(
     assert not accepted(a, b)  # no worker is idle
     assert not accepted(a, b, e)  # within a queue, by run_at and id
     assert not accepted(a, b, d, e, most=4)  # h:2 has its turn before the second one of h:3
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_job_that_is_retried_after_its_cancellation_is_put_off_no_longer_than_before(
+    api: Any, clock: Any, clean: Any, invariants: Any, waits: bool
+) -> None:
+    machine = Machine(api, clock, clean, invariants)
+    job = {"task": "t", "key": "a"}
+    machine.begin(many=[job], theme=None, claims=0)
+    if waits:
+        machine.claim(0, 1)
+        machine.wait_for(*machine.run(1), "x", None)
+    calls: list[Callable[[], None]] = [
+        lambda: machine.add_one({**job, "max_wait": 0, "expires_at": 1.5}),
+        lambda: machine.cancel(1, False),
+        lambda: machine.many([1], "retry"),
+        lambda: machine.add_one(job),
+    ]
+    for call in calls:
+        call()
+        machine.the_views_show_what_the_model_holds()
 
 
 @pytest.mark.torture

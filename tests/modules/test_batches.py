@@ -116,11 +116,11 @@ def called_back(api: Any, worker: int, how: str) -> Any:
 @pytest.mark.parametrize("how", ["available", "running", "completed", "cancelled", "discarded"])
 def test_a_batch_that_has_called_back_cannot_be_extended(api: Any, worker: int, how: str) -> None:
     callback = called_back(api, worker, how)
-    message = f"extend_batch: job {callback.id} waits for no other job any more: it is {how}"
+    message = f"extend_batch: job {callback.id} waits for no other job: it is {how}"
     with api.refusal("PW005", message) as caught:
         api.rows(EXTEND, [callback.id, Jsonb([{"identifier": "t"}])])
     assert caught.value.diag.message_hint == (
-        "Extend a batch before its last job ends, or from one of its jobs."
+        "Extend the last job that add_batch returned, before the other jobs have ended, or from one of them."
     )
     assert api.rows("select from pyworker.jobs where task_identifier = 't'") == []
 

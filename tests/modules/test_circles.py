@@ -14,7 +14,6 @@ from tests.support.sessions import LEVELS
 @pytest.mark.parametrize(
     ("after", "position", "ref"),
     [
-        ({"a": "a"}, 1, "a"),
         ({"free": "", "a": "c", "b": "a", "c": "b"}, 2, "a"),
         ({"first": "second", "second": "a", "a": "b", "b": "a"}, 3, "a"),
         ({"a": "b", "b": "a", "late": "a"}, 1, "a"),

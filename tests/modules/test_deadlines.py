@@ -295,6 +295,26 @@ def test_max_wait_counts_from_the_first_add_since_the_last_run(
     assert 39.9 < due(api) <= 40.1  # 10 + 30
 
 
+@pytest.mark.parametrize("ran", [False, True])
+def test_a_job_that_is_cancelled_and_retried_is_put_off_no_longer_than_before(
+    api: Any, worker: int, clock: Any, ran: bool
+) -> None:
+    """The retry makes it due at once; what adds may do to it afterwards counts from the first, as before."""
+    if ran:
+        job = claimed(api, worker, job_key="k")
+        api.fail(job, delay="1 hour")
+    add(api, "1 hour", max_wait="30 minutes")
+    [row] = api.rows("select id from pyworker.jobs")
+    api.cancel_job(row.id)
+    clock.advance(minutes=10)
+    assert api.retry_job(row.id).state == "available"
+    assert 9.9 < due(api) <= 10.1
+    add(api, "1 hour")
+    assert 29.9 < due(api) <= 30.1
+    add(api, "1 hour", max_wait="20 minutes")
+    assert 19.9 < due(api) <= 20.1
+
+
 def test_a_job_that_is_added_while_its_namesake_runs_has_a_window_of_its_own(
     api: Any, worker: int, clock: Any
 ) -> None:

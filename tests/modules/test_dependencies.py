@@ -171,7 +171,7 @@ def test_an_empty_depends_on_means_none(api: Any, nothing: Any) -> None:
     [
         (
             [{"identifier": "a", "ref": "a", "depends_on": ["a"]}],
-            r"specs\[1\]: depends_on: jobs wait for each other in a circle",
+            r"specs\[1\]: depends_on: the job would wait for itself: 'a' is its own ref",
         ),
         (
             [

@@ -24,6 +24,18 @@ comment on function get_job(bigint) is
     'The job with this id, live or in history; a row of nulls if there is none. progress and '
     'progress_message: what its last run has told by set_progress, null before.';
 
+-- Raises PW004: there is no job with this id.
+create or replace function _refuse_unknown_job(caller text, job_id bigint) returns void
+    language plpgsql set search_path from current
+as $$
+begin
+    raise exception '%: there is no job %', caller, coalesce(job_id::text, 'NULL')
+        using errcode = 'PW004',
+              hint = 'List jobs by `pyworker jobs`, or by the views jobs and history. History keeps a job '
+                     'for its retention; a job whose add is not committed is not there yet.';
+end;
+$$;
+
 -- Locks a live job for a function that takes one id. Raises PW004 if there is no such job; returns
 -- null if the job is in history.
 create or replace function _lock_job(verb text, job_id bigint) returns live_jobs
@@ -42,7 +54,7 @@ begin
             return null;
         end if;
     end loop;
-    raise exception '%: there is no job %', verb, coalesce(job_id::text, 'NULL') using errcode = 'PW004';
+    perform _refuse_unknown_job(verb, job_id);
 end;
 $$;
 

@@ -49,13 +49,13 @@ begin
     select j.* into v_callback from live_jobs j where j.id = callback_id for share;
     if v_callback.parked is distinct from 'unmet' then
         if (get_job(callback_id)).id is null then
-            raise exception 'extend_batch: there is no job %', coalesce(callback_id::text, 'NULL')
-                using errcode = 'PW004';
+            perform _refuse_unknown_job('extend_batch', callback_id);
         end if;
-        raise exception 'extend_batch: job % waits for no other job any more: it is %', callback_id,
+        raise exception 'extend_batch: job % waits for no other job: it is %', callback_id,
             (get_job(callback_id)).state
             using errcode = 'PW005',
-                  hint = 'Extend a batch before its last job ends, or from one of its jobs.';
+                  hint = 'Extend the last job that add_batch returned, before the other jobs have ended, or '
+                         'from one of them.';
     end if;
     v_jobs := array(select j from add_jobs(jobs) j);
     if not exists (select from live_jobs j where j.id = callback_id and j.revision = v_callback.revision) then

@@ -181,13 +181,13 @@ create or replace function send_signal(job_id bigint, name text, payload jsonb d
 as $$
 declare
     v_state text;
+    v_awaited text;
 begin
     perform _refuse_named('send_signal', name, 'payload', payload);
     v_state := coalesce((select j.state from live_jobs j where j.id = job_id),
                         (select f.state from finished_jobs f where f.id = job_id));
     if v_state is null then
-        raise exception 'send_signal: there is no job %', coalesce(job_id::text, 'NULL')
-            using errcode = 'PW004', hint = 'A job whose add is not committed yet is no job.';
+        perform _refuse_unknown_job('send_signal', job_id);
     elsif v_state in ('completed', 'cancelled') then
         raise exception 'send_signal: job % is %', job_id, v_state
             using errcode = 'PW005', hint = 'Only a job that has not ended gets signals: retry_job first.';
@@ -202,12 +202,22 @@ begin
         values ('signal', send_signal.job_id, pg_current_xact_id());
         perform _notify_workers();
     end if;
+    v_awaited := (
+        select s.name from live_jobs j join steps s on s.job_id = j.id and s.revision = j.revision
+        where j.id = send_signal.job_id and j.parked = 'signal' and s.run = j.run and s.at is null
+          and not exists (select from signals o where o.job_id = s.job_id and o.name = s.name));
+    if v_awaited <> name then
+        raise notice 'send_signal: job % waits for the signal %, and keeps % for a later wait', job_id,
+            quote_literal(v_awaited), quote_literal(name)
+            using hint = format('If you meant that one: send_signal(%s, %L).', job_id, v_awaited);
+    end if;
 end;
 $$;
 comment on function send_signal(bigint, text, jsonb) is
     'Sends a signal to a job that waits for it, or will (wait_for_signal). The signal belongs to the job: '
     'it is kept until the job is deleted. Of several signals of one name the '
-    'first counts, and the others are ignored. It waits for no other session. name: 1 to 512 characters. '
+    'first counts, and the others are ignored. A notice says if the job waits for a signal of another name '
+    'now. It waits for no other session. name: 1 to 512 characters. '
     'Errors: PW001; PW004 if there is no such job; PW005 if the job is completed or cancelled.';
 
 -- Places those of these jobs whose signal was sent; returns how many became available to claims.

@@ -18,8 +18,7 @@ begin
     end if;
     v_job := get_job(job_id);
     if v_job.id is null then
-        raise exception 'await_job: there is no job %', coalesce(job_id::text, 'NULL')
-            using errcode = 'PW004', hint = 'Jobs whose task keeps no history are gone when they end.';
+        perform _refuse_unknown_job('await_job', job_id);
     elsif v_job.state not in ('completed', 'cancelled', 'discarded') then
         v_until := v_now + make_interval(secs => seconds);
         delete from waiters w where w.ctid = any (array(

@@ -123,12 +123,13 @@ begin
         v_again := found;
     end if;
     with child as materialized (
-        select j.id, f.parent_id from unnest(v_held) h(id)
-        join live_jobs j on j.id between h.id and h.id
-        left join lateral (
-            select o.parent_id
-            from _open_edges(j.id, j.revision, coalesce(_open_from(j.id, j.revision), 0)) o
-            order by o.parent_id limit 1) f on true),
+        select j.id, case when w.to_id - w.from_id >= 50 then _first_open(j.id, j.revision, w.from_id)
+                     else (select o.parent_id from _open_edges(j.id, j.revision, coalesce(w.from_id, 0)) o
+                           order by o.parent_id limit 1) end as parent_id
+        from unnest(v_held) h(id) join live_jobs j on j.id between h.id and h.id
+        cross join lateral (
+            select min(x.from_id) as from_id, max(x.parent_id) as to_id from watches x
+            where x.child_id = j.id and x.revision = j.revision and x.from_id is not null) w),
     dropped as (
         delete from watches x where x.ctid = any (array(
             select w.ctid from child c join watches w on w.child_id = c.id where c.parent_id is null)))
@@ -228,9 +229,7 @@ begin
     where e.child_id = _next_watch.child_id and e.revision = _next_watch.revision
     order by e.child_id desc, e.revision desc, e.parent_id desc limit 1;
     if v_last - first_id > 1000 then
-        return coalesce(
-            (select o.parent_id from _open_edges(child_id, revision, first_id + (v_last - first_id) / 2) o
-             order by o.parent_id limit 1), first_id);
+        return coalesce(_first_open(child_id, revision, first_id + (v_last - first_id) / 2), first_id);
     end if;
     return (select o.parent_id from _open_edges(child_id, revision, first_id) o
             order by o.parent_id desc limit 1);

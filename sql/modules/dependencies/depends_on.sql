@@ -126,7 +126,8 @@ begin
     where i.revision = 0 and not i.unchanged and not _add_edges.unchanged[w.n] limit 1;
     if found then
         raise exception '%: depends_on: there is no job %', format(label, v_own.n), v_own.id
-            using errcode = 'PW004';
+            using errcode = 'PW004', hint = 'That is an id which this call gives to a new job. Jobs of one '
+                                            'call name each other by their refs.';
     end if;
     v_edges := array(
         with wanted as materialized ( -- narrow rows, before they are joined
@@ -139,9 +140,8 @@ begin
     v_missing := _write_edges(
         v_edges, array(select i.id from unnest(ids, unchanged) i(id, unchanged) where not i.unchanged));
     if v_missing.child_id is not null then
-        raise exception '%: depends_on: there is no job %',
-            format(label, array_position(ids, v_missing.child_id)), v_missing.parent_id
-            using errcode = 'PW004';
+        perform _refuse_unknown_job(
+            format(label, array_position(ids, v_missing.child_id)) || ': depends_on', v_missing.parent_id);
     end if;
     perform _refuse_circles(array(select distinct u.child_id from unnest(v_edges) u where u.revision > 0));
 end;
@@ -224,7 +224,6 @@ declare
     v_bad record;
     v_children bigint[]; -- positions: each child waits for its parent
     v_parents bigint[];
-    v_left bigint;
 begin
     select r.ref, max(r.ordinality) as n into v_bad from unnest(requests) with ordinality r
     where r.ref is not null group by r.ref having count(*) > 1 or length(r.ref) not between 1 and 512
@@ -245,25 +244,48 @@ begin
     from wanted w left join named n on n.ref = w.ref;
     if v_bad.n is not null then
         raise exception '%: depends_on: no job of the call has the ref %', format(label, v_bad.n),
-            quote_literal(v_bad.ref) using errcode = 'PW001';
+            quote_literal(v_bad.ref)
+            using errcode = 'PW001', hint = 'Refs name jobs of one add_jobs call. A job that was added '
+                                            'before is named by its id, a number.';
     end if;
     if is_batch then
         v_children := v_children
             || array_fill(cardinality(requests)::bigint, array[cardinality(requests) - 1]);
         v_parents := v_parents || array(select n from generate_series(1, cardinality(requests) - 1) n);
     end if;
+    perform _refuse_circle_of_refs(requests, label, v_children, v_parents);
+end;
+$$;
+
+-- Refuses jobs of a call that wait for each other in a circle. Positions: each of the children waits for its
+-- parent.
+create or replace function _refuse_circle_of_refs(
+    requests _job_request[], label text, children bigint[], parents bigint[]) returns void
+    language plpgsql immutable set search_path from current set enable_nestloop = off -- calls may be large
+as $$
+declare
+    v_left bigint;
+    v_n bigint;
+    v_ref text;
+begin
     -- A parent that waits for none cannot be part of a circle: drop it, again and again.
-    while v_children is not null and exists ( -- without a ref that points forwards there is no circle
-            select from unnest(v_children, v_parents) e(child, parent) where e.parent >= e.child) loop
-        v_left := cardinality(v_children);
-        select array_agg(e.child), array_agg(e.parent) into v_children, v_parents
-        from unnest(v_children, v_parents) e(child, parent)
-        where e.parent in (select u.child from unnest(v_children) u(child));
-        if cardinality(v_children) = v_left then
-            v_bad.n := _in_a_circle(v_children, v_parents);
-            raise exception '%: depends_on: jobs wait for each other in a circle%', format(label, v_bad.n),
-                coalesce(', of which the ref ' || quote_literal(requests[v_bad.n].ref) || ' is part', '')
-                using errcode = 'PW001';
+    while children is not null and exists ( -- without a ref that points forwards there is no circle
+            select from unnest(children, parents) e(child, parent) where e.parent >= e.child) loop
+        v_left := cardinality(children);
+        select array_agg(e.child), array_agg(e.parent) into children, parents
+        from unnest(children, parents) e(child, parent)
+        where e.parent in (select u.child from unnest(children) u(child));
+        if cardinality(children) = v_left then
+            v_n := _in_a_circle(children, parents);
+            v_ref := quote_literal(requests[v_n].ref);
+            if exists (select from unnest(children, parents) e(child, parent)
+                       where e.child = v_n and e.parent = v_n) then
+                raise exception '%: depends_on: the job would wait for itself: % is its own ref',
+                    format(label, v_n), v_ref using errcode = 'PW001', hint = 'Name the refs of other jobs.';
+            end if;
+            raise exception '%: depends_on: jobs wait for each other in a circle%', format(label, v_n),
+                coalesce(', of which the ref ' || v_ref || ' is part', '')
+                using errcode = 'PW001', hint = 'Take one of the dependencies of these jobs away.';
         end if;
     end loop;
 end;
@@ -309,7 +331,13 @@ begin
                 select e.parent_id from above a join live_jobs j on j.id = a.id
                 join edges e on e.child_id = j.id and e.revision = j.revision and e.met is null)
             select from above a where a.id = v_id) then
-            raise exception 'depends_on: job % would wait for itself', v_id using errcode = 'PW001';
+            raise exception 'depends_on: job % would wait for itself', v_id
+                using errcode = 'PW001',
+                      hint = case when exists (
+                          select from edges e where e.child_id = v_id and e.parent_id = v_id)
+                          then 'Leave its own id out.'
+                          else 'One of these jobs waits for it, or for a job that does: see the view '
+                               'dependencies.' end;
         end if;
     end loop;
 end;

@@ -54,6 +54,49 @@ begin atomic
                    'completed')) end;
 end;
 
+-- The first open edge of a child, from this parent's id on; null if there is none. It looks up many parents
+-- at once, more each time, and then looks at the edges of those only that may leave one open. Stable, so it
+-- sees all tables as of one moment.
+create or replace function _first_open(child_id bigint, revision integer, from_id bigint) returns bigint
+    language plpgsql stable set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set jit = off set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_many integer := 250;
+    v_parents bigint[];
+    v_picky bigint[]; -- for whose edges it matters how they ended
+    v_failures bigint[];
+    v_open bigint;
+begin
+    loop
+        select array_agg(e.parent_id), array_agg(e.parent_id) filter (where e.condition <> 'end'),
+               array_agg(e.parent_id) filter (where e.condition = 'failure')
+        into v_parents, v_picky, v_failures
+        from (select o.parent_id, o.condition from edges o
+              where o.child_id = _first_open.child_id and o.revision = _first_open.revision
+                and o.parent_id >= from_id and o.met is null
+              order by o.child_id, o.revision, o.parent_id limit v_many) e;
+        select p.id into v_open
+        from (select j.id from live_jobs j where j.id = any (v_parents)
+              union all
+              select f.id from finished_jobs f where f.id = any (v_picky) and f.state <> 'completed'
+              union all
+              select v.id from vanished_parents v where v.id = any (v_picky)
+              union all
+              select u.id from unnest(v_failures) u(id)
+              order by 1) p
+        where exists (select from _open_edges(_first_open.child_id, _first_open.revision, p.id) o
+                      where o.parent_id = p.id offset 0) limit 1;
+        if v_open is not null or v_parents is null or cardinality(v_parents) < v_many then
+            return v_open;
+        end if;
+        from_id := v_parents[v_many]; -- again: a parent may have several edges
+        v_many := 2 * v_many;
+    end loop;
+end;
+$$;
+
 -- From which parent's id on an open edge may be found. Null if the child waits for none.
 create or replace function _open_from(child_id bigint, revision integer) returns bigint
     language sql stable
@@ -77,9 +120,7 @@ begin
     end if;
     insert into promotion_requests (lane, job_id)
     select distinct case when w.from_id is null then 'unmet' else 'child' end, w.child_id
-    from unnest(parent_ids) p(id)
-    cross join lateral (
-        select x.child_id, x.from_id from watches x where x.parent_id = p.id offset 0) w;
+    from watches w where w.parent_id = any (parent_ids);
     v_told := found;
     if state <> 'completed' then
         perform _settle_edges(parent_ids, state);

@@ -327,10 +327,7 @@ begin
     end if;
     v_past := get_job(job_id);
     if v_past.id is null then
-        raise exception 'explain_job: there is no job %', coalesce(job_id::text, 'NULL')
-            using errcode = 'PW004',
-            hint = 'Finished jobs are kept for their retention; '
-                   'or the transaction that adds it has not committed.';
+        perform _refuse_unknown_job('explain_job', job_id);
     end if;
     return query select 1, r.* from _explain_ended(v_past) r;
 end;
