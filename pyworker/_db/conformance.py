@@ -182,5 +182,5 @@ class Holder(Database):
 
     def rival_claim(self, worker: int, tasks: Sequence[str]) -> list[tuple[int, int]]:
         """What another worker claims within this transaction."""
-        call = f"select id, run from {self._s}.{_WORK}"  # noqa: S608
+        call = f"select id, run from {self._s}.{_WORK}"
         return cast("Any", self._rows(call, [worker, None, None, None, 50, list(tasks)]))

@@ -184,7 +184,7 @@ def lost_answer(stage: Stage) -> str:
 
 @promise("work: report, then claim", "the run has ended before; drop the report")
 def stale(stage: Stage) -> str:
-    """A report that was accepted before, or whose run is outdated, is dropped, and the worker works on."""
+    """A report that was accepted before, or of an outdated run, is dropped, and the worker works on."""
     process, fails = stage.ready(), {"do": "fail", "error": "boom"}
     completed, _ = _report_first(stage, {}, {"do": "done"})
     failed, _ = _report_first(stage, fails, {**fails, "delay_s": 3600})
