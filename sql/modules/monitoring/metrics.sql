@@ -53,7 +53,8 @@ $$;
 
 -- The first available job of each priority; the recursion skips through the index from priority to
 -- priority. And the oldest available job of each queue.
-create or replace function _metrics_of_waiting()
+drop function if exists _metrics_of_waiting();
+create or replace function _metrics_of_waiting(max_rows integer)
     returns table (name text, kind text, help text, labels jsonb, value double precision)
     language plpgsql stable set search_path from current
 as $$
@@ -75,10 +76,10 @@ begin
     union all
     (select 'pyworker_queue_oldest_available_seconds', 'gauge',
             'For how long the oldest available job of a queue has been waiting, in the 50 queues where that '
-            'is longest. Looks at the first 5,000 jobs by id and in the order of claims.',
+            'is longest. Looks at up to 5,000 jobs, the first by id and the first in the order of claims.',
             jsonb_build_object('queue', o.queue_name),
             extract(epoch from clock() - o.since)::double precision
-     from _oldest_by_queue() o order by o.since, o.queue_name limit 50);
+     from _oldest_by_queue(least(max_rows, 5000)) o order by o.since, o.queue_name limit 50);
 end;
 $$;
 
@@ -176,7 +177,7 @@ begin
     return query
     select m.name, m.kind, m.help, coalesce(m.labels, '{}'), m.value from (
         select j.* from _metrics_of_jobs(max_rows) j
-        union all select w.* from _metrics_of_waiting() w
+        union all select w.* from _metrics_of_waiting(max_rows) w
         union all select k.* from _metrics_of_workers() k
         union all select o.* from _metrics_of_obstacles(max_rows) o
         union all select l.* from _metrics_of_limits() l

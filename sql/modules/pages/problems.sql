@@ -3,17 +3,18 @@
 
 -- The queues whose oldest available job waits longest, among the 5,000 live jobs with the lowest ids
 -- and the first 5,000 in the order of claims. since: the run_at of that job.
-create or replace function _oldest_by_queue()
+drop function if exists _oldest_by_queue();
+create or replace function _oldest_by_queue(max_rows integer default 5000)
     returns table (queue_name text, job_id bigint, since timestamptz)
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
     return query
     select distinct on (1) coalesce(j.queue_name, 'default'), j.id, j.run_at
-    from ((select l.id, l.queue_name, l.state, l.run_at from live_jobs l order by l.id limit 5000)
+    from ((select l.id, l.queue_name, l.state, l.run_at from live_jobs l order by l.id limit max_rows)
           union all
           (select l.id, l.queue_name, l.state, l.run_at from live_jobs l where l.ready_at is not null
-           order by l.priority, l.ready_at, l.id limit 5000)) j
+           order by l.priority, l.ready_at, l.id limit max_rows)) j
     where j.state = 'available'
     order by 1, j.run_at, j.id;
 end;

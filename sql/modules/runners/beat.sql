@@ -50,7 +50,7 @@ begin
     why := nullif(concat_ws(' ', v_unlocked, v_duties.words), '');
     next_in_s := least(
         case when v_grace_s between 0 and 1 then v_grace_s when v_grace_s is not null then 1 end,
-        v_duties.next_tick_s, case when cardinality(job_ids) > 0 then 1 else _idle_s() end);
+        v_duties.next_tick_s, case when cardinality(job_ids) > 0 then 1 else 2 end);
     return next;
     if cardinality(job_ids) > 0 then
         return query select * from _runs_to_stop(job_ids, runs);
@@ -69,12 +69,6 @@ comment on function beat(bigint, bigint[], bigint[], boolean, jsonb, boolean) is
     'pyworker.schedules is apart, else beat runs them itself; busy: neither). '
     'Then a row stop for each run that must stop: why is cancel (cancel_job was called) or lost '
     '(the claim is gone; its report will be stale). Call again within next_in_s. Errors: PW001.';
-
--- Seconds until an idle worker calls again: to a whole second of the server's clock, 1 to 2 seconds ahead. So
--- idle workers call together: the processor still has in its caches what the call before needed.
-create or replace function _idle_s() returns double precision
-    language sql volatile
-    return 2 - (extract(epoch from clock_timestamp()) % 1)::double precision;
 
 -- Those of these runs that must stop, as beat returns them.
 create or replace function _runs_to_stop(job_ids bigint[], runs bigint[])
