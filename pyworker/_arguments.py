@@ -39,7 +39,16 @@ class _JobOptions(_Defaults, total=False):
     meta: Mapping[str, Any] | None
 
 
-class AddOptions(_JobOptions, total=False):
+class FlowOptions(_JobOptions, total=False):
+    """The options of a flow's add: those of add_job, with `after` in place of depends_on."""
+
+    run_at: datetime | timedelta | str | None
+    delay: timedelta | float | str | None
+    expires_at: datetime | timedelta | str | None
+    max_wait: timedelta | float | str | None
+
+
+class AddOptions(FlowOptions, total=False):
     """The options of add_job. None means "not given".
 
     run_at: a datetime with a time zone, a timedelta from now, or a text that PostgreSQL reads, such
@@ -50,19 +59,7 @@ class AddOptions(_JobOptions, total=False):
     within that time of its first add.
     """
 
-    run_at: datetime | timedelta | str | None
-    delay: timedelta | float | str | None
     depends_on: Sequence[int | str | Mapping[str, Any]] | Mapping[str, Any] | None
-    expires_at: datetime | timedelta | str | None
-    max_wait: timedelta | float | str | None
-
-
-class FlowOptions(_JobOptions, total=False):
-    """The options of a flow's add: those of add_job, with `after` in place of depends_on."""
-
-    run_at: datetime | timedelta | str | None
-    delay: timedelta | float | str | None
-    expires_at: datetime | timedelta | str | None
 
 
 class JobSpec(AddOptions, total=False):

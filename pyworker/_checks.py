@@ -39,7 +39,8 @@ def is_from_now(name: str, value: Any) -> bool:
 def seconds_of(function: str, timeout: timedelta | float) -> float:
     if isinstance(timeout, timedelta):
         return timeout.total_seconds()
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or isnan(timeout):  # pyright: ignore[reportUnnecessaryIsInstance]
+    number = isinstance(timeout, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not number or isinstance(timeout, bool) or isnan(timeout):
         raise InvalidArgument(f"{function}: timeout must be a timedelta or seconds, got {timeout!r}")
     return float(timeout)
 

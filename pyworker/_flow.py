@@ -96,7 +96,8 @@ class _Flow:
             return {"ref": parent.ref, "on": on}
         if isinstance(parent, JobRow):
             return {"id": parent.id, "on": on}
-        if isinstance(parent, bool) or not isinstance(parent, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        number = isinstance(parent, int)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not number or isinstance(parent, bool):
             raise InvalidArgument(f"flow.add: after must be jobs or ids of jobs, got {parent!r}")
         return {"id": parent, "on": on}
 

@@ -104,7 +104,8 @@ class _Steps:
     def _named(self, caller: str, name: str) -> Iterator[None]:
         """Take a name for a step or a wait. After an exception, it may be taken again."""
         # Refused before the step is done, not when it is saved.
-        if not isinstance(name, str) or not 1 <= len(name) <= 512:  # pyright: ignore[reportUnnecessaryIsInstance]
+        text = isinstance(name, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not text or not 1 <= len(name) <= 512:
             raise InvalidArgument(
                 f"{caller}: name must be a string of 1 to 512 characters, got {name!r:.530}"
             )

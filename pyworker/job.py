@@ -166,7 +166,8 @@ class _JobFields(Generic[PayloadT]):
         self._transaction = "open"
 
     def _tells(self, progress: float) -> bool:
-        if isinstance(progress, bool) or not isinstance(progress, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
+        number = isinstance(progress, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not number or isinstance(progress, bool):
             raise InvalidArgument(f"job.progress(): progress must be a number from 0 to 1, got {progress!r}")
         now = time.monotonic()
         if now < self._silent_until and 0 <= progress < 1:

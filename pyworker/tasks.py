@@ -238,7 +238,7 @@ def task(function: Any = None, /, **options: Any) -> Any:
         if name is not None:
             raise TypeError(f"task: two names were given, {function!r} and {name!r}")
         function, name = None, function
-    if name is not None and (not isinstance(name, str) or not name):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if name == "" or not isinstance(name, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"task: name must be a string that is not empty, got {name!r}")
     if unknown := options.keys() - TASK_OPTIONS:
         known = ", ".join(["name", "result", "batch", *sorted(TASK_OPTIONS)])

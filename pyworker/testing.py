@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Unpack
 
 import psycopg
 import pytest
@@ -35,6 +35,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pytest_postgresql import factories
 
 from . import tasks
+from ._arguments import AddOptions
 from ._client import default_schema
 from ._db import migrations
 from ._db.database import Database
@@ -279,7 +280,7 @@ class Queue:
                     )
         return ran
 
-    def run_task(self, task: Task[..., Any] | str, payload: Any = None, **options: Any) -> Any:
+    def run_task(self, task: Task[..., Any] | str, payload: Any = None, **options: Unpack[AddOptions]) -> Any:
         """Add one job with these arguments of add_job and run it before all others.
 
         Returns what its handler returned, raises what it raised. Raises AssertionError with the
@@ -287,7 +288,7 @@ class Queue:
         """
         with self._worker() as worker:
             job = worker.db.add_job(
-                _known(task, worker.tasks, "run_task"), payload, **{"priority": -32768} | options
+                _known(task, worker.tasks, "run_task"), payload, **{"priority": -32768, **options}
             )
             claimed = worker.claim([job.task_identifier], fill=False)
             if [one.id for one in claimed] != [job.id]:

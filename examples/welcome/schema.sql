@@ -18,8 +18,8 @@ $$;
 create trigger welcome_user after insert on users
     for each row execute function welcome_user();
 
--- However often a profile changes within a second, one mail tells of all changes: the job_key makes each new job replace
--- the one that still waits, and two JSON arrays are merged.
+-- However often a profile changes within a second, one mail tells of all changes: the job_key makes each
+-- new job replace the one that still waits, and two JSON arrays are merged.
 create function report_change() returns trigger language plpgsql as $$
 begin
     perform pyworker.add_job(

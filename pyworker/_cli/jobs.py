@@ -56,6 +56,11 @@ PARENT_ID = _ParentId(1, 2**63 - 1)
 @click.option("--priority", type=int, help="Smaller runs first.")
 @click.option("--flag", "flags", multiple=True)
 @click.option("--meta", help="A JSON object.")
+@click.option(
+    "--delivery",
+    type=click.Choice(["at_least_once", "at_most_once"]),
+    help="at_most_once: a job whose worker dies is not run again.",
+)
 @click.option("--unique-policy", help="A unique_policy, a JSON object: do not add a duplicate.")
 @click.option(
     "--sequence-policy",

@@ -33,7 +33,8 @@ class CliError(click.ClickException):
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
-        self.exit_code = exit_code  # pyright: ignore[reportAttributeAccessIssue] - click declares it for the class
+        # click declares it for the class
+        self.exit_code = exit_code  # pyright: ignore[reportAttributeAccessIssue]
 
     def show(self, file: Any = None) -> None:
         if is_json():  # `pyworker run` with --log-format json: also the last line is JSON

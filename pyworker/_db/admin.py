@@ -26,7 +26,8 @@ class Admin(Base):
     def states(self, job_ids: Sequence[int]) -> dict[int, str | None]:
         """The states of these jobs, for a message; None for a job that is not there."""
         source = f"unnest(%s::bigint[]) i(id) cross join lateral {self._s}.get_job(i.id) j"
-        return dict(self._rows(f"select i.id, j.state from {source}", [list(job_ids)]))  # type: ignore[arg-type]  # noqa: S608
+        rows = self._rows(f"select i.id, j.state from {source}", [list(job_ids)])
+        return {job_id: state for job_id, state in rows}
 
     def has_queue(self, queue_name: str) -> bool:
         """True if the queue has jobs, a limit of its own, or is paused."""
@@ -38,17 +39,18 @@ class Admin(Base):
         return bool(self._rows(f"select exists ({paused})", [queue_name])[0][0])
 
     def job_errors(self, job_id: int) -> list[tuple[Any, ...]]:
-        return self._rows(f"select run, at, worker, error from {self._s}.job_errors(%s)", [job_id])  # noqa: S608
+        return self._rows(f"select run, at, worker, error from {self._s}.job_errors(%s)", [job_id])
 
     def counts(self) -> dict[str, int]:
         """How many jobs there are in each state, live and finished: exactly, so it reads all of them."""
-        union = f"select state from {self._s}.jobs union all select state from {self._s}.history"  # noqa: S608
-        return dict(self._rows(f"select state, count(*) from ({union}) j group by state"))  # type: ignore[arg-type]  # noqa: S608
+        union = f"select state from {self._s}.jobs union all select state from {self._s}.history"
+        rows = self._rows(f"select state, count(*) from ({union}) j group by state")
+        return {state: jobs for state, jobs in rows}
 
     def waiting_jobs(self) -> list[JobRow]:
         """Jobs that have not started, in the order of their ids."""
         rows = self._rows(
-            f"select {JOB_COLUMNS} from {self._s}.jobs v cross join lateral {self._s}.get_job(v.id) j"  # noqa: S608
+            f"select {JOB_COLUMNS} from {self._s}.jobs v cross join lateral {self._s}.get_job(v.id) j"
             " where v.state in ('scheduled', 'pending', 'available', 'retryable') order by v.id"
         )
         return [job for row in rows if (job := job_row(row))]
@@ -64,7 +66,7 @@ class Admin(Base):
         )
         jobs = f"{self._s}.jobs j where j.state in ('available', 'pending', 'running')"
         any_worker = f"exists (select from {self._s}.live_workers w where {of_a_worker})"
-        return self._rows(f"select count(*) from {jobs} and {any_worker}", [host, pid])[0][0]  # noqa: S608
+        return self._rows(f"select count(*) from {jobs} and {any_worker}", [host, pid])[0][0]
 
     def get_steps(self, job_id: int) -> list[dict[str, Any]]:
         return self._dicts("name, result, run, at", "get_steps(%s)", job_id)
@@ -171,7 +173,7 @@ class Admin(Base):
     def next_runs(self, schedule: str, timezone: str, n: int) -> list[dict[str, Any]]:
         """The next n runs of the schedule with this name, or else of this cron expression."""
         statement = (
-            f"select c.cron, c.timezone, {self._s}.describe_cron(c.cron), r.run_at, r.local_time"  # noqa: S608
+            f"select c.cron, c.timezone, {self._s}.describe_cron(c.cron), r.run_at, r.local_time"
             " from (values (%s::text, %s::text)) given (schedule, timezone)"
             f" left join {self._s}.schedules s on s.name = given.schedule"
             " cross join lateral ("
@@ -195,7 +197,7 @@ class Admin(Base):
         self._value("remove_schedule(%s)", name)
 
     def parse_crontab(self, content: str) -> list[tuple[Any, ...]]:
-        return self._rows(f"select line, schedule, payload from {self._s}.parse_crontab(%s)", [content])  # noqa: S608
+        return self._rows(f"select line, schedule, payload from {self._s}.parse_crontab(%s)", [content])
 
     def doctor(self) -> list[dict[str, Any]]:
         return self._dicts("check_name, severity, finding, fix", "doctor()")

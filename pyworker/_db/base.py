@@ -45,7 +45,7 @@ class Base:
         return [job for row in rows if (job := job_row(row))]
 
     def _dicts(self, columns: str, source: str, *parameters: Any) -> list[dict[str, Any]]:
-        rows = self._rows(f"select {columns} from {self._s}.{source}", parameters)  # noqa: S608
+        rows = self._rows(f"select {columns} from {self._s}.{source}", parameters)
         return [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
 
     def each(self, *calls: Callable[[], Any]) -> list[Any]:

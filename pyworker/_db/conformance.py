@@ -79,27 +79,26 @@ class Conformance(Database):
 
     def is_started(self, job_id: int) -> bool:
         """True if start_job was called for the run that the job is in."""
-        rows = self._rows(f"select started_at is not null from {self._s}.live_jobs where id = %s", [job_id])  # noqa: S608
+        rows = self._rows(f"select started_at is not null from {self._s}.live_jobs where id = %s", [job_id])
         return bool(rows and rows[0][0])
 
     def close_workers(self) -> None:
-        self._rows(f"select {self._s}.close_worker(w.id) from {self._s}.live_workers w")  # noqa: S608
+        self._rows(f"select {self._s}.close_worker(w.id) from {self._s}.live_workers w")
 
     def cancel_all(self) -> None:
         """Leave nothing to do to the next worker."""
         self._rows(
-            f"select ({self._s}.cancel_job(j.id, true)).id from {self._s}.jobs j"  # noqa: S608
-            " where j.state <> 'discarded'"
+            f"select ({self._s}.cancel_job(j.id, true)).id from {self._s}.jobs j where j.state <> 'discarded'"
         )
 
     # -- the worker
 
     def worker_ids(self) -> list[int]:
-        return [row[0] for row in self._rows(f"select id from {self._s}.live_workers order by id")]  # noqa: S608
+        return [row[0] for row in self._rows(f"select id from {self._s}.live_workers order by id")]
 
     def beats(self) -> list[tuple[Any, ...]]:
         """Each live worker, and when it has called beat."""
-        return self._rows(f"select id, beat_at from {self._s}.live_workers")  # noqa: S608
+        return self._rows(f"select id, beat_at from {self._s}.live_workers")
 
     def close_worker(self, worker_id: int) -> None:
         self._value("close_worker(%s)", worker_id)
@@ -134,17 +133,17 @@ class Conformance(Database):
         return self._value("open_worker(%s::jsonb)", json.dumps({"name": "rival"}))["worker"]
 
     def rival_beat(self, worker: int) -> None:
-        self._rows(f"select kind from {self._s}.beat(%s)", [worker])  # noqa: S608
+        self._rows(f"select kind from {self._s}.beat(%s)", [worker])
 
     def rival_claim(self, worker: int, max_jobs: int, tasks: Sequence[str]) -> list[tuple[int, int]]:
-        call = f"select id, run from {self._s}.{_WORK}"  # noqa: S608
+        call = f"select id, run from {self._s}.{_WORK}"
         return cast("Any", self._rows(call, [worker, None, None, None, max_jobs, list(tasks)]))
 
     def rival_finish(self, worker: int, jobs: Sequence[tuple[int, int]], result: str) -> int:
         """Complete these jobs with this result; returns how many of the reports were refused."""
         ids, runs = ([job[at] for job in jobs] for at in (0, 1))
         results = [json.dumps(result)] * len(ids)
-        call = f"select id from {self._s}.{_WORK}"  # noqa: S608
+        call = f"select id from {self._s}.{_WORK}"
         return len(self._rows(call, [worker, ids, runs, results, 0, []]))
 
 

@@ -15,11 +15,11 @@ PAGE = 1000  # rows, the most that list_jobs and list_sequences return at once
 
 
 def perform_action_statement(schema: str) -> str:
-    return f"select target, ok, outcome from {quoted(schema)}.perform_action(%s, %s::text[], %s)"  # noqa: S608
+    return f"select target, ok, outcome from {quoted(schema)}.perform_action(%s, %s::text[], %s)"
 
 
 def explain_statement(schema: str) -> str:
-    return f"select reason, detail from {quoted(schema)}.explain_job(%s) order by position"  # noqa: S608
+    return f"select reason, detail from {quoted(schema)}.explain_job(%s) order by position"
 
 
 class Pages(Base):
@@ -100,7 +100,7 @@ class Pages(Base):
     def jobs_waiting_for(self, job_id: int, limit: int) -> list[dict[str, Any]]:
         """The newest jobs that wait for the end of this one."""
         columns = "id, task_identifier, state, queue_name, key, attempts, max_attempts, run_at, last_error"
-        waiting = f"select d.job_id from {self._s}.dependencies d where d.depends_on = %s"  # noqa: S608
+        waiting = f"select d.job_id from {self._s}.dependencies d where d.depends_on = %s"
         source = f"jobs v where v.state = 'pending' and v.id in ({waiting}) order by v.id desc limit %s"
         return self._dicts(columns, source, job_id, limit)
 

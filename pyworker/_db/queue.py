@@ -111,7 +111,7 @@ def dependency_results_statement(schema: str) -> str:
     """One JSON text: how the jobs that this one depends on have ended, by id."""
     columns = "json_build_object('id', r.id, 'ref', r.ref, 'state', r.state, 'result', r.result)"
     source = f"{quoted(schema)}.dependency_results(%s) r"
-    return f"select coalesce(json_agg({columns} order by r.id), '[]')::text from {source}"  # noqa: S608
+    return f"select coalesce(json_agg({columns} order by r.id), '[]')::text from {source}"
 
 
 def _jobs(schema: str, function: str, argument: str, specs: Iterable[Mapping[str, Any]]) -> tuple[str, str]:

@@ -30,7 +30,7 @@ def named_call(schema: str, function: str, arguments: Mapping[str, str]) -> str:
 
 
 def rows_of(schema: str, call: str, columns: str = JOB_COLUMNS) -> str:
-    return f"select {columns} from {quoted(schema)}.{call} j"  # noqa: S608
+    return f"select {columns} from {quoted(schema)}.{call} j"
 
 
 def literal(value: Any) -> str:

@@ -49,8 +49,8 @@ def start_job_statement(schema: str) -> str:
 def start_jobs_statement(schema: str) -> str:
     """The ids of those jobs that may start. Locked in the order of ids, as everywhere."""
     jobs = "select * from unnest(%s::bigint[], %s::bigint[]) i(id, run) order by id offset 0"
-    started = f"select j.id, {quoted(schema)}.start_job(j.id, j.run) as started from ({jobs}) j"  # noqa: S608
-    return f"select coalesce(array_agg(s.id) filter (where s.started), '{{}}') from ({started}) s"  # noqa: S608
+    started = f"select j.id, {quoted(schema)}.start_job(j.id, j.run) as started from ({jobs}) j"
+    return f"select coalesce(array_agg(s.id) filter (where s.started), '{{}}') from ({started}) s"
 
 
 def save_step_statement(schema: str) -> str:
@@ -60,7 +60,7 @@ def save_step_statement(schema: str) -> str:
 def steps_statement(schema: str) -> str:
     """All saved steps as one JSON text: an object of the results by name."""
     source = f"{quoted(schema)}.get_steps(%s) s"
-    return f"select coalesce(json_object_agg(s.name, s.result), '{{}}')::text from {source}"  # noqa: S608
+    return f"select coalesce(json_object_agg(s.name, s.result), '{{}}')::text from {source}"
 
 
 def wait_for_signal_statement(schema: str) -> str:
@@ -75,15 +75,15 @@ def set_progress_statement(schema: str) -> str:
 
 
 def get_job_statement(schema: str) -> str:
-    return f"select {JOB_COLUMNS} from {quoted(schema)}.get_job(%s) j"  # noqa: S608
+    return f"select {JOB_COLUMNS} from {quoted(schema)}.get_job(%s) j"
 
 
 def job_errors_statement(schema: str) -> str:
-    return f"select at, worker, error from {quoted(schema)}.job_errors(%s)"  # noqa: S608
+    return f"select at, worker, error from {quoted(schema)}.job_errors(%s)"
 
 
 def job_log_statement(schema: str) -> str:
-    return f"select at, attempt, level, message from {quoted(schema)}.job_log(%s)"  # noqa: S608
+    return f"select at, attempt, level, message from {quoted(schema)}.job_log(%s)"
 
 
 def once_statement(schema: str) -> str:
@@ -114,7 +114,7 @@ class Worker(Base):
             f' {self._s}.beat(%s, "lock" => %s, condition => %s::jsonb)'
         )
         told = ["busy" if busy else "apart", worker_id, lock, condition]
-        rows = self._rows(f"select kind, why, next_in_s from {source}", told)  # noqa: S608
+        rows = self._rows(f"select kind, why, next_in_s from {source}", told)
         kind, why, next_in_s = rows[0]
         words = cast("str", why or "").split()
         return Beat(kind == "alive", "unlocked" in words, [w for w in words if w != "unlocked"], next_in_s)
@@ -128,7 +128,7 @@ class Worker(Base):
             f"set_config('pyworker.schedules', 'busy', true), {self._s}.beat("
             "%s, %s::bigint[], %s::bigint[], lost_answer => %s) b"
         )
-        stops = f"select b.id, b.run from {source} where b.kind = 'stop'"  # noqa: S608
+        stops = f"select b.id, b.run from {source} where b.kind = 'stop'"
         return cast("Any", self._rows(stops, [worker_id, ids, runs, lost_answer]))
 
     def close_worker(self, worker_id: int) -> None:
@@ -194,7 +194,7 @@ class Worker(Base):
         if without:
             source = f"set_config('pyworker.closed_queues', %s, true) closed, {source}"
             parameters.insert(0, _array(tuple(without)))
-        statement = f"select {_TURN} from {source}"  # noqa: S608
+        statement = f"select {_TURN} from {source}"
         return self.conn.execute(cast("Any", statement), parameters, binary=True).fetchall()
 
     def discarded(self, job_ids: Sequence[int]) -> list[tuple[int, str | None]]:
@@ -202,14 +202,14 @@ class Worker(Base):
         which = (
             f"unnest(%s::bigint[]) i(id), {self._s}.get_job(i.id) j where j.state = 'discarded' order by j.id"
         )
-        return cast("Any", self._rows(f"select j.id, j.reason from {which}", [list(job_ids)]))  # noqa: S608
+        return cast("Any", self._rows(f"select j.id, j.reason from {which}", [list(job_ids)]))
 
     def accepted(self, runs: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
         """Those of these (id, run) whose end an earlier report has told the database."""
         which = f"unnest(%s::bigint[], %s::bigint[]) i(id, run), {self._s}.get_job(i.id) j"
         ended = "j.run = i.run and j.state not in ('running', 'available', 'pending')"
         ids = [[job_id for job_id, _ in runs], [run for _, run in runs]]
-        return cast("Any", self._rows(f"select j.id, j.run from {which} where {ended}", ids))  # noqa: S608
+        return cast("Any", self._rows(f"select j.id, j.run from {which} where {ended}", ids))
 
     def start_job(self, job_id: int, run: int) -> bool:
         return self._value("start_job(%s, %s)", job_id, run)

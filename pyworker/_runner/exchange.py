@@ -25,7 +25,7 @@ log = logging.getLogger("pyworker.worker")
 
 NOTHING = Share(0, None)
 # How long a turn waits for a job that another session has locked, and a report that was set aside.
-PATIENCE, LESS = "1s", "200ms"
+LOCK_TIMEOUT, FOR_ONE = "1s", "200ms"
 MANY = 5  # locked jobs, after which all other reports are set aside, too: perhaps a table is locked
 
 
@@ -130,14 +130,14 @@ class Exchange:
         outcomes: Outcomes,
         share: Share = NOTHING,
         lines: Gathered | None = None,
-        patience: str = PATIENCE,
+        lock_timeout: str = LOCK_TIMEOUT,
     ) -> tuple[Turn, dict[tuple[int, int], str]]:
         """The turn, and why reports were refused, by id and run."""
         config, items = self.config, [report.item() for report in outcomes.reports]
         rows = db.work(
             self.worker_id, outcomes.done, items, share.most,
             self.task_names, share.queues, config.forbidden_flags or None, share.without,
-            as_items(lines) if lines else (), patience if outcomes and self._set_aside else None,
+            as_items(lines) if lines else (), lock_timeout if outcomes and self._set_aside else None,
         )  # fmt: skip
         *_, again_in = rows.pop()
         first = 0
@@ -163,7 +163,7 @@ class Exchange:
             one = Outcomes()
             one.add(outcome := waiting.popleft())
             try:
-                _, refused = self._call(db, one, patience=LESS)
+                _, refused = self._call(db, one, lock_timeout=FOR_ONE)
             except Exception as problem:
                 if self._set_aside and self._is_locked(problem):
                     locked += 1

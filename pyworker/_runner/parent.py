@@ -254,16 +254,13 @@ class Parent:
     def _reap(self) -> None:
         while True:
             with self.reaping:
-                try:
-                    pid, status = os.waitpid(-1, os.WNOHANG)  # also reaps orphans if this is PID 1
-                except ChildProcessError:
+                ended = signals.ended_child()
+                if ended is None:
                     return
-                if pid == 0:
-                    return
-                child = self.children.pop(pid, None)
+                child = self.children.pop(ended.pid, None)
             if child:
-                child.process.returncode = os.waitstatus_to_exitcode(status)
-                self._ended(child, child.process.returncode)
+                child.process.returncode = ended.code
+                self._ended(child, ended.code)
 
     def _ended(self, child: ChildProcess, code: int) -> None:
         with suppress(OSError):

@@ -94,16 +94,10 @@ class Supervisor:
             self._again(one, f"the worker of {one.name} could not be started: {error}")
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)  # also reaps orphans if this is PID 1
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        while ended := signals.ended_child():
             for one in self.databases:
-                if one.process and one.process.pid == pid:
-                    self._ended(one, os.waitstatus_to_exitcode(status))
+                if one.process and one.process.pid == ended.pid:
+                    self._ended(one, ended.code)
 
     def _ended(self, one: Servant, code: int) -> None:
         one.ended(code)

@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 TOLD = signal.SIGUSR1  # from the supervisor of several databases to their parents: stop
@@ -71,6 +72,20 @@ def held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Exit(NamedTuple):
+    pid: int
+    code: int
+
+
+def ended_child() -> Exit | None:
+    """A child process that has ended, once for each. As PID 1 it also reaps orphans."""
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return Exit(pid, os.waitstatus_to_exitcode(status)) if pid else None
 
 
 def wake_parent() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _OWN = re.compile('(?<=[{,])database=(?=")')
 # Seconds that all databases together have to answer. Probes have short timeouts; a process that is
 # just starting, or has no turn at once, is live.
-PATIENCE = {"/live": 0.5, "/ready": 2.0, "/metrics": 5.0}
+TIMEOUTS = {"/live": 0.5, "/ready": 2.0, "/metrics": 5.0}
 NOT_SERVED = (
     "# HELP pyworker_ready 1: this worker can claim jobs, as /ready says.\n"
     "# TYPE pyworker_ready gauge\npyworker_ready 0.0\n"
@@ -37,7 +37,7 @@ def routes(databases: Sequence[Servant], metrics: bool) -> dict[str, Route]:
 def _ask(databases: Sequence[Servant], path: str) -> list[tuple[Servant, Answer | None]]:
     """The answers of all, who are asked at the same time. None: no answer."""
     asked = [(one, one.ask(path)) for one in databases]
-    until = time.monotonic() + PATIENCE[path]
+    until = time.monotonic() + TIMEOUTS[path]
     answers: list[tuple[Servant, Answer | None]] = []
     for one, answer in asked:
         try:

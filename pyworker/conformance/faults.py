@@ -108,7 +108,7 @@ def _start_delayed(stage: Stage, jobs: list[Played]) -> Iterator[tuple[Holder, P
 
 @promise("beat: alive, and what must stop", "before you begin one, check it too")
 def pause(stage: Stage) -> str:
-    """A worker that is paused for longer than its lease begins and reports nothing that is not its own."""
+    """A worker that is paused for longer than its lease begins and reports only what is its own."""
     process = stage.ready(supervised=True)
     jobs = [stage.add({"ms": 3000}, delivery=f"at_{d}_once") for d in ("least", "most") * 10]
     stage.until_begun(*jobs[:2])
@@ -158,8 +158,7 @@ def cut_connections(stage: Stage) -> str:
     stage.until_each(jobs[1::2], "completed", "discarded")  # the answer of start_job may have been lost
     lost = [job for job in stage.notes.begun(jobs) if stage.job(job).state == "discarded"]
     hold(not lost, f"jobs whose handlers had begun are discarded: {', '.join(job.name for job in lost)}")
-    twice = stage.notes.twice(jobs)
-    hold(not twice, f"handlers that began twice: {', '.join(twice)}")
+    stage.notes.hold_once(jobs)
     hold(cut > 0, "the script found no connection of the worker")
     done = stage.states(jobs).count("completed")
     return f"{cut} connections were cut; {done} jobs are completed, no handler began twice"
@@ -178,8 +177,7 @@ def lost_answer(stage: Stage) -> str:
             stage.until("the worker's report waits for a lock", holder.waiting)
             holder.cut_waiting()
     stage.until_state("completed", *jobs)
-    twice = stage.notes.twice(jobs)
-    hold(not twice, f"handlers that began twice: {', '.join(twice)}")
+    stage.notes.hold_once(jobs)
     return "2 reports whose connections were cut were repeated"
 
 
@@ -197,8 +195,7 @@ def start_job_unanswered(stage: Stage) -> str:
             begun = not stage.watch(0.7, lambda: not stage.notes.begun([job]))
             hold(not begun, "a handler began, and start_job had not been answered")
     stage.until_state("completed", *jobs, seconds=40)
-    twice = stage.notes.twice(jobs)
-    hold(not twice, f"handlers that began twice: {', '.join(twice)}")
+    stage.notes.hold_once(jobs)
     return f"{cut} calls of start_job were cut off; 12 jobs are completed, each handler began once"
 
 

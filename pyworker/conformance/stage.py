@@ -56,6 +56,11 @@ class Notes:
         begun = Counter(name for name, said in self.lines() if said == "begin")
         return [job.name for job in jobs if begun[job.name] > 1]
 
+    def hold_once(self, jobs: Iterable[Played]) -> None:
+        """No handler of these jobs began more than once."""
+        twice = self.twice(jobs)
+        hold(not twice, f"handlers that began twice: {', '.join(twice)}")
+
     def order(self, jobs: Iterable[Played]) -> list[tuple[str, str]]:
         """What these jobs noted, without ticks."""
         names = {job.name for job in jobs}

@@ -19,7 +19,7 @@ from . import _guard
 from ._actions import Asked, asked, filters_of, with_notice
 from ._request import Problem, root_of
 
-PATIENCE = 5.0  # seconds after which a request says how far it has come
+ONE_REQUEST = 5.0  # seconds after which a request says how far it has come
 Rows = tuple[int, int]  # of the audit: the first and the last
 NOTHING = (0, 0)  # no rows of the audit: no job matched any more
 
@@ -101,7 +101,7 @@ class Actions:
             after = told["next_id"]
             if told["first_audit"]:
                 audit = (audit[0] if audit else told["first_audit"], told["last_audit"])
-            if after is None or (audit and time.monotonic() - began > PATIENCE):
+            if after is None or (audit and time.monotonic() - began > ONE_REQUEST):
                 return replace(wanted, after=after, audit=audit), audit
 
     def _undo(self, wanted: Asked, actor: str) -> tuple[Asked, Rows | None]:
@@ -113,7 +113,7 @@ class Actions:
         while after is not None:
             with self.database() as db:
                 after = db.undo_actions(after, last, actor)["next_audit"]
-            if time.monotonic() - began > PATIENCE:
+            if time.monotonic() - began > ONE_REQUEST:
                 break
         newest = self._newest_audit()
         return replace(wanted, after=after, since=since), (since + 1, newest) if newest > since else None

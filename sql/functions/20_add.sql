@@ -205,6 +205,7 @@ comment on function add_job(text, json, text, timestamptz, integer, text, intege
     'Under REPEATABLE READ and SERIALIZABLE a keyed add that meets a newer row raises 40001; it '
     'never returns null and never loses the job.';
 
+-- By name, so that no argument can take the place of another.
 create or replace function add_job(
     identifier text, payload jsonb, queue_name text default null, run_at timestamptz default null,
     max_attempts integer default null, job_key text default null, priority integer default null,
@@ -213,9 +214,12 @@ create or replace function add_job(
     depends_on jsonb default null, expires_at timestamptz default null, max_wait interval default null)
     returns job
     language sql volatile
-    return add_job(identifier, payload::json, queue_name, run_at, max_attempts, job_key, priority, flags,
-                   job_key_mode, unique_policy, sequence_policy, meta, delivery, depends_on, expires_at,
-                   max_wait);
+    return add_job(
+        identifier => identifier, payload => payload::json, queue_name => queue_name, run_at => run_at,
+        max_attempts => max_attempts, job_key => job_key, priority => priority, flags => flags,
+        job_key_mode => job_key_mode, unique_policy => unique_policy, sequence_policy => sequence_policy,
+        meta => meta, delivery => delivery, depends_on => depends_on, expires_at => expires_at,
+        max_wait => max_wait);
 comment on function add_job(text, jsonb, text, timestamptz, integer, text, integer, text[], text,
     jsonb, jsonb, jsonb, text, jsonb, timestamptz, interval) is
     'add_job for a jsonb payload.';
@@ -228,9 +232,12 @@ create or replace function add_job(
     depends_on jsonb default null, expires_at timestamptz default null, max_wait interval default null)
     returns job
     language sql volatile
-    return add_job(identifier, _json_of(payload, 'add_job: payload'), queue_name, run_at, max_attempts,
-                   job_key, priority, flags, job_key_mode, unique_policy, sequence_policy, meta, delivery,
-                   depends_on, expires_at, max_wait);
+    return add_job(
+        identifier => identifier, payload => _json_of(payload, 'add_job: payload'),
+        queue_name => queue_name, run_at => run_at, max_attempts => max_attempts, job_key => job_key,
+        priority => priority, flags => flags, job_key_mode => job_key_mode, unique_policy => unique_policy,
+        sequence_policy => sequence_policy, meta => meta, delivery => delivery, depends_on => depends_on,
+        expires_at => expires_at, max_wait => max_wait);
 comment on function add_job(text, text, text, timestamptz, integer, text, integer, text[], text,
     jsonb, jsonb, jsonb, text, jsonb, timestamptz, interval) is
     'add_job for a payload given as text. PostgreSQL resolves a plain literal to this one. Errors: '

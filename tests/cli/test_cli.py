@@ -24,6 +24,8 @@ def test_add_says_what_became_of_the_job(call: Any, db: Any) -> None:
         r"job 3 scheduled, due 2100-01-0[12] \d\d:00:00[+-]\d\d\n",
         call("add", "t", "--run-at", "2100-01-02 00:00Z"),
     )
+    call("add", "t", "--delivery", "at_most_once")
+    assert db.execute("select delivery from pyworker.jobs where id = 4").fetchone() == ("at_most_once",)
 
 
 def test_add_of_a_task_that_no_live_worker_knows_says_so(cli: Any, call: Any, db: Any, dsn: str) -> None:

@@ -301,16 +301,20 @@ def test_a_schedule_is_paused_and_run(top: Any, db: Any) -> None:
     top(steps)
 
 
-def test_workers_are_shown_with_what_they_run(top: Any, db: Any) -> None:
-    worker = db.execute(
-        "select pyworker.register_worker(%s)",
-        [json.dumps({"host": "web-1", "pid": 42, "concurrency": 12, "memory": 99 << 20, "version": "0.1.0"})],
-    ).fetchone()[0]
+def reporting_worker(db: Any, **info: Any) -> int:
+    """A worker that runs a `report`, of which it has done four tenths."""
+    info = {"host": "web-1", "pid": 42, **info}
+    worker: int = db.execute("select pyworker.register_worker(%s)", [json.dumps(info)]).fetchone()[0]
     db.execute(
         "select pyworker.set_progress(id, run, 0.4, 'page 4 of 10') "
         "from pyworker.claim_jobs(%s, 1, array['report'])",
         [worker],
     )
+    return worker
+
+
+def test_workers_are_shown_with_what_they_run(top: Any, db: Any) -> None:
+    worker = reporting_worker(db, concurrency=12, memory=99 << 20, version="0.1.0")
 
     async def steps(screen: Screen) -> None:
         await screen.on("workers")
@@ -356,15 +360,7 @@ def test_it_looks_again_by_itself_and_finds_a_lost_database_again(top: Any, db: 
 
 def test_the_picture_in_the_documents(top: Any, db: Any) -> None:
     """PYWORKER_WRITE_IMAGES=1 draws it again."""
-
-    worker = db.execute(
-        "select pyworker.register_worker(%s)", [json.dumps({"host": "web-1", "pid": 42})]
-    ).fetchone()[0]
-    db.execute(
-        "select pyworker.set_progress(id, run, 0.4, 'page 4 of 10') "
-        "from pyworker.claim_jobs(%s, 1, array['report'])",
-        [worker],
-    )
+    reporting_worker(db)
 
     async def steps(screen: Screen) -> None:
         await screen.press("down")

@@ -8,7 +8,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.support.api import ids
-from tests.support.dependencies import ENDS, child, running, state
+from tests.support.dependencies import ENDS, child, running, state, two_ends
 from tests.support.explain import explain, run
 from tests.support.sessions import LEVELS
 from tests.support.waits import waiting
@@ -216,13 +216,7 @@ def test_an_add_and_an_end_that_are_open_at_once_meet(
 def test_of_two_parents_that_end_at_once_one_that_is_rolled_back_has_not_ended(
     api: Any, actor: Any, worker: int, first: int, outcome: str, level: str
 ) -> None:
-    parents = [running(api, worker) for _ in range(2)]
-    job = child(api, parents)
-    assert state(api, job) == "pending"
-    sessions = [actor(), actor()]
-    for session, parent in zip(sessions, parents, strict=True):
-        session.begin(level)
-        session.finish(parent)
+    parents, job, sessions = two_ends(api, actor, worker, level)
     getattr(sessions[first], outcome)()
     assert state(api, job) == "pending"
     sessions[1 - first].commit()

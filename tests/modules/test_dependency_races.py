@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.api import ids
-from tests.support.dependencies import ENDS, child, running, state
+from tests.support.dependencies import ENDS, child, running, state, two_ends
 
 LEVELS = ["read committed", "repeatable read", "serializable"]
 
@@ -75,13 +75,7 @@ def test_a_job_that_vanishes_while_the_first_dependency_of_all_is_added_counts_a
 def test_of_two_parents_that_end_at_once_the_one_that_commits_last_tells_the_child(
     api: Any, actor: Any, worker: int, first: int, level: str
 ) -> None:
-    parents = [running(api, worker) for _ in range(2)]
-    job = child(api, parents)
-    assert state(api, job) == "pending"
-    sessions = [actor(), actor()]
-    for session, parent in zip(sessions, parents, strict=True):
-        session.begin(level)
-        session.finish(parent)
+    _, job, sessions = two_ends(api, actor, worker, level)
     sessions[first].commit()
     assert state(api, job) == "pending"
     sessions[1 - first].commit()

@@ -211,7 +211,7 @@ PROMISES: dict[str, tuple[Callable[[History], Found], str]] = {
     "effects once": (effects_happen_once, "effect"),
     "unique adds make one job": (unique_adds_make_one_job, "unique"),
     "sequences in order, one at a time": (sequences_keep_their_order, "sequence"),
-    "a dead worker's jobs run again in the documented time": (dead_workers_jobs_run_again, "kill"),
+    "a dead worker's jobs run in the documented time": (dead_workers_jobs_run_again, "kill"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from textwrap import wrap
 
 from tests.reliability.history import digest, found, lines
 from tests.reliability.judge import PROMISES, History, Recovery, figures, recoveries, verdicts
@@ -29,6 +30,11 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
     for row in rows:
         yield f"| {' | '.join(row)} |"
     yield ""
+
+
+def item(text: str, indent: str = "") -> list[str]:
+    """A line of a list, wrapped."""
+    return wrap(text, 100, initial_indent=f"{indent}- ", subsequent_indent=f"{indent}  ")
 
 
 def promises(histories: dict[str, History]) -> Iterator[str]:
@@ -60,19 +66,21 @@ def again(it: Recovery) -> str:
 def recovered(histories: dict[str, History]) -> Iterator[str]:
     seen = {name: {r.name: r for r in recoveries(h)} for name, h in histories.items()}
     yield "What had been running began again elsewhere, median and worst, after:\n"
-    rows = []
-    for fault in ("kill", "freeze"):
-        rows.append([FAULTS[fault], *(again(s[fault]) if fault in s else "not done" for s in seen.values())])
-    rows.append(["documented", *(h.about["recovery"] for h in histories.values())])
-    yield from table(["", *histories], rows)
-    yield "The next job that was begun and done after the fault, by any worker, median and worst, after:\n"
+    for name, by_fault in seen.items():
+        yield from item(f"**{name}**, documented: {histories[name].about['recovery']}.")
+        for fault in ("kill", "freeze"):
+            told = again(by_fault[fault]) if fault in by_fault else "not done"
+            yield from item(f"{FAULTS[fault]}: {told}.", "  ")
+    yield ""
+    yield "The next job that was begun and done after the fault, by any worker: seconds, median and worst,"
+    yield "and of how many faults:\n"
     rows = []
     for fault, told in FAULTS.items():
         cells = []
         for by_name in seen.values():
             it = by_name.get(fault)
             cells.append(
-                f"{statistics.median(it.next_done):.1f} s, {max(it.next_done):.1f} s, of {it.times}"
+                f"{statistics.median(it.next_done):.1f}, {max(it.next_done):.1f} ({it.times})"
                 if it and it.next_done
                 else "not done"
             )
@@ -89,13 +97,12 @@ def counted(histories: dict[str, History]) -> Iterator[str]:
 def facts(paths: dict[str, Path], histories: dict[str, History]) -> Iterator[str]:
     first = next(iter(histories.values())).about
     yield f"PostgreSQL {first['postgres']}, {first['machine']}, {first['began'][:10]}.\n"
-    yield from table(
-        ["", "version", "settings", "command"],
-        (
-            [name, h.about["version"], h.about["settings"], f"`{h.about['command']}`"]
-            for name, h in histories.items()
-        ),
-    )
+    for name, h in histories.items():
+        yield from item(f"**{name}** {h.about['version']}: {h.about['settings']}")
+    yield ""
+    yield "```text"
+    yield from (h.about["command"] for h in histories.values())
+    yield "```\n"
     yield "The histories, with their SHA-256:\n"
     yield "```text"
     yield from (f"{digest(path)}  {path.name}" for path in paths.values())

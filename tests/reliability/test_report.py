@@ -13,7 +13,7 @@ from tests.reliability.run import run
 
 pytestmark = pytest.mark.slow
 
-TIMELY = "a dead worker's jobs run again in the documented time"
+TIMELY = "a dead worker's jobs run in the documented time"
 
 
 @pytest.fixture(scope="module")

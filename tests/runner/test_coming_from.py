@@ -86,13 +86,14 @@ def group(queue: Any, db: Any, codes: list[str]) -> None:
 
 
 def chord(queue: Any, db: Any, codes: list[str]) -> None:
-    made = eval(codes[0], {"add_batch": pyworker.add_batch, "conn": db})
+    jobs = [{"identifier": "a"}, {"identifier": "b"}]
+    made = eval(codes[0], {"add_batch": pyworker.add_batch, "conn": db, "jobs": jobs})
     assert [job.task_identifier for job in made.jobs] == ["a", "b"]
     assert results(queue, made.callback.id) == [["", "from a"]]
 
 
 def graph(queue: Any, db: Any, codes: list[str]) -> None:
-    assert codes == ["flow", "depends_on", "add_jobs"]
+    assert codes == ["flow", "depends_on"]
     one = pyworker.add_job(db, "a")
     first, second = pyworker.add_jobs(
         db,
@@ -147,16 +148,15 @@ def awaited(queue: Any, db: Any, codes: list[str]) -> None:
 
 
 LINES: dict[str, Callable[[Any, Any, list[str]], None]] = {
-    '`flow.add("b", args, after=a)`, or `depends_on`: [workflows](workflows.md)': after_a,
-    "`flow.add(b, after=a)`, or `depends_on`: [workflows](workflows.md)": after_a,
+    '`flow.add("b", args, after=a)`, or `depends_on`': after_a,
+    "`flow.add(b, after=a)`, or `depends_on`": after_a,
     '`job.step("pay", …)`; `job.wait_for`, `send_signal`': steps_and_signals,
     "`add_batch(conn, jobs, callback)`": batch,
     '`job.inputs["a"]`': inputs,
     '`flow.add(a)`, `flow.add(b, after=…)`; `b` reads `job.inputs["a"]`': chain,
     "`add_jobs`; or a flow, whose jobs run side by side unless one is `after` another": group,
-    '`add_batch(conn, [{"identifier": "a"}, {"identifier": "b"}], "c", on="success")`; '
-    "`c` reads `job.inputs`": chord,
-    "`flow`, or `depends_on`: ids, or refs of the same `add_jobs` call: [workflows](workflows.md)": graph,
+    '`add_batch(conn, jobs, "c", on="success")`; `c` reads `job.inputs`': chord,
+    "`flow`, or `depends_on`: ids, or refs of the same call: [workflows](workflows.md)": graph,
     "`@task(result=True)`, then `pyworker.wait_for_job(conn, id).result`": awaited,
     "a task": run_lines("result = 1"),
     '`job.step("name", function, …)`': run_lines("result = %s"),
@@ -164,7 +164,7 @@ LINES: dict[str, Callable[[Any, Any, list[str]], None]] = {
         "%s:", "    if not step.done: step.result = function()", "result = step.result"
     ),
     "`job.wait_for(name, timeout)`: the run ends meanwhile, and begins again": wait,
-    "`pyworker.send_signal(conn, id, name, payload)`; of several of one name the first counts": send,
+    "`pyworker.send_signal(conn, id, name, payload)`; the first counts": send,
     "`raise Snooze(…)` after the step that need not be repeated": sleep,
     "a handler begins again; its steps return what they had returned": run_lines(
         "result = job.step('once', function)"

@@ -59,6 +59,18 @@ def test_a_job_that_takes_too_long_is_ended_all_the_same(queue: Any, person: Any
     assert worker.stop() == 0
 
 
+def ends_locked(queue: Any, person: Any, how: str = "select pyworker.cancel_job(%s)") -> tuple[int, Any]:
+    """A job whose handler ends while a person has it locked, and its worker."""
+    queue.close_gate(1)
+    job = queue.add("note", {"gate": 1}, job_key="k")
+    worker = queue.start("--concurrency", "2")
+    queue.until_waiting(1)
+    person.execute(how, [job])
+    queue.open_gate(1)
+    goes_on(queue, worker)
+    return job, worker
+
+
 LOCKS = {
     "a person cancels it": "select pyworker.cancel_job(%s)",
     "a producer replaces it": "select pyworker.add_job('silent', job_key => (pyworker.get_job(%s)).key)",
@@ -70,13 +82,8 @@ LOCKS = {
 def test_a_job_that_has_ended_holds_up_no_other_and_is_reported_when_it_is_free(
     queue: Any, person: Any, how: str, outcome: str
 ) -> None:
-    queue.close_gate(1)
-    job = queue.add("note", {"gate": 1}, job_key="k")
-    worker = queue.start("--concurrency", "2")
-    queue.until_waiting(1)
-    person.execute(LOCKS[how], [job])
-    queue.open_gate(1)
-    for _ in range(3):
+    job, worker = ends_locked(queue, person, LOCKS[how])
+    for _ in range(2):
         goes_on(queue, worker)
     assert queue.states(job) == ["running"]
     getattr(person, outcome)()
@@ -87,13 +94,7 @@ def test_a_job_that_has_ended_holds_up_no_other_and_is_reported_when_it_is_free(
 
 
 def test_its_outcome_outlives_the_loss_of_the_connection(queue: Any, person: Any) -> None:
-    queue.close_gate(1)
-    job = queue.add("note", {"gate": 1})
-    worker = queue.start("--concurrency", "2")
-    queue.until_waiting(1)
-    person.execute("select pyworker.cancel_job(%s)", [job])
-    queue.open_gate(1)
-    goes_on(queue, worker)
+    job, worker = ends_locked(queue, person)
     goes_on(queue, worker)
     queue.rows(
         "select pg_terminate_backend(pid) from pg_stat_activity"
@@ -107,13 +108,7 @@ def test_its_outcome_outlives_the_loss_of_the_connection(queue: Any, person: Any
 
 
 def test_a_worker_that_is_told_to_stop_waits_for_the_report(queue: Any, person: Any) -> None:
-    queue.close_gate(1)
-    job = queue.add("note", {"gate": 1})
-    worker = queue.start("--concurrency", "2")
-    queue.until_waiting(1)
-    person.execute("select pyworker.cancel_job(%s)", [job])
-    queue.open_gate(1)
-    goes_on(queue, worker)
+    job, worker = ends_locked(queue, person)
     worker.signal()
     worker.until_log("stopping")
     person.rollback()

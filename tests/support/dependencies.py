@@ -27,6 +27,18 @@ def running(api: Any, worker: int, **more: Any) -> int:
     return job
 
 
+def two_ends(api: Any, actor: Any, worker: int, level: str) -> tuple[list[int], int, list[Any]]:
+    """Two parents, a child of both, and two sessions: each has finished a parent, and has not committed."""
+    parents = [running(api, worker) for _ in range(2)]
+    job = child(api, parents)
+    assert state(api, job) == "pending"
+    sessions = [actor(), actor()]
+    for session, parent in zip(sessions, parents, strict=True):
+        session.begin(level)
+        session.finish(parent)
+    return parents, job, sessions
+
+
 def state(api: Any, job: int) -> str:
     api.promote_jobs()
     api.promote_jobs()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from .test_pages import XSS
+from .test_pages import hostile as hostile
 
 SHOTS = os.environ.get("PYWORKER_SCREENSHOTS")  # a directory: write the pictures of the documentation there
 
@@ -142,21 +143,9 @@ def test_on_a_phone_nothing_is_out_of_sight(page, site, queue, worker):
     assert page.get_by_label(f"Select job {job.id}").is_checked()
 
 
-def test_two_hundred_hostile_strings_run_nowhere(page, site, queue, worker):
+def test_two_hundred_hostile_strings_run_nowhere(page, site, hostile):
     """The `page` fails for a dialog, an error on its console (which a refusal by the content
     policy would be) and any request elsewhere."""
-    for number, text in enumerate(XSS):
-        queue.add_job(
-            text,
-            {text: text},
-            queue_name=text,
-            job_key=text,
-            sequence_policy={"key": f"{text} {number}"},
-            meta={text: text},
-        )
-        queue.run(worker, text, f"{text}\n{text}", discard=True)
-        queue.add_schedule(text, "0 4 * * *", text)
-    queue.rows("select pyworker.perform_action('pause_queue', %s, %s)", [XSS, XSS[0]])
     base = site(show_payloads=True)
     for path in (
         "/",

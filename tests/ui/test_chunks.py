@@ -10,7 +10,7 @@ from pyworker.ui import _perform
 @pytest.fixture
 def jobs(queue, monkeypatch):
     """1,200 jobs, of which a request does one chunk."""
-    monkeypatch.setattr(_perform, "PATIENCE", 0.0)
+    monkeypatch.setattr(_perform, "ONE_REQUEST", 0.0)
     queue.rows("select pyworker.add_job('mail', run_at => '2100-01-01') from generate_series(1, 1200)")
     return queue
 

@@ -42,8 +42,8 @@ def test_a_job_page_shows_progress_steps_signals_and_the_log(client, queue, work
     text = " ".join(read(client().get(f"/jobs/{job.id}")).text.split())
     for words in (
         "40 %: page 4 of 10",
-        "Steps and answered waitsfetch",
-        "Signalsapproved",
+        "Steps and answered waits fetch",
+        "Signals approved",
         "warning no <b>paper</b>",
     ):
         assert words in text

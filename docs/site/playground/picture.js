@@ -18,7 +18,8 @@ export class Picture {
     this.chosen = chosen;
     this.chips = new Map();
     this.boxes = new Map(Object.entries(STATES).map(([state, words]) => [state, this.#box(state, words)]));
-    this.root = element("div", { className: "pg-picture", role: "group", "aria-label": "jobs by their state" },
+    const said = { className: "pg-picture", role: "group", "aria-label": "jobs by their state" };
+    this.root = element("div", said,
       ...[...this.boxes.values()].map((box) => box.root));
   }
 

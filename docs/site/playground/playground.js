@@ -73,13 +73,15 @@ class Playground {
     const task = element("select", {}, ...Object.entries(TASKS).map(([name, { words }]) =>
       element("option", { value: name }, `${name} (${words})`)));
     const payload = element("input", { value: '{"to": "ada@example.org"}', spellcheck: false });
-    const queue = element("select", {}, element("option", { value: "" }, "none"), element("option", {}, "mail"));
+    const queue = element("select", {},
+      element("option", { value: "" }, "none"), element("option", {}, "mail"));
     const delay = element("input", { type: "number", min: 0, value: 0 });
     const key = element("input", { placeholder: "none", spellcheck: false });
     const sql = () => {
       const named = [];
       if (queue.value) named.push(`queue_name := ${literal(queue.value)}`);
-      if (Number(delay.value)) named.push(`run_at := pyworker.clock() + ${literal(`${Number(delay.value)} s`)}`);
+      const wait = Number(delay.value);
+      if (wait) named.push(`run_at := pyworker.clock() + ${literal(`${wait} s`)}`);
       if (key.value) named.push(`job_key := ${literal(key.value)}`);
       const values = [literal(task.value), literal(payload.value), ...named];
       return `select id, state from pyworker.add_job(${values.join(", ")})`;

@@ -1,7 +1,9 @@
 // SQL as text: taken apart into statements, and made of values.
 
-const TOKEN =
-  /--[^\n]*|\/\*[^]*?\*\/|[eE]'(?:[^'\\]|\\[^]|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|(\$(?:[A-Za-z_]\w*)?\$)[^]*?\1|\w+|;|[^]/g;
+const COMMENT = /--[^\n]*|\/\*[^]*?\*\//;
+const STRING = /[eE]'(?:[^'\\]|\\[^]|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"/;
+const DOLLARS = /(\$(?:[A-Za-z_]\w*)?\$)[^]*?\1/;
+const TOKEN = new RegExp(`${COMMENT.source}|${STRING.source}|${DOLLARS.source}|\\w+|;|[^]`, "g");
 
 /** The statements of a text. A semicolon in a string, a comment or a `begin atomic` body ends none. */
 export function statements(text) {

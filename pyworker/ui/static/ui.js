@@ -39,8 +39,10 @@ const morph = (old, now) => {
   }
   if (old.nodeName === "DETAILS") now.open = old.open;
   if (old.hasAttribute("data-copy")) return;
-  for (const { name } of [...old.attributes]) if (!now.hasAttribute(name) && name !== "tabindex") old.removeAttribute(name);
-  for (const { name, value } of now.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const { name } of [...old.attributes])
+    if (!now.hasAttribute(name) && name !== "tabindex") old.removeAttribute(name);
+  for (const { name, value } of now.attributes)
+    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   let place = old.firstChild;
   for (const child of [...now.childNodes]) {
     const same = child.id ? [...old.children].find((one) => one.id === child.id) : place?.id ? null : place;
@@ -87,11 +89,13 @@ const move = (step) => {
 };
 const retry = (row) => {
   const form = document.querySelector(".listing");
-  if (form && row && !boxes().some((box) => box.checked)) row.querySelector("input[name=target]").checked = true;
+  if (form && row && !boxes().some((box) => box.checked))
+    row.querySelector("input[name=target]").checked = true;
   if (!form || boxes().some((box) => box.checked)) document.querySelector("[data-do=retry]")?.click();
 };
 addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input:not([type=checkbox]), select, textarea")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.matches("input:not([type=checkbox]), select, textarea")) return;
   const row = rows().find((one) => one.contains(document.activeElement));
   const acts = {
     "/": () => document.querySelector("input[name=search]")?.select(),
