@@ -30,6 +30,10 @@ _TERMINATE = "select pg_terminate_backend(p) from unnest(%s::integer[]) p"
 _WORK = (
     "work(%s, %s::bigint[], %s::bigint[], %s::jsonb[], null, %s, %s::text[]) where kind in ('job', 'refused')"
 )
+_IN_RUN = "select worker_id, run from {}.live_jobs where id = %s"
+_REPORT = """select id
+    from {}.work(%(worker)s, %(ids)s::bigint[], %(runs)s::bigint[], null, %(reports)s::jsonb, 0)
+    where kind = 'refused'"""
 _HOLD = sql.SQL("select from {}.{} where id = %s for update")
 _NEWER = sql.SQL("insert into {}.migrations (version, name, breaking) values (9999, 'newer', true)")
 _NEWER_NO_LONGER = sql.SQL("delete from {}.migrations where version = 9999")
@@ -117,7 +121,7 @@ class Conformance(Database):
         """A transaction of another session that has locked this row."""
         with self._connected(self._dsn) as conn, conn.transaction():
             conn.execute(self._named(_HOLD, table), [row_id])
-            yield Holder(self, conn.info.backend_pid)
+            yield Holder(self, conn)
 
     def pretend_newer(self) -> None:
         """Record a migration that no program knows yet, and that breaks older ones."""
@@ -147,16 +151,36 @@ class Conformance(Database):
         return len(self._rows(call, [worker, ids, runs, results, 0, []]))
 
 
-class Holder:
-    """The session of a lock: who waits for it?"""
+class Holder(Database):
+    """The session of a lock: who waits for it? Its transaction may report, as the worker would."""
 
-    def __init__(self, db: Conformance, pid: int) -> None:
-        self._db, self._pid = db, pid
+    def __init__(self, db: Conformance, conn: psycopg.Connection[Any]) -> None:
+        super().__init__(conn, db.schema)
+        self._db = db
 
     def waiting(self) -> list[int]:
-        return [row[0] for row in self._db._rows(_BLOCKED_BY, [self._pid])]
+        return [row[0] for row in self._db._rows(_BLOCKED_BY, [self.conn.info.backend_pid])]
 
     def cut_waiting(self) -> int:
         pids = self.waiting()
         self._db._rows(_TERMINATE, [pids])
         return len(pids)
+
+    def report(self, job_id: int, report: dict[str, Any]) -> bool:
+        """Report the run of this job as its worker would. True if the report counted.
+
+        The numbers are strings, as JavaScript sends them.
+        """
+        ((worker, run),) = self._rows(_IN_RUN.format(self._s), [job_id])
+        done = report["do"] == "done"
+        item = {"id": f"{job_id}", "run": f"{run}", **report}
+        values = {
+            "worker": worker, "ids": [job_id] if done else [], "runs": [run] if done else [],
+            "reports": json.dumps([] if done else [item]),
+        }  # fmt: skip
+        return not self._rows(_REPORT.format(self._s), values)
+
+    def rival_claim(self, worker: int, tasks: Sequence[str]) -> list[tuple[int, int]]:
+        """What another worker claims within this transaction."""
+        call = f"select id, run from {self._s}.{_WORK}"
+        return cast("Any", self._rows(call, [worker, None, None, None, 50, list(tasks)]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Collection
 
@@ -65,9 +64,7 @@ class Pace:
 
     def sleep(self, again_in: float) -> None:
         """Wait for a notification, at most as long as `work` has said."""
-        poll = min(again_in, self._poll_interval)
-        if poll > 1:  # not all workers at the same time
-            poll *= random.uniform(0.8, 1)  # noqa: S311
+        poll = min(again_in, self._poll_interval)  # no jitter: idle workers that call together cost less
         # A job that was added after the claim's snapshot is notified with the claim's reply.
         self.nothing_available = not self.notified
         self.claim_at = time.monotonic() + max(poll, 0.001)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from .._db.conformance import Holder
 from .broken import hold
@@ -179,6 +180,42 @@ def lost_answer(stage: Stage) -> str:
     stage.until_state("completed", *jobs)
     stage.notes.hold_once(jobs)
     return "2 reports whose connections were cut were repeated"
+
+
+@promise("work: report, then claim", "the run has ended before; drop the report")
+def stale(stage: Stage) -> str:
+    """A report that was accepted before, or of an outdated run, is dropped, and the worker works on."""
+    process, fails = stage.ready(), {"do": "fail", "error": "boom"}
+    completed, _ = _report_first(stage, {}, {"do": "done"})
+    failed, _ = _report_first(stage, fails, {**fails, "delay_s": 3600})
+    rival = stage.db.open_rival()
+    taken, claimed = _report_first(stage, {"result": "late"}, {"do": "release"}, rival)
+    stage.until_state("completed", stage.add())
+    refused = stage.db.rival_finish(rival, claimed, "rival")
+    stage.db.close_worker(rival)
+    found = [(stage.job(job).state, stage.job(job).attempts) for job in (completed, failed)]
+    hold(found == [("completed", 1), ("retryable", 1)], f"after two reports, (state, attempts) are {found}")
+    kept = not refused and stage.job(taken).result == "rival"
+    hold(kept, "a report of an outdated run ended the job under another worker")
+    process.terminate()
+    code = stage.until_ended(process)
+    hold(code == 0, f"the exit code is {code}")
+    return "2 reports that came twice and 1 of an outdated run were dropped, and the exit code is 0"
+
+
+def _report_first(
+    stage: Stage, payload: dict[str, Any], report: dict[str, Any], rival: int = 0
+) -> tuple[Played, list[tuple[int, int]]]:
+    """A job whose run is reported while the worker's own report waits, so that the worker's comes second.
+
+    Then `rival` claims it: its id and its new run.
+    """
+    job = stage.add({"ms": 300, **payload})
+    stage.until_begun(job)
+    with stage.db.holding("live_jobs", job.id) as holder:
+        stage.until("the worker's report waits for a lock", holder.waiting)
+        hold(holder.report(job.id, report), f"{report} was refused, though it came first")
+        return job, holder.rival_claim(rival, [TASK]) if rival else []
 
 
 @promise("Effects that must not happen twice", "only if it returned true and the commit was answered")

@@ -63,10 +63,22 @@ def test_a_beat_soon_after_another_writes_nothing_into_the_workers_row(
 
 
 def test_a_worker_without_jobs_may_beat_half_as_often(api: Any, worker: int) -> None:
-    assert [beat(api, worker)[0].next_in_s for _ in range(2)] == [2, 2]
+    assert 1 < beat(api, worker)[0].next_in_s <= 2
     api.add_job("t")
     job = api.claim(worker)
     assert beat(api, worker, [(job.id, job.run)])[0].next_in_s == 1
+
+
+def test_idle_workers_come_together_at_whole_seconds(api: Any, worker: int) -> None:
+    again = (
+        "next_in_s as after from pyworker.beat(%s)",
+        "again_in_s as after from pyworker.work(%s, null, null, null, null, 1)",
+    )
+    for call in again * 3:
+        (row,) = api.rows(f"select extract(epoch from clock_timestamp())::float as now, {call}", [worker])
+        assert 1 < row.after <= 2
+        assert abs(row.now + row.after - round(row.now + row.after)) < 0.1
+        api.rows("select pg_sleep(0.3)")  # to another part of the second
 
 
 def test_a_worker_whose_lock_another_session_holds_is_told_so(api: Any, worker: int, actor: Any) -> None:

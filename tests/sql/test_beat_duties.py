@@ -217,12 +217,12 @@ def test_a_beat_whose_sweep_meets_a_lock_counts_all_the_same(
 def test_one_worker_that_beats_as_it_is_told_finds_that_another_one_was_killed(
     api: Any, actor: Any, worker: int
 ) -> None:
-    """Its own sweeps are two seconds apart, until it suspects a worker: then it comes sooner, or it
+    """Its own sweeps are up to two seconds apart, until it suspects a worker: then it comes sooner, or it
     would take each interval for a pause in which the other could not take its lock again."""
     control = actor()
     beat(control, worker, lock=True)
     second = api.register_worker()
-    assert beat(api, second)[0].next_in_s == 2
+    assert beat(api, second)[0].next_in_s > 1
     control.kill()
     control.conn.close()
     wait(api, "select count(*) = 0 from pg_locks where locktype = 'advisory'")
@@ -230,7 +230,7 @@ def test_one_worker_that_beats_as_it_is_told_finds_that_another_one_was_killed(
     for _ in range(20):
         (alive,) = beat(api, second)
         if beat(api, worker)[0].kind == "dead":
-            assert alive.next_in_s == 2
+            assert alive.next_in_s > 1
             return
         assert alive.next_in_s <= 1
         api.rows("select pg_sleep(%s)", [alive.next_in_s])

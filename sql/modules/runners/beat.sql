@@ -11,7 +11,7 @@ as $$
 declare
     v_duties _duties;
     v_unlocked text;
-    v_look_in double precision;
+    v_grace_s double precision;
 begin
     if coalesce(cardinality(job_ids), 0) <> coalesce(cardinality(runs), 0) then
         raise exception 'beat: job_ids and runs must be of one length, got % and %',
@@ -39,13 +39,18 @@ begin
     if lost_answer then
         perform reconcile(worker_id, job_ids, runs);
     end if;
-    v_look_in := _sweep_if_due(worker_id, v_duties.grace_s);
+    v_grace_s := v_duties.grace_s;
+    if _sweep_is_due(v_grace_s) then
+        v_grace_s := _sweep(worker_id);
+    end if;
     if v_duties.tick_is_due then
         v_duties := _tick(v_duties);
     end if;
     kind := 'alive';
     why := nullif(concat_ws(' ', v_unlocked, v_duties.words), '');
-    next_in_s := least(v_look_in, v_duties.next_tick_s, case when cardinality(job_ids) > 0 then 1 else 2 end);
+    next_in_s := least(
+        case when v_grace_s between 0 and 1 then v_grace_s when v_grace_s is not null then 1 end,
+        v_duties.next_tick_s, case when cardinality(job_ids) > 0 then 1 else _idle_s() end);
     return next;
     if cardinality(job_ids) > 0 then
         return query select * from _runs_to_stop(job_ids, runs);
@@ -64,6 +69,12 @@ comment on function beat(bigint, bigint[], bigint[], boolean, jsonb, boolean) is
     'pyworker.schedules is apart, else beat runs them itself; busy: neither). '
     'Then a row stop for each run that must stop: why is cancel (cancel_job was called) or lost '
     '(the claim is gone; its report will be stale). Call again within next_in_s. Errors: PW001.';
+
+-- Seconds until an idle worker calls again: to a whole second of the server's clock, 1 to 2 seconds ahead. So
+-- idle workers call together: the processor still has in its caches what the call before needed.
+create or replace function _idle_s() returns double precision
+    language sql volatile
+    return 2 - (extract(epoch from clock_timestamp()) % 1)::double precision;
 
 -- Those of these runs that must stop, as beat returns them.
 create or replace function _runs_to_stop(job_ids bigint[], runs bigint[])
@@ -97,35 +108,38 @@ begin
            case when (pg_sequence_last_value('maintain_at'::regclass) -- rounded: 60001
                       - date_part('epoch', clock_timestamp()) * 1000 between 1 and 60001) is not true
                 then 'maintain' end,
-           exists (select from schedule_entries t
-                   where t.next_at <= v_now and coalesce(t.retry_at, v_now) <= v_now),
-           (select extract(epoch from min(t.next_at) - v_now) from schedule_entries t where t.next_at > v_now)
+           t.next_at <= v_now, date_part('epoch', t.next_at - v_now)
     into v_duties
-    from workers w, settings s where w.id = _find_duties.worker_id;
+    from workers w cross join settings s
+    left join lateral (
+        select e.next_at from schedule_entries e where e.next_at is not null
+        order by e.next_at limit 1) t on true
+    where w.id = _find_duties.worker_id;
     return v_duties;
 end;
 $$;
 
--- Of many workers one sweeps each second, and cancels the jobs that have expired. `grace_s`: until a
--- sweep may declare a suspected worker dead; null if none is suspected. Returns seconds after which to
--- beat again: while a worker is suspected, a sweep comes each second, and one when its two seconds are over.
-create or replace function _sweep_if_due(worker_id bigint, grace_s double precision) returns double precision
+-- Of many workers one sweeps each second. `grace_s`: until a sweep may declare a suspected worker dead;
+-- null if none is suspected. While one is, a sweep comes each second, and one when its two seconds are over.
+create or replace function _sweep_is_due(grace_s double precision) returns boolean
+    language sql volatile
+    return grace_s <= 0 or (
+        abs(date_part('epoch', clock_timestamp()) * 1000
+            - pg_sequence_last_value('swept_at'::regclass)) <= 900) is not true;
+
+-- Finds dead workers, and cancels the jobs that have expired. Returns `grace_s` as it is then.
+drop function if exists _sweep_if_due(bigint, double precision);
+create or replace function _sweep(worker_id bigint) returns double precision
     language plpgsql set search_path from current set lock_timeout = '200ms'
 as $$
-declare
-    v_ms constant double precision := extract(epoch from clock_timestamp()) * 1000;
-    v_left double precision := grace_s;
 begin
-    if v_left <= 0 or (abs(v_ms - pg_sequence_last_value('swept_at'::regclass)) <= 900) is not true then
-        begin
-            perform sweep_workers();
-            perform _expire_jobs();
-        exception when query_canceled or others then
-            raise warning 'the sweep of dead workers failed: %', sqlerrm; -- the beat counts all the same
-        end;
-        v_left := (_find_duties(worker_id)).grace_s;
-    end if;
-    return case when v_left between 0 and 1 then v_left when v_left is not null then 1 end;
+    begin
+        perform sweep_workers();
+        perform _expire_jobs();
+    exception when query_canceled or others then
+        raise warning 'the sweep of dead workers failed: %', sqlerrm; -- the beat counts all the same
+    end;
+    return (_find_duties(worker_id)).grace_s;
 end;
 $$;
 
@@ -138,8 +152,12 @@ declare
     v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
     v_mode constant text := current_setting('pyworker.schedules', true);
 begin
-    duties.next_tick_s := least(duties.next_tick_s, 1);
-    if (v_mode = any ('{apart,busy}'::text[])) is not true then
+    duties.next_tick_s := least(seconds_until_tick(), 1);
+    perform from schedule_entries t
+    where t.next_at <= clock() and coalesce(t.retry_at, '-infinity') <= clock();
+    if not found then -- what was interrupted waits until it is tried again
+        return;
+    elsif (v_mode = any ('{apart,busy}'::text[])) is not true then
         duties.next_tick_s := case when run_schedules() > 0 then 0 else duties.next_tick_s end;
     elsif v_mode = 'apart' and (
             abs(v_ms - pg_sequence_last_value('due_told_at'::regclass)) <= 1000) is not true then

@@ -183,7 +183,8 @@ begin
     if v_turn = 'notify' and (claim.wanted = 0 or v_left.ready) then
         v_notified := _notify_workers();
     end if;
-    return case when max_jobs = 0 then 2.5 when claim.wanted = 0 then 0 else least(v_left.due_in_s, 2.5) end;
+    return case when max_jobs = 0 then 2.5 when claim.wanted = 0 then 0
+                else least(v_left.due_in_s, _idle_s()) end;
 end;
 $$;
 
