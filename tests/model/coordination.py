@@ -53,12 +53,12 @@ class Coordination(State):
         if meets(condition, parent.ended_as()):
             edge.met, edge.result = parent.ended_as(), parent.result
 
-    def refuse_circle(self, job: Job) -> None:
+    def refuse_circle(self, job: Job, code: str = "PW001") -> None:
         above, seen = [job], set()
         while above:
             for parent in above.pop().open():
                 if parent is job:
-                    raise Refused("PW001")
+                    raise Refused(code)
                 if parent not in seen and not parent.gone and parent.state not in HISTORY:
                     above.append(parent)
                 seen.add(parent)

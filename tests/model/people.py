@@ -41,6 +41,7 @@ class People(Coordination):
         if job.state in HISTORY:
             if job.key and self.named(job.key):
                 raise Refused("PW003")
+            self.refuse_circle(job, "PW005")
             job.worker, job.cancelled_runs, job.superseded, job.result = None, False, None, None
         self.take_place(job)
         if job.attempts >= job.max_attempts:

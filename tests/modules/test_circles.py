@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.api import ids
 from tests.support.dependencies import child, state
 from tests.support.doctor import heals, of
 from tests.support.sessions import LEVELS
@@ -56,6 +57,23 @@ def test_a_circle_that_two_sessions_close_at_once_fails_one_or_is_found(
     assert [state(api, job) for job in (first, second)] == ["pending", "pending"]
     heals(api, "invariants", "error", f"circle: jobs wait for themselves, over other jobs: job {first}")
     assert [api.get_job(job).state for job in (first, second)] == ["cancelled", "pending"]
+
+
+@pytest.mark.parametrize("call", ["retry_job", "retry_jobs"])
+def test_a_retry_that_would_close_a_circle_is_refused(api: Any, call: str) -> None:
+    first = api.add_job("t", job_key="k").id
+    second = child(api, [first])
+    third = child(api, [second])
+    api.cancel_job(third)
+    child(api, [third], job_key="k")  # no circle: the third one has ended
+    if call == "retry_job":
+        with api.refusal("PW005", f"retry_job: job {third} waits for a job that waits for it by now"):
+            api.retry_job(third)
+    else:
+        assert ids(api.retry_jobs([third])) == []
+    assert [state(api, job) for job in (first, second, third)] == ["pending", "pending", "cancelled"]
+    child(api, [], job_key="k")
+    assert api.retry_job(third).state == "pending"
 
 
 def test_jobs_that_wait_for_later_ones_are_no_circle(api: Any, worker: int) -> None:

@@ -79,6 +79,11 @@ begin
                             else j.max_attempts end
     where j.id = job.id
     returning j.* into v_row;
+    if v_row.parked = 'unmet' and _waits_for_itself(v_row.id) then
+        raise exception 'retry_job: job % waits for a job that waits for it by now', v_row.id
+            using errcode = 'PW005',
+                  hint = 'Add it again without that dependency: the view dependencies shows both.';
+    end if;
     return v_row;
 end;
 $$;
@@ -174,7 +179,8 @@ comment on function retry_job(bigint) is
     'max_attempts is raised by one if the attempts are used up (River: JobRetry). In a sequence a '
     'retried job takes its turn by its id. If it had halted the sequence, the sequence resumes; if it '
     'waits behind a halt, the sequence continues with it and skips what halted it. Errors: PW004; '
-    'PW005 while it runs; PW003 if another job holds its job_key or unique key.';
+    'PW005 while it runs, or if a job that it waits for waits for it by now; PW003 if another job holds its '
+    'job_key or unique key.';
 
 -- Takes all locks of retry_job for many jobs, before the first of them is retried: unique keys in
 -- their order, then jobs and the halts before them in the order of the jobs' ids.

@@ -314,7 +314,24 @@ begin
 end;
 $$;
 
--- Refuses a change by which a job that was there before would wait for itself, over other jobs.
+-- True if a waiting job waits for itself, over other jobs.
+create or replace function _waits_for_itself(job_id bigint) returns boolean
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
+    return exists (
+        with recursive above as (
+            select e.parent_id as id from live_jobs j
+            join edges e on e.child_id = j.id and e.revision = j.revision and e.met is null
+            where j.id = job_id
+            union
+            select e.parent_id from above a join live_jobs j on j.id = a.id
+            join edges e on e.child_id = j.id and e.revision = j.revision and e.met is null)
+        select from above a where a.id = job_id);
+end;
+$$;
+
+-- Refuses a change by which a job that was there before would wait for itself.
 create or replace function _refuse_circles(changed bigint[]) returns void
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -322,22 +339,10 @@ declare
     v_id bigint;
 begin
     foreach v_id in array changed loop
-        if exists (
-            with recursive above as (
-                select e.parent_id as id from live_jobs j
-                join edges e on e.child_id = j.id and e.revision = j.revision and e.met is null
-                where j.id = v_id
-                union
-                select e.parent_id from above a join live_jobs j on j.id = a.id
-                join edges e on e.child_id = j.id and e.revision = j.revision and e.met is null)
-            select from above a where a.id = v_id) then
+        if _waits_for_itself(v_id) then
             raise exception 'depends_on: job % would wait for itself', v_id
                 using errcode = 'PW001',
-                      hint = case when exists (
-                          select from edges e where e.child_id = v_id and e.parent_id = v_id)
-                          then 'Leave its own id out.'
-                          else 'One of these jobs waits for it, or for a job that does: see the view '
-                               'dependencies.' end;
+                      hint = 'Leave out its own id, and jobs that wait for it: see the view dependencies.';
         end if;
     end loop;
 end;
