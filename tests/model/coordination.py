@@ -173,8 +173,12 @@ class Coordination(State):
         """How the parents have ended, and what they returned."""
         return [
             (job.id, e.parent.id, e.ref, e.met or e.parent.ended_as(), e.result)
-            for job in self.jobs for e in job.edges
+            for job in self.jobs for e in job.edges if not e.forgotten
         ]  # fmt: skip
+
+    def forgotten(self) -> set[tuple[int, int]]:
+        """Parents that were pruned when the child had ended: their results may be gone."""
+        return {(job.id, e.parent.id) for job in self.jobs for e in job.edges if e.forgotten}
 
     def done(self) -> list[Any]:
         return [(job.id, name, *done) for job in self.jobs for name, done in job.steps.items()]

@@ -160,6 +160,9 @@ class People(Coordination):
             if self.holds_up(job.sequence or "", job.id) or self.awaited(job):
                 job.expires = self.now + 24 * HOUR
             else:
+                for child in (j for j in self.jobs if j.state in HISTORY):
+                    for edge in (e for e in child.edges if e.parent is job):
+                        edge.forgotten = True
                 self.vanish(job, job.state)
                 self.unhalt(job)
         for (sequence, job_id), at in list(self.halts.items()):

@@ -39,6 +39,7 @@ class Edge:
     cancels: bool
     met: str | None = None  # the state that met the condition: from then on it stays met
     result: Any = None
+    forgotten: bool = False  # the parent was pruned when the child had ended
 
 
 @dataclass(eq=False)

@@ -44,7 +44,7 @@ DRIFT = {
     "alter table pyworker.once_keys drop constraint once_keys_pkey": "constraint once_keys_pkey is missing",
     "drop table pyworker.sequence_halts cascade": "table sequence_halts is missing",
     "drop table pyworker.once_keys": "table once_keys is missing",
-    "drop sequence pyworker.swept_at": "sequence swept_at is missing",
+    "drop sequence pyworker.swept_at cascade": "sequence swept_at is missing",
 }  # fmt: skip
 
 

@@ -52,10 +52,13 @@ def test_a_plain_claim_looks_at_nothing_more_beside_a_thousand_queues_that_are_a
         api.value(ADD_ONE_EACH, ["r", 1000])
     settle(api)
     started = 0
-    while jobs := api.claim_jobs(worker, 1000):
+    for _ in range(1000):  # a claim that remembers how far it has looked may find none
+        jobs = api.claim_jobs(worker, 1000)
         started += len(jobs)
         api.finish_jobs([job.id for job in jobs], [job.run for job in jobs])
         settle(api)
+        if started == 1000:
+            break
     assert started == 1000
     beside_many = of_plain_jobs()
     for one, other in zip(beside_none, beside_many, strict=True):
@@ -115,9 +118,10 @@ def test_a_claim_looks_at_as_much_beside_thousands_of_queues_of_a_family_as_besi
         api.value(ADD_ONE_EACH, [f"t:{many} ", many])
         settle(api)
         found += [cost_of_claim(watched, worker, most) for _ in range(6)]
-    few, beside_many = found[5], found[-1]
-    for table in few:
-        assert beside_many[table] <= few[table] + 10, found
+    for table in found[0]:
+        # The least of some: one that is slow looks further, to remember where the next may begin.
+        few, beside_many = (min(one[table] for one in some) for some in (found[3:6], found[-3:]))
+        assert beside_many <= few + 10, found
 
 
 @pytest.mark.parametrize("setting", [(None, 5), (3, 5), (5, 1_000_000)])
