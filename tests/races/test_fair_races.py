@@ -25,4 +25,4 @@ def test_a_hundred_queues_with_one_job_each_start_beside_a_large_one_within_one_
     order = [row.queue for row in api.rows("select queue from public.begun order by at")]
     first = {queue: place for place, queue in reversed(list(enumerate(order, 1)))}
     assert len(first) == 101
-    assert max(first.values()) <= 120
+    assert max(first.values()) <= 150  # without turns 300; a session that waits for a CPU delays its five
