@@ -55,6 +55,7 @@ begin
         end if;
     end loop;
     perform _refuse_unknown_job(verb, job_id);
+    return null;
 end;
 $$;
 

@@ -88,12 +88,11 @@ begin
               order by 1) p
         where exists (select from _open_edges(_first_open.child_id, _first_open.revision, p.id) o
                       where o.parent_id = p.id offset 0) limit 1;
-        if v_open is not null or v_parents is null or cardinality(v_parents) < v_many then
-            return v_open;
-        end if;
+        exit when v_open is not null or v_parents is null or cardinality(v_parents) < v_many;
         from_id := v_parents[v_many]; -- again: a parent may have several edges
         v_many := 2 * v_many;
     end loop;
+    return v_open;
 end;
 $$;
 
