@@ -22,11 +22,12 @@ slow: ## run what CI runs besides
 .venv/bin/pytest:
 	$(install) '.[test]'
 
-# Neither generated cases nor plans, which need large tables.
-long = proof or plans or walks or history or sweep or docs or mutants or install
+# Neither generated cases nor plans and costs, which need large tables; nor many sessions.
+long = proof or plans or walks or history or sweep or docs or mutants or install or costs or rates \
+	or canonical or lifecycle or sessions or once or release.py
 
-quick: .venv/bin/pytest ## run most tests of the SQL, in a minute
-	.venv/bin/pytest -n auto -q -x tests/sql tests/modules tests/rules -k "not ($(long))"
+quick: .venv/bin/pytest ## run most tests of adds, claims, ends and queues, in a minute
+	.venv/bin/pytest -n auto -q -x tests/sql tests/rules -k "not ($(long))"
 
 t: .venv/bin/pytest ## run the tests of one file: make t F=fail
 	.venv/bin/pytest -q -m 'not torture' $(wildcard tests/*/test_$(F).py)
