@@ -10,6 +10,8 @@ import pytest
 from pyworker._db.migrations import migrate
 from tests.support.doctor import HEALTHY, doctor, heals, of, repair, short, the
 
+pytestmark = pytest.mark.slow
+
 DRIFT = {
     (
         "create or replace function pyworker.heartbeat(worker_id bigint) returns boolean language sql as "

@@ -13,6 +13,8 @@ from tests.support.schedules import hour as hour
 from tests.support.schedules import own as own
 from tests.support.schedules import roles as roles
 
+pytestmark = pytest.mark.slow
+
 
 def cancelled_while_it_waits(api: Any, firing: Any) -> None:
     """Cancels the call of another session once it waits for a lock, or sleeps."""

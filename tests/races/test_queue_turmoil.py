@@ -16,6 +16,8 @@ import pytest
 
 from tests.support import SECONDS
 
+pytestmark = pytest.mark.slow
+
 
 class Scene(NamedTuple):
     settings: dict[str, int | None]

@@ -15,9 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support import DEADLINE
 from tests.support.health import until_health
 from tests.support.site import Answer, read_all
+
+pytestmark = pytest.mark.slow
 
 
 def ask(port: str, data: bytes, ends: bool = True) -> Answer:

@@ -12,6 +12,8 @@ from psycopg.conninfo import make_conninfo
 
 from tests.support.health import until_health
 
+pytestmark = pytest.mark.slow
+
 CLAIM = "function pyworker.work(bigint, bigint[], bigint[], jsonb[], jsonb, integer, text[], text[], text[])"
 # How it is broken, how it is repaired, what the log says.
 WAYS = {

@@ -15,6 +15,8 @@ from psycopg.conninfo import make_conninfo
 
 import pyworker
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = [
     "IntervalStyle = 'iso_8601'",
     "IntervalStyle = 'sql_standard'",

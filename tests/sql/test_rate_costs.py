@@ -11,6 +11,8 @@ import pytest
 from tests.support.plans import touched
 from tests.support.queues import add, claim
 
+pytestmark = pytest.mark.slow
+
 ADD_ONE_EACH = (
     "select count(*) from pyworker.add_jobs((select jsonb_agg(jsonb_build_object("
     "'identifier', 't', 'queue_name', %s::text || n)) from generate_series(1, %s) n))"
