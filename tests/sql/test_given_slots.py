@@ -201,6 +201,27 @@ def test_of_very_many_slots_all_are_used(api: Any, worker: int, at_once: int) ->
     assert api.value("select count(*) from pyworker.live_jobs where parked = 'queue'") == 50
 
 
+@pytest.mark.parametrize("end", ["commit", "rollback", "kill"])
+@pytest.mark.parametrize(
+    "change", ["cancel_job(%s)", "delete_job(%s)", "reschedule_jobs(array[%s], priority => 9)"]
+)
+def test_all_are_used_too_if_another_session_changes_the_candidate_that_asks(
+    api: Any, worker: int, actor: Callable[[], Any], change: str, end: str
+) -> None:
+    api.set_queue("q", 250)
+    add_many(api, 300)
+    asking = "select id from pyworker.live_jobs where ready_at is not null and has_slot is null"
+    a = actor()
+    a.begin()
+    a.rows(f"select pyworker.{change}", [api.value(asking)])
+    while api.claim_jobs(worker, 50):
+        pass
+    getattr(a, end)()
+    while api.claim_jobs(worker, 50):
+        pass
+    assert api.value("select count(*) from pyworker.live_jobs where state = 'running'") == 250
+
+
 def test_most_claims_of_a_queue_with_very_many_slots_ask_for_none(
     api: Any, worker: int, actor: Callable[[], Any]
 ) -> None:
