@@ -83,7 +83,8 @@ create or replace function _job_of(f finished_jobs) returns job
 -- without it, for 20 times as long.
 create or replace function _is_crowded(queue_name text) returns boolean
     language plpgsql stable set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
     v_began constant double precision := date_part('epoch', clock_timestamp());

@@ -229,7 +229,8 @@ create or replace function _look_around(
     worker_id bigint, asks_ready boolean, task_identifiers text[], queue_names text[],
     forbidden_flags text[], out what _left)
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off
     set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare

@@ -4,7 +4,8 @@
 
 create or replace function promote_jobs() returns integer
     language plpgsql security definer set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off
     set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
@@ -53,7 +54,8 @@ comment on function promote_jobs() is
 -- a signal. Returns how many became available to claims.
 create or replace function _promote_due(began timestamptz) returns integer
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
     v_now timestamptz := clock();
@@ -131,7 +133,8 @@ $$;
 -- claims.
 create or replace function _promote_requested(walked bigint) returns integer
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
     v_xmin xid8 := pg_snapshot_xmin(pg_current_snapshot());
@@ -192,8 +195,8 @@ $$;
 -- block releases that lock at once, since an end must not wait for a claiming transaction.
 create or replace function _promote_idle_sequences(keys text[]) returns integer
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
-    set enable_mergejoin = off
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set enable_sort = off set enable_incremental_sort = off
     set jit = off
 as $$
 declare
@@ -211,9 +214,9 @@ begin
         where j.sequence_key = k.key and j.sequence_head limit 1) h on true;
     if v_touched is not null then
         begin
-            v_free := array(
+            v_free := array( -- coalesce: else statistics could make it a walk along the index of all heads
                 select j.sequence_key from live_jobs j
-                where j.ctid = any (v_heads) and j.sequence_head for share skip locked);
+                where j.ctid = any (v_heads) and coalesce(j.sequence_head, false) for share skip locked);
             raise sqlstate 'PW099';
         exception when sqlstate 'PW099' then
             null;
@@ -235,8 +238,8 @@ $$;
 -- whose row it had locked, or it holds the sequence's lane and has found no head.
 create or replace function _promote_next(keys text[]) returns integer
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off
-    set enable_mergejoin = off
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+    set enable_sort = off set enable_incremental_sort = off
     set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare

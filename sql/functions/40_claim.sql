@@ -63,7 +63,8 @@ create or replace function _next_round(
     inout claim _claim, worker_id bigint, task_identifiers text[], queue_names text[],
     forbidden_flags text[])
     language plpgsql set search_path from current
-    set enable_bitmapscan = off set enable_sort = off set lock_timeout = '200ms'
+    set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set lock_timeout = '200ms'
 as $$
 declare
     v_next integer := _hand_on(claim.freed);
@@ -266,7 +267,8 @@ create or replace function _keep_claim_walk(
     claim _claim, worker_id bigint, task_identifiers text[], queue_names text[], forbidden_flags text[])
     returns void
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
     v_kept _walk := claim.kept;

@@ -126,6 +126,15 @@ def test_no_pinned_plan_is_compiled(db):
     """) == []  # fmt: skip
 
 
+def test_a_function_that_may_not_sort_may_not_sort_in_part(db):
+    """enable_sort = off alone allows a walk along another index and an incremental sort of all its rows."""
+    assert names(db, """
+        select p.oid::regprocedure::text from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+        where n.nspname = 'pyworker' and p.proconfig @> array['enable_sort=off']
+            and not p.proconfig @> array['enable_incremental_sort=off']
+    """) == []  # fmt: skip
+
+
 def test_the_code_that_undoes_a_block_never_leaves_its_function(db):
     """PW099, the one private code."""
     assert names(db, """

@@ -36,7 +36,8 @@ create or replace function _wait_until(job live_jobs, max_wait interval, now tim
 -- Cancels jobs whose time to begin is over.
 create or replace function _expire_jobs() returns void
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
     v_expired bigint[];

@@ -3,9 +3,9 @@
 
 -- Handles the oldest requests that name a job; returns how many jobs became available to claims.
 create or replace function _promote_waiting(walked bigint) returns integer
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-    set enable_sort = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_sort = off set enable_incremental_sort = off
 as $$
 declare
     v_own constant xid8 := pg_current_xact_id_if_assigned();
@@ -168,9 +168,9 @@ $$;
 --   else, of few that are left, the last one
 create or replace function _watch_edges(child_ids bigint[], first_ids bigint[], since timestamptz)
     returns boolean
-    language plpgsql set search_path from current
+    language plpgsql set search_path from current set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-    set enable_sort = off set jit = off set plan_cache_mode = force_generic_plan
+    set enable_sort = off set enable_incremental_sort = off
 as $$
 declare
     v_moved boolean;
@@ -220,7 +220,8 @@ $$;
 -- The open edge that a child watches next, if this one is its first.
 create or replace function _next_watch(child_id bigint, revision integer, first_id bigint) returns bigint
     language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
-    set enable_bitmapscan = off set enable_sort = off set plan_cache_mode = force_generic_plan
+    set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_last bigint;

@@ -159,7 +159,8 @@ $$;
 -- on.
 create or replace function _prune_partition(name text, first_id bigint, max_rows integer) returns bigint
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
     v_expired bigint[];

@@ -43,7 +43,8 @@ end;
 create or replace function _record_starts(
     queue_names text[], room bigint[], free bigint[], now timestamptz) returns timestamptz
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
     v_at timestamptz;
@@ -84,7 +85,8 @@ create or replace function _starts_kept(rate_period interval) returns interval
 -- little. Of the rows that are too old the last one stays, as the total from which to count.
 create or replace function _thin_starts(queue_names text[], now timestamptz) returns void
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 begin
     with old as materialized (
@@ -238,7 +240,8 @@ $$;
 -- room: parks their candidates, and makes a parked job of each one due then.
 create or replace function _wait_for_rates(queue_names text[], free_ats timestamptz[]) returns void
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
     v_left text[] := _park_candidates(queue_names);

@@ -167,7 +167,8 @@ $$;
 create or replace function metrics(max_rows integer default 10000)
     returns table (name text, kind text, help text, labels jsonb, value double precision)
     language plpgsql stable security definer set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 begin
     if max_rows is null or max_rows < 1 then

@@ -98,8 +98,8 @@ comment on function list_workers() is
 -- The next name of a queue. Each query skips to it in an index, without reading all jobs of the
 -- queue before.
 create or replace function _queue_after(name text) returns text
-    language plpgsql stable set search_path from current set enable_seqscan = off
-    set enable_sort = off set jit = off set plan_cache_mode = force_generic_plan
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+    set enable_sort = off set enable_incremental_sort = off set plan_cache_mode = force_generic_plan
 as $$
 begin
     return least(

@@ -12,7 +12,8 @@
 -- queue, and sees that it is time to fill it again. While there is one, half of the 100 will do.
 create or replace function _fill_queues(queue_names text[], limits integer[]) returns integer
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off
     set enable_incremental_sort = off
     set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '200ms' -- see claim_jobs
 as $$
@@ -119,7 +120,8 @@ $$;
 -- takes turns. Returns how many became candidates.
 create or replace function _make_candidates(queue_names text[], asked integer, turns integer) returns integer
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off
     set enable_incremental_sort = off
     set jit = off set lock_timeout = '200ms' -- see claim_jobs
 as $$
@@ -236,7 +238,8 @@ $$;
 -- queue. Returns the queues that may have more of them.
 create or replace function _park_candidates(queue_names text[]) returns text[]
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off
     set enable_incremental_sort = off
     set jit = off set lock_timeout = '200ms' -- see claim_jobs
 as $$
@@ -264,7 +267,8 @@ $$;
 -- one index look-up per queue, not per job. Where turns have ended, candidates lose the places that they had.
 create or replace function _fill_family(prefix text) returns void
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
     v_names text[];

@@ -58,7 +58,8 @@ $$;
 -- oldest requests.
 create or replace function _other_lanes(walked bigint) returns text[]
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 begin
     return array(
@@ -83,7 +84,8 @@ $$;
 -- count.
 create or replace function _oldest_request() returns bigint
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 begin
     if current_setting('pyworker.walk_requests', true) <> '' then
@@ -99,7 +101,8 @@ $$;
 -- index, so that the next walk can begin there.
 create or replace function _keep_requests(began timestamptz) returns void
     language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
     v_last bigint := pg_sequence_last_value('promotion_requests_id_seq'::regclass);

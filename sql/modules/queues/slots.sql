@@ -175,7 +175,9 @@ begin
 end;
 $$;
 
--- What these statements look up. PostgreSQL inlines the functions below.
+-- What these statements look up. PostgreSQL inlines the functions below. Where they look for the first rows
+-- of a queue, they order by all columns of one index; functions that call them may not sort (enable_sort and
+-- enable_incremental_sort are off), so that PostgreSQL takes this index with any statistics.
 
 -- The settings of these queues: from the queue's own row, else from the longest family
 -- ('customer:*') that it belongs to. Without either, a queue is serial. A row that only pauses its
@@ -235,8 +237,7 @@ begin atomic
 end;
 
 -- How many slots of a queue are taken, counted up to a limit; slots that were given to the rows in
--- `aside` do not count. Only one index has the order of its `order by`: without it, statistics
--- could make the planner choose another index.
+-- `aside` do not count.
 create or replace function _taken_in(queue_name text, up_to integer, aside tid[]) returns table (taken bigint)
     language sql stable
 begin atomic
@@ -250,7 +251,8 @@ end;
 -- True if a job of a queue has a slot that no claim has used yet.
 create or replace function _has_given_slots(queue_name text) returns boolean
     language plpgsql stable set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 begin
     return (
