@@ -24,7 +24,7 @@ class Coordination(State):
         for r, (job, there, revision) in zip(requests, added, strict=True):
             if there or job.revision != revision:  # a later request of the call has replaced it
                 continue
-            changed += [job] if revision and r["depends_on"] else []
+            changed += [job] if r["depends_on"] else []
             for parent, condition in r["depends_on"]:
                 by_ref = isinstance(parent, str)
                 shown = parent if by_ref and not parent.startswith(NAMELESS) else None

@@ -224,6 +224,27 @@ def test_a_replace_that_would_close_a_circle_is_refused(api: Any) -> None:
     assert [state(api, job) for job in (first, second, third)] == ["available", "pending", "pending"]
 
 
+@pytest.mark.parametrize(
+    ("alike", "again"),
+    [({"job_key": "k"}, {"job_key_mode": "unsafe_dedupe"}), ({"unique_policy": {"by_args": True}}, {})],
+    ids=["of one key", "unique"],
+)
+def test_a_job_that_a_call_names_twice_cannot_wait_for_itself(api: Any, alike: Any, again: Any) -> None:
+    """The second ref finds the job that the first spec has added."""
+    first = {"identifier": "t", **alike, "ref": "a"}
+    second = {**first, **again, "ref": "b"}
+    between = {"identifier": "t", "ref": "c", "depends_on": [{"ref": "b"}]}
+    for specs in (
+        [{**first, "depends_on": [{"ref": "b"}]}, second],
+        [{**first, "depends_on": [{"ref": "c"}]}, second, between],
+    ):
+        with api.refusal("PW001", "depends_on: job ", " would wait for itself"):
+            api.add_jobs(specs)
+    assert api.rows("select from pyworker.jobs") == []
+    other, same, waiting = api.add_jobs([first, second, between])
+    assert other.id == same.id != waiting.id
+
+
 def test_dependencies_come_before_the_turn_in_a_sequence(api: Any, worker: int) -> None:
     policy = Jsonb({"key": "s"})
     parent = running(api, worker)

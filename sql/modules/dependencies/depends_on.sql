@@ -104,8 +104,7 @@ begin atomic
 end;
 
 -- Adds the edges of the jobs of one call, given by position. A duplicate is `unchanged`, and others may
--- depend on it. `batch_on`: the last job depends on all others, too. `label`: how messages name the nth job.
--- Errors: PW001, PW004.
+-- depend on it. `batch_on`: the last job depends on all others. `label` names the nth. Errors: PW001, PW004.
 create or replace function _add_edges(
     requests _job_request[], ids bigint[], revisions integer[], unchanged boolean[], label text,
     batch_on text default null)
@@ -140,10 +139,13 @@ begin
     v_missing := _write_edges(
         v_edges, array(select i.id from unnest(ids, unchanged) i(id, unchanged) where not i.unchanged));
     if v_missing.child_id is not null then
-        perform _refuse_unknown_job(
-            format(label, array_position(ids, v_missing.child_id)) || ': depends_on', v_missing.parent_id);
+        perform _refuse_unknown_job(format(label, array_position(ids, v_missing.child_id)) || ': depends_on',
+                                    v_missing.parent_id);
     end if;
-    perform _refuse_circles(array(select distinct u.child_id from unnest(v_edges) u where u.revision > 0));
+    perform _refuse_circles(array( -- a job is new and part of no circle, unless the call names it twice
+        select distinct u.child_id from unnest(v_edges) u
+        where u.revision > 0 or u.child_id in (
+            select i.id from unnest(ids, unchanged) i(id, unchanged) where i.unchanged)));
 end;
 $$;
 
@@ -195,15 +197,13 @@ end;
 $$;
 
 -- The same for the callback of a batch whose jobs are all new, with rising ids, and name no others.
-create or replace function _add_batch_edges(child_id bigint, parent_ids bigint[], condition text)
-    returns void
+create or replace function _add_batch_edges(child_id bigint, parent_ids bigint[], condition text) returns void
     language plpgsql set search_path from current set jit = off
 as $$
 begin
     perform nextval('coordination_used') where not _coordination_is_used();
     insert into edges (child_id, revision, parent_id, condition, cancels)
-    select _add_batch_edges.child_id, 0, p.id, _add_batch_edges.condition, false
-    from unnest(parent_ids) p(id);
+    select _add_batch_edges.child_id, 0, p, _add_batch_edges.condition, false from unnest(parent_ids) p;
     insert into watches (child_id, revision, from_id, parent_id)
     values (_add_batch_edges.child_id, 0, parent_ids[1],
             _first_watch(parent_ids[1], parent_ids[cardinality(parent_ids)]));
