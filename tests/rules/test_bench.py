@@ -34,8 +34,8 @@ def test_the_anatomy_of_a_drain_names_what_each_part_takes():
     assert done.returncode == 0, done.stderr
     found = {line[:60].strip(): float(line[60:68]) for line in done.stdout.splitlines()}
     wanted = {
-        "server: claim_jobs",
-        "server: finish_jobs, with history",
+        "server: work, claims",
+        "server: work, reports, with history",
         "worker: noop, from rows to outcomes",
     }
     assert all(found[what] > 0 for what in wanted), done.stdout
@@ -56,7 +56,7 @@ def test_what_jobs_that_wait_for_jobs_cost_is_measured_beside_another_checkout(t
     command = [sys.executable, BENCH / "flows.py", *options, BENCH.parent / "sql", "--out", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for what in ("a fan-in of 2,000: both", "last end to callback", "never used", "a step, by SQL"):
+    for what in ("a fan-in of 2,000, on end: both", "last end to callback", "never used", "a step, by SQL"):
         assert what in done.stdout
 
 
