@@ -10,6 +10,7 @@ from psycopg.types.json import Jsonb
 
 from tests.support.api import ids
 from tests.support.dependencies import child, running, state
+from tests.support.plans import touched
 
 MANY = 2600  # more than a child that watches the last of few parents can have
 ORDERS = {
@@ -43,6 +44,23 @@ def test_the_callback_of_a_large_batch_runs_after_its_last_job_in_whichever_orde
         assert state(api, jobs[-1].id) == "pending"
         api.finish_jobs(ending[start + 199 : start + 200], [run[ending[start + 199]]])
     assert ids(api.claim_jobs(worker, 10)) == [jobs[-1].id]
+
+
+def test_the_looks_of_a_child_of_many_parents_read_each_edge_about_once(
+    api: Any, worker: int, watched: Any
+) -> None:
+    call = 'select * from pyworker.add_batch(%s, \'{"identifier": "callback"}\')'
+    api.rows("truncate pyworker.edges; analyze pyworker.edges")
+    api.rows(call, [Jsonb([{"identifier": "t"}] * MANY)])
+    read = []
+    for _ in range(0, MANY, 100):
+        jobs = api.claim_jobs(worker, 100, ["t"])
+        assert len(jobs) == 100
+        plans = watched(lambda a, jobs=jobs: a.finish_jobs([j.id for j in jobs], [j.run for j in jobs]))
+        plans += watched(lambda a: a.promote_jobs())
+        read.append(sum(touched(plans, "edges").values()))
+    assert sum(map(bool, read)) >= 3  # looks of the child
+    assert sum(read) <= 2 * MANY, read
 
 
 def test_a_child_that_waits_no_more_watches_nothing(api: Any, worker: int) -> None:

@@ -187,9 +187,9 @@ begin
             where x.child_id = j.id and x.revision = j.revision and x.from_id is not null) w
         left join lateral (
             select o.parent_id, o.touched from watches x
-            cross join lateral _open_edges(j.id, j.revision, x.parent_id) o
-            where x.child_id = j.id and x.revision = j.revision and x.from_id is not null
-              and o.parent_id = x.parent_id limit 1) k on true),
+            cross join lateral (select e.* from _open_edges(j.id, j.revision, x.parent_id) e
+                                where e.parent_id = x.parent_id offset 0) o -- 0: else it may read all edges
+            where x.child_id = j.id and x.revision = j.revision and x.from_id is not null limit 1) k on true),
     next as materialized (
         select c.*, case when c.kept_id is not null then c.kept_id
                          when c.first_id < c.parent_id then c.first_id
