@@ -1,9 +1,12 @@
 """What jobs cost that wait for jobs, steps and signals, and what the others pay for them, on one PostgreSQL.
 
-    python bench/flows.py [edges] [fan-in] [plain] [steps] [rivals] [--before OTHER/sql] [--rounds N]
+    python bench/flows.py [edges] [fan-in] [plain] [steps] [rivals] [--before OTHER/sql [--after OTHER/sql]]
+                          [--rounds N]
 
 It starts a PostgreSQL of its own, or uses DATABASE_URL, as bench/run.py does. What is compared takes turns.
 --before: the sql/ of a checkout of 50e0378, which has no dependencies: plain jobs are compared with it.
+--after: that of the version which is compared with it, this one unless told. b6243fa is the first one with
+all that jobs wait for; what has come since has changed what plain jobs cost, too.
 --members: of the large fan-in. Figures are medians; README.md tells how each is measured.
 """
 
@@ -21,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import contenders
-from flow_costs import WITH_EDGES, Base, base, edges, plain, specs, steps
+from flow_costs import HERE, WITH_EDGES, Base, base, edges, plain, specs, steps
 from flow_workers import by_handlers, by_workers, fan_in
 from stage import Stage, stage
 
@@ -86,7 +89,7 @@ def of_plain(one: Stage, options: argparse.Namespace) -> Iterator[Row]:
         if options.before:
             kinds["50e0378"] = stack.enter_context(base(one, "flows_before", options.before.resolve()))
         for number, name in enumerate(("never used", "no edge open", "100,000 edges open")):
-            kinds[name] = stack.enter_context(base(one, f"flows_plain_{number}"))
+            kinds[name] = stack.enter_context(base(one, f"flows_plain_{number}", options.after.resolve()))
         kinds["no edge open"].add_for("edges", 10)
         kinds["no edge open"].drain(10)
         others_edges(kinds["100,000 edges open"])
@@ -154,6 +157,7 @@ def main() -> None:
     )
     parser.add_argument("parts", nargs="*", help="edges, fan-in, plain, steps, rivals; all if none is named")
     parser.add_argument("--before", type=Path, help="the sql/ of a checkout of 50e0378")
+    parser.add_argument("--after", type=Path, default=HERE, help="the sql/ of what is compared with it")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--members", type=int, default=100_000, help="of the large fan-in")
     parser.add_argument("--sessions", type=int, default=8, help="that end its members")
