@@ -28,16 +28,16 @@ SETTINGS = """select pyworker.set_queue('c:*', 2); select pyworker.set_queue('r:
 WORLD = [
     "'queue_name', 'c:' || n % 300", "'queue_name', 'r:' || n % 300", "'queue_name', 'f:' || n % 300",
     "'queue_name', 'serial'", "'queue_name', 'c:large'", "'priority', n % 7", "'job_key', 'k' || n",
-    IN_SEQUENCE.format("n % 300"), IN_SEQUENCE.format("'large'"), LATER, f"'queue_name', 'c:' || n, {LATER}",
+    IN_SEQUENCE.format("n % 900"), IN_SEQUENCE.format("'large'"), LATER, f"'queue_name', 'c:' || n, {LATER}",
     "'unique_policy', '{\"keys\": [\"args\"]}'::jsonb, 'payload', n",
 ]  # fmt: skip
 ADD = "select from pyworker.add_job('t', {})"
 SEQUENCE = 'payload := \'{{"c": {}}}\', sequence_policy := \'{{"by_args": ["c"]}}\''
-HELD = (
-    "with held as materialized ("
-    "select j.id, j.run from unnest(%(held)s::bigint[]) h(id) join pyworker.jobs j using (id)) "
+HELD = "%(ids)s::bigint[], %(runs)s::bigint[]"
+FAILED = (
+    "select pyworker.fail_jobs((select jsonb_agg(jsonb_build_object('id', h.id, 'run', h.run{})) "
+    f"from unnest({HELD}) h(id, run)))"
 )
-PAIRS = "array_agg(id), array_agg(run)) from held"
 CALLS = {
     **{f"add: {how}": ADD.format(how) for how in (
         "priority := 1", "queue_name := 'serial'", "queue_name := 'c:7'", "queue_name := 'c:new'",
@@ -50,25 +50,35 @@ CALLS = {
     "cancel": "select pyworker.cancel_job(7)",
     "remove": "select pyworker.remove_job('k12')",
     "promote": "select pyworker.promote_jobs()",
-    "claim": "select id from pyworker.claim_jobs(1, 60)",
-    "finish": HELD + f"select pyworker.finish_jobs({PAIRS}",
-    "claim again": "select id from pyworker.claim_jobs(1, 60)",
-    "fail": HELD + "select pyworker.fail_jobs(jsonb_agg(jsonb_build_object('id', id, 'run', run))) from held",
-    "claim and discard": "select id from pyworker.claim_jobs(1, 60)",
-    "discard": HELD + "select pyworker.fail_jobs("
-        "jsonb_agg(jsonb_build_object('id', id, 'run', run, 'discard', true))) from held",
-    "claim and release": "select id from pyworker.claim_jobs(1, 60)",
-    "release": HELD + f"select pyworker.release_jobs({PAIRS}",
+    "claim": "select id, run from pyworker.claim_jobs(1, 60)",
+    "finish": f"select pyworker.finish_jobs({HELD})",
+    "claim again": "select id, run from pyworker.claim_jobs(1, 60)",
+    "fail": FAILED.format(""),
+    "claim and discard": "select id, run from pyworker.claim_jobs(1, 60)",
+    "discard": FAILED.format(", 'discard', true"),
+    "claim and release": "select id, run from pyworker.claim_jobs(1, 60)",
+    "release": f"select pyworker.release_jobs({HELD})",
+    "claim of one task": "select id, run from pyworker.claim_jobs(1, 300, '{member}')",
+    "a callback that waits": "select from pyworker.explain_job(%(callback)s)",
+    "its graph": "select from pyworker.job_graph(%(callback)s)",
+    "ends of jobs that it waits for": f"select pyworker.finish_jobs({HELD})",
+    "and its look at them": "select pyworker.promote_jobs()",
+    "a callback that may run": "select from pyworker.explain_job(%(callback)s)",
+    "what it reads": "select from pyworker.dependency_results(%(callback)s)",
+    "delete_job": "select pyworker.delete_job(%(callback)s)",
     "set_queue": "select pyworker.set_queue('c:5', 3)",
     "pause_queue": "select pyworker.pause_queue('c:6')",
     "resume_queue": "select pyworker.resume_queue('c:6')",
     "promote what changed": "select pyworker.promote_jobs()",
-    "turn": "select id from pyworker.work(1, null, null, null, null, 20)",
+    "turn": "select id, run from pyworker.work(1, null, null, null, null, 20)",
     "beat": "select from pyworker.beat(1)",
     "list_queues": "select from pyworker.list_queues(max_queues := 20)",
     "close_worker": "select from pyworker.close_worker(1)",
 }  # fmt: skip
-TABLES = ("live_jobs", "queues", "promotion_requests", "edges", "starts", "unique_keys", "claims")
+BATCH = """select max(id) from pyworker.add_batch(
+    (select jsonb_agg('{"identifier": "member"}'::jsonb) from generate_series(1, 300)),
+    '{"identifier": "callback"}')"""
+TABLES = ("live_jobs", "queues", "promotion_requests", "edges", "watches", "starts", "unique_keys", "claims")
 
 
 def fill(api: Any, members: str) -> None:
@@ -81,7 +91,7 @@ def fill(api: Any, members: str) -> None:
 def empty(api: Any) -> None:
     api.rows(
         f"truncate {', '.join(f'pyworker.{table}' for table in TABLES)}, "
-        "pyworker.workers, pyworker.finished_jobs, pyworker.errors, pyworker.watches restart identity; "
+        "pyworker.workers, pyworker.finished_jobs, pyworker.errors restart identity; "
         "alter sequence pyworker.job_ids restart"
     )
 
@@ -92,16 +102,17 @@ def looks(api: Any, watched: Any) -> dict[str, dict[str, float]]:
     api.rows(SETTINGS)
     for members in WORLD:
         fill(api, members)
+    callback = api.value(BATCH)
     for _ in range(30):
         api.promote_jobs()
     api.rows("select from pyworker.live_jobs for share")  # promotions look closer at rows that were locked
     found: dict[str, dict[str, float]] = {}
-    held: list[int] = []
+    held: list[Any] = []
     for name, sql in CALLS.items():
-        params = {"held": held} if "held" in sql else None
-        plans = watched(lambda a, sql=sql, params=params: a.rows(sql, params))
+        params = {"ids": [row.id for row in held], "runs": [row.run for row in held], "callback": callback}
+        plans = watched(lambda a, sql=sql, params=params: a.rows(sql, params if "%(" in sql else None))
         if sql.startswith("select id"):
-            held = [row.id for row in watched.result if row.id]
+            held = [row for row in watched.result if row.id]
         found[name] = {
             f"{table}: {way}": rows for table in TABLES for way, rows in touched(plans, table).items()
         }
@@ -112,10 +123,16 @@ def test_a_call_looks_at_as_many_rows_whatever_the_table_held_when_it_was_analyz
     api: Any, worker: int, watched: Any
 ) -> None:
     found = {}
-    for name, members in {"nothing": None, **ANALYZED}.items():
+    for name, several in {
+        "nothing": (),
+        **{name: (one,) for name, one in ANALYZED.items()},
+        "all": WORLD,
+    }.items():
         empty(api)
-        if members:
+        for members in several:
             fill(api, members)
+        if name == "all":
+            api.value(BATCH)
         api.rows("analyze")
         empty(api)
         found[name] = looks(api, watched)
@@ -123,7 +140,8 @@ def test_a_call_looks_at_as_many_rows_whatever_the_table_held_when_it_was_analyz
     api.rows("analyze")
     for call in CALLS:
         rows = {name: sum(ways[call].values()) for name, ways in found.items()}
-        assert max(rows.values()) <= 1.5 * min(rows.values()) + 60, (
+        # Where a look takes long, as on a busy machine, a call may promote besides.
+        assert max(rows.values()) <= 3 * min(rows.values()) + 300, (
             call,
             {n: w[call] for n, w in found.items()},
         )
