@@ -232,13 +232,15 @@ begin
 end;
 $$;
 
--- True if this session has tidied the claims of this worker a moment ago. The setting has the
--- worker, the run of its claim at that time, and the run until which that is recent.
+-- True if this session has tidied the claims of this worker a moment ago. The setting has the table, as a
+-- session may work in two schemas, the worker, the run of its claim at that time, and the run until which
+-- that is recent.
 create or replace function _claims_are_tidy(worker_id bigint, run bigint) returns boolean
     language sql stable
-    return case when starts_with(current_setting('pyworker.claims_tidied', true), '{' || worker_id || ',')
-                then run between (current_setting('pyworker.claims_tidied')::bigint[])[2]
-                             and (current_setting('pyworker.claims_tidied')::bigint[])[3]
+    return case when starts_with(current_setting('pyworker.claims_tidied', true),
+                                 concat('{', 'claims'::regclass::oid, ',', worker_id, ','))
+                then run between (current_setting('pyworker.claims_tidied')::bigint[])[3]
+                             and (current_setting('pyworker.claims_tidied')::bigint[])[4]
                 else false end;
 
 -- Merges the worker's rows in claims from before `run` into one row with the jobs that it still
@@ -252,7 +254,8 @@ as $$
 declare
     v_began constant timestamptz := clock_timestamp();
     v_tidied constant bigint[] := nullif(current_setting('pyworker.claims_tidied', true), '')::bigint[];
-    v_since constant bigint := case when v_tidied[1] = worker_id then v_tidied[2] else 0 end;
+    v_table constant bigint := 'claims'::regclass::oid;
+    v_since constant bigint := case when v_tidied[:2] = array[v_table, worker_id] then v_tidied[3] else 0 end;
     v_pause bigint;
 begin
     -- Under REPEATABLE READ, a row that another session has merged since would raise 40001.
@@ -277,7 +280,8 @@ begin
         select _tidy_claims.worker_id, _tidy_claims.run, h.job_ids, h.seen
         from held h where h.job_ids is not null;
         v_pause := greatest(50 * extract(epoch from clock_timestamp() - v_began), 0.25) * 1000000;
-        perform set_config('pyworker.claims_tidied', array[worker_id, run, run + v_pause]::text, false);
+        perform set_config(
+            'pyworker.claims_tidied', array[v_table, worker_id, run, run + v_pause]::text, false);
     end if;
 end;
 $$;

@@ -161,10 +161,12 @@ create or replace function _stop_listening() returns void
 as $$
 declare
     v_ms constant bigint := extract(epoch from clock_timestamp()) * 1000;
-    -- When this session last notified, and in which transaction: this one may still roll back.
+    -- When this session last notified, in which transaction, as this one may still roll back, and in which
+    -- schema, as it may work in two.
     v_last constant text[] := string_to_array(current_setting('pyworker.notified_at', true), ' ');
-    v_notified constant bigint :=
-        case when v_last[2] <> pg_current_xact_id()::text then v_last[1]::bigint end;
+    v_schema constant text := 'live_jobs'::regclass::oid;
+    v_notified constant bigint := case
+        when v_last[2] <> pg_current_xact_id()::text and v_last[3] = v_schema then v_last[1]::bigint end;
 begin
     if _worker_is_polling() then
         if _fleet_size() > 1 then
@@ -176,7 +178,8 @@ begin
         perform setval('not_listening_until', v_notified + 4999);
     elsif v_notified is null or v_notified < v_ms - 1000 then
         perform _send_notification();
-        perform set_config('pyworker.notified_at', concat_ws(' ', v_ms, pg_current_xact_id()), false);
+        perform set_config(
+            'pyworker.notified_at', concat_ws(' ', v_ms, pg_current_xact_id(), v_schema), false);
     end if;
 end;
 $$;
