@@ -209,6 +209,22 @@ def test_an_extension_by_a_job_that_was_there_has_its_result(api: Any, worker: i
     assert results == [(done.id, "completed", 7), (member.id, None, None)]
 
 
+def test_a_member_that_an_extension_adds_again_has_ended_all_the_same(api: Any, worker: int) -> None:
+    """It was discarded, and its key starts it again."""
+    keyed = {"identifier": "t", "job_key": "k"}
+    first, second, callback = batch(api, [keyed, {"identifier": "t"}])
+    assert ids(api.claim_jobs(worker, 1)) == [first.id]
+    ENDS["discarded"](api, first.id)
+    api.promote_jobs()
+    (again,) = api.rows(EXTEND, [callback.id, Jsonb([keyed])])
+    assert (again.id, again.state) == (first.id, "available")
+    api.promote_jobs()
+    assert api.rows("select * from pyworker._invariants()") == []
+    assert sorted(ids(api.claim_jobs(worker, 10))) == [first.id, second.id]
+    api.finish(second.id)
+    assert ids(api.claim_jobs(worker, 10)) == [callback.id]
+
+
 def test_a_job_of_an_extension_that_a_later_one_replaces_has_ended(api: Any, worker: int) -> None:
     same = {"identifier": "t", "unique_policy": {"by_args": True, "on_conflict": "replace"}}
     member, callback = batch(api, [{"identifier": "t"}])

@@ -176,15 +176,15 @@ begin
         insert into edges
         select e.child_id, e.revision, e.parent_id, e.ref, e.condition, e.cancels, e.met,
                case when e.met is not null then e.result end
-        from edge e order by e.child_id, e.parent_id
-        on conflict do nothing), -- named twice
+        from edge e order by e.child_id, e.parent_id -- on conflict: named twice
+        on conflict do nothing returning child_id, revision, parent_id, condition, cancels, met),
     watched as (
         insert into watches (child_id, revision, from_id, parent_id)
         select e.child_id, e.revision, min(e.parent_id), _first_watch(min(e.parent_id), max(e.parent_id))
-        from edge e where e.met is null group by 1, 2
+        from written e where e.met is null group by 1, 2
         union all -- a completed parent does not look for the edges that it breaks
         select e.child_id, e.revision, null, e.parent_id
-        from edge e where e.met is null and e.cancels and e.condition = 'failure'),
+        from written e where e.met is null and e.cancels and e.condition = 'failure'),
     asked as (
         insert into promotion_requests (lane, job_id, not_by)
         select l.lane, e.child_id, pg_current_xact_id()
