@@ -69,6 +69,23 @@ def test_queues_share_equally_however_many_jobs_each_has(api: Any, worker: int) 
     assert max(first.values()) - min(first.values()) <= 3
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_better_job_of_a_queue_need_not_wait_for_a_worse_one_that_has_the_turn(
+    api: Any, worker: int, most: int
+) -> None:
+    """Other jobs of the worse priority came before both."""
+    api.set_queue("t:*", None, fair=True)
+    others = add(api, 4, "default", priority=1)
+    add(api, 1, "t:a", priority=1)
+    api.promote_jobs()
+    better = add(api, 3, "t:a")
+    api.promote_jobs()
+    started: list[int] = []
+    while len(started) < 4:
+        started += [job.id for job in api.claim_jobs(worker, most)]
+    assert started == [*better, others[0]]
+
+
 def test_a_queue_that_is_alone_fills_each_claim(api: Any, worker: int) -> None:
     api.set_queue("t:*", None, fair=True)
     add(api, 250, "t:a")

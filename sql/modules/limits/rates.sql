@@ -181,6 +181,31 @@ begin
 end;
 $$;
 
+-- Gives the turns that these fair queues have to their candidates in the order of their jobs: a job with an
+-- earlier run_at takes the turn of one that was there before. Returns the candidates.
+create or replace function _deal_turns(queue_names text[]) returns bigint[]
+    language sql volatile strict
+    set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off set jit = off
+begin atomic
+    with candidate as materialized (
+        select c.*,
+               row_number() over (partition by c.queue_name, c.priority order by c.run_at, c.id) as place,
+               row_number() over (partition by c.queue_name, c.priority order by c.ready_at, c.id) as turn
+        from (select distinct u.name from unnest(_deal_turns.queue_names) u(name)) q
+        cross join lateral (
+            select j.ctid as tid, j.id, j.queue_name, j.priority, j.run_at, j.ready_at from live_jobs j
+            where j.queue_name = q.name and j.ready_at is not null and j.state = 'available'
+            order by j.queue_name, j.priority, j.run_at, j.id for update skip locked) c),
+    dealt as (
+        update live_jobs j set ready_at = t.ready_at + (c.place - 1) * interval '1 us'
+        from candidate c
+        join candidate t on t.queue_name = c.queue_name and t.priority = c.priority and t.turn = c.place
+        where j.ctid = c.tid
+        returning j.id)
+    select array_agg(d.id) from dealt d;
+end;
+
 -- Leaves to the next round of a claim all jobs of a worse priority than the first job of a queue that takes
 -- turns: the queue may have more jobs of that priority, which are not candidates yet.
 create or replace function _cut_at_priority(inout claim _claim, queue_names text[], fair text[])

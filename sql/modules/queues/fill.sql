@@ -14,7 +14,6 @@ create or replace function _fill_queues(queue_names text[], limits integer[]) re
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off set enable_incremental_sort = off
-    set enable_incremental_sort = off
     set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
@@ -122,7 +121,6 @@ create or replace function _make_candidates(queue_names text[], asked integer, t
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off set enable_incremental_sort = off
-    set enable_incremental_sort = off
     set jit = off set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
@@ -141,9 +139,10 @@ begin
         from queue q
         cross join lateral _kinds_in(q.queue_name) k
         left join lateral _last_of_candidates(
-            q.queue_name, k.task, k.flags, case when asked is not null then q.enough end) l on true
+            q.queue_name, k.task, k.flags, case when asked is not null then q.enough end,
+            k.priority, k.run_at, k.id) l on true
         cross join lateral _first_of_kind(
-            q.queue_name, k.task, k.flags, case when l.id is null then q.places else 0 end) f
+            q.queue_name, k.task, k.flags, case when l.found is null then q.places else 0 end) f
         where q.places > 0),
     free as materialized (
         select p.ctid as tid from live_jobs p
@@ -178,31 +177,6 @@ begin
     return coalesce(cardinality(v_ids), 0);
 end;
 $$;
-
--- Gives the turns that these fair queues have to their candidates in the order of their jobs: a job with an
--- earlier run_at takes the turn of one that was there before. Returns the candidates.
-create or replace function _deal_turns(queue_names text[]) returns bigint[]
-    language sql volatile strict
-    set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off set jit = off
-begin atomic
-    with candidate as materialized (
-        select c.*,
-               row_number() over (partition by c.queue_name, c.priority order by c.run_at, c.id) as place,
-               row_number() over (partition by c.queue_name, c.priority order by c.ready_at, c.id) as turn
-        from (select distinct u.name from unnest(_deal_turns.queue_names) u(name)) q
-        cross join lateral (
-            select j.ctid as tid, j.id, j.queue_name, j.priority, j.run_at, j.ready_at from live_jobs j
-            where j.queue_name = q.name and j.ready_at is not null and j.state = 'available'
-            order by j.queue_name, j.priority, j.run_at, j.id for update skip locked) c),
-    dealt as (
-        update live_jobs j set ready_at = t.ready_at + (c.place - 1) * interval '1 us'
-        from candidate c
-        join candidate t on t.queue_name = c.queue_name and t.priority = c.priority and t.turn = c.place
-        where j.ctid = c.tid
-        returning j.id)
-    select array_agg(d.id) from dealt d;
-end;
 
 -- Takes back the slots that no claim has used. Returns the queues in which some are left, because
 -- another session has their jobs locked.
@@ -240,7 +214,6 @@ create or replace function _park_candidates(queue_names text[]) returns text[]
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off set enable_incremental_sort = off
-    set enable_incremental_sort = off
     set jit = off set lock_timeout = '200ms' -- see claim_jobs
 as $$
 declare
@@ -334,31 +307,41 @@ begin atomic
         limit 1) l;
 end;
 
--- The kinds of jobs that are parked in a queue, with one index look-up per kind, not per job.
-create or replace function _kinds_in(queue_name text) returns table (task text, flags text)
+-- The kinds of jobs that are parked in a queue, each with its first job: one index look-up per kind.
+drop function if exists _kinds_in(text);
+create or replace function _kinds_in(queue_name text)
+    returns table (task text, flags text, priority smallint, run_at timestamptz, id bigint)
     language sql stable
 begin atomic
     with recursive kind as (
-        (select p.task collate "C" as task, p.flags collate "C" as flags -- as the index has them
+        (select p.task collate "C" as task, p.flags collate "C" as flags, -- as the index has them
+                p.priority, p.run_at, p.id
          from _parked_in(_kinds_in.queue_name, 1) p)
         union all
         select n.* from kind k cross join lateral (
-            select p.task_identifier, coalesce(p.flags::text, '') collate "C" from live_jobs p
+            select p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
+            from live_jobs p
             where p.queue_name = _kinds_in.queue_name and p.parked = 'queue'
               and (p.task_identifier, coalesce(p.flags::text, '') collate "C") > (k.task, k.flags)
-            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C" limit 1) n)
-    select k.task, k.flags from kind k;
+            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
+                     p.priority, p.run_at, p.id limit 1) n)
+    select k.task, k.flags, k.priority, k.run_at, k.id from kind k;
 end;
 
--- The last of so many candidates of a kind; no row if there are fewer, or if `enough` is null.
-create or replace function _last_of_candidates(queue_name text, task text, flags text, enough bigint)
-    returns table (id bigint)
+-- The last of so many candidates of a kind that come before one of its jobs; no row if there are fewer, or
+-- if `enough` is null.
+drop function if exists _last_of_candidates(text, text, text, bigint);
+create or replace function _last_of_candidates(
+    queue_name text, task text, flags text, enough bigint, priority smallint, run_at timestamptz, id bigint)
+    returns table (found bigint)
     language sql stable
 begin atomic
     select c.id from live_jobs c
     where c.queue_name = _last_of_candidates.queue_name and c.ready_at is not null
       and c.state = 'available' and c.task_identifier = _last_of_candidates.task
       and coalesce(c.flags::text, '') collate "C" = _last_of_candidates.flags
+      and (c.priority, c.run_at, c.id)
+          < (_last_of_candidates.priority, _last_of_candidates.run_at, _last_of_candidates.id)
       and _last_of_candidates.enough is not null
     order by c.queue_name, c.priority, c.run_at, c.id
     offset _last_of_candidates.enough - 1 limit 1;
