@@ -28,6 +28,10 @@ RUNS_IT = (
 )
 BE_QUIET = b"select set_config('pyworker.notify', 'off', false)"
 READ_COMMITTED = b"set default_transaction_isolation = 'read committed'"
+NEEDS_READ_COMMITTED = (
+    "there is a transaction pooler in between, and transactions begin at {}: a worker needs read committed."
+    " Use: ALTER ROLE … SET default_transaction_isolation = 'read committed', and let the pooler reconnect"
+)
 
 # Detect half-open connections within seconds; the DSN overrides these. Of several hosts, use only
 # the one that accepts writes.
@@ -127,13 +131,15 @@ def connect(dsn: str, worker: bool = False) -> psycopg.Connection[Any]:
     """
     conn = psycopg.connect(make_conninfo(conninfo(dsn), client_encoding="UTF8"), autocommit=True)
     with answered(conn):
-        # Only if needed: behind a transaction pooler a SET would leak to other clients.
         pid, isolation = conn.execute(ABOUT).fetchall()[0]
-        if isolation != "read committed":
-            conn.execute(READ_COMMITTED)
         if pid != conn.info.backend_pid:  # as is_pooled
             conn.prepare_threshold = None  # a prepared statement belongs to one server connection
-        else:
+            if worker and isolation != "read committed":
+                conn.close()
+                raise psycopg.errors.FeatureNotSupported(NEEDS_READ_COMMITTED.format(isolation))
+        else:  # behind a transaction pooler a SET would leak to other clients
+            if isolation != "read committed":
+                conn.execute(READ_COMMITTED)
             ours = _SERVER | _OURS | (_WORKERS if worker else {})
             if worker and conn.info.server_version >= 170000:
                 ours["transaction_timeout"] = "0"

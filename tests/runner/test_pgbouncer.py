@@ -68,6 +68,25 @@ def test_a_worker_behind_a_pooler_says_so_and_works(queue: Any, pooled: str) -> 
     assert "Traceback" not in worker.log
 
 
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_worker_behind_a_pooler_refuses_another_level_than_it_needs_and_changes_none(
+    queue: Any, tmp_path: Path, level: str
+) -> None:
+    """Its SET would reach other clients of the pooler, and not all of its own transactions."""
+    database, default = queue.conn.info.dbname, "default_transaction_isolation"
+    queue.rows(f"alter database {database} set {default} = '{level}'")
+    try:
+        with pooler(queue, tmp_path) as pooled:
+            worker = queue.start(DATABASE_URL=pooled)
+            assert worker.wait() == 1
+            assert f"transactions begin at {level}: a worker needs read committed" in worker.log
+            assert "Traceback" not in worker.log
+            with psycopg.connect(pooled, autocommit=True) as other:
+                assert other.execute(f"show {default}").fetchone() == (level,)
+    finally:
+        queue.rows(f"alter database {database} reset {default}")
+
+
 def test_a_dead_worker_behind_a_pooler_is_noticed_by_its_lease(queue: Any, pooled: str) -> None:
     """Its session lock would have outlived it."""
     queue.close_gate(1)
