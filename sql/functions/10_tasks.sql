@@ -69,9 +69,7 @@ begin
                   then format('retention must be from 0 to 100 years, got %s', retention) end,
         'backoff: ' || _backoff_refusal(backoff),
         'unique_policy: ' || _unique_policy_refusal(nullif(unique_policy, 'null')));
-    if v_problem is not null then
-        raise exception 'define_task: %', v_problem using errcode = 'PW001';
-    end if;
+    perform _refuse('define_task: ' || v_problem);
     unique_policy := nullif(unique_policy, 'null');
     sequence_policy := nullif(sequence_policy, 'null');
     -- Workers call this at each start, so an unchanged task is neither written nor locked.

@@ -47,6 +47,17 @@ begin
 end;
 $$;
 
+-- Raises an error for this problem with an argument; does nothing if it is null. Errors: PW001.
+create or replace function _refuse(problem text) returns void
+    language plpgsql immutable set search_path from current
+as $$
+begin
+    if problem is not null then
+        raise exception '%', problem using errcode = 'PW001';
+    end if;
+end;
+$$;
+
 -- Why the arguments of an add are invalid; null if they are valid. Single and bulk adds share these
 -- rules. PostgreSQL inlines the expression, so it costs no more than its comparisons.
 create or replace function _job_refusal(
@@ -112,21 +123,20 @@ end;
 $$;
 
 -- Written out for speed. PL/pgSQL prepares each statement again in each transaction, so there are
--- few, large ones, and most arguments are validated only if one of them is given. _place
--- and _announce are spelled out: the calls would cost up to a tenth.
+-- few, large ones, and most arguments are validated only if one of them is given. _place is spelled
+-- out: the call would cost some hundredths. Up to its end, two fields of the job hold something else:
+-- `reason` has `parked`, and `deduplicated` whether a worker waits for a notification.
 create or replace function add_job(
     identifier text, payload json default '{}', queue_name text default null, run_at timestamptz default null,
     max_attempts integer default null, job_key text default null, priority integer default null,
     flags text[] default null, job_key_mode text default 'replace', unique_policy jsonb default null,
     sequence_policy jsonb default null, meta jsonb default null, delivery text default null,
     depends_on jsonb default null, expires_at timestamptz default null, max_wait interval default null)
-    returns job
-    language plpgsql security definer set search_path from current
+    returns job language plpgsql security definer set search_path from current
 as $$
 #variable_conflict use_variable
 declare
     v_plain boolean := true;
-    v_problem text;
     v_now timestamptz := clock();
     v_job job;
 begin
@@ -134,12 +144,9 @@ begin
                     sequence_policy, meta, delivery, depends_on, expires_at, max_wait) > 0
        or job_key_mode <> 'replace' or (length(identifier) between 1 and 128) is not true
        or octet_length(payload::text) > 200 then -- JSON that is deeper than 100 levels is longer
-        v_problem := _job_refusal(
+        perform _refuse('add_job: ' || _job_refusal(
             identifier, payload, queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode,
-            unique_policy, sequence_policy, meta, delivery, depends_on);
-        if v_problem is not null then
-            raise exception 'add_job: %', v_problem using errcode = 'PW001';
-        end if;
+            unique_policy, sequence_policy, meta, delivery, depends_on));
         v_plain := num_nonnulls(job_key, unique_policy, sequence_policy, flags, depends_on, expires_at,
                                 max_wait) = 0;
     end if;
@@ -153,8 +160,7 @@ begin
                case when r.run_at <= v_now and q.waits then 'queue' end, v_now, identifier,
                coalesce(priority, t.priority, 0), coalesce(max_attempts, t.max_attempts, 25), r.run_at,
                v_now, q.name, coalesce(delivery, t.delivery, 'at_least_once'), meta, coalesce(payload, '{}')
-        from (select coalesce(run_at, v_now) as run_at) r
-        left join tasks t on t.identifier = add_job.identifier
+        from (select coalesce(run_at, v_now) as run_at) r left join tasks t on t.identifier = identifier
         cross join lateral (
             select n.name, _must_wait(n.name) as waits
             from (select nullif(coalesce(queue_name, t.queue_name), 'default') as name) n offset 0) q
@@ -165,23 +171,17 @@ begin
                   _worker_is_listening(), null::bigint, j.run, j.parked, j.finished_at, j.result,
                   null::float8, null::text into v_job;
     end if;
-    if not found then
+    if v_job.id is null then
         -- Not plain, or its task has a policy. The INSERT finds that out: other adds save a query.
         return _add_with_keys((
             identifier, payload, queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode,
             unique_policy, sequence_policy, meta, delivery, depends_on, expires_at, max_wait, null
         )::_job_request);
     end if;
-    if v_job.reason is not null then -- up to here this field holds `parked`: 'queue'
+    if v_job.reason is not null or v_job.deduplicated or v_job.run_at < v_now then
+        perform _announce(v_job.id, v_job.reason || ':' || v_job.queue_name, v_job.run_at < v_now);
         v_job.reason := null;
-        insert into promotion_requests (lane) values ('queue:' || v_job.queue_name);
-    end if;
-    if v_job.run_at < v_now then
-        perform _arrive_late(array[v_job.id]);
-    end if;
-    if v_job.deduplicated then -- up to here this field holds _worker_is_listening()
         v_job.deduplicated := false;
-        perform _notify_workers();
     end if;
     return v_job;
 end;

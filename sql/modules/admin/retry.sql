@@ -351,9 +351,7 @@ begin
     if v_problem is null and attempts not between 0 and 32767 then
         v_problem := format('attempts must be from 0 to 32767, got %s', attempts);
     end if;
-    if v_problem is not null then
-        raise exception 'reschedule_jobs: %', v_problem using errcode = 'PW001';
-    end if;
+    perform _refuse('reschedule_jobs: ' || v_problem);
     -- A job that does not hold its unique key may take it back. Keys are locked before jobs.
     perform _hold_unique_keys(array(
         select j.unique_key from live_jobs j
