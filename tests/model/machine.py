@@ -309,6 +309,8 @@ class Machine(Schedules):
     def set_fair(self, queue: str, limit: int | None, fair: bool = True, *rate: Any) -> None:
         self.api.set_queue(queue, limit, *(rate or (None, None)), fair)
         self.model.limits[queue] = limit
+        if fair != (queue in self.model.fair):
+            self.model.turned = max((job.id for job in self.model.jobs), default=0)
         (self.model.fair.add if fair else self.model.fair.discard)(queue)
 
     @rule(key=st.sampled_from(["s", "r", '{"kind":"t"}']))

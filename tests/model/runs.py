@@ -60,9 +60,13 @@ class Runs(State):
 
     def check_turns(self, job: Job, claimed: list[Job], ready: list[Job]) -> None:
         """No queue of the family got more than one turn for each kind, before this one got its first; and one
-        for each job that came back, as it took the turn of another one, which kept a later one."""
+        for each job that came back, as it took the turn of another one, which kept a later one. What was a
+        candidate when the family began to take turns stays one."""
         family = self.family(job.queue)
-        equal = [o for o in claimed if o.priority == job.priority and self.family(o.queue) == family]
+        equal = [
+            o for o in claimed
+            if o.priority == job.priority and self.family(o.queue) == family and o.id > self.turned
+        ]  # fmt: skip
         for queue in {o.queue for o in equal if all(o.queue != job.queue for o in equal)}:
             waited = [o for o in ready if o.queue == queue and o.priority == job.priority]
             kinds = {(o.task, bool(o.flags)) for o in waited}

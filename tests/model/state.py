@@ -127,6 +127,7 @@ class State:
     limits: dict[str, int | None] = field(default_factory=dict)
     rates: dict[str, int] = field(default_factory=dict)  # starts in PERIOD
     fair: set[str] = field(default_factory=set)
+    turned: int = 0  # the newest job that was there when a family last began, or ceased, to take turns
     starts: list[tuple[str, datetime]] = field(default_factory=list)
     paused: set[str] = field(default_factory=set)
     halts: dict[tuple[str, int], datetime] = field(default_factory=dict)
