@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
+from tests.support import DEADLINE
 from tests.support.api import ids
 from tests.support.dependencies import ENDS, state
 from tests.support.sessions import LEVELS
@@ -195,6 +196,29 @@ def test_an_extension_and_the_last_end_that_are_open_at_once_meet(
         assert ids(api.claim_jobs(worker, 10)) == [more.id]
         api.finish(more.id)
     assert ids(api.claim_jobs(worker, 10)) == [callback.id]
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+def test_two_sessions_that_extend_a_batch_by_the_same_job_miss_no_end(
+    api: Any, actor: Any, worker: int, outcome: str
+) -> None:
+    """`outcome`: of the first. The second one waits for it, as it decides who writes the edge."""
+    same = Jsonb([{"identifier": "t", "unique_policy": {"by_args": True}}])
+    (job,) = api.rows("select id from pyworker.add_jobs(%s)", [same])
+    member, callback = batch(api, [{"identifier": "member"}])
+    a, b = actor(), actor()
+    a.begin()
+    a.rows(EXTEND, [callback.id, same])
+    second = b.session.start(EXTEND, [callback.id, same])
+    b.blocked(second)
+    getattr(a, outcome)()
+    assert [row[0] for row in second.result(DEADLINE)] == [job.id]
+    assert sorted(ids(api.claim_jobs(worker, 10))) == [job.id, member.id]
+    for end in (member.id, job.id):
+        assert state(api, callback.id) == "pending"
+        api.finish(end)
+    assert ids(api.claim_jobs(worker, 10)) == [callback.id]
+    assert len(api.rows("select from pyworker.dependency_results(%s)", [callback.id])) == 2
 
 
 def test_an_extension_by_a_job_that_was_there_has_its_result(api: Any, worker: int) -> None:

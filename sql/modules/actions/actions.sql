@@ -222,9 +222,7 @@ declare
             format('options of set_queue must have concurrency or rate_limit, a number or null, or fair, '
                    'true or false, got %s', coalesce(options::text, 'NULL')) end;
 begin
-    if v_problem is not null then
-        raise exception 'perform_action: %', v_problem using errcode = 'PW001';
-    end if;
+    perform _refuse('perform_action: ' || v_problem);
 end;
 $$;
 
