@@ -7,7 +7,7 @@ import re
 import click
 import psycopg
 
-from .._output import print_json, print_table, rate_of, say
+from .._output import period_of, print_json, print_table, rate_of, say
 from .options import CliError, as_json, database, part_of_group, reads
 
 
@@ -78,12 +78,12 @@ def set_queue(
         raise click.UsageError("name a number, --no-limit, --rate or --fair")
     with database(*where) as db:
         try:
-            db.set_queue(queue, concurrency, rate, fair)
+            period = db.set_queue(queue, concurrency, rate, fair)
         except psycopg.DataError as error:
             raise CliError(f"--rate: {error.diag.message_primary}") from error
     limits = [
         "no limit" if concurrency is None else f"concurrency {concurrency}",
-        *([f"at most {rate[0]} starts in any {rate[1]}"] if rate else []),
+        *([f"at most {rate[0]} starts in any {period_of(period)}"] if rate and period else []),
         *(["its queues take turns"] if fair else []),
     ]
     say(f"queue {queue}: {', '.join(limits)}")

@@ -144,12 +144,13 @@ class Admin(Base):
         concurrency: int | None,
         rate: tuple[str, str] | None = None,
         fair: bool = False,
-    ) -> None:
-        """`rate`: how many jobs may start in which period, such as ("10", "1 min")."""
+    ) -> timedelta | None:
+        """`rate`: how many jobs may start in which period, such as ("10", "1m"). Returns this period."""
         call, values = "set_queue(%s, %s::integer", [queue_name, concurrency]
         if rate:
             call, values = f"{call}, %s::integer, %s::interval", [*values, *rate]
         self._value(call + (", fair => true)" if fair else ")"), *values)
+        return self._rows("select %s::interval", [rate[1]])[0][0] if rate else None
 
     def pause_queue(self, queue_name: str) -> None:
         self._value("pause_queue(%s)", queue_name)

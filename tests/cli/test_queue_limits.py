@@ -16,6 +16,9 @@ def queue(call: Any, name: str) -> Any:
 
 
 def test_a_rate_and_turns_are_set_and_shown(call: Any, db: Any, worker: int) -> None:
+    assert call("queues", "set", "mail", "--rate", "10/1m") == (
+        "queue mail: no limit, at most 10 starts in any 1 min\n"
+    )
     assert call("queues", "set", "mail", "--rate", "2/1h") == (
         "queue mail: no limit, at most 2 starts in any 1 h\n"
     )
