@@ -118,6 +118,19 @@ def test_a_job_of_a_paused_queue_waits_and_is_told_so(visitor: Visitor) -> None:
     visitor.see(job, "cancelled")
 
 
+def test_a_job_is_asked_for_while_an_earlier_call_is_answered(visitor: Visitor) -> None:
+    """The database is busy, so that both presses come before the answer to the first."""
+    visitor.press("Pause queue mail")
+    job = visitor.add("send_email", queue="mail")
+    out = visitor.ask("select count(*) from generate_series(1, 3000000)")
+    for name in ("Claim one job", "Resume queue mail", "Claim one job"):
+        visitor.press(name)
+    visitor.see(job, "running")
+    visitor.press("Complete")
+    visitor.see(job, "completed")
+    assert out.inner_text().split() == ["1", "row", "count", "3000000"]
+
+
 def test_a_job_that_fails_each_time_is_discarded_once_the_clock_has_moved(visitor: Visitor) -> None:
     job = visitor.add("broken")
     visitor.press("Start the worker")

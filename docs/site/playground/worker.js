@@ -34,9 +34,9 @@ export class TabWorker {
     this.wake?.();
   }
 
-  /** Claims one job, which then waits for settle(). */
+  /** Claims one job more, which then waits for settle(). */
   claimOne() {
-    this.asked = 1;
+    this.asked += 1;
     this.wake?.();
   }
 
@@ -71,6 +71,7 @@ export class TabWorker {
   async #turn() {
     const room = Math.max(0, this.automatic ? LIMIT - this.held.size : this.asked);
     if (!room && !this.ended.length) return 2.5;
+    this.asked = 0; // before the call: who asks during it asks for the next one
     const reports = this.ended.splice(0);
     const done = reports.filter((report) => report.do === "done");
     const others = reports.filter((report) => report.do !== "done");
@@ -91,7 +92,6 @@ export class TabWorker {
       if (row.kind === "job") this.#begin(row);
       else if (row.why !== "stale") this.told(`refused: ${row.why}`, Number(row.id));
     }
-    this.asked = 0; // what is not there is not waited for
     return Number(turn.again_in_s);
   }
 
