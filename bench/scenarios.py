@@ -221,14 +221,17 @@ def growth(jobs: int) -> Iterator[Case]:
         yield f"{workers} idle workers", "pyworker", partial(idle, count=workers)
 
 
+ALWAYS_BUSY = ("pyworker", "graphile-worker", "river", "pg-boss", "pgqueuer")
+
+
 def sustained(jobs: int) -> Iterator[Case]:
     """24 handlers at once, so that 2,000 jobs a second of 5 ms each do not fill them."""
     seconds = min(120, max(10, jobs // 1000))
     for rate in (500, 1000, 2000):
-        for name in ("pyworker", "graphile-worker", "river", "pgqueuer"):
+        for name in ALWAYS_BUSY:
             yield f"{rate:,} jobs/s", name, partial(steady, rate=rate, seconds=seconds, concurrency=24)
     measure = partial(steady, rate=1000, seconds=seconds, concurrency=24)
-    for name in ("pyworker", "graphile-worker", "river", "pgqueuer"):
+    for name in ALWAYS_BUSY:
         yield "1,000 jobs/s, pinned", name, partial(measure, pinned=True)
     batches = jobs * 10 // 1000
     for name in ("pyworker", "graphile-worker"):

@@ -80,6 +80,10 @@ EXAMPLE = """'{"n": 1, "to": "ada@example.org"}'"""
 STATEMENTS = {
     "pyworker": "select pyworker.add_job('{task}', {payload}::json)",
     "graphile-worker": "select graphile_worker.add_job('{task}', {payload}::json)",
+    "pg-boss": """
+        with added as (
+            insert into pgboss.job (name, data) values ('{task}', {payload}::jsonb) returning name)
+        select pg_notify('pgboss_' || left(encode(sha224('pgboss'), 'hex'), 24), name) from added""",
     "table, 100": "insert into jobs (task, payload) values ('{task}', {payload}::json)",
     "pgqueuer": """
         insert into pgqueuer (priority, entrypoint, payload, status)

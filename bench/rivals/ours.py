@@ -106,6 +106,7 @@ def work_flows() -> None:
 def work(concurrency: int, *_quick: Any) -> None:
     path = os.pathsep.join([str(HERE), *sys.path])
     command = [sys.executable, "-m", "pyworker", "run", "ours_tasks", "--log-level", "error"]
+    command += ["--concurrency", str(concurrency)]
     command += ["--no-uvloop"] * ("uvloop" not in sys.argv)
     workers.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}))
 

@@ -1,7 +1,7 @@
 // pg-boss. For throughput large batches, and the next one at once while they are full; for latency
 // LISTEN/NOTIFY, as its types document it.
 import { PgBoss } from "pg-boss";
-import { calls, latency, leave, noop, now, payload, serve, stamp } from "./repl.mjs";
+import { calls, latency, leave, noop, now, payload, serve, sleep, stamp } from "./repl.mjs";
 
 let boss;
 let loops = 1;
@@ -20,6 +20,7 @@ serve({
     await boss.createQueue("unique", { policy: "short" });
     await boss.createQueue("fail", { retryLimit: 3, retryDelay: 0 });
     await boss.createQueue("stamp", { notify: true });
+    await boss.createQueue("steady", { notify: true });
     await boss.createQueue("member", { notify: true });
     await boss.createQueue("callback", { notify: true });
     await boss.stop();
@@ -71,6 +72,10 @@ serve({
     const groups = process.env.BENCH_LIMIT ? { groupConcurrency: Number(process.env.BENCH_LIMIT) } : {};
     await boss.work("noop", { ...options, ...groups }, async (jobs) => jobs.forEach(noop));
     await boss.work("stamp", options, async (jobs) => jobs.forEach((job) => stamp(job.data)));
+    // In two batches: with 24 loops of one job each, every notification wakes all of them.
+    const halves = { batchSize: concurrency / 2, localConcurrency: 2, pollingIntervalSeconds: 0.5 };
+    await boss.work("steady", halves, (jobs) =>
+      Promise.all(jobs.map(async (job) => { stamp(job.data); await sleep(5); })));
     await boss.work("fail", { ...options, includeMetadata: true, batchSize: 1 }, async ([job]) => {
       if (job.retryCount === 0) throw new Error("on purpose");
     });

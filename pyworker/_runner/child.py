@@ -357,8 +357,8 @@ class Child:
             # Other jobs are ready, and reporting many outcomes costs little more than one.
             self._sleep(LINGER, wake_at=self.pace.prefetch // 2)
         elif self.handlers.outcomes and self._may_linger():
-            # Reporting alone costs a turn. The next job will soon take one, too.
-            self._sleep(LINGER, wake_at=IF_URGENT)
+            # Reporting alone costs a turn. The next job will soon take one, too, or the next claim is due.
+            self._sleep(min(LINGER, self.pace.patience()), wake_at=IF_URGENT)
 
     def _may_linger(self) -> bool:
         """No job waits for this report or for the claim that goes with it, and no crash is near."""
