@@ -144,12 +144,14 @@ class Site:
 
     @contextmanager
     def measured(self, jobs: int) -> Iterator[dict[str, float]]:
-        """Fill in what so many jobs cost: jobs/s, CPU seconds per 1,000 jobs, bytes of WAL per job."""
+        """Fill in what so many jobs cost, or as many as the block says in `n`: jobs/s, CPU seconds per 1,000
+        jobs, bytes of WAL per job."""
         found: dict[str, float] = {}
         before, began = self.read(), time.perf_counter()
         yield found
         seconds = time.perf_counter() - began
         used = self.read() - before
+        jobs = int(found.get("n", jobs))
         client, server = used.client + found.pop("client_s", 0.0), used.server
         found |= {
             "jobs_s": jobs / seconds,

@@ -30,20 +30,25 @@ class Clients:
         """CPU seconds of their backends."""
         return sum(cpu(conn.info.backend_pid) for conn in self._connections)
 
-    def add(self, jobs: int, rate: int) -> float:
+    def add(self, jobs: int, rate: int) -> tuple[int, float]:
         """The i-th job is added i / rate seconds after the first, or at once when that is over: a client
-        that was late catches up, so all jobs are added. Returns how many seconds the adds took."""
+        that was late catches up, but gives up after twice that time. Returns how many jobs were added, and
+        how many seconds that took."""
         began = time.monotonic()
+        added = [0] * CLIENTS
 
         def loop(client: int) -> None:
             for number in range(client, jobs, CLIENTS):
                 time.sleep(max(began + number / rate - time.monotonic(), 0))
+                if time.monotonic() - began > 2 * jobs / rate:
+                    break
                 moment = json.dumps({"t": time.monotonic()})
                 self._connections[client].execute(self._statement, [moment])
+                added[client] += 1
 
         with ThreadPoolExecutor(CLIENTS) as pool:
             list(pool.map(loop, range(CLIENTS)))
-        return time.monotonic() - began
+        return sum(added), time.monotonic() - began
 
 
 @contextmanager
@@ -64,21 +69,21 @@ def steady(
         site.conn.execute("vacuum analyze")
         site.raise_floor()
     site.start().ask("work", concurrency or site.contender.concurrency, True)
-    jobs, warm = int(rate * seconds), int(rate * WARM)
+    planned, warm = int(rate * seconds), int(rate * WARM)
     with ExitStack() as stack:
         if pinned:
             pin = stack.enter_context(psycopg.connect(site.dsn))
             pin.execute("set transaction isolation level repeatable read")
             pin.execute("select txid_current_snapshot()")
         clients, size = stack.enter_context(clients_of(site)), _size(site)
-        clients.add(warm, rate)
-        await_lines(site, warm)
+        await_lines(site, clients.add(warm, rate)[0])
         site.trail.write_text("")
         time.sleep(SETTLE)
         commits = _commits(site)
-        with site.measured(jobs) as found:
+        with site.measured(planned) as found:
             before = clients.cpu()
-            took = clients.add(jobs, rate)
+            jobs, took = clients.add(planned, rate)
+            found["n"] = jobs
             await_lines(site, jobs)
             used = clients.cpu() - before
         grown = _size(site) - size

@@ -197,7 +197,7 @@ $$;
 comment on function seconds_until_due(text[], text[], text[]) is
     'Seconds after which a worker that got fewer jobs than it asked for should claim again, '
     'notified or not. The least of: the time until the next scheduled or retryable job is due (0 '
-    'if one is overdue); 0.01 while many jobs come in; 0.02 to 0.25 while a transaction is open '
+    'if one is overdue); 0.005 while many jobs come in; 0.02 to 0.25 while a transaction is open '
     'that may have added jobs without a notification, or that has locked a queue, a sequence or a '
     'job whose turn it is; 0.25 if a job is available that the claim did not get, since another '
     'session had it locked; up to 2 while the session skips the beginning of an index that it has '

@@ -51,6 +51,18 @@ def test_what_once_was_slow_is_measured_beside_another_checkout():
 
 
 @pytest.mark.torture
+def test_what_is_dearer_than_a_plain_job_is_measured_beside_it(tmp_path):
+    options = "--jobs 1000 --beside 1000 --rounds 1 --out".split()
+    done = subprocess.run(
+        [sys.executable, BENCH / "corners.py", *options, tmp_path], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {line[:46].strip(): line[46:].split() for line in done.stdout.splitlines()[2:]}
+    assert float(rows["a report of 500 jobs that failed"][4]) > 1  # times one that completed
+    assert float(rows["doctor, ms"][0]) > 0
+
+
+@pytest.mark.torture
 def test_what_jobs_that_wait_for_jobs_cost_is_measured_beside_another_checkout(tmp_path):
     options = "edges fan-in plain steps --rounds 1 --members 2000 --before".split()
     command = [sys.executable, BENCH / "flows.py", *options, BENCH.parent / "sql", "--out", tmp_path]

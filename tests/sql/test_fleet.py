@@ -55,13 +55,13 @@ def test_workers_that_take_other_tasks_have_turns_of_their_own(api: Any) -> None
     (report,) = open_workers(api, 1, "report")
     polling(api)
     assert contains(slot(api, mail[29], 150_000, ["mail"]), 29 * 5000, 150_000)
-    slot(api, report, 10_000, ["report"])  # soon: it has no others to wait for
+    slot(api, report, 5_000, ["report"])  # soon: it has no others to wait for
 
 
-def test_a_worker_that_is_alone_polls_every_10_ms(api: Any) -> None:
+def test_a_worker_that_is_alone_polls_every_5_ms(api: Any) -> None:
     (worker,) = open_workers(api, 1)
     polling(api)
-    assert work(api, worker).again == 0.01
+    assert work(api, worker).again == 0.005
 
 
 def test_a_turn_follows_the_fleet(api: Any) -> None:
@@ -71,7 +71,7 @@ def test_a_turn_follows_the_fleet(api: Any) -> None:
     for worker in workers[:39]:
         api.close_worker(worker)
     sweep(api, workers[39])
-    assert work(api, workers[39]).again == 0.01
+    assert work(api, workers[39]).again == 0.005
 
 
 def notified(api: Any, heard: Any, worker: int, adds: int = 20) -> int:
@@ -119,7 +119,7 @@ def test_a_fleet_that_finds_nothing_for_a_while_is_notified_again(api: Any, hear
     assert heard() == [""]
 
 
-def test_a_caller_that_is_no_worker_is_told_to_look_every_10_ms(api: Any) -> None:
+def test_a_caller_that_is_no_worker_is_told_to_look_every_5_ms(api: Any) -> None:
     open_workers(api, 40)
     polling(api)
-    assert api.seconds_until_due() == 0.01
+    assert api.seconds_until_due() == 0.005

@@ -132,18 +132,18 @@ def many(api: Any, worker: int) -> None:
     assert len(api.claim_jobs(worker, 1000)) == 20
 
 
-def test_where_many_jobs_come_in_each_worker_that_waits_looks_every_10_ms_and_adds_are_silent(
+def test_where_many_jobs_come_in_each_worker_that_waits_looks_every_5_ms_and_adds_are_silent(
     api: Any, worker: int, heard: Any
 ) -> None:
     wait(api, worker)
     many(api, worker)
     assert heard() == ["", ""]  # the add, and the claim: now other workers look, too
-    assert look(api) == 0.01
+    assert look(api) == 0.005
     api.add_job("t")
     assert heard() == []
     other = api.register_worker()
     assert api.claim_jobs(other, 10, ["another task"]) == []
-    assert look(api) == 0.01
+    assert look(api) == 0.005
     api.rows("select pg_sleep(0.12)")
     wait(api, worker)  # it finds that one: no longer many
     assert look(api) == 2

@@ -59,7 +59,7 @@ declare
     v_wait bigint;
 begin
     if worker_id is null or _fleet_size() = 1 then
-        return 0.01;
+        return 0.005;
     end if;
     v_turns := nullif(current_setting('pyworker.turns', true), '')::_turns;
     if (v_turns.worker_id = _polls_in.worker_id
@@ -67,7 +67,7 @@ begin
         v_turns := _turns_of(worker_id, v_us);
         perform set_config('pyworker.turns', v_turns::text, false);
     end if;
-    v_cycle := least(greatest(5000 * v_turns.workers, 10000), 2500000);
+    v_cycle := least(5000 * v_turns.workers, 2500000);
     v_wait := v_cycle - (v_us - v_cycle * v_turns.place / v_turns.workers) % v_cycle;
     if v_wait < v_cycle / 4 then
         v_wait := v_wait + v_cycle; -- it has come early
