@@ -35,11 +35,11 @@ class Visitor:
         self.page.get_by_label("queue").select_option(queue)
         self.page.get_by_label("in seconds").fill(str(seconds))
         self.page.get_by_label("key").fill(key)
-        added = self.page.locator(".pg-log li", has_text="add_job(").locator(".pg-said")
-        before = added.count()
+        # The log keeps 30 lines, so that a count of them may stand still: the lines of before are marked.
+        self.page.locator(".pg-log").evaluate("log => [...log.children].forEach(line => line.dataset.old = '')")
         self.press("Add a job")
-        added.nth(before).wait_for()
-        job = int(added.first.inner_text().split(",")[0])
+        added = self.page.locator(".pg-log li:not([data-old])", has_text="add_job(").locator(".pg-said")
+        job = int(added.inner_text().split(",")[0])
         self.page.locator(".pg-job", has_text=f"job {job} ·").wait_for()
         return job
 
