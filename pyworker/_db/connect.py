@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -19,7 +20,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from ..errors import sqlstate_of
 
 BACKEND_PID = b"select pg_backend_pid()"
-ABOUT = b"select pg_backend_pid(), current_setting('default_transaction_isolation')"
+# Which server it is. Its host and port do not tell: one server may be reached by many.
+_STARTED = b"extract(epoch from pg_postmaster_start_time())::text"
+WHICH_SERVER = b"select " + _STARTED
+ABOUT = b"select pg_backend_pid(), current_setting('default_transaction_isolation'), " + _STARTED
 SET_ALL = b"select set_config(s.name, s.value, false) from unnest(%s::text[], %s::text[]) s(name, value)"
 # Null: there is no such process, or we may not see its statement.
 RUNS_IT = (
@@ -131,7 +135,7 @@ def connect(dsn: str, worker: bool = False) -> psycopg.Connection[Any]:
     """
     conn = psycopg.connect(make_conninfo(conninfo(dsn), client_encoding="UTF8"), autocommit=True)
     with answered(conn):
-        pid, isolation = conn.execute(ABOUT).fetchall()[0]
+        pid, isolation, _servers[conn] = conn.execute(ABOUT).fetchall()[0]
         if pid != conn.info.backend_pid:  # as is_pooled
             conn.prepare_threshold = None  # a prepared statement belongs to one server connection
             if worker and isolation != "read committed":
@@ -155,9 +159,12 @@ def is_pooled(conn: psycopg.Connection[Any]) -> bool:
     return conn.execute(BACKEND_PID).fetchone() != (conn.info.backend_pid,)
 
 
-def place_of(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> tuple[str, int]:
-    """Which of the servers that the DSN names it is connected to."""
-    return conn.info.host, conn.info.port
+_servers = WeakKeyDictionary[psycopg.Connection[Any], str]()  # of each that `connect` has opened
+
+
+def server_of(conn: psycopg.Connection[Any]) -> str:
+    """Which of the servers that the DSN leads to answers `conn`, which `connect` has opened."""
+    return _servers[conn]
 
 
 def cut(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
@@ -245,7 +252,7 @@ class SilenceGuard:
         try:
             pid = conn.info.backend_pid
             with connect(self._dsn, worker=True) as other, answered(other):
-                if place_of(other) != place_of(conn):
+                if server_of(other) != server_of(conn):
                     return False  # another server has taken over
                 row = other.execute(RUNS_IT, [pid]).fetchone()
         except psycopg.Error:

@@ -31,7 +31,7 @@ import psycopg
 
 from .. import _logging, tasks
 from .._db import migrations
-from .._db.connect import TRY_AGAIN, Backoff, SilenceGuard, connect, is_lost, is_pooled, place_of
+from .._db.connect import TRY_AGAIN, Backoff, SilenceGuard, connect, is_lost, is_pooled, server_of
 from .._db.database import Database
 from ..errors import NotFound, PyworkerError, SchemaVersionError, TaskError, sqlstate_of
 from . import signals
@@ -225,7 +225,7 @@ class Child:
             db.listen()
         self._look_for_stops(db, lost_answer=True)
         self.db = db
-        self.connections.leave_all_but(place_of(db.conn))
+        self.connections.leave_all_but(server_of(db.conn))
         self.pace.nothing_available = False
 
     def _look_for_stops(self, db: Database, lost_answer: bool) -> None:

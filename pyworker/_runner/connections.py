@@ -8,12 +8,12 @@ import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from .._db.connect import BE_QUIET, conninfo, cut, keepalives, place_of
+from .._db.connect import BE_QUIET, WHICH_SERVER, conninfo, cut, keepalives
 from .._db.database import Database
 from .._db.queue import dependency_results_statement
 from .._db.worker import (
@@ -51,7 +51,8 @@ class Connections:
         self._async: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None
         self._lock = threading.Lock()
         self._opening = threading.Lock()  # guards the next
-        self._opened = WeakSet[psycopg.Connection[Any] | psycopg.AsyncConnection[Any]]()
+        # Each with the server that it leads to.
+        self._opened = WeakKeyDictionary[psycopg.Connection[Any] | psycopg.AsyncConnection[Any], str]()
         self.lines = Lines()
 
     @contextmanager
@@ -109,28 +110,32 @@ class Connections:
             return []
         return [keepalives(), (BE_QUIET,)] if self.rehearsal else [keepalives()]
 
-    def leave_all_but(self, place: tuple[str, int]) -> None:
+    def leave_all_but(self, server: str) -> None:
         """Cut the connections to other servers of the DSN: one of them has lost its role, and may hang.
 
         Its keepalives may be answered all the same."""
         with self._opening:
-            opened = list(self._opened)
-        for conn in opened:
-            if not conn.closed and place_of(conn) != place:
+            opened = list(self._opened.items())
+        for conn, its_server in opened:
+            if not conn.closed and its_server != server:
                 cut(conn)
 
-    def _opened_one(self, conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    def _leads_to(
+        self, conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], server: str = ""
+    ) -> None:
         with self._opening:
-            self._opened.add(conn)
+            self._opened[conn] = server
 
     def _configure(self, conn: psycopg.Connection[Any]) -> None:
-        self._opened_one(conn)
+        self._leads_to(conn)  # it may hang before it says where
+        self._leads_to(conn, conn.execute(WHICH_SERVER).fetchall()[0][0])
         for statement in self._settings():
             conn.execute(*statement)
         conn.commit()
 
     async def _configure_async(self, conn: psycopg.AsyncConnection[Any]) -> None:
-        self._opened_one(conn)
+        self._leads_to(conn)
+        self._leads_to(conn, (await (await conn.execute(WHICH_SERVER)).fetchall())[0][0])
         for statement in self._settings():
             await conn.execute(*statement)
         await conn.commit()
