@@ -143,6 +143,28 @@ def test_a_job_that_finds_room_in_its_rate_needs_no_promotion(
     assert api.value(written) == before
 
 
+PARKED = "select count(*) from pyworker.live_jobs where queue_name = 'q' and parked = 'queue'"
+
+
+def test_a_backlog_that_its_rate_lets_start_is_not_parked(api: Any, worker: int) -> None:
+    api.set_queue("q", None, 5000, "1 hour")
+    settle(api)
+    for _ in range(5):
+        add(api, 1000, "q")
+    assert api.value(PARKED) == 0
+    add(api, 1000, "q")
+    assert api.value(PARKED) == 1000
+    assert len(claim(api, worker, 6000)) == 5000
+
+
+def test_more_jobs_at_once_than_a_rate_lets_start_are_parked(api: Any, worker: int) -> None:
+    api.set_queue("q", None, 999, "1 hour")
+    settle(api)
+    add(api, 1000, "q")
+    assert api.value(PARKED) == 1000
+    assert len(claim(api, worker, 1000)) == 999
+
+
 def test_metrics_look_at_few_starts_however_many_queues_have_a_rate(
     api: Any, worker: int, watched: Any
 ) -> None:

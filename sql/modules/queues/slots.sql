@@ -216,22 +216,25 @@ end;
 -- others are there already. If not, they become candidates at once: a claim decides. So that the looks stay
 -- short, a queue with 100 jobs that run or are candidates, or with more than are to be placed, counts as
 -- crowded. So does one that counts its running jobs if it gets more than 100 at once, and without `looks`
--- each limited one. A fair queue has its own order. At other isolation levels the look could be too old, or
--- make one of two producers fail.
+-- each limited one. One that has only a rate may have 20 times as many as are to be placed, if its rate lets
+-- them all start: its claims count no jobs. A fair queue has its own order. At other isolation levels the
+-- look could be too old, or make one of two producers fail.
 create or replace function _crowded_of(queue_names text[], jobs integer[], looks boolean default true)
     returns table (queue_name text, crowded boolean)
     language sql stable
 begin atomic
     select q.queue_name, q.slots is not null and (
-        q.fair or q.slots < n.jobs or q.concurrency is not null and n.jobs > 100 or not _crowded_of.looks
-        or current_setting('transaction_isolation') <> 'read committed'
+        q.fair or least(q.slots, q.rate_limit) < n.jobs or q.concurrency is not null and n.jobs > 100
+        or not _crowded_of.looks or current_setting('transaction_isolation') <> 'read committed'
         or ( -- not by `exists`, which would drop the order, and with it the index
             select true from live_jobs p where p.queue_name = q.queue_name and p.parked = 'queue'
             order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
                      p.priority, p.run_at, p.id limit 1) is not null
         or (select true from live_jobs r where r.queue_name = q.queue_name and r.ready_at is not null
             order by r.queue_name, r.priority, r.run_at, r.id
-            offset least(q.slots - n.jobs, greatest(n.jobs, 99)) limit 1) is not null)
+            offset least(q.slots - n.jobs, greatest(99, n.jobs, case when q.concurrency is null
+                                                    then least(20 * n.jobs, q.rate_limit - n.jobs) end))
+            limit 1) is not null)
     from unnest(_crowded_of.queue_names, _crowded_of.jobs) n(name, jobs)
     cross join lateral _queues_of(array[n.name]) q;
 end;
