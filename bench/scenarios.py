@@ -88,7 +88,7 @@ def pins(jobs: int) -> Iterator[Case]:
             yield group, name, partial(drain, jobs=count, pinned=pinned)
 
 
-# {batches} times a thousand jobs.
+# {batches} times a thousand jobs. River's have the best priority already.
 FUTURE = {
     "pyworker": """
         select count(*) from generate_series(1, {batches}) batch, lateral pyworker.add_jobs((
@@ -101,6 +101,17 @@ FUTURE = {
             select row('noop', json_build_object('n', batch), null, now() + interval '1 day', null, null,
                        -1, null)::graphile_worker.job_spec
             from generate_series(1, 1000)))""",
+    "river": """
+        insert into river_job (kind, args, max_attempts, state, scheduled_at)
+        select 'noop', '{{}}', 25, 'scheduled', now() + interval '1 day'
+        from generate_series(1, {batches} * 1000)""",
+    "pg-boss": """
+        insert into pgboss.job (name, data, priority, start_after)
+        select 'noop', '{{}}', 1, now() + interval '1 day' from generate_series(1, {batches} * 1000)""",
+    "pgqueuer": """
+        insert into pgqueuer (priority, entrypoint, payload, status, execute_after)
+        select 1, 'noop', convert_to('{{}}', 'UTF8'), 'queued', now() + interval '1 day'
+        from generate_series(1, {batches} * 1000)""",
     "table, 100": """
         insert into jobs (task, payload, priority, run_at)
         select 'noop', '{{}}', -1, now() + interval '1 day' from generate_series(1, {batches} * 1000)""",
@@ -234,7 +245,7 @@ def sustained(jobs: int) -> Iterator[Case]:
     for name in ALWAYS_BUSY:
         yield "1,000 jobs/s, pinned", name, partial(measure, pinned=True)
     batches = jobs * 10 // 1000
-    for name in ("pyworker", "graphile-worker"):
+    for name in ALWAYS_BUSY:
         beside = FUTURE[name].format(batches=batches)
         yield f"1,000 jobs/s beside {batches * 1000:,} future jobs", name, partial(measure, beside=beside)
 
