@@ -36,7 +36,7 @@ class Visitor:
         self.page.get_by_label("in seconds").fill(str(seconds))
         self.page.get_by_label("key").fill(key)
         # The log keeps 30 lines, so that a count of them may stand still: the lines of before are marked.
-        self.page.locator(".pg-log").evaluate("log => [...log.children].forEach(line => line.dataset.old = '')")
+        self.page.locator(".pg-log li").evaluate_all("lines => lines.forEach(line => line.dataset.old = '')")
         self.press("Add a job")
         added = self.page.locator(".pg-log li:not([data-old])", has_text="add_job(").locator(".pg-said")
         job = int(added.inner_text().split(",")[0])

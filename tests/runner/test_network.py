@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import Jsonb
 
 from pyworker._db.connect import connect
@@ -26,23 +25,6 @@ from tests.support.proxy import Message, Proxy, Weather, once
 pytestmark = pytest.mark.slow
 
 CUTS = int(os.environ.get("PYWORKER_CUTS", "5000"))
-
-
-@pytest.fixture
-def network(queue: Any) -> Iterator[Proxy]:
-    """Between the test's database and those who use `network.dsn`. Workers do, by --dsn; what
-    their handlers tell goes another way."""
-    with_faults = Proxy(queue.dsn)
-    yield with_faults
-    with_faults.close()
-
-
-def by_many_names(dsn: str) -> str:
-    """The same server, by a name of ten that each connection chooses at random, as in front of poolers."""
-    names, addresses = [f"pooler{number}" for number in range(10)], [conninfo_to_dict(dsn)["host"]] * 10
-    return make_conninfo(
-        dsn, host=",".join(names), hostaddr=",".join(map(str, addresses)), load_balance_hosts="random"
-    )
 
 
 def lives(pid: int) -> bool:
@@ -263,34 +245,6 @@ def test_the_connection_for_schedules_that_has_gone_silent_is_replaced(queue: An
     queue.rows("update pyworker.schedule_entries set next_at = date_trunc('second', pyworker.clock())")
     queue.until("select true from public.seen where task = 'note'")
     assert (len(silenced), "starting another" in worker.log) == (1, False)
-
-
-def test_a_statement_that_takes_its_time_is_waited_for(queue: Any, network: Proxy) -> None:
-    """The server is silent, but at work: it waits for another session's lock."""
-    job_id = queue.add("note")
-    with queue.conn.transaction():
-        queue.rows("lock table pyworker.tasks in share mode")  # a worker that starts defines its tasks
-        worker = queue.start("--dsn", by_many_names(network.dsn), "--concurrency", "1")
-        queue.rows("select pg_sleep(13)")  # longer than any timeout
-        assert queue.job(job_id).attempts == 0
-    queue.until_state("completed", job_id)
-    assert "no connection" not in worker.log
-
-
-@pytest.mark.parametrize("task", ["write", "write_async"])
-def test_a_handlers_transaction_goes_on_when_its_worker_has_to_connect_again(
-    queue: Any, network: Proxy, task: str
-) -> None:
-    queue.close_gate(1)
-    worker = queue.start("--dsn", by_many_names(network.dsn), "--concurrency", "1").until_ready()
-    job_id = queue.add(task, {"gate": 1})
-    queue.until_waiting(1)
-    for link in network.asked(".work("):
-        link.cut()
-    worker.until_log("the database is back")
-    queue.open_gate(1)
-    queue.until_state("completed", job_id)
-    assert (len(queue.seen(job_id)), queue.job(job_id).attempts) == (1, 1)
 
 
 def test_the_servers_end_notices_a_vanished_machine_as_well(queue: Any, network: Proxy) -> None:

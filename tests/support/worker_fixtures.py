@@ -14,9 +14,10 @@ import pytest
 
 from tests.support.commands import command, process
 from tests.support.pooler import free_port
+from tests.support.proxy import Proxy
 from tests.support.workers import Queue, one_worker
 
-__all__ = ["cli", "fresh_queue", "health", "port", "program", "queue", "served"]
+__all__ = ["cli", "fresh_queue", "health", "network", "port", "program", "queue", "served"]
 
 # Workers are to begin as in a terminal, also where the tests run under nohup.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -28,6 +29,15 @@ def queue(db: psycopg.Connection[Any], dsn: str, tmp_path: Path) -> Iterator[Que
     made = Queue(dsn, tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def network(queue: Any) -> Iterator[Proxy]:
+    """Between the test's database and those who use `network.dsn`. Workers do, by --dsn; what
+    their handlers tell goes another way."""
+    with_faults = Proxy(queue.dsn)
+    yield with_faults
+    with_faults.close()
 
 
 @pytest.fixture
