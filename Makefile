@@ -84,6 +84,7 @@ fresh: ## try the README's commands on a bare Debian (needs root and debootstrap
 
 bench: ## compare with other job queues, on one PostgreSQL (bench/README.md)
 	$(install) '.[bench]' && .venv/bin/python bench/run.py
+	.venv/bin/python bench/fleet.py
 
 report: ## run pyworker and other job queues under faults, and write docs/reliability.md
 	$(install) '.[test]' && .venv/bin/python -m tests.reliability report

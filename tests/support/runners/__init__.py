@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,10 @@ def go(directory: Path, package: str = ".", handlers: str = "handlers") -> list[
         pytest.skip("no go here")
     shutil.copytree(RUNNERS / "go", directory)
     shutil.copy(HERE / f"{handlers}.go", directory / "main.go")
-    _fetch(GO, "build", "-o", "runner", package, directory=directory)
+    # One at a time: what the first one downloads and compiles, the others find.
+    with (Path(tempfile.gettempdir()) / f"pyworker-tests-go-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _fetch(GO, "build", "-o", "runner", package, directory=directory)
     return [str(directory / "runner")]
 
 
