@@ -165,6 +165,21 @@ def test_more_jobs_at_once_than_a_rate_lets_start_are_parked(api: Any, worker: i
     assert len(claim(api, worker, 1000)) == 999
 
 
+def test_a_backlog_whose_rate_is_lowered_is_parked_and_holds_up_no_other_job(api: Any, worker: int) -> None:
+    api.set_queue("q", None, 5000, "1 hour")
+    settle(api)
+    for _ in range(5):
+        add(api, 1000, "q")
+    api.set_queue("q", None, 10, "1 hour")
+    others = add(api, 50, "default")
+    begun = [claim(api, worker, 10) for _ in range(6)]
+    assert set(others) < {job for jobs in begun for job in jobs}
+    assert sum(map(len, begun)) == 60
+    settle(api)
+    assert claim(api, worker, 10) == []
+    assert api.value(PARKED) == 4990
+
+
 def test_metrics_look_at_few_starts_however_many_queues_have_a_rate(
     api: Any, worker: int, watched: Any
 ) -> None:
