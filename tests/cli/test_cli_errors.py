@@ -310,6 +310,7 @@ def test_a_bad_value_of_a_variable_is_refused_by_the_name_of_its_option_and_the_
     ("arguments", "words"),
     [
         (["worker"], "No such command 'worker'. Here that is: pyworker run"),
+        (["workers"], "No such command 'workers'. Here that is: pyworker top, ui or health"),
         (["help"], "No such command 'help'. Here that is: pyworker --help"),
         (["jbos"], "Did you mean 'jobs'?"),
         (["queues", "list"], "No such command 'list'. To list them: pyworker queues"),
