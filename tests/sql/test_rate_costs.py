@@ -157,6 +157,19 @@ def test_a_backlog_that_its_rate_lets_start_is_not_parked(api: Any, worker: int)
     assert len(claim(api, worker, 6000)) == 5000
 
 
+def test_a_claim_from_a_backlog_that_its_rate_lets_start_looks_at_its_own_jobs_only(
+    api: Any, watched: Callable[..., Any], worker: int
+) -> None:
+    looked = {}
+    for queue, rate in (("free", ()), ("rated", (5000, "1 hour"))):
+        api.set_queue(queue, None, *rate)
+        settle(api)
+        add(api, 2000, queue)
+        looked[queue] = [cost_of_claim(watched, worker, 100)["live_jobs"] for _ in range(5)]
+        claim(api, worker, 2000)
+    assert min(looked["rated"]) <= min(looked["free"]) + 30, looked
+
+
 def test_more_jobs_at_once_than_a_rate_lets_start_are_parked(api: Any, worker: int) -> None:
     api.set_queue("q", None, 999, "1 hour")
     settle(api)

@@ -22,7 +22,7 @@ declare
     v_queues text[]; -- those whose lanes are held, each with its free slots, and whether it is crowded
     v_free bigint[];
     v_crowded boolean[];
-    v_waits boolean[]; -- if it is paced: whether jobs wait in it
+    v_waits boolean[]; -- if it is paced: whether jobs wait that may become candidates
     v_low boolean[]; -- if not: whether jobs wait, and no candidate is left that asks
     v_queue integer;
     v_room bigint[]; -- what was free in those with a rate
@@ -88,7 +88,8 @@ declare
 begin
     claim.full_queues := '{}';
     for i in 1..coalesce(cardinality(queue_names), 0) loop
-        if waits[i] or waits[i] is not null and (crowded[i] or claim.cut) then
+        -- A paced queue is looked at again if jobs wait to become candidates, or candidates must wait.
+        if waits[i] or waits[i] is not null and (claim.cut or crowded[i] and free[i] <= 0) then
             claim.paced := claim.paced || queue_names[i];
         end if;
         if low[i] and free[i] > 0 then
@@ -266,9 +267,10 @@ end;
 $$;
 
 -- What a claim that has locked `rows` finds in queues whose lanes it holds: the free slots (null if
--- the limit was removed meanwhile), and whether there are more candidates without a slot. Slots that were
--- given to the rows in `aside` are free. `paced_waits`: whether a paced queue has parked jobs or more
--- candidates; null if it is not paced. `low`: whether another one has parked jobs and no such candidate.
+-- the limit was removed meanwhile; slots that were given to the rows in `aside` are free), and whether there
+-- are more candidates without a slot, if there may not be enough slots or other jobs wait. `paced_waits`:
+-- whether a paced queue has parked jobs or, if it takes turns, more candidates; null if it is not paced.
+-- `low`: whether another one has parked jobs and no such candidate.
 drop function if exists _room_in(text[], tid[], tid[], timestamptz);
 create or replace function _room_in(queue_names text[], rows tid[], aside tid[], now timestamptz)
     returns table (
@@ -276,24 +278,27 @@ create or replace function _room_in(queue_names text[], rows tid[], aside tid[],
         fair boolean)
     language sql stable
 begin atomic
-    select q.queue_name, least(q.slots - t.taken, r.room), c.crowded, q.rate_limit is not null,
-           case when q.paced then c.crowded or p.waits end, not q.paced and not c.crowded and p.waits, q.fair
+    select q.queue_name, f.free, c.crowded, q.rate_limit is not null,
+           case when q.paced then c.crowded and q.fair or p.waits end,
+           not q.paced and not c.crowded and p.waits, q.fair
     from _queues_of(_room_in.queue_names) q
     cross join lateral _taken_in(
         q.queue_name, case when q.concurrency is null then 0 else q.slots end, _room_in.aside) t
     left join lateral _rate_room(q.queue_name, q.rate_limit, q.rate_period, _room_in.now) r
         on q.rate_limit is not null
-    cross join lateral (
-        select ( -- not by `exists`, which would drop the order, and with it the index
-            select true from live_jobs j
-            where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available'
-              and j.has_slot is null and j.ctid <> all (_room_in.rows)
-            order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null as crowded offset 0) c
+    cross join lateral (select least(q.slots - t.taken, r.room) as free offset 0) f
     cross join lateral (
         select (
             select true from live_jobs w where w.queue_name = q.queue_name and w.parked = 'queue'
             order by w.queue_name, w.task_identifier, coalesce(w.flags::text, '') collate "C",
-                     w.priority, w.run_at, w.id limit 1) is not null as waits offset 0) p;
+                     w.priority, w.run_at, w.id limit 1) is not null as waits offset 0) p
+    cross join lateral (
+        select (q.fair or p.waits or f.free <= cardinality(_room_in.rows)) is true and (
+            -- not by `exists`, which would drop the order, and with it the index
+            select true from live_jobs j
+            where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available'
+              and j.has_slot is null and j.ctid <> all (_room_in.rows)
+            order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null as crowded offset 0) c;
 end;
 
 -- How many jobs of each kind may be candidates in queues whose lanes this session holds: see
