@@ -228,8 +228,9 @@ begin
     v_max := coalesce(_interval_of(backoff -> 'max'), interval '1 day');
     v_delay := case backoff ->> 'strategy'
         when 'constant' then v_initial
-        when 'linear' then v_initial * attempts
-        -- Compares logarithms first: 100 ^ 32767 overflows.
+        -- Both compare before they multiply: 1000 years * 32767 and 100 ^ 32767 are out of range.
+        when 'linear' then case when extract(epoch from v_initial) * attempts < extract(epoch from v_max)
+                                then v_initial * attempts else v_max end
         else case when extract(epoch from v_initial) = 0 then v_initial
                   when ln(extract(epoch from v_initial)::double precision) + (attempts - 1) * ln(v_factor)
                        > ln(1e10) then v_max

@@ -58,6 +58,11 @@ DAY = 86400
         ({"strategy": "constant", "initial": "3 days", "max": "2 days"}, {1: 2 * DAY}),
         ({"strategy": "linear", "initial": "1 min"}, {1: 60, 2: 120, 100: 6000, 32766: DAY}),
         ({"strategy": "linear", "initial": "1 min", "max": 90}, {1: 60, 2: 90, 3: 90}),
+        (
+            {"strategy": "linear", "initial": "360000 days", "max": 30_000_000_000},
+            {1: 3e10, 9: 3e10, 32766: 3e10},
+        ),
+        ({"strategy": "linear", "initial": 31_104_000_000, "max": "9 days"}, {1: 9 * DAY, 32766: 9 * DAY}),
     ],
     ids=lambda v: json.dumps(v)[:60] if isinstance(v, (list, dict)) else "",
 )
