@@ -166,6 +166,11 @@ class Holder(Database):
         self._db._rows(_TERMINATE, [pids])
         return len(pids)
 
+    def start(self, job_id: int) -> bool:
+        """Start this job as its worker would."""
+        ((_, run),) = self._rows(_IN_RUN.format(self._s), [job_id])
+        return self.start_job(job_id, run)
+
     def report(self, job_id: int, report: dict[str, Any]) -> bool:
         """Report the run of this job as its worker would. True if the report counted.
 

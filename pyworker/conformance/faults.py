@@ -182,6 +182,21 @@ def lost_answer(stage: Stage) -> str:
     return "2 reports whose connections were cut were repeated"
 
 
+@promise("work: report, then claim", "set aside those that time out again, for five seconds, and go on")
+def locked_job(stage: Stage) -> str:
+    """While another session has a job locked, the worker reports and claims other jobs."""
+    stage.ready()
+    job = stage.add({"ms": 300})
+    stage.until_begun(job)
+    with stage.db.holding("live_jobs", job.id) as holder:
+        stage.until("the worker's report waits for a lock", holder.waiting)
+        others = stage.add_many(20, {})
+        stage.until_state("completed", *others)
+    stage.until_state("completed", job)
+    stage.notes.hold_once([job, *others])
+    return "20 jobs were completed beside one that was locked, and that one, too"
+
+
 @promise("work: report, then claim", "the run has ended before; drop the report")
 def stale(stage: Stage) -> str:
     """A report that was accepted before, or of an outdated run, is dropped, and the worker works on."""
@@ -220,7 +235,7 @@ def _report_first(
 
 @promise("Effects that must not happen twice", "only if it returned true and the commit was answered")
 def start_job_unanswered(stage: Stage) -> str:
-    """While start_job is not answered, the handler does not begin."""
+    """While start_job is not answered, the handler does not begin. Nor is its job lost by that."""
     stage.ready()
     jobs = stage.add_many(12, {"ms": 1000}, delivery="at_most_once")
     stage.until_begun(jobs[0])
@@ -228,7 +243,8 @@ def start_job_unanswered(stage: Stage) -> str:
     with _start_delayed(stage, jobs) as delayed:
         if delayed:
             holder, job = delayed
-            cut = holder.cut_waiting()
+            hold(holder.start(job.id), "the job could not be started")
+            cut = holder.cut_waiting()  # as if it had committed, and its answer had not arrived
             begun = not stage.watch(0.7, lambda: not stage.notes.begun([job]))
             hold(not begun, "a handler began, and start_job had not been answered")
     stage.until_state("completed", *jobs, seconds=40)

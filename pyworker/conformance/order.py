@@ -126,7 +126,7 @@ def cancel_running(stage: Stage) -> str:
     return "2 handlers were stopped, and their jobs are cancelled"
 
 
-@promise("What to report", "`start_job` returned false, or was not answered**: do not begin; `release`")
+@promise("What to report", "`start_job` returned false**: do not begin; `release`")
 def cancel_waiting(stage: Stage) -> str:
     """An at_most_once job that is cancelled before start_job never begins."""
     stage.ready()

@@ -10,6 +10,8 @@ export class Report extends Error {
 }
 
 export class Job {
+  asideUntil = 0 // until then its report waits: another session has locked the job
+
   constructor(worker, row) {
     const controller = new AbortController()
     Object.assign(this, row, { signal: controller.signal, tell: why => controller.abort(why) })

@@ -23,6 +23,7 @@ export class Worker extends EventEmitter {
   aliveAt = Infinity // when the last beat that was answered was sent
   workAt = 0 // when to claim again
   doubtUntil = 0 // until then jobs may come to light that an answer had, which was lost
+  apartUntil = 0 // until then each turn reports one job: another session has locked some
 
   // former: the worker of this process whose jobs others have, or may have soon.
   constructor(handlers, { schema = 'pyworker', concurrency = 10, former } = {}) {
@@ -91,21 +92,33 @@ export class Worker extends EventEmitter {
   // Reports and claims, or waits until there is a reason to.
   async turn() {
     if (now() < this.doubtUntil) await this.beat(this.pool, true)
-    const ended = [...this.held].filter(job => job.report)
+    const ended = [...this.held].filter(job => job.report && now() >= job.asideUntil)
+    if (now() < this.apartUntil) ended.splice(1)
     const room = this.stopping ? 0 : Math.max(this.concurrency + PREFETCH - this.held.size + ended.length, 0)
     const wait = room ? this.workAt - now() : 2.5
     if (!ended.length && wait > 0) return this.pause('work', wait)
-    const sql = `select w.* from pyworker.read_reports($2::bigint[], $3::bigint[], $4) r, pyworker.work(
-      $1, r.done_ids, r.done_runs, r.done_results, r.reports, $5, $6) w`
+    const sql = `select w.* from set_config('lock_timeout', $7, true) t,
+      pyworker.read_reports($2::bigint[], $3::bigint[], $4) r,
+      pyworker.work($1, r.done_ids, r.done_runs, r.done_results, r.reports, $5, $6) w`
     const reports = [...idsOf(ended), ended.map(job => job.report)]
+    const values = [this.id, ...reports, room, Object.keys(this.handlers), ended.length > 1 ? '1s' : '200ms']
     this.workAt = Infinity // a notification from now on sets it to 0
-    for (const row of await this.ask(sql, [this.id, ...reports, room, Object.keys(this.handlers)])) {
+    const rows = await this.ask(sql, values).catch(error => this.setAside(ended, error))
+    for (const row of rows ?? []) {
       if (row.kind === 'job') this.held.add(new Job(this, row))
       else if (row.kind === 'turn') this.workAt = this.workAt && now() + row.again_in_s
       else log('refused', row.id, row.run, row.why)
     }
-    for (const job of ended) this.held.delete(job)
+    for (const job of rows ? ended : []) this.held.delete(job)
     this.begin()
+  }
+
+  // Another session has locked some of these jobs: for some seconds the others are reported, one by one.
+  setAside(ended, error) {
+    if (error.code !== '55P03' || !ended.length) throw error
+    if (ended.length > 1) this.apartUntil = now() + 5
+    else ended[0].asideUntil = now() + 5
+    this.workAt = 0
   }
 
   // Beats, and waits until the next time. A connection that does not answer is not asked again; it is kept
@@ -173,20 +186,28 @@ export class Worker extends EventEmitter {
     this.free -= places
     let timer
     try {
-      const start = job.delivery !== 'at_most_once' || await job.ask('start_job($1, $2)').catch(() => false)
-      // The answer may be late: this process was paused, and others have the job.
-      if (!start || job.signal.aborted || this.isDead()) throw new Report('release')
+      if (job.delivery === 'at_most_once') await this.start(job)
+      if (job.signal.aborted || this.isDead()) throw new Report('release')
+      job.called = true
       const late = () => this.abort(job, new Error(`timed out after ${job.timeout_s} s`))
       if (job.timeout_s) timer = setTimeout(late, Math.min(job.timeout_s * 1000, 2 ** 31 - 1))
       job.end(new Report('done', { result: await this.handlers[job.task_identifier](job.payload, job) }))
     } catch (error) {
-      job.end(job.signal.aborted ? job.signal.reason : error)
+      job.end(job.called && job.signal.aborted ? job.signal.reason : error)
     }
     clearTimeout(timer)
     this.free += places
     if (job.finished) this.held.delete(job) // by its own transaction
     this.begin()
     this.emit('work')
+  }
+
+  // Without an answer, or with a late one, the job may be started. But its handler has done nothing.
+  async start(job) {
+    const error = 'start_job was not answered in time'
+    const started = await job.ask('start_job($1, $2)').catch(() => undefined)
+    if (started === false) throw new Report('release')
+    if (!started || job.signal.aborted || this.isDead()) throw new Report('not_started', { error })
   }
 
   // Tells a handler to stop. If it does not, only the end of this process stops it.

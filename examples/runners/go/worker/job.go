@@ -38,6 +38,7 @@ type Job struct {
 	stop, tell context.CancelCauseFunc // its handler must stop, or may
 	finished   atomic.Bool             // its own transaction completes it
 	report     string                  // JSON: how its run has ended
+	aside      time.Time               // until then the report waits: another session has locked the job
 }
 
 // Report is an end other than completion. A handler returns it as its error.
@@ -51,7 +52,11 @@ type Report struct {
 
 func (r *Report) Error() string { return r.Do + " " + r.Text }
 
-var errReleased error = &Report{Do: "release"}
+var (
+	errReleased error = &Report{Do: "release"}
+	// Without an answer, or with a late one, the job may be started. But its handler has done nothing.
+	errUnanswered error = &Report{Do: "not_started", Text: "start_job was not answered in time"}
+)
 
 // Once is true once for each name, over all runs of the job.
 func (j *Job) Once(name string) (bool, error) {
@@ -86,7 +91,9 @@ func (j *Job) call() (result any, err error) {
 	if j.Delivery == "at_most_once" {
 		start, err := ask[bool](j.ctx, j.w, j.w.pool, "SELECT pyworker.start_job($1, $2)", j.ID, j.Run)
 		j.w.locked(func() {}) // the answer may be late: this process was paused, and others have the job
-		if err != nil || !start || j.ctx.Err() != nil {
+		if err != nil || start && j.ctx.Err() != nil {
+			return nil, errUnanswered
+		} else if !start {
 			return nil, errReleased
 		}
 	}
@@ -103,7 +110,7 @@ func (j *Job) end(result any, err error) {
 	if j.report != "" {
 		return
 	}
-	if err != nil && j.ctx != nil && j.ctx.Err() != nil {
+	if err != nil && err != errUnanswered && j.ctx != nil && j.ctx.Err() != nil {
 		err = context.Cause(j.ctx)
 	}
 	report := &Report{Do: "done", Result: result}

@@ -34,7 +34,8 @@ const (
 	exitDeaf = 70                // a handler did not stop, or the database does not answer
 
 	openSQL = "SELECT pyworker.open_worker($2, protocol := 1) FROM pyworker.close_worker($1)"
-	workSQL = `SELECT json_agg(w) FROM pyworker.read_reports($2, $3, $4) r,
+	workSQL = `SELECT json_agg(w) FROM set_config('lock_timeout', $7, true) t,
+		pyworker.read_reports($2, $3, $4) r,
 		pyworker.work($1, r.done_ids, r.done_runs, r.done_results, r.reports, $5, $6) w`
 	beatSQL = "SELECT json_agg(b) FROM pyworker.beat($1, $2, $3, $4, lost_answer := $5) b"
 	hearSQL = "SET statement_timeout = '4s'; LISTEN "
@@ -72,6 +73,7 @@ type worker struct {
 	patience time.Duration
 	again    time.Time // when to claim again
 	doubts   time.Time // until then jobs may come to light that an answer had, which was lost
+	apart    time.Time // until then each turn reports one job: another session has locked some
 	stopping bool
 	code     int
 }
@@ -205,8 +207,9 @@ func (w *worker) turn() error {
 	var ended []*Job
 	reports := []string{}
 	w.mu.Lock()
+	now, patience := time.Now(), "200ms"
 	for _, j := range w.jobs {
-		if j.report != "" {
+		if j.report != "" && now.After(j.aside) && (len(ended) == 0 || now.After(w.apart)) {
 			ended, reports = append(ended, j), append(reports, j.report)
 		}
 	}
@@ -226,9 +229,15 @@ func (w *worker) turn() error {
 	}
 	w.again = time.Now().Add(time.Hour) // a notification from now on makes it zero
 	w.mu.Unlock()
+	if len(ended) > 1 {
+		patience = "1s"
+	}
 	ids, runs := claimsOf(ended)
-	rows, err := ask[[]*row](w.life, w, w.pool, workSQL, w.id, ids, runs, reports, room, w.tasks)
-	if err != nil {
+	rows, err := ask[[]*row](w.life, w, w.pool, workSQL, w.id, ids, runs, reports, room, w.tasks, patience)
+	if refused := new(pgconn.PgError); errors.As(err, &refused) && refused.Code == "55P03" && len(ended) > 0 {
+		w.locked(func() { w.setAside(ended) })
+		return nil
+	} else if err != nil {
 		return err
 	}
 	w.locked(func() {
@@ -246,6 +255,17 @@ func (w *worker) turn() error {
 		w.forget(ended...)
 	})
 	return nil
+}
+
+// setAside: another session has locked some of these jobs. For some seconds the others are reported, one by
+// one.
+func (w *worker) setAside(ended []*Job) {
+	if until := time.Now().Add(5 * time.Second); len(ended) > 1 {
+		w.apart = until
+	} else {
+		ended[0].aside = until
+	}
+	w.again = time.Time{}
 }
 
 // beats beats, and hears notifications until the next time. A connection that does not answer is not asked
