@@ -196,13 +196,13 @@ end;
 $$;
 comment on function seconds_until_due(text[], text[], text[]) is
     'Seconds after which a worker that got fewer jobs than it asked for should claim again, '
-    'notified or not. The least of: the time until the next scheduled or retryable job is due (0 '
-    'if one is overdue); 0.005 while many jobs come in; 0.02 to 0.25 while a transaction is open '
-    'that may have added jobs without a notification, or that has locked a queue, a sequence or a '
-    'job whose turn it is; 0.25 if a job is available that the claim did not get, since another '
-    'session had it locked; up to 2 while the session skips the beginning of an index that it has '
-    'read. Null if none applies: then claim again within 2.5 seconds. task_identifiers, queue_names, '
-    'forbidden_flags: as in the claim.';
+    'notified or not. The least of: the time until the next scheduled or retryable job is due (if '
+    'one is overdue, as long again, up to 0.25); 0.005 while many jobs come in; 0.02 to 0.25 while a '
+    'transaction is open that may have added jobs without a notification, or that has locked a '
+    'queue, a sequence or a job whose turn it is; 0.25 if a job is available that the claim did not '
+    'get, since another session had it locked; up to 2 while the session skips the beginning of an '
+    'index that it has read. Null if none applies: then claim again within 2.5 seconds. '
+    'task_identifiers, queue_names, forbidden_flags: as in the claim.';
 
 -- What is left after a claim that got fewer jobs than its worker asked for. If it has found all that
 -- there was, and no transaction that was open then has added jobs silently, there is no need to look.
@@ -218,7 +218,7 @@ begin
     else
         what.due_in_s := least(
             case when claim.due_at is not null
-                 then greatest(date_part('epoch', claim.due_at - clock()), 0) end,
+                 then _due_in(claim.due_at) end,
             case when _worker_is_polling() then _polls_in(worker_id) end);
     end if;
 end;
@@ -241,6 +241,7 @@ declare
     v_polls_in constant double precision := case when _worker_is_polling() then _polls_in(worker_id) end;
     v_due_from constant timestamptz := case when v_walks then _walked_due() else '-infinity' end;
     v_requests_from constant bigint := case when v_walks then _walked_requests() else 0 end;
+    v_queues text[]; -- those in which another session may have a job locked that was this worker's turn
     -- Before the statement below takes its snapshot: see the head of this file.
     v_unnotified constant boolean :=
         case when pg_sequence_last_value('silent_before'::regclass)
@@ -248,7 +249,7 @@ declare
              then _unnotified_adds_are_open() else false end;
 begin
     select least(
-            (select greatest(extract(epoch from j.due_at - clock()), 0)
+            (select _due_in(j.due_at)
              from live_jobs j where j.due_at > v_due_from order by j.due_at, j.id limit 1),
             v_polls_in,
             case when v_unnotified then
@@ -256,21 +257,35 @@ begin
             -- A promotion left this request: another session has the queue, sequence or job locked.
             (select _growing(w.at) from promotion_requests w
              where w.id > v_requests_from and w.after is null order by w.id limit 1),
-            -- The claim did not get this job: it was locked, or was committed a moment ago.
-            (select 0.25 from live_jobs j
-             where j.ready_at is not null and j.state = 'available' and not v_walks
-               and (task_identifiers is null or j.task_identifier = any (task_identifiers))
-               and (queue_names is null or coalesce(j.queue_name, 'default') = any (queue_names))
-               and (forbidden_flags is null or j.flags is null or not j.flags ?| forbidden_flags)
-             order by j.priority, j.ready_at, j.id limit 1),
+            case when p.found then 0.25 end,
             case when v_walks then _seconds_until_full_walk() end),
         v_walks or (
             select bool_or(r.state = 'available') or count(*) = 100
             from (select j.state from live_jobs j where asks_ready and j.ready_at is not null
-                  order by j.priority, j.ready_at, j.id limit 100) r)
-    into what.due_in_s, what.ready;
+                  order by j.priority, j.ready_at, j.id limit 100) r),
+        p.queues
+    into what.due_in_s, what.ready, v_queues
+    from (select count(*) > 0 as found, array_agg(distinct l.queue_name) filter (where l.touched) as queues
+          from ( -- The claim did not get these jobs: they were locked, or were committed a moment ago.
+              select j.queue_name, j.xmax::text <> '0' as touched from live_jobs j
+              where j.ready_at is not null and j.state = 'available' and not v_walks
+                and (task_identifiers is null or j.task_identifier = any (task_identifiers))
+                and (queue_names is null or coalesce(j.queue_name, 'default') = any (queue_names))
+                and (forbidden_flags is null or j.flags is null or not j.flags ?| forbidden_flags)
+              order by j.priority, j.ready_at, j.id limit 20) l) p;
+    if v_queues is not null and worker_id is not null then
+        insert into promotion_requests (lane) -- a promotion passes over a job that is locked
+        select 'queue:' || q.name from unnest(v_queues) q(name) cross join lateral _parked_in(q.name, 1);
+    end if;
 end;
 $$;
+
+-- In how many seconds to come for a job that is due then. If it is overdue, another session has it locked:
+-- after as long again, 0.25 at most.
+create or replace function _due_in(due_at timestamptz) returns double precision
+    language sql volatile
+    return least(abs(date_part('epoch', due_at - clock())),
+                 case when due_at <= clock() then 0.25 end);
 
 -- Seconds until the next poll for an open transaction: as long as it has been open since then,
 -- between 0.02 and 0.25. So workers poll often for a short transaction, and seldom for a long one.

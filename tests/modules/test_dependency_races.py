@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -255,3 +256,42 @@ def test_an_open_end_in_a_savepoint_tells_a_child_that_is_added_meanwhile(
     assert state(api, job) == "pending"
     getattr(a, outcome)()
     assert state(api, job) == ("available" if outcome == "commit" else "pending")
+
+
+@pytest.fixture
+def waits(api: Any) -> Iterator[None]:
+    """A session with the setting test.waits waits for the lock 4711 when it writes a watch."""
+    api.conn.execute("""
+        create function public.wait() returns trigger language plpgsql as $$
+        begin
+            if current_setting('test.waits', true) = 'yes' then
+                perform pg_advisory_xact_lock_shared(4711);
+            end if;
+            return new;
+        end;
+        $$;
+        create trigger wait before insert on pyworker.watches for each row execute function public.wait()""")
+    yield
+    api.conn.execute("drop function public.wait cascade")
+
+
+@pytest.mark.parametrize("on_unmet", ["hold", "cancel"])
+@pytest.mark.parametrize("end", ENDS)
+def test_an_end_that_commits_between_two_looks_at_its_child_tells_it(
+    api: Any, actor: Any, worker: int, waits: None, end: str, on_unmet: str
+) -> None:
+    """The end came before the child, and the first look at the child before the end's commit."""
+    parent = running(api, worker)
+    ending, looking, door = actor(), actor(), actor()
+    ending.begin()
+    ENDS[end](ending, parent)
+    job = child(api, {"jobs": [{"id": parent, "on": "end"}], "on_unmet": on_unmet})
+    door.begin()
+    door.rows("select pg_advisory_xact_lock(4711)")
+    looking.rows("set test.waits = 'yes'")
+    looks = looking.later.promote_jobs()
+    looking.blocked(looks)
+    ending.commit()
+    door.commit()
+    looks.result()
+    assert state(api, job) == "available"

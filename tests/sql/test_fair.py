@@ -223,3 +223,28 @@ def test_where_turns_end_a_queue_is_in_its_own_order_again(api: Any, worker: int
     api.promote_jobs()
     api.set_queue("t:*", None, fair=False)
     assert [api.claim_jobs(worker, 1)[0].id for _ in jobs] == jobs
+
+
+@pytest.mark.parametrize("tasks", [None, ["a"]])
+def test_a_queue_with_several_kinds_takes_no_turns_ahead(
+    api: Any, worker: int, tasks: list[str] | None
+) -> None:
+    api.set_queue("t:*", None, fair=True)
+    for task in "abc":
+        api.add_jobs([{"identifier": task, "queue_name": "t:large"}] * 150)
+    assert len(api.claim_jobs(worker, 100, tasks)) == 100
+    api.add_job("a", queue_name="t:late")
+    first = [api.claim_jobs(worker, 1, tasks)[0].queue_name for _ in range(8)]
+    assert "t:late" in first, first
+
+
+def test_turns_begin_for_jobs_that_are_there_already(api: Any, worker: int) -> None:
+    api.set_queue("t:*", None)
+    for _ in range(3):
+        add(api, 900, "t:large")
+    api.set_queue("t:*", None, fair=True)
+    while api.rows("select from pyworker.promotion_requests where after is null limit 1"):
+        api.promote_jobs()
+    add(api, 1, "t:late")
+    assert "t:late" in served(api, worker, 1, 3)
+    assert sum(map(len, iter(lambda: api.claim_jobs(worker, 500), []))) == 2698

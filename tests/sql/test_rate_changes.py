@@ -6,6 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from tests.support.queues import add, claim
 from tests.support.rates import starts, worst
 
@@ -123,6 +125,28 @@ def test_a_claim_with_an_old_snapshot_starts_nothing_and_brings_the_next_claim(
     assert claim(other, worker) == []
     other.commit()
     assert claim(api, worker) == ids[:2]
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+@pytest.mark.parametrize("change", ["pause", "limit", "rate"])
+def test_a_claim_whose_snapshot_does_not_show_a_limit_keeps_it(
+    api: Any, worker: int, actor: Callable[[], Any], change: str, level: str
+) -> None:
+    api.set_queue("q", None)
+    ids = add(api, 5)
+    other = actor()
+    other.begin(level)
+    other.rows("select from pyworker.live_jobs")
+    match change:
+        case "pause":
+            api.pause_queue("q")
+        case "limit":
+            api.set_queue("q", 1)
+        case "rate":
+            api.set_queue("q", None, 1, "1 hour")
+    assert claim(other, worker, 5) == []
+    other.commit()
+    assert claim(api, worker, 5) == ([] if change == "pause" else ids[:1])
 
 
 def test_a_claim_from_a_queue_with_a_rate_waits_for_the_disk(api: Any, worker: int) -> None:

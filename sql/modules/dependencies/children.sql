@@ -37,9 +37,11 @@ begin
 end;
 $$;
 
--- Those of these live jobs that another session has locked. The exception block releases the locks at
--- once, since an end must not wait for a claiming transaction.
-create or replace function _locked_of(job_ids bigint[]) returns bigint[]
+-- Those of these live jobs that another session has locked, or that have ended since the caller saw them.
+-- `discarded`: those that it saw discarded. The exception block releases the locks at once, since an end must
+-- not wait for a claiming transaction.
+drop function if exists _locked_of(bigint[]);
+create or replace function _locked_of(job_ids bigint[], discarded bigint[]) returns bigint[]
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off
     set jit = off set plan_cache_mode = force_generic_plan
@@ -52,7 +54,9 @@ begin
     end if;
     begin
         v_free := array(
-            select j.id from live_jobs j where j.id = any (job_ids) order by j.id + 0 for share skip locked);
+            select j.id from live_jobs j
+            where j.id = any (job_ids) and (j.state <> 'discarded' or j.id = any (discarded))
+            order by j.id + 0 for share skip locked);
         raise sqlstate 'PW099';
     exception when sqlstate 'PW099' then
         null;
@@ -72,18 +76,20 @@ declare
     v_unmet bigint[];
     v_touched bigint[]; -- parents, and their children
     v_waiting bigint[];
+    v_discarded bigint[]; -- of these parents
     v_held bigint[];
     v_locked bigint[];
 begin
     select array_agg(distinct j.id) filter (where o.ended), array_agg(o.parent_id) filter (where o.touched),
-           array_agg(j.id) filter (where o.touched)
-    into v_unmet, v_touched, v_waiting
+           array_agg(j.id) filter (where o.touched),
+           array_agg(o.parent_id) filter (where o.touched and o.ended)
+    into v_unmet, v_touched, v_waiting, v_discarded
     from unnest(child_ids) c(id) join live_jobs j on j.id = c.id and j.parked = 'unmet'
     cross join lateral _open_edges(j.id, j.revision, 0) o where o.cancels;
     v_held := array(
         select j.id from live_jobs j where j.id = any (v_unmet) and j.parked = 'unmet'
         order by j.id + 0 for update skip locked);
-    v_locked := _locked_of(v_touched);
+    v_locked := _locked_of(v_touched, v_discarded);
     insert into promotion_requests (lane, job_id, not_by)
     select 'unmet', w.id, pg_current_xact_id() from unnest(v_unmet) w(id) where w.id <> all (v_held)
     union
@@ -176,17 +182,18 @@ declare
     v_moved boolean;
     v_touched bigint[]; -- parents, and the children that watch them
     v_waiting bigint[];
+    v_discarded bigint[]; -- of these parents
     v_locked bigint[];
 begin
     with child as materialized (
-        select j.id, j.revision, c.first_id, w.*, k.parent_id as kept_id, k.touched
+        select j.id, j.revision, c.first_id, w.*, k.parent_id as kept_id, k.touched, k.ended
         from unnest(child_ids, first_ids) c(id, first_id)
         join live_jobs j on j.id between c.id and c.id
         cross join lateral (
             select min(x.from_id) as from_id, max(x.parent_id) as parent_id, count(*) as many from watches x
             where x.child_id = j.id and x.revision = j.revision and x.from_id is not null) w
         left join lateral (
-            select o.parent_id, o.touched from watches x
+            select o.parent_id, o.touched, o.ended from watches x
             cross join lateral (select e.* from _open_edges(j.id, j.revision, x.parent_id) e
                                 where e.parent_id = x.parent_id offset 0) o -- 0: else it may read all edges
             where x.child_id = j.id and x.revision = j.revision and x.from_id is not null limit 1) k on true),
@@ -207,9 +214,10 @@ begin
         insert into promotion_requests (lane, job_id, not_by)
         select 'child', n.id, pg_current_xact_id() from next n where n.kept_id is null)
     select coalesce(bool_or(n.kept_id is null), false),
-           array_agg(n.kept_id) filter (where n.touched), array_agg(n.id) filter (where n.touched)
-    into v_moved, v_touched, v_waiting from next n;
-    v_locked := _locked_of(v_touched);
+           array_agg(n.kept_id) filter (where n.touched), array_agg(n.id) filter (where n.touched),
+           array_agg(n.kept_id) filter (where n.touched and n.ended)
+    into v_moved, v_touched, v_waiting, v_discarded from next n;
+    v_locked := _locked_of(v_touched, v_discarded);
     insert into promotion_requests (lane, job_id, at, not_by)
     select distinct 'child', w.id, since, pg_current_xact_id()
     from unnest(v_waiting, v_touched) w(id, parent_id) where w.parent_id = any (v_locked);

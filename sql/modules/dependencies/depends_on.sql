@@ -316,9 +316,7 @@ $$;
 
 -- True if a waiting job waits for itself, over other jobs.
 create or replace function _waits_for_itself(job_id bigint) returns boolean
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
+    language sql stable set search_path from current set enable_seqscan = off set jit = off
     return exists (
         with recursive above as (
             select e.parent_id as id from live_jobs j
@@ -328,8 +326,6 @@ begin
             select e.parent_id from above a join live_jobs j on j.id = a.id
             join edges e on e.child_id = j.id and e.revision = j.revision and e.met is null)
         select from above a where a.id = job_id);
-end;
-$$;
 
 -- Refuses a change by which a job that was there before would wait for itself.
 create or replace function _refuse_circles(changed bigint[]) returns void

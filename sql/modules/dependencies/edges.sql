@@ -268,17 +268,13 @@ $$;
 -- The state in which a job has ended; null if it has not. A job without a trace was completed, and its
 -- task keeps no history: a job that is deleted, or cancelled without history, leaves a trace.
 create or replace function _ended_as(job_id bigint) returns text
-    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
-as $$
-begin
+    language sql stable set search_path from current set enable_seqscan = off set jit = off
     return nullif(coalesce(
         (select case when j.state = 'discarded' then j.state else '' end
          from live_jobs j where j.id = job_id),
         (select f.state from finished_jobs f where f.id = job_id),
         (select 'cancelled' from vanished_parents v where v.id = job_id),
         'completed'), '');
-end;
-$$;
 
 -- Tells the children of those of these jobs that have ended.
 create or replace function _tell_of_ended(job_ids bigint[]) returns void

@@ -250,10 +250,8 @@ begin
     if claim.paced is null then
         return false;
     end if;
-    -- One turn for each queue; if the claim wants more, what it wants in equal parts.
-    v_made := _make_candidates(
-        claim.paced, least(max_jobs, 1000),
-        greatest(1, least(ceil(claim.wanted::numeric / cardinality(claim.paced)), 1000))::integer);
+    v_made := _make_candidates(claim.paced, least(max_jobs, 1000), claim.wanted, array(
+        select distinct j.task_identifier from live_jobs j where j.id = any (claim.ids[:20])));
     if v_made > 0 and claim.wanted = 0 then
         perform _notify_workers();
     end if;

@@ -104,7 +104,7 @@ create or replace function _fill_by_kind(queue_names text[]) returns integer
 as $$
 declare
     v_left constant text[] := _take_slots_back(queue_names);
-    v_filled constant integer := _make_candidates(queue_names, null, 1);
+    v_filled constant integer := _make_candidates(queue_names, null, 0, '{}');
 begin
     if v_left is not null then
         insert into promotion_requests (lane, changed)
@@ -115,16 +115,18 @@ end;
 $$;
 
 -- Makes the first jobs of each kind candidates, as many as there are free slots, up to 1,000 per kind in one
--- call. `asked`: a kind with so many candidates gets no more. `turns`: how many of each kind a queue has that
--- takes turns. Returns how many became candidates.
-create or replace function _make_candidates(queue_names text[], asked integer, turns integer) returns integer
-    language plpgsql set search_path from current
-    set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off set enable_incremental_sort = off
-    set jit = off set lock_timeout = '200ms' -- see claim_jobs
+-- call. `asked`: a kind with so many candidates gets no more; null means all that have a place. A queue that
+-- takes turns has one of each kind; a claim that wants more takes what it wants in equal parts from the kinds
+-- of these tasks. Returns how many became candidates.
+drop function if exists _make_candidates(text[], integer, integer);
+create or replace function _make_candidates(
+    queue_names text[], asked integer, wanted integer, tasks text[]) returns integer
+    language plpgsql set search_path from current set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off set lock_timeout = '200ms'
 as $$
 declare
     v_now constant timestamptz := clock();
+    v_locked constant tid[] := case when asked is null then _locked_in(queue_names) else '{}' end;
     v_ids bigint[];
     v_passed text[]; -- fair queues in which a job was added before one that is a candidate already
     v_wanted text[];
@@ -133,17 +135,17 @@ declare
     v_full text[]; -- queues whose rate is used up, and when it has room again
     v_free_ats timestamptz[];
 begin
-    with queue as materialized (select o.* from _openings_in(queue_names, asked, turns, v_now) o),
+    with kind as materialized (
+        select o.* from _openings_in(queue_names, asked, wanted, tasks, v_now) o),
     turn as materialized (
-        select q.queue_name, f.tid, q.paced, case when q.fair then v_now + f.place * interval '1 us' end as at
-        from queue q
-        cross join lateral _kinds_in(q.queue_name) k
+        select k.queue_name, f.tid, k.paced, case when k.fair then v_now + f.place * interval '1 us' end as at
+        from kind k
         left join lateral _last_of_candidates(
-            q.queue_name, k.task, k.flags, case when asked is not null then q.enough end,
+            k.queue_name, k.task, k.flags, case when asked is not null then least(k.places, asked) end,
             k.priority, k.run_at, k.id) l on true
         cross join lateral _first_of_kind(
-            q.queue_name, k.task, k.flags, case when l.found is null then q.places else 0 end) f
-        where q.places > 0),
+            k.queue_name, k.task, k.flags, case when l.found is null then k.places else 0 end, v_locked) f
+        where k.places > 0 and k.id is not null),
     free as materialized (
         select p.ctid as tid from live_jobs p
         where p.ctid = any (array(select t.tid from turn t)) for update skip locked),
@@ -154,11 +156,11 @@ begin
         returning j.id, case when t.at is not null and (
             select true from _candidate_after(j.queue_name, j.priority, j.run_at, j.id))
             then j.queue_name end as passed),
-    full_rate as (select q.queue_name, q.free_at from queue q where q.free_at is not null)
+    full_rate as (select distinct k.queue_name, k.free_at from kind k where k.free_at is not null)
     select (select array_agg(m.id) from moved m),
            (select array_agg(m.passed) from moved m where m.passed is not null),
            array_agg(t.queue_name) filter (where t.tid is not null), count(*) filter (where not t.paced),
-           (select array_agg(q.queue_name) from queue q where q.paused),
+           (select array_agg(distinct k.queue_name) from kind k where k.paused),
            (select array_agg(r.queue_name) from full_rate r), (select array_agg(r.free_at) from full_rate r)
     into v_ids, v_passed, v_wanted, v_ranked, v_paused, v_full, v_free_ats
     from turn t;
@@ -238,6 +240,8 @@ $$;
 
 -- Writes a request for each queue of a family that has parked jobs, candidates or running jobs. This takes
 -- one index look-up per queue, not per job. Where turns have ended, candidates lose the places that they had.
+-- Where they have begun, the candidates of a queue that has several of one kind are parked, of 100 queues in
+-- one call.
 create or replace function _fill_family(prefix text) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off
@@ -246,6 +250,7 @@ as $$
 declare
     v_names text[];
     v_moved bigint[];
+    v_crowded text[];
 begin
     with recursive name as (
         select least(
@@ -274,22 +279,21 @@ begin
         returning j.id)
     select array_agg(c.id) into v_moved from candidate c;
     perform _arrive_late(v_moved);
+    v_crowded := array(
+        select q.queue_name from _queues_of(v_names) q where q.fair and exists (
+            select from (
+                select c.task_identifier, c.flags from live_jobs c
+                where c.queue_name = q.queue_name and c.ready_at is not null and c.state = 'available'
+                order by c.queue_name, c.priority, c.run_at, c.id limit 1000) k
+            group by k.task_identifier, k.flags having count(*) > 1)
+        limit 100);
+    if _park_candidates(v_crowded) <> '{}' or cardinality(v_crowded) = 100 then
+        insert into promotion_requests (lane, changed) values ('family:' || prefix, true);
+    end if;
 end;
 $$;
 
 -- What these statements look up. PostgreSQL inlines the functions below.
-
--- The first parked jobs of a queue: kind by kind, and each kind in the order in which its jobs run.
-create or replace function _parked_in(queue_name text, up_to bigint)
-    returns table (tid tid, task text, flags text, priority smallint, run_at timestamptz, id bigint)
-    language sql stable
-begin atomic
-    select p.ctid, p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
-    from live_jobs p where p.queue_name = _parked_in.queue_name and p.parked = 'queue'
-    order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
-             p.priority, p.run_at, p.id
-    limit _parked_in.up_to;
-end;
 
 -- The first parked job of a queue. `alike`: all parked jobs are of its kind, since the last one is.
 create or replace function _first_parked(queue_name text)
@@ -305,27 +309,6 @@ begin atomic
         order by p.queue_name desc, p.task_identifier desc, coalesce(p.flags::text, '') collate "C" desc,
                  p.priority desc, p.run_at desc, p.id desc
         limit 1) l;
-end;
-
--- The kinds of jobs that are parked in a queue, each with its first job: one index look-up per kind.
-drop function if exists _kinds_in(text);
-create or replace function _kinds_in(queue_name text)
-    returns table (task text, flags text, priority smallint, run_at timestamptz, id bigint)
-    language sql stable
-begin atomic
-    with recursive kind as (
-        (select p.task collate "C" as task, p.flags collate "C" as flags, -- as the index has them
-                p.priority, p.run_at, p.id
-         from _parked_in(_kinds_in.queue_name, 1) p)
-        union all
-        select n.* from kind k cross join lateral (
-            select p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
-            from live_jobs p
-            where p.queue_name = _kinds_in.queue_name and p.parked = 'queue'
-              and (p.task_identifier, coalesce(p.flags::text, '') collate "C") > (k.task, k.flags)
-            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
-                     p.priority, p.run_at, p.id limit 1) n)
-    select k.task, k.flags, k.priority, k.run_at, k.id from kind k;
 end;
 
 -- The last of so many candidates of a kind that come before one of its jobs; no row if there are fewer, or
@@ -359,23 +342,25 @@ begin atomic
     order by c.queue_name, c.priority, c.run_at, c.id limit 1;
 end;
 
--- The first jobs of one kind in a queue, parked or candidates; tid is null for those that already
--- are candidates.
-create or replace function _first_of_kind(queue_name text, task text, flags text, up_to bigint)
+-- The first jobs of one kind in a queue, parked or candidates, without those in `passed`; tid is null for
+-- those that already are candidates.
+drop function if exists _first_of_kind(text, text, text, bigint);
+create or replace function _first_of_kind(
+    queue_name text, task text, flags text, up_to bigint, passed tid[])
     returns table (tid tid, place bigint)
     language sql stable
 begin atomic
     select u.tid, row_number() over (order by u.priority, u.run_at, u.id) from (
         (select p.ctid as tid, p.priority, p.run_at, p.id from live_jobs p
          where p.queue_name = _first_of_kind.queue_name and p.parked = 'queue'
-           and p.task_identifier = _first_of_kind.task
+           and p.task_identifier = _first_of_kind.task and p.ctid <> all (_first_of_kind.passed)
            and coalesce(p.flags::text, '') collate "C" = _first_of_kind.flags
          order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
                   p.priority, p.run_at, p.id limit _first_of_kind.up_to)
         union all
         (select null::tid as tid, c.priority, c.run_at, c.id from live_jobs c
          where c.queue_name = _first_of_kind.queue_name and c.ready_at is not null and c.state = 'available'
-           and c.task_identifier = _first_of_kind.task
+           and c.task_identifier = _first_of_kind.task and c.ctid <> all (_first_of_kind.passed)
            and coalesce(c.flags::text, '') collate "C" = _first_of_kind.flags
          order by c.queue_name, c.priority, c.run_at, c.id limit _first_of_kind.up_to)) u
     order by u.priority, u.run_at, u.id limit _first_of_kind.up_to;

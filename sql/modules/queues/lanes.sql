@@ -125,3 +125,42 @@ begin
     end if;
 end;
 $$;
+
+-- Those of the first jobs of these queues, 100 candidates and 100 parked ones, that another session has
+-- locked, such as a producer that changes the job. If a job's xmax is 0, it is not locked; the others are
+-- locked here for a moment to see.
+create or replace function _locked_in(queue_names text[]) returns tid[]
+    language plpgsql set search_path from current
+    set enable_seqscan = off set enable_bitmapscan = off
+    set enable_sort = off set enable_incremental_sort = off set jit = off
+as $$
+declare
+    v_touched constant tid[] := array(
+        select t.tid from unnest(queue_names) q(name) cross join lateral (
+            select c.tid from (
+                select j.ctid as tid, j.xmax from live_jobs j
+                where j.queue_name = q.name and j.ready_at is not null and j.state = 'available'
+                order by j.queue_name, j.priority, j.run_at, j.id limit 100) c
+            where c.xmax::text <> '0'
+            union all
+            select p.tid from (
+                select j.ctid as tid, j.xmax from live_jobs j
+                where j.queue_name = q.name and j.parked = 'queue'
+                order by j.queue_name, j.task_identifier, coalesce(j.flags::text, '') collate "C",
+                         j.priority, j.run_at, j.id limit 100) p
+            where p.xmax::text <> '0') t);
+    v_free tid[] := '{}';
+begin
+    if v_touched = '{}' then
+        return '{}';
+    end if;
+    begin
+        v_free := array(
+            select j.ctid from live_jobs j where j.ctid = any (v_touched) for update skip locked);
+        raise sqlstate 'PW099';
+    exception when sqlstate 'PW099' then
+        null;
+    end;
+    return array(select t.tid from unnest(v_touched) t(tid) where t.tid <> all (v_free));
+end;
+$$;

@@ -36,7 +36,8 @@ begin
            coalesce(array_agg(q.name) filter (where q.n <= 500 and _try_lane('queue:' || q.name)), '{}')
     into v_limited, v_held -- at most 500: PostgreSQL has room for some 6,000 advisory locks
     from (select l.queue_name as name, row_number() over () as n from _queues_of(v_names) l
-          where l.queue_name is not null and l.slots is not null) q;
+          where l.queue_name is not null and (l.slots is not null -- or the snapshot may be too old to show it
+                or current_setting('transaction_isolation') <> 'read committed')) q;
     if v_limited is null then
         return;
     end if;
@@ -58,9 +59,8 @@ begin
             continue;
         end if;
         v_admitted := v_admitted || v_rows[i];
-        if v_queue is not null then
-            v_free[v_queue] := v_free[v_queue] - 1;
-        end if;
+        continue when v_queue is null;
+        v_free[v_queue] := v_free[v_queue] - 1;
     end loop;
     claim.admitted := v_admitted;
     if array_remove(v_room, null) <> '{}' then
@@ -301,26 +301,67 @@ begin atomic
             order by j.queue_name, j.priority, j.run_at, j.id limit 1) is not null as crowded offset 0) c;
 end;
 
--- How many jobs of each kind may be candidates in queues whose lanes this session holds: see
--- _make_candidates. In a paced queue these are 300, or as many as a claim asks for: its claims look for more.
--- `enough`: no more of a kind that has so many. `free_at`: if the rate is used up, when it has room again.
-create or replace function _openings_in(
-    queue_names text[], asked integer, turns integer, now timestamptz)
-    returns table (
-        queue_name text, paused boolean, paced boolean, fair boolean, places bigint, enough bigint,
-        free_at timestamptz)
+-- The first parked jobs of a queue: kind by kind, and each kind in the order in which its jobs run.
+create or replace function _parked_in(queue_name text, up_to bigint)
+    returns table (tid tid, task text, flags text, priority smallint, run_at timestamptz, id bigint)
     language sql stable
 begin atomic
-    select q.queue_name, q.paused, q.paced, q.fair,
-           o.places, least(o.places, _openings_in.asked), -- null: as many as there are places
-           case when not q.paused then r.free_at end
+    select p.ctid, p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
+    from live_jobs p where p.queue_name = _parked_in.queue_name and p.parked = 'queue'
+    order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
+             p.priority, p.run_at, p.id
+    limit _parked_in.up_to;
+end;
+
+-- The kinds of jobs that are parked in a queue, each with its first job: one index look-up per kind.
+drop function if exists _openings_in(text[], integer, integer, text[], timestamptz); -- which depends on it
+drop function if exists _kinds_in(text);
+create or replace function _kinds_in(queue_name text)
+    returns table (task text, flags text, priority smallint, run_at timestamptz, id bigint)
+    language sql stable
+begin atomic
+    with recursive kind as (
+        (select p.task collate "C" as task, p.flags collate "C" as flags, -- as the index has them
+                p.priority, p.run_at, p.id
+         from _parked_in(_kinds_in.queue_name, 1) p)
+        union all
+        select n.* from kind k cross join lateral (
+            select p.task_identifier, coalesce(p.flags::text, '') collate "C", p.priority, p.run_at, p.id
+            from live_jobs p
+            where p.queue_name = _kinds_in.queue_name and p.parked = 'queue'
+              and (p.task_identifier, coalesce(p.flags::text, '') collate "C") > (k.task, k.flags)
+            order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
+                     p.priority, p.run_at, p.id limit 1) n)
+    select k.task, k.flags, k.priority, k.run_at, k.id from kind k;
+end;
+
+-- The kinds of jobs that are parked in queues whose lanes this session holds, and how many jobs of each may
+-- be candidates (`places`): see _make_candidates. In a queue with a rate these are 300, or as many as a claim
+-- asks for: its claims look for more. A queue without parked jobs, or without a place, has one row without a
+-- kind. `free_at`: if the rate is used up, when it has room again.
+drop function if exists _openings_in(text[], integer, integer, timestamptz);
+create or replace function _openings_in(
+    queue_names text[], asked integer, wanted integer, tasks text[], now timestamptz)
+    returns table (
+        queue_name text, paused boolean, paced boolean, fair boolean, free_at timestamptz,
+        task text, flags text, priority smallint, run_at timestamptz, id bigint, places bigint)
+    language sql stable
+begin atomic
+    select q.queue_name, q.paused, q.paced, q.fair, case when not q.paused then r.free_at end,
+           k.task, k.flags, k.priority, k.run_at, k.id, case
+               when not q.fair then o.places
+               when w.runs then least(o.places, greatest(1, ceil(
+                   _openings_in.wanted::float8 / count(*) filter (where w.runs) over ())::bigint))
+               else least(o.places, 1) end
     from _queues_of(_openings_in.queue_names) q
     cross join lateral _taken_in(
         q.queue_name, case when q.concurrency is null then 0 else q.slots end, '{}') t
     left join lateral _rate_room(q.queue_name, q.rate_limit, q.rate_period, _openings_in.now) r
         on q.rate_limit is not null
     cross join lateral (
-        select least(q.slots - t.taken, r.room, case when q.fair then _openings_in.turns
-                     when q.paced then greatest(300, _openings_in.asked) else 1000 end) as places
-        offset 0) o;
+        select least(q.slots - t.taken, r.room, case when q.paced then greatest(300, _openings_in.asked)
+                                                     else 1000 end) as places offset 0) o
+    left join lateral _kinds_in(q.queue_name) k on o.places > 0
+    cross join lateral (
+        select k.id is not null and k.task = any (_openings_in.tasks) as runs) w;
 end;
