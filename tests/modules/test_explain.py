@@ -166,6 +166,17 @@ def test_queue_full(api: Any, idle: int, name: str, limit: int) -> None:
     assert api.claim(idle).id == job.id
 
 
+@pytest.mark.parametrize(("limits", "many"), [({"fair": True}, 3), ({}, 300)], ids=["turns", "many slots"])
+def test_a_job_that_is_no_candidate_while_those_before_it_are(
+    api: Any, idle: int, limits: dict[str, Any], many: int
+) -> None:
+    api.set_queue("c:*", 1000, **limits)
+    jobs = api.add_jobs([{"identifier": "t", "queue_name": "c:1"}] * many)
+    while api.promote_jobs():
+        pass
+    assert reasons(api, jobs[-1].id) == ["waits for a worker"]
+
+
 def test_a_job_behind_another_one_that_no_worker_has_claimed_yet(api: Any, idle: int) -> None:
     first, second = api.add_job("t", queue_name="q"), api.add_job("t", queue_name="q")
     api.promote_jobs()

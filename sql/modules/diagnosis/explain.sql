@@ -159,7 +159,9 @@ begin
               and (p.parked = 'queue' or p.ready_at is not null and p.state = 'available')
               and p.task_identifier = job.task_identifier and p.flags is not distinct from job.flags
               and (p.priority, p.run_at, p.id) < (job.priority, job.run_at, job.id) limit 1000) a;
-        v_promote := v_candidates = 0 or v_candidates < v_queue.concurrency - cardinality(v_taken);
+        -- One is a candidate in a queue that takes turns; else 50 to 100, or as many as there are slots.
+        v_promote := v_candidates = 0 or not v_queue.fair
+            and v_candidates < least(v_queue.concurrency - cardinality(v_taken), 50);
         return query select
             case when v_promote then 'promotion' else 'waits for a worker' end,
             format('queue %s has room; jobs of its task that come before it: %s%s', job.queue_name, v_ahead,
