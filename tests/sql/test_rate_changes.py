@@ -157,3 +157,20 @@ def test_a_claim_from_a_queue_with_a_rate_waits_for_the_disk(api: Any, worker: i
         api.conn.execute("set local synchronous_commit = off")
         claim(api, worker)
         assert api.value("show synchronous_commit") == "on"
+
+
+@pytest.mark.parametrize("most", [1, 500])
+def test_a_claim_takes_no_job_of_a_worse_priority_while_better_ones_are_parked(
+    api: Any, worker: int, most: int
+) -> None:
+    api.set_queue("q", None, 2000, "1 hour")
+    specs = [
+        {"identifier": kind, "queue_name": "q", "priority": priority}
+        for kind, priority in (("a", 0), ("b", 10))
+        for _ in range(1100)
+    ]
+    api.add_jobs(specs)
+    api.promote_jobs()
+    for _ in range(-(-299 // most)):
+        api.claim_jobs(worker, most)
+    assert {job.task_identifier for job in api.claim_jobs(worker, 100)} == {"a"}

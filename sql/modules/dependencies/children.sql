@@ -1,5 +1,4 @@
--- dependencies/children: the promotion of jobs that wait for others, and of those that wait for a signal:
--- what the requests of dependencies/edges ask for.
+-- dependencies/children: the promotion of jobs that wait for others or for signals (dependencies/edges).
 
 -- Handles the oldest requests that name a job; returns how many jobs became available to claims.
 create or replace function _promote_waiting(walked bigint) returns integer
@@ -167,7 +166,6 @@ $$;
 
 -- Sees to it that these children, whose first open edges are given, watch an open edge. True if this has left
 -- requests. A child whose watch is no open edge any more watches another one:
---
 --   the first open edge, if it has a lower id than the watch: it is late
 --   else the first one after the middle of those that are left, as parents tend to end in the order of their
 --   ids: so a child of many parents moves its watch a few times, and looks at each edge once

@@ -17,10 +17,9 @@
 -- What an end shows must outlast its job: _settle_edges writes it into the edges before a job comes back
 -- from history or is deleted, and when a job ends cancelled or discarded, which is rare.
 --
--- The lanes of these requests have a job_id and need no lock (queues/lanes): the child's row is locked
--- instead.
--- The transaction that has written what a request is about does not answer it itself (`not_by`): an end
--- that does not see the writing yet would be missed.
+-- The lanes of these requests have a job_id and need no lock (queues/lanes): the child's row is locked. The
+-- transaction that has written what a request is about does not answer it itself (`not_by`): an end that does
+-- not see the writing yet would be missed.
 --   child        look whether an edge is open
 --   unmet        a parent may have ended in another way: cancel the child if it says so
 --   parent       the parent has ended in a session that could not tell
@@ -200,10 +199,9 @@ begin
 end;
 $$;
 
--- Notes which of these deleted or pruned jobs were not completed, and deletes their edges to parents, their
--- watches, steps, signals, progress and log. The notes are written in every database: while this
--- transaction is open, another one may add the first job with depends_on. A session that settles edges may
--- have some locked: those stay, and do no harm.
+-- Notes which of these deleted or pruned jobs were not completed, and deletes what depends on them. The notes
+-- are written in every database: while this transaction is open, another one may add the first job with
+-- depends_on. A session that settles edges may have some locked: those stay, and do no harm.
 create or replace function _forget_jobs(job_ids bigint[], failed bigint[]) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set jit = off
@@ -268,13 +266,17 @@ $$;
 -- The state in which a job has ended; null if it has not. A job without a trace was completed, and its
 -- task keeps no history: a job that is deleted, or cancelled without history, leaves a trace.
 create or replace function _ended_as(job_id bigint) returns text
-    language sql stable set search_path from current set enable_seqscan = off set jit = off
+    language plpgsql stable set search_path from current set enable_seqscan = off set jit = off
+as $$
+begin
     return nullif(coalesce(
         (select case when j.state = 'discarded' then j.state else '' end
          from live_jobs j where j.id = job_id),
         (select f.state from finished_jobs f where f.id = job_id),
         (select 'cancelled' from vanished_parents v where v.id = job_id),
         'completed'), '');
+end;
+$$;
 
 -- Tells the children of those of these jobs that have ended.
 create or replace function _tell_of_ended(job_ids bigint[]) returns void

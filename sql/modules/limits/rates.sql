@@ -206,9 +206,10 @@ begin atomic
     select array_agg(d.id) from dealt d;
 end;
 
--- Leaves to the next round of a claim all jobs of a worse priority than the first job of a queue that takes
--- turns: the queue may have more jobs of that priority, which are not candidates yet.
-create or replace function _cut_at_priority(inout claim _claim, queue_names text[], fair text[])
+-- Leaves to the next round of a claim all jobs of a worse priority than the first job of these queues: they
+-- may have more jobs of that priority, which are no candidates yet.
+drop function if exists _cut_at_priority(_claim, text[], text[]);
+create or replace function _cut_at_priority(inout claim _claim, queue_names text[], hiding text[])
     language plpgsql set search_path from current
 as $$
 declare
@@ -217,7 +218,7 @@ declare
     v_priority smallint;
 begin
     for i in 1..v_found loop
-        if v_priority is null and queue_names[i] = any (fair) then
+        if v_priority is null and queue_names[i] = any (hiding) then
             v_priority := claim.priorities[i];
         end if;
         exit when claim.priorities[i] > v_priority;

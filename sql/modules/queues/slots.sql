@@ -26,7 +26,7 @@ declare
     v_low boolean[]; -- if not: whether jobs wait, and no candidate is left that asks
     v_queue integer;
     v_room bigint[]; -- what was free in those with a rate
-    v_fair text[];
+    v_hiding text[];
     v_rows tid[] := claim.admitted;
     v_admitted tid[]; -- of these
     v_asking constant tid[] := array(
@@ -44,11 +44,11 @@ begin
     claim.in_turn := true;
     v_now := clock();
     select array_agg(r.name), array_agg(r.free), array_agg(r.crowded), array_agg(r.waits), array_agg(r.low),
-           array_agg(case when r.rated then r.free end), array_agg(r.name) filter (where r.fair)
-    into v_queues, v_free, v_crowded, v_waits, v_low, v_room, v_fair
-    from _room_in(v_held, v_rows, v_asking, v_now) r(name, free, crowded, rated, waits, low, fair);
-    if v_fair is not null then
-        claim := _cut_at_priority(claim, queue_names, v_fair);
+           array_agg(case when r.rated then r.free end), array_agg(r.name) filter (where r.hides)
+    into v_queues, v_free, v_crowded, v_waits, v_low, v_room, v_hiding
+    from _room_in(v_held, v_rows, v_asking, v_now) r(name, free, crowded, rated, waits, low, hides);
+    if v_hiding is not null then
+        claim := _cut_at_priority(claim, queue_names, v_hiding);
         v_rows := claim.admitted;
     end if;
     for i in 1..cardinality(v_rows) loop
@@ -240,8 +240,7 @@ begin atomic
     cross join lateral _queues_of(array[n.name]) q;
 end;
 
--- How many slots of a queue are taken, counted up to a limit; slots that were given to the rows in
--- `aside` do not count.
+-- How many slots of a queue are taken, up to a limit, without those that were given to the rows in `aside`.
 create or replace function _taken_in(queue_name text, up_to integer, aside tid[]) returns table (taken bigint)
     language sql stable
 begin atomic
@@ -270,17 +269,18 @@ $$;
 -- the limit was removed meanwhile; slots that were given to the rows in `aside` are free), and whether there
 -- are more candidates without a slot, if there may not be enough slots or other jobs wait. `paced_waits`:
 -- whether a paced queue has parked jobs or, if it takes turns, more candidates; null if it is not paced.
--- `low`: whether another one has parked jobs and no such candidate.
+-- `low`: whether another one has parked jobs and no such candidate. `hides`: whether a paced one may have
+-- better jobs that are no candidates yet.
 drop function if exists _room_in(text[], tid[], tid[], timestamptz);
 create or replace function _room_in(queue_names text[], rows tid[], aside tid[], now timestamptz)
     returns table (
         queue_name text, free bigint, crowded boolean, rated boolean, paced_waits boolean, low boolean,
-        fair boolean)
+        hides boolean)
     language sql stable
 begin atomic
     select q.queue_name, f.free, c.crowded, q.rate_limit is not null,
            case when q.paced then c.crowded and q.fair or p.waits end,
-           not q.paced and not c.crowded and p.waits, q.fair
+           not q.paced and not c.crowded and p.waits, q.fair or q.rate_limit is not null and p.waits
     from _queues_of(_room_in.queue_names) q
     cross join lateral _taken_in(
         q.queue_name, case when q.concurrency is null then 0 else q.slots end, _room_in.aside) t
@@ -314,7 +314,7 @@ begin atomic
 end;
 
 -- The kinds of jobs that are parked in a queue, each with its first job: one index look-up per kind.
-drop function if exists _openings_in(text[], integer, integer, text[], timestamptz); -- which depends on it
+drop function if exists _openings_in(text[], integer, integer, text[], timestamptz);
 drop function if exists _kinds_in(text);
 create or replace function _kinds_in(queue_name text)
     returns table (task text, flags text, priority smallint, run_at timestamptz, id bigint)
