@@ -235,7 +235,7 @@ def _report_first(
 
 @promise("Effects that must not happen twice", "only if it returned true and the commit was answered")
 def start_job_unanswered(stage: Stage) -> str:
-    """While start_job is not answered, its handler does not begin, and its job is not lost."""
+    """While start_job is not answered, no handler begins, and no job is lost."""
     stage.ready()
     jobs = stage.add_many(12, {"ms": 1000}, delivery="at_most_once")
     stage.until_begun(jobs[0])
