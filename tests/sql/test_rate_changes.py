@@ -174,3 +174,27 @@ def test_a_claim_takes_no_job_of_a_worse_priority_while_better_ones_are_parked(
     for _ in range(-(-299 // most)):
         api.claim_jobs(worker, most)
     assert {job.task_identifier for job in api.claim_jobs(worker, 100)} == {"a"}
+
+
+def test_a_claim_waits_for_no_open_set_queue(
+    api: Any, worker: int, actor: Callable[[], Any], clock: Any
+) -> None:
+    """Both count the starts of before: the open one has seen one that is gone since."""
+    api.define_task("t", retention="0")
+    api.set_queue("k:1", None)
+    (first,) = add(api, 1, "k:1")
+    assert claim(api, worker) == [first]
+    other = actor()
+    other.begin()
+    other.set_queue("k:*", None, 5, "1 minute")
+    api.finish(first)
+    api.set_queue("k:1", None, 5, "1 minute")
+    others = add(api, 2, "k:1")
+    plain = api.add_job("t").id
+    api.conn.execute("set statement_timeout = '5s'")
+    assert claim(api, worker) == [*others, plain]
+    other.commit()
+    add(api, 9, "k:1")
+    assert len(claim(api, worker)) == 3
+    clock.advance(minutes=1)
+    assert len(claim(api, worker)) == 5

@@ -108,11 +108,15 @@ begin
         from old o),
     gone as (
         delete from starts d where d.ctid = any (array(
-            select c.tid from celled c where c.next_at < c.kept or c.followed)))
-    update starts s set total = g.total
-    from (select o.queue_name, max(o.total) as total from old o where o.next_at < o.kept
-          group by o.queue_name) g
-    where s.queue_name = g.queue_name and s.at = '-infinity';
+            select c.tid from celled c where c.next_at < c.kept or c.followed))),
+    origin as materialized (
+        select o.queue_name, max(o.total) as total from old o where o.next_at < o.kept group by o.queue_name),
+    moved as (
+        update starts s set total = g.total from origin g
+        where s.queue_name = g.queue_name and s.at = '-infinity' returning s.queue_name)
+    insert into starts (queue_name, at, total) -- a queue whose first starts set_queue has counted has none
+    select g.queue_name, '-infinity', g.total from origin g
+    where g.queue_name not in (select m.queue_name from moved m);
 end;
 $$;
 
@@ -167,16 +171,13 @@ begin
         group by b.name, b.at),
     -- A queue that has a rate already records its starts itself.
     counted as materialized (
-        select b.name, b.at, l.at is null as first,
+        select b.name, b.at,
                coalesce(l.total, 0) + sum(b.jobs) over (partition by b.name order by b.at) as total
         from _queues_of(array(select distinct n.name from begun n)) q
         join begun b on b.name = q.queue_name
         left join lateral _last_start(b.name) l on true
         where q.rate_limit is null and b.at > coalesce(l.at, '-infinity'))
-    insert into starts (queue_name, at, total)
-    select distinct c.name, '-infinity'::timestamptz, 0 from counted c where c.first
-    union all
-    select c.name, c.at, c.total from counted c
+    insert into starts (queue_name, at, total) select c.name, c.at, c.total from counted c
     on conflict do nothing;
 end;
 $$;
