@@ -243,14 +243,16 @@ class Oracle:
         # A claim passes over a job that another session has locked, and takes the next one of its queue.
         self.claims = any(VERBS[verb].claims or VERBS[verb].then for verb in verbs)
         self.skips = any(set(pair) <= set(verbs) for pair in SKIPS)
-        self.old = False  # a snapshot that may be too old to release unique keys: maintain() finds them later
+        # A snapshot may be too old to release a unique key, or a session that is rolled back has it locked:
+        # then maintain() finds it later.
+        self.leaves_keys = False
         self.divided: list[Came] = []  # outcomes of orders in which calls are divided
 
     def serially(self, order: tuple[Unit, ...]) -> Came:
         return self.seen(self.right.serially(self.verbs, self.start, order))
 
     def seen(self, came: Came) -> Came:
-        return (came[0], KEYS_LEFT.sub("", came[1])) if self.old else came
+        return (came[0], KEYS_LEFT.sub("", came[1])) if self.leaves_keys else came
 
     def is_serial(self, found: Came, units: list[list[Unit]]) -> bool:
         """Is it what a serial order comes to? A call for many jobs may count as one for each of them."""
@@ -290,11 +292,12 @@ class Oracle:
                 done.append((n, THEN))
             units.append(done)
         outcome = self.here.outcome(self.verbs, self.start)
-        self.old = level != "rc"
+        old = level != "rc"
+        self.leaves_keys = old or "rollback" in hows
         found = self.seen((said, outcome.states))
         # An end with an old snapshot leaves the turn to a later promotion: a retry may come in between.
         reports = any(VERBS[verb].reports for verb in self.verbs)
-        left = self.old and reports and bool({"retry", "retry-many"} & {*self.verbs})
+        left = old and reports and bool({"retry", "retry-many"} & {*self.verbs})
         if not self.skips and not left and not self.is_serial(found, units):
             raise Fault(
                 "\n".join(
