@@ -149,10 +149,10 @@ declare
                 order by j.queue_name, j.task_identifier, coalesce(j.flags::text, '') collate "C",
                          j.priority, j.run_at, j.id limit 100) p
             where p.xmax::text <> '0') t);
-    v_free tid[] := '{}';
+    v_free tid[];
 begin
     if v_touched = '{}' then
-        return '{}';
+        return v_touched;
     end if;
     begin
         v_free := array(
