@@ -196,8 +196,8 @@ end;
 $$;
 comment on function seconds_until_due(text[], text[], text[]) is
     'Seconds after which a worker that got fewer jobs than it asked for should claim again, '
-    'notified or not. The least of: the time until the next scheduled or retryable job is due (if '
-    'one is overdue, as long again, up to 0.25); 0.005 while many jobs come in; 0.02 to 0.25 while a '
+    'notified or not. The least of: the time until the next scheduled or retryable job is due (0 if '
+    'one is overdue; 0.02 to 0.25 if it was locked); 0.005 while many jobs come in; 0.02 to 0.25 while a '
     'transaction is open that may have added jobs without a notification, or that has locked a '
     'queue, a sequence or a job whose turn it is; 0.25 if a job is available that the claim did not '
     'get, since another session had it locked; up to 2 while the session skips the beginning of an '
@@ -213,12 +213,13 @@ create or replace function _what_is_left(
     language plpgsql set search_path from current
 as $$
 begin
-    if claim.rest or pg_sequence_last_value('silent_before'::regclass) > claim.seen::text::bigint then
+    if claim.rest or claim.due_at <= clock()
+       or pg_sequence_last_value('silent_before'::regclass) > claim.seen::text::bigint then
         what := _look_around(worker_id, asks_ready, task_identifiers, queue_names, forbidden_flags);
     else
         what.due_in_s := least(
             case when claim.due_at is not null
-                 then _due_in(claim.due_at) end,
+                 then greatest(date_part('epoch', claim.due_at - clock()), 0) end,
             case when _worker_is_polling() then _polls_in(worker_id) end);
     end if;
 end;
@@ -241,7 +242,6 @@ declare
     v_polls_in constant double precision := case when _worker_is_polling() then _polls_in(worker_id) end;
     v_due_from constant timestamptz := case when v_walks then _walked_due() else '-infinity' end;
     v_requests_from constant bigint := case when v_walks then _walked_requests() else 0 end;
-    v_queues text[]; -- those in which another session may have a job locked that was this worker's turn
     -- Before the statement below takes its snapshot: see the head of this file.
     v_unnotified constant boolean :=
         case when pg_sequence_last_value('silent_before'::regclass)
@@ -249,7 +249,9 @@ declare
              then _unnotified_adds_are_open() else false end;
 begin
     select least(
-            (select _due_in(j.due_at)
+            -- If it is overdue and was locked (xmax), the promotion passed over it: after as long again.
+            (select case when j.due_at > clock() then extract(epoch from j.due_at - clock())
+                         when j.xmax::text = '0' then 0 else _growing(j.due_at) end
              from live_jobs j where j.due_at > v_due_from order by j.due_at, j.id limit 1),
             v_polls_in,
             case when v_unnotified then
@@ -257,35 +259,21 @@ begin
             -- A promotion left this request: another session has the queue, sequence or job locked.
             (select _growing(w.at) from promotion_requests w
              where w.id > v_requests_from and w.after is null order by w.id limit 1),
-            case when p.found then 0.25 end,
+            -- The claim did not get this job: it was locked, or was committed a moment ago.
+            (select 0.25 from live_jobs j
+             where j.ready_at is not null and j.state = 'available' and not v_walks
+               and (task_identifiers is null or j.task_identifier = any (task_identifiers))
+               and (queue_names is null or coalesce(j.queue_name, 'default') = any (queue_names))
+               and (forbidden_flags is null or j.flags is null or not j.flags ?| forbidden_flags)
+             order by j.priority, j.ready_at, j.id limit 1),
             case when v_walks then _seconds_until_full_walk() end),
         v_walks or (
             select bool_or(r.state = 'available') or count(*) = 100
             from (select j.state from live_jobs j where asks_ready and j.ready_at is not null
-                  order by j.priority, j.ready_at, j.id limit 100) r),
-        p.queues
-    into what.due_in_s, what.ready, v_queues
-    from (select count(*) > 0 as found, array_agg(distinct l.queue_name) filter (where l.touched) as queues
-          from ( -- The claim did not get these jobs: they were locked, or were committed a moment ago.
-              select j.queue_name, j.xmax::text <> '0' as touched from live_jobs j
-              where j.ready_at is not null and j.state = 'available' and not v_walks
-                and (task_identifiers is null or j.task_identifier = any (task_identifiers))
-                and (queue_names is null or coalesce(j.queue_name, 'default') = any (queue_names))
-                and (forbidden_flags is null or j.flags is null or not j.flags ?| forbidden_flags)
-              order by j.priority, j.ready_at, j.id limit 20) l) p;
-    if v_queues is not null and worker_id is not null then
-        insert into promotion_requests (lane) -- a promotion passes over a job that is locked
-        select 'queue:' || q.name from unnest(v_queues) q(name) cross join lateral _parked_in(q.name, 1);
-    end if;
+                  order by j.priority, j.ready_at, j.id limit 100) r)
+    into what.due_in_s, what.ready;
 end;
 $$;
-
--- In how many seconds to come for a job that is due then. If it is overdue, another session has it locked:
--- after as long again, 0.25 at most.
-create or replace function _due_in(due_at timestamptz) returns double precision
-    language sql volatile
-    return least(abs(date_part('epoch', due_at - clock())),
-                 case when due_at <= clock() then 0.25 end);
 
 -- Seconds until the next poll for an open transaction: as long as it has been open since then,
 -- between 0.02 and 0.25. So workers poll often for a short transaction, and seldom for a long one.

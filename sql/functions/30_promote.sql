@@ -75,14 +75,6 @@ begin
         perform _keep_walk('due', row('live_jobs'::regclass::oid::bigint, null, array[row(
             0, v_now - interval '1 second', 0, null, null, null)::_span], null, null), began);
     end if;
-    if cardinality(v_due) < 100 then -- one that waited for a rate is locked: another one goes on in its place
-        insert into promotion_requests (lane)
-        select distinct 'queue:' || l.queue_name from (
-            select d.ctid as tid, d.queue_name from live_jobs d
-            where d.due_at <= v_now and d.due_at > v_from and d.parked = 'queue'
-            order by d.due_at, d.id limit 100) l
-        where l.tid <> all (v_due);
-    end if;
     if v_due = '{}' then
         return 0;
     end if;

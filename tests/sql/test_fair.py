@@ -230,7 +230,7 @@ def test_a_queue_with_several_kinds_takes_no_turns_ahead(
     api: Any, worker: int, tasks: list[str] | None
 ) -> None:
     api.set_queue("t:*", None, fair=True)
-    while api.rows("select from pyworker.promotion_requests"):  # a change parks what is ahead
+    while api.rows("select from pyworker.promotion_requests"):
         api.promote_jobs()
     for task in "abc":
         api.add_jobs([{"identifier": task, "queue_name": "t:large"}] * 150)
@@ -239,15 +239,3 @@ def test_a_queue_with_several_kinds_takes_no_turns_ahead(
         api.add_job(task, queue_name="t:late")
         first = [api.claim_jobs(worker, 1, [task])[0].queue_name for _ in range(4)]
         assert "t:late" in first, first
-
-
-def test_turns_begin_for_jobs_that_are_there_already(api: Any, worker: int) -> None:
-    api.set_queue("t:*", None)
-    for _ in range(3):
-        add(api, 900, "t:large")
-    api.set_queue("t:*", None, fair=True)
-    while api.rows("select from pyworker.promotion_requests where after is null limit 1"):
-        api.promote_jobs()
-    add(api, 1, "t:late")
-    assert "t:late" in served(api, worker, 1, 3)
-    assert sum(map(len, iter(lambda: api.claim_jobs(worker, 500), []))) == 2698

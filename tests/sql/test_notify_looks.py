@@ -346,3 +346,21 @@ def test_a_worker_looks_again_soon_while_another_session_has_locked_the_next_job
     assert look(api) <= 0.25
     getattr(a, outcome)()
     assert [job.id for job in api.claim_jobs(worker)] == [ids[2 if outcome == "commit" else 1]]
+
+
+@pytest.mark.parametrize("queue", [None, "q"])
+def test_an_overdue_job_that_is_locked_brings_no_worker_at_once(
+    api: Any, worker: int, actor: Any, clock: Any, queue: str | None
+) -> None:
+    api.set_queue("q", None)
+    job = api.add_job("t", queue_name=queue, run_at=api.at("1 minute")).id
+    other = actor()
+    other.begin()
+    other.rows("select from pyworker.live_jobs for update")
+    clock.advance(minutes=2)
+    assert api.claim_jobs(worker, 5) == []
+    turn = "select again_in_s from pyworker.work(%s, null, null, null, null, 5)"
+    assert 0 < api.value(turn, [worker]) <= 0.25
+    assert 0 < api.seconds_until_due() <= 0.25
+    other.commit()
+    assert [claimed.id for claimed in api.claim_jobs(worker, 5)] == [job]

@@ -126,7 +126,6 @@ create or replace function _make_candidates(
 as $$
 declare
     v_now constant timestamptz := clock();
-    v_locked constant tid[] := case when asked is null then _locked_in(queue_names) else '{}' end;
     v_ids bigint[];
     v_passed text[]; -- fair queues in which a job was added before one that is a candidate already
     v_wanted text[];
@@ -144,7 +143,7 @@ begin
             k.queue_name, k.task, k.flags, case when asked is not null then least(k.places, asked) end,
             k.priority, k.run_at, k.id) l on true
         cross join lateral _first_of_kind(
-            k.queue_name, k.task, k.flags, case when l.found is null then k.places else 0 end, v_locked) f
+            k.queue_name, k.task, k.flags, case when l.found is null then k.places else 0 end) f
         where k.places > 0 and k.id is not null),
     free as materialized (
         select p.ctid as tid from live_jobs p
@@ -240,8 +239,6 @@ $$;
 
 -- Writes a request for each queue of a family that has parked jobs, candidates or running jobs. This takes
 -- one index look-up per queue, not per job. Where turns have ended, candidates lose the places that they had.
--- Where they have begun, the candidates of a queue that has several of one kind are parked, of 100 queues in
--- one call.
 create or replace function _fill_family(prefix text) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off
@@ -250,7 +247,6 @@ as $$
 declare
     v_names text[];
     v_moved bigint[];
-    v_crowded text[];
 begin
     with recursive name as (
         select least(
@@ -279,17 +275,6 @@ begin
         returning j.id)
     select array_agg(c.id) into v_moved from candidate c;
     perform _arrive_late(v_moved);
-    v_crowded := array(
-        select q.queue_name from _queues_of(v_names) q where q.fair and exists (
-            select from (
-                select c.task_identifier, c.flags from live_jobs c
-                where c.queue_name = q.queue_name and c.ready_at is not null and c.state = 'available'
-                order by c.queue_name, c.priority, c.run_at, c.id limit 1000) k
-            group by k.task_identifier, k.flags having count(*) > 1)
-        limit 100);
-    if _park_candidates(v_crowded) <> '{}' or cardinality(v_crowded) = 100 then
-        insert into promotion_requests (lane, changed) values ('family:' || prefix, true);
-    end if;
 end;
 $$;
 
@@ -342,25 +327,23 @@ begin atomic
     order by c.queue_name, c.priority, c.run_at, c.id limit 1;
 end;
 
--- The first jobs of one kind in a queue, parked or candidates, without those in `passed`; tid is null for
--- those that already are candidates.
-drop function if exists _first_of_kind(text, text, text, bigint);
-create or replace function _first_of_kind(
-    queue_name text, task text, flags text, up_to bigint, passed tid[])
+-- The first jobs of one kind in a queue, parked or candidates; tid is null for those that already
+-- are candidates.
+create or replace function _first_of_kind(queue_name text, task text, flags text, up_to bigint)
     returns table (tid tid, place bigint)
     language sql stable
 begin atomic
     select u.tid, row_number() over (order by u.priority, u.run_at, u.id) from (
         (select p.ctid as tid, p.priority, p.run_at, p.id from live_jobs p
          where p.queue_name = _first_of_kind.queue_name and p.parked = 'queue'
-           and p.task_identifier = _first_of_kind.task and p.ctid <> all (_first_of_kind.passed)
+           and p.task_identifier = _first_of_kind.task
            and coalesce(p.flags::text, '') collate "C" = _first_of_kind.flags
          order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
                   p.priority, p.run_at, p.id limit _first_of_kind.up_to)
         union all
         (select null::tid as tid, c.priority, c.run_at, c.id from live_jobs c
          where c.queue_name = _first_of_kind.queue_name and c.ready_at is not null and c.state = 'available'
-           and c.task_identifier = _first_of_kind.task and c.ctid <> all (_first_of_kind.passed)
+           and c.task_identifier = _first_of_kind.task
            and coalesce(c.flags::text, '') collate "C" = _first_of_kind.flags
          order by c.queue_name, c.priority, c.run_at, c.id limit _first_of_kind.up_to)) u
     order by u.priority, u.run_at, u.id limit _first_of_kind.up_to;
