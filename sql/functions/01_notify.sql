@@ -213,7 +213,7 @@ create or replace function _what_is_left(
     language plpgsql set search_path from current
 as $$
 begin
-    if claim.rest or claim.due_at <= clock()
+    if claim.rest or claim.due_at is not null and claim.due_at <= clock()
        or pg_sequence_last_value('silent_before'::regclass) > claim.seen::text::bigint then
         what := _look_around(worker_id, asks_ready, task_identifiers, queue_names, forbidden_flags);
     else
