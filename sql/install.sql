@@ -66,6 +66,7 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/limits/rates.sql
 \ir modules/queues/slots.sql
 \ir modules/queues/fill.sql
+\ir modules/limits/locked.sql
 \ir modules/dependencies/edges.sql
 \ir modules/dependencies/children.sql
 \ir modules/coordination/steps.sql

@@ -259,6 +259,8 @@ begin
             -- A promotion left this request: another session has the queue, sequence or job locked.
             (select _growing(w.at) from promotion_requests w
              where w.id > v_requests_from and w.after is null order by w.id limit 1),
+            (select 0.25 from promotion_requests w -- some jobs of its queue are locked
+             where w.id > v_requests_from and w.after = '1' order by w.id limit 1),
             -- The claim did not get this job: it was locked, or was committed a moment ago.
             (select 0.25 from live_jobs j
              where j.ready_at is not null and j.state = 'available' and not v_walks

@@ -140,6 +140,7 @@ declare
     v_xmin xid8 := pg_snapshot_xmin(pg_current_snapshot());
     v_lanes text[];
     v_held text[];
+    v_changed text[];
     v_keys text[];
     v_last bigint;
     v_lane text;
@@ -155,7 +156,10 @@ begin
     if cardinality(v_lanes) = 100 and cardinality(v_held) < 10 then
         v_held := _try_lanes(v_lanes || _other_lanes(walked));
     end if;
-    perform _take_requests(v_held, walked);
+    v_changed := _take_requests(v_held, walked);
+    if v_changed is not null then
+        perform _begin_turns(v_changed);
+    end if;
     v_keys := array(
         select substr(l.lane, length('sequence:') + 1) from unnest(v_held) l(lane)
         where starts_with(l.lane, 'sequence:'));

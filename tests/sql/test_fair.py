@@ -239,3 +239,34 @@ def test_a_queue_with_several_kinds_takes_no_turns_ahead(
         api.add_job(task, queue_name="t:late")
         first = [api.claim_jobs(worker, 1, [task])[0].queue_name for _ in range(4)]
         assert "t:late" in first, first
+
+
+@pytest.mark.parametrize("before", [None, 300])
+@pytest.mark.parametrize("most", [1, 20])
+def test_turns_begin_for_jobs_that_were_candidates_before(
+    api: Any, worker: int, before: int | None, most: int
+) -> None:
+    api.set_queue("t:*", before)
+    add(api, 250, "t:large")
+    api.promote_jobs()
+    for n in range(5):
+        add(api, 1, f"t:{n}")
+    api.set_queue("t:*", None, fair=True)
+    first = served(api, worker, most, 40)
+    last = max(place for place, queue in enumerate(first, 1) if queue != "t:large")
+    assert last <= 7
+    assert len(first) + len(served(api, worker, 50)) == 255
+
+
+@pytest.mark.slow
+def test_turns_begin_for_thousands_of_jobs_that_were_candidates_before(api: Any, worker: int) -> None:
+    """Each claim parks a thousand of them. A candidate keeps its turn when settings change again."""
+    api.set_queue("t:*", None)
+    add(api, 4500, "t:large")
+    api.promote_jobs()
+    api.set_queue("t:*", None, fair=True)
+    add(api, 2, "t:a")
+    assert "t:a" in served(api, worker, 1, 8)
+    api.set_queue("t:*", 100, fair=True)
+    add(api, 1, "t:b")
+    assert Counter(served(api, worker, 1, 3)) == {"t:large": 1, "t:a": 1, "t:b": 1}

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.api import ids
 from tests.support.notify import heard as heard
+from tests.support.queues import claim_from_the_head
 from tests.support.slots import add, add_parked
 
 
@@ -214,10 +215,10 @@ def test_all_are_used_too_if_another_session_changes_the_candidate_that_asks(
     a = actor()
     a.begin()
     a.rows(f"select pyworker.{change}", [api.value(asking)])
-    while api.claim_jobs(worker, 50):
+    while claim_from_the_head(api, worker, 50):
         pass
     getattr(a, end)()
-    while api.claim_jobs(worker, 50):
+    while claim_from_the_head(api, worker, 50):
         pass
     assert api.value("select count(*) from pyworker.live_jobs where state = 'running'") == 250
 

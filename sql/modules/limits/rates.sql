@@ -182,6 +182,27 @@ begin
 end;
 $$;
 
+-- Parks candidates of these lanes' queues, whose settings have changed, if the queues take turns and the jobs
+-- have none: they were candidates before. Slots that were given before do not count any more, either.
+create or replace function _begin_turns(lanes text[]) returns void
+    language plpgsql set search_path from current
+as $$
+declare
+    v_fair constant text[] := array(
+        select q.queue_name from _queues_of(array(
+            select substr(l.lane, length('queue:') + 1) from unnest(lanes) l(lane)
+            where starts_with(l.lane, 'queue:'))) q
+        where q.fair);
+    v_left text[];
+begin
+    if v_fair <> '{}' then
+        v_left := _take_slots_back(v_fair) || _park_candidates(v_fair, true);
+        insert into promotion_requests (lane, changed)
+        select distinct 'queue:' || l.queue_name, true from unnest(v_left) l(queue_name);
+    end if;
+end;
+$$;
+
 -- Gives the turns that these fair queues have to their candidates in the order of their jobs: a job with an
 -- earlier run_at takes the turn of one that was there before. Returns the candidates.
 create or replace function _deal_turns(queue_names text[]) returns bigint[]
@@ -196,7 +217,7 @@ begin atomic
         from (select distinct u.name from unnest(_deal_turns.queue_names) u(name)) q
         cross join lateral (
             select j.ctid as tid, j.id, j.queue_name, j.priority, j.run_at, j.ready_at from live_jobs j
-            where j.queue_name = q.name and j.ready_at is not null and j.state = 'available'
+            where j.queue_name = q.name and j.ready_at > j.run_at and j.state = 'available'
             order by j.queue_name, j.priority, j.run_at, j.id for update skip locked) c),
     dealt as (
         update live_jobs j set ready_at = t.ready_at + (c.place - 1) * interval '1 us'
@@ -262,28 +283,28 @@ end;
 $$;
 
 -- Lets queues whose rate is used up, and whose lanes this session holds, wait for the time at which it has
--- room: parks their candidates, and makes a parked job of each one due then.
+-- room: parks their candidates, and makes a parked job of each one due then, one that is not locked.
 create or replace function _wait_for_rates(queue_names text[], free_ats timestamptz[]) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
-    v_left text[] := _park_candidates(queue_names);
+    v_more constant text[] := _park_candidates(queue_names);
+    v_behind text[];
 begin
     with waiting as materialized (
         select q.name, q.free_at, p.tid from unnest(queue_names, free_ats) q(name, free_at)
-        cross join lateral _parked_in(q.name, 1) p),
-    held as materialized (
-        select j.ctid as tid from live_jobs j
-        where j.ctid = any (array(select w.tid from waiting w)) for update skip locked),
+        cross join lateral (
+            select w.ctid as tid from live_jobs w where w.queue_name = q.name and w.parked = 'queue'
+            order by w.queue_name, w.task_identifier, coalesce(w.flags::text, '') collate "C",
+                     w.priority, w.run_at, w.id limit 1 for update skip locked) p),
     timed as (
         update live_jobs j set due_at = w.free_at
-        from waiting w join held h on h.tid = w.tid
-        where j.ctid = w.tid and j.due_at is distinct from w.free_at)
-    select v_left || array_agg(w.name) into v_left from waiting w
-    where w.tid not in (select h.tid from held h);
-    insert into promotion_requests (lane)
-    select distinct 'queue:' || l.name from unnest(v_left) l(name);
+        from waiting w where j.ctid = w.tid and j.due_at is distinct from w.free_at)
+    select array_agg(q.name) into v_behind from unnest(queue_names) q(name)
+    where q.name not in (select w.name from waiting w) and exists (select from _parked_in(q.name, 1));
+    insert into promotion_requests (lane) select 'queue:' || m.name from unnest(v_more) m(name);
+    perform _ask_for_locked(v_behind);
 end;
 $$;

@@ -20,7 +20,7 @@ declare
     v_ahead constant integer := 100;
     v_others text[]; -- queues left to _fill_by_kind
     v_ids bigint[];
-    v_wanted text[];
+    v_behind text[]; -- queues that could have more candidates, if their jobs were not locked
 begin
     with queue as materialized (
         select q.name, q.slots - t.taken as free,
@@ -42,27 +42,29 @@ begin
         select q.name, p.tid, p.place <= q.ahead as given
         from queue q
         cross join lateral (
-            select f.tid, row_number() over () as place
-            from _parked_in(q.name, least(q.free, q.ahead + 1)) f) p
+            select f.tid, row_number() over () as place from (
+                select w.ctid as tid from live_jobs w where w.queue_name = q.name and w.parked = 'queue'
+                order by w.queue_name, w.task_identifier, coalesce(w.flags::text, '') collate "C",
+                         w.priority, w.run_at, w.id
+                limit least(q.free, q.ahead + 1) for update skip locked) f) p
         where q.alike and q.free > 0 and q.ahead >= 0),
     moved as (
         update live_jobs j
         set ready_at = j.run_at, parked = null, has_slot = nullif(t.given, false), due_at = null
-        from turn t
-        where j.ctid = t.tid and j.ctid = any (array(
-            select p.ctid from live_jobs p
-            where p.ctid = any (array(select t.tid from turn t)) for update skip locked))
-        returning j.id)
+        from turn t where j.ctid = t.tid
+        returning j.id, j.queue_name)
     select (select array_agg(q.name) from queue q where q.alike is not true),
            (select array_agg(m.id) from moved m),
-           (select array_agg(t.name) from turn t)
-    into v_others, v_ids, v_wanted;
+           (select array_agg(q.name) from queue q
+            left join (select n.queue_name as name, count(*) as jobs from moved n group by 1) m using (name)
+            where q.alike and q.free > coalesce(m.jobs, 0) and q.ahead >= coalesce(m.jobs, 0)
+              and (select true from _parked_in(q.name, coalesce(m.jobs, 0) + 1) offset coalesce(m.jobs, 0)))
+    into v_others, v_ids, v_behind;
     if v_ids is not null then
         perform _arrive_late(v_ids);
     end if;
-    if cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) then -- some were locked
-        insert into promotion_requests (lane)
-        select distinct 'queue:' || w.name from unnest(v_wanted) w(name);
+    if v_behind is not null then
+        perform _ask_for_locked(v_behind);
     end if;
     return coalesce(cardinality(v_ids), 0)
         + case when v_others is null then 0 else _fill_by_kind(v_others) end;
@@ -117,17 +119,20 @@ $$;
 -- Makes the first jobs of each kind candidates, as many as there are free slots, up to 1,000 per kind in one
 -- call. `asked`: a kind with so many candidates gets no more; null means all that have a place. A queue that
 -- takes turns has one of each kind; a claim that wants more takes what it wants in equal parts from the kinds
--- of these tasks. Returns how many became candidates.
+-- of these tasks. `passed`: jobs that do not count, since other sessions have them locked. Returns how many
+-- became candidates.
 drop function if exists _make_candidates(text[], integer, integer);
+drop function if exists _make_candidates(text[], integer, integer, text[]);
 create or replace function _make_candidates(
-    queue_names text[], asked integer, wanted integer, tasks text[]) returns integer
+    queue_names text[], asked integer, wanted integer, tasks text[], passed tid[] default '{}')
+    returns integer
     language plpgsql set search_path from current set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off set enable_incremental_sort = off set jit = off set lock_timeout = '200ms'
 as $$
 declare
     v_now constant timestamptz := clock();
     v_ids bigint[];
-    v_passed text[]; -- fair queues in which a job was added before one that is a candidate already
+    v_overtaken text[]; -- fair queues in which a job was added before one that is a candidate already
     v_wanted text[];
     v_ranked bigint; -- in queues that no claim looks at again
     v_paused text[];
@@ -141,9 +146,9 @@ begin
         from kind k
         left join lateral _last_of_candidates(
             k.queue_name, k.task, k.flags, case when asked is not null then least(k.places, asked) end,
-            k.priority, k.run_at, k.id) l on true
+            k.priority, k.run_at, k.id, passed) l on true
         cross join lateral _first_of_kind(
-            k.queue_name, k.task, k.flags, case when l.found is null then k.places else 0 end) f
+            k.queue_name, k.task, k.flags, case when l.found is null then k.places else 0 end, passed) f
         where k.places > 0 and k.id is not null),
     free as materialized (
         select p.ctid as tid from live_jobs p
@@ -154,28 +159,28 @@ begin
         from free f join turn t on t.tid = f.tid where j.ctid = f.tid
         returning j.id, case when t.at is not null and (
             select true from _candidate_after(j.queue_name, j.priority, j.run_at, j.id))
-            then j.queue_name end as passed),
+            then j.queue_name end as overtaken),
     full_rate as (select distinct k.queue_name, k.free_at from kind k where k.free_at is not null)
     select (select array_agg(m.id) from moved m),
-           (select array_agg(m.passed) from moved m where m.passed is not null),
+           (select array_agg(m.overtaken) from moved m where m.overtaken is not null),
            array_agg(t.queue_name) filter (where t.tid is not null), count(*) filter (where not t.paced),
            (select array_agg(distinct k.queue_name) from kind k where k.paused),
            (select array_agg(r.queue_name) from full_rate r), (select array_agg(r.free_at) from full_rate r)
-    into v_ids, v_passed, v_wanted, v_ranked, v_paused, v_full, v_free_ats
+    into v_ids, v_overtaken, v_wanted, v_ranked, v_paused, v_full, v_free_ats
     from turn t;
-    perform _arrive_late(v_ids || _deal_turns(v_passed));
+    perform _arrive_late(v_ids || _deal_turns(v_overtaken));
     if v_paused is not null then
         insert into promotion_requests (lane, changed) -- claims ask for slots until all are parked
         select 'queue:' || l.queue_name, true from unnest(_park_candidates(v_paused)) l(queue_name);
     end if;
-    if v_full is not null then
-        perform _wait_for_rates(v_full, v_free_ats);
-    end if;
-    if v_ranked >= 1000 or cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) then
+    perform _wait_for_rates(v_full, v_free_ats) where v_full is not null;
+    if v_ranked >= 1000 then
         insert into promotion_requests (lane)
         select distinct 'queue:' || w.queue_name from unnest(v_wanted) w(queue_name);
     end if;
-    return coalesce(cardinality(v_ids), 0);
+    return coalesce(cardinality(v_ids), 0) + case
+        when cardinality(v_wanted) > coalesce(cardinality(v_ids), 0) and passed = '{}'
+        then _make_candidates_behind(v_wanted, asked, wanted, tasks) else 0 end;
 end;
 $$;
 
@@ -210,8 +215,9 @@ end;
 $$;
 
 -- Parks candidates of full and of paused queues whose lanes this session holds, up to 1,000 of each
--- queue. Returns the queues that may have more of them.
-create or replace function _park_candidates(queue_names text[]) returns text[]
+-- queue; `turnless`: only those that have no turn. Returns the queues that may have more of them.
+drop function if exists _park_candidates(text[]);
+create or replace function _park_candidates(queue_names text[], turnless boolean default false) returns text[]
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off
     set enable_sort = off set enable_incremental_sort = off
@@ -228,7 +234,7 @@ begin
             cross join lateral (
                 select c.ctid from live_jobs c
                 where c.queue_name = q.name and c.ready_at is not null and c.state = 'available'
-                  and c.has_slot is null
+                  and c.has_slot is null and (c.ready_at = c.run_at or not turnless)
                 order by c.queue_name, c.priority, c.run_at, c.id limit v_most for update skip locked) p))
         returning j.queue_name)
     select array_agg(p.queue_name) into v_parked from (
@@ -299,8 +305,10 @@ end;
 -- The last of so many candidates of a kind that come before one of its jobs; no row if there are fewer, or
 -- if `enough` is null.
 drop function if exists _last_of_candidates(text, text, text, bigint);
+drop function if exists _last_of_candidates(text, text, text, bigint, smallint, timestamptz, bigint);
 create or replace function _last_of_candidates(
-    queue_name text, task text, flags text, enough bigint, priority smallint, run_at timestamptz, id bigint)
+    queue_name text, task text, flags text, enough bigint, priority smallint, run_at timestamptz, id bigint,
+    passed tid[] default '{}')
     returns table (found bigint)
     language sql stable
 begin atomic
@@ -310,12 +318,12 @@ begin atomic
       and coalesce(c.flags::text, '') collate "C" = _last_of_candidates.flags
       and (c.priority, c.run_at, c.id)
           < (_last_of_candidates.priority, _last_of_candidates.run_at, _last_of_candidates.id)
-      and _last_of_candidates.enough is not null
+      and _last_of_candidates.enough is not null and c.ctid <> all (_last_of_candidates.passed)
     order by c.queue_name, c.priority, c.run_at, c.id
     offset _last_of_candidates.enough - 1 limit 1;
 end;
 
--- The candidate of a queue that follows a job in the order of its priority.
+-- The candidate of a queue that has a turn and follows a job in the order of its priority.
 create or replace function _candidate_after(queue_name text, priority smallint, run_at timestamptz, id bigint)
     returns table (id bigint)
     language sql stable
@@ -323,13 +331,15 @@ begin atomic
     select c.id from live_jobs c
     where c.queue_name = _candidate_after.queue_name and c.ready_at is not null and c.state = 'available'
       and c.priority = _candidate_after.priority
-      and (c.run_at, c.id) > (_candidate_after.run_at, _candidate_after.id)
+      and (c.run_at, c.id) > (_candidate_after.run_at, _candidate_after.id) and c.ready_at > c.run_at
     order by c.queue_name, c.priority, c.run_at, c.id limit 1;
 end;
 
 -- The first jobs of one kind in a queue, parked or candidates; tid is null for those that already
 -- are candidates.
-create or replace function _first_of_kind(queue_name text, task text, flags text, up_to bigint)
+drop function if exists _first_of_kind(text, text, text, bigint);
+create or replace function _first_of_kind(
+    queue_name text, task text, flags text, up_to bigint, passed tid[] default '{}')
     returns table (tid tid, place bigint)
     language sql stable
 begin atomic
@@ -338,6 +348,7 @@ begin atomic
          where p.queue_name = _first_of_kind.queue_name and p.parked = 'queue'
            and p.task_identifier = _first_of_kind.task
            and coalesce(p.flags::text, '') collate "C" = _first_of_kind.flags
+           and p.ctid <> all (_first_of_kind.passed)
          order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
                   p.priority, p.run_at, p.id limit _first_of_kind.up_to)
         union all
@@ -345,6 +356,7 @@ begin atomic
          where c.queue_name = _first_of_kind.queue_name and c.ready_at is not null and c.state = 'available'
            and c.task_identifier = _first_of_kind.task
            and coalesce(c.flags::text, '') collate "C" = _first_of_kind.flags
+           and c.ctid <> all (_first_of_kind.passed)
          order by c.queue_name, c.priority, c.run_at, c.id limit _first_of_kind.up_to)) u
     order by u.priority, u.run_at, u.id limit _first_of_kind.up_to;
 end;

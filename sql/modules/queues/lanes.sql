@@ -2,7 +2,7 @@
 --
 -- A promoter locks the lane, deletes the lane's requests that it can see, and only then reads the
 -- lane's jobs, with a fresh snapshot. So a promotion that begins after the commit of a change sees
--- that change.
+-- that change. A request with `after` 1 is for a queue whose jobs are locked (limits/locked).
 
 -- Tries to lock a lane. False if another session has it, or if this transaction's snapshot may be
 -- too old (at any isolation level but READ COMMITTED).
@@ -30,13 +30,15 @@ $$;
 
 -- Deletes the requests of lanes that this session holds, before it looks at the lanes. If a queue's
 -- settings have changed, transactions that are still open may have used the old ones: this writes
--- another request, to look again when they have ended.
-create or replace function _take_requests(lanes text[], walked bigint) returns void
+-- another request, to look again when they have ended. Returns the lanes with changed settings.
+drop function if exists _take_requests(text[], bigint);
+create or replace function _take_requests(lanes text[], walked bigint) returns text[]
     language plpgsql set search_path from current
 as $$
 declare
     v_xmin xid8 := pg_snapshot_xmin(pg_current_snapshot());
     v_changed text[];
+    v_again text[];
 begin
     -- SKIP LOCKED: a session that is moving a request (_keep_requests) may keep it locked for long.
     with taken as (
@@ -44,12 +46,14 @@ begin
             select a.id from promotion_requests a
             where a.lane = any (lanes) and a.id > walked and (a.after is null or a.after < v_xmin)
             for update skip locked))
-        returning w.lane, w.after)
-    select array_agg(distinct t.lane) into v_changed from taken t where t.after = '0';
-    if v_changed is not null then
+        returning w.lane, w.after, w.changed)
+    select array_agg(distinct t.lane), array_agg(distinct t.lane) filter (where t.after = '0')
+    into v_changed, v_again from taken t where t.changed;
+    if v_again is not null then
         insert into promotion_requests (lane, after, changed)
-        select c.lane, _newest_transaction()::text::xid8, true from unnest(v_changed) c(lane);
+        select a.lane, _newest_transaction()::text::xid8, true from unnest(v_again) a(lane);
     end if;
+    return v_changed;
 end;
 $$;
 

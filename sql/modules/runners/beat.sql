@@ -121,7 +121,8 @@ create or replace function _sweep_is_due(grace_s double precision) returns boole
         abs(date_part('epoch', clock_timestamp()) * 1000
             - pg_sequence_last_value('swept_at'::regclass)) <= 900) is not true;
 
--- Finds dead workers, and cancels the jobs that have expired. Returns `grace_s` as it is then.
+-- Finds dead workers, cancels the jobs that have expired, and fills the queues whose next jobs are locked.
+-- Returns `grace_s` as it is then.
 drop function if exists _sweep_if_due(bigint, double precision);
 create or replace function _sweep(worker_id bigint) returns double precision
     language plpgsql set search_path from current set lock_timeout = '200ms'
@@ -132,6 +133,11 @@ begin
         perform _expire_jobs();
     exception when query_canceled or others then
         raise warning 'the sweep of dead workers failed: %', sqlerrm; -- the beat counts all the same
+    end;
+    begin
+        perform _pass_over_locked(null, null, null, null); -- a claim that finds enough does not look
+    exception when lock_not_available or deadlock_detected then
+        null; -- the next sweep will
     end;
     return (_find_duties(worker_id)).grace_s;
 end;
