@@ -265,7 +265,7 @@ def test_turns_begin_for_thousands_of_jobs_that_were_candidates_before(api: Any,
     add(api, 4500, "t:large")
     api.promote_jobs()
     api.set_queue("t:*", None, fair=True)
-    add(api, 2, "t:a")
+    add(api, 9, "t:a")
     assert "t:a" in served(api, worker, 1, 8)
     api.set_queue("t:*", 100, fair=True)
     add(api, 1, "t:b")

@@ -114,10 +114,10 @@ begin
 end;
 $$;
 
--- The same for a claim that finds fewer jobs than it wants. `found`: the queues of those that it has found,
+-- The same for a claim that finds fewer jobs than it wants. `asking`: the queues of those that it has found,
 -- with which it goes on anyway (limits/rates).
 create or replace function _look_behind_locked(
-    inout claim _claim, found text[], task_identifiers text[], queue_names text[], forbidden_flags text[])
+    inout claim _claim, asking text[], task_identifiers text[], queue_names text[], forbidden_flags text[])
     language plpgsql set search_path from current
 as $$
 declare
@@ -125,7 +125,7 @@ declare
 begin
     if coalesce(cardinality(claim.ids), 0) < claim.wanted then
         claim.must_promote := _pass_over_locked(
-            claim.closed || array_remove(found, null), task_identifiers, queue_names, forbidden_flags) > 0;
+            claim.closed || array_remove(asking, null), task_identifiers, queue_names, forbidden_flags) > 0;
         claim.read := claim.read + _entries_read('live_jobs_ready') - v_read; -- no part of its walk
     end if;
 end;
