@@ -62,6 +62,24 @@ def test_while_some_jobs_of_a_queue_are_locked_the_others_run(
     assert len(served | later) == (STARTS if "rate" in setting else JOBS)
 
 
+@pytest.mark.parametrize("end", ["commit", "rollback", "kill"])
+@pytest.mark.parametrize("setting", ["turns", "few slots", "one slot"])
+def test_a_job_that_is_locked_when_its_turn_comes_is_not_forgotten(
+    api: Any, worker: int, actor: Callable[[], Any], setting: str, end: str
+) -> None:
+    api.set_queue("t:*", *(PACED | SLOTS)[setting])
+    (running,) = add(api, 1, "t:a")
+    (claimed,) = api.claim_jobs(worker, 1)
+    ids = add(api, 1, "t:a") if setting == "turns" else add(api, 6, "t:a")
+    other = actor()
+    assert lock(other, PARKED)
+    api.finish(running)
+    assert claimed.id == running
+    api.promote_jobs()
+    getattr(other, end)()
+    assert serve(api, worker, 1) == set(ids)
+
+
 @pytest.mark.parametrize("setting", [*PACED, "many slots"])
 def test_where_claims_find_enough_of_other_queues_a_sweep_passes_over_the_locked_jobs(
     api: Any, worker: int, actor: Callable[[], Any], setting: str

@@ -323,7 +323,7 @@ begin atomic
     offset _last_of_candidates.enough - 1 limit 1;
 end;
 
--- The candidate of a queue that has a turn and follows a job in the order of its priority.
+-- The candidate of a queue that follows a job in the order of its priority.
 create or replace function _candidate_after(queue_name text, priority smallint, run_at timestamptz, id bigint)
     returns table (id bigint)
     language sql stable
@@ -331,7 +331,7 @@ begin atomic
     select c.id from live_jobs c
     where c.queue_name = _candidate_after.queue_name and c.ready_at is not null and c.state = 'available'
       and c.priority = _candidate_after.priority
-      and (c.run_at, c.id) > (_candidate_after.run_at, _candidate_after.id) and c.ready_at > c.run_at
+      and (c.run_at, c.id) > (_candidate_after.run_at, _candidate_after.id)
     order by c.queue_name, c.priority, c.run_at, c.id limit 1;
 end;
 
