@@ -149,10 +149,6 @@ begin
         perform _refuse_worker(worker_id);
     end if;
     claim.run := _new_run();
-    -- It walked from the head, and some jobs are left: perhaps others have them locked.
-    if claim.rest and claim.places is null and not claim.must_promote then
-        claim := _look_behind_locked(claim, v_queues, task_identifiers, queue_names, forbidden_flags);
-    end if;
     if array_remove(v_queues, null) <> '{}' then
         claim := _admit(claim, v_queues);
     end if;

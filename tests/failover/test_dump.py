@@ -80,6 +80,14 @@ def test_a_dump_of_a_busy_queue_is_one_moment_and_what_ended_later_runs_again(
         began = time.time()
         dump(old, tmp_path / "dump")
         ended = time.time()
+        waited = {one.id for writer in there for one in list(writer.acknowledged) if one.at < began}
+        until(
+            "a job of the dump begins after it",
+            lambda: any(
+                runs[0]["t"] > ended and job_id in waited
+                for job_id, runs in begins(history, "only_once").items()
+            ),
+        )
         go_on(there)
         added = stop(there)
     assert worker.stop() == 0

@@ -18,7 +18,7 @@ PACED = {
 }
 SLOTS = {"many slots": (300,), "few slots": (5,), "one slot": (1,)}
 PARKED = "parked = 'queue'"
-ASKING = "ready_at is not null and has_slot is null"
+ASKING = "ready_at is not null and has_slot is null and state = 'available'"
 
 
 def lock(session: Any, where: str) -> set[int]:
@@ -28,13 +28,25 @@ def lock(session: Any, where: str) -> set[int]:
     return {row.id for row in session.rows(sql)}
 
 
+def sweep(api: Any, worker: int) -> None:
+    """As a beat does that comes a second after the last one."""
+    api.rows("select setval('pyworker.swept_at', 1)")
+    api.beat(worker)
+
+
 def serve(api: Any, worker: int, most: int) -> set[int]:
-    """The jobs that claims start, each of which ends before the next claim, until one finds none."""
+    """The jobs that claims start, each of which ends before the next claim, until one finds none after a
+    sweep."""
     served: set[int] = set()
-    while jobs := api.claim_jobs(worker, most) or claim_from_the_head(api, worker, most):
+    while True:
+        jobs = api.claim_jobs(worker, most)
+        if not jobs:
+            sweep(api, worker)
+            jobs = claim_from_the_head(api, worker, most)
+        if not jobs:
+            return served
         served |= {job.id for job in jobs}
         api.finish_jobs([job.id for job in jobs], [job.run for job in jobs])
-    return served
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
@@ -81,7 +93,7 @@ def test_a_job_that_is_locked_when_its_turn_comes_is_not_forgotten(
 
 
 @pytest.mark.parametrize("setting", [*PACED, "many slots"])
-def test_where_claims_find_enough_of_other_queues_a_sweep_passes_over_the_locked_jobs(
+def test_a_sweep_passes_over_locked_candidates(
     api: Any, worker: int, actor: Callable[[], Any], setting: str
 ) -> None:
     api.set_queue("t:*", *(PACED | SLOTS)[setting])
@@ -92,8 +104,7 @@ def test_where_claims_find_enough_of_other_queues_a_sweep_passes_over_the_locked
     assert lock(actor(), ASKING)
     candidates = "select count(*) from pyworker.live_jobs where ready_at is not null"
     before = api.value(candidates)
-    api.rows("select setval('pyworker.swept_at', 1)")
-    api.beat(worker)
+    sweep(api, worker)
     assert api.value(candidates) > before
 
 
@@ -107,8 +118,7 @@ def test_the_sweep_gives_no_second_turn_where_a_candidate_was_locked_and_is_free
     lock(other, ASKING)
     other.rollback()
     for _ in range(3):
-        api.rows("select setval('pyworker.swept_at', 1)")
-        api.beat(worker)
+        sweep(api, worker)
     assert api.value("select count(*) from pyworker.live_jobs where ready_at is not null") == 1
 
 
@@ -123,8 +133,7 @@ def test_the_job_that_tells_when_a_rate_has_room_again_may_be_locked_then(
     locked = lock(other, "parked = 'queue' and due_at is not null")
     assert len(locked) == 1
     clock.advance(seconds=10)
-    api.rows("select setval('pyworker.swept_at', 1)")
-    api.beat(worker)
+    sweep(api, worker)
     served = serve(api, worker, 1)
     assert len(served) == 2
     assert not served & locked
@@ -153,3 +162,89 @@ def test_a_locked_job_costs_a_claim_no_more_than_two_promotions_of_its_queue(
     assert api.value(turn, [worker]) <= 0.25
     assert api.value(requests) - before <= 2
     assert 0.2 < api.value(turn, [worker]) <= 0.25
+
+
+def test_a_fair_queue_with_a_locked_candidate_goes_on_without_sweeps(
+    api: Any, worker: int, actor: Callable[[], Any]
+) -> None:
+    api.set_queue("t:*", None, fair=True)
+    ids = set(add(api, 30, "t:a"))
+    api.promote_jobs()
+    locked = lock(actor(), ASKING)
+    sweep(api, worker)
+    served: set[int] = set()
+    while job := api.claim_jobs(worker, 1):
+        served.add(job[0].id)
+    assert served == ids - locked
+
+
+@pytest.mark.parametrize("slots", [1, 5])
+@pytest.mark.parametrize("tasks", [["t"], ["t", "u"]])
+def test_candidates_that_ask_for_their_slot_hold_up_no_others_where_slots_are_few(
+    api: Any, worker: int, actor: Callable[[], Any], slots: int, tasks: list[str]
+) -> None:
+    api.set_queue("q", slots)
+    for _ in range(slots):
+        api.add_job("t", queue_name="q")  # there is room, so it is a candidate at once
+    other = actor()
+    locked = lock(other, ASKING)
+    assert len(locked) == slots
+    ids = {api.add_job(task, queue_name="q").id for task in tasks for _ in range(6)}
+    assert serve(api, worker, 3) == ids
+    other.rollback()
+    assert serve(api, worker, 3) == locked
+
+
+@pytest.mark.parametrize("which", [PARKED, ASKING])
+def test_hundreds_of_locked_jobs_of_a_fair_queue_hold_up_no_others(
+    api: Any, worker: int, actor: Callable[[], Any], which: str
+) -> None:
+    api.set_queue("t:*", None)
+    ids = add(api, 400 if which == ASKING else 1, "t:a")
+    api.set_queue("t:*", None, fair=True)
+    ids += add(api, 700 if which == PARKED else 200, "t:a")
+    other = actor()
+    other.begin()
+    sql = f"select id from pyworker.live_jobs where {which} order by id limit 400 for update"
+    locked = {row.id for row in other.rows(sql)}
+    assert len(locked) == 400
+    assert serve(api, worker, 100) == set(ids) - locked
+
+
+def test_other_kinds_of_a_fair_queue_go_on_beside_hundreds_of_the_first_kind(
+    api: Any, worker: int, actor: Callable[[], Any]
+) -> None:
+    api.set_queue("t:*", None, fair=True)
+    for task, count in (("a", 1100), ("b", 50)):
+        api.add_jobs([{"identifier": task, "queue_name": "t:a"}] * count)
+    lock(actor(), "task_identifier = 'b'")
+    sweep(api, worker)
+    assert len({job.id for _ in range(40) for job in api.claim_jobs(worker, 1, ["b"])}) == 40
+
+
+def test_queues_beyond_the_first_hundred_go_on(api: Any, worker: int, actor: Callable[[], Any]) -> None:
+    api.set_queue("t:*", None, fair=True)
+    for n in range(130):
+        add(api, 2, f"t:{n}")
+    for _ in range(3):
+        api.promote_jobs()
+    other = actor()
+    other.begin()
+    locked = other.rows(f"select id from pyworker.live_jobs where {ASKING} for update")
+    assert len(locked) == 130
+    assert len(serve(api, worker, 50)) == 130
+
+
+def test_a_slot_that_was_given_and_is_locked_holds_up_no_turn(
+    api: Any, worker: int, actor: Callable[[], Any]
+) -> None:
+    api.set_queue("t:*", 5)
+    ids = add(api, 30, "t:a")
+    api.promote_jobs()
+    locked = lock(actor(), "has_slot")
+    api.set_queue("t:*", None, fair=True)
+    assert serve(api, worker, 1) == set(ids) - locked
+    requests = "select last_value from pyworker.promotion_requests_id_seq"
+    before = api.value(requests)
+    api.claim_jobs(worker, 1)
+    assert api.value(requests) - before <= 4

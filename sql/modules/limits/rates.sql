@@ -193,12 +193,11 @@ declare
             select substr(l.lane, length('queue:') + 1) from unnest(lanes) l(lane)
             where starts_with(l.lane, 'queue:'))) q
         where q.fair);
-    v_left text[];
 begin
     if v_fair <> '{}' then
-        v_left := _take_slots_back(v_fair) || _park_candidates(v_fair, true);
+        perform _ask_for_locked(_take_slots_back(v_fair), true);
         insert into promotion_requests (lane, changed)
-        select distinct 'queue:' || l.queue_name, true from unnest(v_left) l(queue_name);
+        select 'queue:' || l.queue_name, true from unnest(_park_candidates(v_fair, true)) l(queue_name);
     end if;
 end;
 $$;
@@ -262,6 +261,8 @@ create or replace function _go_on(claim _claim, max_jobs integer) returns boolea
     language plpgsql set search_path from current
 as $$
 declare
+    v_asked constant integer := least(max_jobs, 1000);
+    v_tasks text[];
     v_made integer;
 begin
     if claim.full_queues <> '{}' then
@@ -273,8 +274,11 @@ begin
     if claim.paced is null then
         return false;
     end if;
-    v_made := _make_candidates(claim.paced, least(max_jobs, 1000), claim.wanted, array(
-        select distinct j.task_identifier from live_jobs j where j.id = any (claim.ids[:20])));
+    v_tasks := array(select distinct j.task_identifier from live_jobs j where j.id = any (claim.ids[:20]));
+    v_made := _make_candidates(claim.paced, v_asked, claim.wanted, v_tasks);
+    if v_made = 0 and claim.admitted is not null then
+        v_made := _take_turns_of_locked(claim.paced, v_asked, claim.wanted, v_tasks);
+    end if;
     if v_made > 0 and claim.wanted = 0 then
         perform _notify_workers();
     end if;
@@ -294,16 +298,19 @@ declare
     v_behind text[];
 begin
     with waiting as materialized (
-        select q.name, q.free_at, p.tid from unnest(queue_names, free_ats) q(name, free_at)
+        select q.name, q.free_at, p.tid, p.due_at from unnest(queue_names, free_ats) q(name, free_at)
         cross join lateral (
-            select w.ctid as tid from live_jobs w where w.queue_name = q.name and w.parked = 'queue'
+            select w.ctid as tid, w.due_at from live_jobs w where w.queue_name = q.name and w.parked = 'queue'
             order by w.queue_name, w.task_identifier, coalesce(w.flags::text, '') collate "C",
                      w.priority, w.run_at, w.id limit 1 for update skip locked) p),
     timed as (
-        update live_jobs j set due_at = w.free_at
-        from waiting w where j.ctid = w.tid and j.due_at is distinct from w.free_at)
+        update live_jobs j set due_at = w.free_at from waiting w
+        where j.ctid = w.tid and j.due_at is distinct from w.free_at
+        returning j.queue_name)
     select array_agg(q.name) into v_behind from unnest(queue_names) q(name)
-    where q.name not in (select w.name from waiting w) and exists (select from _parked_in(q.name, 1));
+    where q.name not in (select t.queue_name from timed t -- not all: one may have changed meanwhile
+                         union all select w.name from waiting w where w.due_at = w.free_at)
+      and exists (select from _parked_in(q.name, 1));
     insert into promotion_requests (lane) select 'queue:' || m.name from unnest(v_more) m(name);
     perform _ask_for_locked(v_behind);
 end;

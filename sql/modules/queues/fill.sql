@@ -109,8 +109,7 @@ declare
     v_filled constant integer := _make_candidates(queue_names, null, 0, '{}');
 begin
     if v_left is not null then
-        insert into promotion_requests (lane, changed)
-        select 'queue:' || l.queue_name, true from unnest(v_left) l(queue_name);
+        perform _ask_for_locked(v_left, true);
     end if;
     return v_filled;
 end;
@@ -303,7 +302,7 @@ begin atomic
 end;
 
 -- The last of so many candidates of a kind that come before one of its jobs; no row if there are fewer, or
--- if `enough` is null.
+-- if `enough` is null. `passed`: but for these.
 drop function if exists _last_of_candidates(text, text, text, bigint);
 drop function if exists _last_of_candidates(text, text, text, bigint, smallint, timestamptz, bigint);
 create or replace function _last_of_candidates(
@@ -318,7 +317,8 @@ begin atomic
       and coalesce(c.flags::text, '') collate "C" = _last_of_candidates.flags
       and (c.priority, c.run_at, c.id)
           < (_last_of_candidates.priority, _last_of_candidates.run_at, _last_of_candidates.id)
-      and _last_of_candidates.enough is not null and c.ctid <> all (_last_of_candidates.passed)
+      and _last_of_candidates.enough is not null
+      and c.ctid not in (select t.tid from unnest(_last_of_candidates.passed) t(tid))
     order by c.queue_name, c.priority, c.run_at, c.id
     offset _last_of_candidates.enough - 1 limit 1;
 end;
@@ -335,8 +335,8 @@ begin atomic
     order by c.queue_name, c.priority, c.run_at, c.id limit 1;
 end;
 
--- The first jobs of one kind in a queue, parked or candidates; tid is null for those that already
--- are candidates.
+-- The first jobs of one kind in a queue, parked or candidates; tid is null for those that already are
+-- candidates. `passed`: but for these.
 drop function if exists _first_of_kind(text, text, text, bigint);
 create or replace function _first_of_kind(
     queue_name text, task text, flags text, up_to bigint, passed tid[] default '{}')
@@ -348,7 +348,7 @@ begin atomic
          where p.queue_name = _first_of_kind.queue_name and p.parked = 'queue'
            and p.task_identifier = _first_of_kind.task
            and coalesce(p.flags::text, '') collate "C" = _first_of_kind.flags
-           and p.ctid <> all (_first_of_kind.passed)
+           and p.ctid not in (select t.tid from unnest(_first_of_kind.passed) t(tid))
          order by p.queue_name, p.task_identifier, coalesce(p.flags::text, '') collate "C",
                   p.priority, p.run_at, p.id limit _first_of_kind.up_to)
         union all
@@ -356,7 +356,7 @@ begin atomic
          where c.queue_name = _first_of_kind.queue_name and c.ready_at is not null and c.state = 'available'
            and c.task_identifier = _first_of_kind.task
            and coalesce(c.flags::text, '') collate "C" = _first_of_kind.flags
-           and c.ctid <> all (_first_of_kind.passed)
+           and c.ctid not in (select t.tid from unnest(_first_of_kind.passed) t(tid))
          order by c.queue_name, c.priority, c.run_at, c.id limit _first_of_kind.up_to)) u
     order by u.priority, u.run_at, u.id limit _first_of_kind.up_to;
 end;

@@ -135,8 +135,8 @@ begin
         raise warning 'the sweep of dead workers failed: %', sqlerrm; -- the beat counts all the same
     end;
     begin
-        perform _pass_over_locked(null, null, null, null); -- a claim that finds enough does not look
-    exception when lock_not_available or deadlock_detected then
+        perform _pass_over_locked();
+    exception when query_canceled or lock_not_available or deadlock_detected then
         null; -- the next sweep will
     end;
     return (_find_duties(worker_id)).grace_s;
