@@ -149,11 +149,14 @@ begin
     if _coordination_is_used() then
         v_promoted := _promote_waiting(walked);
     end if;
-    v_lanes := array(
-        select w.lane from promotion_requests w where w.id > walked and (w.after is null or w.after < v_xmin)
-        order by w.id limit 100);
+    v_lanes := array( -- those that wait for transactions, or for locked jobs, hold up no others
+        (select w.lane from promotion_requests w where w.id > walked and w.after is null
+         order by w.id limit 100)
+        union all
+        (select w.lane from promotion_requests w where w.id > walked and w.after < v_xmin
+         order by w.id limit 20));
     v_held := _try_lanes(v_lanes);
-    if cardinality(v_lanes) = 100 and cardinality(v_held) < 10 then
+    if cardinality(v_lanes) >= 100 and cardinality(v_held) < 10 then
         v_held := _try_lanes(v_lanes || _other_lanes(walked));
     end if;
     v_changed := _take_requests(v_held, walked);

@@ -164,18 +164,58 @@ def test_a_locked_job_costs_a_claim_no_more_than_two_promotions_of_its_queue(
     assert 0.2 < api.value(turn, [worker]) <= 0.25
 
 
-def test_a_fair_queue_with_a_locked_candidate_goes_on_without_sweeps(
-    api: Any, worker: int, actor: Callable[[], Any]
+@pytest.mark.parametrize("limit", [None, 1, 3])
+@pytest.mark.parametrize("most", [1, 3])
+def test_fair_queues_with_a_locked_candidate_go_on_without_sweeps(
+    api: Any, worker: int, actor: Callable[[], Any], limit: int | None, most: int
 ) -> None:
-    api.set_queue("t:*", None, fair=True)
-    ids = set(add(api, 30, "t:a"))
-    api.promote_jobs()
-    locked = lock(actor(), ASKING)
+    api.set_queue("t:*", limit, fair=True)
+    ids = {job for queue in "abcd" for job in add(api, 20, f"t:{queue}")}
+    for _ in range(2):
+        api.promote_jobs()
+    locked = lock(actor(), f"{ASKING} and queue_name in ('t:a', 't:b')")
+    assert len(locked) == 2
     sweep(api, worker)
     served: set[int] = set()
-    while job := api.claim_jobs(worker, 1):
-        served.add(job[0].id)
+    while jobs := api.claim_jobs(worker, most):
+        served |= {job.id for job in jobs}
+        api.finish_jobs([job.id for job in jobs], [job.run for job in jobs])
     assert served == ids - locked
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_a_beat_at_another_isolation_level_does_not_fail(
+    api: Any, worker: int, actor: Callable[[], Any], isolation: str
+) -> None:
+    api.set_queue("t:*", None, fair=True)
+    add(api, 3, "t:a")
+    api.promote_jobs()
+    other = actor()
+    other.begin(isolation)
+    other.rows("select count(*) from pyworker.live_jobs")
+    (job,) = api.claim_jobs(worker, 1)
+    api.finish(job.id)
+    api.rows("select setval('pyworker.swept_at', 1)")
+    assert other.value("select kind from pyworker.beat(%s)", [worker]) == "alive"
+
+
+def test_thousands_of_queues_with_locked_jobs_delay_no_other(
+    api: Any, worker: int, actor: Callable[[], Any]
+) -> None:
+    specs = [{"identifier": "t", "queue_name": f"t:{n % 1000}"} for n in range(2000)]
+    api.add_jobs(specs)
+    running = api.claim_jobs(worker, 1000)
+    other = actor()
+    other.begin()
+    assert len(other.rows("select from pyworker.live_jobs where state = 'available' for update")) == 1000
+    api.finish_jobs([job.id for job in running], [job.run for job in running])
+    for _ in range(30):
+        api.promote_jobs()
+    assert api.value("select count(*) from pyworker.promotion_requests") <= 1000
+    (first, second) = add(api, 2, "z")
+    assert [job.id for job in api.claim_jobs(worker, 1)] == [first]
+    api.finish(first)
+    assert [job.id for job in api.claim_jobs(worker, 1)] == [second]
 
 
 @pytest.mark.parametrize("slots", [1, 5])

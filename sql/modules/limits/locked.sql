@@ -13,7 +13,11 @@ create or replace function _ask_for_locked(queue_names text[], changed boolean d
 as $$
 begin
     insert into promotion_requests (lane, after, changed)
-    select distinct 'queue:' || n.name, '1'::xid8, _ask_for_locked.changed from unnest(queue_names) n(name);
+    select l.lane, '1'::xid8, _ask_for_locked.changed
+    from (select distinct 'queue:' || n.name as lane from unnest(queue_names) n(name)) l
+    where not exists ( -- this session holds the lanes, so no other one takes it away
+        select from promotion_requests w
+        where w.lane = l.lane and w.after = '1' and w.changed = _ask_for_locked.changed);
 end;
 $$;
 
@@ -81,8 +85,7 @@ begin
 end;
 $$;
 
--- The same for a claim that has served turns of some of these queues and has made no candidate: perhaps
--- candidates are left that are locked.
+-- The same for those of these queues that take turns and whose candidates are locked.
 create or replace function _take_turns_of_locked(
     queue_names text[], asked integer, wanted integer, tasks text[]) returns integer
     language plpgsql set search_path from current
@@ -90,16 +93,27 @@ create or replace function _take_turns_of_locked(
     set enable_sort = off set enable_incremental_sort = off set jit = off
 as $$
 declare
-    v_locked constant tid[] := _locked_of_rows(array(
-        select c.tid from _queues_of(queue_names) q
-        cross join lateral (
-            select j.ctid as tid, j.xmax from live_jobs j
-            where j.queue_name = q.queue_name and j.ready_at is not null and j.state = 'available'
-            order by j.queue_name, j.priority, j.run_at, j.id limit 100) c
-        where q.fair and c.xmax::text <> '0'));
+    v_touched tid[];
+    v_names text[];
+    v_locked tid[];
 begin
-    return case when v_locked = '{}' then 0
-                else _make_candidates(queue_names, asked, wanted, tasks, v_locked) end;
+    select array_agg(c.tid), array_agg(distinct q.name) into v_touched, v_names
+    from unnest(queue_names) q(name)
+    cross join lateral (
+        select j.ctid as tid, j.xmax from live_jobs j
+        where j.queue_name = q.name and j.ready_at is not null and j.state = 'available'
+        order by j.queue_name, j.priority, j.run_at, j.id limit 10) c
+    where c.xmax::text <> '0';
+    if v_touched is null then
+        return 0;
+    end if;
+    v_names := array(select q.queue_name from _queues_of(v_names) q where q.fair);
+    v_locked := case when v_names = '{}' then '{}' else _locked_of_rows(v_touched) end;
+    v_names := array(
+        select n.name from unnest(v_names) n(name)
+        where n.name in (select j.queue_name from live_jobs j where j.ctid = any (v_locked)));
+    return case when v_names = '{}' then 0
+                else _make_candidates(v_names, asked, wanted, tasks, v_locked) end;
 end;
 $$;
 
@@ -123,11 +137,13 @@ declare
             (select d.ctid, d.xmax, d.queue_name from live_jobs d
              where d.due_at <= v_now and d.parked = 'queue' order by d.due_at, d.id limit v_most)) f
         where f.xmax::text <> '0' and f.queue_name is not null);
-    v_locked constant tid[] := _locked_of_rows(v_touched);
+    v_locked tid[];
     v_few text[];
     v_many text[];
     v_slots integer[];
 begin
+    v_locked := case when current_setting('transaction_isolation') = 'read committed'
+                     then _locked_of_rows(v_touched) else '{}' end;
     if v_locked = '{}' then
         return 0;
     end if;

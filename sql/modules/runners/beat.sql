@@ -136,8 +136,8 @@ begin
     end;
     begin
         perform _pass_over_locked();
-    exception when query_canceled or lock_not_available or deadlock_detected then
-        null; -- the next sweep will
+    exception when others or query_canceled then
+        raise warning 'the sweep of locked jobs failed: %', sqlerrm;
     end;
     return (_find_duties(worker_id)).grace_s;
 end;
