@@ -276,7 +276,8 @@ begin
     end if;
     v_tasks := array(select distinct j.task_identifier from live_jobs j where j.id = any (claim.ids[:20]));
     v_made := _make_candidates(claim.paced, v_asked, claim.wanted, v_tasks);
-    if claim.admitted is not null then
+    -- A claim that is full makes one for each queue that takes turns.
+    if claim.admitted is not null and (claim.wanted > 0 or v_made < cardinality(claim.paced)) then
         v_made := v_made + _take_turns_of_locked(claim.paced, v_asked, claim.wanted, v_tasks);
     end if;
     if v_made > 0 and claim.wanted = 0 then

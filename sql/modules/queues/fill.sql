@@ -106,9 +106,11 @@ create or replace function _fill_by_kind(queue_names text[]) returns integer
 as $$
 declare
     v_left constant text[] := _take_slots_back(queue_names);
-    v_filled constant integer := _make_candidates(queue_names, null, 0, '{}')
-        + _take_turns_of_locked(queue_names, null, 0, '{}');
+    v_filled integer := _make_candidates(queue_names, null, 0, '{}');
 begin
+    if v_filled < cardinality(queue_names) then
+        v_filled := v_filled + _take_turns_of_locked(queue_names, null, 0, '{}');
+    end if;
     if v_left is not null then
         perform _ask_for_locked(v_left, true);
     end if;
