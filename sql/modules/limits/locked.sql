@@ -140,7 +140,6 @@ declare
     v_locked tid[];
     v_few text[];
     v_many text[];
-    v_slots integer[];
 begin
     v_locked := case when current_setting('transaction_isolation') = 'read committed'
                      then _locked_of_rows(v_touched) else '{}' end;
@@ -148,9 +147,8 @@ begin
         return 0;
     end if;
     select array_agg(q.queue_name) filter (where q.paced or q.slots <= 100),
-           array_agg(q.queue_name) filter (where not q.paced and q.slots > 100),
-           array_agg(q.slots) filter (where not q.paced and q.slots > 100)
-    into v_few, v_many, v_slots
+           array_agg(q.queue_name) filter (where not q.paced and q.slots > 100)
+    into v_few, v_many
     from (select r.queue_name, r.paced, r.slots from _queues_of(array(
               select n.queue_name
               from (select distinct j.queue_name from live_jobs j where j.ctid = any (v_locked)) n
@@ -159,6 +157,8 @@ begin
     where _try_lane('queue:' || q.queue_name);
     return case when v_few is null then 0
                 else _make_candidates(v_few, null, 0, '{}', _locked_in(v_few)) end
-        + case when v_many is null then 0 else _fill_queues(v_many, v_slots) end;
+        + case when v_many is null then 0 else (
+            select _fill_queues(array_agg(m.queue_name), array_agg(m.slots_ahead))
+            from _queues_of(v_many) m) end;
 end;
 $$;

@@ -135,7 +135,7 @@ begin
         raise warning 'the sweep of dead workers failed: %', sqlerrm; -- the beat counts all the same
     end;
     begin
-        perform _pass_over_locked();
+        perform _notify_workers() where _pass_over_locked() > 0;
     exception when others or query_canceled then
         raise warning 'the sweep of locked jobs failed: %', sqlerrm;
     end;
