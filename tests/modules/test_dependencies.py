@@ -144,6 +144,7 @@ def test_refs_name_jobs_of_the_same_call(api: Any, worker: int) -> None:
         ({"jobs": [], "on_unmet": "run"}, "PW001", 'on_unmet must be "hold" or "cancel", got "run"'),
         ({"jobs": [], "x": 1}, "PW001", "unknown member x"),
         ([1000], "PW004", "there is no job 1000"),
+        ([1] * 100001, "PW001", "it must name at most 100000 jobs, got 100001"),
     ],
 )
 def test_a_depends_on_that_means_nothing_is_refused(

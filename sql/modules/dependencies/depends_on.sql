@@ -2,8 +2,7 @@
 --
 -- A job with dependencies is added `pending`, parked as 'unmet', with an edge for each job that it
 -- waits for (its parents), a watch, and a request to look at parents that were there before
--- (dependencies/edges). An add locks no parent: so it never waits for the end of one, and never holds
--- one up.
+-- (dependencies/edges). An add locks no parent: so it never waits for one, and never holds one up.
 
 -- Why a depends_on is invalid; null if it is valid.
 create or replace function _depends_on_refusal(depends_on jsonb) returns text
@@ -25,6 +24,8 @@ begin
         return format('it must be an array of ids, refs and objects, got %s', jsonb_typeof(v_jobs));
     elsif jsonb_typeof(v_jobs) = 'null' then
         return null;
+    elsif jsonb_array_length(v_jobs) > 100000 then
+        return format('it must name at most 100000 jobs, got %s', jsonb_array_length(v_jobs));
     end if;
     return (
         select format('item %s: %s', i.n, p.problem)
@@ -107,8 +108,7 @@ end;
 -- depend on it. `batch_on`: the last job depends on all others. `label` names the nth. Errors: PW001, PW004.
 create or replace function _add_edges(
     requests _job_request[], ids bigint[], revisions integer[], unchanged boolean[], label text,
-    batch_on text default null)
-    returns void
+    batch_on text default null) returns void
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_nestloop = off set jit = off -- calls may be large
 as $$
@@ -130,7 +130,7 @@ begin
     end if;
     v_edges := array(
         with wanted as materialized ( -- narrow rows, before they are joined
-            select w.* from _wanted_edges(requests, batch_on) w where not unchanged[w.n]),
+            select distinct w.* from _wanted_edges(requests, batch_on) w where not unchanged[w.n]),
         named as materialized (
             select r.ref, r.ordinality as n from unnest(requests) with ordinality r where r.ref is not null)
         select row(ids[w.n], revisions[w.n], coalesce(w.id, ids[coalesce(w.parent, o.n)]), w.ref,
