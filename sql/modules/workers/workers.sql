@@ -191,8 +191,10 @@ begin
         select h.id from unnest(v_held) h(id)
         union
         select j.id from unnest(job_ids, runs) k(id, run) -- another session may have it locked
-        join live_jobs j on j.id = k.id and j.run = k.run and j.state = 'running'
-        where j.worker_id = reconcile.worker_id
+        cross join lateral ( -- offset: one look-up for each job, with any statistics
+            select l.id from live_jobs l
+            where l.id = k.id and l.run = k.run and l.state = 'running' and l.worker_id = reconcile.worker_id
+            offset 0) j
         order by 1);
 end;
 $$;
