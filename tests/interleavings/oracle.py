@@ -174,6 +174,13 @@ def told(verb: Verb, answer: Answer) -> Any:
 TURN = ("state", "run", "attempts", "worker_id", "later", "claimed_at")
 
 
+# Verbs of no worker that give the jobs of a queue their turns.
+PASSES = {
+    "promote", "beat", "maintain", "idle", "sweep", "close", "force-unlock", "reconcile", "force-cancel",
+    "cancel", "delete", "complete", "fail-by-hand",
+}  # fmt: skip
+
+
 def blurred(came: Came) -> Any:
     """The same, but of the jobs of one queue it does not tell which ones run, only how many."""
     stages = []
@@ -240,8 +247,11 @@ class Oracle:
         self, here: Outcomes, verbs: tuple[str, ...], start: str, right: Outcomes | None = None
     ) -> None:
         self.here, self.right, self.verbs, self.start = here, right or here, verbs, start
-        # A claim passes over a job that another session has locked, and takes the next one of its queue.
-        self.claims = any(VERBS[verb].claims or VERBS[verb].then for verb in verbs)
+        # A claim passes over a job that another session has locked, and takes the next one of its queue. So
+        # do ends and promotions.
+        self.passes = bool(PASSES & {*verbs}) or any(
+            VERBS[verb].claims or VERBS[verb].then or VERBS[verb].reports for verb in verbs
+        )
         self.skips = any(set(pair) <= set(verbs) for pair in SKIPS)
         # A snapshot may be too old to release a unique key, or a session that is rolled back has it locked:
         # then maintain() finds it later.
@@ -258,7 +268,7 @@ class Oracle:
         """Is it what a serial order comes to? A call for many jobs may count as one for each of them."""
         if any(found == self.serially(order) for order in orders(units)):
             return True
-        if self.claims and any(blurred(found) == blurred(self.serially(order)) for order in orders(units)):
+        if self.passes and any(blurred(found) == blurred(self.serially(order)) for order in orders(units)):
             return True
         parts = [len(VERBS[verb].parts) for verb in self.verbs]
         if not any(parts[n] for done in units for n, _ in done) or found in self.divided:

@@ -329,6 +329,26 @@ def test_a_worker_looks_again_soon_while_another_session_has_locked_a_queue(
     assert look(api) == 2
 
 
+@pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
+def test_an_end_beside_a_session_that_has_locked_all_that_waits_in_the_queue_wakes_a_worker(
+    api: Any, actor: Any, worker: int, heard: Any, outcome: str
+) -> None:
+    ids = [api.add_job("t", queue_name="q").id for _ in range(2)]
+    api.claim(worker)
+    wait(api, worker)
+    a = actor()
+    a.begin()
+    a.cancel_job(ids[1])
+    heard()
+    api.finish(ids[0])
+    assert heard() == [""]
+    assert api.claim_jobs(worker) == []
+    assert look(api) <= 0.25
+    getattr(a, outcome)()
+    left = [] if outcome == "commit" else ids[1:]
+    assert [job.id for job in api.claim_jobs(worker)] == left
+
+
 @pytest.mark.parametrize("verb", ["delete_job", "cancel_job", "remove_job"])
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
 def test_a_worker_looks_again_soon_while_another_session_has_locked_the_next_job_of_a_sequence(

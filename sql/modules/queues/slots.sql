@@ -160,6 +160,9 @@ begin
     end if;
     if v_left is not null or v_filled > 0 then
         v_notified := _notify_workers();
+    elsif exists (select from unnest(v_held) h(name)
+                  join promotion_requests w on w.lane = 'queue:' || h.name and w.after = '1') then
+        v_notified := _notify_workers(); -- all jobs that wait are locked: a worker looks again soon
     end if;
     return v_filled;
 end;
