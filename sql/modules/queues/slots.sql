@@ -119,6 +119,7 @@ declare
     v_limits integer[];
     v_left text[];
     v_filled integer := 0;
+    v_locked boolean;
     v_notified boolean;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
@@ -158,11 +159,12 @@ begin
     if v_left is not null then
         insert into promotion_requests (lane) select 'queue:' || l.name from unnest(v_left) l(name);
     end if;
-    if v_left is not null or v_filled > 0 then
+    if v_filled = 0 and v_held is not null then -- perhaps all that wait are locked: a worker looks soon
+        v_locked := exists (select from unnest(v_held) h(name)
+                            join promotion_requests w on w.lane = 'queue:' || h.name and w.after = '1');
+    end if;
+    if v_left is not null or v_filled > 0 or v_locked then
         v_notified := _notify_workers();
-    elsif exists (select from unnest(v_held) h(name)
-                  join promotion_requests w on w.lane = 'queue:' || h.name and w.after = '1') then
-        v_notified := _notify_workers(); -- all jobs that wait are locked: a worker looks again soon
     end if;
     return v_filled;
 end;
