@@ -312,8 +312,8 @@ def look_away(payload, job):
 
 @task(backoff=["1 hour"])
 async def sleep_async(payload, job):
-    await asyncio.to_thread(tell, job, "begun")
-    try:
+    try:  # before others can see that it has begun, and cancel it
+        await asyncio.to_thread(tell, job, "begun")
         await asyncio.sleep(3600)
     finally:
         await asyncio.to_thread(tell, job, "cleaned up")
