@@ -159,9 +159,9 @@ def test_what_is_done_to_a_job_is_asked_back(
 
 def test_what_is_refused_is_said(top: Any, db: Any) -> None:
     async def steps(screen: Screen) -> None:
-        await screen.press("down", "down", "down")
+        await screen.press("down", "down", "down", "r")
+        await screen.until(lambda: isinstance(screen.app.screen, Ask))
         db.execute("select pyworker.delete_job(3)")
-        await screen.press("r")
         await screen.answer("y")
         await screen.until(
             lambda: any("there is no job 3" in str(note.message) for note in screen.app._notifications)
