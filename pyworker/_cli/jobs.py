@@ -29,8 +29,8 @@ class _ParentId(click.IntRange):
     """One job's id. Says what to do when a list is given."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if "," in str(value):
-            self.fail(f"give --depends-on once for each job, got {value!r}", param, ctx)
+        if any(sign in str(value) for sign in ",["):
+            self.fail(f"give --depends-on and an id once for each job, got {value!r}", param, ctx)
         return super().convert(value, param, ctx)
 
 
