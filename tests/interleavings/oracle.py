@@ -269,7 +269,7 @@ class Oracle:
     def is_serial(self, found: Came, units: list[list[Unit]], level: str) -> bool:
         """Is it what a serial order comes to? A call for many jobs may count as one for each of them."""
         came = [self.serially(order, level) for order in orders(units)]
-        if found in came or self.passes and blurred(found) in map(blurred, came):
+        if found in came or (self.passes and blurred(found) in map(blurred, came)):
             return True
         parts = [len(VERBS[verb].parts) for verb in self.verbs]
         if not any(parts[n] for done in units for n, _ in done) or found in self.divided:
@@ -306,9 +306,10 @@ class Oracle:
         old = level != "rc"
         self.leaves_keys = old or "rollback" in hows
         found = self.seen((said, outcome.states))
-        # A call with an old snapshot may leave a promotion to later ones, and claims nothing of named queues. So
-        # what serial orders at the same level come to is right, too.
-        if not self.skips and not any(self.is_serial(found, units, at) for at in dict.fromkeys(["rc", level])):
+        # A call with an old snapshot may leave a promotion to later ones, and claims nothing of named queues.
+        # So what serial orders at the same level come to is right, too.
+        levels = dict.fromkeys(["rc", level])
+        if not self.skips and not any(self.is_serial(found, units, at) for at in levels):
             raise Fault(
                 "\n".join(
                     [
