@@ -255,8 +255,8 @@ class Oracle:
             VERBS[verb].claims or VERBS[verb].then or VERBS[verb].reports for verb in verbs
         )
         self.skips = any(set(pair) <= set(verbs) for pair in SKIPS)
-        # A snapshot may be too old to release a unique key, or a session that is rolled back has it locked:
-        # then maintain() finds it later.
+        # A snapshot may be too old to release a unique key, or a session that fails or is rolled back has it
+        # locked: then maintain() finds it later.
         self.leaves_keys = False
         self.divided: list[Came] = []  # outcomes of orders in which calls are divided
 
@@ -304,7 +304,8 @@ class Oracle:
             units.append(done)
         outcome = self.here.outcome(self.verbs, self.start)
         old = level != "rc"
-        self.leaves_keys = old or "rollback" in hows
+        failed = any(answer.sqlstate for answers in run.answers for answer in answers)
+        self.leaves_keys = old or failed or "rollback" in hows
         found = self.seen((said, outcome.states))
         # A call with an old snapshot may leave a promotion to later ones, and claims nothing of named queues.
         # So what serial orders at the same level come to is right, too.

@@ -128,7 +128,7 @@ def play(
                 ended(run)
         elif able:
             current = able[0]
-        else:
+        elif not look_again(actors):  # one that waited for a place in a queue may go on by now
             run.knot = run.knot or [waiting(run, n) for n, actor in enumerate(actors) if not actor.done]
             await_any(actors)
     return run
@@ -170,13 +170,18 @@ def waiting(run: Run, n: int) -> str:
     return next(f"{'ABC'[n]} at {entry.name}" for entry in reversed(run.trace) if entry.session == n)
 
 
+def look_again(actors: list[Actor]) -> bool:
+    """Looks who still waits; is there one that does not?"""
+    for actor in actors:
+        if not actor.done:
+            actor.session.settle([x.session for x in actors if x is not actor])
+            actor.settled()
+    return any(actor.able for actor in actors) or all(actor.done for actor in actors)
+
+
 def await_any(actors: list[Actor]) -> None:
     """All wait for each other: the server ends one wait, by a timeout or as a deadlock."""
     deadline = time.monotonic() + STUCK
-    while not any(actor.able for actor in actors) and not all(actor.done for actor in actors):
-        for actor in actors:
-            if not actor.done:
-                actor.session.settle([x.session for x in actors if x is not actor])
-                actor.settled()
+    while not look_again(actors):
         if time.monotonic() > deadline:
             raise Stuck("all sessions wait, and no wait ends")

@@ -14,7 +14,7 @@ from tests.interleavings import mutants, plpgsql
 from tests.interleavings.cases import cases
 from tests.interleavings.explore import Case, explore, parse
 from tests.interleavings.noticed import NOTICED
-from tests.interleavings.oracle import Outcomes
+from tests.interleavings.oracle import Oracle, Outcomes
 from tests.interleavings.stage import Stage
 from tests.interleavings.story import story
 from tests.interleavings.verbs import LEVELS, VERBS
@@ -118,6 +118,22 @@ def test_of_two_sessions_stepped_inside_the_functions_the_outcome_is_that_of_one
     for case in random.sample(cases([], list(LEVELS), ENDS), CASES):
         faults |= explore(here, case, chosen=random).faults
     assert not faults, told(stage, faults)
+
+
+@pytest.mark.parametrize(
+    "id",
+    [
+        "pause+resume/running/rc/commit-commit/A.A4.B2",  # a row of `queues` was left that paused nothing
+        "force-cancel+cancel-queued/dead/rc/commit-rollback/B.B5",  # no worker was told
+        "retry-unique+delete-unique/ended/rc/commit-commit/A.A6",  # the others: of the oracle
+        "add-keyed+add-many/waiting/rr/commit-commit/A",
+        "add-uniques+claim-one/rated/rr/commit-commit/B",
+    ],
+)
+def test_a_schedule_that_was_wrong_once_is_right(stage: Stage, id: str) -> None:
+    case, first, switches = parse(id)
+    run = stage.play(case.verbs, case.start, case.level, case.hows, first, switches)
+    Oracle(Outcomes(stage), case.verbs, case.start).judge(run, case.level, case.hows)
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,11 @@ declare
 begin
     perform _check_queue('resume_queue', resume_queue.queue_name, false);
     -- A row that only paused its queue is deleted: the queue has the limit of its family again, or
-    -- is serial.
+    -- is serial. Such a row that comes between these two statements is of a later pause.
     delete from queues q where q.queue_name = resume_queue.queue_name and q.inherits;
     v_paused := found;
     update queues q set paused = false, updated_at = clock(), changed = pg_current_xact_id()
-    where q.queue_name = resume_queue.queue_name and q.paused;
+    where q.queue_name = resume_queue.queue_name and q.paused and not q.inherits;
     if v_paused or found then
         perform _queue_changed(resume_queue.queue_name);
     end if;
