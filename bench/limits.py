@@ -186,39 +186,47 @@ def cost(jobs: int = 10_000, rounds: int = 3) -> None:
 STEADY = ("no queue", "no limit", "limit 100", "limit 1000", "rate", "fair")
 
 
-def steady(jobs: int = 3000, rounds: int = 3) -> None:
-    """Each turn reports the jobs before it, and claims those that were added since; so nothing waits."""
+def steady(jobs: int = 3000, rounds: int = 7) -> None:
+    """Each turn reports the jobs before it, and claims those that were added since; so nothing waits. The
+    settings take turns."""
     print("no backlog, limits that do not bind    add and work, us a job added alone, and in hundreds")
+    figures: dict[str, list[list[float]]] = {}
+    for _ in range(rounds):
+        for name in STEADY:
+            figures.setdefault(name, []).append([steadily(name, batch, jobs // rounds) for batch in (1, 100)])
+    for name, found in figures.items():
+        print(f"{name:20}", *(f"{statistics.median(column):16.1f}" for column in zip(*found, strict=True)))
+
+
+def steadily(name: str, batch: int, jobs: int) -> float:
+    """CPU of the backend, us a job, when so many are added at once. The first tenth does not count."""
+    kind, _, most = name.partition("limit ")
+    setting = f"select {{}}.set_queue('q', {most})" if most else LIMITS[kind]
+    queue = "q" if setting else None
     turn = f"select kind, id, run from {SCHEMA}.work(%s, %s::bigint[], %s::bigint[], null, null, 100)"
-    for name in STEADY:
-        kind, _, most = name.partition("limit ")
-        setting = f"select {{}}.set_queue('q', {most})" if most else LIMITS[kind]
-        figures: list[list[float]] = []
-        for _ in range(rounds):
-            figures.append([])
-            for batch in (1, 100):
-                with fresh() as conn:
-                    if setting:
-                        conn.execute(setting.format(SCHEMA))
-                    worker = value(conn, f"select {SCHEMA}.register_worker()")
-                    held: list[tuple[int, int]] = []
-                    done, cpu = 0, finely(conn.info.backend_pid)
-                    queue = "q" if setting else None
-                    while done < jobs:
-                        if batch == 1:
-                            conn.execute(f"select from {SCHEMA}.add_job('t', queue_name => %s)", [queue])
-                        else:
-                            add(conn, batch, lambda _, queue=queue: {"queue_name": queue})
-                        left = batch
-                        while left > 0:
-                            rows = conn.execute(
-                                turn, [worker, [job for job, _ in held], [run for _, run in held]]
-                            ).fetchall()
-                            held = [(job, run) for what, job, run in rows if what == "job"]
-                            left -= len(held)
-                        done += batch
-                    figures[-1].append((finely(conn.info.backend_pid) - cpu) / done * 1e6)
-        print(f"{name:20}", *(f"{statistics.median(column):16.1f}" for column in zip(*figures, strict=True)))
+    with fresh() as conn:
+        if setting:
+            conn.execute(setting.format(SCHEMA))
+        worker = value(conn, f"select {SCHEMA}.register_worker()")
+        held: list[tuple[int, int]] = []
+        cpu, warm, jobs = 0.0, -max(jobs // 10, 10 * batch), max(jobs, 50 * batch)
+        done = warm
+        while done < jobs:
+            if done <= 0:
+                cpu = finely(conn.info.backend_pid)
+                begun = done
+            if batch == 1:
+                conn.execute(f"select from {SCHEMA}.add_job('t', queue_name => %s)", [queue])
+            else:
+                add(conn, batch, lambda _: {"queue_name": queue})
+            left = batch
+            while left > 0:
+                ids, runs = [job for job, _ in held], [run for _, run in held]
+                rows = conn.execute(turn, [worker, ids, runs]).fetchall()
+                held = [(job, run) for what, job, run in rows if what == "job"]
+                left -= len(held)
+            done += batch
+        return (finely(conn.info.backend_pid) - cpu) / (done - begun) * 1e6
 
 
 def beside(jobs: int = 20_000, rounds: int = 3) -> None:
