@@ -86,7 +86,7 @@ create or replace function _close_queues(
     language plpgsql set search_path from current
 as $$
 declare
-    v_others text[] := '{}';
+    v_others text[] := array[]::text[];
     v_asked text[];
 begin
     if array_remove(room, null) <> '{}' then
