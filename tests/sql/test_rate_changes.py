@@ -1,4 +1,4 @@
-"""Rates beside other sessions, and rates that change."""
+"""Rates beside other sessions, rates that change, and a clock that goes back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.queues import add, claim
+from tests.support.queues import add, claim, claim_from_the_head
 from tests.support.rates import starts, worst
 
 SECOND = timedelta(seconds=1)
@@ -198,3 +198,16 @@ def test_a_claim_waits_for_no_open_set_queue(
     assert len(claim(api, worker)) == 3
     clock.advance(minutes=1)
     assert len(claim(api, worker)) == 5
+
+
+def test_starts_count_for_their_period_though_the_servers_clock_goes_back(
+    api: Any, worker: int, clock: Any
+) -> None:
+    """The last claim comes to the thousandth start: then old starts are thinned out."""
+    api.set_queue("q", None, 1100, "2 days")
+    for jobs, later in ((450, {"minutes": 1}), (450, {"days": 2}), (50, {"hours": -1}), (60, {})):
+        add(api, jobs)
+        assert len(claim_from_the_head(api, worker, jobs)) == jobs
+        clock.advance(**later)
+    add(api, 200)
+    assert len(claim_from_the_head(api, worker, 200)) == 1100 - 1010

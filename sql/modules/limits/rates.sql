@@ -71,7 +71,7 @@ begin
                                ('-infinity', 0)) s(at, total) -- the first start comes with an origin
     where q.free < q.room and (q.total is null or s.total > 0);
     if v_thin is not null then
-        perform _thin_starts(v_thin, at);
+        perform _thin_starts(v_thin, clock()); -- `at` is later if the clock has gone back
     end if;
     return at;
 end;
