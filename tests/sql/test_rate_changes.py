@@ -211,3 +211,21 @@ def test_starts_count_for_their_period_though_the_servers_clock_goes_back(
         clock.advance(**later)
     add(api, 200)
     assert len(claim_from_the_head(api, worker, 200)) == 1100 - 1010
+
+
+def test_the_last_start_of_one_queue_moves_no_start_of_another_though_the_clock_goes_back(
+    api: Any, worker: int, clock: Any
+) -> None:
+    api.set_queue("full", None, 1, "1 day")
+    api.set_queue("q", None, 1, "1 minute")
+    (first,) = add(api, 1, "full")
+    assert claim(api, worker) == [first]
+    for _ in range(4):
+        api.promote_jobs()
+    clock.advance(hours=-1)
+    add(api, 1, "full")
+    ids = add(api, 1)
+    assert [job.id for job in claim_from_the_head(api, worker, 10)] == ids
+    ids += add(api, 1)
+    clock.advance(minutes=2)
+    assert [job.id for job in claim_from_the_head(api, worker, 10)] == ids[1:]

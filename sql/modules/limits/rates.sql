@@ -19,14 +19,10 @@ begin atomic
 end;
 
 -- How many jobs a rate lets start now, and if none, when it has room again: when enough starts have left
--- the window. `last_at` and `total` are of the last start, null if there was none.
-drop function if exists _room_in(text[], tid[], tid[], timestamptz);
-drop function if exists _openings_in(text[], integer, integer, text[], timestamptz);
-drop function if exists _openings_in(text[], integer, integer, timestamptz);
-drop function if exists _rate_room(text, integer, interval, timestamptz);
+-- the window.
 create or replace function _rate_room(
     queue_name text, rate_limit integer, rate_period interval, now timestamptz)
-    returns table (room bigint, free_at timestamptz, last_at timestamptz, total bigint)
+    returns table (room bigint, free_at timestamptz)
     language sql stable
 begin atomic
     select _rate_room.rate_limit - u.used,
@@ -34,9 +30,8 @@ begin atomic
                select s.at + _rate_room.rate_period from starts s
                where s.queue_name = _rate_room.queue_name and s.at > _rate_room.now - _rate_room.rate_period
                  and s.total > u.total - _rate_room.rate_limit
-               order by s.queue_name, s.at, s.total limit 1) end,
-           u.at, u.total
-    from (select l.at, l.total, coalesce(l.total, 0) - coalesce((
+               order by s.queue_name, s.at, s.total limit 1) end
+    from (select l.total, coalesce(l.total, 0) - coalesce((
               select s.total from starts s
               where s.queue_name = _rate_room.queue_name and s.at <= _rate_room.now - _rate_room.rate_period
               order by s.queue_name desc, s.at desc, s.total desc limit 1), 0) as used
@@ -44,36 +39,34 @@ begin atomic
 end;
 
 -- Records what a claim starts in queues whose lanes it holds: the difference of `room`, null without a
--- rate, and `free`. `totals`: what was recorded of each queue before, null if nothing. Returns `at` if a job
--- starts.
-drop function if exists _record_starts(text[], bigint[], bigint[], timestamptz);
+-- rate, and `free`. Returns when that is: never before an earlier start of these queues. Null if nothing.
 create or replace function _record_starts(
-    queue_names text[], room bigint[], free bigint[], totals bigint[], at timestamptz) returns timestamptz
+    queue_names text[], room bigint[], free bigint[], now timestamptz) returns timestamptz
     language plpgsql set search_path from current
 as $$
 declare
-    v_starts boolean := false;
-    v_thin text[]; -- queues with a thousandth start
+    v_at timestamptz;
+    v_thin text[];
 begin
-    for i in 1..cardinality(queue_names) loop
-        continue when (free[i] < room[i]) is not true;
-        v_starts := true;
-        if totals[i] / 1000 < (totals[i] + room[i] - free[i]) / 1000 then
-            v_thin := v_thin || queue_names[i];
-        end if;
-    end loop;
-    if not v_starts then
-        return null;
+    with started as materialized (
+        select q.name, q.room - q.free as jobs, l.at, coalesce(l.total, 0) as total
+        from unnest(queue_names, room, free) q(name, room, free)
+        left join lateral _last_start(q.name) l on true
+        where q.free < q.room),
+    origin as (
+        insert into starts (queue_name, at, total)
+        select s.name, '-infinity', 0 from started s where s.at is null),
+    recorded as (
+        insert into starts as r (queue_name, at, total)
+        select s.name, (select greatest(now, max(l.at)) from started l), s.total + s.jobs from started s
+        returning r.at)
+    select max(r.at), (select array_agg(s.name) from started s
+                       where s.total / 1000 < (s.total + s.jobs) / 1000)
+    into v_at, v_thin from recorded r;
+    if v_thin is not null then -- each thousandth start
+        perform _thin_starts(v_thin, now);
     end if;
-    insert into starts (queue_name, at, total)
-    select q.name, s.at, s.total from unnest(queue_names, room, free, totals) q(name, room, free, total)
-    cross join lateral (values (_record_starts.at, coalesce(q.total, 0) + q.room - q.free),
-                               ('-infinity', 0)) s(at, total) -- the first start comes with an origin
-    where q.free < q.room and (q.total is null or s.total > 0);
-    if v_thin is not null then
-        perform _thin_starts(v_thin, clock()); -- `at` is later if the clock has gone back
-    end if;
-    return at;
+    return v_at;
 end;
 $$;
 

@@ -17,15 +17,14 @@ declare
     v_names text[] := queue_names;
     v_limited text[];
     v_held text[];
-    v_now timestamptz; -- when it held the lanes, but not before an earlier start of their queues
+    v_now timestamptz; -- when it held the lanes
     v_queues text[]; -- those whose lanes are held, each with its free slots, and whether it is crowded
     v_free bigint[];
     v_crowded boolean[];
     v_waits boolean[]; -- if it is paced: whether jobs wait that may become candidates
     v_low boolean[]; -- if not: whether jobs wait, and no candidate is left that asks
     v_queue integer;
-    v_room bigint[]; -- what was free in those with a rate, and their starts before
-    v_totals bigint[];
+    v_room bigint[]; -- what was free in those with a rate
     v_hiding text[];
     v_rows tid[] := claim.admitted;
     v_admitted tid[]; -- of these
@@ -45,11 +44,10 @@ begin
     end if;
     claim.in_turn := true;
     v_now := clock();
-    select array_agg(r.queue_name), array_agg(r.free), array_agg(r.crowded), array_agg(r.paced_waits),
-           array_agg(r.low), array_agg(case when r.rated then r.free end), array_agg(r.total),
-           array_agg(r.queue_name) filter (where r.hides), greatest(v_now, max(r.last_at))
-    into v_queues, v_free, v_crowded, v_waits, v_low, v_room, v_totals, v_hiding, v_now
-    from _room_in(v_held, v_rows, v_asking, v_now) r;
+    select array_agg(r.name), array_agg(r.free), array_agg(r.crowded), array_agg(r.waits), array_agg(r.low),
+           array_agg(case when r.rated then r.free end), array_agg(r.name) filter (where r.hides)
+    into v_queues, v_free, v_crowded, v_waits, v_low, v_room, v_hiding
+    from _room_in(v_held, v_rows, v_asking, v_now) r(name, free, crowded, rated, waits, low, hides);
     if v_hiding is not null then
         claim := _cut_at_priority(claim, queue_names, v_hiding);
         v_rows := claim.admitted;
@@ -66,32 +64,30 @@ begin
         v_free[v_queue] := v_free[v_queue] - 1;
     end loop;
     claim.admitted := v_admitted;
-    claim := _close_queues(
-        claim, v_queues, v_room, v_free, v_totals, v_now, v_crowded, v_waits, v_low, v_limited);
+    if array_remove(v_room, null) <> '{}' then
+        claim.now := coalesce(_record_starts(v_queues, v_room, v_free, v_now), claim.now);
+    end if;
+    claim := _close_queues(claim, v_queues, v_free, v_crowded, v_waits, v_low, v_limited);
 end;
 $$;
 
--- Ends the admission: records the starts (limits/rates), which are `at` that time. Of these queues with their
--- free slots, closes the full ones, and tells which of them have more candidates, and in which paced queues
--- jobs wait. Where none waits, there is nothing to go on with: a job that is parked later comes with a
--- request. `low`: queues that are to be filled again, by the next round or the next claim. `limited`: these
--- queues and those whose lanes other sessions have. The requests for the others bring a worker back when
--- those sessions have ended.
+-- Ends the admission: of these queues with their free slots, closes the full ones, and tells which of them
+-- have more candidates, and in which paced queues jobs wait. Where none waits, there is nothing to go on
+-- with: a job that is parked later comes with a request. `low`: queues that are to be filled again, by the
+-- next round or the next claim. `limited`: these queues and those whose lanes other sessions have. The
+-- requests for the others bring a worker back when those sessions have ended.
 drop function if exists _close_queues(_claim, text[], bigint[], boolean[], text[]);
 drop function if exists _close_queues(_claim, text[], bigint[], boolean[], boolean[], text[]);
 drop function if exists _close_queues(_claim, text[], bigint[], boolean[], boolean[], boolean[], text[]);
 create or replace function _close_queues(
-    inout claim _claim, queue_names text[], room bigint[], free bigint[], totals bigint[], at timestamptz,
-    crowded boolean[], waits boolean[], low boolean[], limited text[])
+    inout claim _claim, queue_names text[], free bigint[], crowded boolean[], waits boolean[], low boolean[],
+    limited text[])
     language plpgsql set search_path from current
 as $$
 declare
     v_others text[] := array[]::text[];
     v_asked text[];
 begin
-    if array_remove(room, null) <> '{}' then
-        claim.now := coalesce(_record_starts(queue_names, room, free, totals, at), claim.now);
-    end if;
     if cardinality(queue_names) is distinct from cardinality(limited) then
         v_others := array(
             select l.name from unnest(limited) l(name) where l.name <> all (coalesce(queue_names, '{}')));
@@ -286,17 +282,17 @@ $$;
 -- are more candidates without a slot, if there may not be enough slots or other jobs wait. `paced_waits`:
 -- whether a paced queue has parked jobs or, if it takes turns, more candidates; null if it is not paced.
 -- `low`: whether another one has parked jobs and no such candidate. `hides`: whether a paced one may have
--- better jobs that are no candidates yet. `last_at` and `total` are of the last start, if it has a rate.
+-- better jobs that are no candidates yet.
+drop function if exists _room_in(text[], tid[], tid[], timestamptz);
 create or replace function _room_in(queue_names text[], rows tid[], aside tid[], now timestamptz)
     returns table (
         queue_name text, free bigint, crowded boolean, rated boolean, paced_waits boolean, low boolean,
-        hides boolean, last_at timestamptz, total bigint)
+        hides boolean)
     language sql stable
 begin atomic
     select q.queue_name, f.free, c.crowded, q.rate_limit is not null,
            case when q.paced then c.crowded and q.fair or p.waits end,
-           not q.paced and not c.crowded and p.waits, q.fair or q.rate_limit is not null and p.waits,
-           r.last_at, r.total
+           not q.paced and not c.crowded and p.waits, q.fair or q.rate_limit is not null and p.waits
     from _queues_of(_room_in.queue_names) q
     cross join lateral _taken_in(
         q.queue_name, case when q.concurrency is null then 0 else q.slots end, _room_in.aside) t
@@ -330,6 +326,7 @@ begin atomic
 end;
 
 -- The kinds of jobs that are parked in a queue, each with its first job: one index look-up per kind.
+drop function if exists _openings_in(text[], integer, integer, text[], timestamptz);
 drop function if exists _kinds_in(text);
 create or replace function _kinds_in(queue_name text)
     returns table (task text, flags text, priority smallint, run_at timestamptz, id bigint)
@@ -354,6 +351,7 @@ end;
 -- be candidates (`places`): see _make_candidates. In a queue with a rate these are 300, or as many as a claim
 -- asks for: its claims look for more. A queue without parked jobs, or without a place, has one row without a
 -- kind. `free_at`: if the rate is used up, when it has room again.
+drop function if exists _openings_in(text[], integer, integer, timestamptz);
 create or replace function _openings_in(
     queue_names text[], asked integer, wanted integer, tasks text[], now timestamptz)
     returns table (
