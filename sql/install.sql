@@ -21,7 +21,7 @@
 \endif
 \o /dev/null
 begin isolation level read committed;
-select set_config('pyworker.schema', :'schema', true), set_config('pyworker.newest', '3', true);
+select set_config('pyworker.schema', :'schema', true), set_config('pyworker.newest', '4', true);
 \ir setup/begin.sql
 
 -- Migrations: each file runs once, in order.
@@ -39,6 +39,11 @@ select not exists (select from migrations where version = 3) as pending \gset
 \if :pending
   \ir migrations/0003_history_storage.sql
   insert into migrations (version, name, breaking) values (3, '0003_history_storage', false);
+\endif
+select not exists (select from migrations where version = 4) as pending \gset
+\if :pending
+  \ir migrations/0004_earlier_starts.sql
+  insert into migrations (version, name, breaking) values (4, '0004_earlier_starts', false);
 \endif
 
 -- Functions, views and grants: every file runs at each installation.

@@ -283,6 +283,14 @@ create table claims (
 
 CREATE INDEX claims_worker ON claims USING btree (worker_id, run);
 
+create table earlier_starts (
+    queue_name text collate "C" not null,
+    at timestamp with time zone not null,
+    jobs bigint not null,
+    counted_by xid8 default pg_current_xact_id() not null,
+    constraint earlier_starts_pkey PRIMARY KEY (queue_name, at, counted_by)
+);
+
 create table edges (
     child_id bigint not null,
     revision integer not null,

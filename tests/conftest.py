@@ -81,7 +81,7 @@ def _shared(pg_template: Any) -> Iterator[tuple[str, str]]:
             "set search_path = pyworker, pg_temp;"
             "truncate live_jobs, finished_jobs, unique_keys, errors, promotion_requests, workers, claims, "
             "edges, watches, vanished_parents, steps, signals, progress, log_lines, waiters, "
-            "tasks, queues, starts,"
+            "tasks, queues, starts, earlier_starts,"
             " sequence_halts, once_keys, schedule_entries, audit_log restart identity;"
             "alter sequence job_ids restart; alter sequence listening_until restart; "
             "alter sequence polling_until restart;"

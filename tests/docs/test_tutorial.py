@@ -3,10 +3,12 @@ that owns its database and may do nothing else."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,7 +98,15 @@ class Newcomer:
 
 
 @pytest.fixture
-def newcomer(pg_server: Any, pg_template: Any, tmp_path: Path) -> Iterator[Newcomer]:
+def page_port() -> Iterator[None]:
+    """The page names a port, and a machine has it once: another run of these tests waits."""
+    with Path(tempfile.gettempdir(), "pyworker-tutorial.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def newcomer(pg_server: Any, pg_template: Any, page_port: None, tmp_path: Path) -> Iterator[Newcomer]:
     with psycopg.connect(pg_server.url(), autocommit=True) as conn:
         conn.execute("create role newcomer login")
         conn.execute("create database newcomers owner newcomer")

@@ -14,8 +14,8 @@ from tests.interleavings.verbs import LEVELS, VERBS
 
 TABLES = [
     "live_jobs", "finished_jobs", "unique_keys", "errors", "promotion_requests", "workers", "claims",
-    "sequence_halts", "queues", "starts", "schedule_entries", "edges", "watches", "steps", "signals",
-    "vanished_parents", "late_arrivals", "audit_log",
+    "sequence_halts", "queues", "starts", "earlier_starts", "schedule_entries", "edges", "watches", "steps",
+    "signals", "vanished_parents", "late_arrivals", "audit_log",
 ]  # fmt: skip
 REGISTERS = [
     "listening_until", "not_listening_until", "polling_until", "silent_before", "silent_at", "walks_until",

@@ -101,19 +101,6 @@ def test_a_longer_period_counts_the_starts_of_the_shorter_one(api: Any, worker: 
     assert claim(api, worker) == ids[7:]
 
 
-def test_starts_from_before_the_first_rate_count(api: Any, worker: int, clock: Any) -> None:
-    api.set_queue("q", None)
-    ids = add(api, 9)
-    assert claim(api, worker, 2) == ids[:2]
-    clock.advance(seconds=5)
-    assert claim(api, worker, 3) == ids[2:5]
-    api.finish(*ids[:4])
-    api.set_queue("q", None, 6, "10 seconds")
-    assert claim(api, worker) == ids[5:6]
-    clock.advance(seconds=5)
-    assert claim(api, worker) == ids[6:8]
-
-
 def test_a_claim_with_an_old_snapshot_starts_nothing_and_brings_the_next_claim(
     api: Any, worker: int, actor: Callable[[], Any]
 ) -> None:
@@ -174,30 +161,6 @@ def test_a_claim_takes_no_job_of_a_worse_priority_while_better_ones_are_parked(
     for _ in range(-(-299 // most)):
         api.claim_jobs(worker, most)
     assert {job.task_identifier for job in api.claim_jobs(worker, 100)} == {"a"}
-
-
-def test_a_claim_waits_for_no_open_set_queue(
-    api: Any, worker: int, actor: Callable[[], Any], clock: Any
-) -> None:
-    """Both count the starts of before: the open one has seen one that is gone since."""
-    api.define_task("t", retention="0")
-    api.set_queue("k:1", None)
-    (first,) = add(api, 1, "k:1")
-    assert claim(api, worker) == [first]
-    other = actor()
-    other.begin()
-    other.set_queue("k:*", None, 5, "1 minute")
-    api.finish(first)
-    api.set_queue("k:1", None, 5, "1 minute")
-    others = add(api, 2, "k:1")
-    plain = api.add_job("t").id
-    api.conn.execute("set statement_timeout = '5s'")
-    assert claim(api, worker) == [*others, plain]
-    other.commit()
-    add(api, 9, "k:1")
-    assert len(claim(api, worker)) == 3
-    clock.advance(minutes=1)
-    assert len(claim(api, worker)) == 5
 
 
 def test_starts_count_for_their_period_though_the_servers_clock_goes_back(

@@ -6,16 +6,47 @@
 -- after the other, and each one sees all starts before it. A start counts at time t if it was after
 -- t - rate_period: windows are half open.
 --
+-- What a queue has started while it had no rate counts, too, as far as set_queue finds it. That is in a table
+-- of its own, earlier_starts, which claims only read: so set_queue and a claim may commit in any order.
+--
 -- While a rate is used up, one of the parked jobs has as due_at the time at which the rate has room. Like
 -- any due job, it brings a worker then, and a promotion.
 
--- What these statements look up. PostgreSQL inlines these two functions.
+-- What these statements look up. PostgreSQL inlines _last_start, _earlier_starts and _rate_room.
 
 create or replace function _last_start(queue_name text) returns table (at timestamptz, total bigint)
     language sql stable
 begin atomic
     select s.at, s.total from starts s where s.queue_name = _last_start.queue_name
     order by s.queue_name desc, s.at desc, s.total desc limit 1;
+end;
+
+-- What set_queue has counted. Two calls that were open together may have counted the same.
+create or replace function _earlier_starts(queue_name text, since timestamptz)
+    returns table (at timestamptz, jobs bigint)
+    language sql stable
+begin atomic
+    select e.at, max(e.jobs) from earlier_starts e
+    where e.queue_name = _earlier_starts.queue_name and e.at > _earlier_starts.since
+    group by e.queue_name, e.at;
+end;
+
+-- The time of the start, of those after `since`, that must leave the window before fewer than rate_limit are
+-- in it.
+create or replace function _last_to_leave(queue_name text, rate_limit integer, since timestamptz)
+    returns timestamptz
+    language sql stable
+begin atomic
+    select min(w.at) from (
+        select s.at, sum(s.jobs) over (
+                   order by s.at desc groups between unbounded preceding and 1 preceding) as later
+        from (select r.at, r.total - coalesce(lag(r.total) over (order by r.at, r.total), 0) as jobs
+              from starts r where r.queue_name = _last_to_leave.queue_name
+              union all
+              select e.at, e.jobs
+              from _earlier_starts(_last_to_leave.queue_name, _last_to_leave.since) e) s
+        where s.at > _last_to_leave.since) w
+    where coalesce(w.later, 0) < _last_to_leave.rate_limit;
 end;
 
 -- How many jobs a rate lets start now, and if none, when it has room again: when enough starts have left
@@ -26,16 +57,22 @@ create or replace function _rate_room(
     language sql stable
 begin atomic
     select _rate_room.rate_limit - u.used,
-           case when u.used >= _rate_room.rate_limit then (
-               select s.at + _rate_room.rate_period from starts s
-               where s.queue_name = _rate_room.queue_name and s.at > _rate_room.now - _rate_room.rate_period
-                 and s.total > u.total - _rate_room.rate_limit
-               order by s.queue_name, s.at, s.total limit 1) end
-    from (select l.total, coalesce(l.total, 0) - coalesce((
+           case when u.used < _rate_room.rate_limit then null
+                when u.earlier > 0 then _rate_room.rate_period + _last_to_leave(
+                    _rate_room.queue_name, _rate_room.rate_limit, _rate_room.now - _rate_room.rate_period)
+                else (
+                    select s.at + _rate_room.rate_period from starts s
+                    where s.queue_name = _rate_room.queue_name
+                      and s.at > _rate_room.now - _rate_room.rate_period
+                      and s.total > u.total - _rate_room.rate_limit
+                    order by s.queue_name, s.at, s.total limit 1) end
+    from (select l.total, e.jobs as earlier, e.jobs + coalesce(l.total, 0) - coalesce((
               select s.total from starts s
               where s.queue_name = _rate_room.queue_name and s.at <= _rate_room.now - _rate_room.rate_period
               order by s.queue_name desc, s.at desc, s.total desc limit 1), 0) as used
-          from (select) o left join lateral _last_start(_rate_room.queue_name) l on true offset 0) u;
+          from (select coalesce(sum(r.jobs), 0)::bigint as jobs from _earlier_starts(
+                    _rate_room.queue_name, _rate_room.now - _rate_room.rate_period) r) e
+          left join lateral _last_start(_rate_room.queue_name) l on true offset 0) u;
 end;
 
 -- Records what a claim starts in queues whose lanes it holds: the difference of `room`, null without a
@@ -107,27 +144,24 @@ begin
     gone as (
         delete from starts d where d.ctid = any (array(
             select c.tid from celled c where c.next_at < c.kept or c.followed))),
-    origin as materialized (
-        select o.queue_name, max(o.total) as total from old o where o.next_at < o.kept group by o.queue_name),
-    moved as (
-        update starts s set total = g.total from origin g
-        where s.queue_name = g.queue_name and s.at = '-infinity' returning s.queue_name)
-    insert into starts (queue_name, at, total) -- a queue whose first starts set_queue has counted has none
-    select g.queue_name, '-infinity', g.total from origin g
-    where g.queue_name not in (select m.queue_name from moved m);
+    origin as (
+        select o.queue_name, max(o.total) as total from old o where o.next_at < o.kept group by o.queue_name)
+    update starts s set total = g.total from origin g
+    where s.queue_name = g.queue_name and s.at = '-infinity';
 end;
 $$;
 
--- Deletes the starts of queues that have started nothing for a day, or for their period. Looks at a tenth
--- of max_rows pages of the table, chosen at random, and at up to 200 such queues there. These are chosen at
--- random, too, since some of them may have a longer period.
+-- Deletes the starts of queues that have started nothing for a day, or for their period, and earlier starts
+-- that are as old. Looks at a tenth of max_rows pages of each table, chosen at random, and at up to 200 such
+-- queues there. These are chosen at random, too, since some of them may have a longer period.
 create or replace function _prune_starts(max_rows integer) returns void
     language plpgsql set search_path from current
 as $$
 declare
     v_now constant timestamptz := clock();
-    v_pages constant bigint := pg_relation_size('starts') / current_setting('block_size')::integer;
-    v_part constant real := least(100, max_rows * 10.0 / greatest(v_pages, 1));
+    v_tenth constant float8 := max_rows * 10.0 * current_setting('block_size')::integer; -- in percent
+    v_part constant real := least(100, v_tenth / greatest(pg_relation_size('starts'), 1));
+    v_part_earlier constant real := least(100, v_tenth / greatest(pg_relation_size('earlier_starts'), 1));
     v_held text[];
 begin
     v_held := array(
@@ -143,11 +177,21 @@ begin
       and not exists (
           select from starts s
           where s.queue_name = q.queue_name and s.at >= v_now - _starts_kept(q.rate_period));
+    delete from earlier_starts d where d.ctid = any (array(
+        select e.ctid from _queues_of(array(
+            select o.queue_name from (
+                select distinct r.queue_name from earlier_starts r tablesample system (v_part_earlier)
+                where r.at < v_now - interval '1 day') o
+            order by random() limit 200)) q
+        join earlier_starts e
+          on e.queue_name = q.queue_name and e.at < v_now - _starts_kept(q.rate_period)
+        for update of e skip locked));
 end;
 $$;
 
--- Counts the starts that a queue, or each queue of a family, has had before it had any rate: those that
--- the running jobs show, and the 10,000 newest jobs in history. set_queue calls this before it sets a rate.
+-- Counts the starts that a queue, or each queue of a family, has had while it had no rate: those that the
+-- running jobs show, and the 10,000 newest jobs in history. set_queue calls this before it sets a rate. What
+-- starts in a 64th of the period is one row, with the time of the last: so a claim adds up few rows.
 create or replace function _count_earlier_starts(queue_name text, rate_period interval) returns void
     language plpgsql set search_path from current set jit = off
 as $$
@@ -155,9 +199,10 @@ declare
     v_family constant boolean := right(queue_name, 1) = '*';
     v_name constant text := case when v_family then left(queue_name, -1) else queue_name end;
     v_since constant timestamptz := clock() - _starts_kept(rate_period);
+    v_part constant interval := greatest(rate_period / 64, interval '1 us');
 begin
     with begun as materialized (
-        select b.name, b.at, count(*) as jobs
+        select b.name, b.at
         from (select j.queue_name as name, j.claimed_at as at from live_jobs j
               where j.queue_name >= v_name and (v_family or j.queue_name <= v_name)
                 and j.ready_at is not null and j.state = 'running'
@@ -165,18 +210,18 @@ begin
               select f.queue_name, f.claimed_at
               from (select h.queue_name, h.claimed_at from finished_jobs h
                     order by h.id desc limit 10000) f) b
-        where case when v_family then starts_with(b.name, v_name) else b.name = v_name end and b.at > v_since
-        group by b.name, b.at),
-    -- A queue that has a rate already records its starts itself.
-    counted as materialized (
-        select b.name, b.at,
-               coalesce(l.total, 0) + sum(b.jobs) over (partition by b.name order by b.at) as total
-        from _queues_of(array(select distinct n.name from begun n)) q
-        join begun b on b.name = q.queue_name
-        left join lateral _last_start(b.name) l on true
-        where q.rate_limit is null and b.at > coalesce(l.at, '-infinity'))
-    insert into starts (queue_name, at, total) select c.name, c.at, c.total from counted c
-    on conflict do nothing;
+        where case when v_family then starts_with(b.name, v_name) else b.name = v_name end
+          and b.at > v_since)
+    insert into earlier_starts (queue_name, at, jobs)
+    select b.name, max(b.at), count(*)
+    from _queues_of(array(select distinct n.name from begun n)) q
+    join begun b on b.name = q.queue_name
+    left join lateral _last_start(b.name) l on true
+    left join lateral (
+        select max(e.at) as at from earlier_starts e where e.queue_name = b.name) c on true
+    where q.rate_limit is null -- one that has a rate records its starts itself
+      and b.at > coalesce(greatest(l.at, c.at), '-infinity')
+    group by b.name, date_bin(v_part, b.at, 'epoch');
 end;
 $$;
 
