@@ -349,6 +349,7 @@ def test_the_starts_that_are_kept_stay_few_while_thousands_start(api: Any, worke
 def test_a_longer_period_counts_starts_for_a_sixteenth_of_their_age_too_long_at_most(
     api: Any, worker: int, clock: Any
 ) -> None:
+    api.rows("update pyworker.workers set expires_at = 'infinity'")
     api.set_queue("q", None, 1, "1 second")
     add(api, 1100)
     ids: list[int] = []

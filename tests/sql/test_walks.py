@@ -1,5 +1,4 @@
-"""What a session remembers of its walks along an index: a saving, never a change of who gets what,
-but for a moment in its order."""
+"""What a session remembers of its walks along an index. For a moment that may change an order, no more."""
 
 from __future__ import annotations
 
@@ -94,6 +93,7 @@ def test_nor_does_it_look_again_at_what_has_ended_under_an_old_snapshot(
     old, a = actor(), actor()
     old.begin("repeatable read")
     old.rows("select 1 from pyworker.jobs")
+    api.rows("update pyworker.workers set expires_at = 'infinity'")
     jobs = add(api, MANY + 3)
     api.finish(*ids(api.claim_jobs(worker, MANY)))
     held: list[Any] = []
@@ -309,10 +309,10 @@ def test_promotions_do_not_walk_again_what_has_ended_under_an_old_snapshot(
     old = actor()
     old.begin("repeatable read")
     old.rows("select 1 from pyworker.jobs")
+    api.rows("update pyworker.workers set expires_at = 'infinity'")
     if what == "due jobs":
         add(api, 5 * MANY, run_at=str(api.at("1 minute")))
         clock.advance(minutes=2)
-        api.heartbeat(worker)
     else:
         api.set_queue("q", 2**31 - 1)
         api.rows(

@@ -61,7 +61,7 @@ def test_queues_that_wait_are_shown_with_their_usual_wait_and_marked_as_late(cli
     page = read(client().get("/"))
     table = page.text[page.text.index("Queues that wait") : page.text.index("Busiest tasks")]
     text = " ".join(table.split())
-    assert re.search(r"late late 5 min \S+ m?s \d+ mails \d", text), text
+    assert re.search(r"late late 5 min (\d+ s )?\S+ m?s \d+ mails \d", text), text
     assert re.search(r"default \S+ m?s unknown yet \d", text), text
     assert "stopped paused" in text
     links = [attributes.get("href", "") for _, attributes in page.elements]
