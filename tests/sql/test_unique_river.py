@@ -24,7 +24,7 @@ def add(api: Any, policy: Any = LOOSE, payload: Any = A, **named: Any) -> Any:
 def waiting(api: Any, worker: int, **named: Any) -> Any:
     """A job that waits for its retry, and does not hold its key."""
     job = add(api, **named)
-    api.fail(api.claim(worker, "t"))
+    api.fail(api.claim(worker, "t"), delay=60)  # longer than the test takes on a busy machine
     return api.get_job(job.id)
 
 
