@@ -84,7 +84,8 @@ create or replace function _job_of(f finished_jobs) returns job
 create or replace function _is_crowded(queue_name text) returns boolean
     language plpgsql stable set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off
-    set enable_sort = off set enable_incremental_sort = off set jit = off
+    set enable_sort = off set enable_incremental_sort = off
+    set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_began constant double precision := date_part('epoch', clock_timestamp());
