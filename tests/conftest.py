@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -22,7 +23,7 @@ from pyworker._dev.postgres import Server, temporary_server
 
 pytest.register_assert_rewrite("tests.support", "tests.model")  # before the first import of either
 
-from tests.support.databases import check_invariants, copy_of, database, dsn_of  # noqa: E402
+from tests.support.databases import Shared, check_invariants, copy_of, database, dsn_of  # noqa: E402
 from tests.support.sessions import Clock, Session  # noqa: E402
 
 
@@ -74,44 +75,26 @@ def empty_dsn(pg_server: Any) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def _shared(pg_template: Any) -> Iterator[tuple[str, str]]:
-    with copy_of(pg_template, "shared") as dsn:
-        yield (
-            dsn,
-            "set search_path = pyworker, pg_temp;"
-            "truncate live_jobs, finished_jobs, unique_keys, errors, promotion_requests, workers, claims, "
-            "edges, watches, vanished_parents, steps, signals, progress, log_lines, waiters, "
-            "tasks, queues, starts, earlier_starts,"
-            " sequence_halts, once_keys, schedule_entries, audit_log restart identity;"
-            "alter sequence job_ids restart; alter sequence listening_until restart; "
-            "alter sequence polling_until restart;"
-            "alter sequence not_listening_until restart;"
-            "alter sequence silent_before restart; alter sequence silent_at restart; "
-            "alter sequence walks_until restart; alter sequence coordination_used restart; "
-            "alter sequence waited_until restart;"
-            "alter sequence swept_at restart; alter sequence maintain_at restart;"
-            "alter sequence due_told_at restart; alter sequence fleet_size restart;"
-            "alter sequence notifications restart;"
-            "delete from settings; insert into settings (movable_clock) values (true); reset search_path",
-        )
+def _shared(pg_template: Any) -> Iterator[Shared]:
+    with copy_of(pg_template, "shared") as dsn, closing(Shared(dsn)) as shared:
+        yield shared
 
 
 @pytest.fixture
-def dsn(_shared: tuple[str, str]) -> str:
+def dsn(_shared: Shared) -> str:
     """The shared database, for code that opens its own connections. Clean only together with `db`."""
-    return _shared[0]
+    return _shared.dsn
 
 
 @pytest.fixture
-def db(_shared: tuple[str, str]) -> Iterator[psycopg.Connection[Any]]:
+def db(_shared: Shared) -> Iterator[psycopg.Connection[Any]]:
     """An autocommit connection to the shared database, emptied; the invariants are checked when
     the test is over."""
-    dsn, clean = _shared
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute(clean)  # type: ignore[arg-type]
+    _shared.empty()
+    with psycopg.connect(_shared.dsn, autocommit=True) as conn:
         yield conn
         conn.rollback()
-        check_invariants(conn)
+    _shared.check()
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def zoo(db: Any, _shared: Any, dsn: str, cli: Any, tmp_path: Any, monkeypatch: A
     monkeypatch.chdir(tmp_path)
 
     def make() -> Any:
-        db.execute(_shared[1])
+        _shared.empty()
         db.execute(ZOO)
         return lambda *words: cli(*words, DATABASE_URL=dsn)
 

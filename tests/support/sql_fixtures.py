@@ -13,66 +13,28 @@ import pytest
 from psycopg.rows import namedtuple_row
 
 from tests.support.api import Actor, Api
+from tests.support.databases import CLEAN, Shared
 from tests.support.plans import watched
 
 __all__ = ["_kept", "_sessions", "actor", "api", "clean", "db", "job_in", "own", "session", "watched"]
 
-# By delete, not truncate: a tenth of the time, and plans are kept, as they are between a worker's calls.
-CLEAN = """
-    do $$
-    declare
-        v record;
-    begin
-        for v in
-            select c.oid::regclass as name, s.seqstart from pg_class c left join pg_sequence s
-                on s.seqrelid = c.oid
-            where c.relnamespace = 'pyworker'::regnamespace and c.relkind in ('r', 'p', 'S')
-                and not c.relispartition
-              and c.relname not in ('migrations', 'installed_objects')
-        loop
-            if v.seqstart is not null then
-                perform setval(v.name, v.seqstart, false);
-            else
-                execute format('delete from %s', v.name);
-            end if;
-        end loop;
-        insert into pyworker.settings (movable_clock) values (true);
-    end $$;
-    -- A session that listens and does not read what it is sent stands still when its socket is full, and then
-    -- PostgreSQL drops no database.
-    unlisten *;
-    reset all
-"""
-
 
 @pytest.fixture(scope="session")
-def _kept(_shared: Any) -> Iterator[dict[str, Any]]:
-    """Connections stay from test to test: a new one spends 20 ms on compiling our functions, as a
-    worker's does once."""
-    kept: dict[str, Any] = {"db": None, "sessions": [], "tests": 0}
+def _kept() -> Iterator[list[Any]]:
+    """Sessions stay from test to test, too."""
+    kept: list[Any] = []
     yield kept
-    for connection in [kept["db"], *kept["sessions"]]:
-        if connection:
-            connection.close()
+    for session in kept:
+        session.close()
 
 
 @pytest.fixture
-def db(
-    dsn: str, _kept: dict[str, Any], invariants: Callable[[Any], None]
-) -> Iterator[psycopg.Connection[Any]]:
-    if not _kept["db"] or _kept["db"].closed:
-        _kept["db"] = psycopg.connect(dsn, autocommit=True)
-    conn = _kept["db"]
-    conn.execute(CLEAN)
-    _kept["tests"] += 1
-    if (
-        _kept["tests"] % 4 == 0
-    ):  # else a claim has the rows of many tests to walk past, and remembers its place
-        conn.execute("vacuum pyworker.live_jobs")
-        conn.execute("vacuum pyworker.promotion_requests")
+def db(_shared: Shared) -> Iterator[psycopg.Connection[Any]]:
+    _shared.empty()
+    conn = _shared.conn
     yield conn
     conn.rollback()
-    invariants(conn)
+    _shared.check()
 
 
 @pytest.fixture
@@ -82,7 +44,7 @@ def clean(db: psycopg.Connection[Any]) -> Callable[[], Any]:
 
 
 @pytest.fixture
-def _sessions(_kept: dict[str, Any]) -> Iterator[list[Any]]:
+def _sessions(_kept: list[Any]) -> Iterator[list[Any]]:
     used: list[Any] = []
     yield used
     for session in used:
@@ -90,19 +52,19 @@ def _sessions(_kept: dict[str, Any]) -> Iterator[list[Any]]:
             assert session.conn.info.transaction_status != psycopg.pq.TransactionStatus.ACTIVE
             session.run("rollback")
             session.run("reset role; reset all; unlisten *; select pg_advisory_unlock_all()")
-            _kept["sessions"].append(session)
+            _kept.append(session)
         except (AssertionError, psycopg.OperationalError):  # it still runs a statement, or was killed
             session.close()
 
 
 @pytest.fixture
 def session(
-    session: Callable[[], Any], clock: Any, _sessions: list[Any], _kept: dict[str, Any]
+    session: Callable[[], Any], clock: Any, _sessions: list[Any], _kept: list[Any]
 ) -> Callable[[], Any]:
     def new() -> Any:
-        if not _kept["sessions"]:
+        if not _kept:
             return session()
-        again = _kept["sessions"].pop()
+        again = _kept.pop()
         _sessions.append(again)
         again.run(
             "select set_config('pyworker.clock_offset', %s, false)",

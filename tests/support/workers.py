@@ -69,7 +69,7 @@ class Queue:
         self._directory = tmp_path
         self._gate = psycopg.connect(dsn, autocommit=True)
         self.workers: list[Worker] = []
-        self._looks: int | None = None
+        self._adds_up, self._waited = False, 0.0
 
     def rows(self, sql: str, *params: Any) -> list[Any]:
         cursor = self.conn.execute(sql.replace("pyworker.", f'"{self.schema}".'), params)  # type: ignore[arg-type]
@@ -126,21 +126,23 @@ class Queue:
 
     def until_so(self, what: str, condition: Callable[[], bool]) -> None:
         """The same for what the database cannot tell."""
-        looks = self._looks if self._looks is not None else int(DEADLINE * 100)
+        waited = 0.0
         while not condition():
-            looks -= 1
-            assert looks > 0, f"never came true: {what}\n{self.report()}"
-            self.conn.execute("select pg_sleep(0.01)")
-        if self._looks is not None:
-            self._looks = looks
+            # The longer it takes, the longer a pause: many tests wait at once.
+            pause = max(0.01, waited / 5)
+            waited += pause
+            assert self._waited + waited < DEADLINE, f"never came true: {what}\n{self.report()}"
+            self.conn.execute("select pg_sleep(%s)", [pause])
+        if self._adds_up:
+            self._waited += waited
 
     @contextmanager
     def in_one_deadline(self) -> Iterator[None]:
         """All that is awaited in the block has to come true within one deadline: what polling
         would take longer for."""
-        self._looks = int(DEADLINE * 100)
+        self._adds_up = True
         yield
-        self._looks = None
+        self._adds_up, self._waited = False, 0.0
 
     def until_state(self, state: str, *job_ids: int) -> None:
         self.until(

@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 from psycopg.types.json import Jsonb
 
+from tests.support.databases import CLEAN
 from tests.support.pages import Reader
 from tests.support.site import SECURITY, Site
-from tests.support.sql_fixtures import CLEAN
 
 EVIL = [
     "<script>alert(1)</script>", "\"><img src=x onerror=alert(1)>", "' onmouseover='alert(1)",
