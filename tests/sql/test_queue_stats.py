@@ -74,3 +74,12 @@ def test_queue_stats_stay_quick_with_thousands_of_queues_that_were_set(
     if statistics == "of full tables":
         api.rows("analyze pyworker.live_jobs, pyworker.queues")
     assert a.value("select count(*) from pyworker.queue_stats where concurrency = 2") == 25_020
+
+
+def test_queue_stats_run_nothing_for_each_queue(api: Any, watched: Any) -> None:
+    for n in range(30):
+        api.set_queue(f"plain{n}", 2)
+        api.set_queue(f"with a rate{n}", rate_limit=5, rate_period="1 minute")
+    plans = watched(lambda a: a.rows("select * from pyworker.queue_stats"))
+    assert len(watched.result) == 60
+    assert len(plans) < 10

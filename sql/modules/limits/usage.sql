@@ -9,12 +9,14 @@ create or replace function _limits_of(queue_names text[])
     language plpgsql stable security definer set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
+declare
+    v_now timestamptz := clock(); -- PostgreSQL inlines no function that is given a volatile one
 begin
     return query
     select q.queue_name, q.concurrency, q.paused, q.fair, q.rate_limit, q.rate_period, q.rate_limit - r.room,
            case when r.room > 0 then r.room when r.room <= 0 then 0 end, r.free_at
     from _queues_of(queue_names) q
-    left join lateral _rate_room(q.queue_name, q.rate_limit, q.rate_period, clock()) r
+    left join lateral _rate_room(q.queue_name, q.rate_limit, q.rate_period, v_now) r
         on q.rate_limit is not null and right(q.queue_name, 1) <> '*'; -- a family's queues have one each
 end;
 $$;
