@@ -129,7 +129,7 @@ class Queue:
         waited = 0.0
         while not condition():
             # The longer it takes, the longer a pause: many tests wait at once.
-            pause = max(0.01, waited / 5)
+            pause = min(max(0.01, waited / 5), 0.1)
             waited += pause
             assert self._waited + waited < DEADLINE, f"never came true: {what}\n{self.report()}"
             self.conn.execute("select pg_sleep(%s)", [pause])
