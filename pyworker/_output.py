@@ -1,4 +1,4 @@
-"""The output of commands: tables for people, JSON for machines."""
+"""The output of commands: lines and tables for people, JSON for machines."""
 
 from __future__ import annotations
 
@@ -8,38 +8,15 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
-from itertools import pairwise
+from datetime import datetime
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ._db.rows import JobRow
 from ._escape import shown, shown_json
 
-STATES = ["scheduled", "pending", "available", "running", "retryable", "completed", "cancelled", "discarded"]
-ENDED = STATES[-3:]
-STYLES = {
-    "completed": "green",
-    "running": "cyan",
-    "retryable": "yellow",
-    "discarded": "red",
-    "cancelled": "magenta",
-}
-
-
-UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 FULL = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-
-class Screen(Console):
-    """rich's console, which leaves a closed pipe to `unwritten`."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def open_streams() -> None:
@@ -74,54 +51,6 @@ def unwritten(error: BaseException) -> OSError | None:
         os.dup2(nothing, sys.stdout.fileno())
         os.close(nothing)
     return found
-
-
-def _next(at: datetime, period: timedelta) -> str:
-    """The time of day; for a period of more than 12 hours with the date."""
-    return time_of(at) if period > timedelta(hours=12) else time_of(at).split()[1]
-
-
-def rate_of(row: Mapping[str, Any]) -> str:
-    """The rate of a queue, how much of it is used, and when it has room again."""
-    if row["rate_limit"] is None:
-        return ""
-    used = "" if row["rate_used"] is None else f"{row['rate_used']} of "
-    rest = f", next {_next(row['rate_free_at'], row['rate_period'])}" if row["rate_free_at"] else ""
-    return f"{used}{row['rate_limit']} in {period_of(row['rate_period'])}{rest}"
-
-
-def span(seconds: float | None) -> str:
-    """How long something took or is ago, roughly: 5400 → '1 h 30 min'."""
-    if seconds is None:
-        return "—"
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 10:
-        return f"{round(seconds, 1):g} s"
-    whole = int(seconds)
-    for (size, unit), (smaller, name) in pairwise(UNITS):
-        if whole >= size:
-            rest = whole % size // smaller if whole < 10 * size else 0
-            return f"{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
-    return f"{whole} s"
-
-
-def period_of(time: timedelta) -> str:
-    """A setting, exactly, and as PostgreSQL reads it: '1 h 30 min'."""
-    seconds, words = abs(time), list[str]()
-    for size, unit in UNITS[:-1]:
-        whole, seconds = divmod(seconds, timedelta(seconds=size))
-        if whole:
-            words.append(f"{whole} {unit}")
-    if not words and timedelta(0) < seconds < timedelta(seconds=1):
-        words.append(f"{_plain(seconds / timedelta(milliseconds=1))} ms")
-    elif not words or seconds:
-        words.append(f"{_plain(seconds.total_seconds())} s")
-    return ("-" if time < timedelta(0) else "") + " ".join(words)
-
-
-def _plain(number: float) -> str:
-    return f"{number:.6f}".rstrip("0").rstrip(".")
 
 
 def say(text: str, err: bool = False) -> None:
@@ -160,35 +89,6 @@ def print_table(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
     if not rows:
         click.echo(nothing)
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    texts = [[text_of(value) for value in row.values()] for row in rows]
-    widths = [max(len(name), *(text[at].cell_len for text in texts)) for at, name in enumerate(rows[0])]
-    for at, name in enumerate(rows[0]):
-        number = all(isinstance(row[name], int) for row in rows)
-        # Only the last column shrinks when the terminal is narrow.
-        width = None if at == len(rows[0]) - 1 else widths[at]
-        table.add_column(
-            name.replace("_", " "),
-            justify="right" if number else "left",
-            min_width=width,
-            overflow="ellipsis",
-            no_wrap=True,
-        )
-    for row, text in zip(rows, texts, strict=True):
-        table.add_row(*text, style=STYLES.get(str(row.get("state"))))
-    console = Screen(highlight=False, width=None if sys.stdout.isatty() else 200)
-    console.width = max(console.width, sum(width + 1 for width in widths[:-1]) + 20)
-    console.print(table)
+    from ._tables import show
 
-
-def text_of(value: Any) -> Text:
-    if isinstance(value, datetime):
-        return Text(time_of(value))
-    lines = str(value).strip().split("\n") if value is not None else [""]
-    return Text(shown(lines[-1]))  # the last line of a traceback has the exception
-
-
-def time_of(value: datetime) -> str:
-    """A time as PostgreSQL writes it, with its zone: 2026-12-24 18:00:00+01."""
-    local = value.astimezone()
-    return local.strftime("%Y-%m-%d %H:%M:%S") + local.strftime("%z").removesuffix("00")
+    show(rows)

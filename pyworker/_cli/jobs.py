@@ -8,19 +8,22 @@ import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import psycopg
-from rich.table import Table
 
 from .._db.database import Database
 from .._db.rows import JobRow
 from .._escape import shown
-from .._output import ENDED, STATES, STYLES, Screen, print_json, print_table, report, say, text_of, time_of
+from .._output import print_json, print_table, report, say
 from .._payload import JsonText
+from .._values import ENDED, STATES, time_of
 from ..errors import NotFound
 from .options import CliError, as_json, database, reads, writes
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 JOB_ID = click.IntRange(1, 2**63 - 1)
 
@@ -203,6 +206,11 @@ def _show_job(db: Database, job_id: int, machine: bool) -> None:
     if machine:
         print_json({**dataclasses.asdict(job), "errors": errors, "steps": steps, "log": lines})
         return
+    from rich.table import Table
+
+    from .._tables import Screen, text_of
+    from .._values import STYLES
+
     console = Screen(soft_wrap=True, highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in dataclasses.asdict(job).items():
@@ -220,7 +228,7 @@ def _show_job(db: Database, job_id: int, machine: bool) -> None:
         console.print(shown(error["error"].rstrip()), markup=False)
 
 
-def _show_log(console: Screen, lines: list[dict[str, Any]]) -> None:
+def _show_log(console: Console, lines: list[dict[str, Any]]) -> None:
     """The job's log, with a heading for each attempt."""
     run = None
     for line in lines:

@@ -7,7 +7,8 @@ import re
 import click
 import psycopg
 
-from .._output import period_of, print_json, print_table, rate_of, say
+from .._output import print_json, print_table, say
+from .._values import period_of, rate_of
 from .options import CliError, as_json, database, part_of_group, reads
 
 

@@ -160,11 +160,9 @@ def run(
 
 
 def _one(configs: Sequence[RunConfig], crontab: str | None, ports: Sequence[int]) -> int:
-    from .._logging import on_terminal
     from .._runner import metrics, probes
     from .._runner.crontab import load_for_run
     from .._runner.parent import Parent
-    from .progress import progress
 
     config = configs[0]
     if crontab:
@@ -173,11 +171,19 @@ def _one(configs: Sequence[RunConfig], crontab: str | None, ports: Sequence[int]
     with (
         metrics.collected(parent) as own,
         probes.serving(ports, {**probes.of_worker(parent), **own}),
-        progress(config.dsn, config.schema)
-        if config.once and config.log_format != "json" and on_terminal()
-        else contextlib.nullcontext(),
+        _progress(config),
     ):
         return parent.run()
+
+
+def _progress(config: RunConfig) -> contextlib.AbstractContextManager[object]:
+    from .._logging import on_terminal
+
+    if not config.once or config.log_format == "json" or not on_terminal():
+        return contextlib.nullcontext()
+    from .progress import progress
+
+    return progress(config.dsn, config.schema)
 
 
 def _several(configs: Sequence[RunConfig], crontab: str | None, ports: Sequence[int]) -> int:

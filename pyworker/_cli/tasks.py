@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from .. import tasks as _tasks
-from .._output import period_of, print_json, print_table
+from .._output import print_json, print_table
+from .._values import period_of
 from ..errors import TaskError
 from .options import CliError, as_json, database, part_of_group, reads
 

@@ -20,7 +20,7 @@ from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, Tab
 from .._db.connect import connect, first_line
 from .._db.database import Database
 from .._escape import shown
-from .._output import STATES, STYLES, span
+from .._values import STATES, STYLES, span
 from ..errors import PyworkerError
 from .pages import PAGES, ROWS, Page, Row, cell, filters, lately, packed
 from .screens import EVERY, Ask, JobPage

@@ -10,7 +10,8 @@ from typing import Any
 from rich.text import Text
 
 from .._db.database import Database
-from .._output import STYLES, rate_of, span, text_of
+from .._tables import text_of
+from .._values import STYLES, rate_of, span
 
 Row = dict[str, Any]
 

@@ -17,7 +17,8 @@ from textual.widgets import Footer, Static
 from .._db.database import Database
 from .._db.rows import JobRow
 from .._escape import shown
-from .._output import STYLES, text_of
+from .._tables import text_of
+from .._values import STYLES
 from .pages import Row
 
 EVERY = 2.0  # seconds between refreshes

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from .._db.rows import JobRow
-from .._output import text_of
+from .._values import line_of
 
 TOGETHER = 3  # from so many failures in a row with one text on, they are one event
 
@@ -38,13 +38,13 @@ def events(job: JobRow, errors: Sequence[Mapping[str, Any]]) -> list[Event]:
 def _failures(errors: Sequence[Mapping[str, Any]]) -> list[Event]:
     groups: list[list[Mapping[str, Any]]] = []
     for error in errors:
-        if groups and text_of(groups[-1][0]["error"]).plain == text_of(error["error"]).plain:
+        if groups and line_of(groups[-1][0]["error"]) == line_of(error["error"]):
             groups[-1].append(error)
         else:
             groups.append([error])
     found: list[Event] = []
     for group in groups:
-        last_line = text_of(group[0]["error"]).plain
+        last_line = line_of(group[0]["error"])
         if len(group) < TOGETHER:
             found += [Event("failed", error["at"], last_line) for error in group]
         else:

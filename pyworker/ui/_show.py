@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from markupsafe import Markup
 
-from .._output import period_of, span
+from .._values import period_of, span
 
 
 def utc(at: datetime | str | None) -> datetime | None:

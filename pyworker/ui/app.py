@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from .. import _output
+from .. import _values
 from .._db import connect
 from .._db.database import Database
 from ..errors import NotFound, PyworkerError
@@ -48,7 +48,7 @@ from ._request import (
 HERE = Path(__file__).parent
 PAGE = 50
 MORE = 200  # rows of a sorted list that its second page shows
-STATES = tuple(_output.STATES)
+STATES = tuple(_values.STATES)
 LATENCY = {
     "waited_p50": "waited p50",
     "waited_p95": "waited p95",
@@ -89,7 +89,7 @@ class Dashboard(Actions):
             local=_show.local, span=_show.span, period=_show.period, size=_show.size, pretty=_show.pretty,
             number=_show.number,
             sequence_name=_show.sequence_name, origin=_show.origin, told=_show.told,
-            last_line=lambda text: _output.text_of(text).plain,
+            last_line=_values.line_of,
         )  # fmt: skip
         cast("dict[str, Any]", self.templates.globals).update(
             worker_facts=_show.worker_facts,

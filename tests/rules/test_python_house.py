@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import pyworker
-from pyworker._output import STATES
+from pyworker._values import STATES
 from tests.support.files import for_each
 
 PACKAGE = Path(pyworker.__file__).parent
@@ -118,7 +118,7 @@ def test_sql_is_in_one_room_only(path):
 
 @for_each(MODULES)
 def test_python_knows_states_only_to_show_them(path):
-    if path.stem not in ("_output", "_tasks", "demo") and path.parent.name not in (
+    if path.stem not in ("_values", "_output", "_tasks", "demo") and path.parent.name not in (
         "_cli",
         "_top",
         "ui",
