@@ -1,6 +1,6 @@
 """Tables and colours in a terminal, by rich.
 
-Only what prints them imports this, as it does so: rich takes a quarter of a command's start.
+Only what prints them imports this, as it does so: rich takes a tenth of a command's start.
 """
 
 from __future__ import annotations
