@@ -245,8 +245,10 @@ class SilenceGuard:
             if asked and (since := time.monotonic() - asked[1]) > ANSWER_TIMEOUT:
                 if self._runs_it(asked[0], since):
                     time.sleep(ANSWER_TIMEOUT)
-                elif self._asked is asked:
-                    cut(asked[0])
+                else:
+                    time.sleep(1)  # it may have just ended, and its answer be on the way
+                    if self._asked is asked:
+                        cut(asked[0])
 
     def _runs_it(self, conn: psycopg.Connection[Any], since: float) -> bool:
         try:
