@@ -17,7 +17,7 @@ test: ## run what each change must pass, in ten minutes
 	$(install) '.[test]' && .venv/bin/pytest -n auto
 
 slow: ## run what CI runs besides
-	$(install) '.[test]' && .venv/bin/pytest -n auto -m 'slow and not torture'
+	$(install) '.[test]' && .venv/bin/pytest -n auto --dist loadfile -m 'slow and not torture'
 
 .venv/bin/pytest:
 	$(install) '.[test]'

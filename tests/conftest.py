@@ -90,7 +90,7 @@ def dsn(_shared: Shared) -> str:
 def db(_shared: Shared) -> Iterator[psycopg.Connection[Any]]:
     """An autocommit connection to the shared database, emptied; the invariants are checked when
     the test is over."""
-    _shared.truncate()
+    _shared.empty()
     with psycopg.connect(_shared.dsn, autocommit=True) as conn:
         yield conn
         conn.rollback()
@@ -136,8 +136,8 @@ def worker(db: psycopg.Connection[Any]) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: half more processes than cores, since many tests wait for workers and locks."""
-    return (3 * (os.cpu_count() or 1) + 1) // 2
+    """`-n auto`: two processes for each core, since many tests wait for workers and locks."""
+    return 2 * (os.cpu_count() or 1)
 
 
 def pytest_report_header() -> str:

@@ -16,20 +16,7 @@ from tests.support import ROOT
 INVARIANTS = (ROOT / "tests" / "invariants.sql").read_text("utf-8")
 
 
-# What a worker's test has used is truncated: a worker that walks past the rows of many tests is slower.
-TRUNCATE = """
-    do $$
-    declare
-        used text := (
-            select string_agg(c.oid::regclass::text, ', ') from pg_class c
-            where c.relnamespace = 'pyworker'::regnamespace and c.relkind = 'r'
-              and pg_relation_size(c.oid) > 0 and c.relname not in ('migrations', 'installed_objects'));
-    begin
-        if used is not null then execute 'truncate ' || used; end if;
-    end $$
-"""
-
-# For tests of the SQL by delete: a tenth of the time, and plans are kept, as between a worker's calls.
+# By delete: a truncate takes four times as long, makes every session plan again, and waits for readers.
 CLEAN = """
     do $$
     declare
@@ -55,6 +42,13 @@ CLEAN = """
     unlisten *;
     reset all
 """
+
+
+SIZES = """
+    select c.oid::regclass::text, pg_relation_size(c.oid) from pg_class c
+    where c.relnamespace = 'pyworker'::regnamespace and c.relkind = 'r'
+      and c.relname not in ('migrations', 'installed_objects')"""
+PAGE = 8192
 
 
 def dsn_of(conn: psycopg.Connection[Any]) -> str:
@@ -93,7 +87,6 @@ class Shared:
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
         self._conn: psycopg.Connection[Any] | None = None
-        self._tests = 0
 
     @property
     def conn(self) -> psycopg.Connection[Any]:
@@ -101,17 +94,11 @@ class Shared:
             self._conn = psycopg.connect(self.dsn, autocommit=True)
         return self._conn
 
-    def truncate(self) -> None:
-        self.conn.execute(TRUNCATE)
-        self.conn.execute(CLEAN)
-
     def empty(self) -> None:
         self.conn.execute(CLEAN)
-        self._tests += 1
-        # Else a claim has the rows of many tests to walk past, and remembers its place.
-        if self._tests % 4 == 0:
-            self.conn.execute("vacuum pyworker.live_jobs")
-            self.conn.execute("vacuum pyworker.promotion_requests")
+        # Else a claim walks past the dead rows of many tests, and takes its time or remembers its place.
+        if large := [name for name, size in self.conn.execute(SIZES).fetchall() if size > 2 * PAGE]:
+            self.conn.execute(f"vacuum (truncate) {', '.join(large)}")
 
     def check(self) -> None:
         check_invariants(self.conn)
@@ -125,5 +112,8 @@ def check_invariants(conn: psycopg.Connection[Any]) -> None:
     with conn.transaction():
         # By the real clock: where a test has moved its own, no session has swept in between.
         conn.execute("set local search_path = pyworker, pg_temp; set local pyworker.clock_offset = ''")
+        # Where there are few rows, any plan will do, and to plan takes longer than to look.
+        few = sum(size for _, size in conn.execute(SIZES).fetchall()) < 40 * PAGE
+        conn.execute(f"set local plan_cache_mode = {'force_generic_plan' if few else 'force_custom_plan'}")
         violations = conn.execute(INVARIANTS).fetchall()  # type: ignore[arg-type]
     assert violations == []
