@@ -90,7 +90,7 @@ def dsn(_shared: Shared) -> str:
 def db(_shared: Shared) -> Iterator[psycopg.Connection[Any]]:
     """An autocommit connection to the shared database, emptied; the invariants are checked when
     the test is over."""
-    _shared.empty()
+    _shared.truncate()
     with psycopg.connect(_shared.dsn, autocommit=True) as conn:
         yield conn
         conn.rollback()
