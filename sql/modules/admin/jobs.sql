@@ -61,6 +61,7 @@ $$;
 
 create or replace function cancel_job(job_id bigint, force boolean default false) returns job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_row live_jobs := _lock_job('cancel_job', job_id);
@@ -127,6 +128,7 @@ comment on function delete_job(bigint) is
 
 create or replace function complete_jobs(job_ids bigint[]) returns setof job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_id bigint;
@@ -156,6 +158,7 @@ comment on function complete_jobs(bigint[]) is
 create or replace function permanently_fail_jobs(job_ids bigint[], error_message text default null)
     returns setof job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_id bigint;
@@ -183,6 +186,7 @@ comment on function permanently_fail_jobs(bigint[], text) is
 
 create or replace function remove_job(job_key text) returns job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_row live_jobs;

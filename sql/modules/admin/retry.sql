@@ -115,11 +115,11 @@ $$;
 
 create or replace function retry_job(job_id bigint) returns job
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
+    set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_now timestamptz := clock();
-    -- Keys are locked before jobs. A job's unique key never changes, so it can be read before the
-    -- job is locked.
+    -- Keys are locked before jobs. A job's unique key never changes: it can be read before.
     v_before job := get_job(job_id);
     v_unique_key bytea := decode(v_before.unique_key, 'hex');
     v_holder live_jobs;
