@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -17,6 +18,8 @@ from .._db.database import Database
 from . import signals
 from .config import RunConfig
 from .shared import Slots
+
+log = logging.getLogger("pyworker.parent")
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -40,6 +43,16 @@ class ChildProcess:
             assert self.process.stdin is not None  # noqa: S101
             self.process.stdin.write(word + "\n")
             self.process.stdin.flush()
+
+    def kill(self, why: str, culprits: Sequence[tuple[int, int]] = ()) -> None:
+        self.killed, self.culprits = why, culprits
+        os.kill(self.process.pid, signal.SIGKILL)
+
+    def log_why(self) -> None:
+        """Log why it was killed."""
+        more = f"and {len(self.culprits) - 1} more of its batch " if self.culprits[1:] else ""
+        who = f"job {self.culprits[0][0]} {more}" if self.culprits else ""
+        log.warning("ending worker process %s: %s%s", self.process.pid, who, self.killed)
 
 
 @dataclass

@@ -219,15 +219,18 @@ class Parent:
     def _fence(self) -> None:
         """Kill the children when heartbeats stay unanswered for too long.
 
-        Others may take their jobs then. Runs in its own thread, so that nothing delays it.
+        Others may take their jobs then. Runs in its own thread, so that nothing delays it: a line for a
+        log that nobody reads may wait for ever, so it comes after all are killed.
         """
         while not self.stopped.wait(WATCH):
             if (away := boottime() - self.acknowledged) > self.fence:
+                why = f"the database has not answered for {away:.0f} s, others may take its jobs"
                 with self.reaping:
-                    for child in [child for child in self.children.values() if not child.killed]:
-                        self._kill(
-                            child, f"the database has not answered for {away:.0f} s, others may take its jobs"
-                        )
+                    alive = [child for child in list(self.children.values()) if not child.killed]
+                    for child in alive:
+                        child.kill(why)
+                for child in alive:
+                    child.log_why()
 
     # -- children ----------------------------------------------------------------------------------
 
@@ -301,11 +304,8 @@ class Parent:
             self.respawn_at.append(time.monotonic() + self.respawn_delay)
 
     def _kill(self, child: ChildProcess, why: str, culprits: Sequence[tuple[int, int]] = ()) -> None:
-        more = f"and {len(culprits) - 1} more of its batch " if culprits[1:] else ""
-        who = f"job {culprits[0][0]} {more}" if culprits else ""
-        log.warning("ending worker process %s: %s%s", child.process.pid, who, why)
-        child.killed, child.culprits = why, culprits
-        os.kill(child.process.pid, signal.SIGKILL)
+        child.kill(why, culprits)
+        child.log_why()
 
     def _watch(self, now: float) -> None:
         """Check each child's deadlines and memory, and update its condition."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +81,28 @@ def test_children_do_not_outlive_a_killed_parent_and_their_jobs_are_handed_on_af
     queue.value("select pyworker.delete_job(%s)", frozen)
     queue.run_once()
     assert queue.states(*jobs) == ["completed"] * 2
+
+
+@pytest.mark.slow  # as long as the fence is
+def test_handlers_end_before_others_take_their_jobs_though_nobody_reads_what_the_worker_logs(
+    queue: Any, tmp_path: Path
+) -> None:
+    log = tmp_path / "pipe"
+    os.mkfifo(log)
+    with open(os.open(log, os.O_RDWR | os.O_NONBLOCK), "r+b", buffering=0) as pipe:
+        queue.close_gate(1)
+        jobs = [queue.add("note", {"gate": 1}) for _ in range(2)]
+        worker = queue.start(
+            "--processes", "3", "--concurrency", "1", within=["sh", "-c", 'exec 2>"$0"; exec "$@"', str(log)]
+        )
+        queue.until_waiting(1, 2)
+        for size in (65536, 1):
+            while pipe.write(bytes(size)):  # None once it is full
+                pass
+        queue.add("too_long")
+        # The parent waits for its log, and not for its children: they stay zombies.
+        queue.until_so("all have ended", lambda: queue.ps("state", worker.pid) == ["Z"] * 3)
+        assert queue.states(*jobs) == ["running"] * 2
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
