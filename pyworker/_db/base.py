@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import psycopg
@@ -27,13 +28,20 @@ class Base:
 
     job_columns = JOB_COLUMNS
 
-    def __init__(self, conn: psycopg.Connection[Any], schema: str = "pyworker") -> None:
+    def __init__(
+        self,
+        conn: psycopg.Connection[Any],
+        schema: str = "pyworker",
+        guard: Callable[[psycopg.Connection[Any]], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """`guard` surrounds each statement: see SilenceGuard and answered."""
         self.conn = conn
+        self._guard = guard
         self.schema = schema
         self._s = quoted(schema)
 
     def _rows(self, statement: str, parameters: Parameters = ()) -> list[tuple[Any, ...]]:
-        with translated():
+        with self._guard(self.conn), translated():
             # Binary, because the text of a time or an interval depends on session settings.
             return self.conn.execute(cast("Any", statement), parameters, binary=True).fetchall()
 

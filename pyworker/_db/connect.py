@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache, partial
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -19,16 +20,16 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ..errors import sqlstate_of
 
-BACKEND_PID = b"select pg_backend_pid()"
 # Which server it is. Its host and port do not tell: one server may be reached by many.
 _STARTED = b"extract(epoch from pg_postmaster_start_time())::text"
 WHICH_SERVER = b"select " + _STARTED
 ABOUT = b"select pg_backend_pid(), current_setting('default_transaction_isolation'), " + _STARTED
 SET_ALL = b"select set_config(s.name, s.value, false) from unnest(%s::text[], %s::text[]) s(name, value)"
 # Null: there is no such process, or we may not see its statement.
+# Or it sends the answer, and the network may be slow. It knows nothing if it tracks no activities.
 RUNS_IT = (
-    b"select bool_or(state = 'active' and wait_event_type is distinct from 'Client')"
-    b" from pg_stat_activity where pid = %s"
+    b"select bool_or(nullif(state, 'disabled') = 'active' and wait_event_type is distinct from 'Client')"
+    b" from pg_stat_activity where pid = %s and wait_event is distinct from 'ClientWrite'"
 )
 BE_QUIET = b"select set_config('pyworker.notify', 'off', false)"
 READ_COMMITTED = b"set default_transaction_isolation = 'read committed'"
@@ -135,8 +136,9 @@ def connect(dsn: str, worker: bool = False) -> psycopg.Connection[Any]:
     """
     conn = psycopg.connect(make_conninfo(conninfo(dsn), client_encoding="UTF8"), autocommit=True)
     with answered(conn):
-        pid, isolation, _servers[conn] = conn.execute(ABOUT).fetchall()[0]
-        if pid != conn.info.backend_pid:  # as is_pooled
+        pid, isolation, server = conn.execute(ABOUT).fetchall()[0]
+        _known[conn] = server, pid != conn.info.backend_pid
+        if is_pooled(conn):
             conn.prepare_threshold = None  # a prepared statement belongs to one server connection
             if worker and isolation != "read committed":
                 conn.close()
@@ -151,20 +153,20 @@ def connect(dsn: str, worker: bool = False) -> psycopg.Connection[Any]:
     return conn
 
 
+_known = WeakKeyDictionary[psycopg.Connection[Any], tuple[str, bool]]()  # of each that `connect` has opened
+
+
+def server_of(conn: psycopg.Connection[Any]) -> str:
+    """Which of the servers that the DSN leads to answers `conn`, which `connect` has opened."""
+    return _known[conn][0]
+
+
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:
     """True if a transaction pooler (PgBouncer) is in between.
 
     Then the process that answers is not the one that the connection was opened with.
     """
-    return conn.execute(BACKEND_PID).fetchone() != (conn.info.backend_pid,)
-
-
-_servers = WeakKeyDictionary[psycopg.Connection[Any], str]()  # of each that `connect` has opened
-
-
-def server_of(conn: psycopg.Connection[Any]) -> str:
-    """Which of the servers that the DSN leads to answers `conn`, which `connect` has opened."""
-    return _servers[conn]
+    return _known[conn][1]
 
 
 def cut(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
@@ -200,14 +202,43 @@ def answered(
 
     Use it for statements that take no time.
     """
-    timer = threading.Timer(ANSWER_TIMEOUT, give_up, [conn])
-    timer.daemon = True
-    timer.start()
-    try:
+    with _watchdog(os.getpid()).over(partial(give_up, conn)):
         yield
-    finally:
-        timer.cancel()
-        timer.join()  # so that the caller does not close the connection while give_up runs
+
+
+class _Watchdog:
+    """Calls what is late. It is one thread for good: in a process that may start no more, it still does."""
+
+    def __init__(self) -> None:
+        self._due: dict[object, tuple[float, Callable[[], None]]] = {}  # the earliest first
+        self._changed = threading.Condition()
+        threading.Thread(target=self._look, daemon=True, name="watchdog").start()
+
+    @contextmanager
+    def over(self, give_up: Callable[[], None]) -> Iterator[None]:
+        key = object()
+        with self._changed:
+            if not self._due:
+                self._changed.notify()
+            self._due[key] = time.monotonic() + ANSWER_TIMEOUT, give_up
+        try:
+            yield
+        finally:
+            with self._changed:  # so that the caller does not close the connection while give_up runs
+                self._due.pop(key, None)
+
+    def _look(self) -> None:
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                while (first := next(iter(self._due), None)) and self._due[first][0] <= now:
+                    self._due.pop(first)[1]()
+                self._changed.wait(self._due[first][0] - now if first else None)
+
+
+@cache
+def _watchdog(pid: int) -> _Watchdog:  # a forked process has none of the threads
+    return _Watchdog()
 
 
 class SilenceGuard:
@@ -215,7 +246,7 @@ class SilenceGuard:
 
     It cuts the connection only if the server no longer runs the statement. A network that drops
     everything looks like a slow server. So SilenceGuard asks the server on another connection when
-    a statement gets no answer for long.
+    a statement gets no answer for long. Bytes of it that are still to be sent are no silence.
     """
 
     def __init__(self, dsn: str, busy: Callable[[], None] | None = None) -> None:
@@ -225,11 +256,12 @@ class SilenceGuard:
         """
         self._dsn = dsn
         self._busy = busy
-        self._asked: tuple[psycopg.Connection[Any], float] | None = None
+        self._asked: tuple[psycopg.Connection[Any] | None, float] | None = None
         threading.Thread(target=self._look, daemon=True, name="watch").start()
 
     @contextmanager
-    def over(self, conn: psycopg.Connection[Any]) -> Iterator[None]:
+    def over(self, conn: psycopg.Connection[Any] | None) -> Iterator[None]:
+        """Guards one statement. None: a connection is being opened, which has time limits of its own."""
         self._asked = (conn, time.monotonic())
         try:
             yield
@@ -242,24 +274,37 @@ class SilenceGuard:
             asked = self._asked
             if asked and self._busy:
                 self._busy()
-            if asked and (since := time.monotonic() - asked[1]) > ANSWER_TIMEOUT:
-                if self._runs_it(asked[0], since):
+            conn, since = asked or (None, 0.0)
+            if conn and (waited := time.monotonic() - since) > ANSWER_TIMEOUT:
+                if self._runs_it(conn, waited):
                     time.sleep(ANSWER_TIMEOUT)
                 else:
                     time.sleep(1)  # it may have just ended, and its answer be on the way
                     if self._asked is asked:
-                        cut(asked[0])
+                        cut(conn)
 
-    def _runs_it(self, conn: psycopg.Connection[Any], since: float) -> bool:
+    def _runs_it(self, conn: psycopg.Connection[Any], waited: float) -> bool:
         try:
+            if waited < BLIND_TIMEOUT and _unsent(conn):
+                return True
             pid = conn.info.backend_pid
             with connect(self._dsn, worker=True) as other, answered(other):
                 if server_of(other) != server_of(conn):
                     return False  # another server has taken over
                 row = other.execute(RUNS_IT, [pid]).fetchone()
-        except psycopg.Error:
+        except Exception:  # of any kind, since this thread must go on
             return True  # no connection at all: reconnecting would not help
-        return row[0] if row and row[0] is not None else since < BLIND_TIMEOUT
+        return row[0] if row and row[0] is not None else waited < BLIND_TIMEOUT
+
+
+def _unsent(conn: psycopg.Connection[Any]) -> bool:
+    """True if the system still holds bytes for the server. What never gets there, TCP gives up."""
+    import fcntl
+    import termios
+
+    with suppress(OSError):  # not every system can tell
+        return any(fcntl.ioctl(conn.fileno(), termios.TIOCOUTQ, bytes(4)))
+    return False
 
 
 class Backoff:

@@ -151,7 +151,8 @@ class Worker(Base):
         return self._dicts("name, action", source, list(origins), to_json(list(schedules)), dry_run)
 
     def listen(self) -> None:
-        self.conn.execute(cast("Any", f"listen {as_identifier(self.schema)}"))
+        with self._guard(self.conn):
+            self.conn.execute(cast("Any", f"listen {as_identifier(self.schema)}"))
 
     def work(
         self,
@@ -195,7 +196,8 @@ class Worker(Base):
             source = f"set_config('pyworker.closed_queues', %s, true) closed, {source}"
             parameters.insert(0, _array(tuple(without)))
         statement = f"select {_TURN} from {source}"
-        return self.conn.execute(cast("Any", statement), parameters, binary=True).fetchall()
+        with self._guard(self.conn):
+            return self.conn.execute(cast("Any", statement), parameters, binary=True).fetchall()
 
     def discarded(self, job_ids: Sequence[int]) -> list[tuple[int, str | None]]:
         """Those of these jobs that are discarded, with the reason."""
@@ -269,7 +271,7 @@ class Worker(Base):
 
         `seconds` is the statement timeout, which ends a slow query.
         """
-        with translated(), self.conn.pipeline():  # one transaction, one round trip
+        with self._guard(self.conn), translated(), self.conn.pipeline():  # one transaction, one round trip
             self.conn.execute(b"select set_config('statement_timeout', %s, true)", [f"{int(seconds * 1000)}"])
             ran = self.conn.execute(cast("Any", f"select {self._s}.run_schedules()"), binary=True)
             return cast("Any", ran.fetchone())[0]

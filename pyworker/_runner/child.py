@@ -195,10 +195,10 @@ class Child:
             os.read(self.wake_read, 4096)
 
     def _connect(self) -> None:
-        conn = connect(self.config.dsn, worker=True)
+        with self.watch.over(None):
+            conn = connect(self.config.dsn, worker=True)
         try:
-            with self.watch.over(conn):
-                self._announce_worker(Database(conn, self.config.schema))
+            self._announce_worker(Database(conn, self.config.schema, self.watch.over))
         except psycopg.Error:
             conn.close()
             raise
@@ -255,10 +255,7 @@ class Child:
     def _turn(self) -> bool:
         """Make one round trip if there is a reason. True if this process is to end."""
         assert self.db is not None  # noqa: S101
-        with self.watch.over(self.db.conn):
-            return self._take_turn(self.db)
-
-    def _take_turn(self, db: Database) -> bool:
+        db = self.db
         if self.handlers.broken:
             return self._end_broken(db)
         self._check_version(db)

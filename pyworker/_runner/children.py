@@ -30,6 +30,7 @@ class ChildProcess:
     process: subprocess.Popen[str]
     started: float
     slots: Slots
+    acknowledged: float  # when its last heartbeat began that the database answered
     culprits: Sequence[tuple[int, int]] = ()  # id and run of the jobs of the call for which it was killed
     killed: str = ""  # why we killed it
     leaving: bool = False  # told to stop because of its memory
@@ -66,7 +67,7 @@ class Ended:
     why: str
 
 
-def start_child(config: RunConfig, worker_id: int, slots: Slots) -> ChildProcess:
+def start_child(config: RunConfig, worker_id: int, slots: Slots, acknowledged: float) -> ChildProcess:
     with signals.held_back():
         process = subprocess.Popen(
             [sys.executable, "-m", "pyworker._runner.child"],
@@ -75,7 +76,7 @@ def start_child(config: RunConfig, worker_id: int, slots: Slots) -> ChildProcess
             env={**os.environ, "PYTHONPATH": python_path()},
             pass_fds=[slots.fd],
         )
-    child = ChildProcess(worker_id, process, time.monotonic(), slots)
+    child = ChildProcess(worker_id, process, time.monotonic(), slots, acknowledged)
     child.tell(json.dumps({"config": asdict(config), "worker_id": worker_id, "slots": slots.fd}))
     return child
 

@@ -29,7 +29,7 @@ class Control:
     def __init__(self, config: RunConfig, opened: Callable[[], None]) -> None:
         """`opened` is called after each new connection: the locks must be taken on it."""
         self.db: Database | None = None
-        self.pooled = False
+        self.connecting = self.pooled = False
         self.database = ""  # its name, once it was reached
         self.refused = ""  # the last action that the database refused
         self.backoff = Backoff(log, RETRY)
@@ -38,12 +38,13 @@ class Control:
         self._abandoned: socket.socket | None = None
 
     def connect(self) -> Database:
-        db = Database(connect(self._config.dsn, worker=True), self._config.schema)
+        self.connecting = True
         try:
-            self.pooled = is_pooled(db.conn)
-        except psycopg.Error:
-            db.conn.close()
-            raise
+            conn = connect(self._config.dsn, worker=True)
+        finally:
+            self.connecting = False
+        self.pooled = is_pooled(conn)
+        db = Database(conn, self._config.schema, lambda conn: answered(conn, self._give_up))
         if self._abandoned:
             self._abandoned.close()
             self._abandoned = None
@@ -62,8 +63,7 @@ class Control:
             return False
         try:
             db = self.db or self.connect()
-            with answered(db.conn, self._give_up):
-                action(db)
+            action(db)
         except psycopg.Error as error:
             if is_lost(error):
                 self._lost(error)

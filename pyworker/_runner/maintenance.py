@@ -41,8 +41,8 @@ class Duties:
             while not self._told.empty():
                 due.add(self._told.get())
             try:
-                with connect(config.dsn, worker=True) as conn, watch.over(conn):
-                    db = Database(conn, config.schema)
+                with connect(config.dsn, worker=True) as conn:
+                    db = Database(conn, config.schema, watch.over)
                     while "schedules" in due and db.run_schedules(QUERY_TIMEOUT):
                         pass
                     if "maintain" in due:

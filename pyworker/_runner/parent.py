@@ -63,7 +63,6 @@ class Parent:
         self.exit_code = 0
         self.ended: Counter[str] = Counter()  # jobs, by how they ended
         self.to_unregister: list[Ended] = []
-        self.acknowledged = boottime()  # when the last heartbeat began that the database answered
         self.fence = FENCE  # seconds without such a heartbeat until our handlers must end
         self.stopped = threading.Event()
         self.reaping = threading.Lock()  # held to kill or to reap, so that no reused pid is killed
@@ -174,8 +173,9 @@ class Parent:
         self.next_beat = time.monotonic()
 
     def _beat(self, db: Database) -> None:
-        began, self.next_beat = boottime(), time.monotonic() + BEAT
+        self.next_beat = time.monotonic() + BEAT
         for child in list(self.children.values()):
+            began = boottime()
             unlocked = child.locked_by is not db  # then it may be another database, too
             told = child.condition
             news = json.dumps(told) if unlocked or told != child.told else None
@@ -184,13 +184,13 @@ class Parent:
             if not answer.alive:
                 self._kill(child, "it was declared dead")
                 continue
+            child.acknowledged = began
             child.slots.prolong(began + self.fence)
             child.told = told
             child.locked_by = None if answer.unlocked else db
             self._tell_memory(db, child)
             self.duties.tell(answer.duties)
             self.next_beat = min(self.next_beat, time.monotonic() + answer.next_in_s)
-        self.acknowledged = began
 
     def _tell_memory(self, db: Database, child: ChildProcess) -> None:
         """Once it has changed by a tenth, since each time is a write."""
@@ -217,20 +217,20 @@ class Parent:
             self.to_unregister.pop(0)
 
     def _fence(self) -> None:
-        """Kill the children when heartbeats stay unanswered for too long.
+        """Kill the children whose heartbeats stay unanswered for too long.
 
-        Others may take their jobs then. Runs in its own thread, so that nothing delays it: a line for a
-        log that nobody reads may wait for ever, so it comes after all are killed.
+        Others may take their jobs then. Runs in its own thread, so that nothing delays it. It logs only once
+        all are killed, as it may wait for ever to write a line where nothing reads the log.
         """
         while not self.stopped.wait(WATCH):
-            if (away := boottime() - self.acknowledged) > self.fence:
-                why = f"the database has not answered for {away:.0f} s, others may take its jobs"
-                with self.reaping:
-                    alive = [child for child in list(self.children.values()) if not child.killed]
-                    for child in alive:
-                        child.kill(why)
-                for child in alive:
-                    child.log_why()
+            with self.reaping:
+                alive = [child for child in list(self.children.values()) if not child.killed]
+                late = [child for child in alive if boottime() - child.acknowledged > self.fence]
+                for child in late:
+                    away = boottime() - child.acknowledged
+                    child.kill(f"the database has not answered for {away:.0f} s, others may take its jobs")
+            for child in late:
+                child.log_why()
 
     # -- children ----------------------------------------------------------------------------------
 
@@ -244,11 +244,9 @@ class Parent:
             }
         )  # fmt: skip
         self.fence = min(worker["stop_after_s"], FENCE)
-        if all(child.killed for child in self.children.values()):  # it renews no lease of other children
-            self.acknowledged = began
         slots = Slots.create(self.config.concurrency)
         slots.prolong(began + self.fence)
-        child = start_child(self.config, worker["worker"], slots)
+        child = start_child(self.config, worker["worker"], slots, began)
         self.children[child.process.pid] = child
         self._beat_soon()  # to take its lock
         if self.signals:  # a signal arrived during the start

@@ -32,7 +32,7 @@ def problems(parent: Parent, ready: bool) -> list[str]:
     now = time.monotonic()
     children = [child for child in list(parent.children.values()) if not child.killed]
     found: list[str] = []
-    if now - parent.turned > parent.config.stuck_after:
+    if now - parent.turned > parent.config.stuck_after and not parent.control.connecting:
         found.append(f"the loop of process {parent.pid} has not turned for {now - parent.turned:.0f} s")
     stamps: dict[int, tuple[float, float]] = {}
     for child in children:
