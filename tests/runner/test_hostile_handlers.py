@@ -319,3 +319,21 @@ def test_a_process_that_dies_while_it_is_idle_blames_no_job(queue: Any) -> None:
     queue.until_state("completed", job_id)
     assert queue.job(job_id).attempts == 1
     assert worker.stop() == 0
+
+
+def test_a_handler_that_starts_all_threads_that_there_may_be_does_not_end_the_parent(queue: Any) -> None:
+    if os.geteuid() or not shutil.which("setpriv") or not shutil.which("prlimit"):
+        pytest.skip("a limit of one's own takes root, setpriv and prlimit")
+    caps = "+dac_override,+dac_read_search"  # it reads what only root may
+    user = ["setpriv", "--reuid", str(40_000 + os.getpid() % 20_000), "--clear-groups"]
+    may = ["--inh-caps", caps, "--ambient-caps", caps, "prlimit", "--nproc=60"]  # root has no such limit
+    queue.close_gate(1)
+    job_id = queue.add("starts_threads", {"gate": 1})
+    worker = queue.start("--concurrency", "1", modules="handlers hostile", within=[*user, *may])
+    queue.until_waiting(1)
+    for _ in range(2):
+        beat = queue.value("select beat_at from pyworker.workers")
+        queue.until("select beat_at > %s from pyworker.workers", beat)
+    queue.open_gate(1)
+    queue.until_state("completed", job_id)
+    assert worker.stop() == 0

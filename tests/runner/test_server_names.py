@@ -3,16 +3,13 @@ another one."""
 
 from __future__ import annotations
 
-import threading
-from queue import Queue
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.support import DEADLINE
-from tests.support.proxy import Link, Message, Proxy
+from tests.support.proxy import Proxy
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,28 +33,6 @@ def test_a_statement_that_takes_its_time_is_waited_for(queue: Any, network: Prox
         worker = queue.start("--dsn", by_many_names(network.dsn), "--concurrency", "1")
         queue.rows("select pg_sleep(13)")  # longer than any timeout
         assert queue.job(job_id).attempts == 0
-    queue.until_state("completed", job_id)
-    assert "no connection" not in worker.log
-
-
-def test_an_answer_that_is_on_its_way_is_waited_for(queue: Any, network: Proxy) -> None:
-    """Another connection asks whether the server still runs the statement. It has just ended."""
-    worker = queue.start("--dsn", network.dsn, "--concurrency", "1").until_ready()
-    asked: Queue[Link] = Queue()
-    arrives = threading.Event()
-
-    def fault(message: Message) -> bool:
-        if not message.up and ".work(" in message.about:
-            arrives.wait(DEADLINE)
-        if not message.up and message.kind == b"C" and "pg_stat_activity" in message.about:
-            asked.put(message.link)
-        return True
-
-    network.fault = fault
-    job_id = queue.add("note")
-    link = asked.get(timeout=DEADLINE)
-    queue.until_so("the worker knows the answer", lambda: link not in network.links)
-    arrives.set()
     queue.until_state("completed", job_id)
     assert "no connection" not in worker.log
 

@@ -7,6 +7,7 @@ import random
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -250,3 +251,26 @@ class Weather:
         # The end that has just been told something is to hear it: it gets no reset, which would overtake it.
         (message.link.cut if how == "before" else message.link.hang_up)()
         return False
+
+
+class Narrow(Proxy):
+    """A slow network: no connection gets more than `rate` bytes a second through, each way."""
+
+    rate = 500_000
+
+    def _accept(self, listener: socket.socket) -> None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            server = self.reach()
+            for ends in ((client, server), (server, client)):
+                threading.Thread(target=self._pour, args=ends, daemon=True).start()
+
+    def _pour(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError), source, target:
+            while some := source.recv(self.rate // 50):
+                target.sendall(some)
+                time.sleep(len(some) / self.rate)

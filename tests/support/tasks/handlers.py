@@ -66,6 +66,11 @@ async def act_async(payload, job):
 
 
 @task(result=True)
+def large(payload):
+    return "x" * payload["size"]
+
+
+@task(result=True)
 def times(payload, job):
     return [job.run_at.isoformat(), job.created_at.isoformat()]
 

@@ -377,3 +377,17 @@ def stubborn(payload, job: Job):
     """Goes on although its run was cancelled by force."""
     tell(job)
     return job.run
+
+
+@task(backoff=["1 hour"])
+def starts_threads(payload, job):
+    """As many as there may be, which end with the job."""
+    end, started = threading.Event(), 0
+    try:
+        while True:
+            threading.Thread(target=end.wait, daemon=True).start()
+            started += 1
+    except RuntimeError:
+        tell(job, started)
+    finally:
+        end.set()
