@@ -232,7 +232,8 @@ class _Watchdog:
             while True:
                 now = time.monotonic()
                 while (first := next(iter(self._due), None)) and self._due[first][0] <= now:
-                    self._due.pop(first)[1]()
+                    with suppress(Exception):  # this thread must go on
+                        self._due.pop(first)[1]()
                 self._changed.wait(self._due[first][0] - now if first else None)
 
 
@@ -302,8 +303,8 @@ def _unsent(conn: psycopg.Connection[Any]) -> bool:
     import fcntl
     import termios
 
-    with suppress(OSError):  # not every system can tell
-        return any(fcntl.ioctl(conn.fileno(), termios.TIOCOUTQ, bytes(4)))
+    with suppress(OSError):  # not every system can tell; a Unix socket tells what the server has not read
+        return bool(conn.info.hostaddr) and any(fcntl.ioctl(conn.fileno(), termios.TIOCOUTQ, bytes(4)))
     return False
 
 

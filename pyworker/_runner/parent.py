@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -70,7 +70,8 @@ class Parent:
     # -- from start to end -------------------------------------------------------------------------
 
     def run(self) -> int:
-        db = self.control.connect()
+        # Without the time limit of beats: a query may take long, and a migration may hold a lock.
+        db = Database(self.control.connect().conn, self.config.schema)
         db.check_version(migrations.newest())  # later, the children check it
         while self.config.once and db.run_schedules(QUERY_TIMEOUT):
             pass
@@ -173,16 +174,19 @@ class Parent:
         self.next_beat = time.monotonic()
 
     def _beat(self, db: Database) -> None:
-        self.next_beat = time.monotonic() + BEAT
-        for child in list(self.children.values()):
+        first, self.next_beat = boottime(), time.monotonic() + BEAT
+        for child in sorted(self.children.values(), key=lambda child: child.acknowledged):
             began = boottime()
+            if began - first > BEAT:  # the answers come slowly, and there are other things to do
+                self._beat_soon()
+                return
             unlocked = child.locked_by is not db  # then it may be another database, too
             told = child.condition
             news = json.dumps(told) if unlocked or told != child.told else None
             lock = unlocked and not self.control.pooled
             answer = db.beat(child.worker_id, lock, news, self.duties.busy)
             if not answer.alive:
-                self._kill(child, "it was declared dead")
+                child.kill("it was declared dead")
                 continue
             child.acknowledged = began
             child.slots.prolong(began + self.fence)
@@ -219,18 +223,16 @@ class Parent:
     def _fence(self) -> None:
         """Kill the children whose heartbeats stay unanswered for too long.
 
-        Others may take their jobs then. Runs in its own thread, so that nothing delays it. It logs only once
-        all are killed, as it may wait for ever to write a line where nothing reads the log.
+        Others may take their jobs then. Runs in its own thread, so that nothing delays it. It logs nothing:
+        to write a line may take for ever where nothing reads the log.
         """
         while not self.stopped.wait(WATCH):
             with self.reaping:
                 alive = [child for child in list(self.children.values()) if not child.killed]
-                late = [child for child in alive if boottime() - child.acknowledged > self.fence]
-                for child in late:
-                    away = boottime() - child.acknowledged
-                    child.kill(f"the database has not answered for {away:.0f} s, others may take its jobs")
-            for child in late:
-                child.log_why()
+                for child in alive:
+                    if (away := boottime() - child.acknowledged) > self.fence:
+                        why = f"the database has not answered for {away:.0f} s, others may take its jobs"
+                        child.kill(why)
 
     # -- children ----------------------------------------------------------------------------------
 
@@ -264,6 +266,8 @@ class Parent:
                 self._ended(child, ended.code)
 
     def _ended(self, child: ChildProcess, code: int) -> None:
+        if child.killed:
+            child.log_why()
         with suppress(OSError):
             assert child.process.stdin is not None  # noqa: S101
             child.process.stdin.close()
@@ -301,10 +305,6 @@ class Parent:
             self.respawn_delay = 0.1 if lived > 60 else min(self.respawn_delay * 2, 5.0)
             self.respawn_at.append(time.monotonic() + self.respawn_delay)
 
-    def _kill(self, child: ChildProcess, why: str, culprits: Sequence[tuple[int, int]] = ()) -> None:
-        child.kill(why, culprits)
-        child.log_why()
-
     def _watch(self, now: float) -> None:
         """Check each child's deadlines and memory, and update its condition."""
         for child in [child for child in self.children.values() if not child.killed]:
@@ -315,11 +315,11 @@ class Parent:
             late = [job for job in child.slots.running() if job.deadline and now > job.deadline]
             if late:
                 of_call = [(job.job_id, job.run) for job in late if job.slot == late[0].slot]
-                self._kill(child, "timed out, or did not stop when it was cancelled", of_call)
+                child.kill("timed out, or did not stop when it was cancelled", of_call)
             elif self.config.max_memory:
                 memory = memory_of(child.process.pid)
                 if memory > self.config.max_memory * 1.5:
-                    self._kill(child, MEMORY)
+                    child.kill(MEMORY)
                 elif memory > self.config.max_memory and not child.leaving:
                     log.warning(
                         "worker process %s holds %d MB; replacing it", child.process.pid, memory >> 20

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.proxy import Message, Proxy
 
 
 def test_a_dead_childs_jobs_are_handed_on_and_another_child_takes_its_place(queue: Any) -> None:
@@ -85,16 +88,23 @@ def test_children_do_not_outlive_a_killed_parent_and_their_jobs_are_handed_on_af
 
 @pytest.mark.slow  # as long as the fence is
 def test_handlers_end_before_others_take_their_jobs_though_nobody_reads_what_the_worker_logs(
-    queue: Any, tmp_path: Path
+    queue: Any, network: Proxy, tmp_path: Path
 ) -> None:
+    def slow_beats(message: Message) -> bool:
+        """So that the beats of the processes are not late at the same moment."""
+        if not message.up and message.kind == b"C" and '"lock" =>' in message.about:
+            threading.Event().wait(0.4)
+        return True
+
+    network.fault = slow_beats
     log = tmp_path / "pipe"
     os.mkfifo(log)
     with open(os.open(log, os.O_RDWR | os.O_NONBLOCK), "r+b", buffering=0) as pipe:
         queue.close_gate(1)
         jobs = [queue.add("note", {"gate": 1}) for _ in range(2)]
-        worker = queue.start(
-            "--processes", "3", "--concurrency", "1", within=["sh", "-c", 'exec 2>"$0"; exec "$@"', str(log)]
-        )
+        within = ["sh", "-c", 'exec 2>"$0"; exec "$@"', str(log)]
+        options = ("--dsn", network.dsn, "--processes", "3", "--concurrency", "1")
+        worker = queue.start(*options, within=within)
         queue.until_waiting(1, 2)
         for size in (65536, 1):
             while pipe.write(bytes(size)):  # None once it is full
