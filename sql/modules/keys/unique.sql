@@ -153,9 +153,13 @@ begin
     if coalesce(cardinality(keys), 0) = 0 or current_setting('transaction_isolation') <> 'read committed' then
         return;
     end if;
-    v_free := array(
-        select k.unique_key from unique_keys k
-        where k.unique_key = any (keys) order by k.unique_key for update skip locked);
+    begin
+        v_free := array(
+            select k.unique_key from unique_keys k
+            where k.unique_key = any (keys) order by k.unique_key for update skip locked);
+    exception when lock_not_available or deadlock_detected then
+        return; -- it waited despite SKIP LOCKED
+    end;
     -- A new statement, whose snapshot follows the locks: now no other session can add a job with
     -- such a key. The statement above may have missed one that was added before it had the locks.
     delete from unique_keys k
