@@ -336,6 +336,20 @@ def test_an_add_looks_again_once_it_holds_a_key_that_was_known_before(
     assert live(api) == [early.id]
 
 
+def test_the_row_of_a_key_that_stays_locked_fails_no_end_of_a_job(api: Any, actor: Any, worker: int) -> None:
+    jobs = [add(api, NEVER, n) for n in (1, 2)]
+    other = actor()
+    other.rows("begin")
+    other.rows("lock table pyworker.unique_keys in exclusive mode")  # as SKIP LOCKED does not foresee
+    assert api.delete_job(jobs[0].id).id == jobs[0].id
+    (claim,) = api.claim_jobs(worker, 1)
+    assert api.finish_jobs([claim.id], [claim.run]) == [claim.id]
+    other.rows("commit")
+    api.delete_job(claim.id)
+    api.maintain()
+    assert api.value("select count(*) from pyworker.unique_keys") == 0
+
+
 def test_two_bulk_adds_with_opposite_orders_of_unique_keys_do_not_deadlock(api: Any, actor: Any) -> None:
     low, middle, high = keys_in_order(api, 3)
     blocker, one, two = actor(), actor(), actor()
