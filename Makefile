@@ -22,9 +22,10 @@ slow: ## run what CI runs besides
 .venv/bin/pytest:
 	$(install) '.[test]'
 
-# Neither generated cases nor plans and costs, which need large tables; nor many sessions.
+# Neither generated cases nor plans and costs, which need large tables; nor many jobs or sessions.
 long = proof or plans or walks or history or sweep or docs or mutants or install or costs or rates \
-	or canonical or lifecycle or sessions or once or release.py
+	or canonical or lifecycle or sessions or once or release.py or hundred or thousand or 1500 \
+	or locked_in or python_house
 
 quick: .venv/bin/pytest ## run most tests of adds, claims, ends and queues, in a minute
 	.venv/bin/pytest -n auto -q -x tests/sql tests/rules -k "not ($(long))"

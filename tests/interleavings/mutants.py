@@ -21,7 +21,7 @@ from psycopg.conninfo import make_conninfo
 
 from tests.interleavings.cases import cases, part_of
 from tests.interleavings.explore import Case, explore, parse
-from tests.interleavings.noticed import NOTICED
+from tests.interleavings.noticed import NOTICED, PUT_BACK
 from tests.interleavings.oracle import Fault, Oracle, Outcomes
 from tests.interleavings.schedule import play
 from tests.interleavings.sessions import Stuck
@@ -149,6 +149,8 @@ def judged(url: str, mutant: Mutant, right: Outcomes, seconds: float) -> tuple[s
         def likely() -> Iterator[tuple[Case, Random | None]]:
             if mutant.name in NOTICED:
                 yield parse(f"{NOTICED[mutant.name]}/A")[0], None
+            elif mutant.name in PUT_BACK:
+                yield parse(PUT_BACK[mutant.name])[0], None
             for case in chosen(it, mutant, all_alone(right.stage)):
                 yield case, Random(case.name)
 

@@ -1,6 +1,9 @@
 """For each mutant that takes a lock, a second look or a notification away: a case whose schedules notice it.
 
 `mutants.py` tries this case first, and others only if it notices nothing any more.
+
+PUT_BACK are faults of the first version, each put back by a mutant, with the id of a schedule that shows it.
+The schedule is right without the mutant.
 """
 
 NOTICED = {
@@ -41,4 +44,20 @@ NOTICED = {
     "a key that somebody holds is waited for to be released":
         "add-unique-live+delete-unique/ended/rc/commit-commit",
     "an old snapshot judges which keys are free": "add-unique-live+delete-unique/ended/rr/commit-commit",
+}  # fmt: skip
+PUT_BACK = {
+    # A queue's slot was given to a job that no worker took, and the jobs of other tasks waited for it.
+    "one kind of job has candidates": "claim-kind+promote/fresh/rc/commit-commit/A",
+    # An add kept silent beside an open transaction that had notified, which then was rolled back.
+    "adds are silent while another one that has notified is open": "add+add/running/rc/rollback-commit/A.A5",
+    # A transaction that was open when a worker began to wait was never announced.
+    "no worker looks for adds that saw none wait": "add+idle/running/rc/commit-commit/A.A4",
+    # The head of a sequence ended while its first waiter was locked, and nothing came back to it.
+    "_promote_next forgets what was in somebody's hand":
+        "finish-one+cancel-waiter/running/rc/commit-rollback/B.B4",
+    # Two bulk retries took the halts of two sequences in opposite orders.
+    "retry_jobs locks as it goes": "retry-waiters+retry-waiters-turned/ended/rc/commit-commit/A.A4",
+    # A claim that began after a pause was committed started a job that had its slot from before.
+    "a slot that was given before a change counts":
+        "promote-delete+pause-claim/fresh/rc/commit-commit/A.A22.B19",
 }  # fmt: skip

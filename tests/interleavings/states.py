@@ -6,7 +6,8 @@ delivered at most once; 3 waits in the sequence, 4 in the queue; 5 has the key l
 waiting  nothing runs; 5 is due
 running  1 and 2 run on worker 1, 6 on worker 2
 dead     the same, and worker 1 is dead
-ended    they have ended: 1 is discarded, and halts its sequence
+ended    they have ended: 1 is discarded, and halts its sequence, where 3 and 10 wait; 7 was discarded in the
+         sequence z, where 8 and 9 wait
 graph    running; 7 depends on the ends of 2 and 6, 8 (key c) on the success of 1, 9 on 7, and 10 waits
          for the signal go
 fresh    nothing is promoted yet. q has two slots, and r is a serial queue with jobs of two kinds: 6 and 7
@@ -59,6 +60,14 @@ ENDS = """
     select pyworker.fail_jobs('[{"id": 1, "run": 1, "error": "e", "discard": true}]'),
         pyworker.finish_job(2, 1), pyworker.finish_job(6, 1);
 """
+HALTS = f"""
+    select pyworker.add_job('t', sequence_policy => '{{"key": "z"}}') from generate_series(7, 9);
+    select from pyworker.add_job('t', sequence_policy => '{{"key": "s"}}');
+    select pyworker.promote_jobs();
+    select from pyworker.claim_jobs(2, 1, '{{t}}', '{{default}}');
+    {FIRST_RUNS}
+    select pyworker.fail_jobs('[{{"id": 7, "run": 1, "error": "e", "discard": true}}]');
+"""
 CHILDREN = f"""
     select from pyworker.add_job('t', depends_on => '[{{"id": 2, "on": "end"}}, {{"id": 6, "on": "end"}}]');
     select from pyworker.add_job('t', job_key => 'c', depends_on => '{{"jobs": [1], "on_unmet": "cancel"}}');
@@ -94,7 +103,7 @@ MAKE = {
     WAITING: JOBS + PROMOTED + DUE,
     RUNNING: JOBS + PROMOTED + CLAIMED,
     DEAD: JOBS + PROMOTED + CLAIMED,
-    ENDED: JOBS + PROMOTED + CLAIMED + ENDS + DUE,
+    ENDED: JOBS + PROMOTED + CLAIMED + ENDS + HALTS + DUE,
     GRAPH: JOBS + PROMOTED + CLAIMED + CHILDREN,
     FRESH: TWO_SLOTS + JOBS + PARKED,
     SLOTS: TWO_SLOTS

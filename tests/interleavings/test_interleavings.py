@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 from tests.interleavings import mutants, plpgsql
 from tests.interleavings.cases import cases
 from tests.interleavings.explore import Case, explore, parse
-from tests.interleavings.noticed import NOTICED
-from tests.interleavings.oracle import Oracle, Outcomes
+from tests.interleavings.noticed import NOTICED, PUT_BACK
+from tests.interleavings.oracle import Fault, Oracle, Outcomes
 from tests.interleavings.stage import Stage
 from tests.interleavings.story import story
 from tests.interleavings.verbs import LEVELS, VERBS
@@ -58,6 +59,20 @@ def stage(pg_template: Any) -> Iterator[Stage]:
         it.close()
 
 
+@contextmanager
+def mutated(pg_template: Any, name: str) -> Iterator[Stage]:
+    """A stage with this mutant in its SQL."""
+    (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)
+    with copy_of(pg_template, "mutant") as dsn:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            mutants.apply(conn, mutant)
+        it = Stage(dsn)
+        try:
+            yield it
+        finally:
+            it.close()
+
+
 def told(it: Stage, faults: dict[str, str]) -> str:
     """The faults, each with its story and the command that replays it."""
     lines = []
@@ -66,6 +81,13 @@ def told(it: Stage, faults: dict[str, str]) -> str:
         run = it.play(case.verbs, case.start, case.level, case.hows, first, switches)
         lines += [f"python -m tests.interleavings {id}", story(run), fault, ""]
     return "\n".join(lines)
+
+
+def judge(here: Outcomes, id: str, right: Outcomes | None = None) -> None:
+    """Raises Fault if this schedule is wrong."""
+    case, first, switches = parse(id)
+    run = here.stage.play(case.verbs, case.start, case.level, case.hows, first, switches)
+    Oracle(here, case.verbs, case.start, right).judge(run, case.level, case.hows)
 
 
 def test_statements_begin_where_postgresql_finds_them() -> None:
@@ -100,10 +122,10 @@ def test_the_same_schedule_gives_the_same_steps(stage: Stage) -> None:
 
 
 def test_the_cases_that_notice_mutants_are_cases_of_mutants_that_there_are() -> None:
-    assert set(NOTICED) <= {mutant.name for mutant in MUTANTS}
-    for name in NOTICED.values():
-        case = parse(f"{name}/A")[0]
-        assert all(case.start in VERBS[verb].starts for verb in case.verbs), name
+    assert {*NOTICED, *PUT_BACK} <= {mutant.name for mutant in MUTANTS}
+    for id in [*(f"{name}/A" for name in NOTICED.values()), *PUT_BACK.values()]:
+        case = parse(id)[0]
+        assert all(case.start in VERBS[verb].starts for verb in case.verbs), id
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -131,9 +153,7 @@ def test_of_two_sessions_stepped_inside_the_functions_the_outcome_is_that_of_one
     ],
 )
 def test_a_schedule_that_was_wrong_once_is_right(stage: Stage, id: str) -> None:
-    case, first, switches = parse(id)
-    run = stage.play(case.verbs, case.start, case.level, case.hows, first, switches)
-    Oracle(Outcomes(stage), case.verbs, case.start).judge(run, case.level, case.hows)
+    judge(Outcomes(stage), id)
 
 
 @pytest.mark.parametrize(
@@ -163,20 +183,20 @@ def test_a_schedule_that_was_wrong_once_is_right(stage: Stage, id: str) -> None:
             "an old snapshot judges which keys are free",
             Case(("add-unique-live", "delete-unique"), "ended", "rr", ("commit", "commit")),
         ),
-        (
-            "no worker looks for adds that saw none wait",
-            Case(("add", "idle"), "running", "rc", ("commit", "commit")),
-        ),
     ],
 )
 def test_a_lock_a_second_look_or_a_notification_that_is_missing_is_noticed(
     pg_template: Any, name: str, case: Case
 ) -> None:
-    (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)
-    with copy_of(pg_template, "mutant") as dsn:
-        with psycopg.connect(dsn, autocommit=True) as conn:
-            mutants.apply(conn, mutant)
-        it = Stage(dsn)
-        found = explore(Outcomes(it), case, stop=True)
-        it.close()
-    assert found.faults
+    with mutated(pg_template, name) as it:
+        assert explore(Outcomes(it), case, stop=True).faults
+
+
+@pytest.mark.parametrize(("name", "id"), PUT_BACK.items())
+def test_a_fault_that_is_put_back_is_seen_in_its_schedule(
+    pg_template: Any, stage: Stage, name: str, id: str
+) -> None:
+    right = Outcomes(stage)
+    judge(right, id)
+    with mutated(pg_template, name) as it, pytest.raises(Fault):
+        judge(Outcomes(it), id, right)
