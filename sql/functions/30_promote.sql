@@ -234,16 +234,17 @@ begin
             perform _notify_workers(); -- a claim may have skipped such a head while it was locked here
         end if;
     end if;
-    return case when v_idle is null then 0 else _promote_next(v_idle) end;
+    return case when v_idle is null then 0 else _promote_next(v_idle, false) end;
 end;
 $$;
 
 -- Makes the first waiting job of each sequence its head: the job that retry_job has put first, else
 -- the one with the lowest id. No other job overtakes it: if another session has it locked, this
 -- function leaves a request. Returns how many jobs became available to claims.
--- Call it only if the sequence certainly has no head: your transaction has just ended the head,
--- whose row it had locked, or it holds the sequence's lane and has found no head.
-create or replace function _promote_next(keys text[]) returns integer
+-- Call it only if the sequence certainly has no head: your transaction has just ended the head
+-- (`ended`), whose row it had locked, or it holds the sequence's lane and has found no head.
+drop function if exists _promote_next(text[]);
+create or replace function _promote_next(keys text[], ended boolean default true) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
     set enable_sort = off set enable_incremental_sort = off
@@ -253,6 +254,7 @@ declare
     v_now timestamptz := clock();
     v_ready bigint[];
     v_moved integer;
+    v_locked boolean;
     v_late boolean;
     v_notified boolean;
 begin
@@ -287,11 +289,13 @@ begin
         (select 'sequence:' || f.key from first f except select 'sequence:' || m.sequence_key from moved m)
         union all
         select distinct 'queue:' || m.queue_name from moved m where m.parked = 'queue')
-    select array_agg(m.id) filter (where m.ready_at is not null), count(*) into v_ready, v_moved from moved m;
+    select array_agg(m.id) filter (where m.ready_at is not null), count(*),
+           count(*) < (select count(*) from first)
+    into v_ready, v_moved, v_locked from moved m;
     v_late := _arrive_late(v_ready);
-    -- Not if another session has the jobs locked: until that session ends, workers would notify
-    -- each other again and again.
-    if v_moved > 0 then
+    -- An end brings a worker to a locked job, which it then looks for again soon. A promotion does not:
+    -- until the other session ends, workers would notify each other again and again.
+    if v_moved > 0 or ended and v_locked then
         v_notified := _notify_workers();
     end if;
     return coalesce(cardinality(v_ready), 0);

@@ -1,8 +1,9 @@
 """Is what a schedule has come to right?
 
 It is, if the state is that of one serial order of the verbs that were committed, once all that can
-run has run; if no call raised what is not documented; if the invariants hold; and if the worker that
-listens was notified of what it can claim, or will come again by itself.
+run has run; if no verb comes in that order before one that was committed before it began; if no call raised
+what is not documented; if the invariants hold; and if the worker that listens was notified of what it can
+claim, or will come again by itself.
 """
 
 from __future__ import annotations
@@ -153,16 +154,23 @@ def check_invariants(conn: Any) -> None:
 Unit = tuple[int, int | None]  # a session, and a part of its call, or all of it, or THEN
 THEN = -1  # its second transaction
 Came = tuple[list[Any], str]  # what the calls answered, and the state then
+Spans = list[list[tuple[int, int]]]  # see Run.spans
 
 
-def orders(lists: list[list[Unit]]) -> Iterator[tuple[Unit, ...]]:
-    """All ways to merge these lists."""
+def orders(lists: list[list[Unit]], spans: Spans) -> Iterator[tuple[Unit, ...]]:
+    """All ways to merge these lists, but what was committed before another one began comes before it."""
     if not any(lists):
         yield ()
     for n, units in enumerate(lists):
-        if units:
-            for order in orders([*lists[:n], units[1:], *lists[n + 1 :]]):
+        if units and not any(is_before(unit, units[0], spans) for other in lists for unit in other):
+            for order in orders([*lists[:n], units[1:], *lists[n + 1 :]], spans):
                 yield (units[0], *order)
+
+
+def is_before(a: Unit, b: Unit, spans: Spans) -> bool:
+    """Was this unit committed before the other one began?"""
+    (_, end), (begin, _) = (spans[n][part == THEN] for n, part in (a, b))
+    return end < begin
 
 
 def told(verb: Verb, answer: Answer) -> Any:
@@ -258,7 +266,6 @@ class Oracle:
         # A snapshot may be too old to release a unique key, or a session that fails or is rolled back has it
         # locked: then maintain() finds it later.
         self.leaves_keys = False
-        self.divided: list[Came] = []  # outcomes of orders in which calls are divided
 
     def serially(self, order: tuple[Unit, ...], level: str = "rc") -> Came:
         return self.seen(self.right.serially(self.verbs, self.start, order, level))
@@ -266,14 +273,14 @@ class Oracle:
     def seen(self, came: Came) -> Came:
         return (came[0], KEYS_LEFT.sub("", came[1])) if self.leaves_keys else came
 
-    def is_serial(self, found: Came, units: list[list[Unit]], level: str) -> bool:
+    def is_serial(self, found: Came, units: list[list[Unit]], spans: Spans, level: str) -> bool:
         """Is it what a serial order comes to? A call for many jobs may count as one for each of them."""
-        came = [self.serially(order, level) for order in orders(units)]
+        came = [self.serially(order, level) for order in orders(units, spans)]
         if found in came or (self.passes and blurred(found) in map(blurred, came)):
             return True
         parts = [len(VERBS[verb].parts) for verb in self.verbs]
-        if not any(parts[n] for done in units for n, _ in done) or found in self.divided:
-            return found in self.divided
+        if not any(parts[n] for done in units for n, _ in done):
+            return False
         divided = [
             [
                 (n, part)
@@ -282,17 +289,14 @@ class Oracle:
             ]
             for done in units
         ]
-        for order in orders(divided):
-            if found == self.serially(order, level):
-                self.divided.append(found)
-                return True
-        return False
+        return any(found == self.serially(order, level) for order in orders(divided, spans))
 
     def judge(self, run: Run, level: str, hows: tuple[str, ...]) -> None:
         for fault in broken(run, self.verbs, level):
             raise Fault(fault)
         said: list[Any] = [None] * len(self.verbs)
         units: list[list[Unit]] = []
+        spans = [run.spans(n) for n in range(len(self.verbs))]
         for n, answers in enumerate(run.answers):
             states = [answer.sqlstate for answer in answers[:2] if answer.sqlstate]
             done: list[Unit] = []
@@ -310,12 +314,12 @@ class Oracle:
         # A call with an old snapshot may leave a promotion to later ones, and claims nothing of named queues.
         # So what serial orders at the same level come to is right, too.
         levels = dict.fromkeys(["rc", level])
-        if not self.skips and not any(self.is_serial(found, units, at) for at in levels):
+        if not self.skips and not any(self.is_serial(found, units, spans, at) for at in levels):
             raise Fault(
                 "\n".join(
                     [
                         "no serial order comes to this:",
-                        difference(found, [self.serially(order) for order in orders(units)]),
+                        difference(found, [self.serially(order) for order in orders(units, spans)]),
                     ]
                 )
             )

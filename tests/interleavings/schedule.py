@@ -46,6 +46,17 @@ class Run:
     taken: Counter[str] = field(default_factory=Counter)  # what it would have claimed then
     knot: list[str] = field(default_factory=list)  # where sessions waited for each other
 
+    def spans(self, session: int) -> list[tuple[int, int]]:
+        """Of each of its transactions: the places in the trace of its call and of its end."""
+        found, began = [], None
+        for place, entry in enumerate(self.trace):
+            if entry.session == session:
+                began = place if began is None and entry.text != "begin" else began
+                if entry.ends is not None and began is not None:
+                    found.append((began, place))
+                    began = None
+        return found
+
 
 @dataclass
 class Actor:

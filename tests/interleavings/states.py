@@ -4,12 +4,13 @@ In all of them job 1 has the key k, and is of the sequence s and the queue q; 2 
 delivered at most once; 3 waits in the sequence, 4 in the queue; 5 has the key later, 6 the key m.
 
 waiting  nothing runs; 5 is due
-running  1 and 2 run on worker 1, 6 on worker 2
-dead     the same, and worker 1 is dead
+running  1 and 2 run on worker 1, 6 and 7 on worker 2; 8 and 9 wait behind 7 in the sequence z, which goes on
+         when a job is cancelled, and is in no queue
+dead     1 and 2 run on worker 1, which is dead, 6 on worker 2
 ended    they have ended: 1 is discarded, and halts its sequence, where 3 and 10 wait; 7 was discarded in the
          sequence z, where 8 and 9 wait
-graph    running; 7 depends on the ends of 2 and 6, 8 (key c) on the success of 1, 9 on 7, and 10 waits
-         for the signal go
+graph    1 and 2 run on worker 1, 6 on worker 2; 7 depends on the ends of 2 and 6, 8 (key c) on the success
+         of 1, 9 on 7, and 10 waits for the signal go
 fresh    nothing is promoted yet. q has two slots, and r is a serial queue with jobs of two kinds: 6 and 7
 slots    1 and 2 run on worker 1, 4 and 6 on worker 2, since q has two slots; nothing waits, but q and s are
          asked for; each row bears the mark of a transaction that was rolled back
@@ -60,12 +61,16 @@ ENDS = """
     select pyworker.fail_jobs('[{"id": 1, "run": 1, "error": "e", "discard": true}]'),
         pyworker.finish_job(2, 1), pyworker.finish_job(6, 1);
 """
-HALTS = f"""
-    select pyworker.add_job('t', sequence_policy => '{{"key": "z"}}') from generate_series(7, 9);
-    select from pyworker.add_job('t', sequence_policy => '{{"key": "s"}}');
+LINE = f"""
+    select pyworker.add_job('t', sequence_policy => '{{"key": "z", "continue_on_cancelled": true}}')
+    from generate_series(7, 9);
     select pyworker.promote_jobs();
     select from pyworker.claim_jobs(2, 1, '{{t}}', '{{default}}');
     {FIRST_RUNS}
+"""
+HALTS = f"""
+    {LINE}
+    select from pyworker.add_job('t', sequence_policy => '{{"key": "s"}}');
     select pyworker.fail_jobs('[{{"id": 7, "run": 1, "error": "e", "discard": true}}]');
 """
 CHILDREN = f"""
@@ -101,7 +106,7 @@ KINDS = """
 """
 MAKE = {
     WAITING: JOBS + PROMOTED + DUE,
-    RUNNING: JOBS + PROMOTED + CLAIMED,
+    RUNNING: JOBS + PROMOTED + CLAIMED + LINE,
     DEAD: JOBS + PROMOTED + CLAIMED,
     ENDED: JOBS + PROMOTED + CLAIMED + ENDS + HALTS + DUE,
     GRAPH: JOBS + PROMOTED + CLAIMED + CHILDREN,

@@ -164,6 +164,8 @@ VERBS = {
         Verb("force-cancel", "select id from pyworker.cancel_job(1, true)", names=(1,)),
         Verb("cancel-waiter", "select id from pyworker.cancel_job(3)", names=(3,)),
         Verb("cancel-queued", "select id from pyworker.cancel_job(4)", names=(4,)),
+        Verb("cancel-head", "select id from pyworker.cancel_job(7, true)", (RUNNING,), names=(7,)),
+        Verb("cancel-next", "select id from pyworker.cancel_job(8)", (RUNNING, ENDED), names=(8,)),
         Verb("retry", "select id from pyworker.retry_job(1)"),
         Verb("retry-unique", "select id from pyworker.retry_job(2)"),
         Verb("retry-many", **bulk("retry_jobs('{%ids}')", 6, 1, 2, 3, 4, 5)),

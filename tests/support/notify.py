@@ -31,3 +31,14 @@ def heard(api: Any, actor: Any) -> Callable[[], list[str]]:
 def wait(api: Any, worker: int) -> None:
     """A claim that comes back short: this worker will wait for a notification."""
     assert len(api.claim_jobs(worker, 1000)) < 1000
+
+
+def look(api: Any, *filters: Any) -> float:
+    """Seconds after which a worker that waits looks again, notified or not."""
+    # Rows of other tests may have made a walk dear: not what is asked for here.
+    api.rows(
+        "select set_config('pyworker.walk_' || name, '', false) "
+        "from unnest('{claim,due,requests}'::text[]) name"
+    )
+    due = api.seconds_until_due(*filters)
+    return 2.0 if due is None else due
