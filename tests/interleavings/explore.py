@@ -70,6 +70,8 @@ def together(a: Entry, b: Entry, unique: set[str]) -> bool:
         return False
     if a.ends is not None:
         a, b = b, a
+    if b.ends is not None and b.name == "rollback":  # it shows nothing, but frees what others pass over
+        return any(how in ("add", "lock") and what in b.ends for how, what in a.touches)
     if b.ends is not None:
         snapshot = any(how == "snapshot" for how, _ in a.touches)
         return (snapshot and bool(b.ends)) or shown_by(a.touches, b.ends)

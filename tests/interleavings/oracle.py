@@ -87,8 +87,14 @@ RAW = f"""
             from pyworker.promotion_requests w left join ({ALL}) j on j.id = w.job_id) x),
         'workers', (select jsonb_agg(to_jsonb(w) - '{{expires_at,started_at,info,last_claim_at}}'::text[]
                                      order by w.id) from pyworker.workers w),
+        'starts', (select jsonb_agg(x.r order by x.r) from (
+            select jsonb_build_array(s.queue_name, s.total) r from pyworker.starts s
+            union all select jsonb_build_array(s.queue_name, s.jobs) from pyworker.earlier_starts s) x),
         'claims', (select jsonb_agg(x.r order by x.r) from (
-            select jsonb_build_array(c.worker_id, c.job_ids) r from pyworker.claims c) x))::text
+            -- An invariant goes by which changes of queues a claim has seen.
+            select jsonb_build_array(c.worker_id, c.job_ids, array(
+                select q.queue_name from pyworker.queues q where c.seen > q.changed order by 1)) r
+            from pyworker.claims c) x))::text
 """
 # When nothing is left to run, no request is left either: a worker would come again and again.
 REQUESTS = "select distinct w.lane from pyworker.promotion_requests w where w.after is null order by 1"

@@ -29,7 +29,7 @@ class Entry:
     name: str  # function:line, or call, commit, rollback
     text: str
     touches: Footprint
-    ends: frozenset[str] | None  # of the end of a transaction: the tables that it wrote
+    ends: frozenset[str] | None  # of the end of a transaction: the tables that it wrote, or locked rows of
     able: frozenset[int]  # the other sessions that could have moved instead
     changes: list[Any] = field(default_factory=list)
     blocked: bool = False
@@ -100,7 +100,7 @@ class Actor:
         statement, position = self.script[self.next], self.next
         self.count, self.next = self.count + 1, self.next + 1
         if position in self.ends:
-            return statement, statement, frozenset(), self.wrote if statement == "commit" else frozenset()
+            return statement, statement, frozenset(), self.wrote
         first = self.level != "read committed" and position == 0
         return "call", statement, frozenset({("snapshot", "*")} if first else ()), None
 
