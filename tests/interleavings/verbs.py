@@ -38,6 +38,10 @@ class Verb:
     stale: list[tuple[str, ...]] | None = None  # what it answers as well if its worker has gone (PW004)
     parts: tuple[str, ...] = ()  # a call for many jobs, job by job: each is judged by itself
 
+    @property
+    def claims_then(self) -> bool:
+        return self.then == CLAIM
+
 
 def add(options: str) -> str:
     return f"select deduplicated from pyworker.add_job('t', {options}, meta => '{{\"by\": \"%by\"}}')"
