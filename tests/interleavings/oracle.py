@@ -185,7 +185,7 @@ def spans_of(run: Run, names: tuple[str, ...]) -> Spans:
 
 def is_before(a: Unit, b: Unit, spans: Spans) -> bool:
     """Was this unit committed before the other one began?"""
-    (_, end), (begin, _) = (spans[n][part == THEN] for n, part in (a, b))
+    (_, end), (begin, _) = (spans[n][1 if part == THEN else 0] for n, part in (a, b))
     return end < begin
 
 
