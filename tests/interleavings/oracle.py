@@ -175,11 +175,11 @@ def orders(lists: list[list[Unit]], spans: Spans) -> Iterator[tuple[Unit, ...]]:
 
 
 def spans_of(run: Run, names: tuple[str, ...]) -> Spans:
-    """A claim passes over what another session has locked, so it may as well count as one that came later."""
+    """Claims and sweeps pass over what others have locked: they may count as ones that came later."""
     found: Spans = []
     for n, name in enumerate(names):
-        claims = VERBS[name].claims, VERBS[name].claims_then
-        found.append([(begin, inf if claims[m] else end) for m, (begin, end) in enumerate(run.spans(n))])
+        passes = VERBS[name].claims or name in SWEEPS, VERBS[name].claims_then
+        found.append([(begin, inf if passes[m] else end) for m, (begin, end) in enumerate(run.spans(n))])
     return found
 
 
@@ -198,6 +198,7 @@ def told(verb: Verb, answer: Answer) -> Any:
 TURN = ("state", "run", "attempts", "worker_id", "later", "claimed_at")
 
 
+SWEEPS = {"beat", "maintain", "sweep"}
 # Verbs of no worker that give the jobs of a queue their turns.
 PASSES = {
     "promote", "beat", "maintain", "idle", "sweep", "close", "force-unlock", "reconcile", "force-cancel",
