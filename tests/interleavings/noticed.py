@@ -18,6 +18,9 @@ NOTICED = {
     "remove_job does not look again": "add-keyed+remove/running/rc/commit-commit",
     "a claim with an old snapshot takes the lane of a queue with a rate":
         "claim+claim-kind/rated/rr/commit-commit",
+    "claims of one queue with a rate come at the same time": "add-keyed-moved+work/rated/rc/commit-commit",
+    "the limit of a queue with a rate does not count":
+        "add-sequenced-claim+add-keyed-moved/fresh/rc/rollback-commit",
     "_lock_job locks nothing": "finish+cancel/graph/rc/commit-commit",
     "promote_jobs waits for what is due and in somebody's hand":
         "claim-queue+idle/waiting/rc/commit-rollback",
