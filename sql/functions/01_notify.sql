@@ -38,12 +38,26 @@ create or replace function _notify_workers() returns boolean
 as $$
 begin
     if current_setting('pyworker.turn', true) <> '' then
-        return set_config('pyworker.turn', 'notify', true) <> '';
+        return set_config('pyworker.turn', case current_setting('pyworker.turn')
+                                           when 'locked' then 'locked' else 'notify' end, true) <> '';
     elsif _worker_is_listening() and not _worker_is_polling() then
         perform _send_notification();
         return true;
     end if;
     return false;
+end;
+$$;
+
+-- The same after an end whose next job another session has locked. The turn sends this notification in any
+-- case, since its worker may have no room for long, or close.
+create or replace function _notify_of_locked() returns boolean
+    language plpgsql set search_path from current
+as $$
+begin
+    if current_setting('pyworker.turn', true) <> '' then
+        return set_config('pyworker.turn', 'locked', true) <> '';
+    end if;
+    return _notify_workers();
 end;
 $$;
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.notify import heard as heard
 from tests.support.notify import look, wait
+from tests.support.turns import work
 
 
 def test_a_worker_looks_again_soon_while_another_session_has_locked_a_queue(
@@ -90,6 +91,48 @@ def test_an_end_by_hand_beside_a_session_that_has_locked_the_next_job_of_the_seq
     assert look(api) <= 0.25
     getattr(a, outcome)()
     assert [job.id for job in api.claim_jobs(worker)] == [ids[2 if outcome == "commit" else 1]]
+
+
+QUEUE, SEQUENCE = {"queue_name": "q"}, {"sequence_policy": {"key": "s"}}
+
+
+@pytest.mark.parametrize(
+    ("head", "following"),
+    [(QUEUE, [QUEUE]), (SEQUENCE, [SEQUENCE]), (QUEUE | SEQUENCE, [SEQUENCE, QUEUE])],
+)
+def test_a_turn_that_ends_a_job_and_finds_the_next_one_locked_wakes_other_workers(
+    api: Any, actor: Any, worker: int, heard: Any, head: dict[str, Any], following: list[dict[str, Any]]
+) -> None:
+    """Its own worker may have no room for long, or close. It may also have taken another job meanwhile."""
+    api.add_job("t", **head)
+    (job,) = work(api, worker, room=1).jobs
+    ids = [api.add_job("t", **options).id for options in following]
+    wait(api, api.register_worker())
+    a = actor()
+    a.begin()
+    a.reschedule_jobs([ids[0]], priority=1)
+    heard()
+    turn = work(api, worker, done=[(job.id, job.run)], room=5)
+    assert [job.id for job in turn.jobs] == ids[1:]
+    assert heard() == [""]
+
+
+def test_workers_look_four_times_a_second_for_a_job_that_stays_locked(
+    api: Any, actor: Any, worker: int
+) -> None:
+    ids = [api.add_job("t", sequence_policy={"key": "s"}).id for _ in range(2)]
+    (job,) = api.claim_jobs(worker, 1)
+    wait(api, worker)
+    a = actor()
+    a.begin()
+    a.reschedule_jobs([ids[1]], priority=1)
+    api.finish(job.id)
+    assert look(api) < 0.25
+    for _ in range(3):
+        wait(api, worker)
+        assert look(api) == 0.25
+    a.rollback()
+    assert [job.id for job in api.claim_jobs(worker)] == ids[1:]
 
 
 @pytest.mark.parametrize("queue", [None, "q"])

@@ -243,7 +243,7 @@ STEPS: dict[str, tuple[Callable[[Any], Any], float]] = {
         step("select close from _finalize_jobs("
              "array(select id from live_jobs where sequence_head), null, 'completed') close"), 15,
     ),
-    "_promote_next, no such": (step("select _promote_next('{none}')"), 0),
+    "_promote_next, no such": (step("select _promote_next('{none}', true)"), 0),
     "promote_jobs": (
         step("delete from promotion_requests;"
              "insert into promotion_requests values ('queue:q'), ('sequence:s');"

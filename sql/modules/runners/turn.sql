@@ -180,7 +180,7 @@ begin
         v_left := _what_is_left(
             claim, worker_id, v_turn = 'notify', task_identifiers, queue_names, forbidden_flags);
     end if;
-    if v_turn = 'notify' and (claim.wanted = 0 or v_left.ready) then
+    if v_turn = 'locked' or v_turn = 'notify' and (claim.wanted = 0 or v_left.ready) then
         v_notified := _notify_workers();
     end if;
     return case when max_jobs = 0 then 2.5 when claim.wanted = 0 then 0 else least(v_left.due_in_s, 2.5) end;
