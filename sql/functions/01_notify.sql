@@ -48,8 +48,8 @@ begin
 end;
 $$;
 
--- The same after an end whose next job another session has locked. The turn sends this notification in any
--- case, since its worker may have no room for long, or close.
+-- The same after the end of a sequence's head whose next job another session has locked. The turn sends this
+-- notification in any case, since its worker may have no room for long, or close.
 create or replace function _notify_of_locked() returns boolean
     language plpgsql set search_path from current
 as $$

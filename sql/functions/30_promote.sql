@@ -285,17 +285,16 @@ begin
         where j.ctid = f.tid
         returning j.id, j.sequence_key, j.ready_at, j.parked, j.queue_name),
     woken as (
-        insert into promotion_requests (lane, after)
-        select 'sequence:' || l.key, case when not ended then '1'::xid8 end
-        from (select f.key from first f except select m.sequence_key from moved m) l
+        insert into promotion_requests (lane)
+        (select 'sequence:' || f.key from first f except select 'sequence:' || m.sequence_key from moved m)
         union all
-        select distinct 'queue:' || m.queue_name, null::xid8 from moved m where m.parked = 'queue')
+        select distinct 'queue:' || m.queue_name from moved m where m.parked = 'queue')
     select array_agg(m.id) filter (where m.ready_at is not null), count(*),
            count(*) < (select count(*) from first)
     into v_ready, v_moved, v_locked from moved m;
     v_late := _arrive_late(v_ready);
-    -- An end brings a worker to a locked job. A promotion does not, lest workers notify each other again and
-    -- again: its request (`after` is 1: queues/lanes) lets each look four times a second.
+    -- An end brings a worker to a locked job, which it then looks for again soon. A promotion does not:
+    -- until the other session ends, workers would notify each other again and again.
     if ended and v_locked then
         v_notified := _notify_of_locked();
     elsif v_moved > 0 then

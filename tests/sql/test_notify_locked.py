@@ -97,10 +97,9 @@ QUEUE, SEQUENCE = {"queue_name": "q"}, {"sequence_policy": {"key": "s"}}
 
 
 @pytest.mark.parametrize(
-    ("head", "following"),
-    [(QUEUE, [QUEUE]), (SEQUENCE, [SEQUENCE]), (QUEUE | SEQUENCE, [SEQUENCE, QUEUE])],
+    ("head", "following"), [(SEQUENCE, [SEQUENCE]), (QUEUE | SEQUENCE, [SEQUENCE, QUEUE])]
 )
-def test_a_turn_that_ends_a_job_and_finds_the_next_one_locked_wakes_other_workers(
+def test_a_turn_that_ends_a_head_and_finds_the_next_job_locked_wakes_other_workers(
     api: Any, actor: Any, worker: int, heard: Any, head: dict[str, Any], following: list[dict[str, Any]]
 ) -> None:
     """Its own worker may have no room for long, or close. It may also have taken another job meanwhile."""
@@ -115,24 +114,6 @@ def test_a_turn_that_ends_a_job_and_finds_the_next_one_locked_wakes_other_worker
     turn = work(api, worker, done=[(job.id, job.run)], room=5)
     assert [job.id for job in turn.jobs] == ids[1:]
     assert heard() == [""]
-
-
-def test_workers_look_four_times_a_second_for_a_job_that_stays_locked(
-    api: Any, actor: Any, worker: int
-) -> None:
-    ids = [api.add_job("t", sequence_policy={"key": "s"}).id for _ in range(2)]
-    (job,) = api.claim_jobs(worker, 1)
-    wait(api, worker)
-    a = actor()
-    a.begin()
-    a.reschedule_jobs([ids[1]], priority=1)
-    api.finish(job.id)
-    assert look(api) < 0.25
-    for _ in range(3):
-        wait(api, worker)
-        assert look(api) == 0.25
-    a.rollback()
-    assert [job.id for job in api.claim_jobs(worker)] == ids[1:]
 
 
 @pytest.mark.parametrize("queue", [None, "q"])

@@ -2,8 +2,7 @@
 --
 -- A promoter locks the lane, deletes the lane's requests that it can see, and only then reads the
 -- lane's jobs, with a fresh snapshot. So a promotion that begins after the commit of a change sees
--- that change. A request with `after` 1 is for a queue whose jobs are locked (limits/locked), or a sequence
--- whose next job is.
+-- that change. A request with `after` 1 is for a queue whose jobs are locked (limits/locked).
 
 -- Tries to lock a lane. False if another session has it, or if this transaction's snapshot may be
 -- too old (at any isolation level but READ COMMITTED).

@@ -170,9 +170,7 @@ begin
         v_locked := exists (select from unnest(v_held) h(name)
                             join promotion_requests w on w.lane = 'queue:' || h.name and w.after = '1');
     end if;
-    if v_locked then
-        v_notified := _notify_of_locked();
-    elsif v_left is not null or v_filled > 0 then
+    if v_left is not null or v_filled > 0 or v_locked then
         v_notified := _notify_workers();
     end if;
     return v_filled;
