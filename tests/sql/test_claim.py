@@ -194,7 +194,7 @@ def test_the_payload_travels_as_text_so_that_no_payload_can_spoil_a_batch(api: A
 def test_a_worker_knows_how_long_nothing_falls_due(api: Any, worker: int, clock: Any) -> None:
     api.add_job("t")
     api.add_jobs([{"identifier": "t", "queue_name": "q"}] * 2)
-    assert api.seconds_until_due() == 0.02  # their turns in the queue are to be looked at
+    assert 0.02 <= api.seconds_until_due() <= 0.25  # their turns in the queue are to be looked at
     assert len(api.claim_jobs(worker, 10)) == 2
     assert api.seconds_until_due() is None
     api.add_job("t", run_at=api.at("2 hours"))

@@ -17,6 +17,7 @@ def open_workers(api: Any, count: int, *tasks: str) -> list[int]:
     """Workers that take these tasks; without any, all tasks. A sweep has seen them."""
     info = {"task_identifiers": list(tasks)} if tasks else {}
     workers = [api.open_worker(info)["worker"] for _ in range(count)]
+    api.rows("update pyworker.workers set expires_at = 'infinity'")  # however long the opening took
     sweep(api, workers[0])
     return workers
 

@@ -79,6 +79,7 @@ def test_a_pause_holds_with_1500_jobs_that_wait_in_the_claim_index_or_run(
 
 
 def test_a_paused_queue_without_a_limit_stays_paused_while_1500_run(api: Any, worker: int) -> None:
+    api.rows("update pyworker.workers set expires_at = 'infinity'")
     api.set_queue("q", None)
     ids = add(api, 2000)
     claimed = [*claim(api, worker, 1000), *claim(api, worker, 500)]
