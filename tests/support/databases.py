@@ -31,6 +31,10 @@ TRUNCATE = """
 
 # For tests of the SQL by delete: a tenth of the time, and plans are kept, as between a worker's calls.
 CLEAN = """
+    -- A session that listens and does not read what it is sent stands still when its socket is full, and then
+    -- PostgreSQL drops no database.
+    unlisten *;
+    reset all;
     do $$
     declare
         v record;
@@ -49,11 +53,8 @@ CLEAN = """
             end if;
         end loop;
         insert into pyworker.settings (movable_clock) values (true);
-    end $$;
-    -- A session that listens and does not read what it is sent stands still when its socket is full, and then
-    -- PostgreSQL drops no database.
-    unlisten *;
-    reset all
+        perform pyworker._make_partitions(); -- a test in which months go by drops today's
+    end $$
 """
 
 
