@@ -364,10 +364,9 @@ def test_the_picture_in_the_documents(top: Any, db: Any) -> None:
 
     async def steps(screen: Screen) -> None:
         await screen.press("down")
-        await screen.pilot.pause()
+        words = ("halted", "nightly", "send_email", "[declined]", "Retry")  # from top to bottom
+        await screen.until(lambda: all(word in screen.app.export_screenshot() for word in words))
         picture = screen.app.export_screenshot(title="pyworker top")
-        for word in ("halted", "nightly", "send_email", "[declined]", "Retry"):  # from top to bottom
-            assert word in picture
         if os.environ.get("PYWORKER_WRITE_IMAGES"):
             (ROOT / "docs" / "images").mkdir(exist_ok=True)
             (ROOT / "docs" / "images" / "top.svg").write_text(picture, "utf-8")
