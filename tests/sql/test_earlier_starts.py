@@ -36,20 +36,21 @@ def test_starts_from_before_the_first_rate_count(api: Any, worker: int, clock: A
 
 
 def test_starts_between_two_rates_count(api: Any, worker: int, clock: Any) -> None:
-    api.set_queue("k:1", None, 9, "10 seconds")
+    api.rows("update pyworker.workers set expires_at = 'infinity'")
+    api.set_queue("k:1", None, 9, "10 minutes")
     add(api, 9, "k:1")
     begun: list[int] = []
     for jobs in (1, 2, 3):
         begun.append(len(claim(api, worker, jobs)))
-        clock.advance(seconds=2)
+        clock.advance(minutes=2)
         api.set_queue("k:1", None)
     assert begun == [1, 2, 3]
-    api.set_queue("k:1", None, 7, "10 seconds")
+    api.set_queue("k:1", None, 7, "10 minutes")
     assert [len(claim(api, worker))] == [1]
-    api.set_queue("k:1", None, 6, "10 seconds")
+    api.set_queue("k:1", None, 6, "10 minutes")
     add(api, 9, "k:1")
-    for later, started in ((4, 0), (2, 2), (2, 3)):  # 10, 12 and 14 seconds after the first start
-        clock.advance(seconds=later)
+    for later, started in ((4, 0), (2, 2), (2, 3)):  # 10, 12 and 14 minutes after the first start
+        clock.advance(minutes=later)
         assert len(claim(api, worker)) == started, later
 
 

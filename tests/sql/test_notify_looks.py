@@ -16,8 +16,8 @@ def test_each_transaction_that_adds_while_a_worker_waits_notifies_even_beside_ot
     api: Any, actor: Any, worker: int, heard: Any
 ) -> None:
     """Those that stay open hold back no other's notification; nor does one that is rolled back."""
-    wait(api, worker)
     others = [actor() for _ in range(6)]
+    wait(api, worker)
     for other in others:
         other.begin()
         other.add_job("t")
@@ -285,8 +285,8 @@ def test_an_add_that_was_silent_as_no_worker_waited_is_found_by_the_one_that_beg
 def test_a_full_claim_that_is_rolled_back_keeps_no_worker_asleep(
     api: Any, actor: Any, worker: int, heard: Any
 ) -> None:
-    wait(api, worker)
     a = actor()
+    wait(api, worker)
     api.add_jobs([{"identifier": "t"}] * 3)
     heard()
     for _ in range(3):

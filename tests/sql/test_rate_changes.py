@@ -67,15 +67,16 @@ def test_a_raised_rate_lets_more_start_at_once_and_earlier_starts_count(api: Any
 
 
 def test_a_lowered_rate_holds_for_each_later_start(api: Any, worker: int, clock: Any) -> None:
-    api.set_queue("q", None, 5, "10 seconds")
+    api.rows("update pyworker.workers set expires_at = 'infinity'")
+    api.set_queue("q", None, 5, "10 minutes")
     ids = add(api, 12)
     assert claim(api, worker, 4) == ids[:4]
-    clock.advance(seconds=5)
-    api.set_queue("q", None, 2, "10 seconds")
+    clock.advance(minutes=5)
+    api.set_queue("q", None, 2, "10 minutes")
     assert claim(api, worker) == []
-    clock.advance(seconds=4)
+    clock.advance(minutes=4)
     assert claim(api, worker) == []
-    clock.advance(seconds=1)
+    clock.advance(minutes=1)
     assert claim(api, worker) == ids[4:6]
 
 
