@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import psycopg
+import pytest
 
 import pyworker
 from pyworker import cli
@@ -96,6 +97,7 @@ def test_pictures_show_what_their_sources_say() -> None:
         assert 'stroke="black"' not in drawn, "it would not be seen on a dark page"
 
 
+@pytest.mark.slow
 def test_the_site_is_built_and_asks_no_other_site_for_anything(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert {"index.html", "concepts.html", "reference-sql.html", "django.html", "search.html"} <= {
@@ -114,6 +116,7 @@ def test_the_site_is_built_and_asks_no_other_site_for_anything(site: Path) -> No
         assert re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)]+", sheet.read_text("utf-8")) == []
 
 
+@pytest.mark.slow
 def test_its_search_works_without_a_server_and_knows_every_page(site: Path) -> None:
     index = (site / "searchindex.js").read_text("utf-8")  # a script, not something to be fetched
     assert index.startswith("Search.setIndex(")
@@ -122,6 +125,7 @@ def test_its_search_works_without_a_server_and_knows_every_page(site: Path) -> N
     assert "resume_sequ" in index
 
 
+@pytest.mark.slow
 def test_every_page_is_in_the_menu(site: Path) -> None:
     text = (site / "index.html").read_text("utf-8")
     for page in (ROOT / "docs").glob("*.md"):

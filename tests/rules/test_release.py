@@ -90,6 +90,7 @@ def test_a_build_that_does_not_know_where_it_is_published_has_no_broken_link(tmp
     assert "concepts, with pictures" in (found.description or "")
 
 
+@pytest.mark.slow
 def test_two_builds_are_equal_byte_for_byte(tmp_path: Path) -> None:
     hashes = [
         [

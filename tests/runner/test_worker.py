@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+# scope: else each test would have a worker started for it. None: the worker of the tests without a parameter.
 both = pytest.mark.parametrize(
-    ("served", "kind"), [({}, ""), ({}, "_async"), ({"PYWORKER_RUN_NO_UVLOOP": "0"}, "_async")],
-    indirect=["served"], ids=["sync", "async", "async on uvloop"],
+    ("served", "kind"), [(None, ""), (None, "_async"), ({"PYWORKER_RUN_NO_UVLOOP": "0"}, "_async")],
+    indirect=["served"], ids=["sync", "async", "async on uvloop"], scope="module",
 )  # fmt: skip
 
 EVERYTHING = (

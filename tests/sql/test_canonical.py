@@ -178,6 +178,7 @@ def test_river_keys_hash_a_documented_text_too(api: Any) -> None:
 # Numbers
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_numbers_come_out_as_another_implementation_prints_them(api: Any) -> None:
     rng = random.Random(8785)
     bits = [struct.unpack(">d", rng.randbytes(8))[0] for _ in range(62_000)]  # all exponents alike

@@ -347,6 +347,7 @@ def test_the_starts_that_are_kept_stay_few_while_thousands_start(api: Any, worke
     assert claim(api, worker) == []
 
 
+@pytest.mark.slow
 def test_a_longer_period_counts_starts_for_a_sixteenth_of_their_age_too_long_at_most(
     api: Any, worker: int, clock: Any
 ) -> None:

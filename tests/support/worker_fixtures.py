@@ -56,7 +56,7 @@ def served(request: Any, pg_template: Any, tmp_path_factory: pytest.TempPathFact
     A parameter is the worker's environment."""
     directory = tmp_path_factory.mktemp("served")
     with one_worker(
-        pg_template, "served", directory, "--concurrency", "5", **getattr(request, "param", {})
+        pg_template, "served", directory, "--concurrency", "5", **(getattr(request, "param", None) or {})
     ) as queue:
         yield queue
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 from urllib.parse import quote
 
+import pytest
 from psycopg.types.json import Jsonb
 
 from tests.support.databases import CLEAN
@@ -19,6 +20,7 @@ EVIL = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_page_has_an_element_or_attribute_that_came_from_data(attacked: Any, queue: Any) -> None:
     """Compared, page by page, with the same pages of harmless data: same elements, same attributes."""
     site = attacked("--show-payloads")

@@ -143,6 +143,7 @@ def test_on_a_phone_nothing_is_out_of_sight(page, site, queue, worker):
     assert page.get_by_label(f"Select job {job.id}").is_checked()
 
 
+@pytest.mark.slow
 def test_two_hundred_hostile_strings_run_nowhere(page, site, hostile):
     """The `page` fails for a dialog, an error on its console (which a refusal by the content
     policy would be) and any request elsewhere."""

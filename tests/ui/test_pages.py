@@ -276,6 +276,7 @@ def only_ours(html, known):
             assert not re.match(r"(?i)\s*(javascript|data|https?):|//", value), value
 
 
+@pytest.mark.slow
 def test_two_hundred_hostile_strings_are_text_in_every_field_of_every_page(client, queue, worker, hostile):
     """Compared with the same pages for harmless text: no element and no attribute is there that is
     not there for that."""
