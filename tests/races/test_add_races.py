@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.api import row_of
 from tests.support.sessions import LEVELS
+from tests.support.sweeps import patient as patient
 
 
 @pytest.mark.parametrize("by", ["add_job", "add_jobs"])
@@ -241,7 +242,7 @@ OTHERWISE = {"finish_jobs": "completed", "finish_job": "completed", "fail_jobs":
 @pytest.mark.parametrize("other", ["add_job", "add_jobs", "remove_job"])
 @pytest.mark.parametrize("end", ENDS)
 def test_the_end_of_a_run_waits_for_an_open_change_of_its_key_and_is_then_accepted(
-    api: Any, actor: Any, claimed: Any, end: str, other: str, outcome: str
+    api: Any, actor: Any, claimed: Any, patient: None, end: str, other: str, outcome: str
 ) -> None:
     a, w = actor(), actor()
     a.begin()

@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from tests.support.beats import A_SECOND_AGO, beat, wait, words
+from tests.support.sweeps import state_of
 
 APART = "select set_config('pyworker.schedules', %s, false)"
+# A beat so many seconds after the last sweep, to the millisecond.
+BEAT_AFTER = """
+    with swept as materialized (
+        select setval('pyworker.swept_at', ((extract(epoch from clock_timestamp()) - %s) * 1000)::bigint),
+            %s::bigint as worker)
+    select b.* from swept s cross join lateral pyworker.beat(s.worker) b"""
 IN_SECONDS = "select last_value / 1000.0 - extract(epoch from clock_timestamp()) from pyworker.maintain_at"
 
 
@@ -64,12 +71,13 @@ def test_a_runner_that_runs_schedules_apart_is_told_when_one_is_due(
 
 
 def test_of_many_such_runners_one_a_second_is_told_and_the_next_one_if_it_died(
-    api: Any, actor: Any, worker: int, clock: Any
+    api: Any, actor: Any, clock: Any
 ) -> None:
     other = actor()
     for session in (api, other):
         session.rows(APART, ["apart"])
-    second = api.register_worker()
+    api.configure(worker_ttl="1 hour")
+    worker, second = api.register_worker(), api.register_worker()
     api.rows("select setval('pyworker.due_told_at', 1)")
     due(api, clock)
     other.rows("select set_config('pyworker.clock_offset', %s, false)", [api.value(
@@ -215,25 +223,27 @@ def test_a_beat_whose_sweep_meets_a_lock_counts_all_the_same(
 
 
 def test_one_worker_that_beats_as_it_is_told_finds_that_another_one_was_killed(
-    api: Any, actor: Any, worker: int
+    api: Any, actor: Any, clock: Any
 ) -> None:
     """Its own sweeps are up to two seconds apart, until it suspects a worker: then it comes sooner, or it
     would take each interval for a pause in which the other could not take its lock again."""
+    api.configure(worker_ttl="1 hour")
+    worker, second = api.register_worker(), api.register_worker()
     control = actor()
     beat(control, worker, lock=True)
-    second = api.register_worker()
     assert beat(api, second)[0].next_in_s > 1
     control.kill()
     control.conn.close()
     wait(api, "select count(*) = 0 from pg_locks where locktype = 'advisory'")
-    api.rows(A_SECOND_AGO)
-    for _ in range(20):
-        (alive,) = beat(api, second)
-        if beat(api, worker)[0].kind == "dead":
+    came_after = 1.0
+    for _ in range(5):
+        (alive,) = api.rows(BEAT_AFTER, [came_after, second])
+        if state_of(api, worker) == "dead":
             assert alive.next_in_s > 1
             return
         assert alive.next_in_s <= 1
-        api.rows("select pg_sleep(%s)", [alive.next_in_s])
+        came_after = alive.next_in_s
+        clock.advance(seconds=came_after)
     raise AssertionError("the worker is alive without its connection")
 
 

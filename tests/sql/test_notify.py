@@ -98,9 +98,9 @@ def test_an_add_that_has_just_seen_no_worker_wait_is_found_by_the_one_that_begin
 
 
 def test_a_notification_comes_with_the_commit_and_once(api: Any, actor: Any, worker: int, heard: Any) -> None:
-    wait(api, worker)
     a = actor()
     for end in (a.rollback, a.commit):
+        wait(api, worker)
         a.begin()
         for _ in range(3):
             a.add_job("t")

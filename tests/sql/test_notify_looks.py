@@ -11,6 +11,8 @@ import pytest
 from tests.support.notify import heard as heard
 from tests.support.notify import look, wait
 
+NOW_MS = "(extract(epoch from clock_timestamp()) * 1000)::bigint"
+
 
 def test_each_transaction_that_adds_while_a_worker_waits_notifies_even_beside_others(
     api: Any, actor: Any, worker: int, heard: Any
@@ -18,6 +20,7 @@ def test_each_transaction_that_adds_while_a_worker_waits_notifies_even_beside_ot
     """Those that stay open hold back no other's notification; nor does one that is rolled back."""
     others = [actor() for _ in range(6)]
     wait(api, worker)
+    api.rows(f"select setval('pyworker.listening_until', {NOW_MS} + 600000)")  # for minutes, not for seconds
     for other in others:
         other.begin()
         other.add_job("t")
@@ -128,10 +131,7 @@ def over(api: Any) -> None:
 
 
 def _poll_until(api: Any, now: str) -> None:
-    api.rows(
-        "select setval('pyworker.polling_until', "
-        f"(extract(epoch from clock_timestamp()) * 1000)::bigint {now})"
-    )
+    api.rows(f"select setval('pyworker.polling_until', {NOW_MS} {now})")
 
 
 def test_where_many_jobs_come_in_each_worker_that_waits_looks_every_5_ms_and_adds_are_silent(
@@ -166,6 +166,12 @@ def test_an_add_that_was_silent_and_is_long_in_committing_is_looked_for(
     assert 0.01 < look(api) <= 0.25
     a.commit()
     assert [found.id for found in api.claim_jobs(worker)] == [job.id]
+
+
+def claiming(worker: int, limit: int, of: int) -> str:
+    """A claim that must find so many jobs, as a statement."""
+    found = f"select count(*) from pyworker.claim_jobs({worker}, {limit})"
+    return f"do $$ begin assert ({found}) = {of}; end $$"
 
 
 @pytest.fixture
@@ -252,17 +258,19 @@ def test_adds_are_silent_once_every_worker_that_waited_was_notified(
 
 
 def test_a_worker_that_waits_again_after_the_notification_is_notified(
-    api: Any, worker: int, heard: Any, full: Callable[[], None]
+    api: Any, actor: Any, worker: int, heard: Any
 ) -> None:
+    """All in one message to the server: a full claim a second later would notify again."""
+    a, busy = actor(), api.register_worker()
     wait(api, worker)
-    full()
-    api.rows("select pg_sleep(0.002)")
-    wait(api, worker)
-    heard()
-    full()
-    full()
-    api.add_job("t")
-    assert heard() == [""]
+    full = [
+        "set local pyworker.notify = off; select pyworker.add_job('t')",
+        claiming(busy, 1, of=1),
+        "select pg_sleep(0.002)",  # times are in ms
+    ]
+    steps = [*full, claiming(worker, 1000, of=0), *full, *full, "select pyworker.add_job('t')"]
+    a.rows(";".join(f"begin; {step}; commit" for step in steps))
+    assert heard() == ["", ""]  # of the first full claim, and of the add
 
 
 def test_an_add_that_was_silent_as_no_worker_waited_is_found_by_the_one_that_begins_to_wait(
@@ -285,19 +293,18 @@ def test_an_add_that_was_silent_as_no_worker_waited_is_found_by_the_one_that_beg
 def test_a_full_claim_that_is_rolled_back_keeps_no_worker_asleep(
     api: Any, actor: Any, worker: int, heard: Any
 ) -> None:
+    """All in one message to the server: a worker counts as waiting for five seconds only."""
     a = actor()
     wait(api, worker)
     api.add_jobs([{"identifier": "t"}] * 3)
     heard()
-    for _ in range(3):
-        a.begin()
-        assert len(a.claim_jobs(worker, 1)) == 1
-        api.rows("select pg_sleep(0.002)")
-        assert len(a.claim_jobs(worker, 1)) == 1
-        a.rollback()
-    assert heard() == []
-    api.add_job("t")
-    assert heard() == [""]
+    full = f"select pg_sleep(0.002); {claiming(worker, 1, of=1)};"
+    a.rows(
+        f"select setval('pyworker.listening_until', {NOW_MS} + 5000);"
+        + f"begin; {full} {full} rollback;" * 3
+        + "select pyworker.add_job('t')"
+    )
+    assert heard() == [""]  # of the add, and of no claim
 
 
 def test_no_add_stays_silent_for_a_worker_that_has_stopped_looking(api: Any, worker: int, heard: Any) -> None:

@@ -39,6 +39,19 @@ def finish(api: Any, worker: int, **more: Any) -> Callable[[], Any]:
     return call
 
 
+def beat(api: Any, worker: int) -> Callable[[], Any]:
+    """A beat of a worker with a long lease, just after another worker's sweep: they are rare."""
+    api.configure(worker_ttl="1 day")
+    api.heartbeat(worker)
+    return lambda: api.rows(
+        "with swept as materialized ("
+        "  select setval('pyworker.swept_at', (extract(epoch from clock_timestamp()) * 1000)::bigint),"
+        "    %s::bigint as worker) "
+        "select b.* from swept s cross join lateral pyworker.beat(s.worker) b",
+        [worker],
+    )
+
+
 def claimed(api: Any, worker: int) -> Any:
     job = api.add_job("t")
     (claim,) = api.claim_jobs(worker, 1)
@@ -68,7 +81,7 @@ VERBS: dict[str, Callable[[Any, int, Any], Callable[[], Any]]] = {
     "finish_jobs": lambda api, worker, clock: finish(api, worker),
     "finish_jobs of a serial queue": lambda api, worker, clock: finish(api, worker, queue_name="q"),
     "finish_jobs of a sequence": lambda api, worker, clock: finish(api, worker, sequence_policy={"key": "s"}),
-    "beat": lambda api, worker, clock: lambda: api.beat(worker),
+    "beat": lambda api, worker, clock: beat(api, worker),
     "fail_jobs": lambda api, worker, clock: lambda: api.fail(claimed(api, worker), delay="1 day"),
     "delete_job": lambda api, worker, clock: lambda: api.delete_job(api.add_job("t").id),
     "cancel_job": lambda api, worker, clock: lambda: api.cancel_job(api.add_job("t").id),

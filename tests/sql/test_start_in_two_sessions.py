@@ -14,6 +14,7 @@ from tests.support.delivery import lose, reason
 from tests.support.delivery import reserved as reserved
 from tests.support.delivery import started as started
 from tests.support.sessions import SNAPSHOT_LEVELS
+from tests.support.sweeps import patient as patient
 
 # Races --------------------------------------------------------------------------------------------
 TAKERS: dict[str, tuple[Callable[[Any, Any, int], Any], str, str]] = {
@@ -70,7 +71,7 @@ def test_a_start_waits_for_a_session_that_is_taking_the_job(
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "kill"])
 @pytest.mark.parametrize("taker", TAKERS)
 def test_a_session_that_takes_the_job_waits_for_its_start(
-    api: Any, actor: Any, reserved: Any, worker: int, taker: str, outcome: str
+    api: Any, actor: Any, reserved: Any, worker: int, patient: None, taker: str, outcome: str
 ) -> None:
     job = reserved(job_key="k")
     call, unstarted, started = TAKERS[taker]

@@ -14,16 +14,18 @@ from tests.support.sweeps import running as running
 def test_after_a_gap_no_worker_is_declared_dead_at_once_but_after_another_lease(
     api: Any, worker: int, running: Any, clock: Any
 ) -> None:
+    api.configure(worker_ttl="20 minutes")
+    api.heartbeat(worker)
     job = running(worker)
     api.sweep_workers()
-    clock.advance(minutes=5)
+    clock.advance(hours=5)
     gap(api)
     for _ in range(3):
         assert api.sweep_workers() == 0
         assert state_of(api, worker) == "leased"
-    clock.advance(seconds=19)
+    clock.advance(minutes=19)
     assert api.sweep_workers() == 0
-    clock.advance(seconds=2)
+    clock.advance(minutes=2)
     assert api.sweep_workers() == 1
     assert api.get_job(job.id).state == "available"
 

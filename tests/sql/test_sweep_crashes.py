@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.sweeps import patient as patient
 from tests.support.sweeps import running as running
 from tests.support.sweeps import state_of
 
@@ -217,7 +218,9 @@ def test_a_culprit_whose_run_was_cancelled_or_replaced_ends_cancelled(
     assert api.value("select count(*) from pyworker.history where state = 'cancelled'") == 3
 
 
-def test_a_word_under_way_is_waited_for(api: Any, actor: Any, worker: int, running: Any) -> None:
+def test_a_word_under_way_is_waited_for(
+    api: Any, actor: Any, worker: int, running: Any, patient: None
+) -> None:
     done, failed = running(worker), running(worker)
     w, a = actor(), actor()
     w.begin()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.plans import TIDIED
 from tests.support.turns import work
 
 # What a turn reports and claims, and how many statements it takes, the call of work included.
@@ -23,11 +24,13 @@ def test_a_turn_of_one_job_executes_few_statements(api: Any, worker: int, watche
     options, most = TURNS[what]
     held: list[Any] = []
     if options is not None:
-        api.add_jobs([{"identifier": "t", **options}] * 12)
+        api.add_jobs([{"identifier": "t", **options}] * 13)
 
     def turn(session: Any) -> None:
         held[:] = work(session, worker, [(job.id, job.run) for job in held], room=1).jobs
 
+    watched(turn)
+    watched(lambda session: session.rows(TIDIED))
     executed = list[int]()
     for _ in range(12):  # some look for due jobs and for what is left over, too
         executed.append(len(watched(turn)))

@@ -14,6 +14,7 @@ from tests.support.plans import touched
 from tests.support.turns import work
 
 MANY = 3_000
+READ = "select pyworker._entries_read('pyworker.live_jobs_ready')"
 LONG_WALK = """select pyworker._keep_walk('due', row(1, null, '{}', null, null)::pyworker._walk,
     clock_timestamp() - interval '1 hour')"""
 
@@ -29,24 +30,33 @@ def noted(api: Any, actor: Callable[[], Any], worker: int) -> Any:
     a = actor()
     jobs = add(api, MANY + 200)
     assert len(api.claim_jobs(worker, MANY)) == MANY
-    a.rows("begin")  # the place is kept for 20 times as long as the walk took; here it is to last
     assert ids(a.claim_jobs(worker, 100)) == jobs[MANY : MANY + 100]
-    a.rows("commit")
-    assert a.value("select current_setting('pyworker.walk_claim', true)")
     prolong(a)
     a.left = jobs[MANY + 100 :]
     yield a
     a.rows("select set_config('pyworker.walk_claim', '', false)")
 
 
+# A session keeps a place for two seconds at most. The statement that claims prolongs that, so that the claim
+# finds the place, however long ago the session reached it.
+KEPT = """
+    with kept as materialized (
+        select set_config('pyworker.walk_{0}',
+                row(w.owner, clock_timestamp() + %s::interval, w.places, w.late_ids, w.seen)::text, false),
+            setval('pyworker.walks_until', (extract(epoch from clock_timestamp()) * 1000)::bigint + 3600000),
+            %s::bigint as worker
+        from (select (current_setting('pyworker.walk_{0}')::pyworker._walk).*) w)"""
+
+
 def prolong(a: Any, by: str = "0.9 seconds") -> None:
-    a.rows(
-        "select set_config('pyworker.walk_claim',"
-        " row(w.owner, clock_timestamp() + %s::interval, w.places, w.late_ids, w.seen)::text, false),"
-        " setval('pyworker.walks_until', (extract(epoch from clock_timestamp()) * 1000)::bigint + 10000)"
-        " from (select (current_setting('pyworker.walk_claim')::pyworker._walk).*) w",
-        [by],
-    )
+    a.rows(KEPT.format("claim") + "select from kept", [by, None])
+
+
+def claim(a: Any, worker: int, limit: int, by: str = "0.9 seconds", **filters: Any) -> list[int]:
+    """A claim of a session that still remembers its place."""
+    named = "".join(f", {name} => %s" for name in filters)
+    call = f"select c.id from kept cross join lateral pyworker.claim_jobs(kept.worker, %s{named}) c"
+    return ids(a.rows(KEPT.format("claim") + call, [by, worker, limit, *filters.values()]))
 
 
 @pytest.fixture
@@ -56,32 +66,30 @@ def hidden(noted: Any, api: Any, actor: Callable[[], Any], worker: int) -> int:
     a.begin()
     job = a.add_job("t")
     rest = noted.left + add(api, 5)
-    assert ids(noted.claim_jobs(worker, 105)) == rest
+    assert claim(noted, worker, 105) == rest
     a.commit()
-    prolong(noted)
     return job.id
 
 
 def test_a_claim_does_not_walk_again_what_it_walked_before(api: Any, worker: int, watched: Any) -> None:
     jobs = add(api, MANY + 200)
     api.claim_jobs(worker, MANY)
-    walks = [sum(touched(watched(lambda a: (prolong(a), a.claim_jobs(worker, 10))[1] if a.value(
-        "select current_setting('pyworker.walk_claim', true)") else a.claim_jobs(worker,
-        10))).values()) for _ in range(3)]  # fmt: skip
-    assert walks[0] > MANY
-    assert max(walks[1:]) < 60
-    assert ids(watched.result) == jobs[MANY + 20 : MANY + 30]
+    first, *others = (
+        sum(touched(watched(call)).values())
+        for call in (lambda a: a.claim_jobs(worker, 10), *[lambda a: claim(a, worker, 10)] * 2)
+    )
+    assert first > MANY
+    assert max(others) < 60
+    assert watched.result == jobs[MANY + 20 : MANY + 30]
 
 
 def test_nor_does_one_that_comes_back_short(noted: Any, api: Any, worker: int) -> None:
-    read = "select pyworker._entries_read('pyworker.live_jobs_ready')"
-    assert ids(noted.claim_jobs(worker, 1000)) == noted.left
+    assert claim(noted, worker, 1000) == noted.left
     (job,) = add(api, 1)
-    prolong(noted)
     noted.begin()
-    before = noted.value(read)
-    assert ids(noted.claim_jobs(worker, 1000)) == [job]
-    assert noted.value(read) - before < 2500  # the running jobs of the last second, and not those before
+    before = noted.value(READ)
+    assert claim(noted, worker, 1000) == [job]
+    assert noted.value(READ) - before < 2500  # the running jobs of the last second, and not those before
     noted.rollback()
 
 
@@ -89,7 +97,6 @@ def test_nor_does_one_that_comes_back_short(noted: Any, api: Any, worker: int) -
 def test_nor_does_it_look_again_at_what_has_ended_under_an_old_snapshot(
     api: Any, actor: Callable[[], Any], worker: int, verb: str
 ) -> None:
-    read = "select pyworker._entries_read('pyworker.live_jobs_ready')"
     old, a = actor(), actor()
     old.begin("repeatable read")
     old.rows("select 1 from pyworker.jobs")
@@ -104,44 +111,35 @@ def test_nor_does_it_look_again_at_what_has_ended_under_an_old_snapshot(
         held[:] = work(a, worker, [(job.id, job.run) for job in held], room=1).jobs
         return held
 
-    def walked(*expected: int) -> int:
+    def walked(expected: list[int], again: bool = True) -> int:
         a.begin()
-        before = a.value(read)
-        assert ids(turn()) == [*expected]
-        count = a.value(read) - before
+        before = a.value(READ)
+        if again:
+            prolong(a)
+        assert ids(turn()) == expected
+        count = a.value(READ) - before
         a.commit()
-        prolong(a)
         return count
 
-    assert walked(jobs[MANY]) > MANY
-    assert max(walked(job) for job in jobs[MANY + 1 :]) < 200
-    assert walked() < 500, "nor where it finds less than it wants, and looks whether a job is left"
+    assert walked([jobs[MANY]], again=False) > MANY
+    assert max(walked([job]) for job in jobs[MANY + 1 :]) < 200
+    assert walked([]) < 500, "nor where it finds less than it wants, and looks whether a job is left"
 
 
 def test_a_more_urgent_job_never_waits_for_a_walk_from_the_head(noted: Any, api: Any, worker: int) -> None:
     """Nor does one of a priority that stands between two that the session knows."""
     urgent = add(api, 1, priority=-3) + add(api, 1, priority=-1)
-    assert ids(noted.claim_jobs(worker, 3)) == [*urgent, noted.left[0]]
-    prolong(noted)
+    assert claim(noted, worker, 3) == [*urgent, noted.left[0]]
     between = add(api, 1, priority=-2)
-    assert ids(noted.claim_jobs(worker, 2)) == [*between, noted.left[1]]
-    prolong(noted)
+    assert claim(noted, worker, 2) == [*between, noted.left[1]]
     again = add(api, 1, priority=-3)
     later = add(api, 1, priority=1)
-    assert ids(noted.claim_jobs(worker, 2)) == [*again, noted.left[2]]
-    prolong(noted)
-    assert ids(noted.claim_jobs(worker, 98)) == [*noted.left[3:], *later]
+    assert claim(noted, worker, 2) == [*again, noted.left[2]]
+    assert claim(noted, worker, 98) == [*noted.left[3:], *later]
 
 
-def of_a_queue(api: Any, worker: int) -> Callable[[], int]:
-    first, second = (api.add_job("t", queue_name="q", run_at=api.at("-1 hour")) for _ in range(2))
-    assert ids(api.claim_jobs(worker, 1)) == [first.id]
-    return lambda: (api.finish(first.id), second.id)[1]
-
-
-def of_a_sequence(api: Any, worker: int) -> Callable[[], int]:
-    policy = {"sequence_policy": {"key": "s"}, "run_at": api.at("-1 hour")}
-    first, second = (api.add_job("t", **policy) for _ in range(2))
+def next_of(api: Any, worker: int, **lane: Any) -> Callable[[], int]:
+    first, second = (api.add_job("t", run_at=api.at("-1 hour"), **lane) for _ in range(2))
     assert ids(api.claim_jobs(worker, 1)) == [first.id]
     return lambda: (api.finish(first.id), second.id)[1]
 
@@ -169,8 +167,8 @@ def waiting(api: Any, worker: int, how: str) -> Callable[[], int]:
 
 
 LATE: dict[str, Callable[[Any, int], Callable[[], int]]] = {
-    "next of a queue": of_a_queue,
-    "next of a sequence": of_a_sequence,
+    "next of a queue": lambda api, worker: next_of(api, worker, queue_name="q"),
+    "next of a sequence": lambda api, worker: next_of(api, worker, sequence_policy={"key": "s"}),
     **{
         how: lambda api, worker, how=how: of_a_worker(api, worker, how)
         for how in ("release", "fail", "snooze", "unlock")
@@ -196,9 +194,8 @@ def test_a_job_that_comes_to_stand_before_the_place_is_found_by_the_next_claim(
     assert ids(a.claim_jobs(other, 100)) == jobs[MANY : MANY + 100]
     prolong(a)
     job = arrive()
-    prolong(a)
     now = how in ("fail", "snooze", "retry")  # these run from now on: behind all others
-    assert ids(a.claim_jobs(other, 200 if now else 5))[-1 if now else 0] == job
+    assert claim(a, other, 200 if now else 5)[-1 if now else 0] == job
     a.rows("select set_config('pyworker.walk_claim', '', false)")
 
 
@@ -207,8 +204,7 @@ def test_one_that_a_claim_had_no_room_for_is_found_by_the_claim_after_it(
 ) -> None:
     early = [api.add_job("t", run_at=api.at("-1 hour")).id for _ in range(3)]
     for expected in (early[:2], [early[2], noted.left[0]], noted.left[1:3]):
-        assert ids(noted.claim_jobs(worker, 2)) == expected
-        prolong(noted)
+        assert claim(noted, worker, 2) == expected
 
 
 @pytest.fixture
@@ -222,13 +218,11 @@ def test_a_job_that_arrives_late_is_looked_up_and_does_not_move_the_place_back(
     stale: None, noted: Any, api: Any, worker: int
 ) -> None:
     late = api.add_job("t", run_at=api.at("-1 hour")).id
-    assert ids(noted.claim_jobs(worker, 1)) == [late]
-    prolong(noted)
-    read = "select pyworker._entries_read('pyworker.live_jobs_ready')"
+    assert claim(noted, worker, 1) == [late]
     noted.begin()
-    before = noted.value(read)
-    assert ids(noted.claim_jobs(worker, 1)) == noted.left[:1]
-    assert noted.value(read) - before < MANY
+    before = noted.value(READ)
+    assert claim(noted, worker, 1) == noted.left[:1]
+    assert noted.value(READ) - before < MANY
     noted.commit()
 
 
@@ -236,11 +230,12 @@ def test_a_job_that_arrives_late_is_looked_up_and_does_not_move_the_place_back(
 def test_a_job_that_was_long_in_committing_waits_no_longer_than_the_place_is_kept(
     noted: Any, hidden: int, worker: int, other: str
 ) -> None:
-    assert noted.claim_jobs(worker, 1) == []
-    assert 0 < noted.seconds_until_due() <= 0.9  # then the worker looks again
+    assert claim(noted, worker, 1) == []
+    looks_in = "select s from kept cross join lateral pyworker.seconds_until_due() s"
+    assert 0 < noted.value(KEPT.format("claim") + looks_in, ["0.9 seconds", None]) <= 0.9
+    prolong(noted, "-1 microsecond")
     if other == "another walk is kept":  # else all are forgotten at once
         noted.rows(LONG_WALK)
-    prolong(noted, "-1 microsecond")
     assert ids(noted.claim_jobs(worker, 1)) == [hidden]
     noted.rows("select set_config('pyworker.walk_due', '', false)")
 
@@ -249,23 +244,21 @@ def test_a_job_that_was_long_in_committing_waits_no_longer_than_the_place_is_kep
 def test_a_place_from_a_clock_that_was_set_back_is_dropped(
     noted: Any, hidden: int, worker: int, ahead: str
 ) -> None:
-    prolong(noted, ahead)
-    assert ids(noted.claim_jobs(worker, 1)) == [hidden]
+    assert claim(noted, worker, 1, by=ahead) == [hidden]
 
 
 @pytest.mark.parametrize("other", ["worker", "task_identifiers", "queue_names", "forbidden_flags"])
 def test_a_place_is_for_the_same_worker_and_filters_only(
     noted: Any, hidden: int, api: Any, worker: int, other: str
 ) -> None:
-    assert noted.claim_jobs(worker, 1) == []
-    prolong(noted)
+    assert claim(noted, worker, 1) == []
     filters = {
         "task_identifiers": {"task_identifiers": ["t"]},
         "queue_names": {"queue_names": ["default"]},
         "forbidden_flags": {"forbidden_flags": ["f"]},
     }.get(other, {})
     by = api.register_worker() if other == "worker" else worker
-    assert ids(noted.claim_jobs(by, 1, **filters)) == [hidden]
+    assert claim(noted, by, 1, **filters) == [hidden]
 
 
 def test_a_place_is_kept_for_two_seconds_at_most_however_long_the_walk_was(
@@ -327,16 +320,18 @@ def test_promotions_do_not_walk_again_what_has_ended_under_an_old_snapshot(
         api.finish(*ids(jobs))
     a = actor()
 
-    def walked() -> int:
+    def walked(promote: Callable[[], Any]) -> int:
         a.begin()
         before = a.value(read)
-        a.promote_jobs()
+        promote()
         count = a.value(read) - before
         a.commit()
         return count
 
-    assert walked() > MANY
-    assert min(walked() for _ in range(3)) < 200
+    kept = KEPT.format("due" if what == "due jobs" else "requests")
+    again = kept + "select from kept cross join lateral pyworker.promote_jobs()"
+    assert walked(a.promote_jobs) > MANY
+    assert max(walked(lambda: a.rows(again, ["0.9 seconds", None])) for _ in range(3)) < 200
     old.commit()
     # What comes then is seen.
     job = api.add_job("t", queue_name="q", run_at=None if what == "requests" else api.at("1 second"))
@@ -383,10 +378,9 @@ def test_a_session_may_use_any_date_style(noted: Any, worker: int) -> None:
 
 def test_a_claim_that_is_rolled_back_is_had_again(noted: Any, worker: int) -> None:
     noted.begin()
-    first = ids(noted.claim_jobs(worker, 10))
+    first = claim(noted, worker, 10)
     noted.rollback()
-    prolong(noted)
-    assert ids(noted.claim_jobs(worker, 10)) == first
+    assert claim(noted, worker, 10) == first
 
 
 def test_a_place_that_was_written_by_hand_breaks_only_the_session_that_wrote_it(

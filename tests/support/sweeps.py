@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -40,3 +40,13 @@ def holder(actor: Any, worker: int) -> Any:
     a = actor()
     assert a.hold_worker_lock(worker) is True
     return a
+
+
+@pytest.fixture
+def patient(api: Any) -> Iterator[None]:
+    """What takes the jobs of a worker waits 200 ms for a locked one, and then leaves it to a sweep: here it
+    waits until the test goes on."""
+    wait = "alter function pyworker._lock_free_jobs(bigint[]) set lock_timeout = '{}'"
+    api.rows(wait.format("1h"))
+    yield
+    api.rows(wait.format("200ms"))
