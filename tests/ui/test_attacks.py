@@ -276,9 +276,9 @@ def test_no_malformed_request_is_taken_for_a_right_one(attacked: Any) -> None:
     site = attacked()
     for data in RAW:
         with site.connect() as conn:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            with contextlib.suppress(OSError):  # it may have hung up before the end, also between these two
                 conn.sendall(data)
-            conn.shutdown(socket.SHUT_WR)
+                conn.shutdown(socket.SHUT_WR)
             answer = Answer(read_all(conn))
         assert answer.status in (0, 200, 400, 403, 404, 405, 413, 414, 421, 426, 431), (
             data[:80],
