@@ -223,6 +223,7 @@ class Worker:
             "PYTHONPATH": PYTHONPATH,
             "PYWORKER_RUN_NO_UVLOOP": "1",  # as without it; tests that want it say so
         } | environment
+        self._started = queue.value("select clock_timestamp()")
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command, cwd=log.parent, env=env, stderr=output, stdin=subprocess.DEVNULL
@@ -238,12 +239,15 @@ class Worker:
         return self._log.read_text()
 
     def until_ready(self, processes: int = 1) -> Worker:
-        """Until its children have looked for jobs and found none: from now on a new job is a surprise."""
+        """Until its children have looked for jobs and found none: from now on a new job is a surprise.
+
+        A session of a worker that a test has killed may be there for a while yet."""
         idle = (
-            "state = 'idle' and query ~ '[.]work[(]' and datname = current_database() "
-            "and pid <> pg_backend_pid()"
+            "state = 'idle' and query ~ '[.]work[(]' and datname = current_database() and backend_start > %s"
         )
-        self._queue.until(f"select count(*) >= %s from pg_stat_activity where {idle}", processes)
+        self._queue.until(
+            f"select count(*) >= %s from pg_stat_activity where {idle}", processes, self._started
+        )
         return self
 
     def until_log(self, word: str) -> None:
