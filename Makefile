@@ -59,6 +59,7 @@ nightly: ## run everything for hours: the README's last section has the figures
 	$(install) '.[test]'
 	PYWORKER_WALKS=50 PYWORKER_CRON_CASES=100000 PYWORKER_EXAMPLES=1000 PYWORKER_MODEL_EXAMPLES=1000 PYWORKER_MODEL_STEPS=60 .venv/bin/pytest -n auto -m 'not torture'
 	PYWORKER_PAUSE=0.1 .venv/bin/pytest -n 20 tests/sql tests/modules tests/races tests/model tests/stress tests/runner tests/cli tests/ui
+	PYWORKER_STALL=0.6 .venv/bin/pytest -n auto
 	PYWORKER_ORDER=$$(date +%j) .venv/bin/pytest -n auto
 	test ! -x $(older)/postgres || PYWORKER_PG_BIN=$(older) .venv/bin/pytest -n auto -m 'not torture' tests/sql tests/modules tests/races tests/model tests/stress
 	PYWORKER_TORTURE_SECONDS=3600 .venv/bin/pytest -m torture tests/torture/test_torture.py -k record

@@ -25,7 +25,11 @@ pytest.register_assert_rewrite("tests.support", "tests.model")  # before the fir
 
 from tests.support.databases import Shared, check_invariants, copy_of, database, dsn_of  # noqa: E402
 from tests.support.sessions import Clock, Session  # noqa: E402
-from tests.support.unfriendly import pytest_collection_modifyitems, pytest_runtest_setup  # noqa: E402, F401
+from tests.support.unfriendly import (  # noqa: E402, F401
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_runtest_setup,
+)
 
 
 @pytest.fixture(scope="session")
