@@ -293,3 +293,22 @@ def test_an_open_transaction_on_a_job_further_back_disturbs_no_session(
     getattr(a, end)()
     assert drain(api, worker) == ([] if end == "commit" else ids([third, fourth]))
     assert halted_by(api) == (third.id if end == "commit" else None)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_slot_that_the_next_job_waits_for_comes_free_before_that_job_is_committed(
+    api: Any, actor: Any, worker: int, running: Any, end: str
+) -> None:
+    """Who frees the slot does not see that job yet."""
+    (second,) = add(api, queue_name="q")
+    api.add_job("t", queue_name="q")
+    busy = api.claim(worker)
+    a = actor()
+    a.begin()
+    a.finish_job(running.id, running.run)
+    assert api.finish_jobs([busy.id], [busy.run]) == [busy.id]
+    getattr(a, end)()
+    if end != "commit":
+        assert api.claim(worker) is None
+        api.finish_job(running.id, running.run)
+    assert drain(api, worker) == [second.id]
