@@ -140,7 +140,7 @@ declare
     v_xmin xid8 := pg_snapshot_xmin(pg_current_snapshot());
     v_lanes text[];
     v_held text[];
-    v_changed text[];
+    v_taken record;
     v_keys text[];
     v_last bigint;
     v_lane text;
@@ -159,16 +159,17 @@ begin
     if cardinality(v_lanes) >= 100 and cardinality(v_held) < 10 then
         v_held := _try_lanes(v_lanes || _other_lanes(walked));
     end if;
-    v_changed := _take_requests(v_held, walked);
-    if v_changed is not null then
-        perform _begin_turns(v_changed);
+    v_taken := _take_requests(v_held, walked);
+    if v_taken.changed is not null then
+        perform _begin_turns(v_taken.changed);
     end if;
     v_keys := array(
         select substr(l.lane, length('sequence:') + 1) from unnest(v_held) l(lane)
         where starts_with(l.lane, 'sequence:'));
     if v_keys <> '{}' then
         v_last := pg_sequence_last_value('promotion_requests_id_seq'::regclass);
-        v_promoted := v_promoted + _promote_idle_sequences(v_keys);
+        v_promoted := v_promoted + _promote_idle_sequences(
+            v_keys, coalesce(v_taken.asked, clock_timestamp()));
         -- The queues in which the new heads wait for a slot.
         v_lanes := _try_lanes(array(
             select w.lane from promotion_requests w
@@ -196,11 +197,13 @@ $$;
 --
 -- A sequence with a head needs no promotion: the session that ends the head promotes the next job,
 -- and sees what this session sees. But that session may have searched for the next job already and
--- still have the head's row locked. In that case the request is written again.
+-- still have the head's row locked. Then the request is written again, with the time that it had (`asked`):
+-- by that time workers look for it ever less often, down to four times a second (_growing).
 --
 -- The head's row is not locked if its xmax is 0, or if this session can lock it. The exception
 -- block releases that lock at once, since an end must not wait for a claiming transaction.
-create or replace function _promote_idle_sequences(keys text[]) returns integer
+drop function if exists _promote_idle_sequences(text[]);
+create or replace function _promote_idle_sequences(keys text[], asked timestamptz) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
     set enable_sort = off set enable_incremental_sort = off
@@ -228,23 +231,24 @@ begin
         exception when sqlstate 'PW099' then
             null;
         end;
-        insert into promotion_requests (lane)
-        select 'sequence:' || k.key from unnest(v_touched) k(key) where k.key <> all (v_free);
+        insert into promotion_requests (lane, at)
+        select 'sequence:' || k.key, asked from unnest(v_touched) k(key) where k.key <> all (v_free);
         if v_free <> '{}' then
             perform _notify_workers(); -- a claim may have skipped such a head while it was locked here
         end if;
     end if;
-    return case when v_idle is null then 0 else _promote_next(v_idle, false) end;
+    return case when v_idle is null then 0 else _promote_next(v_idle, asked) end;
 end;
 $$;
 
 -- Makes the first waiting job of each sequence its head: the job that retry_job has put first, else
 -- the one with the lowest id. No other job overtakes it: if another session has it locked, this
 -- function leaves a request. Returns how many jobs became available to claims.
--- Call it only if the sequence certainly has no head: your transaction has just ended the head
--- (`ended`), whose row it had locked, or it holds the sequence's lane and has found no head.
-drop function if exists _promote_next(text[]);
-create or replace function _promote_next(keys text[], ended boolean) returns integer
+-- Call it only if the sequence certainly has no head: your transaction has just ended the head, whose row
+-- it had locked, or it holds the sequence's lane, has found no head, and answers a request that was written
+-- at that time (`asked`).
+drop function if exists _promote_next(text[]), _promote_next(text[], boolean);
+create or replace function _promote_next(keys text[], asked timestamptz) returns integer
     language plpgsql set search_path from current
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
     set enable_sort = off set enable_incremental_sort = off
@@ -255,8 +259,7 @@ declare
     v_ready bigint[];
     v_moved integer;
     v_locked boolean;
-    v_late boolean;
-    v_notified boolean;
+    v_told boolean;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         -- A snapshot that may be too old to show every job and halt: a later promotion decides.
@@ -280,25 +283,27 @@ begin
         update live_jobs j
         set sequence_head = true, state = f.state, parked = f.parked, ready_at = f.ready_at,
             due_at = f.due_at, updated_at = v_now
-        from (select l.tid, p.* from free l
-              cross join lateral _place(l.run_at, v_now, null, _must_wait(l.queue_name)) p) f
+        from (select l.tid, p.* from free l, _place(l.run_at, v_now, null, _must_wait(l.queue_name)) p) f
         where j.ctid = f.tid
         returning j.id, j.sequence_key, j.ready_at, j.parked, j.queue_name),
     woken as (
-        insert into promotion_requests (lane)
-        (select 'sequence:' || f.key from first f except select 'sequence:' || m.sequence_key from moved m)
+        insert into promotion_requests (lane, at)
+        select l.lane, coalesce(asked, clock_timestamp())
+        from (select 'sequence:' || f.key as lane from first f
+              except select 'sequence:' || m.sequence_key from moved m) l
         union all
-        select distinct 'queue:' || m.queue_name from moved m where m.parked = 'queue')
+        select q.lane, clock_timestamp()
+        from (select distinct 'queue:' || m.queue_name as lane from moved m where m.parked = 'queue') q)
     select array_agg(m.id) filter (where m.ready_at is not null), count(*),
            count(*) < (select count(*) from first)
     into v_ready, v_moved, v_locked from moved m;
-    v_late := _arrive_late(v_ready);
+    v_told := _arrive_late(v_ready);
     -- An end brings a worker to a locked job, which it then looks for again soon. A promotion does not:
     -- until the other session ends, workers would notify each other again and again.
-    if ended and v_locked then
-        v_notified := _notify_of_locked();
+    if asked is null and v_locked then
+        v_told := _notify_of_locked();
     elsif v_moved > 0 then
-        v_notified := _notify_workers();
+        v_told := _notify_workers();
     end if;
     return coalesce(cardinality(v_ready), 0);
 end;

@@ -66,7 +66,7 @@ create or replace function _hand_on(freed _freed) returns integer
     language plpgsql set search_path from current
 as $$
 begin
-    return case when freed.sequences is null then 0 else _promote_next(freed.sequences, true) end
+    return case when freed.sequences is null then 0 else _promote_next(freed.sequences, null) end
          + case when freed.queues is null then 0 else _refill_queues(freed.queues) end;
 end;
 $$;

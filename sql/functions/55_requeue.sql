@@ -131,7 +131,7 @@ create or replace function _free_turn(job live_jobs) returns void
 as $$
 begin
     if job.sequence_head then
-        perform _promote_next(array[job.sequence_key], true);
+        perform _promote_next(array[job.sequence_key], null);
     end if;
     if job.state = 'running' then
         perform _refill_queue(job.queue_name);

@@ -161,7 +161,7 @@ begin
            array_agg(f.id) filter (where f.ready_at is not null), array_agg(f.id) filter (where f.why <> '')
     into v_queues, v_sequences, v_ready, v_discarded from failed f;
     perform _tell_of_end(v_discarded, 'discarded');
-    perform _promote_next(v_sequences, true) where v_sequences is not null;
+    perform _promote_next(v_sequences, null) where v_sequences is not null;
     perform _refill_queues(v_queues, true);
     perform _arrive_late(v_ready);
     perform _notify_workers();

@@ -312,3 +312,27 @@ def test_the_slot_that_the_next_job_waits_for_comes_free_before_that_job_is_comm
         assert api.claim(worker) is None
         api.finish_job(running.id, running.run)
     assert drain(api, worker) == [second.id]
+
+
+@pytest.mark.parametrize("locked", ["the head", "the next job"])
+def test_while_another_session_keeps_a_job_locked_workers_look_for_it_ever_less_often(
+    api: Any, actor: Any, worker: int, running: Any, locked: str
+) -> None:
+    """By the time of the request, which stays what it was however often it is answered."""
+    (second,) = add(api)
+    a = actor()
+    a.begin()
+    if locked == "the head":
+        a.finish_job(running.id, running.run)
+        add(api)
+    else:
+        HOLDS["lock"](a, second)
+        api.finish_job(running.id, running.run)
+    assert api.claim_jobs(worker, 1) == []
+    requests = "select lane, at from pyworker.promotion_requests"
+    before = api.rows(requests)
+    assert before
+    assert api.claim_jobs(worker, 1) == []
+    assert api.rows(requests) == before
+    a.commit()
+    assert drain(api, worker)[0] == second.id

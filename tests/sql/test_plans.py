@@ -238,13 +238,13 @@ STEPS: dict[str, tuple[Callable[[Any], Any], float]] = {
     "_fill_family, one name": (step("select _fill_family('q')"), 6),
     "_fill_family, a thousand names": (step("select _fill_family('n49')"), 3500),
     "_fill_family, no name": (step("select _fill_family('none')"), 5),
-    "_promote_idle_sequences, no head": (step("select _promote_idle_sequences('{s}')"), 6),
-    "_promote_idle_sequences, a head": (step("select _promote_idle_sequences('{s}')"), 3),
+    "_promote_idle_sequences, no head": (step("select _promote_idle_sequences('{s}', clock_timestamp())"), 6),
+    "_promote_idle_sequences, a head": (step("select _promote_idle_sequences('{s}', clock_timestamp())"), 3),
     "an end": (
         step("select close from _finalize_jobs("
              "array(select id from live_jobs where sequence_head), null, 'completed') close"), 15,
     ),
-    "_promote_next, no such": (step("select _promote_next('{none}', true)"), 0),
+    "_promote_next, no such": (step("select _promote_next('{none}', null)"), 0),
     "promote_jobs": (
         step("delete from promotion_requests;"
              "insert into promotion_requests values ('queue:q'), ('sequence:s');"

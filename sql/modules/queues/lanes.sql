@@ -30,14 +30,15 @@ $$;
 
 -- Deletes the requests of lanes that this session holds, before it looks at the lanes. If a queue's
 -- settings have changed, transactions that are still open may have used the old ones: this writes
--- another request, to look again when they have ended. Returns the lanes with changed settings.
+-- another request, to look again when they have ended. Returns the lanes with changed settings, and since
+-- when the oldest request of a sequence has waited.
 drop function if exists _take_requests(text[], bigint);
-create or replace function _take_requests(lanes text[], walked bigint) returns text[]
+create or replace function _take_requests(
+    lanes text[], walked bigint, out changed text[], out asked timestamptz)
     language plpgsql set search_path from current
 as $$
 declare
     v_xmin xid8 := pg_snapshot_xmin(pg_current_snapshot());
-    v_changed text[];
     v_again text[];
 begin
     -- SKIP LOCKED: a session that is moving a request (_keep_requests) may keep it locked for long.
@@ -46,14 +47,15 @@ begin
             select a.id from promotion_requests a
             where a.lane = any (lanes) and a.id > walked and (a.after is null or a.after < v_xmin)
             for update skip locked))
-        returning w.lane, w.after, w.changed)
-    select array_agg(distinct t.lane), array_agg(distinct t.lane) filter (where t.after = '0')
-    into v_changed, v_again from taken t where t.changed;
+        returning w.lane, w.after, w.changed, w.at)
+    select array_agg(distinct t.lane) filter (where t.changed),
+           array_agg(distinct t.lane) filter (where t.changed and t.after = '0'),
+           min(t.at) filter (where starts_with(t.lane, 'sequence:'))
+    into changed, v_again, asked from taken t;
     if v_again is not null then
         insert into promotion_requests (lane, after, changed)
         select a.lane, _newest_transaction()::text::xid8, true from unnest(v_again) a(lane);
     end if;
-    return v_changed;
 end;
 $$;
 
