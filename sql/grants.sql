@@ -26,7 +26,7 @@ declare
         complete_jobs, permanently_fail_jobs, reschedule_jobs, prune, configure, resume_sequence, set_queue,
         pause_queue, resume_queue, explain_job, doctor, metrics, add_schedule,
         remove_schedule, pause_schedule, resume_schedule, run_schedule, _add_schedule,
-        _lend_query_schema, _query_function, perform_action, perform_on_listed, undo_actions,
+        _lend_query_schema, _query_function, perform_action, perform_on_listed,
         job_actions, action_outcomes}'::text[];
     v_reader constant text[] := '{
         clock, schema_version, next_runs, describe_cron, worker_health, metrics, overview,

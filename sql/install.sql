@@ -21,7 +21,7 @@
 \endif
 \o /dev/null
 begin isolation level read committed;
-select set_config('pyworker.schema', :'schema', true), set_config('pyworker.newest', '4', true);
+select set_config('pyworker.schema', :'schema', true), set_config('pyworker.newest', '5', true);
 \ir setup/begin.sql
 
 -- Migrations: each file runs once, in order.
@@ -44,6 +44,11 @@ select not exists (select from migrations where version = 4) as pending \gset
 \if :pending
   \ir migrations/0004_earlier_starts.sql
   insert into migrations (version, name, breaking) values (4, '0004_earlier_starts', false);
+\endif
+select not exists (select from migrations where version = 5) as pending \gset
+\if :pending
+  \ir migrations/0005_everyday.sql
+  insert into migrations (version, name, breaking) values (5, '0005_everyday', false);
 \endif
 
 -- Functions, views and grants: every file runs at each installation.
@@ -116,7 +121,6 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/pages/problems.sql
 \ir modules/actions/actions.sql
 \ir modules/actions/bulk.sql
-\ir modules/actions/undo.sql
 \ir modules/monitoring/health.sql
 \ir modules/monitoring/activity.sql
 \ir modules/monitoring/metrics.sql

@@ -268,7 +268,6 @@ create table audit_log (
     target text not null,
     ok boolean not null,
     outcome text not null,
-    before jsonb,
     constraint audit_log_pkey PRIMARY KEY (id)
 );
 

@@ -151,12 +151,8 @@ class Pages(Base):
         call, values = _named("perform_on_listed", {"action": action, "actor": actor, **filters})
         return self._dicts(columns, call, *values)[0]
 
-    def undo_actions(self, first_audit: int, last_audit: int, actor: str) -> dict[str, Any]:
-        columns = "done, refused, outcomes, next_audit"
-        return self._dicts(columns, "undo_actions(%s, %s, %s)", first_audit, last_audit, actor)[0]
-
     def action_outcomes(self, first_audit: int, last_audit: int, actor: str) -> dict[str, Any]:
-        columns = "action, done, refused, outcomes, undoable"
+        columns = "action, done, refused, outcomes"
         return self._dicts(columns, "action_outcomes(%s, %s, %s)", first_audit, last_audit, actor)[0]
 
     def job_actions(self, job_id: int) -> dict[str, str]:

@@ -49,11 +49,8 @@ ACTIONS: dict[str, tuple[str, str, bool]] = {
         "Resumes the schedule at its next tick. Ticks during the pause are skipped.",
         False,
     ),
-    "undo": ("Undo", "Takes the last actions back, as far as that is possible.", False),
 }
-# Actions that only undo_actions performs: their names for the notice and the audit.
-UNDOS = {"restore": "Undo cancel", "undo_retry": "Undo retry", "undo": "Undo"}
-LABELS = {name: label for name, (label, _, _) in ACTIONS.items()} | UNDOS
+LABELS = {name: label for name, (label, _, _) in ACTIONS.items()}
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,7 @@ class Asked:
     filters: dict[str, str] | None = None
     last_id: int | None = None  # no job that was added later
     after: int | None = None  # where the next chunk begins
-    audit: tuple[int, int] | None = None  # what was recorded so far, or what to undo
-    since: int | None = None  # of an undo: the newest row of the audit when it began
+    audit: tuple[int, int] | None = None  # what was recorded so far
     options: dict[str, str | None] = field(default_factory=dict[str, str | None])
 
     def fields(self) -> Iterator[tuple[str, str]]:
@@ -77,7 +73,7 @@ class Asked:
         if self.filters is not None:
             yield ("all", "1")
             yield from self.filters.items()
-        for name, value in (("last_id", self.last_id), ("after", self.after), ("since", self.since)):
+        for name, value in (("last_id", self.last_id), ("after", self.after)):
             if value is not None:
                 yield (name, str(value))
         if self.audit:
@@ -94,7 +90,7 @@ def asked(given: FormData | QueryParams, root: str) -> Asked:
     all_that_match = words.get("all") == "1"
     if action not in ACTIONS or (all_that_match and action not in JOB_ACTIONS):
         raise Problem(400, "No such action", f"There is no action {action!r}.")
-    if not (targets or all_that_match or action == "undo"):
+    if not (targets or all_that_match):
         raise Problem(400, "Nothing selected", "Select jobs first, then choose an action.")
     back = words.get("back", "")
     # Only go back to a page of this dashboard.
@@ -107,7 +103,6 @@ def asked(given: FormData | QueryParams, root: str) -> Asked:
         number_of(words, "last_id"),
         number_of(words, "after"),
         audit_of(words),
-        number_of(words, "since"),
         {name: words[name].strip() or None for name in LIMITS if name in words}
         if action == "set_queue"
         else {},

@@ -68,8 +68,7 @@ class Actions:
                 " Go back, reload the page, and try again.",
             )
         wanted, actor = self._asked(request, form), self.actor(request)[:200]
-        perform = self._chosen if wanted.filters is None else self._chunks
-        wanted, told_by = (self._undo if wanted.action == "undo" else perform)(wanted, actor)
+        wanted, told_by = (self._chosen if wanted.filters is None else self._chunks)(wanted, actor)
         if wanted.after is not None and told_by:  # there are more chunks
             with self.database() as db:
                 told = db.action_outcomes(*told_by, actor)
@@ -103,25 +102,6 @@ class Actions:
                 audit = (audit[0] if audit else told["first_audit"], told["last_audit"])
             if after is None or (audit and time.monotonic() - began > ONE_REQUEST):
                 return replace(wanted, after=after, audit=audit), audit
-
-    def _undo(self, wanted: Asked, actor: str) -> tuple[Asked, Rows | None]:
-        """In chunks, too: the audit names what to undo, and the rows after `since` tell what was undone."""
-        if wanted.audit is None:
-            raise Problem(400, "Nothing to undo", "The form does not say which actions to undo.")
-        began, after, last = time.monotonic(), wanted.after or wanted.audit[0], wanted.audit[1]
-        since = self._newest_audit() if wanted.since is None else wanted.since
-        while after is not None:
-            with self.database() as db:
-                after = db.undo_actions(after, last, actor)["next_audit"]
-            if time.monotonic() - began > ONE_REQUEST:
-                break
-        newest = self._newest_audit()
-        return replace(wanted, after=after, since=since), (since + 1, newest) if newest > since else None
-
-    def _newest_audit(self) -> int:
-        with self.database() as db:
-            rows = db.audit(None, 1)
-        return rows[0]["id"] if rows else 0
 
     def _asked(self, request: Request, given: Any) -> Asked:
         if self.read_only:

@@ -29,7 +29,7 @@ from .._db import connect
 from .._db.database import Database
 from ..errors import NotFound, PyworkerError
 from . import _graph, _guard, _life, _plots, _show
-from ._actions import ACTIONS, JOB_ACTIONS, LABELS, UNDOS, audit_of, without_notice
+from ._actions import ACTIONS, JOB_ACTIONS, LABELS, audit_of, without_notice
 from ._findings import Findings
 from ._perform import Actions
 from ._request import (
@@ -93,7 +93,7 @@ class Dashboard(Actions):
         )  # fmt: skip
         cast("dict[str, Any]", self.templates.globals).update(
             worker_facts=_show.worker_facts,
-            actions=ACTIONS, labels=LABELS, undos=UNDOS, job_actions=JOB_ACTIONS, states=STATES, sorts=SORTS,
+            actions=ACTIONS, labels=LABELS, job_actions=JOB_ACTIONS, states=STATES, sorts=SORTS,
             ranges=_plots.RANGES,
         )  # fmt: skip
 
@@ -276,7 +276,7 @@ class Dashboard(Actions):
             return None  # a refresh changes other parts of the page only
         with self.database() as db:
             told = db.action_outcomes(*audit, self.actor(request)[:200])
-        return {**told, "audit": f"{audit[0]}-{audit[1]}"} if told["action"] or audit == (0, 0) else None
+        return told if told["action"] or audit == (0, 0) else None
 
     def page(self, request: Request, template: str, status: int = 200, **context: Any) -> Response:
         root = root_of(request)

@@ -322,12 +322,11 @@ def below(it: Recorder) -> None:
     )
     it.step("run-query", "select id from pyworker.run_schedule('asked')", learns=added)
     people = {"on": "operator"}
-    rows = it.step(
+    it.step(
         "act-on-listed",
         "select first_audit, last_audit from pyworker.perform_on_listed('cancel', 'eve', tasks => '{asked}')",
         **people,
     )
-    it.step("undo", "select done from pyworker.undo_actions(%s, %s, 'eve')", rows[0], **people)
 
 
 def endings(it: Recorder, ada: Runner, bob: Runner) -> None:

@@ -128,8 +128,8 @@ def test_of_many_queues_that_wait_the_longest_waiting_are_listed(api, worker, cl
 def test_a_role_that_may_only_look_sees_them(api, db):
     assert api.value("select has_function_privilege('pyworker_reader', 'pyworker.problems()', 'execute')")
     assert not api.value(
-        "select has_function_privilege('pyworker_reader', 'pyworker.undo_actions(bigint, bigint, text,"
-        " integer)', 'execute')"
+        "select has_function_privilege('pyworker_reader', 'pyworker.perform_action(text, text[], text,"
+        " jsonb)', 'execute')"
     )
 
 

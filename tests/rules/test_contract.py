@@ -74,7 +74,6 @@ FUNCTIONS = {
     "job_actions": {"job_id"},
     "action_sql": {"action target options"},
     "action_outcomes": {"first_audit last_audit actor"},
-    "undo_actions": {"first_audit last_audit actor max_actions"},
     "perform_on_listed": {
         "action actor states tasks queues job_key search created_from created_before last_id after_id "
         "max_jobs"

@@ -45,7 +45,7 @@ LOOKS = {
     "_limits_of",  # by the view queue_stats
 }  # fmt: skip
 ADMIN = WORKER | LOOKS | {
-    "perform_action", "perform_on_listed", "undo_actions", "job_actions", "action_outcomes",
+    "perform_action", "perform_on_listed", "job_actions", "action_outcomes",
     "job_errors", "job_log", "cancel_job", "retry_job", "retry_jobs", "delete_job", "complete_jobs",
     "permanently_fail_jobs",
     "reschedule_jobs", "prune", "configure", "set_queue", "pause_queue", "resume_queue", "resume_sequence",

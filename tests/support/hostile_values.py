@@ -105,7 +105,7 @@ QUERIES = [
 ACTIONS = [
     "retry", "cancel", "force_cancel", "delete", "pause_queue", "resume_queue", "set_queue",
     "resume_sequence",
-    "run_schedule", "pause_schedule", "resume_schedule", "restore", "undo_retry", "undo", "drop",
+    "run_schedule", "pause_schedule", "resume_schedule", "restore", "undo", "drop",
 ]  # fmt: skip
 STATES = [
     "scheduled", "pending", "available", "running", "retryable", "completed", "cancelled", "discarded",

@@ -162,8 +162,6 @@ begin
         when 'retry' then v_job := retry_job(target::bigint);
         when 'cancel', 'force_cancel' then v_job := cancel_job(target::bigint, action = 'force_cancel');
         when 'delete' then v_job := delete_job(target::bigint);
-        when 'restore' then v_job := _restore(target::bigint);
-        when 'undo_retry' then v_job := _undo_retry(target::bigint, (options ->> target)::bigint);
         when 'pause_queue' then perform pause_queue(target);
         when 'resume_queue' then perform resume_queue(target);
         when 'set_queue' then
@@ -189,10 +187,9 @@ create or replace function _check_action(action text, targets text[], actor text
     language plpgsql immutable set search_path from current
 as $$
 declare
-    v_actions constant text[] := '{retry,cancel,force_cancel,delete,restore,undo_retry,pause_queue,
-                                   resume_queue,set_queue,resume_sequence,run_schedule,pause_schedule,
-                                   resume_schedule}'::text[];
-    v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete', 'restore', 'undo_retry');
+    v_actions constant text[] := '{retry,cancel,force_cancel,delete,pause_queue,resume_queue,set_queue,
+                                   resume_sequence,run_schedule,pause_schedule,resume_schedule}'::text[];
+    v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete');
     v_bad text := (select t.target from unnest(targets) t(target)
                    where t.target is null or (v_jobs and t.target !~ '^[0-9]{1,18}$') limit 1);
     v_problem text := case
@@ -210,10 +207,6 @@ declare
         when coalesce(length(actor), 0) not between 1 and 200 then
             format('actor must be 1 to 200 characters long, got %s',
                    coalesce(quote_literal(left(actor, 220)), 'NULL'))
-        when action = 'undo_retry' and exists (
-                select from unnest(targets) t(target)
-                where (options ->> t.target ~ '^[0-9]{1,18}$') is not true) then
-            'options of undo_retry must name the row in the view audit of each target''s retry'
         when action = 'set_queue' and (
                 options ?| '{concurrency,rate_limit,fair}'
                 and coalesce(options ->> 'concurrency', '1') ~ '^[0-9]{1,9}$'
@@ -234,11 +227,10 @@ as $$
 declare
     v_now timestamptz := clock();
     v_order bigint[];
-    v_before jsonb;
-    v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete', 'restore', 'undo_retry');
+    v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete');
 begin
     perform _check_action(action, targets, actor, options);
-    if action in ('retry', 'restore', 'undo_retry') then
+    if action = 'retry' then
         v_order := _lock_for_retry(targets::bigint[]);
     elsif action = 'resume_sequence' then -- lock all halts by job id, as retry_jobs does
         perform from sequence_halts h where h.sequence_key = any (targets) order by h.job_id for update;
@@ -248,20 +240,16 @@ begin
         order by array_position(v_order, case when v_jobs then t.target::bigint end),
                  case when v_jobs then t.target::bigint end, t.target
     loop
-        v_before := case when action = 'retry' then _before_retry(target::bigint) end;
         begin
             outcome := _perform_action(action, target, options);
             ok := true;
-            if _skips_halts(v_before, target) then
-                v_before := v_before || '{"skips_halts": true}';
-            end if;
         exception when sqlstate 'PW001' or sqlstate 'PW003' or sqlstate 'PW004' or sqlstate 'PW005' then
             outcome := sqlerrm;
             ok := false;
         end;
-        insert into audit_log (at, actor, db_role, action, target, ok, outcome, before)
+        insert into audit_log (at, actor, db_role, action, target, ok, outcome)
         values (v_now, perform_action.actor, session_user, perform_action.action, perform_action.target,
-                perform_action.ok, perform_action.outcome, case when perform_action.ok then v_before end)
+                perform_action.ok, perform_action.outcome)
         returning audit_log.id into audit_id;
         return next;
     end loop;
@@ -269,12 +257,10 @@ end;
 $$;
 comment on function perform_action(text, text[], text, jsonb) is
     'Performs an action on each of up to 1,000 targets and records it in the view audit, in the '
-    'same transaction. Actions on jobs (targets are ids): retry, cancel, force_cancel, delete, and '
-    'restore, which lets a cancelled job wait again, for the run_at it had, and undo_retry (options: for '
-    'each id the row of its retry in the view audit), for undo_actions(). Actions on names: '
-    'pause_queue, resume_queue, set_queue (options: concurrency, rate_limit, rate_period, fair; what they '
-    'do not name stays as it is), resume_sequence, run_schedule, pause_schedule, resume_schedule. Returns '
-    'one row per target; if one is refused, or would change nothing, ok is false and outcome is the '
+    'same transaction. Actions on jobs (targets are ids): retry, cancel, force_cancel, delete. Actions on '
+    'names: pause_queue, resume_queue, set_queue (options: concurrency, rate_limit, rate_period, fair; what '
+    'they do not name stays as it is), resume_sequence, run_schedule, pause_schedule, resume_schedule. '
+    'Returns one row per target; if one is refused, or would change nothing, ok is false and outcome is the '
     'reason, and the others are still performed. '
     'audit_id: its row in the view audit. actor: the person who acts, as the caller names them. Errors: '
     'PW001.';

@@ -87,19 +87,18 @@ comment on function perform_on_listed(text, text, text[], text[], text[], text, 
     'the view audit. last_id: no job with a higher id, so that jobs added later are left alone. A job '
     'that has left the states meanwhile is left alone, too. done, refused: how many; outcomes: what came '
     'of them, [{ok, outcome, jobs, example}]. next_id: call again with it as after_id, until it is null. '
-    'first_audit, last_audit: the rows in the view audit, for undo_actions(). Errors: PW001.';
+    'first_audit, last_audit: the rows in the view audit, for action_outcomes(). Errors: PW001.';
 
 create or replace function action_outcomes(
     first_audit bigint, last_audit bigint, actor text,
-    out action text, out done bigint, out refused bigint, out outcomes jsonb, out undoable boolean)
+    out action text, out done bigint, out refused bigint, out outcomes jsonb)
     language plpgsql stable security definer set search_path from current
 as $$
 declare
     v_rows jsonb;
 begin
-    select jsonb_agg(jsonb_build_object('target', a.target, 'ok', a.ok, 'outcome', a.outcome)), min(a.action),
-           bool_or(a.ok and _undo_problem(row(a.*)::audit_log) is null)
-    into v_rows, action, undoable
+    select jsonb_agg(jsonb_build_object('target', a.target, 'ok', a.ok, 'outcome', a.outcome)), min(a.action)
+    into v_rows, action
     from (select r.* from audit_log r
           where r.id between first_audit and last_audit and r.actor = action_outcomes.actor
           order by r.id limit 100000) a;
@@ -108,5 +107,5 @@ end;
 $$;
 comment on function action_outcomes(bigint, bigint, text) is
     'What came of the actions of this actor from first_audit to last_audit in the view audit: action, '
-    'null if there are none; done, refused and outcomes as in perform_on_listed(); undoable: whether '
-    'undo_actions() can take some of them back. It reads 100,000 rows at most.';
+    'null if there are none; done, refused and outcomes as in perform_on_listed(). It reads 100,000 rows at '
+    'most.';

@@ -56,8 +56,7 @@ begin
 end;
 $$;
 
--- A job that waits for its time, is discarded, or was just taken back from history. It keeps the result
--- that it had, for an undo; _job_of does not show it.
+-- A job that waits for its time, is discarded, or was just taken back from history.
 create or replace function _retry_live(job live_jobs, now timestamptz) returns live_jobs
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
 as $$
@@ -74,7 +73,7 @@ begin
                 _must_wait(job.queue_name)) p),
         has_slot = null, run_at = now, updated_at = now, worker_id = null, claimed_at = null,
         started_at = null, cancel_requested_at = null, superseded = null, crashes = null,
-        reason = null, finished_at = null, expires_at = null, start_by = null,
+        reason = null, result = null, finished_at = null, expires_at = null, start_by = null,
         max_attempts = case when j.attempts >= j.max_attempts then least(j.attempts + 1, 32767)
                             else j.max_attempts end
     where j.id = job.id
