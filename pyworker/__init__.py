@@ -43,6 +43,7 @@ from .errors import (
     PyworkerError,
     SchemaVersionError,
     TaskError,
+    TransactionAborted,
     WrongState,
 )
 from .job import AsyncJob, Cancel, Discard, Failed, Job, NotStarted, Snooze
@@ -76,6 +77,7 @@ __all__ = [
     "Suspended",
     "Task",
     "TaskError",
+    "TransactionAborted",
     "WrongState",
     "add_batch",
     "add_job",

@@ -7,6 +7,7 @@
     ├── NotFound             PW004  there is no such job or worker
     ├── WrongState           PW005  not possible in the job's present state
     ├── SchemaVersionError   PW006  database and package do not fit together
+    ├── TransactionAborted          a statement of the transaction has failed: nothing of it was committed
     ├── JobTimeout                  wait_for_job: the job has not ended in time; also a TimeoutError
     └── TaskError                   a task cannot be used: bad signature, two of one name, nothing to import
 
@@ -74,6 +75,26 @@ class SchemaVersionError(PyworkerError):
     """
 
     sqlstate = "PW006"
+
+
+class TransactionAborted(PyworkerError):
+    """A statement of the transaction has failed, and its error was caught: nothing of it was committed.
+
+    `cause`: the server's words for that error, where they are known.
+    """
+
+    hint = (
+        "Let the error pass, or run the statement that may fail in a block of its own:"
+        " with conn.transaction(): …"
+    )
+
+    def __init__(self, cause: str = "") -> None:
+        self.cause = cause
+        known = f" ({cause})" if cause else ""
+        super().__init__(
+            f"nothing was committed: a statement of the transaction had failed{known}, and PostgreSQL"
+            " has rolled back all of it"
+        )
 
 
 class JobTimeout(PyworkerError, TimeoutError):

@@ -38,6 +38,7 @@ from . import tasks
 from ._arguments import AddOptions
 from ._client import default_schema
 from ._db import migrations
+from ._db.connection import Connection
 from ._db.database import Database
 from ._db.rows import JobRow
 from ._dev.expected import fits, in_words, listed
@@ -74,7 +75,7 @@ def install(**connection: Any) -> None:
     For `load=[…]`.
     """
     connection.pop("autocommit", None)
-    with psycopg.connect(**connection, autocommit=True) as conn:
+    with Connection.connect(**connection, autocommit=True) as conn:
         migrations.migrate(conn, default_schema(), movable_clock=True)
 
 
@@ -229,7 +230,7 @@ class Queue:
 
     @contextmanager
     def _database(self) -> Iterator[Database]:
-        with psycopg.connect(self._config.dsn, autocommit=True) as conn:
+        with Connection.connect(self._config.dsn, autocommit=True) as conn:
             yield Database(conn, self._config.schema)
 
     @contextmanager

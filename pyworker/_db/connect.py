@@ -19,6 +19,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from ..errors import sqlstate_of
+from .connection import Connection
 
 # Which server it is. Its host and port do not tell: one server may be reached by many.
 _STARTED = b"extract(epoch from pg_postmaster_start_time())::text"
@@ -134,7 +135,7 @@ def connect(dsn: str, worker: bool = False) -> psycopg.Connection[Any]:
 
     A worker's connection has no time limits.
     """
-    conn = psycopg.connect(make_conninfo(conninfo(dsn), client_encoding="UTF8"), autocommit=True)
+    conn = Connection.connect(make_conninfo(conninfo(dsn), client_encoding="UTF8"), autocommit=True)
     with answered(conn):
         pid, isolation, server = conn.execute(ABOUT).fetchall()[0]
         _known[conn] = server, pid != conn.info.backend_pid

@@ -14,6 +14,7 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from .._db.connect import BE_QUIET, WHICH_SERVER, conninfo, cut, keepalives
+from .._db.connection import AsyncConnection, Connection, refuse_aborted
 from .._db.database import Database
 from .._db.queue import dependency_results_statement
 from .._db.worker import (
@@ -74,8 +75,9 @@ class Connections:
     def sync_pool(self) -> ConnectionPool[psycopg.Connection[Any]]:
         with self._lock:
             if self._sync is None:
-                self._sync = ConnectionPool(
+                self._sync = ConnectionPool[psycopg.Connection[Any]](
                     open=True,
+                    connection_class=Connection,
                     configure=self._configure,
                     check=ConnectionPool.check_connection,
                     **self._options(),
@@ -84,8 +86,9 @@ class Connections:
 
     async def _async_pool(self) -> AsyncConnectionPool[psycopg.AsyncConnection[Any]]:
         if self._async is None:
-            self._async = AsyncConnectionPool(
+            self._async = AsyncConnectionPool[psycopg.AsyncConnection[Any]](
                 open=False,
+                connection_class=AsyncConnection,
                 configure=self._configure_async,
                 check=AsyncConnectionPool.check_connection,
                 **self._options(),
@@ -229,6 +232,7 @@ class Connections:
         self, conn: psycopg.Connection[Any], job_id: int, run: int, name: str, result: str
     ) -> None:
         """Save a step in the connection's transaction."""
+        refuse_aborted(conn)
         if self.rehearsal:
             raise psycopg.Rollback
         Database(conn, self.schema).save_step(job_id, run, name, result)
@@ -236,6 +240,7 @@ class Connections:
     async def save_step_in_async(
         self, conn: psycopg.AsyncConnection[Any], job_id: int, run: int, name: str, result: str
     ) -> None:
+        refuse_aborted(conn)
         if self.rehearsal:
             raise psycopg.Rollback
         await _row(conn, save_step_statement(self.schema), job_id, run, name, result)
@@ -258,11 +263,13 @@ class Connections:
 
     def finish_job(self, conn: psycopg.Connection[Any], job_id: int, run: int) -> str:
         """Complete the job in the connection's transaction. Returns its id, for `committed`."""
+        refuse_aborted(conn)
         if self.rehearsal:
             raise psycopg.Rollback
         return Database(conn, self.schema).finish_job(job_id, run)
 
     async def finish_job_async(self, conn: psycopg.AsyncConnection[Any], job_id: int, run: int) -> str:
+        refuse_aborted(conn)
         if self.rehearsal:
             raise psycopg.Rollback
         row = await _row(conn, finish_job_statement(self.schema), job_id, run)

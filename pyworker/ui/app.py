@@ -26,6 +26,7 @@ from starlette.staticfiles import StaticFiles
 
 from .. import _values
 from .._db import connect
+from .._db.connection import Connection
 from .._db.database import Database
 from ..errors import NotFound, PyworkerError
 from . import _graph, _guard, _life, _plots, _show
@@ -75,10 +76,11 @@ class Dashboard(Actions):
         self.operators = operators
         self.findings = Findings(self._examine)
         # Opened by the first request, with min_size=0: creating the application needs no database.
-        self.pool = ConnectionPool(
+        self.pool = ConnectionPool[psycopg.Connection[Any]](
             connect.conninfo(dsn, "pyworker ui"), name="pyworker-ui",
             min_size=0, max_size=4, timeout=10, open=False,
             kwargs={"prepare_threshold": None}, check=ConnectionPool.check_connection,
+            connection_class=Connection,
         )  # fmt: skip
         self._opening = threading.Lock()
         self.templates = jinja2.Environment(
