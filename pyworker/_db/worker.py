@@ -43,13 +43,16 @@ def finish_job_statement(schema: str) -> str:
 
 
 def start_job_statement(schema: str) -> str:
-    return f"select {quoted(schema)}.start_job(%s, %s)"
+    """The job is at_most_once from now on: a worker calls it for such jobs alone."""
+    return f"select {quoted(schema)}.start_job(%s, %s, 'at_most_once')"
 
 
 def start_jobs_statement(schema: str) -> str:
     """The ids of those jobs that may start. Locked in the order of ids, as everywhere."""
     jobs = "select * from unnest(%s::bigint[], %s::bigint[]) i(id, run) order by id offset 0"
-    started = f"select j.id, {quoted(schema)}.start_job(j.id, j.run) as started from ({jobs}) j"
+    started = (
+        f"select j.id, {quoted(schema)}.start_job(j.id, j.run, 'at_most_once') as started from ({jobs}) j"
+    )
     return f"select coalesce(array_agg(s.id) filter (where s.started), '{{}}') from ({started}) s"
 
 
@@ -214,7 +217,7 @@ class Worker(Base):
         return cast("Any", self._rows(f"select j.id, j.run from {which} where {ended}", ids))
 
     def start_job(self, job_id: int, run: int) -> bool:
-        return self._value("start_job(%s, %s)", job_id, run)
+        return self._rows(start_job_statement(self.schema), [job_id, run])[0][0]
 
     def start_jobs(self, job_ids: Sequence[int], runs: Sequence[int]) -> list[int]:
         return self._rows(start_jobs_statement(self.schema), [list(job_ids), list(runs)])[0][0]

@@ -22,7 +22,7 @@ def run_job(job: Claimed, task: tasks.Task[..., Any], connections: Connections) 
     try:
         job.handed = made = job.made(Job, connections)
         made._cancelled = job.cancelled  # pyright: ignore[reportPrivateUsage]
-        if job.delivery == "at_most_once":
+        if job.at_most_once(task):
             with _unless_unknown():
                 started = connections.start_job(job.id, job.run)
             if not started:
@@ -66,7 +66,7 @@ async def run_job_async(job: Claimed, task: tasks.Task[..., Any], connections: C
 async def _answer(
     job: Claimed, task: tasks.Task[..., Any], connections: Connections, made: AsyncJob
 ) -> Ended:
-    if job.delivery == "at_most_once":
+    if job.at_most_once(task):
         with _unless_unknown():
             started = await connections.start_job_async(job.id, job.run)
         if not started:

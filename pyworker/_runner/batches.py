@@ -116,7 +116,7 @@ class _Call:
                 made._cancelled = job.cancelled  # pyright: ignore[reportPrivateUsage]
 
     def at_most_once(self) -> list[int]:
-        return [at for at in self._made if self._jobs[at].delivery == "at_most_once"]
+        return [at for at in self._made if self._jobs[at].at_most_once(self._task)]
 
     def runs(self, places: Sequence[int]) -> tuple[list[int], list[int]]:
         return [self._jobs[at].id for at in places], [self._jobs[at].run for at in places]

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .. import tasks
+from .._escape import shown
 from ..job import AsyncJob, Job
 
 if TYPE_CHECKING:
     from .connections import Connections
 
+log = logging.getLogger("pyworker.worker")
+
 J = TypeVar("J", Job, AsyncJob)
+_stricter: set[str] = set()  # the tasks of which the log says so
 _decode = json.JSONDecoder().raw_decode
 
 
@@ -57,6 +63,23 @@ class Claimed:
             _decoded(self.flags) if self.flags else None, _decoded(self.meta) if self.meta else None,
             self.sequence_key, self.created_at, connections,
         )  # fmt: skip
+
+    def at_most_once(self, task: tasks.Task[..., Any]) -> bool:
+        """The stricter of what the code and the job say. Then start_job writes it to the job."""
+        if self.delivery == "at_most_once":
+            return True
+        if task.options.get("delivery") != "at_most_once":
+            return False
+        self.delivery = "at_most_once"
+        if task.name not in _stricter:
+            _stricter.add(task.name)
+            log.warning(
+                "job %s (%s) was added with delivery at_least_once; it runs at most once, as the code"
+                " declares; pyworker tasks sync defines that for jobs that SQL adds",
+                self.id,
+                shown(task.name),
+            )
+        return True
 
     @property
     def jobs(self) -> Sequence[Claimed]:

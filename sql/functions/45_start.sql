@@ -8,25 +8,34 @@ create or replace function _commit_durably() returns text
     return case when current_setting('synchronous_commit') not in ('on', 'remote_apply')
                 then set_config('synchronous_commit', 'on', true) end;
 
-create or replace function start_job(job_id bigint, run bigint) returns boolean
+drop function if exists start_job(bigint, bigint);
+create or replace function start_job(job_id bigint, run bigint, delivery text default null) returns boolean
     language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 begin
+    if start_job.delivery not in ('at_least_once', 'at_most_once') then
+        raise exception 'start_job: delivery must be at_least_once or at_most_once, got %',
+            quote_literal(left(start_job.delivery, 140)) using errcode = 'PW001';
+    end if;
     perform _commit_durably();
-    update live_jobs j set started_at = clock()
+    update live_jobs j
+    set started_at = clock(),
+        delivery = case when start_job.delivery = 'at_most_once' then 'at_most_once' else j.delivery end
     where j.id = start_job.job_id and j.run = start_job.run and j.state = 'running' and j.started_at is null
       and j.superseded is null and j.cancel_requested_at is null
       and exists (select from workers w where w.id = j.worker_id and _is_registered(w));
     return found;
 end;
 $$;
-comment on function start_job(bigint, bigint) is
+comment on function start_job(bigint, bigint, text) is
     'Marks that the handler of a job begins. Call it and commit; begin only if it returned true '
     'and the commit was acknowledged. From then on a job with delivery at_most_once is never run '
     'again by itself: if its worker is lost or hands it back, the job ends discarded with the '
     'reason ''lost''; if it fails, it ends discarded, unless fail_jobs reports not_started. '
     'Returns false if the claim was lost, the job was cancelled, or it was started before. You '
-    'may call it for a job with delivery at_least_once, too; that changes nothing for the job.';
+    'may call it for a job with delivery at_least_once, too; that changes nothing for the job. '
+    'delivery: what the worker''s code says of the task. With ''at_most_once'' the job has that delivery '
+    'from now on. Errors: PW001.';
 
 -- True once for each mark.
 create or replace function _once(mark text) returns boolean

@@ -56,6 +56,15 @@ def test_each_outcome_is_reported(queue: Running, report: Any, state: str, attem
     assert queue.job(job, "last_error") == report.get("error")
 
 
+def test_a_job_of_a_task_that_the_code_runs_at_most_once_never_runs_twice_whatever_its_row_says(
+    queue: Running,
+) -> None:
+    queue.start()
+    job = queue.add("act_once", {"what": "fail", "error": "boom"}, delivery="at_least_once")
+    queue.until_state("discarded", job)
+    assert queue.job(job, "delivery") == "at_most_once"
+
+
 def test_results_are_kept_and_what_jsonb_cannot_hold_is_replaced(queue: Running) -> None:
     queue.start()
     jobs = [queue.add("answer", {"a": [1, None]}), queue.add("nul")]

@@ -114,7 +114,7 @@ FUNCTIONS = {
     "set_queue": {"queue_name concurrency rate_limit rate_period fair"},
     "snooze_job": {"job_id run delay"},
     "snooze_jobs": {"job_ids runs delays"},
-    "start_job": {"job_id run"},
+    "start_job": {"job_id run delivery"},
     "sweep_workers": {""},
     "throughput": {"minutes step"},
     "unique_opts": {"by_args by_period by_queue by_state exclude_kind on_conflict"},

@@ -63,6 +63,53 @@ def test_a_failure_after_the_start_is_final_and_one_before_it_is_not(queue: Any,
     assert "mail server is away" in queue.job(trying).last_error
 
 
+@pytest.mark.parametrize(
+    ("task", "modules", "payload"),
+    [
+        ("deliver", "handlers", {"die": True}),
+        ("deliver_async", "handlers", {"die": True}),
+        ("deadly_once", "batched", {"kill": 1}),
+        ("deadly_once_async", "batched", {"kill": 1}),
+    ],
+)
+def test_what_the_code_says_runs_at_most_once_never_runs_twice_whatever_its_row_says(
+    queue: Any, task: str, modules: str, payload: Any
+) -> None:
+    queue.rows("select pyworker.define_task(%s, delivery => null)", task)
+    jobs = [queue.add(task, payload), queue.add(task, payload, delivery="at_least_once")]
+    assert [queue.job(job).delivery for job in jobs] == ["at_least_once"] * 2
+    worker = queue.start("--task", task, "--concurrency", "1", modules=modules)
+    queue.until_state("discarded", *jobs)
+    assert [(queue.job(job).reason, queue.job(job).delivery) for job in jobs] == [
+        ("lost", "at_most_once")
+    ] * 2
+    assert [len(queue.seen(job)) for job in jobs] == [1, 1]
+    assert f"({task}) was added with delivery at_least_once; it runs at most once" in worker.log
+
+
+def test_what_its_row_says_runs_at_most_once_does_so_whatever_the_code_says(queue: Any) -> None:
+    queue.start().until_ready()
+    job = queue.add("act", {"raise": ["error", "boom"]}, delivery="at_most_once")
+    queue.until_state("discarded", job)
+    assert len(queue.seen(job)) == 1
+
+
+def test_a_worker_says_once_that_its_code_is_stricter_than_the_jobs_of_a_task(queue: Any) -> None:
+    worker = queue.start().until_ready()
+    jobs = [queue.add("deliver", {"fail": True}, delivery="at_least_once") for _ in range(3)]
+    queue.until_state("discarded", *jobs)
+    assert [len(queue.seen(job)) for job in jobs] == [1, 1, 1]
+    assert worker.log.count("was added with delivery at_least_once") == 1
+
+
+def test_a_keyed_add_that_resets_a_lost_job_does_not_make_it_run_twice(queue: Any) -> None:
+    queue.start().until_ready()
+    for told in (1, 2):
+        job = queue.add("deliver", {"die": True}, job_key="mail", delivery="at_least_once")
+        queue.until_state("discarded", job)
+        assert len(queue.seen(job)) == told
+
+
 def test_what_was_only_claimed_when_its_process_died_is_run(queue: Any) -> None:
     """One handler at a time: the second job is claimed, and not begun."""
     queue.start("--concurrency", "1").until_ready()

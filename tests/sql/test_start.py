@@ -45,6 +45,35 @@ def test_what_was_only_claimed_may_be_put_off_and_may_fail(api: Any, reserved: A
     assert reason(api, failed) == ("retryable", None)
 
 
+# the stricter of the code's and the job's word ------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", BACK)
+def test_a_job_that_its_worker_starts_as_at_most_once_is_so_from_then_on(
+    api: Any, reserved: Any, worker: int, clock: Any, way: str
+) -> None:
+    job = reserved(delivery="at_least_once")
+    assert api.start_job(job.id, job.run, "at_most_once") is True
+    assert api.get_job(job.id).delivery == "at_most_once"
+    BACK[way][0](api, job, worker, clock)
+    assert reason(api, job)[0] == "discarded"
+    assert api.retry_job(job.id).delivery == "at_most_once"
+
+
+@pytest.mark.parametrize("word", ["at_least_once", None])
+def test_no_start_relaxes_a_job_that_runs_at_most_once(api: Any, reserved: Any, word: str | None) -> None:
+    job = reserved()
+    assert api.start_job(job.id, job.run, word) is True
+    assert api.get_job(job.id).delivery == "at_most_once"
+
+
+def test_a_start_with_another_delivery_is_refused(api: Any, reserved: Any) -> None:
+    job = reserved()
+    with api.refusal("PW001", "delivery must be at_least_once or at_most_once, got 'once'"):
+        api.start_job(job.id, job.run, "once")
+    assert api.start_job(job.id, job.run) is True
+
+
 # start_job is true once ---------------------------------------------------------------------------
 
 

@@ -26,9 +26,11 @@ export class Worker extends EventEmitter {
   apartUntil = 0 // until then each turn reports one job: another session has locked some
 
   // former: the worker of this process whose jobs others have, or may have soon.
-  constructor(handlers, { schema = 'pyworker', concurrency = 10, former } = {}) {
+  // atMostOnce: the tasks whose jobs never run twice, whatever delivery they were added with.
+  constructor(handlers, { schema = 'pyworker', concurrency = 10, atMostOnce = [], former } = {}) {
     super()
-    Object.assign(this, { handlers, concurrency, former: former?.id, schema: pg.escapeIdentifier(schema) })
+    Object.assign(this, { handlers, concurrency, atMostOnce, former: former?.id })
+    this.schema = pg.escapeIdentifier(schema)
     this.ears = former?.ears ?? [] // connections for beat: all but the newest have not answered
     this.free = concurrency // places for handlers
     // For work, and for what handlers call: a transaction, and another call during it.
@@ -186,7 +188,8 @@ export class Worker extends EventEmitter {
     this.free -= places
     let timer
     try {
-      if (job.delivery === 'at_most_once') await this.start(job)
+      const once = job.delivery === 'at_most_once' || this.atMostOnce.includes(job.task_identifier)
+      if (once) await this.start(job)
       if (job.signal.aborted || this.isDead()) throw new Report('release')
       job.called = true
       const late = () => this.abort(job, new Error(`timed out after ${job.timeout_s} s`))
@@ -205,7 +208,7 @@ export class Worker extends EventEmitter {
   // Without an answer, or with a late one, the job may be started. But its handler has done nothing.
   async start(job) {
     const error = 'start_job was not answered in time'
-    const started = await job.ask('start_job($1, $2)').catch(() => undefined)
+    const started = await job.ask("start_job($1, $2, 'at_most_once')").catch(() => undefined)
     if (started === false) throw new Report('release')
     if (!started || job.signal.aborted || this.isDead()) throw new Report('not_started', { error })
   }

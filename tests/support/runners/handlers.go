@@ -51,8 +51,18 @@ func secondTime(job *worker.Job, why string) (any, error) {
 	return nil, nil
 }
 
+func act(ctx context.Context, job *worker.Job) (any, error) {
+	var payload struct {
+		What, Error string
+		DelayS      any `json:"delay_s"`
+	}
+	err := json.Unmarshal(job.Payload, &payload)
+	see(job, nil)
+	return err, &worker.Report{Do: payload.What, Text: payload.Error, DelayS: payload.DelayS}
+}
+
 func main() {
-	os.Exit(worker.Run(handlers))
+	os.Exit(worker.Run(handlers, "act_once"))
 }
 
 var handlers = map[string]worker.Handler{
@@ -82,15 +92,7 @@ var handlers = map[string]worker.Handler{
 		see(job, strings.Contains(again.Error(), "PW002"))
 		return nil, err
 	},
-	"act": func(ctx context.Context, job *worker.Job) (any, error) {
-		var payload struct {
-			What, Error string
-			DelayS      any `json:"delay_s"`
-		}
-		err := json.Unmarshal(job.Payload, &payload)
-		see(job, nil)
-		return err, &worker.Report{Do: payload.What, Text: payload.Error, DelayS: payload.DelayS}
-	},
+	"act": act, "act_once": act,
 	"answer": func(ctx context.Context, job *worker.Job) (any, error) { return job.Payload, nil },
 	"nul": func(ctx context.Context, job *worker.Job) (any, error) {
 		return json.RawMessage(`{"text": "a\u0000b\ud800"}`), nil

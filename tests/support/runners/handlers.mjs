@@ -14,8 +14,15 @@ async function note(payload, job) {
   await sleep(payload.ms ?? 20)
 }
 
+async function act({ what, ...members }, job) {
+  await see(job)
+  throw new Report(what, members)
+}
+
+export const atMostOnce = ['act_once']
+
 export default {
-  note, deliver: note, in_turn: note,
+  act, act_once: act, note, deliver: note, in_turn: note,
   async flaky(payload, job) {
     await see(job)
     if (job.attempts === 1) throw new Error('not yet')
@@ -32,10 +39,6 @@ export default {
     await book(job.id)
     await book(-1).catch(() => {})
     await see(job, await job.once('mail').catch(error => error.code === 'PW002')) // on the connection of book
-  },
-  async act({ what, ...members }, job) {
-    await see(job)
-    throw new Report(what, members)
   },
   async answer(payload) { return payload },
   async nul() { return { text: 'a\0b\ud800' } },

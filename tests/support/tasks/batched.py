@@ -128,6 +128,16 @@ async def deadly_async(jobs: list[AsyncJob]):
     return fatal(jobs)
 
 
+@task(batch=4, delivery="at_most_once", backoff=["1 ms"])
+def deadly_once(jobs: list[Job]):
+    return fatal(jobs)
+
+
+@task(batch=4, delivery="at_most_once", backoff=["1 ms"])
+async def deadly_once_async(jobs: list[AsyncJob]):
+    return fatal(jobs)
+
+
 @task(batch=4, result=True, backoff=["1 hour"])
 def uses(jobs: list[Job]):
     answers = []

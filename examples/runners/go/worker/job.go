@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -88,8 +89,9 @@ func (j *Job) call() (result any, err error) {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	if j.Delivery == "at_most_once" {
-		start, err := ask[bool](j.ctx, j.w, j.w.pool, "SELECT pyworker.start_job($1, $2)", j.ID, j.Run)
+	if j.Delivery == "at_most_once" || slices.Contains(j.w.once, j.Task) {
+		sql := "SELECT pyworker.start_job($1, $2, 'at_most_once')"
+		start, err := ask[bool](j.ctx, j.w, j.w.pool, sql, j.ID, j.Run)
 		j.w.locked(func() {}) // the answer may be late: this process was paused, and others have the job
 		if err != nil || start && j.ctx.Err() != nil {
 			return nil, errUnanswered

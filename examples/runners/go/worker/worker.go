@@ -53,6 +53,7 @@ type row struct {
 
 type worker struct {
 	handlers map[string]Handler
+	once     []string // of the tasks: whose jobs never run twice
 	tasks    []string
 	schema   string
 	places   int           // how many handlers may run at once
@@ -78,8 +79,9 @@ type worker struct {
 	code     int
 }
 
-// Run works until SIGTERM or SIGINT, and returns the exit code. A second signal stops what runs.
-func Run(handlers map[string]Handler) int {
+// Run works until SIGTERM or SIGINT, and returns the exit code. A second signal stops what runs. The jobs of
+// the tasks in atMostOnce never run twice, whatever delivery they were added with.
+func Run(handlers map[string]Handler, atMostOnce ...string) int {
 	places, wrong := strconv.Atoi(cmp.Or(os.Getenv("PYWORKER_RUN_CONCURRENCY"), "10"))
 	config, err := pgxpool.ParseConfig(os.Getenv("DATABASE_URL"))
 	if err = cmp.Or(err, wrong); err != nil {
@@ -99,8 +101,8 @@ func Run(handlers map[string]Handler) int {
 	}
 	schema := pgx.Identifier{cmp.Or(os.Getenv("PYWORKER_SCHEMA"), "pyworker")}.Sanitize()
 	w := &worker{
-		handlers: handlers, tasks: slices.Sorted(maps.Keys(handlers)), schema: schema, places: places, pool: pool,
-		wake: make(chan struct{}, 1),
+		handlers: handlers, once: atMostOnce, tasks: slices.Sorted(maps.Keys(handlers)), schema: schema,
+		places: places, pool: pool, wake: make(chan struct{}, 1),
 	}
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
