@@ -1,4 +1,4 @@
-"""Texts of exceptions: they may raise, be endless, or hold what PostgreSQL cannot store."""
+"""Texts of exceptions: they may raise, be endless, or hold what PostgreSQL cannot store; and advice."""
 
 from __future__ import annotations
 
@@ -64,3 +64,16 @@ def traceback_of(error: BaseException) -> str:
 
 def printable(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "backslashreplace").decode()
+
+
+def module_meant(name: str) -> str:
+    """For the name of a file, or of a function in a module, as other queues take it."""
+    module = name.partition(":")[0].removeprefix("./").removesuffix(".py").replace("/", ".").lstrip(".")
+    return f": write {module}" if module and module != name else ""
+
+
+def project_meant(error: BaseException) -> str:
+    """For a module of tasks that needs the applications of a Django project, which are not loaded."""
+    if type(error).__module__ != "django.core.exceptions":
+        return ""
+    return ". For a Django project: manage.py pyworker run, or pyworker run pyworker.django.worker"

@@ -19,6 +19,7 @@ from ._db.queue import ADD_ARGUMENTS, SCHEDULE_OPTIONS
 from ._db.rows import JobRow
 from ._db.worker import TASK_OPTIONS
 from ._handler import Handler, called_by, named_by
+from ._texts import module_meant, project_meant
 from .errors import InvalidArgument, TaskError
 from .job import AsyncJob, Job
 
@@ -376,20 +377,16 @@ def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:
             if missing and (name == missing or name.startswith(missing + ".")):
                 raise TaskError(
                     f"there is no module {name!r} to load tasks from"
-                    f" (looked in the current directory and in Python's path){_advice(name)}"
+                    f" (looked in the current directory and in Python's path){module_meant(name)}"
                 ) from None
             if name.startswith("."):
-                raise TaskError(f"{name!r} is not the name of a module{_advice(name)}") from None
-            raise TaskError(f"module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+                raise TaskError(f"{name!r} is not the name of a module{module_meant(name)}") from None
+            raise TaskError(
+                f"module {name!r} cannot be imported: {type(error).__name__}: {error}{project_meant(error)}"
+            ) from error
     if not _registry:
         raise TaskError(f"no function with @task was found in {', '.join(modules)}")
     return registered()
-
-
-def _advice(name: str) -> str:
-    """For the name of a file, or of a function in a module, as other queues take it."""
-    module = name.partition(":")[0].removeprefix("./").removesuffix(".py").replace("/", ".").lstrip(".")
-    return f": write {module}" if module and module != name else ""
 
 
 def registered() -> dict[str, Task[..., Any]]:

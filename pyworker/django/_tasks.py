@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping
 from inspect import iscoroutinefunction
 from typing import Any
 
-from asgiref.sync import sync_to_async
-from django.db import close_old_connections, connections
+from django.db import connections
 from django.utils import timezone
 
 from .. import _client, tasks
@@ -176,7 +175,6 @@ class TasksBackend(BaseTaskBackend):
 
 def _handler(backend: TasksBackend, task: Any) -> Callable[..., Any]:
     def run(payload: Any, job: Job) -> Any:
-        close_old_connections()
         result, args = backend._begin(task, payload, job)
         try:
             value = task.func(*args, **payload["kwargs"])
@@ -186,8 +184,6 @@ def _handler(backend: TasksBackend, task: Any) -> Callable[..., Any]:
         else:
             backend._end(result, value)
             return value
-        finally:
-            close_old_connections()
 
     return run
 
@@ -203,8 +199,6 @@ def _async_handler(backend: TasksBackend, task: Any) -> Callable[..., Any]:
         else:
             backend._end(result, value)
             return value
-        finally:
-            await sync_to_async(close_old_connections)()
 
     return run
 

@@ -1,4 +1,4 @@
-"""The Django application. It has no models, only the migration that installs pyworker."""
+"""The Django application: the migrations that install pyworker, and what surrounds handlers."""
 
 # pyright: basic
 from django.apps import AppConfig
@@ -8,3 +8,8 @@ class PyworkerConfig(AppConfig):
     name = "pyworker.django"
     label = "pyworker"
     verbose_name = "pyworker"
+
+    def ready(self) -> None:
+        from ._connections import around_handlers
+
+        around_handlers()

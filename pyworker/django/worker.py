@@ -8,4 +8,8 @@ import django
 from django.utils.module_loading import autodiscover_modules
 
 django.setup()
+
+from ._connections import around_handlers  # noqa: E402 - it needs the settings
+
+around_handlers()  # also for a project that has not installed the application
 autodiscover_modules("tasks")
