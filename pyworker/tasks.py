@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import pkgutil
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
@@ -19,6 +17,7 @@ from ._db.queue import ADD_ARGUMENTS, SCHEDULE_OPTIONS
 from ._db.rows import JobRow
 from ._db.worker import TASK_OPTIONS
 from ._handler import Handler, called_by, named_by
+from ._modules import import_all, warn_of_others
 from ._texts import module_meant, project_meant
 from .errors import InvalidArgument, TaskError
 from .job import AsyncJob, Job
@@ -359,17 +358,14 @@ def schedules(modules: Iterable[str]) -> tuple[list[str], list[dict[str, Any]]]:
     return sorted({f"code:{name}" for name in loaded} | {schedule["origin"] for schedule in wanted}), wanted
 
 
-def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:
+def load(modules: Collection[str]) -> dict[str, Task[..., Any]]:
     """Import the modules, packages with all submodules.
 
     Returns every task that is then registered.
     """
     for name in modules:
         try:
-            module = importlib.import_module(name)
-            for found in pkgutil.walk_packages(getattr(module, "__path__", []), name + "."):
-                if not found.name.endswith("__main__"):
-                    importlib.import_module(found.name)
+            import_all(name)
         except TaskError:
             raise
         except (Exception, SystemExit) as error:
@@ -384,6 +380,7 @@ def load(modules: Iterable[str]) -> dict[str, Task[..., Any]]:
             raise TaskError(
                 f"module {name!r} cannot be imported: {type(error).__name__}: {error}{project_meant(error)}"
             ) from error
+    warn_of_others(modules)
     if not _registry:
         raise TaskError(f"no function with @task was found in {', '.join(modules)}")
     return registered()

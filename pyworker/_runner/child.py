@@ -75,6 +75,7 @@ def main() -> NoReturn:
     order = json.loads(orders.readline() or "null")
     if order is None:
         os._exit(0)
+    sys.path[:] = order["path"]
     config = RunConfig(**order["config"])
     _logging.set_up(config.log_format, config.log_level)
     code = 1
@@ -384,7 +385,3 @@ class Child:
                 self._on_notification(note.extra.decode())
             if conn.pgconn.status != psycopg.pq.ConnStatus.OK:
                 raise psycopg.OperationalError("the server closed the connection")
-
-
-if __name__ == "__main__":
-    main()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from .._db.database import Database
@@ -67,17 +68,19 @@ class Ended:
     why: str
 
 
-def start_child(config: RunConfig, worker_id: int, slots: Slots, acknowledged: float) -> ChildProcess:
-    with signals.held_back():
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pyworker._runner.child"],
-            stdin=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": python_path()},
-            pass_fds=[slots.fd],
-        )
+def start_child(config: RunConfig, worker_id: int, acknowledged: float) -> ChildProcess:
+    slots = Slots.create(config.concurrency)
+    try:
+        with signals.held_back():
+            process = subprocess.Popen(  # noqa: S603
+                python("pyworker._runner.child"), stdin=subprocess.PIPE, text=True, pass_fds=[slots.fd]
+            )
+    except BaseException:
+        slots.close()
+        raise
     child = ChildProcess(worker_id, process, time.monotonic(), slots, acknowledged)
-    child.tell(json.dumps({"config": asdict(config), "worker_id": worker_id, "slots": slots.fd}))
+    order = {"config": asdict(config), "worker_id": worker_id, "slots": slots.fd, "path": python_path()}
+    child.tell(json.dumps(order))
     return child
 
 
@@ -89,11 +92,34 @@ def memory_of(pid: int) -> int:
         return 0
 
 
-def python_path() -> str:
-    """Children import what the parent can: the current directory comes first, as in `python -m`."""
-    return os.pathsep.join(
-        dict.fromkeys([os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
-    )
+# Options of Python that sys.flags counts.
+FLAGS = {
+    "debug": "d", "optimize": "O", "dont_write_bytecode": "B", "no_user_site": "s", "no_site": "S",
+    "ignore_environment": "E", "verbose": "v", "bytes_warning": "b", "isolated": "I", "safe_path": "P",
+}  # fmt: skip
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """The command that calls main() of this module, with the options and the path of this process."""
+    path, here = python_path(), os.getcwd()
+    if here in path and here != str(Path(__file__).parents[2]):
+        # Last at first: the application may have a module that is named like one of Python's.
+        path = [*(entry for entry in path if entry != here), here]
+    flags = ["-" + letter * getattr(sys.flags, name) for name, letter in FLAGS.items()]
+    if getattr(sys.__stdout__, "write_through", False):
+        flags.append("-u")
+    options: dict[str, Any] = sys._xoptions  # pyright: ignore[reportPrivateUsage] - documented, for CPython
+    flags += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in options.items()]
+    flags += [f"-W{option}" for option in dict.fromkeys(sys.warnoptions)]
+    begin = f"import sys; sys.path[:] = {path!r}; from {module} import main; main()"
+    return [sys.executable, *(flag for flag in flags if flag != "-"), "-c", begin, *arguments]
+
+
+def python_path() -> list[str]:
+    """Children import what the parent can; the current directory comes first, as in `python -m`."""
+    here = os.getcwd()
+    own = [entry or here for entry in sys.path]
+    return own if sys.flags.safe_path else [*dict.fromkeys([here, *own])]
 
 
 def exit_text(code: int) -> str:

@@ -35,7 +35,7 @@ from .config import (
 )
 from .control import Control
 from .maintenance import QUERY_TIMEOUT, Duties
-from .shared import Slots, boottime
+from .shared import boottime
 
 log = logging.getLogger("pyworker.parent")
 
@@ -64,6 +64,7 @@ class Parent:
         self.ended: Counter[str] = Counter()  # jobs, by how they ended
         self.to_unregister: list[Ended] = []
         self.fence = FENCE  # seconds without such a heartbeat until our handlers must end
+        self.on_end: Callable[[], object] = lambda: None  # called when a child has ended
         self.stopped = threading.Event()
         self.reaping = threading.Lock()  # held to kill or to reap, so that no reused pid is killed
 
@@ -246,9 +247,14 @@ class Parent:
             }
         )  # fmt: skip
         self.fence = min(worker["stop_after_s"], FENCE)
-        slots = Slots.create(self.config.concurrency)
-        slots.prolong(began + self.fence)
-        child = start_child(self.config, worker["worker"], slots, began)
+        try:
+            child = start_child(self.config, worker["worker"], began)
+        except (OSError, MemoryError) as error:  # the limit of processes or open files, or no memory
+            log.error("cannot start a worker process: %s; trying again", error or "no memory")
+            self.to_unregister.append(Ended(worker["worker"], False, [], [], ""))
+            self._respawn()
+            return
+        child.slots.prolong(began + self.fence)
         self.children[child.process.pid] = child
         self._beat_soon()  # to take its lock
         if self.signals:  # a signal arrived during the start
@@ -292,6 +298,7 @@ class Parent:
         self.to_unregister.append(Ended(child.worker_id, crashed, running if crashed else [], failures, why))
         self.ended.update(child.slots.counts())
         child.slots.close()
+        self.on_end()
         if deliberate and code in (EXIT_CANNOT_START, EXIT_DATABASE_OLDER, EXIT_DATABASE_NEWER):
             self.exit_code = 1 if code == EXIT_CANNOT_START else code
             self._stop("a worker process cannot go on")
@@ -301,7 +308,10 @@ class Parent:
             log.warning(
                 "worker process %s ended with %s; starting another", child.process.pid, exit_text(code)
             )
-            lived = time.monotonic() - child.started
+            self._respawn(time.monotonic() - child.started)
+
+    def _respawn(self, lived: float = 0.0) -> None:
+        if not self.signals:
             self.respawn_delay = 0.1 if lived > 60 else min(self.respawn_delay * 2, 5.0)
             self.respawn_at.append(time.monotonic() + self.respawn_delay)
 

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 from .._logging import DATABASE
 from . import signals
-from .children import python_path
+from .children import python
 from .config import RunConfig
 
 UNANSWERED = 100  # questions; a process that leaves so many unanswered is asked no more
@@ -49,9 +48,9 @@ class Servant:
         with there, signals.held_back():
             try:
                 self.process = subprocess.Popen(  # noqa: S603
-                    [sys.executable, "-m", "pyworker._runner.served", str(there.fileno())],
+                    python("pyworker._runner.served", str(there.fileno())),
                     stdin=subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONPATH": python_path(), DATABASE: self.name},
+                    env={**os.environ, DATABASE: self.name},
                     pass_fds=[there.fileno()],
                 )
             except OSError:

@@ -86,7 +86,3 @@ def _answer(channel: socket.socket, orders: TextIO, routes: Mapping[str, Route])
 def _leave(_number: int, _frame: object) -> NoReturn:
     """Told to stop before the parent has children."""
     raise SystemExit(0)
-
-
-if __name__ == "__main__":
-    main()
