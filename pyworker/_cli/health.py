@@ -6,19 +6,30 @@ They do not load the application.
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import click
 import psycopg
 
+from .._db.connect import connect
+from .._db.database import Database
+from .._dev.url import resolved
 from .._output import print_json, say
+from .._runner.failures import explained
+from .._runner.probes import PLAIN
 from ..errors import PyworkerError
 from .options import PortOption, as_json, common, database
 
 ANSWER_TIMEOUT = 5.0  # seconds for an answer
 
 PORT = click.IntRange(1, 65535)
+HOST = click.option(
+    "--host", default="127.0.0.1", show_default=True,
+    help="Address to serve HTTP on. 0.0.0.0 or :: stands for all interfaces, as in a container.",
+)  # fmt: skip
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,6 +43,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--metrics-port", cls=PortOption, type=PORT,
             help="Serve /metrics of this worker for Prometheus, and /live and /ready, on this port."),
+        HOST,
         click.option(
             "--name", help="The worker's name, for `pyworker health --worker`. Default: the host name."),
     ):  # fmt: skip
@@ -105,36 +117,60 @@ def _ask(port: int, ready: bool) -> int:
     type=PORT,
     help="Serve /metrics on this port; each request queries the database.",
 )
+@HOST
 @as_json
-def metrics(dsn: str, schema: str, port: int | None, machine: bool) -> None:
+def metrics(dsn: str, schema: str, port: int | None, host: str, machine: bool) -> None:
     """Print metrics of the queue in Prometheus' text format.
 
     For what a worker measures itself (handlers, claims), use `pyworker run --metrics-port`.
     """
     from .._runner import metrics, probes
 
-    context = click.get_current_context()
-
-    def ask() -> list[dict[str, Any]]:
-        with (
-            context.scope(cleanup=False),
-            database(dsn, schema) as db,
-        ):  # also called in threads of the server
-            return db.metrics()
-
     if port is None:
-        rows = ask()
+        with database(dsn, schema) as db:
+            rows = db.metrics()
         print_json(rows) if machine else click.echo(metrics.text_of(rows), nl=False)
         return
-
-    def answer() -> tuple[int, str, str]:
-        try:
-            return 200, metrics.TEXT, metrics.text_of(ask())
-        except (psycopg.Error, PyworkerError, click.ClickException) as error:
-            return 503, "text/plain; charset=utf-8", f"{error}\n"
-
     ends = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
-    with probes.serving([port], {"/metrics": answer}):
-        click.echo(f"serving /metrics on port {port}", err=True)
+    with resolved(dsn) as url, probes.serving(host, [port], {"/metrics": _Exporter(url, schema)}):
+        click.echo(f"serving /metrics on {host}, port {port}", err=True)
         signal.sigwait(ends)
+
+
+class _Exporter:
+    """Answers requests for /metrics from one connection, one query at a time.
+
+    Requests that come while a query runs share the next one.
+    """
+
+    def __init__(self, dsn: str, schema: str) -> None:
+        self._dsn, self._schema = dsn, schema
+        self._conn: psycopg.Connection[Any] | None = None
+        self._asking = threading.Lock()
+        self._asked = 0.0
+        self._answer = (503, PLAIN, "")
+
+    def __call__(self) -> tuple[int, str, str]:
+        came = time.monotonic()
+        with self._asking:
+            if self._asked <= came:
+                self._asked = time.monotonic()
+                self._answer = self._ask()
+            return self._answer
+
+    def _ask(self) -> tuple[int, str, str]:
+        from .._runner.metrics import TEXT, text_of
+
+        kept = self._conn
+        while True:
+            try:
+                conn = self._conn = self._conn or connect(self._dsn)
+                return 200, TEXT, text_of(Database(conn, self._schema).metrics())
+            except (psycopg.Error, PyworkerError) as error:
+                if self._conn and self._conn.closed:
+                    self._conn = None
+                    if kept:  # it was lost since the last request
+                        kept = None
+                        continue
+                return 503, PLAIN, f"{explained(error)}\n"

@@ -124,7 +124,7 @@ def run(
     forbidden_flags: tuple[str, ...], once: bool,
     shutdown_timeout: float, poll_interval: float, max_memory: int | None, crontab: str | None,
     no_uvloop: bool, log_format: str, no_tracebacks: bool, log_level: str, name: str | None,
-    health_port: int | None, metrics_port: int | None, stuck_after: float,
+    health_port: int | None, metrics_port: int | None, host: str, stuck_after: float,
 ) -> None:  # fmt: skip
     """Run the jobs of the tasks that MODULES define (packages with all submodules).
 
@@ -155,11 +155,11 @@ def run(
     with contextlib.ExitStack() as stack:
         urls = {given: stack.enter_context(resolved(given)) for given in dict.fromkeys(dsn or ("",))}
         configs = [replace(config, dsn=urls[given], schema=its) for given, its in places]
-        code = (_one if len(configs) == 1 else _several)(configs, crontab, ports)
+        code = (_one if len(configs) == 1 else _several)(configs, crontab, host, ports)
     raise SystemExit(code)
 
 
-def _one(configs: Sequence[RunConfig], crontab: str | None, ports: Sequence[int]) -> int:
+def _one(configs: Sequence[RunConfig], crontab: str | None, host: str, ports: Sequence[int]) -> int:
     from .._runner import metrics, probes
     from .._runner.crontab import load_for_run
     from .._runner.parent import Parent
@@ -170,7 +170,7 @@ def _one(configs: Sequence[RunConfig], crontab: str | None, ports: Sequence[int]
     parent = Parent(config)
     with (
         metrics.collected(parent) as own,
-        probes.serving(ports, {**probes.of_worker(parent), **own}),
+        probes.serving(host, ports, {**probes.of_worker(parent), **own}),
         _progress(config),
     ):
         return parent.run()
@@ -186,7 +186,7 @@ def _progress(config: RunConfig) -> contextlib.AbstractContextManager[object]:
     return progress(config.dsn, config.schema)
 
 
-def _several(configs: Sequence[RunConfig], crontab: str | None, ports: Sequence[int]) -> int:
+def _several(configs: Sequence[RunConfig], crontab: str | None, host: str, ports: Sequence[int]) -> int:
     from .._runner import probes
     from .._runner.several import Supervisor
 
@@ -194,5 +194,5 @@ def _several(configs: Sequence[RunConfig], crontab: str | None, ports: Sequence[
     supervisor = Supervisor(
         {name: replace(config, supervised=True) for name, config in zip(named, configs, strict=True)}, crontab
     )
-    with probes.serving(ports, supervisor.routes(configs[0].metrics)):
+    with probes.serving(host, ports, supervisor.routes(configs[0].metrics)):
         return supervisor.run()

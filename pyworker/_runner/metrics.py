@@ -1,17 +1,21 @@
 """Metrics in Prometheus' text format: the database's, and what a worker measures of its handlers.
 
 Children write into files that the parent reads at each scrape (prometheus_client's multiprocess
-mode), so the counts of a killed process are kept.
+mode), so the counts of a killed process are kept. When one has ended, its files are merged into one.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
+import struct
 import tempfile
+import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._distribution import pip_install
@@ -24,8 +28,19 @@ if TYPE_CHECKING:
     from .parent import Parent
     from .probes import Route
 
+log = logging.getLogger("pyworker.parent")
+
+Value = tuple[float, float]
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
+# What becomes of the values of a process that has ended: they are added to those of others, or one of two
+# (value, timestamp) is kept. Gauges of other modes end with their process.
+ADDED = ("counter", "histogram", "summary", "gauge_sum")
+KEPT: Mapping[str, Callable[[Value, Value], Value]] = {
+    "gauge_max": max,
+    "gauge_min": min,
+    "gauge_mostrecent": lambda one, other: max(one, other, key=lambda value: value[1]),
+}
 BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 
@@ -105,11 +120,59 @@ def collected(parent: Parent) -> Iterator[dict[str, Route]]:
         if directory is None:
             yield {}
             return
-        os.environ[DIRECTORY] = directory
+        os.environ[DIRECTORY], using = directory, threading.Lock()
+
+        def scraped() -> tuple[int, str, str]:
+            with using:
+                merge_ended(directory)
+                return 200, TEXT, _scraped(parent, directory)
+
+        def child_ended() -> None:
+            with using, suppress(OSError):  # the next scrape tries again
+                merge_ended(directory)
+
+        parent.on_end = child_ended
         try:
-            yield {"/metrics": lambda: (200, TEXT, _scraped(parent, directory))}
+            yield {"/metrics": scraped}
         finally:
             del os.environ[DIRECTORY]
+
+
+def merge_ended(directory: str) -> None:
+    """Move the values of processes that have ended into one file of each kind, named as of process 0."""
+    from prometheus_client import mmap_dict
+
+    values: Any = mmap_dict.MmapedDict
+    for file in Path(directory).glob("*_*.db"):
+        kind, _, pid = file.stem.rpartition("_")
+        if pid == "0" or not pid.isdecimal() or _is_alive(int(pid)):
+            continue
+        if kind in ADDED or kind in KEPT:
+            into = values(str(file.with_name(f"{kind}_0.db")))
+            try:
+                before = {key: (value, at) for key, value, at in into.read_all_values()}
+                for key, value, at, _ in values.read_all_values_from_file(str(file)):
+                    old = before.get(key)
+                    if kind in ADDED:
+                        value += old[0] if old else 0.0
+                    elif old:
+                        value, at = KEPT[kind](old, (value, at))
+                    into.write_value(key, value, at)
+            except (RuntimeError, struct.error, UnicodeDecodeError):  # it was ended while it wrote
+                log.warning("metrics of process %s cannot be read", pid)
+            finally:
+                into.close()
+        file.unlink()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _scraped(parent: Parent, directory: str) -> str:

@@ -75,7 +75,7 @@ def of_worker(parent: Parent) -> dict[str, Route]:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, port: int, routes: Mapping[str, Route]) -> None:
+    def __init__(self, host: str, port: int, routes: Mapping[str, Route]) -> None:
         class Handler(BaseHTTPRequestHandler):
             timeout = SLOW  # of each read and write; service_actions limits all reads together
             server_version = "pyworker"
@@ -105,12 +105,11 @@ class _Server(ThreadingHTTPServer):
                 """Probes come every few seconds; log none."""
 
         self._open: dict[socket.socket, float] = {}  # since when, the oldest first
-        both = socket.has_dualstack_ipv6()
-        super().__init__(("", port), Handler, bind_and_activate=False)
+        super().__init__((host, port), Handler, bind_and_activate=False)
         self.socket.close()
-        self.socket = socket.create_server(
-            ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both
-        )
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        both = host == "::" and socket.has_dualstack_ipv6()
+        self.socket = socket.create_server(address[:2], family=family, dualstack_ipv6=both)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if len(self._open) >= MOST:
@@ -139,8 +138,8 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(ports: Iterable[int], routes: Mapping[str, Route]) -> Iterator[list[int]]:
-    """Serve the routes on each of these ports of all interfaces.
+def serving(host: str, ports: Iterable[int], routes: Mapping[str, Route]) -> Iterator[list[int]]:
+    """Serve the routes on each of these ports of an address.
 
     0 takes a free port. Gives the ports.
     """
@@ -148,9 +147,9 @@ def serving(ports: Iterable[int], routes: Mapping[str, Route]) -> Iterator[list[
     try:
         for port in dict.fromkeys(ports):
             try:
-                servers.append(_Server(port, routes))
+                servers.append(_Server(host, port, routes))
             except OSError as error:
-                raise PyworkerError(f"cannot listen on port {port}: {error.strerror}") from error
+                raise PyworkerError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
         for server in servers:
             threading.Thread(target=server.serve_forever, daemon=True, name="http").start()
         yield [server.socket.getsockname()[1] for server in servers]

@@ -64,7 +64,7 @@ def test_a_port_that_is_taken_is_named(queue: Any) -> None:
         port = taken.getsockname()[1]
         worker = queue.start("--health-port", str(port))
         assert worker.wait() == 1
-    assert f"pyworker: cannot listen on port {port}: Address already in use" in worker.log
+    assert f"pyworker: cannot listen on 127.0.0.1, port {port}: Address already in use" in worker.log
 
 
 def test_a_worker_whose_tasks_are_still_being_loaded_is_live_and_not_ready(

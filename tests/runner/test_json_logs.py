@@ -122,5 +122,7 @@ def test_the_reason_for_which_a_worker_cannot_start_is_a_line_too(queue: Any) ->
         worker = queue.start("--health-port", str(port), "--log-format", "json")
         assert worker.wait() == 1
     assert [
-        line["level"] for line in lines_of(worker) if f"cannot listen on port {port}" in line["message"]
+        line["level"]
+        for line in lines_of(worker)
+        if f"cannot listen on 127.0.0.1, port {port}" in line["message"]
     ] == ["error"]

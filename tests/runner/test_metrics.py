@@ -3,15 +3,20 @@ alerts go by metrics that exist."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import http.client
 import json
+import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psycopg
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyworker._runner import metrics
@@ -83,7 +88,7 @@ def test_metrics_are_served_anew_for_each_scrape_until_a_signal(
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as server:
         try:
             assert server.stderr is not None
-            assert server.stderr.readline().decode() == f"serving /metrics on port {port}\n"
+            assert server.stderr.readline().decode() == f"serving /metrics on 127.0.0.1, port {port}\n"
             for jobs in (1, 2):
                 queue.add("a")
                 assert samples(scrape(port)[1])["pyworker_jobs", "queue=default", "state=available"] == jobs
@@ -126,6 +131,83 @@ def test_a_worker_tells_of_its_handlers_and_claims_and_of_those_of_processes_tha
         queue, port, ((count, "outcome=success", "task=die"), 1), (("pyworker_claimed_jobs_total",), 9)
     )
     assert after[count, "outcome=success", "task=note"] == 1
+
+
+def test_the_metrics_of_processes_that_have_ended_are_kept_in_one_file_of_each_kind(
+    queue: Any, port: str, tmp_path: Path
+) -> None:
+    (tmp_path / "gauged.py").write_text(
+        "import os\nfrom prometheus_client import Counter, Gauge, Summary\nfrom pyworker import task\n"
+        "times, size = Counter('mine', 'x'), Summary('size', 'x')\n"
+        "one, most = Gauge('one', 'x'), Gauge('most', 'x', multiprocess_mode='max')\n"
+        "@task\n"
+        "def measured(payload):\n"
+        "    times.inc(); size.observe(2); one.set(1); most.set(payload)\n"
+    )
+    (tmp_path / "metrics").mkdir()
+    worker = queue.start("--metrics-port", port, modules="handlers gauged", TMPDIR=str(tmp_path / "metrics"))
+    for value in (5, 7, 6):
+        queue.until_state("completed", queue.add("measured", value))
+        (child,) = worker.children()
+        until_scraped(queue, port, (("mine_total",), {5: 1, 7: 2, 6: 3}[value]))
+        with queue.ends_of([child]):
+            os.kill(child, signal.SIGKILL)
+        queue.until_so("another runs", lambda: worker.children() not in ([], [child]))  # noqa: B023
+    found = until_scraped(queue, port, (("mine_total",), 3), (("size_sum",), 6), (("size_count",), 3))
+    assert found["most",] == 7
+    assert [name for name in found if name[0] == "one"] == []
+    count = "pyworker_handler_seconds_count", "outcome=success", "task=measured"
+    assert found[count] == 3
+    (child,) = worker.children()
+    files = [file.stem for file in (tmp_path / "metrics").glob("*/*.db")]
+    ended = {file for file in files if not file.endswith(f"_{child}")}
+    assert ended == {"counter_0", "histogram_0", "summary_0", "gauge_max_0"}
+    assert worker.stop() == 0
+
+
+def test_metrics_use_one_connection_however_many_ask_at_once(queue: Any, port: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pyworker", "metrics", "--port", port, "--dsn", queue.dsn]
+    sessions = (
+        "select count(*) from pg_stat_activity"
+        " where application_name = 'pyworker' and datname = current_database()"
+    )
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as server:
+        try:
+            assert server.stderr is not None
+            server.stderr.readline()
+            with (
+                concurrent.futures.ThreadPoolExecutor(30) as clients,
+                psycopg.connect(queue.dsn) as other,
+            ):
+                other.execute("lock table pyworker.live_jobs in access exclusive mode")  # queries wait for it
+                asked = [clients.submit(scrape, port) for _ in range(30)]
+                queue.until("select count(*) > 0 from pg_locks where not granted")
+                assert queue.value(sessions) == 1
+                other.rollback()
+                assert {answer.result()[0] for answer in asked} == {200}
+            assert queue.value(sessions) == 1
+            queue.rows(sessions.replace("count(*)", "pg_terminate_backend(pid, 20000)"))
+            assert scrape(port)[0] == 200  # on another one
+            assert queue.value(sessions) == 1
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize(
+    ("options", "reached"),
+    [([], [True, False]), (["--host", "0.0.0.0"], [True, True]), (["--host", "127.0.0.2"], [False, True])],
+    ids=["by default", "all interfaces", "one address"],
+)
+def test_ports_are_open_on_this_machine_alone_unless_an_address_is_given(
+    queue: Any, port: str, options: list[str], reached: list[bool]
+) -> None:
+    queue.start("--health-port", port, *options).until_ready()
+
+    def reaches(host: str) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex((host, int(port))) == 0
+
+    assert [reaches("127.0.0.1"), reaches("127.0.0.2")] == reached
 
 
 def test_without_a_metrics_port_nothing_is_measured(queue: Any, port: str) -> None:
