@@ -97,11 +97,17 @@ class TextFormatter(logging.Formatter):
         self._database = f"{database}: " if database else ""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = self._database + record.message
+        job = f"job {record.__dict__['job_id']}: " if _is_of_job(record) else ""
+        record.message = self._database + job + record.message
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
         return shown(super().format(record))
+
+
+def _is_of_job(record: logging.LogRecord) -> bool:
+    """True if a handler has logged it through its job, whose id is not in the message."""
+    return record.name.startswith("pyworker.task.") and "job_id" in record.__dict__
 
 
 class JobLogger(logging.LoggerAdapter[logging.Logger]):
@@ -126,7 +132,7 @@ class ShortFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = record.__dict__
         who = ""
-        if record.name.startswith("pyworker.task.") and "job_id" in fields:
+        if _is_of_job(record):
             who = f"{fields['task']} {fields['job_id']}: "
         elif record.name.partition(".")[0] != "pyworker":
             who = f"{record.name}: "

@@ -364,6 +364,8 @@ def load(modules: Collection[str]) -> dict[str, Task[..., Any]]:
     Returns every task that is then registered.
     """
     for name in modules:
+        if not name:
+            raise TaskError("the name of a module must not be empty")
         try:
             import_all(name)
         except TaskError:

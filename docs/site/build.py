@@ -9,6 +9,7 @@ the commands with their help.
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import re
 import shutil
@@ -161,7 +162,7 @@ def sql_reference(conn: psycopg.Connection[Any]) -> str:
             r" DEFAULT (NULL)?(?:(?<=NULL)::[\w \[\]]+)?", lambda m: " = null" if m[1] else " = ", arguments
         )
         call = f"{name}({arguments}) → {result}"
-        if len(call) > 100:
+        if len(call) > 100 and arguments:
             call = f"{name}(\n    " + ",\n    ".join(re.split(r", (?=\w+ )", arguments)) + f"\n) → {result}"
         example = f"\n{shown.pop(name)}\n" if name in shown else ""  # below the first of its overloads
         by_file.setdefault(home(name), []).append(
@@ -196,16 +197,20 @@ def prose(text: str) -> str:
     """Plain text as Markdown that shows it as it is; what stands between backticks is code already."""
     parts = re.split(r"(`[^`\n]+`)", text)
     return "".join(
-        part if number % 2 else re.sub(r"([*<\[\]|]|__)", r"\\\1", part) for number, part in enumerate(parts)
+        part if number % 2 else re.sub(r"[*<\[\]|]|_(?=_)|(?<=_)_", r"\\\g<0>", part)
+        for number, part in enumerate(parts)
     )
 
 
 def described(doc: str) -> str:
     """A docstring: indented lines are code."""
     parts = []
-    for block in re.split(r"\n\n+", inspect.cleandoc(doc)):
-        is_code = all(line.startswith("    ") for line in block.splitlines())
-        parts.append(f"```python\n{inspect.cleandoc(block)}\n```" if is_code else prose(block))
+    blocks = re.split(r"\n\n+", inspect.cleandoc(doc))
+    for is_code, same in itertools.groupby(
+        blocks, lambda block: bool(re.fullmatch(r"(?: {4}.*\n?)+", block))
+    ):
+        text = "\n\n".join(same)
+        parts.append(f"```python\n{inspect.cleandoc(text)}\n```" if is_code else prose(text))
     return "\n\n".join(parts)
 
 

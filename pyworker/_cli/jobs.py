@@ -139,6 +139,8 @@ def _parsed(name: str, text: str) -> JsonText:
     """Check the JSON; the database gets the text exactly as given."""
     try:
         json.loads(text, parse_int=str, parse_constant=_refuse)
+    except RecursionError:
+        raise click.UsageError(f"{name} is nested too deeply: 100 levels are the limit") from None
     except ValueError as error:
         example = """, such as '{"to": "ada@example.org"}'""" if name == "PAYLOAD" else ""
         raise click.UsageError(f"{name} is not JSON{example}: {error}") from error

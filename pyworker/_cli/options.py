@@ -111,6 +111,11 @@ class WhereOption(click.Option):
         urls = self.name == "dsn" and all(part.startswith(URLS) for part in parts)
         return parts if urls and parts else [value]
 
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        if self.name == "schema" and "" in (value or ()):
+            raise click.BadParameter("the name of a schema must not be empty", ctx, self)
+        return super().process_value(ctx, value)
+
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, Any]:
         value, source = super().consume_value(ctx, opts)
         given = ctx.find_root().params.get(str(self.name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from .._dev.url import resolved
 from .._runner.config import RunConfig
 from . import databases as _databases
 from . import health as _health
-from .options import common
+from .options import CliError, common
 
 
 def _bounded(
@@ -140,6 +141,11 @@ def run(
     """
     names, bounds = queues
     from .._logging import set_up
+
+    try:
+        os.getcwd()  # modules are looked for in it
+    except OSError as error:
+        raise CliError(f"the current directory cannot be read: {error.strerror}") from error
 
     set_up(log_format, log_level.upper())
     config = RunConfig(

@@ -16,6 +16,7 @@ import click
 
 from .._dev.url import resolved
 from .._distribution import pip_install
+from .._files import text_of
 from .options import CliError, PortOption, common, database
 
 SLOW = 10.0  # seconds that a client may take to send a request
@@ -185,7 +186,7 @@ def _is_unsent(cycle: Any) -> bool:
 
 
 def _users(auth_file: str | None) -> dict[str, str]:
-    lines = Path(auth_file).read_text("utf-8").splitlines() if auth_file else []
+    lines = text_of(Path(auth_file)).splitlines() if auth_file else []
     if given := os.environ.get("PYWORKER_UI_AUTH"):
         lines.append(given)
     users: dict[str, str] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from .._db import migrations
@@ -28,4 +30,6 @@ def top(dsn: str, schema: str) -> None:
     with resolved(dsn) as url:
         with connect(url) as conn:
             Database(conn, schema).check_version(migrations.newest())
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise CliError("pyworker top needs a terminal; for programs: pyworker queues --json, jobs --json")
         Top(url, schema).run()

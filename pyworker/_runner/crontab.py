@@ -12,6 +12,7 @@ from .._db import migrations
 from .._db.connect import connect
 from .._db.database import Database
 from .._distribution import pip_install
+from .._files import text_of
 from ..errors import PyworkerError
 
 log = logging.getLogger("pyworker.schedules")
@@ -21,7 +22,7 @@ def load_crontab(db: Database, file: str, dry_run: bool = False) -> list[dict[st
     path = Path(file)
     wanted = [
         {**schedule, **({"payload": _json_of(payload, line)} if payload else {})}
-        for line, schedule, payload in db.parse_crontab(path.read_text("utf-8"))
+        for line, schedule, payload in db.parse_crontab(text_of(path))
     ]
     return db.declare_schedules([f"crontab:{path.name}"], wanted, dry_run)
 
@@ -29,7 +30,7 @@ def load_crontab(db: Database, file: str, dry_run: bool = False) -> list[dict[st
 def _json_of(payload: str, line: int) -> Any:
     try:
         return json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     if importlib.util.find_spec("json5") is None:
         raise PyworkerError(
@@ -39,7 +40,7 @@ def _json_of(payload: str, line: int) -> Any:
 
     try:
         return cast("Any", json5).loads(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PyworkerError(f"Failed to parse JSON5 payload on line {line} of crontab: {error}") from None
 
 

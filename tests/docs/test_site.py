@@ -78,6 +78,19 @@ def test_the_python_reference_has_every_public_name() -> None:
     assert "task" not in errors
 
 
+def test_the_python_reference_shows_names_and_examples_as_they_are_written() -> None:
+    text = build.described(pyworker.__doc__)
+    assert "not listed in \\_\\_all\\_\\_ are" in text
+    assert text.count("```python") == 1
+    assert "from pyworker import task\n\n@task\n" in text
+
+
+def test_the_sql_reference_has_no_line_for_arguments_that_there_are_not(
+    fresh: psycopg.Connection[Any],
+) -> None:
+    assert not re.search(r"(?m)^\w+\(\n\s*\n?\)", build.sql_reference(fresh))
+
+
 def test_the_command_reference_has_every_command() -> None:
     def walk(command: click.Command, path: str) -> list[str]:
         inner = getattr(command, "commands", {}).items()

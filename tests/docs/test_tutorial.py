@@ -24,7 +24,7 @@ from .test_snippets import Block, blocks_of, check_answer, run_block
 
 PAGE = ROOT / "docs" / "tutorial.md"
 TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?\+\d\d")
-CLOCK = re.compile(r"(?m)^\d\d:\d\d:\d\d ")
+CLOCK = re.compile(r"(?m)^\d\d:\d\d:\d\d (warning: |error: )?")
 
 
 def plain(text: str) -> list[str]:

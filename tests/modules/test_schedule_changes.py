@@ -12,6 +12,20 @@ from tests.support.schedules import HOURLY, MINUTELY, OnTheHour, jobs, run_all, 
 from tests.support.schedules import hour as hour
 
 
+def test_of_two_workers_that_declare_a_schedule_at_once_one_says_that_it_was_added(
+    db: Any, session: Any
+) -> None:
+    first, second = session(), session()
+    statement = "select action from pyworker.declare_schedules(%s, %s)"
+    arguments = [["code:app.a"], Jsonb([spec("both", origin="code:app.a")])]
+    first.begin()
+    assert first.value(statement, arguments) == "added"
+    waiting = second.start(statement, arguments)
+    second.await_blocked(waiting)
+    first.run("commit")
+    assert waiting.result() == [("unchanged",)]
+
+
 def test_adding_it_again_unchanged_writes_nothing(api: Any, hour: OnTheHour) -> None:
     arguments: dict[str, Any] = {"payload": {"a": 1}, "flags": ["x"], "meta": {"m": 1}, "backfill": "1 hour"}
     api.add_schedule("s", HOURLY, "t", **arguments)

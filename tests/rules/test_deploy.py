@@ -33,7 +33,8 @@ COMMANDS = [
     shlex.split(UNIT["Service"]["ExecStart"])[1:],
     json.loads(re.search("(?m)^HEALTHCHECK .* CMD (.*)$", DOCKERFILE)[1])[1:],
 ]
-COMMANDS += [container["args"] for pod in PODS.values() for container in pod["containers"]]
+CONTAINERS = [each for pod in PODS.values() for each in (*pod.get("initContainers", ()), *pod["containers"])]
+COMMANDS += [container["args"] for container in CONTAINERS]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -119,6 +120,21 @@ def test_keda_asks_for_the_jobs_that_wait_or_run_as_a_role_that_may_only_read(db
     (states,) = re.findall(r'state=~"([a-z|]+)"', rule["metricsQuery"])
     series = re.findall(rf'(?m)^pyworker_jobs{{[^}}]*state="(?:{states})"[^}}]*}} (\d+)', metrics)
     assert sum(map(int, series)) == 3  # what the rule of hpa.yaml sums up
+
+
+def test_kubernetes_takes_the_manifest_again_with_another_image():
+    """The pods of a Job cannot be changed, so a second apply would be refused."""
+    assert "Job" not in {manifest["kind"] for manifest in MANIFESTS}
+
+
+def test_each_container_connects_as_a_role_of_its_own():
+    secrets = {
+        container["name"]: [source["secretRef"]["name"] for source in container["envFrom"]]
+        for container in CONTAINERS
+    }
+    assert secrets == {
+        "migrate": ["pyworker-owner"], "worker": ["pyworker-worker"], "metrics": ["pyworker-reader"],
+    }  # fmt: skip
 
 
 def test_nothing_runs_as_root():

@@ -34,9 +34,9 @@ export class Worker extends EventEmitter {
     this.ears = former?.ears ?? [] // connections for beat: all but the newest have not answered
     this.free = concurrency // places for handlers
     // For work, and for what handlers call: a transaction, and another call during it.
-    this.pool = new pg.Pool({ ...CONNECTION, max: 2 * concurrency + 2 })
+    const verify = (client, done) => client.on('error', () => {}).query(KEEPALIVES, done)
+    this.pool = new pg.Pool({ ...CONNECTION, max: 2 * concurrency + 2, verify })
     this.pool.on('error', () => {}) // a connection that is lost fails its next query
-    this.pool.on('connect', client => client.on('error', () => {}).query(KEEPALIVES, () => {}))
   }
 
   // Each call is a transaction of its own.
@@ -88,6 +88,7 @@ export class Worker extends EventEmitter {
     this.id = opened.worker
     this.patience = Math.min(opened.stop_after_s, 15)
     this.aliveAt = sent
+    log('started: worker', this.id, 'for the tasks', info.task_identifiers.join(', '))
     this.beating = this.repeat(500, () => this.beats())
   }
 
@@ -196,6 +197,9 @@ export class Worker extends EventEmitter {
       if (job.timeout_s) timer = setTimeout(late, Math.min(job.timeout_s * 1000, 2 ** 31 - 1))
       job.end(new Report('done', { result: await this.handlers[job.task_identifier](job.payload, job) }))
     } catch (error) {
+      if (!(error instanceof Report || job.signal.aborted)) {
+        log(`job ${job.id} (${job.task_identifier}) failed: ${error}`)
+      }
       job.end(job.called && job.signal.aborted ? job.signal.reason : error)
     }
     clearTimeout(timer)

@@ -38,7 +38,8 @@ begin
         action := 'left to ' || v_old.origin;
     else
         v_wanted := _add_schedule(v_wanted);
-        action := case when v_old.name is null then 'added'
+        action := case when v_old.name is null and v_wanted.created_at = v_wanted.updated_at then 'added'
+                       when v_old.name is null then 'unchanged' -- another worker has just added it
                        when v_wanted.updated_at > v_old.updated_at then 'changed'
                        else 'unchanged' end;
     end if;
