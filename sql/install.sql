@@ -111,8 +111,8 @@ select :'clock' = 'movable' as movable, :'roles' = 'yes' as create_roles \gset
 \ir modules/integrity/circles.sql
 \ir modules/integrity/invariants.sql
 \ir modules/integrity/drift.sql
-\ir modules/diagnosis/explain_waits.sql
-\ir modules/diagnosis/explain.sql
+\ir modules/explain/waits.sql
+\ir modules/explain/explain.sql
 \ir modules/diagnosis/server.sql
 \ir modules/diagnosis/doctor.sql
 \ir modules/pages/views.sql

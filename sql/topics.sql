@@ -78,6 +78,10 @@ select count(*) from pyworker.retry_jobs(array(
 select count(*)
 from pyworker.retry_jobs(
     array(select id from pyworker.jobs where state = 'retryable' order by id limit 1000));
+-- jobs with delivery at_most_once that were lost, done or not: retry_jobs leaves them out. Look at each:
+-- delete_job(id) if it was done, retry_job(id) if it was not
+select id, task_identifier, key, meta, locked_at, last_error
+from pyworker.jobs where reason = 'lost' order by id;
 -- the errors they failed with (the last line of each), most frequent first
 select task_identifier, count(*), min(updated_at), max(updated_at),
        regexp_replace(rtrim(last_error), '^.*\n', '') as error

@@ -159,24 +159,29 @@ def _refuse(constant: str) -> None:
 @click.option("--queue", "queues", multiple=True)
 @click.option("--key")
 @click.option("--waiting-for", "parent", type=JOB_ID, help="Jobs that wait for the job with this id.")
+@click.option("--lost", is_flag=True, help="Jobs with delivery at_most_once that were lost, done or not.")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1))
 @as_json
 def jobs(
     job_id: int | None, dsn: str, schema: str, states: Sequence[str], tasks: Sequence[str],
-    queues: Sequence[str], key: str | None, parent: int | None, limit: int, machine: bool,
+    queues: Sequence[str], key: str | None, parent: int | None, lost: bool, limit: int, machine: bool,
 ) -> None:  # fmt: skip
     """List jobs, newest first, or show one job with its steps and the errors of its attempts.
 
     Finished jobs are included.
     """
-    if parent is not None and (job_id or states or tasks or queues or key):
-        raise click.UsageError("--waiting-for cannot be combined with an ID or other filters")
+    others = job_id or states or tasks or queues or key
+    if (parent is not None and (others or lost)) or (lost and others):
+        name = "--waiting-for" if parent is not None else "--lost"
+        raise click.UsageError(f"{name} cannot be combined with an ID or other filters")
     with database(dsn, schema) as db:
         if job_id is not None:
             _show_job(db, job_id, machine)
             return
         if parent is not None:
             rows = db.jobs_waiting_for(parent, limit)
+        elif lost:
+            rows = db.lost_jobs(limit)
         else:
             rows = db.list_jobs(states=states, tasks=tasks, queues=queues, key=key, limit=limit)
     if machine:
@@ -193,8 +198,7 @@ def jobs(
     ]  # fmt: skip
     print_table(
         shown,
-        "no jobs"
-        + (" match" if states or tasks or queues or key or parent else " yet: pyworker add TASK adds one"),
+        "no jobs" + (" match" if others or parent or lost else " yet: pyworker add TASK adds one"),
     )
 
 
@@ -246,15 +250,20 @@ def _show_log(console: Console, lines: list[dict[str, Any]]) -> None:
 @click.command()
 @click.argument("job_ids", type=JOB_ID, nargs=-1, required=True)
 @writes
+@click.option("--lost", "with_lost", is_flag=True, help="Of several jobs: also those that were lost.")
 @as_json
-def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> None:
+def retry(job_ids: tuple[int, ...], dsn: str, schema: str, with_lost: bool, machine: bool) -> None:
     """Run discarded and finished jobs again, and waiting jobs now.
 
-    Exit code 1: a job was available already.
+    A job that was lost (delivery at_most_once) may have been done. Of several jobs those are left out,
+    unless --lost is given.
+
+    Exit code 1: a job was available already, or was left out.
     """
     with database(dsn, schema) as db:
         idle = {job_id for job_id, state in db.states(job_ids).items() if state == "available"}
-        retried = db.each(*(partial(db.retry_job, job_id) for job_id in job_ids))
+        lost = [] if with_lost or len({*job_ids}) == 1 else db.lost_among(job_ids)
+        retried = db.each(*(partial(db.retry_job, job_id) for job_id in job_ids if job_id not in lost))
     if machine:
         report(retried, machine)
     for job in retried if not machine else ():
@@ -262,7 +271,15 @@ def retry(job_ids: tuple[int, ...], dsn: str, schema: str, machine: bool) -> Non
             say(f"job {job.id} was already {job.state}: nothing to retry", err=True)
         else:
             report([job], machine)
-    if idle:
+    if lost:
+        ids = ", ".join(str(job_id) for job_id in lost)
+        count = "1 job that was lost and" if len(lost) == 1 else f"{len(lost)} jobs that were lost and"
+        say(
+            f"pyworker: left out {count} may have been done: {ids}."
+            " Look at each, and retry it alone; or give --lost",
+            err=True,
+        )
+    if idle or lost:
         raise SystemExit(1)
 
 

@@ -92,6 +92,16 @@ class Pages(Base):
                 return found
             after = more or rows[-1]["id"]
 
+    def lost_jobs(self, limit: int) -> list[dict[str, Any]]:
+        """The newest jobs that were lost: they may have been done."""
+        columns = "id, task_identifier, state, queue_name, key, attempts, max_attempts, run_at, last_error"
+        return self._dicts(columns, "jobs where reason = 'lost' order by id desc limit %s", limit)
+
+    def lost_among(self, job_ids: Sequence[int]) -> list[int]:
+        """Those of these jobs that were lost."""
+        source = "jobs where id = any (%s::bigint[]) and reason = 'lost' order by id"
+        return [row["id"] for row in self._dicts("id", source, list(job_ids))]
+
     def last_claim(self, job_id: int) -> datetime | None:
         """When the last run of a job began that is in history."""
         rows = self._dicts("locked_at", "history where id = %s", job_id)

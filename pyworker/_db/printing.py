@@ -49,6 +49,9 @@ class Printing(Database):
         """Nothing: it is only for a message about what the command has changed."""
         return {}
 
+    def lost_among(self, job_ids: Sequence[int]) -> list[int]:
+        return []
+
     def has_queue(self, queue_name: str) -> bool:
         """True: only a change asks."""
         return True

@@ -105,6 +105,8 @@ def asked(given: FormData | QueryParams, root: str) -> Asked:
         audit_of(words),
         {name: words[name].strip() or None for name in LIMITS if name in words}
         if action == "set_queue"
+        else {"lost": "true"}
+        if action == "retry" and words.get("lost") == "true"
         else {},
     )
 

@@ -45,15 +45,25 @@ class Actions:
                 counts = {name: c for name, c in counts.items() if states is None or name in states}
                 newest_id = max((job["id"] for job in db.job_page(max_jobs=1)[0]), default=0)
                 wanted = replace(wanted, last_id=newest_id if newest else 0)
+            lost = self._lost(db, wanted)
             statements = [
                 db.action_sql(wanted.action, target, wanted.options) for target in wanted.targets[:20]
             ]
         return self.page(
             request, "confirm.html", now=datetime.now(UTC), wanted=wanted, counts=counts,
             matching=sum(count["jobs"] for count in counts.values()),
-            exact=all(count["exact"] for count in counts.values()),
+            exact=all(count["exact"] for count in counts.values()), lost=lost,
             statements=[statement for statement in statements if statement],
         )  # fmt: skip
+
+    @staticmethod
+    def _lost(db: Database, wanted: Asked) -> bool:
+        """True if some of the jobs to retry were lost: they may have been done."""
+        if wanted.action != "retry":
+            return False
+        if wanted.filters is not None:
+            return bool(db.lost_jobs(1))
+        return bool(db.lost_among([int(target) for target in wanted.targets if target.isdecimal()]))
 
     async def act(self, request: Request) -> Response:
         form = await request.form(max_files=0, max_fields=1100)
@@ -95,8 +105,9 @@ class Actions:
         while True:
             with self.database() as db:
                 told = db.perform_on_listed(
-                    wanted.action, actor, **filters_of(wanted), last_id=wanted.last_id, after_id=after
-                )
+                    wanted.action, actor, **filters_of(wanted), last_id=wanted.last_id, after_id=after,
+                    lost="lost" in wanted.options,
+                )  # fmt: skip
             after = told["next_id"]
             if told["first_audit"]:
                 audit = (audit[0] if audit else told["first_audit"], told["last_audit"])

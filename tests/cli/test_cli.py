@@ -175,6 +175,36 @@ def test_retry_says_of_which_jobs_there_was_nothing_to_retry(cli: Any, dsn: str,
     assert done.stderr == "job 4 was already available: nothing to retry\n"
 
 
+@pytest.fixture
+def lost(db: Any) -> list[int]:
+    """Two jobs that were lost, done or not."""
+    ids = [row[0] for row in db.execute(
+        "select (pyworker.add_job('mail', delivery => 'at_most_once')).id from generate_series(1, 2)"
+    )]  # fmt: skip
+    (worker,) = db.execute("select pyworker.register_worker()").fetchone()
+    runs = db.execute("select id, run from pyworker.claim_jobs(%s, 2)", [worker]).fetchall()
+    for run in runs:
+        db.execute("select pyworker.start_job(%s, %s)", run)
+    db.execute("select pyworker.unregister_worker(%s)", [worker])
+    return ids
+
+
+def test_retry_of_several_jobs_leaves_lost_ones_out_until_it_is_asked_again(
+    cli: Any, call: Any, dsn: str, db: Any, lost: list[int]
+) -> None:
+    other = db.execute("select (pyworker.add_job('t', run_at => '2100-01-01')).id").fetchone()[0]
+    ids = [str(job) for job in (*lost, other)]
+    assert sorted(job["id"] for job in call("jobs", "--lost", "--json")) == lost
+    done = cli("retry", *ids, DATABASE_URL=dsn)
+    assert (done.returncode, done.stdout) == (1, f"job {other} available\n")
+    assert f"left out 2 jobs that were lost and may have been done: {lost[0]}, {lost[1]}." in done.stderr
+    done = cli("retry", ids[0], DATABASE_URL=dsn)
+    assert (done.returncode, done.stdout) == (0, f"job {lost[0]} available\n")
+    assert f"job {lost[0]} was lost: it may have been done" in done.stderr
+    assert cli("retry", "--lost", *ids[1:], DATABASE_URL=dsn).returncode == 1  # the other one is available
+    assert [call("jobs", job, "--json")["state"] for job in ids] == ["available"] * 3
+
+
 def test_cancel_ends_waiting_jobs_and_asks_running_ones_to_stop(call: Any, zoo: dict[str, int]) -> None:
     assert call("cancel", "4", "3") == "job 4 cancelled\njob 3 is running and was asked to stop\n"
     assert call("cancel", "3", "--force") == "job 3 cancelled\n"

@@ -138,8 +138,29 @@ def test_lost_jobs(api: Any, worker: int) -> None:
     run = api.claim(worker)
     assert api.start_job(run.id, run.run)
     api.unregister_worker(worker)
-    heals(api, "lost", "warning", f"done or not: job {job.id}; delete_job those that were done")
-    assert api.get_job(job.id).state == "available"
+    found = the(api, "lost", "warning", f"done or not: job {job.id}; look at each: delete_job if it was done")
+    assert [row.id for row in api.rows(found.fix)] == [job.id]
+    assert "retry_jobs" not in found.fix
+    assert api.get_job(job.id).state == "discarded"  # to look at it changes nothing
+    api.delete_job(job.id)
+    assert [row.severity for row in of(api, "lost")] == ["ok"]
+
+
+def test_no_check_offers_to_run_all_lost_jobs_again(api: Any, worker: int) -> None:
+    for _ in range(3):
+        api.add_job("mail", delivery="at_most_once")
+        run = api.claim(worker)
+        assert api.start_job(run.id, run.run)
+    api.add_job("other")
+    api.fail(api.claim(worker), discard=True)
+    api.unregister_worker(worker)
+    found = [*doctor(api), *api.rows("select * from pyworker.problems()")]
+    for row in found:
+        if row.fix and "retry_jobs" in row.fix:
+            assert [job.id for job in api.rows(row.fix)] == [4]
+    (lately,) = [row for row in found if row.check_name == "discarded"]
+    assert "1 job: other" in lately.finding
+    assert [job.state for job in map(api.get_job, (1, 2, 3))] == ["discarded"] * 3
 
 
 # The server ---------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ FUNCTIONS = {
     "action_outcomes": {"first_audit last_audit actor"},
     "perform_on_listed": {
         "action actor states tasks queues job_key search created_from created_before last_id after_id "
-        "max_jobs"
+        "max_jobs lost"
     },
     "list_queues": {"after_name max_queues"},
     "list_tasks": {""},
@@ -105,7 +105,7 @@ FUNCTIONS = {
     "resume_schedule": {"name"},
     "resume_sequence": {"sequence_key"},
     "retry_job": {"job_id"},
-    "retry_jobs": {"job_ids"},
+    "retry_jobs": {"job_ids lost"},
     "run_schedule": {"name"},
     "run_schedules": {""},
     "schema_version": {""},

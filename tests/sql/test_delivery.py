@@ -179,7 +179,10 @@ def test_a_start_changes_nothing_for_a_job_that_may_run_twice(
 
 AGAIN: dict[str, Callable[[Any, int], Any]] = {
     "retry_job": lambda api, job_id: api.retry_job(job_id),
-    "retry_jobs": lambda api, job_id: api.retry_jobs([job_id]),
+    "retry_jobs": lambda api, job_id: api.rows(
+        "select from pyworker.retry_jobs(array[%s]::bigint[], lost => true)", [job_id]
+    ),
+    "perform_action": lambda api, job_id: api.perform_action("retry", [str(job_id)], "ada"),
     "reschedule_jobs": lambda api, job_id: api.reschedule_jobs([job_id], attempts=0),
     "add_job": lambda api, job_id: api.add_job("t", job_key="k", delivery="at_most_once"),
     "add_jobs": lambda api, job_id: api.add_jobs(
@@ -201,6 +204,59 @@ def test_a_lost_job_runs_again_only_when_a_person_or_a_producer_says_so_and_is_t
         assert (job.run > lost.run, job.delivery) == (True, "at_most_once")
         assert [api.start_job(job.id, run) for run in (lost.run, job.run, job.run)] == [False, True, False]
     api.finish_job(job.id, job.run)
+
+
+def notices(api: Any) -> list[str]:
+    told: list[str] = []
+    api.conn.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    return told
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_bulk_retry_leaves_lost_jobs_out_and_says_how_many_and_why(
+    api: Any, started: Any, worker: int, count: int
+) -> None:
+    lost = [started() for _ in range(count)]
+    for job in lost:
+        lose(api, job, worker)
+    other = api.add_job("t")
+    api.fail(api.claim(worker), discard=True)
+    told = notices(api)
+    assert [job.id for job in api.retry_jobs([*(job.id for job in lost), other.id])] == [other.id]
+    many = "1 job that was" if count == 1 else "3 jobs that were"
+    assert told == [f"retry_jobs: left out {many} lost: each may have been done"]
+    assert [reason(api, job) for job in lost] == [("discarded", "lost")] * count
+
+
+def test_a_retry_of_one_lost_job_says_that_it_may_have_been_done(api: Any, started: Any, worker: int) -> None:
+    job = started()
+    lose(api, job, worker)
+    (why,) = api.rows("select * from pyworker.explain_job(%s)", [job.id])
+    assert "it may have been done" in why.remedy
+    told = notices(api)
+    assert api.retry_job(job.id).state == "available"
+    assert told == [f"retry_job: job {job.id} was lost: it may have been done"]
+
+
+def test_an_action_on_many_jobs_refuses_lost_ones_unless_they_are_asked_for(
+    api: Any, started: Any, worker: int
+) -> None:
+    job, other = started(), started()
+    lose(api, job, worker)
+    lose(api, other, worker)
+    both = [str(job.id), str(other.id)]
+    refused = [(False, "it was lost, and may have been done: retry it by itself")] * 2
+    told = api.rows("select * from pyworker.perform_action('retry', %s, 'ada')", [both])
+    assert [(row.ok, row.outcome) for row in told] == refused
+    for more, done in (("", 0), (", lost => true", 2)):
+        (told,) = api.rows(f"select * from pyworker.perform_on_listed('retry', 'ada'{more})")
+        assert (told.done, told.refused) == (done, 2 - done)
+    for again in (api.claim(worker), api.claim(worker)):
+        assert api.start_job(again.id, again.run)
+        lose(api, again, worker)
+    options = '{"lost": true}'
+    told = api.rows("select * from pyworker.perform_action('retry', %s, 'ada', %s::jsonb)", [both, options])
+    assert [(row.ok, row.outcome) for row in told] == [(True, "available")] * 2
 
 
 def test_a_cancelled_job_that_was_started_runs_again_when_a_person_or_a_producer_says_so(

@@ -114,8 +114,9 @@ begin
 end;
 $$;
 
--- Raises PW005 if cancelling or retrying the job would change nothing. Locks the job.
-create or replace function _refuse_idle_job(action text, target bigint) returns void
+-- Raises PW005 if cancelling or retrying the job would change nothing, or if it was lost, and those are
+-- left out. Locks the job.
+create or replace function _refuse_idle_job(action text, target bigint, lost boolean) returns void
     language plpgsql set search_path from current
 as $$
 declare
@@ -125,6 +126,8 @@ begin
         raise exception 'it was already %', (get_job(target)).state using errcode = 'PW005';
     elsif action = 'cancel' and v_row.state = 'running' and v_row.cancel_requested_at is not null then
         raise exception 'it was already asked to stop' using errcode = 'PW005';
+    elsif action = 'retry' and _was_lost(v_row) and not lost then
+        raise exception 'it was lost, and may have been done: retry it by itself' using errcode = 'PW005';
     elsif action = 'retry' and v_row.state = 'available' and v_row.start_by is null then
         raise exception 'it was already available' using errcode = 'PW005';
     end if;
@@ -154,7 +157,7 @@ declare
     v_job job;
 begin
     if action in ('retry', 'cancel', 'force_cancel') then
-        perform _refuse_idle_job(action, target::bigint);
+        perform _refuse_idle_job(action, target::bigint, coalesce((options ->> 'lost')::boolean, false));
     else
         perform _refuse_idle(action, target);
     end if;
@@ -207,6 +210,8 @@ declare
         when coalesce(length(actor), 0) not between 1 and 200 then
             format('actor must be 1 to 200 characters long, got %s',
                    coalesce(quote_literal(left(actor, 220)), 'NULL'))
+        when action = 'retry' and coalesce(options ->> 'lost', 'true') <> all ('{true,false}') then
+            format('options of retry may have lost, true or false, got %s', left(options::text, 140))
         when action = 'set_queue' and (
                 options ?| '{concurrency,rate_limit,fair}'
                 and coalesce(options ->> 'concurrency', '1') ~ '^[0-9]{1,9}$'
@@ -230,7 +235,8 @@ declare
     v_jobs boolean := action in ('retry', 'cancel', 'force_cancel', 'delete');
 begin
     perform _check_action(action, targets, actor, options);
-    if action = 'retry' then
+    if action = 'retry' then -- of one job, or of many: among these the lost ones wait for a decision
+        options := jsonb_build_object('lost', cardinality(targets) = 1) || coalesce(options, '{}');
         v_order := _lock_for_retry(targets::bigint[]);
     elsif action = 'resume_sequence' then -- lock all halts by job id, as retry_jobs does
         perform from sequence_halts h where h.sequence_key = any (targets) order by h.job_id for update;
@@ -261,7 +267,8 @@ comment on function perform_action(text, text[], text, jsonb) is
     'names: pause_queue, resume_queue, set_queue (options: concurrency, rate_limit, rate_period, fair; what '
     'they do not name stays as it is), resume_sequence, run_schedule, pause_schedule, resume_schedule. '
     'Returns one row per target; if one is refused, or would change nothing, ok is false and outcome is the '
-    'reason, and the others are still performed. '
+    'reason, and the others are still performed. A retry of several targets refuses jobs that were lost '
+    '(delivery at_most_once), which may have been done, unless options have lost: true. '
     'audit_id: its row in the view audit. actor: the person who acts, as the caller names them. Errors: '
     'PW001.';
 

@@ -40,12 +40,14 @@ begin
 end;
 $$;
 
+drop function if exists perform_on_listed(text, text, text[], text[], text[], text, text, timestamptz,
+                                          timestamptz, bigint, bigint, integer);
 create or replace function perform_on_listed(
     action text, actor text, states text[] default null, tasks text[] default null,
     queues text[] default null, job_key text default null, search text default null,
     created_from timestamptz default null, created_before timestamptz default null,
     last_id bigint default null, after_id bigint default null, max_jobs integer default 500,
-    out done bigint, out refused bigint, out outcomes jsonb, out next_id bigint,
+    lost boolean default false, out done bigint, out refused bigint, out outcomes jsonb, out next_id bigint,
     out first_audit bigint, out last_audit bigint)
     language plpgsql security definer set search_path from current
 as $$
@@ -75,19 +77,21 @@ begin
     if v_ids <> '{}' then
         select jsonb_agg(to_jsonb(r)), min(r.audit_id), max(r.audit_id)
         into v_rows, first_audit, last_audit
-        from perform_action(action, v_ids::text[], actor) r;
+        from perform_action(action, v_ids::text[], actor,
+                            jsonb_build_object('lost', coalesce(lost, false))) r;
     end if;
     select t.* into done, refused, outcomes from _told(v_rows) t;
 end;
 $$;
 comment on function perform_on_listed(text, text, text[], text[], text[], text, text, timestamptz,
-                                      timestamptz, bigint, bigint, integer) is
+                                      timestamptz, bigint, bigint, integer, boolean) is
     'Performs an action (retry, cancel, force_cancel, delete) on the jobs that list_jobs() finds with '
     'these arguments, newest first, up to max_jobs (1 to 1,000) in one transaction, and records each in '
     'the view audit. last_id: no job with a higher id, so that jobs added later are left alone. A job '
-    'that has left the states meanwhile is left alone, too. done, refused: how many; outcomes: what came '
-    'of them, [{ok, outcome, jobs, example}]. next_id: call again with it as after_id, until it is null. '
-    'first_audit, last_audit: the rows in the view audit, for action_outcomes(). Errors: PW001.';
+    'that has left the states meanwhile is left alone, too. A retry refuses jobs that were lost (delivery '
+    'at_most_once), which may have been done, unless lost is true. done, refused: how many; outcomes: what '
+    'came of them, [{ok, outcome, jobs, example}]. next_id: call again with it as after_id, until it is '
+    'null. first_audit, last_audit: the rows in the view audit, for action_outcomes(). Errors: PW001.';
 
 create or replace function action_outcomes(
     first_audit bigint, last_audit bigint, actor text,

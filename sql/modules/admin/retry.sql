@@ -56,6 +56,11 @@ begin
 end;
 $$;
 
+-- True for a job with delivery at_most_once whose run was lost after its start: it may have been done.
+create or replace function _was_lost(job live_jobs) returns boolean
+    language sql immutable
+    return (job).state = 'discarded' and (job).reason = 'lost';
+
 -- A job that waits for its time, is discarded, or was just taken back from history.
 create or replace function _retry_live(job live_jobs, now timestamptz) returns live_jobs
     language plpgsql set search_path from current set enable_seqscan = off set jit = off
@@ -65,6 +70,9 @@ declare
 begin
     if job.state = 'discarded' then
         perform _keep_end(job.id, job.state, null);
+    end if;
+    if _was_lost(job) then
+        raise notice 'retry_job: job % was lost: it may have been done', job.id;
     end if;
     update live_jobs j
     set (state, parked, ready_at, due_at) = (
@@ -177,7 +185,8 @@ comment on function retry_job(bigint) is
     'of its time. A job that waits for a signal runs, and asks for it again. last_error is kept; '
     'max_attempts is raised by one if the attempts are used up (River: JobRetry). In a sequence a '
     'retried job takes its turn by its id. If it had halted the sequence, the sequence resumes; if it '
-    'waits behind a halt, the sequence continues with it and skips what halted it. Errors: PW004; '
+    'waits behind a halt, the sequence continues with it and skips what halted it. A notice says if the '
+    'job was lost (delivery at_most_once), as it may have been done. Errors: PW004; '
     'PW005 while it runs, or if a job that it waits for waits for it by now; PW003 if another job holds its '
     'job_key or unique key.';
 
@@ -227,28 +236,42 @@ begin
 end;
 $$;
 
-create or replace function retry_jobs(job_ids bigint[]) returns setof job
-    language plpgsql security definer set search_path from current
+drop function if exists retry_jobs(bigint[]);
+create or replace function retry_jobs(job_ids bigint[], lost boolean default false) returns setof job
+    language plpgsql security definer set search_path from current set enable_seqscan = off set jit = off
 as $$
 declare
     v_id bigint;
     v_jobs job[];
+    v_left_out bigint := 0;
 begin
     foreach v_id in array _lock_for_retry(job_ids) loop
+        if lost is not true and exists (select from live_jobs j where j.id = v_id and _was_lost(j)) then
+            v_left_out := v_left_out + 1;
+            continue;
+        end if;
         begin
             v_jobs := v_jobs || retry_job(v_id);
         exception when sqlstate 'PW003' or sqlstate 'PW004' or sqlstate 'PW005' then
             null;
         end;
     end loop;
+    if v_left_out > 0 then
+        raise notice 'retry_jobs: left out % that % lost: each may have been done',
+            case v_left_out when 1 then '1 job' else v_left_out || ' jobs' end,
+            case v_left_out when 1 then 'was' else 'were' end
+            using hint = 'The view jobs lists them by their reason ''lost''. retry_job runs one again, '
+                         'retry_jobs(…, lost => true) all of them.';
+    end if;
     return query select j.* from unnest(v_jobs) j order by j.id;
 end;
 $$;
-comment on function retry_jobs(bigint[]) is
+comment on function retry_jobs(bigint[], boolean) is
     'Calls retry_job for many jobs and returns, ordered by id, the jobs that it retried. An id that '
     'is not in the answer was left out, and its job is as it was: there is no such job, it is '
     'running, or another job holds its job_key or unique key. For the reason, call retry_job with '
-    'that id: it raises the error.';
+    'that id: it raises the error. A job that was lost (delivery at_most_once) may have been done: it is '
+    'left out unless lost is true, and a notice says how many were.';
 
 -- The job as reschedule_jobs changes it: the given values, and the state that follows from them.
 create or replace function _rescheduled(

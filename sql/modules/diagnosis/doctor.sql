@@ -308,8 +308,9 @@ begin
     select 'warning',
            'jobs with delivery at_most_once were lost, done or not: job '
                || _few(array_agg(l.id::text order by l.id))
-           || '; delete_job those that were done, retry_job runs one again',
-           _fix('select * from ~.retry_jobs(%L)', (array_agg(l.id order by l.id))[:1000]::text)
+           || '; look at each: delete_job if it was done, retry_job if it was not',
+           _fix('select id, task_identifier, key, meta, locked_at, last_error from ~.jobs '
+                'where reason = ''lost'' order by id')
     from lost l having count(*) > 0;
 end;
 $$;

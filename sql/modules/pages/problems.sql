@@ -88,10 +88,10 @@ declare
 begin
     return query
     with lately as materialized (
-        select d.* from (select l.id, l.task_identifier, l.finished_at, l.last_error
+        select d.* from (select l.id, l.task_identifier, l.finished_at, l.last_error, l.reason
                          from live_jobs l where l.expires_at is not null
                          order by l.expires_at desc limit 1000) d
-        where d.finished_at >= v_since),
+        where d.finished_at >= v_since and d.reason is distinct from 'lost'), -- _check_lost names those
     kinds as (select l.task_identifier, count(*) as jobs,
                      (array_agg(left(_last_line(l.last_error), 80) order by l.id desc))[1] as error
               from lately l group by l.task_identifier)
@@ -127,4 +127,5 @@ comment on function problems() is
     'What keeps jobs from running, as rows of doctor(): no worker, tasks and queues that no live worker '
     'serves, halted sequences, paused queues and schedules with problems, lost jobs. Also waiting: '
     'queues whose oldest job waits for over a minute and four times as long as usual; and discarded: '
-    'what was discarded in the last hour. It reads some 100,000 rows at most; doctor() checks more.';
+    'what was discarded in the last hour, without lost jobs. It reads some 100,000 rows at most; doctor() '
+    'checks more.';

@@ -1,4 +1,4 @@
--- diagnosis/explain_waits: what explain_job says of a job that waits for other jobs or for a signal.
+-- explain/waits: what explain_job says of a job that waits for other jobs or for a signal.
 
 create or replace function _explain_dependencies(
     job live_jobs, out reason text, out detail text, out remedy text) returns setof record

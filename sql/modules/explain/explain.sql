@@ -1,4 +1,4 @@
--- diagnosis/explain: explain_job(), which tells why a job is not running and what changes that.
+-- explain/explain: explain_job(), which tells why a job is not running and what changes that.
 
 -- A call of one of our functions, as a statement to run.
 create or replace function _as_statement(call text) returns text
@@ -28,7 +28,9 @@ begin
             format('%s at %s, after %s of %s attempts%s', job.reason, job.finished_at, job.attempts,
                    job.max_attempts, ': ' || _last_line(job.last_error))
         else format('%s at %s%s', job.state, job.finished_at, ': ' || nullif(job.reason, job.state)) end;
-    remedy := _as_statement(format('retry_job(%s)', job.id)) || ' runs it again';
+    remedy := _as_statement(format('retry_job(%s)', job.id)) || ' runs it again'
+        || case when job.state = 'discarded' and job.reason = 'lost'
+                then '; it may have been done: look first' else '' end;
 end;
 $$;
 
