@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from pyworker._dev import url as urls
+from pyworker._distribution import pip_install
 from pyworker.cli import main
 from tests.support import ROOT
 from tests.support.workers import ends_of
@@ -187,4 +188,4 @@ def test_what_is_missing_is_named(program: Any, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['watchfiles'] = None\n")
     done = program("dev", "mytasks", PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "pyworker: pyworker dev needs watchfiles: pip install 'pyworker-pg[dev-server]'\n"
+    assert done.stderr == f"pyworker: pyworker dev needs watchfiles: {pip_install('dev-server')}\n"

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from textual.widgets import DataTable, Footer, Input, Static
 
+from pyworker._distribution import pip_install
 from pyworker._top.app import Top
 from pyworker._top.pages import PAGES, filters
 from pyworker._top.screens import Ask, JobPage
@@ -392,4 +393,4 @@ def test_without_textual_it_says_what_to_install(tmp_path: Path, dsn: str) -> No
         env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path}:{ROOT}", "DATABASE_URL": dsn},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "pyworker: pyworker top needs textual: pip install 'pyworker-pg[top]'\n"
+    assert done.stderr == f"pyworker: pyworker top needs textual: {pip_install('top')}\n"

@@ -274,8 +274,8 @@ def test_signals_are_sent_where_tasks_run(project: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "missing", "words"),
     [
-        ("TasksBackend", ["django", "asgiref"], "pip install 'pyworker-pg[django]'"),
-        ("RunPyworker", ["django"], "pip install 'pyworker-pg[django]'"),
+        ("TasksBackend", ["django", "asgiref"], " install 'pyworker-pg[django]'"),
+        ("RunPyworker", ["django"], " install 'pyworker-pg[django]'"),
         ("TasksBackend", ["django.tasks", "django_tasks"], "pip install django-tasks"),
     ],
 )

@@ -2,6 +2,7 @@
 on PyPI is another project."""
 
 import re
+import shlex
 import subprocess
 import tomllib
 from importlib.metadata import version
@@ -41,7 +42,13 @@ def installed_by(text: str) -> set[str]:
 def test_the_project_has_the_name_that_the_package_knows() -> None:
     assert PROJECT["name"] == DISTRIBUTION
     assert pyworker.__version__ == version(DISTRIBUTION) == PROJECT["version"]
-    assert pip_install("web") == f"pip install '{DISTRIBUTION}[web]'"
+    assert pip_install("web").endswith(f" install '{DISTRIBUTION}[web]'")
+
+
+def test_a_command_that_installs_an_extra_can_be_run_as_it_stands() -> None:
+    """Also in an environment without pip, as the README makes it."""
+    pip = shlex.split(pip_install("web"))[: -len(["install", "extra"])]
+    assert subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode == 0
 
 
 def test_an_extra_refers_to_others_by_that_name() -> None:

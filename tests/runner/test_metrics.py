@@ -229,7 +229,7 @@ def test_without_prometheus_client_the_error_names_the_extra(queue: Any, tmp_pat
         env={"PYTHONPATH": str(DEPLOY.parent), "DATABASE_URL": queue.dsn},
     )  # fmt: skip
     assert done.returncode == 1
-    assert "pip install 'pyworker-pg[metrics]'" in done.stderr
+    assert " install 'pyworker-pg[metrics]'" in done.stderr
 
 
 def test_every_metric_of_the_dashboard_and_the_alerts_exists(queue: Any, cli: Any, port: str) -> None:

@@ -229,7 +229,7 @@ def test_a_producer_needs_neither_library_where_a_plain_value_is_added(
     assert handler.add(db, {"names": {}}).payload == {"names": {}}
     assert handler.add(db, ByNumber({})).payload == {"names": {}}
     with pytest.raises(
-        TaskError, match=r"to convert payloads to .*ByNumber.*, pip install 'pyworker-pg\[types\]'"
+        TaskError, match=r"to convert payloads to .*ByNumber.* install 'pyworker-pg\[types\]'"
     ):
         _ = handler.invoke
 

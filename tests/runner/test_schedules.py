@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pyworker import Task, TaskError, cron, task, tasks
+from pyworker._distribution import pip_install
 
 HOURLY = "0 * * * *"
 # Of this second: a tick that is more than a minute late would be skipped.
@@ -346,7 +347,5 @@ def test_plain_json_needs_no_json5(call: Any, cli: Any, db: Any, dsn: str, tmp_p
     file.write_text('* * * * * t {"a": [1]}\n')
     assert call("schedules", "load", str(file)) == "t: added\n1 schedule\n"
     file.write_text("* * * * * t {a: [1]}\n")
-    words = (
-        "the payload on line 1 of crontab is not plain JSON; for JSON5: pip install 'pyworker-pg[crontab]'"
-    )
+    words = f"the payload on line 1 of crontab is not plain JSON; for JSON5: {pip_install('crontab')}"
     refused(cli("schedules", "load", str(file), DATABASE_URL=dsn), words)

@@ -161,4 +161,4 @@ def test_add_job_writes_the_trace_into_meta_if_one_is_collected(queue: Any, coll
 def test_without_its_library_the_error_names_the_extra(module: str, package: str) -> None:
     code = f"import sys; sys.modules['{package}'] = None; import pyworker.{module}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert f"pip install 'pyworker-pg[{module}]'" in done.stderr.splitlines()[-1]
+    assert f" install 'pyworker-pg[{module}]'" in done.stderr.splitlines()[-1]

@@ -279,4 +279,4 @@ def test_without_its_extra_the_command_names_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "pip install 'pyworker-pg[web]'" in done.stderr
+    assert " install 'pyworker-pg[web]'" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from psycopg.types.json import Jsonb
 
 pytestmark = pytest.mark.slow
 
@@ -40,3 +41,20 @@ def test_no_page_is_wider_than_a_phone(page, site, queue, worker, width):
         )
         found[path] = wide
     assert {path: wide for path, wide in found.items() if wide} == {}
+
+
+@pytest.mark.parametrize("width", [360, 390])
+def test_the_keys_of_two_jobs_that_differ_at_their_ends_are_shown_whole(page, site, queue, width):
+    for customer in (1017, 1018):
+        payload = {"customer_id": f"a-long-name-before-{customer}"}
+        queue.add_job("sync_account_of_customer", Jsonb(payload), queue_name=f"accounts of {customer}",
+                      sequence_policy={"by_args": ["customer_id"]})  # fmt: skip
+    page.set_viewport_size({"width": width, "height": 844})
+    page.goto(f"{site()}/jobs")
+    cut = page.evaluate(
+        "[...document.querySelectorAll('table.jobs .tags')]"
+        ".filter((e) => e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1)"
+        ".map((e) => e.textContent)"
+    )
+    assert cut == []
+    assert all(f"before-{customer}" in page.inner_text("table.jobs") for customer in (1017, 1018))
