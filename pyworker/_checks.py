@@ -10,9 +10,25 @@ from datetime import datetime, timedelta
 from math import isnan
 from typing import Any, cast
 
-from ._payload import to_json
+from ._payload import payload_json, to_json
 from .errors import InvalidArgument
 
+# Options in Celery, Dramatiq, RQ, arq, Procrastinate, Huey, Oban, River, Django.
+_NAMED_ELSEWHERE = {
+    "delay": {"countdown", "schedule_in", "defer_by", "_defer_by", "delay_s", "wait", "in_seconds"},
+    "run_at": {"eta", "schedule_at", "scheduled_at", "defer_until", "_defer_until", "run_after", "at"},
+    "expires_at": {"expires", "_expires", "ttl"},
+    "queue_name": {"queue", "_queue_name", "lock"},
+    "job_key": {"task_id", "job_id", "_job_id", "key", "queueing_lock"},
+    "unique_policy": {"unique", "unique_opts", "dedup"},
+    "max_attempts": {"max_retries", "retries", "retry", "max_tries", "attempts"},
+    "payload, one value": {"args", "kwargs", "data", "params"},
+    "flags": {"tags"},
+    "timeout, an option of @task": {"timeout", "time_limit", "soft_time_limit", "job_timeout"},
+    "retention, an option of @task": {"retention", "result_ttl", "keep_result"},
+    "backoff, an option of @task": {"backoff", "retry_backoff", "default_retry_delay"},
+    "a second parameter, job: Job": {"bind", "pass_context", "context"},
+}
 _FARTHEST = timedelta(days=2_922_000)  # 8,000 years
 
 
@@ -43,6 +59,12 @@ def seconds_of(function: str, timeout: timedelta | float) -> float:
     if not number or isinstance(timeout, bool) or isnan(timeout):
         raise InvalidArgument(f"{function}: timeout must be a timedelta or seconds, got {timeout!r}")
     return float(timeout)
+
+
+def in_place_of(name: str) -> str:
+    """What to write in place of an option as it is named elsewhere; nothing for another name."""
+    found = [right for right, names in _NAMED_ELSEWHERE.items() if name in names]
+    return f": write {found[0]}" if found else ""
 
 
 class _Wrong(Exception):
@@ -126,7 +148,8 @@ def _flags(value: Any) -> list[str]:
 
 
 def _json(name: str) -> Callable[[Any], str]:
-    return lambda value: to_json(dict(cast("Any", value)) if isinstance(value, Mapping) else value, name)
+    write = payload_json if name == "payload" else to_json
+    return lambda value: write(dict(cast("Any", value)) if isinstance(value, Mapping) else value, name)
 
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {

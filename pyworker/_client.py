@@ -13,6 +13,7 @@ from ._arguments import AddOptions, JobSpec, On, TaskLike
 from ._db import queue
 from ._db.drivers import AsyncConnection, Rows, SyncConnection, not_a_connection, query
 from ._db.rows import JobRow, job_row
+from .errors import InvalidArgument
 
 
 class Batch(NamedTuple):
@@ -100,7 +101,12 @@ def add_jobs(conn: Any, specs: Iterable[JobSpec], *, schema: str | None = None) 
     specs: dicts with add_job's arguments: {"identifier": "send_email", "payload": {…}, "priority":
     1}. identifier: a task's name, or the task itself. If one spec is refused, no job is added.
     """
-    return query("add_jobs", conn, queue.add_jobs_call(schema or default_schema(), _sent(specs)), _all)
+    return query(
+        "add_jobs",
+        conn,
+        queue.add_jobs_call(schema or default_schema(), _sent("add_jobs: specs", specs)),
+        _all,
+    )
 
 
 @overload
@@ -136,7 +142,8 @@ def add_batch(
     job.inputs. A batch without jobs calls back at once. Raises InvalidArgument.
     """
     last = cast("JobSpec", dict(callback) if isinstance(callback, Mapping) else {"identifier": callback})
-    call = queue.add_batch_call(schema or default_schema(), _sent(jobs), _sent([last])[0], on)
+    sent = _sent("add_batch: jobs", jobs)
+    call = queue.add_batch_call(schema or default_schema(), sent, _sent("add_batch: callback", [last])[0], on)
     return query("add_batch", conn, call, _batch)
 
 
@@ -153,15 +160,18 @@ def extend_batch(conn: Any, callback_id: int, jobs: Iterable[JobSpec], *, schema
 
     The callback waits for them as for the others. Raises NotFound; WrongState if the last job has ended.
     """
-    call = queue.extend_batch_call(schema or default_schema(), callback_id, _sent(jobs))
+    call = queue.extend_batch_call(schema or default_schema(), callback_id, _sent("extend_batch: jobs", jobs))
     return query("extend_batch", conn, call, _all)
 
 
-def _sent(specs: Iterable[JobSpec]) -> list[Mapping[str, Any]]:
+def _sent(argument: str, specs: Iterable[JobSpec]) -> list[Mapping[str, Any]]:
     sent: list[Mapping[str, Any]] = []
-    for spec in specs:
+    for position, spec in enumerate(specs, 1):
         given: dict[str, Any] = dict(spec)
-        name, payload, options = job_of(given.pop("identifier", None), given.pop("payload", None), given)
+        try:
+            name, payload, options = job_of(given.pop("identifier", None), given.pop("payload", None), given)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{argument}[{position}]: {error}") from None
         sent.append({"identifier": name, "payload": payload, **options})
     return sent
 

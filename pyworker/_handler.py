@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections.abc
 import functools
 import inspect
+import json
 import types
 import typing
 from collections.abc import Callable
 from typing import Any, cast
 
 from . import _payload
-from .errors import TaskError
+from .errors import InvalidArgument, TaskError
 from .job import AsyncJob, Job
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -29,11 +30,34 @@ class Handler:
         self._batch = batch
 
     def encoded(self, payload: Any) -> Any:
-        """The payload as JSON values from which a worker can restore the annotated type."""
-        if payload is None:
+        """The payload as JSON values that a worker reads as it was given. Raises InvalidArgument."""
+        codec = self._codec_if_any
+        if isinstance(payload, _payload.JsonText) or (codec is None and payload is not None):
+            return payload
+        try:
+            if payload is not None and codec is not None:
+                return codec.encode(payload)
             # Without a payload a job has {}, but null if the handler's annotation allows None.
-            return _payload.JsonText("null") if _payload.takes_null(self._payload_hint) else None
-        return _payload.encoded(self._codec_if_any, payload, f"{self._task!r}: its payload")
+            if codec.takes(None) if codec else _payload.takes_null(self._payload_hint):
+                return _payload.JsonText("null")
+            if codec:
+                codec.refuse_unreadable({}, "none is given, and a worker could not read {}")
+        except _payload.Refused as error:
+            raise InvalidArgument(f"{self._task!r}: payload{error.path}: {error}") from None
+        return None
+
+    def scheduled(self, payload: Any) -> Any:
+        """The payload of a schedule as JSON values. To an object, each of its jobs adds a member `_cron`."""
+        sent = dict[str, Any]() if payload is None else self.encoded(payload)
+        value = json.loads(_payload.payload_json(sent, "payload"))
+        if isinstance(value, dict) and (codec := self._codec_if_any):
+            tick = {"_cron": {"ts": "2026-01-01T00:00:00.000Z", "backfilled": False}}
+            ticked = {**cast("dict[str, Any]", value), **tick}
+            try:
+                codec.refuse_unreadable(ticked, "with the member _cron, a worker could not read it")
+            except _payload.Refused as error:
+                raise InvalidArgument(f"{self._task!r}: payload{error.path}: {error}") from None
+        return cast("Any", value)
 
     def invocation(self) -> Callable[[Any], Any]:
         """The function as the worker calls it with a job.
@@ -88,7 +112,7 @@ class Handler:
         try:
             return _payload.codec_of(self._payload_hint)
         except TaskError as error:
-            raise TaskError(f"{self._task!r}: {error}") from None
+            raise type(error)(f"{self._task!r}: {error}") from None
         except Exception as error:
             raise TaskError(
                 f"{self._task!r}: payloads cannot be converted to its annotation: {error}"
@@ -96,10 +120,10 @@ class Handler:
 
     @functools.cached_property
     def _codec_if_any(self) -> _payload.Codec | None:
-        """The codec; None also if the library is not installed, as a producer need not have it."""
+        """The codec; None also if its library is not installed, as a producer need not have it."""
         try:
-            return _payload.codec_of(self._payload_hint)
-        except Exception:
+            return self._codec()
+        except _payload.MissingLibrary:
             return None
 
     @functools.cached_property
@@ -113,6 +137,7 @@ class Handler:
 
     def _hint_within(self, name: str, hint: Any) -> Any:
         """Type of list[Job[Type]]; Any of list[Job], and without an annotation."""
+        hint = _bare(hint)
         if hint is Any or hint in LISTS:
             return Any
         (job,) = typing.get_args(hint) if typing.get_origin(hint) in LISTS else (None,)
@@ -128,7 +153,7 @@ class Handler:
     def _is_job(self, parameter: inspect.Parameter) -> bool:
         if self._batch is not None:
             return False
-        hint = self._hints.get(parameter.name)
+        hint = _bare(self._hints.get(parameter.name))
         if typing.get_origin(hint) in JOBS:
             raise TaskError(
                 f"{self._task!r}: parameter {parameter.name!r} is annotated {hint!r}, which is for the"
@@ -142,7 +167,7 @@ class Handler:
             annotations = {p.name: p.annotation for p in self._parameters if p.annotation is not p.empty}
             bare = types.SimpleNamespace(__annotations__=annotations)  # without the return type
             names = getattr(inspect.unwrap(called_by(self._function)), "__globals__", {})
-            return typing.get_type_hints(bare, globalns=names)
+            return typing.get_type_hints(bare, globalns=names, include_extras=True)
         except Exception as error:
             raise TaskError(f"{self._task!r}: its annotations cannot be resolved: {error}") from error
 
@@ -152,6 +177,11 @@ class Handler:
             return list(inspect.signature(self._function).parameters.values())
         except (TypeError, ValueError) as error:
             raise TaskError(f"{self._task!r}: its parameters cannot be found out: {error}") from error
+
+
+def _bare(hint: Any) -> Any:
+    """Without the metadata of Annotated."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
 
 
 def named_by(function: Any) -> Any:

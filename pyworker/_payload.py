@@ -1,38 +1,31 @@
 """Payloads and results as JSON.
 
-The library that writes a typed payload also reads it: pydantic or msgspec. A type of plain JSON
-values needs neither library and is left as it is.
+A typed payload is written and read by one library: by pydantic, if anything in the annotation is
+pydantic's or msgspec does not know the type; otherwise by msgspec. An annotation of plain JSON needs
+neither, and is left as it is. What is written is read back at once: a payload that a worker would not
+read as it was given is refused.
 """
 
 from __future__ import annotations
 
-import collections.abc
 import dataclasses
-import datetime
-import decimal
-import enum
 import functools
 import importlib.util
 import inspect
 import json
 import re
+import types
 import typing
-import uuid
-from collections.abc import Callable
-from typing import Any, Literal, cast
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 from ._distribution import pip_install
+from ._same import difference, path_to, unwritable
 from .errors import InvalidArgument, TaskError
 
-# JSON writes them as strings or arrays; reading them again requires their type.
-_SCALARS = (
-    datetime.date, datetime.time, datetime.timedelta, uuid.UUID, decimal.Decimal, bytes, bytearray,
-    set, frozenset, collections.abc.Set, tuple, enum.Enum,
-)  # fmt: skip
-_MARKS = ("__dataclass_fields__", "__struct_fields__", "__pydantic_validator__")
-Library = Literal["pydantic", "msgspec"]
-
-
+_RECORDS = ("__dataclass_fields__", "__struct_fields__", "__pydantic_validator__", "__attrs_attrs__")
+_JSON = (dict, list, str, int, float, bool, type(None))
+_PYDANTIC = {"pydantic", "pydantic_core", "annotated_types"}
 _ESCAPES = re.compile(r"\\u(?:d[89ab]..\\ud[c-f]..|(0000|d[89a-f]..))|\\.", re.IGNORECASE)
 
 
@@ -40,13 +33,68 @@ class JsonText(str):
     """JSON that is sent as it is."""
 
 
-class Codec:
-    """Converts one type to JSON values and back."""
+class MissingLibrary(TaskError):
+    """A library that a type needs is not installed."""
 
-    def __init__(self, hint: Any, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
+
+class Refused(Exception):
+    """A value that a worker would not read as it was given: where, and why."""
+
+    def __init__(self, path: str, why: str) -> None:
+        self.path = path
+        super().__init__(why)
+
+
+class Codec:
+    """Converts one type to JSON values and back. `dump` and `load` are a library's."""
+
+    def __init__(self, hint: Any, dump: Callable[[Any], Any], load: Callable[[Any], Any]) -> None:
         self.hint = hint
-        self.encode = encode
-        self.decode = decode
+        self.dump = dump
+        self._load = load
+
+    def encode(self, value: Any) -> Any:
+        """JSON values that a worker reads back equal. Raises Refused."""
+        try:
+            written = json.loads(self._text(value))
+        except Exception as error:  # of a library, or of a serializer of the user's
+            raise Refused(*unwritable(value, self._text, error)) from None
+        if found := difference(value, self.refuse_unreadable(written, "a worker could not read it")):
+            raise Refused(*found)
+        return written
+
+    def refuse_unreadable(self, payload: Any, why: str) -> Any:
+        """Raises Refused, or returns what a worker would read."""
+        try:
+            return self._load(payload)
+        except _Unreadable as error:
+            raise Refused(error.path, f"{why}: {error}") from None
+
+    def _text(self, value: Any) -> str:
+        return json.dumps(self.dump(value), allow_nan=False)
+
+    def decode(self, payload: Any) -> Any:
+        """The value. Its errors do not show the payload, which must not appear in errors and logs."""
+        try:
+            return self._load(payload)
+        except _Unreadable as error:
+            raise ValueError(f"the payload does not fit {self.hint!r}: {error.everything}") from None
+
+    def takes(self, payload: Any) -> bool:
+        try:
+            self._load(payload)
+        except _Unreadable:
+            return False
+        return True
+
+
+class _Unreadable(Exception):
+    """What a library says of JSON that does not fit the type."""
+
+    def __init__(self, problems: list[tuple[str, str]]) -> None:
+        self.path, message = problems[0]
+        self.everything = "; ".join(f"{what} - at `{path.lstrip('.')}`" for path, what in problems)
+        super().__init__(message)
 
 
 def storable(text: str) -> str:
@@ -57,42 +105,57 @@ def storable(text: str) -> str:
 
 
 def to_json(value: Any, what: str = "what is stored") -> str:
-    """JSON text of a payload or result.
+    """JSON text of plain JSON values, dataclasses, pydantic models, msgspec structs."""
+    return _text_of(value, what, _written)
 
-    That is plain JSON values, dataclasses, pydantic models, msgspec structs.
-    """
+
+def payload_json(value: Any, what: str) -> str:
+    """As to_json, for a payload without a type: each record must be readable as its own class."""
+    return _text_of(value, what, _checked)
+
+
+def _text_of(value: Any, what: str, default: Callable[[Any], Any]) -> str:
     if isinstance(value, JsonText):
         return value
+    last: list[Any] = []
+
+    def noted(record: Any) -> Any:
+        last[:] = [record]
+        return default(record)
+
     try:
-        return json.dumps(value, default=_plain, allow_nan=False)
+        return json.dumps(value, default=noted, allow_nan=False)
+    except Refused as error:
+        raise InvalidArgument(f"{what}{path_to(value, last[0])}{error.path}: {error}") from None
     except TypeError as error:
-        raise TypeError(f"{what} must be JSON: {error}") from None
+        where = f"{what}{path_to(value, last[0])}" if last else what
+        raise TypeError(f"{where} must be JSON: {error}") from None
     except RecursionError:
         raise InvalidArgument(f"{what} must be JSON: it is nested too deeply") from None
     except ValueError as error:  # here, as a refusal by the database would abort the caller's transaction
         raise InvalidArgument(f"{what} must be JSON: {error}") from None
 
 
-def encoded(codec: Codec | None, value: Any, what: str) -> Any:
-    """A value of the codec's type, converted for to_json."""
-    if codec is None or isinstance(value, JsonText):
-        return value
-    try:
-        return codec.encode(value)
-    except (TypeError, ValueError, RecursionError) as error:  # includes those of pydantic and msgspec
-        raise TypeError(
-            f"{what} cannot be stored as {codec.hint!r}: {type(error).__name__}: {error}"
-        ) from None
+def _written(value: Any) -> Any:
+    codec = _codec_of_record(value)
+    return codec.dump(value) if codec else _fields_of(value)
 
 
-def _plain(value: Any) -> Any:
+def _checked(value: Any) -> Any:
+    codec = _codec_of_record(value)
+    return codec.encode(value) if codec else _fields_of(value)
+
+
+def _fields_of(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return dataclasses.asdict(cast("Any", value))
+    name = cast("type[Any]", type(value)).__name__
+    raise TypeError(f"a value of type {name} cannot be stored as JSON")
+
+
+def _codec_of_record(value: Any) -> Codec | None:
     kind = cast("type[Any]", type(value))
-    if any(hasattr(kind, mark) for mark in _MARKS):
-        if codec := _codec_of_class(kind):
-            return codec.encode(value)
-        if dataclasses.is_dataclass(value):
-            return dataclasses.asdict(cast("Any", value))
-    raise TypeError(f"a value of type {kind.__name__} cannot be stored as JSON")
+    return _codec_of_class(kind) if any(hasattr(kind, mark) for mark in _RECORDS) else None
 
 
 @functools.lru_cache(maxsize=1000)
@@ -105,104 +168,143 @@ def _codec_of_class(kind: type[Any]) -> Codec | None:
 
 
 def codec_of(hint: Any) -> Codec | None:
-    """The codec of this type; None for plain JSON types.
+    """The codec of this type; None for plain JSON.
 
-    Raises TaskError if no library reads it.
+    Raises MissingLibrary, or what the library says of a type that it does not know.
     """
-    parts: set[Any] = set()
-    if not _needs_conversion(hint, parts):
+    if is_plain(hint):
         return None
-    library = _library(parts)
-    if library is None:
-        raise TaskError(f"to convert payloads to {hint!r}, {pip_install('types')}")
-    return _by_pydantic(hint) if library == "pydantic" else _by_msgspec(hint)
+    owners = set(_owners(hint, [])) - {None}
+    if len(owners) > 1:
+        raise TypeError(f"{hint!r} has parts of pydantic and of msgspec, and one of them must convert it")
+    if "msgspec" in owners or (not owners and _known_to_msgspec(hint)):
+        return _by_msgspec(hint)
+    if _importable("pydantic"):
+        return _by_pydantic(hint)
+    how = "pip install pydantic" if _importable("msgspec") else pip_install("types")
+    raise MissingLibrary(f"to convert payloads to {hint!r}, {how}")
 
 
-def _library(parts: set[Any]) -> Library | None:
-    """pydantic if a part is one of its models or msgspec is not installed; otherwise msgspec."""
-    pydantic_only = any(hasattr(part, "__pydantic_validator__") for part in parts)
-    if not pydantic_only and _importable("msgspec"):
+def is_plain(hint: Any) -> bool:
+    """True for Any, dict[str, Any], list[int], Mapping, str | None …: what json.loads returns already."""
+    if hint is Any or hint is None:
+        return True
+    arguments, origin = typing.get_args(hint), typing.get_origin(hint) or hint
+    if origin not in (typing.Union, types.UnionType):
+        try:
+            held = [issubclass(kind, origin) for kind in _JSON]
+        except TypeError:  # not a class, or a TypedDict
+            return False
+        if not any(held) or (held[:2] == [True, False] and arguments and arguments[0] not in (str, Any)):
+            return False  # the keys of JSON are strings
+    return all(is_plain(argument) for argument in arguments)
+
+
+def takes_null(hint: Any) -> bool:
+    return hint is None or hint is type(None) or type(None) in typing.get_args(hint)
+
+
+def _owners(hint: Any, seen: list[Any]) -> Iterator[str | None]:
+    """Whose the types are that an annotation names, those of their fields, defaults and metadata."""
+    if any(hint is known for known in seen):
+        return
+    seen.append(hint)  # kept, so that its id is not used again
+    yield (owner := _owner(hint))
+    within: list[Any] = [*typing.get_args(hint), typing.get_origin(hint)]
+    if inspect.isclass(hint):
+        if owner is None and hint.__module__ != "builtins":
+            # Without what the libraries themselves have put there.
+            yield from (_owner(value) for name, value in vars(hint).items() if not name.startswith("__"))
+            yield from (_owner(field.default) for field in getattr(hint, "__dataclass_fields__", {}).values())
+        try:
+            within += typing.get_type_hints(hint, include_extras=True).values()
+        except Exception:  # a name that only the library can resolve
+            within += []
+    else:
+        within += [
+            getattr(hint, name, None) for name in ("__value__", "__supertype__")
+        ]  # `type A =`, NewType
+    for part in within:
+        if part is not None and typing.get_origin(part) is not typing.ClassVar:
+            yield from _owners(part, seen)
+
+
+def _owner(part: Any) -> str | None:
+    """The library that a type or its metadata belongs to, if it is one of the two."""
+    kind = cast("type[Any]", part if inspect.isclass(part) else type(part))
+    modules = {str(base.__module__).partition(".")[0] for base in kind.__mro__}
+    if "msgspec" in modules:
         return "msgspec"
-    return "pydantic" if _importable("pydantic") else None
+    marked = any(name.startswith(("__pydantic_", "__get_pydantic_")) for name in dir(part))
+    return "pydantic" if marked or modules & _PYDANTIC else None
+
+
+def _known_to_msgspec(hint: Any) -> bool:
+    if not _importable("msgspec"):
+        return False
+    import msgspec
+
+    try:
+        msgspec.json.schema(hint)
+    except Exception:
+        return False
+    return True
 
 
 # Where messages of the libraries quote what the payload has.
 _TAG = re.compile(r"(?s) '.*'(?= found using )")
-_VALUE = re.compile(r"(?s)^(Invalid (?:enum )?value) .*?( - at `[^`]*`)?$")
+_VALUE = re.compile(r"(?s)^(Invalid (?:enum )?value) .*$")
+_AT = re.compile(r"(?s)^(.*?)(?: - at `\$?([^`]*)`)?$")
 
 
 def _by_pydantic(hint: Any) -> Codec:
     from pydantic import TypeAdapter, ValidationError
 
     adapter: TypeAdapter[Any] = TypeAdapter(hint)
+    dump = functools.partial(
+        # By alias, as it is read, without computed fields. A dict in place of a model passes: the reader
+        # validates it. What has no JSON is written as null, which reading it back finds.
+        adapter.dump_python, mode="json", by_alias=True, round_trip=True, warnings="none", fallback=_builtin,
+    )  # fmt: skip
 
-    def encode(value: Any) -> Any:
-        # By alias, as it is read. A plain dict in place of a model passes; the reader validates it.
-        return adapter.dump_python(value, mode="json", by_alias=True, warnings="none")
-
-    def decode(payload: Any) -> Any:
+    def load(payload: Any) -> Any:
         try:
             return adapter.validate_json(json.dumps(payload))
         except ValidationError as error:
-            # Without the input: payloads must not appear in errors and logs.
-            problems = "; ".join(
-                f"{_TAG.sub('', e['msg'])} - at `{'.'.join(str(part) for part in e['loc'])}`"
-                for e in error.errors(include_input=False)
-            )
-            raise ValueError(f"the payload does not fit {hint!r}: {problems}") from None
+            problems = error.errors(include_input=False, include_url=False)
+            raise _Unreadable([(_path(e["loc"]), _TAG.sub("", e["msg"])) for e in problems]) from None
 
-    return Codec(hint, encode, decode)
+    return Codec(hint, dump, load)
+
+
+def _path(parts: tuple[int | str, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
 
 
 def _by_msgspec(hint: Any) -> Codec:
     import msgspec
 
     msgspec.json.Decoder(hint)  # checks the type now
+    # The keys of a JSON object are strings.
+    dump = functools.partial(msgspec.to_builtins, str_keys=True, enc_hook=_builtin)
 
-    def encode(value: Any) -> Any:
-        return msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
-
-    def decode(payload: Any) -> Any:
+    def load(payload: Any) -> Any:
         try:
-            return msgspec.convert(payload, hint, str_keys=True)  # the keys of a JSON object are strings
+            return msgspec.convert(payload, hint, str_keys=True)
         except msgspec.ValidationError as error:
-            problem = _VALUE.sub(r"\1\2", str(error))
-            raise ValueError(f"the payload does not fit {hint!r}: {problem}") from None
+            what, path = cast("re.Match[str]", _AT.match(str(error))).groups()
+            raise _Unreadable([(path or "", _VALUE.sub(r"\1", what))]) from None
 
-    return Codec(hint, encode, decode)
-
-
-def _needs_conversion(hint: Any, parts: set[Any]) -> bool:
-    """True if the type contains more than plain JSON values.
-
-    Adds its classes with fields to `parts`.
-    """
-    for aliased in ("__value__", "__supertype__"):  # `type A = …`, NewType
-        if hasattr(hint, aliased) and not inspect.isclass(hint):
-            return _needs_conversion(getattr(hint, aliased), parts)
-    arguments: tuple[Any, ...] = typing.get_args(hint)
-    origin: Any = typing.get_origin(hint) or hint
-    if origin is Literal:
-        return False
-    found = [_needs_conversion(argument, parts) for argument in arguments]
-    if not inspect.isclass(origin):
-        return any(found)
-    if typing.is_typeddict(origin) or any(hasattr(origin, mark) for mark in _MARKS):
-        if origin not in parts:
-            parts.add(origin)
-            # pydantic has resolved its own fields, and a pydantic model decides the library.
-            for field in (
-                () if hasattr(origin, "__pydantic_validator__") else typing.get_type_hints(origin).values()
-            ):
-                _needs_conversion(field, parts)
-        return True
-    if issubclass(origin, collections.abc.Mapping) and arguments and arguments[0] not in (str, Any):
-        return True
-    return any(found) or issubclass(origin, _SCALARS)
+    return Codec(hint, dump, load)
 
 
-def takes_null(hint: Any) -> bool:
-    return hint is None or hint is type(None) or type(None) in typing.get_args(hint)
+def _builtin(value: Any) -> Any:
+    """For what a library cannot write: a string or number of a class of its own; otherwise null."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    return float.__float__(value) if isinstance(value, float) else None
 
 
 def _importable(name: str) -> bool:

@@ -13,11 +13,11 @@ from . import _client
 from ._arguments import AddOptions, CronOptions, TaskOptions
 from ._db.database import Database
 from ._db.drivers import AsyncConnection, SyncConnection
-from ._db.queue import ADD_ARGUMENTS, SCHEDULE_OPTIONS
+from ._db.queue import ADD_ARGUMENTS
 from ._db.rows import JobRow
-from ._db.worker import TASK_OPTIONS
 from ._handler import Handler, called_by, named_by
 from ._modules import import_all, warn_of_others
+from ._options import ELSEWHERE, checked_batch, cron_options, task_options
 from ._texts import module_meant, project_meant
 from .errors import InvalidArgument, TaskError
 from .job import AsyncJob, Job
@@ -27,7 +27,6 @@ R = TypeVar("R")
 Payload = TypeVar("Payload")
 
 _registry: dict[str, Task[..., Any]] = {}
-MAX_BATCH = 10_000  # jobs of a call
 
 
 class Task(Generic[P, R]):
@@ -66,6 +65,11 @@ class Task(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<task {self.name} ({self.module}.{self.qualname})>"
+
+    def __getattr__(self, name: str) -> Any:
+        """For a verb of another queue, an error that says what to write."""
+        advice = f": write {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+        raise AttributeError(f"a pyworker task has no attribute {name!r}{advice}")
 
     # The payload is the handler's first parameter. A handler without parameters, or with a job
     # alone, has none. A batch handler's first parameter is a list of jobs, each with a payload.
@@ -194,8 +198,13 @@ class Task(Generic[P, R]):
         return {name: value for name, value in self.options.items() if name in ADD_ARGUMENTS}
 
     def encoded(self, payload: Any) -> Any:
-        """The payload as JSON values from which a worker can restore the annotated type."""
+        """The payload as JSON values that a worker reads as it was given. Raises InvalidArgument."""
         return self._handler.encoded(payload)
+
+    def declared(self, schedule: dict[str, Any]) -> dict[str, Any]:
+        """A schedule of this task as it is sent. Raises InvalidArgument for a payload that is not read."""
+        payload = self._handler.scheduled(schedule.get("payload"))
+        return {**schedule, "payload": payload} if "payload" in schedule else schedule
 
     @functools.cached_property
     def invoke(self) -> Callable[[Any], Any]:
@@ -233,36 +242,20 @@ def task(function: Any = None, /, **options: Any) -> Any:
     """
     name: str | None = options.pop("name", None)
     result: bool = options.pop("result", False)
-    batch = _checked_batch(options.pop("batch", None))
+    batch = checked_batch(options.pop("batch", None))
     if isinstance(function, str):
         if name is not None:
             raise TypeError(f"task: two names were given, {function!r} and {name!r}")
         function, name = None, function
     if name == "" or not isinstance(name, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"task: name must be a string that is not empty, got {name!r}")
-    if unknown := options.keys() - TASK_OPTIONS:
-        known = ", ".join(["name", "result", "batch", *sorted(TASK_OPTIONS)])
-        raise TypeError(f"task has no option {sorted(unknown)[0]!r} (known: {known})")
-    for key in ("timeout", "retention"):
-        if isinstance(options.get(key), int | float):
-            options[key] = timedelta(seconds=options[key])
-    given = {key: value for key, value in options.items() if value is not None}
+    given = task_options(options)
 
     def decorate(function: Callable[P, R]) -> Task[P, R]:
         handler = _checked(function)
         return _register(Task(handler, name or _name_of(handler), given, result, batch))
 
     return decorate if function is None else decorate(function)
-
-
-def _checked_batch(batch: Any) -> int | None:
-    if batch is None:
-        return None
-    if isinstance(batch, bool) or not isinstance(batch, int):
-        raise TypeError(f"task: batch must be an integer, got {batch!r}")
-    if not 1 <= batch <= MAX_BATCH:
-        raise ValueError(f"task: batch must be from 1 to {MAX_BATCH}, got {batch}")
-    return batch
 
 
 def _checked(function: Any) -> Any:
@@ -299,15 +292,7 @@ def cron(expression: str, /, **options: Unpack[CronOptions]) -> Callable[[Callab
     far back missed ticks are made up for, a timedelta or seconds. The others are add_job's:
     payload, queue_name, priority …
     """
-    if unknown := options.keys() - SCHEDULE_OPTIONS:
-        raise TypeError(
-            f"cron has no option {sorted(unknown)[0]!r} (known: {', '.join(sorted(SCHEDULE_OPTIONS))})"
-        )
-    given = {name: value for name, value in cast("Mapping[str, Any]", options).items() if value is not None}
-    if isinstance(backfill := given.get("backfill"), timedelta):
-        given["backfill"] = f"{backfill.total_seconds()} seconds"
-    elif isinstance(backfill, int | float):
-        given["backfill"] = f"{backfill} seconds"
+    given = cron_options(cast("Mapping[str, Any]", options))
 
     def decorate(function: Callable[P, R]) -> Task[P, R]:
         made = cast("Task[P, R]", function if isinstance(function, Task) else task(function))
@@ -352,7 +337,7 @@ def schedules(modules: Iterable[str]) -> tuple[list[str], list[dict[str, Any]]]:
 
     The origins include all loaded submodules.
     """
-    wanted = [schedule for each in _registry.values() for schedule in each.schedules]
+    wanted = [each.declared(schedule) for each in _registry.values() for schedule in each.schedules]
     roots = tuple(modules)
     loaded = {name for name in sys.modules for root in roots if name == root or name.startswith(root + ".")}
     return sorted({f"code:{name}" for name in loaded} | {schedule["origin"] for schedule in wanted}), wanted

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .._checks import checked, is_from_now
+from .._checks import checked, in_place_of, is_from_now
 from ..errors import InvalidArgument
 from .rows import JOB_COLUMNS
 from .text import as_identifier, quoted, rows_of
@@ -203,7 +203,8 @@ def _verb_statement(schema: str, verb: str) -> str:
 def _known(function: str, options: Mapping[str, Any], *more: str) -> Mapping[str, Any]:
     if unknown := options.keys() - ADD_ARGUMENTS.keys() - {"delay", *more}:
         known = ", ".join([*ADD_ARGUMENTS, "delay", *more])
-        raise TypeError(f"{function} has no argument {sorted(unknown)[0]!r} (known: {known})")
+        name = sorted(unknown)[0]
+        raise TypeError(f"{function} has no argument {name!r} (known: {known}){in_place_of(name)}")
     if options.get("delay") is not None and options.get("run_at") is not None:
         raise InvalidArgument(
             f"{function}: give run_at or delay, not both,"

@@ -1,0 +1,205 @@
+"""What an add takes, a worker reads back equal; what cannot make the way is refused at the add, by the
+name of its field."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import psycopg
+import pydantic
+import pytest
+
+import pyworker
+from pyworker import InvalidArgument, TaskError, tasks
+from tests.support import TASKS
+
+sys.path.insert(0, str(TASKS))
+cases = importlib.import_module("typed_cases")
+sys.path.remove(str(TASKS))
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "_registry", {})
+
+
+@pytest.fixture(params=["Task.add", "add_job", "add_jobs", "add_batch", "flow"])
+def add(request: pytest.FixtureRequest, db: Any) -> Any:
+    """The ways to add a job of a task."""
+
+    def by_flow(task: Any, payload: Any) -> None:
+        with pyworker.flow(db) as flow:
+            flow.add(task, payload)
+
+    return {
+        "Task.add": lambda task, payload: task.add(db, payload),
+        "add_job": lambda task, payload: pyworker.add_job(db, task, payload),
+        "add_jobs": lambda task, payload: pyworker.add_jobs(db, [{"identifier": task, "payload": payload}]),
+        "add_batch": lambda task, payload: pyworker.add_batch(
+            db, [{"identifier": "other"}], {"identifier": task, "payload": payload}
+        ),
+        "flow": by_flow,
+    }[request.param]
+
+
+def test_a_worker_gives_each_handler_what_was_added(queue: Any) -> None:
+    jobs = {
+        name: cases.TASKS[name].add(queue.conn, value).id for name, (_, value) in cases.ROUND_TRIPS.items()
+    }
+    batches = [
+        (cases.batch_of_orders, cases.ROUND_TRIPS["ordered"][1]),
+        (cases.batch_of_models, cases.ROUND_TRIPS["around"][1]),
+    ]
+    for task, value in batches * 2:
+        jobs[f"{task.name} {len(jobs)}"] = task.add(queue.conn, value).id
+    adding = queue.add("adds another")
+    queue.run_once(modules="typed_cases")
+    ended = {name: queue.job(job_id) for name, job_id in jobs.items()}
+    assert {name: (job.state, job.result, job.last_error) for name, job in ended.items()} == {
+        name: ("completed", True, None) for name in ended
+    }
+    assert "payload: a SecretStr would be read with another value" in queue.job(adding).result
+    (another,) = queue.rows("select state from pyworker.history where id > %s", adding)
+    assert another == ("completed",)
+
+
+@pytest.mark.parametrize("name", cases.REFUSED)
+def test_what_a_worker_would_not_read_equal_is_refused_by_its_name(db: Any, name: str) -> None:
+    hint, value, words = cases.REFUSED[name]
+    task = cases.task_of(name, hint)
+    with db.transaction():
+        with pytest.raises(InvalidArgument, match=rf"^<task typed {name} .*>: {words}") as refused:
+            task.add(db, value)
+        assert cases.SECRET not in str(refused.value)
+        pyworker.add_job(db, "t")  # the transaction can go on
+    assert db.execute("select count(*) from pyworker.jobs").fetchone() == (1,)
+
+
+def test_each_way_to_add_refuses_it(db: Any, add: Any) -> None:
+    task = cases.task_of("x", cases.Secret)
+    with pytest.raises(InvalidArgument, match=r"<task typed x .*>: payload\.inner\.a\[0\]: a SecretStr"):
+        add(task, cases.REFUSED["secret_within"][1])
+    assert db.execute("select count(*) from pyworker.jobs").fetchone() == (0,)
+
+
+def test_a_bulk_call_names_the_place_of_the_job(db: Any) -> None:
+    specs: Any = [{"identifier": "t"}, {"identifier": cases.secret, "payload": pydantic.SecretStr("x")}]
+    with pytest.raises(InvalidArgument, match=r"^add_jobs: specs\[2\]: <task a secret .*>: payload: a Secr"):
+        pyworker.add_jobs(db, specs)
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        (
+            lambda: cases.Secret(inner={"a": [pydantic.SecretStr(cases.SECRET)]}),
+            r"payload\.inner\.a\[0\]: a S",
+        ),
+        (lambda: {"a": [1, cases.Excluded(a=1, hidden=2)]}, r"payload\.a\[1\]\.hidden: an int would be read"),
+        (lambda: [cases.Loose(cases.Bare(1))], r"payload\[0\]\.a: a Bare would be read as a dict"),
+    ],
+)
+def test_a_record_that_is_added_by_a_tasks_name_is_refused_too(db: Any, payload: Any, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=rf"^add_job: {words}") as refused:
+        pyworker.add_job(db, "t", payload())
+    assert cases.SECRET not in str(refused.value)
+
+
+def test_a_dict_in_place_of_a_record_is_its_json(db: Any) -> None:
+    task = cases.task_of("x", cases.Around)
+    given = {"pet": {"kind": "dog"}, "pets": {str(cases.ID): [{"kind": "cat"}]}, "ids": [], "unknown": 1}
+    assert task.add(db, given).payload == given
+
+
+def test_without_a_payload_a_model_must_have_defaults(db: Any) -> None:
+    assert cases.task_of("x", cases.Excluded | None).add(db).payload is None
+    assert cases.task_of("y", cases.Cat).add(db).payload == {}
+    with pytest.raises(InvalidArgument, match=r"^<task typed z .*>: payload\.a: none is given, and"):
+        cases.task_of("z", cases.Computed).add(db)
+
+
+def test_constraints_of_a_parameter_hold_for_what_sql_adds(queue: Any) -> None:
+    wrong = {"typed positive": 0, "typed some": [], "typed typed_of_pydantic": {"n": 0}, "positive batch": 0}
+    wrong["typed typed"] = {"at": "2026-01-02T00:00:00", "n": 0}
+    jobs = [queue.add(name, payload, max_attempts=1) for name, payload in wrong.items()]
+    queue.run_once(modules="typed_cases")
+    for job in map(queue.job, jobs):
+        assert (job.state, "the payload does not fit" in job.last_error) == ("discarded", True)
+
+
+def test_one_library_converts_all_of_an_annotation() -> None:
+    class Both(pydantic.BaseModel):
+        n: Annotated[int, msgspec.Meta(gt=0)]
+
+    for hint in (Both, cases.Bare | cases.Cat, Annotated[cases.Bare, pydantic.Field(title="x")]):
+        with pytest.raises(
+            TaskError, match=r"^<task typed x .*> has parts of pydantic and of msgspec|cannot be"
+        ):
+            _ = cases.task_of("x", hint).invoke
+
+
+def cron_of(hint: Any, **options: Any) -> Any:
+    return pyworker.cron("0 4 * * *", **options)(cases.task_of("x", hint))
+
+
+@pytest.fixture
+def declared(dsn: str) -> Iterator[Any]:
+    """Declares the schedules as a worker does that starts, and returns their payloads."""
+    from pyworker._db.database import Database
+
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        db = Database(conn, "pyworker")
+
+        def declare() -> list[Any]:
+            db.declare_schedules(*tasks.schedules(["typed_cases"]))
+            query = "select payload from pyworker.schedule_entries"
+            return [row[0] for row in conn.execute(query).fetchall()]
+
+        yield declare
+
+
+def test_the_payload_of_a_schedule_is_written_by_its_task(declared: Any) -> None:
+    cron_of(cases.Order, payload=cases.Order([cases.LINE]))
+    (payload,) = declared()
+    assert (payload["total"], payload["lines"][0]["price"]) == (1, "0.10")
+
+
+@pytest.mark.parametrize(
+    ("hint", "options", "words"),
+    [
+        (
+            cases.Excluded,
+            {"payload": cases.Excluded(a=1, hidden=2)},
+            r"payload\.hidden: an int would be read",
+        ),
+        (cases.Cat, {"payload": {"lives": "many"}}, r"payload\.lives: a worker could not read it"),
+        (cases.Needs, {}, r"payload\.hidden: with the member _cron, a worker could not read it"),
+        (
+            cases.Computed,
+            {"payload": cases.Computed(a=1)},
+            r"payload\._cron: with the member _cron, a worker",
+        ),
+        (dict[int, int], {"payload": {1: 2}}, r"payload.*: with the member _cron, a worker could not"),
+    ],
+)
+def test_the_payload_of_a_schedule_that_is_not_read_is_refused_at_the_start(
+    declared: Any, hint: Any, options: Any, words: str
+) -> None:
+    cron_of(hint, **options)
+    with pytest.raises(InvalidArgument, match=rf"^<task typed x .*>: {words}"):
+        declared()
+
+
+def test_a_worker_says_at_its_start_which_schedules_payload_is_refused(queue: Any, tmp_path: Path) -> None:
+    (tmp_path / "nightly.py").write_text(
+        "from pydantic import BaseModel\nfrom pyworker import cron\nclass Report(BaseModel):\n    day: int\n"
+        "@cron('0 4 * * *')\ndef nightly(payload: Report): ...\n"
+    )
+    worker = queue.start("--once", modules="nightly", PYTHONPATH=str(tmp_path))
+    assert worker.wait() != 0
+    assert "payload.day: with the member _cron, a worker could not read it: Field required" in worker.log
