@@ -79,7 +79,7 @@ def print_json(value: Any) -> None:
 
     try:
         text = dump(ensure_ascii=False)
-        text.encode(sys.stdout.encoding)
+        text.encode(sys.stdout.encoding or "utf-8")  # a StringIO has none
     except UnicodeEncodeError:  # half a surrogate pair, or an encoding without these characters
         text = dump(ensure_ascii=True)
     click.echo(shown_json(text))

@@ -4,12 +4,8 @@ DJANGO_SETTINGS_MODULE must name the settings. `manage.py pyworker run` sets up 
 """
 
 # pyright: basic
-import django
 from django.utils.module_loading import autodiscover_modules
 
-django.setup()
+from . import setup as setup
 
-from ._connections import around_handlers  # noqa: E402 - it needs the settings
-
-around_handlers()  # also for a project that has not installed the application
 autodiscover_modules("tasks")

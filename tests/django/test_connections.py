@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
-from tests.support import ROOT, TASKS
+from tests.support.orm import TABLE, environment
 
 pytest.importorskip("django")
 pytestmark = pytest.mark.slow
 
-PROJECT = ROOT / "tests" / "support" / "django"
-NAMES = {
-    "host": "PGHOST",
-    "port": "PGPORT",
-    "dbname": "PGDATABASE",
-    "user": "PGUSER",
-    "password": "PGPASSWORD",
-}
 KINDS = ["sync", "asynchronous", "orm.tasks.djangos", "orm.tasks.djangos_asynchronous"]
 BATCHES = ["batch", "asynchronous_batch"]
 
@@ -29,26 +19,13 @@ def payload_for(kind: str, word: str) -> Any:
     return {"args": [word], "kwargs": {}} if kind.startswith("orm.") else word
 
 
-def environment(dsn: str, **more: Any) -> dict[str, str]:
-    where = conninfo_to_dict(dsn)
-    return {
-        **{NAMES[key]: str(value) for key, value in where.items() if key in NAMES and value is not None},
-        "PYTHONPATH": f"{PROJECT}:{TASKS}:{ROOT}",
-        "DJANGO_SETTINGS_MODULE": "orm_settings",
-        "ORM_MORE": json.dumps(more),
-    }
-
-
 @pytest.fixture
 def things(queue: Any) -> Any:
     """things(…) starts a worker with these settings of Django's database."""
-    queue.rows("create table if not exists public.thing (id bigserial primary key, name text)")
-    queue.rows("truncate public.thing restart identity")
+    queue.rows(TABLE)
 
     def start(*options: str, modules: str = "pyworker.django.worker", apps: Any = None, **more: Any) -> Any:
-        given = environment(queue.dsn, **more)
-        if apps is not None:
-            given["ORM_APPS"] = json.dumps(apps)
+        given = environment(queue.dsn, apps, **more)
         return queue.start("-c", "1", *options, modules=modules, **given).until_ready()
 
     return start

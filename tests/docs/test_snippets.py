@@ -41,7 +41,7 @@ SHOWN = ("", "text", "dockerfile", "promql", "diff", "yaml", "js")  # nothing th
 
 # Blocks that are not run, each with its reason in the page.
 NOT_RUN = {
-    "conformance": 1, "django": 5, "failover": 3, "integrations": 2, "monitoring": 1, "operations": 1,
+    "conformance": 1, "django": 6, "failover": 3, "integrations": 2, "monitoring": 1, "operations": 1,
     "tutorial": 1,
 }  # fmt: skip
 # Tables that a page takes for granted.
@@ -267,8 +267,9 @@ def check(words: list[str], where: str) -> None:
         assert set(extras.split(",")) <= EXTRAS.keys(), f"{where}: there is no extra {extras}"
     while words and (re.fullmatch(r"\w+=.*", words[0]) or words[0] in ("$", "exec", "time")):
         words = words[1:]
+    of_django: set[str] = set()
     if words[:2] == ["python", "manage.py"]:
-        words = words[2:]
+        words, of_django = words[2:], {"--database"}
     if words[:1] == ["make"] and words[1:2]:
         assert words[1] in TARGETS, f"{where}: make has no target {words[1]}"
     if words[:1] == ["python"] and words[1:] and words[1].startswith(("bench/", "docs/")):
@@ -279,7 +280,7 @@ def check(words: list[str], where: str) -> None:
     for word in words[1:]:
         if word.startswith("-") and word != "-":
             names = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
-            known = names | {"--help", "-h", "--version"}
+            known = names | of_django | {"--help", "-h", "--version"}
             assert word.split("=")[0] in known, f"{where}: `{' '.join(words)}`: there is no option {word}"
         elif isinstance(command, click.Group) and word in command.commands:
             command = command.commands[word]

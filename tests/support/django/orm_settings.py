@@ -12,6 +12,7 @@ _PLACE = {
     "OPTIONS": {"application_name": "orm"},
     **json.loads(os.environ.get("ORM_MORE", "{}")),
 }
-DATABASES = {"default": _PLACE, "other": {**_PLACE, "OPTIONS": {"application_name": "other orm"}}}
+_OTHER = {"NAME": os.environ.get("ORM_OTHER", _PLACE["NAME"]), "OPTIONS": {"application_name": "other orm"}}
+DATABASES = {"default": _PLACE, "other": {**_PLACE, **_OTHER}}
 INSTALLED_APPS = ["orm", *json.loads(os.environ.get("ORM_APPS", '["pyworker.django"]'))]
 TASKS = {"default": {"BACKEND": "pyworker.django.TasksBackend"}}

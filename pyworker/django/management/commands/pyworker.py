@@ -3,55 +3,85 @@
 # pyright: basic
 from __future__ import annotations
 
-import os
+import argparse
+import contextlib
+import logging
 import sys
-from argparse import ArgumentParser
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import click
 from django.core.management.base import BaseCommand, CommandError
-from django.db import connections
-from psycopg.conninfo import make_conninfo
+from django.db import DEFAULT_DB_ALIAS
 
+from pyworker._cli.options import CliError
 from pyworker.cli import main
+from pyworker.django._arguments import DATABASE, names, split, with_modules, with_named
+from pyworker.django._database import dsn, names_given
 
 
 class Command(BaseCommand):
     help = (
-        "Runs the pyworker command on this project's database;"
-        " `run` without modules runs the tasks of all applications."
+        "Runs the pyworker command on this project's database, or on the one that --database names."
+        " `run`, `dev` and `tasks sync` without modules take the tasks of all applications."
     )
     requires_system_checks = ()  # each command checks what it needs
+    stealth_options = names()  # what call_command takes by name
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Pass all further arguments to pyworker, including `--help` and `--version`."""
-        self.execute_pyworker(argv[2:])
+        """Pass all arguments but Django's to pyworker, including `--help` and `--version`."""
+        own, arguments = split(argv[2:])
+        sys.exit(main.main(with_modules(arguments), **_of(own.get(DATABASE) or DEFAULT_DB_ALIAS)))
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("arguments", nargs="*")
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(DATABASE, default=DEFAULT_DB_ALIAS, help="The alias of the database.")
+        parser.add_argument("arguments", nargs=argparse.REMAINDER, help="Those of the pyworker command.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        self.execute_pyworker(options["arguments"])
+        """For call_command: returns after success, and raises CommandError otherwise."""
+        own, arguments = split(options["arguments"])
+        arguments = with_modules(with_named(arguments, options))
+        with _streams(options), _logging_kept(), names_given():
+            try:
+                extra = _of(own.get(DATABASE) or options["database"])
+                code = main.main(arguments, standalone_mode=False, **extra)
+            except click.ClickException as error:
+                raise CommandError(error.format_message(), returncode=error.exit_code) from error
+            except SystemExit as ended:
+                code = ended.code
+        if code:
+            words = f"pyworker {options['arguments'][0]} has ended with exit code {code}"
+            raise CommandError(words, returncode=int(code))
 
-    def execute_pyworker(self, arguments: list[str]) -> None:
-        os.environ["DATABASE_URL"] = dsn("default")
-        if arguments[:1] == ["run"] and not [a for a in arguments[1:2] if not a.startswith("-")]:
-            arguments = ["run", "pyworker.django.worker", *arguments[1:]]
-        code = main.main(arguments, prog_name="manage.py pyworker", standalone_mode=True)
-        sys.exit(code)
+
+def _of(alias: str) -> dict[str, Any]:
+    """A --dsn in the arguments comes before this database, which comes before DATABASE_URL."""
+
+    def url() -> list[str]:
+        try:
+            return [dsn(alias)]
+        except CommandError as error:
+            raise CliError(str(error)) from error
+
+    return {"prog_name": "manage.py pyworker", "default_map": {"dsn": url}}
 
 
-def dsn(alias: str) -> str:
-    """The connection string of a database of settings.DATABASES."""
-    settings = connections[alias].settings_dict
-    if connections[alias].vendor != "postgresql":
-        raise CommandError(
-            f"DATABASES[{alias!r}] is {settings['ENGINE']}, pyworker needs django.db.backends.postgresql"
-        )
-    words = {"NAME": "dbname", "HOST": "host", "PORT": "port", "USER": "user", "PASSWORD": "password"}
-    known = {word: str(settings[name]) for name, word in words.items() if settings.get(name)}
-    options = {
-        name: value
-        for name, value in settings.get("OPTIONS", {}).items()
-        if name in ("sslmode", "service", "passfile", "sslrootcert")
-    }
-    return make_conninfo(**known, **options)
+@contextlib.contextmanager
+def _streams(options: Mapping[str, Any]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if options.get("stdout"):
+            stack.enter_context(contextlib.redirect_stdout(options["stdout"]))
+        if options.get("stderr"):
+            stack.enter_context(contextlib.redirect_stderr(options["stderr"]))
+        yield
+
+
+@contextlib.contextmanager
+def _logging_kept() -> Iterator[None]:
+    """`run` sets logging up for a process of its own."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:], root.level = handlers, level

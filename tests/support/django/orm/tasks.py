@@ -1,11 +1,13 @@
 """Handlers that use the ORM as people do. Each returns the process of the server that answered it."""
 
 import asyncio
+import os
 
 from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 
 from orm.models import Thing
+from pyworker import cron
 from pyworker import task as pyworker_task
 
 try:
@@ -108,3 +110,24 @@ async def times_out(payload):
 async def gathers(payload):
     """Several calls at once have the handler's one connection."""
     return len(set(await asyncio.gather(*(sync_to_async(pid_of)() for _ in range(5)))))
+
+
+@pyworker_task(result=True, max_attempts=7)
+def where(payload):
+    """What a handler sees of the place where it runs."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(
+            "select current_database(), current_user::text, current_setting('transaction_isolation')"
+        )
+        return [*cursor.fetchone(), os.environ.get("DATABASE_URL")]
+
+
+@pyworker_task
+def where_of_job(payload, job):
+    told = "current_user::text || ', ' || current_setting('transaction_isolation')"
+    with job.transaction() as conn:
+        conn.execute(f"insert into thing (name) select {told}")
+
+
+if "ORM_CRON" in os.environ:
+    cron("0 0 1 1 *", name="old")(sync)
